@@ -1,0 +1,62 @@
+# Every target is a thin line over a Python entry point; .venv is made on first use and reused.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+NEARFLASH := $(VENV)/bin/nearflash
+JOBS ?= $(shell nproc)
+UNIT ?= gateware.update
+WAVES ?= 0
+KERNEL ?= update
+FAMILY ?= xcup
+CONFIG ?= smartssd
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-full sim lint format bench synth formal generate clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+venv: $(VENV)/.stamp ## make .venv with everything that the other targets need
+
+$(VENV)/.stamp: pyproject.toml constraints.txt .ci/tools.sh
+	@bash .ci/tools.sh
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: venv ## fine-tune a small model through the Verilated updater; writes build/demo/
+	$(PY) -m nearflash.demo
+
+test: venv ## all tests but the long campaigns
+	$(PY) -m pytest -n $(JOBS) -m 'not slow and not hw'
+
+test-full: venv ## all tests, long campaigns too
+	$(PY) -m pytest -n $(JOBS) -m 'not hw'
+
+sim: venv ## one cocotb testbench on Verilator: make sim UNIT=gateware.update WAVES=1
+	$(NEARFLASH) sim $(UNIT) $(if $(filter 1,$(WAVES)),--waves)
+
+lint: venv ## ruff and mypy
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: venv ## rewrite sources in the house format
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+generate: venv ## write the generated headers and tables afresh
+	$(NEARFLASH) generate
+
+bench: venv ## every bench, one JSON object a line on standard output
+	$(NEARFLASH) bench all --json
+
+synth: venv ## resources of one kernel: make synth KERNEL=update FAMILY=xcup CONFIG=smartssd
+	$(NEARFLASH) synth $(KERNEL) --family $(FAMILY) --config $(CONFIG)
+
+formal: venv ## prove the stream elements and the AXI masters
+	$(NEARFLASH) formal
+
+clean: ## remove what was built (not .venv)
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache
