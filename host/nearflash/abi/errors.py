@@ -1,0 +1,83 @@
+"""Named errors: each says what was wrong, what it should have been, and what to do next.
+
+Every error that nearflash raises on bad input derives from `NearflashError`, and from the builtin that a caller
+would expect (`ValueError`, `TimeoutError`, …). Bad input never changes stored state.
+"""
+
+__all__ = [
+    "AddressError",
+    "AlignmentError",
+    "CommandError",
+    "ConfigError",
+    "DeviceError",
+    "DigestError",
+    "FormatError",
+    "NearflashError",
+    "NonFiniteError",
+    "ReplayError",
+    "ShapeError",
+    "StateError",
+    "StorageFullError",
+    "UnknownDeviceError",
+    "WaitTimeoutError",
+]
+
+
+class NearflashError(Exception):
+    """Base of every error raised by nearflash."""
+
+
+class ConfigError(NearflashError, ValueError):
+    """A build configuration that does not exist or whose parameters do not fit together."""
+
+
+class UnknownDeviceError(NearflashError, LookupError):
+    """No backend or configuration of that name; the message lists what exists. There is no fallback."""
+
+
+class DigestError(NearflashError):
+    """The device was built from another configuration than the host expects."""
+
+
+class AddressError(NearflashError, ValueError):
+    """A range that lies outside the device's memory, or outside the buffer it was said to be in."""
+
+
+class AlignmentError(NearflashError, ValueError):
+    """An address, offset or length that is not a multiple of what the port or the file needs."""
+
+
+class ShapeError(NearflashError, ValueError):
+    """A tensor whose shape or element count is not the one that was registered."""
+
+
+class FormatError(NearflashError, TypeError):
+    """A number format (dtype) that the operation does not take."""
+
+
+class CommandError(NearflashError, ValueError):
+    """A command whose scalars or program make no sense (a beta of 1, a negative step)."""
+
+
+class NonFiniteError(NearflashError, ArithmeticError):
+    """NaN or infinity in a gradient: nothing was updated."""
+
+
+class DeviceError(NearflashError, RuntimeError):
+    """The device finished a command with a fault; the message gives status, address and what to do."""
+
+
+class WaitTimeoutError(NearflashError, TimeoutError):
+    """A device did not finish in time; the message names the streams that wait."""
+
+
+class StateError(NearflashError, OSError):
+    """State on flash that is missing, short, misaligned, foreign or damaged; it is never used and never changed."""
+
+
+class StorageFullError(StateError):
+    """No room for the state; nothing that was stored before has changed."""
+
+
+class ReplayError(NearflashError):
+    """A run that departs from the recorded transcript."""

@@ -1,0 +1,125 @@
+"""Register maps of the kernels.
+
+Layout: XRT control words (UG1393, ap_ctrl_chain), then blocks that each begin TYPE, VERSION, SIZE. Block 0 is the
+identity: magic, ABI version, git revision, config digest. The same map serves XRT and PYNQ.
+"""
+
+from nearflash.abi import ABI_VERSION
+from nearflash.abi.counters import UPDATE_COUNTERS
+from nearflash.abi.fields import Access, Field, Register, RegisterMap
+
+__all__ = ["MAGIC", "REGISTER_MAPS", "UPDATE", "fourcc"]
+
+
+def fourcc(text: str) -> int:
+    """Four characters as a little-endian word: block types are readable in a hex dump."""
+    return int.from_bytes(text.encode("ascii"), "little")
+
+
+MAGIC = fourcc("NFSH")
+_RW, _RO, _CONTROL = Access.RW, Access.RO, Access.CONTROL
+
+
+def _control() -> tuple[Register, ...]:
+    return (
+        Register("control", 0x00, 32, _CONTROL, "XRT kernel control", (
+            Field("ap_start", 0, 1, "write 1 to start; reads 1 until the kernel has taken its arguments"),
+            Field("ap_done", 1, 1, "the kernel has finished; cleared by reading"),
+            Field("ap_idle", 2, 1, "the kernel is idle"),
+            Field("ap_ready", 3, 1, "the kernel takes new arguments"),
+            Field("ap_continue", 4, 1, "write 1 to acknowledge ap_done (ap_ctrl_chain)"),
+            Field("auto_restart", 7, 1, "start again when done"),
+        )),
+        Register("interrupt_enable", 0x04, 32, _CONTROL, "global interrupt enable", (
+            Field("enable", 0, 1, "interrupts on"),)),
+        Register("interrupt_mask", 0x08, 32, _CONTROL, "which events raise the interrupt", (
+            Field("done", 0, 1, "ap_done"), Field("ready", 1, 1, "ap_ready"))),
+        Register("interrupt_status", 0x0C, 32, _CONTROL, "events seen; write 1 to toggle", (
+            Field("done", 0, 1, "ap_done"), Field("ready", 1, 1, "ap_ready"))),
+    )  # fmt: skip
+
+
+def _block_header(prefix: str, offset: int, kind: str, version: int, size_bytes: int) -> tuple[Register, ...]:
+    return (
+        Register(f"{prefix}_type", offset, 32, _RO, f"block type, '{kind}'", reset=fourcc(kind)),
+        Register(f"{prefix}_version", offset + 4, 32, _RO, "block version", reset=version),
+        Register(f"{prefix}_size", offset + 8, 32, _RO, "block size, bytes", reset=size_bytes),
+    )
+
+
+def _identity(offset: int) -> tuple[Register, ...]:
+    return (
+        *_block_header("identity", offset, "IDEN", 1, 0x20),
+        Register("magic", offset + 0x0C, 32, _RO, "'NFSH'", reset=MAGIC),
+        Register("abi_version", offset + 0x10, 32, _RO, "version of the contract", reset=ABI_VERSION),
+        Register("git_revision", offset + 0x14, 32, _RO, "first 32 bits of the git revision; 0 in simulation"),
+        Register("config_digest", offset + 0x18, 64, _RO, "first 64 bits of the build config's digest"),
+    )
+
+
+def _counters(offset: int, names: dict[str, str]) -> tuple[Register, ...]:
+    size_bytes = 0x10 + 8 * len(names)
+    return (
+        *_block_header("counters", offset, "CNTR", 1, size_bytes),
+        *(Register(name, offset + 0x10 + 8 * i, 64, _RO, doc) for i, (name, doc) in enumerate(names.items())),
+    )
+
+
+PROGRAM_FIELDS = (
+    Field("decay_mode", 0, 2, "0: p·decay; 1: p·decay + p; 2: gradient becomes p·decay + g"),
+    Field("decay_fused", 2, 1, "decay rounds once"),
+    Field("m_difference", 3, 1, "m's second factor is g - m instead of g"),
+    Field("m_fused", 4, 1, "m's product and sum round once"),
+    Field("v_square_first", 5, 1, "v adds (g·g)·v_gain instead of (v_gain·g)·g"),
+    Field("v_fused", 6, 1, "v's second product and sum round once"),
+    Field("denominator_fused", 7, 1, "sqrt(v)·factor + eps rounds once"),
+    Field("p_fused", 8, 1, "the last product and sum round once"),
+    Field("copy_format", 9, 2, "low-precision copy of p: 0 none, 1 fp16, 2 bf16"),
+)
+
+_ADDRESSES = {
+    "g_address": "gradients, fp32, read",
+    "p_address": "parameters, fp32, read",
+    "m_address": "first moments (exp_avg), fp32, read",
+    "v_address": "second moments (exp_avg_sq), fp32, read",
+    "p_out_address": "parameters, fp32, written",
+    "m_out_address": "first moments, fp32, written",
+    "v_out_address": "second moments, fp32, written",
+    "copy_out_address": "fp16 or bf16 copy of the parameters, written",
+}
+_SCALARS = {
+    "decay": "factor of the decay operation",
+    "m_decay": "factor of m",
+    "m_gain": "factor of g or g - m",
+    "v_decay": "factor of v",
+    "v_gain": "factor of g or g·g",
+    "eps": "added to the denominator",
+    "pre_scale": "factor of m before the division",
+    "post_scale": "factor of the quotient",
+}
+
+
+def _update(offset: int) -> tuple[Register, ...]:
+    base = offset + 0x10
+    return (
+        *_block_header("update", offset, "UPDT", 1, 0xA0),
+        Register("program", offset + 0x0C, 32, _RW, "operation order", PROGRAM_FIELDS),
+        Register("params", base, 64, _RW, "number of parameters"),
+        *(Register(name, base + 8 + 8 * i, 64, _RW, doc + "; a byte address, a multiple of the port width")
+          for i, (name, doc) in enumerate(_ADDRESSES.items())),
+        *(Register(name, base + 0x48 + 4 * i, 32, _RW, doc + " (fp32 bits)")
+          for i, (name, doc) in enumerate(_SCALARS.items())),
+        Register("denominator_factor", base + 0x68, 64, _RW, "factor of sqrt(v): 51-bit significand, signed exponent", (
+            Field("significand", 0, 51, "normalised: bit 50 is set"),
+            Field("exponent", 51, 10, "two's complement power of two of bit 50"),
+        )),
+        Register("status", base + 0x70, 32, _RO, "0 while all is well, else the status code of the first fault"),
+        Register("fault_address", base + 0x78, 64, _RO, "byte address of the first fault"),
+    )  # fmt: skip
+
+
+UPDATE = RegisterMap(
+    "update", 0x1000, (*_control(), *_identity(0x10), *_update(0x40), *_counters(0x100, UPDATE_COUNTERS))
+)
+
+REGISTER_MAPS = {"update": UPDATE}

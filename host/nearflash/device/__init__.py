@@ -1,0 +1,6 @@
+"""Devices: one interface to the reference model, the host's fast path, the simulated gateware, and boards."""
+
+from nearflash.device.base import Buffer, Device, Identity
+from nearflash.device.registry import available_devices, open_device
+
+__all__ = ["Buffer", "Device", "Identity", "available_devices", "open_device"]

