@@ -1,0 +1,92 @@
+"""Adam's scalars: double precision once, then one rounding to fp32."""
+
+import math
+import struct
+from fractions import Fraction
+
+import pytest
+
+from nearflash.abi.adam import AdamStep, Profile
+from nearflash.abi.commands import CopyFormat, DecayMode, UpdateCommand, denominator_factor
+from nearflash.abi.config import CONFIGS
+from nearflash.abi.errors import AlignmentError, CommandError
+from nearflash.abi.registers import UPDATE
+
+
+def test_one_minus_beta_is_taken_in_double_precision() -> None:
+    step = AdamStep(lr=1e-3, step=1, beta2=0.999)
+    assert step.one_minus_beta2 == struct.unpack("f", struct.pack("f", 1 - 0.999))[0]
+    assert step.one_minus_beta2 != 1 - struct.unpack("f", struct.pack("f", 0.999))[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": -1.0}, "lr must be finite and at least 0, not -1.0"),
+        ({"lr": math.nan}, "lr must be finite"),
+        ({"step": 0}, "step must be at least 1, not 0"),
+        ({"beta1": 1.0}, r"beta1 must be in \[0, 1\), not 1.0"),
+        ({"beta2": -0.1}, "beta2 must be in"),
+        ({"eps": math.inf}, "eps must be finite"),
+        ({"weight_decay": -1e-3}, "weight_decay must be"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_named(change: dict[str, float], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        AdamStep(**{"lr": 1e-3, "step": 1, **change})
+
+
+def _factor(adam: AdamStep) -> tuple[Fraction, int]:
+    parts = UPDATE["denominator_factor"].unpack(denominator_factor(adam))
+    exponent = parts["exponent"] - (1 << 10) * (parts["exponent"] >> 9)
+    assert parts["significand"] >> 50 == 1
+    return Fraction(parts["significand"]) * Fraction(2) ** (exponent - 50), exponent
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 10, 1000, 100_000])
+def test_the_reciprocal_is_below_and_within_a_51_bit_ulp(step: int) -> None:
+    adam = AdamStep(lr=1e-3, step=step)
+    exact = 1 / Fraction(adam.bias_correction2_sqrt)
+    factor, exponent = _factor(adam)
+    assert 0 <= exact - factor < Fraction(2) ** (exponent - 50)
+
+
+def test_deepspeed_multiplies_by_the_fp32_scalar_itself() -> None:
+    adam = AdamStep(lr=1e-3, step=7, profile=Profile.DEEPSPEED)
+    assert _factor(adam)[0] == Fraction(adam.inverse_bias_correction2_sqrt)
+
+
+@pytest.mark.parametrize(
+    ("profile", "decoupled", "decay", "mode"),
+    [
+        ("ieee", True, 0.01, DecayMode.SCALE),
+        ("deepspeed", True, 0.01, DecayMode.SELF),
+        ("deepspeed", True, 0.0, DecayMode.SCALE),
+        ("torch_fused", False, 0.01, DecayMode.GRADIENT),
+        ("torch_fused", False, 0.0, DecayMode.SCALE),
+    ],
+)
+def test_the_program_says_what_the_decay_makes(profile: str, decoupled: bool, decay: float, mode: DecayMode) -> None:
+    adam = AdamStep(lr=1e-3, step=1, weight_decay=decay, decoupled=decoupled, profile=Profile(profile))
+    values = UpdateCommand(adam, 1, 0, 0, 0, 0, 0, 0, 0).registers()
+    assert UPDATE["program"].unpack(values["program"])["decay_mode"] == mode
+    if not decay:
+        assert values["decay"] == 0x3F800000
+
+
+def test_registers_of_a_command_all_exist_in_the_map() -> None:
+    values = UpdateCommand(
+        AdamStep(lr=1e-3, step=1), 5, 0, 64, 128, 192, 256, 320, 384, CopyFormat.BF16, 448
+    ).registers()
+    assert all(
+        UPDATE[name].access == "rw" and 0 <= value < 1 << UPDATE[name].width_bits for name, value in values.items()
+    )
+    assert {register.name for register in UPDATE if register.access == "rw"} == set(values)
+
+
+def test_a_command_is_checked_before_anything_starts() -> None:
+    adam, config = AdamStep(lr=1e-3, step=1), CONFIGS["update-smartssd"]
+    with pytest.raises(CommandError, match="params must be between 1"):
+        UpdateCommand(adam, 0, 0, 0, 0, 0, 0, 0, 0).check(config)
+    with pytest.raises(AlignmentError, match="v write address must be a multiple of 64 bytes, not 0x20"):
+        UpdateCommand(adam, 1, 0, 0, 0, 0, 0, 0, 0x20).check(config)
