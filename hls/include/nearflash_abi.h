@@ -41,7 +41,7 @@
 #define NEARFLASH_UPDATE_PROGRAM_DENOMINATOR_FUSED_MASK 0x80ull /* sqrt(v)·factor + eps rounds once */
 #define NEARFLASH_UPDATE_PROGRAM_P_FUSED_MASK 0x100ull /* the last product and sum round once */
 #define NEARFLASH_UPDATE_PROGRAM_COPY_FORMAT_MASK 0x600ull /* low-precision copy of p: 0 none, 1 fp16, 2 bf16 */
-#define NEARFLASH_UPDATE_PARAMS 0x050u /* 64 bits, rw: number of parameters */
+#define NEARFLASH_UPDATE_PARAMS 0x050u /* 32 bits, rw: number of parameters */
 #define NEARFLASH_UPDATE_G_ADDRESS 0x058u /* 64 bits, rw: gradients, fp32, read; a byte address, a multiple of the port width */
 #define NEARFLASH_UPDATE_P_ADDRESS 0x060u /* 64 bits, rw: parameters, fp32, read; a byte address, a multiple of the port width */
 #define NEARFLASH_UPDATE_M_ADDRESS 0x068u /* 64 bits, rw: first moments (exp_avg), fp32, read; a byte address, a multiple of the port width */
@@ -92,7 +92,7 @@
 #define NEARFLASH_COPYFORMAT_FP16 1u
 #define NEARFLASH_COPYFORMAT_BF16 2u
 
-#define NEARFLASH_DIGEST_UPDATE_TINY 0x270b45ee3cece289ull
-#define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0xfe6631fe69cd53efull
+#define NEARFLASH_DIGEST_UPDATE_TINY 0x5bbe35631123df4full
+#define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0xedd0d29581ebb059ull
 
 #endif

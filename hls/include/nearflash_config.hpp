@@ -29,7 +29,7 @@ struct update_tiny {
     static constexpr std::int64_t outstanding_bursts = 4;
     static constexpr std::int64_t burst_bytes = 512;
     static constexpr std::int64_t clock_hz = 100000000;
-    static constexpr std::uint64_t digest = 0x270b45ee3cece289ull;
+    static constexpr std::uint64_t digest = 0x5bbe35631123df4full;
 };
 struct update_smartssd {
     static constexpr std::int64_t lanes = 4;
@@ -37,6 +37,6 @@ struct update_smartssd {
     static constexpr std::int64_t outstanding_bursts = 8;
     static constexpr std::int64_t burst_bytes = 4096;
     static constexpr std::int64_t clock_hz = 300000000;
-    static constexpr std::uint64_t digest = 0xfe6631fe69cd53efull;
+    static constexpr std::uint64_t digest = 0xedd0d29581ebb059ull;
 };
 }  // namespace nearflash

@@ -29,6 +29,8 @@ def test_one_minus_beta_is_taken_in_double_precision() -> None:
         ({"beta2": -0.1}, "beta2 must be in"),
         ({"eps": math.inf}, "eps must be finite"),
         ({"weight_decay": -1e-3}, "weight_decay must be"),
+        ({"eps": 1e-40}, "eps must be zero or a normal fp32 number"),
+        ({"lr": 1e-39}, "lr must be zero or a normal"),
     ],
 )
 def test_hyper_parameters_out_of_range_are_named(change: dict[str, float], message: str) -> None:

@@ -16,9 +16,9 @@ def test_an_unknown_name_lists_what_exists() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lanes": 3}, "lanes must be a power of two up to 16, not 3"),
+        ({"lanes": 3}, "lanes must be a power of two up to 8, not 3"),
         ({"port_bits": 96}, "port_bits must be 64, 128, 256 or 512"),
-        ({"lanes": 16, "port_bits": 256}, "port_bits must be"),
+        ({"lanes": 8, "port_bits": 256}, "port_bits must be"),
         ({"burst_bytes": 8192}, "burst_bytes must be a divisor of 4096"),
         ({"port_bits": 64, "lanes": 1, "burst_bytes": 4096}, "burst_bytes must be a divisor of 4096 of 1 to 256 beats"),
         ({"outstanding_bursts": 0}, "outstanding_bursts must be between 1 and 32, not 0"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nearflash.abi.errors import CommandError
-from nearflash.abi.formats import fp32_round
+from nearflash.abi.formats import FP32_MIN_NORMAL, fp32_round
 
 __all__ = ["AdamStep", "Profile"]
 
@@ -53,12 +53,11 @@ class AdamStep:
         _require(0 <= self.beta1 < 1, "beta1", "in [0, 1)", self.beta1)
         _require(0 <= self.beta2 < 1, "beta2", "in [0, 1)", self.beta2)
         _require(math.isfinite(self.eps) and self.eps >= 0, "eps", "finite and at least 0", self.eps)
-        _require(
-            math.isfinite(self.weight_decay) and self.weight_decay >= 0,
-            "weight_decay",
-            "finite and at least 0",
-            self.weight_decay,
-        )
+        wd = self.weight_decay
+        _require(math.isfinite(wd) and wd >= 0, "weight_decay", "finite and at least 0", wd)
+        for name in ("lr", "beta1", "beta2", "eps", "one_minus_beta1", "one_minus_beta2", "step_size", "decay"):
+            value = fp32_round(getattr(self, name))
+            _require(value == 0 or abs(value) >= FP32_MIN_NORMAL, name, "zero or a normal fp32 number", value)
 
     @property
     def one_minus_beta1(self) -> float:

@@ -23,7 +23,7 @@ class Status(IntEnum):
     MISALIGNED = 3
     """An address is not a multiple of the port width; nothing was read or written."""
     EMPTY = 4
-    """The number of parameters is zero or over 2^40; nothing was read or written."""
+    """The number of parameters is zero; nothing was read or written."""
 
 
 class DecayMode(IntEnum):
@@ -125,8 +125,8 @@ class UpdateCommand:
 
     def check(self, config: UpdateConfig) -> None:
         """Raise CommandError or AlignmentError where the kernel would refuse the command."""
-        if not 0 < self.params <= 1 << 40:
-            raise CommandError(f"params must be between 1 and 2^40, not {self.params!r}")
+        if not 0 < self.params < 1 << 32:
+            raise CommandError(f"params must be between 1 and 2^32 - 1, not {self.params!r}")
         for kind, ranges in (("read", self.reads()), ("write", self.writes())):
             for name, (address, _) in ranges.items():
                 if address % config.port_bytes:

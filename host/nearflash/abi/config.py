@@ -23,7 +23,7 @@ class UpdateConfig:
     lanes: int
     """Parameters updated per cycle (W)."""
     port_bits: int
-    """Data width of each AXI4 port, bits: 64, 128, 256 or 512, and at least 32·lanes."""
+    """Data width of each AXI4 port, bits: 64, 128, 256 or 512, and at least 64·lanes."""
     outstanding_bursts: int
     """Bursts that a reader or writer may have in flight."""
     burst_bytes: int
@@ -34,9 +34,9 @@ class UpdateConfig:
 
     def __post_init__(self) -> None:
         rules = {
-            "lanes": (self.lanes in (1, 2, 4, 8, 16), "a power of two up to 16"),
-            "port_bits": (self.port_bits in (64, 128, 256, 512) and self.port_bits >= 32 * self.lanes,
-                          "64, 128, 256 or 512 and at least 32 bits a lane"),
+            "lanes": (self.lanes in (1, 2, 4, 8), "a power of two up to 8"),
+            "port_bits": (self.port_bits in (64, 128, 256, 512) and self.port_bits >= 64 * self.lanes,
+                          "64, 128, 256 or 512 and at least 64 bits a lane"),
             "outstanding_bursts": (1 <= self.outstanding_bursts <= 32, "between 1 and 32"),
             "burst_bytes": (self.burst_bytes > 0 and 4096 % self.burst_bytes == 0
                             and self.port_bytes <= self.burst_bytes <= 256 * self.port_bytes,

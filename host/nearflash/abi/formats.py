@@ -9,7 +9,18 @@ from dataclasses import dataclass
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["BF16", "FORMATS", "FP16", "FP32", "INT8", "NumberFormat", "fp32_bits", "fp32_round", "fp32_value"]
+__all__ = [
+    "BF16",
+    "FORMATS",
+    "FP16",
+    "FP32",
+    "FP32_MIN_NORMAL",
+    "INT8",
+    "NumberFormat",
+    "fp32_bits",
+    "fp32_round",
+    "fp32_value",
+]
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,10 @@ FP16 = NumberFormat("fp16", 16, 5, 10)
 BF16 = NumberFormat("bf16", 16, 8, 7)
 INT8 = NumberFormat("int8", 8, 0, 7)
 FORMATS = {f.name: f for f in (FP32, FP16, BF16, INT8)}
+
+
+FP32_MIN_NORMAL = 2.0**-126
+"""Smallest positive normal fp32 number."""
 
 
 def fp32_bits(value: float) -> int:

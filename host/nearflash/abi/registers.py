@@ -104,7 +104,7 @@ def _update(offset: int) -> tuple[Register, ...]:
     return (
         *_block_header("update", offset, "UPDT", 1, 0xA0),
         Register("program", offset + 0x0C, 32, _RW, "operation order", PROGRAM_FIELDS),
-        Register("params", base, 64, _RW, "number of parameters"),
+        Register("params", base, 32, _RW, "number of parameters"),
         *(Register(name, base + 8 + 8 * i, 64, _RW, doc + "; a byte address, a multiple of the port width")
           for i, (name, doc) in enumerate(_ADDRESSES.items())),
         *(Register(name, base + 0x48 + 4 * i, 32, _RW, doc + " (fp32 bits)")
