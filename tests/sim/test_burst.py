@@ -9,7 +9,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.build import BuildError, build_library
-from nearflash.sim.burst import BurstUnit, integers_from_words, words_from_integers
+from nearflash.sim.burst import BurstUnit
+from nearflash.sim.ports import integers_from_words, words_from_integers
 
 
 class MultiplyAdd(wiring.Component):
