@@ -1,0 +1,162 @@
+"""Burst writer: AXI4 write master that turns transfer commands and a stream of beats into bursts.
+
+    i ──► block RAM queue ───────────────────────────► W
+               │ beats not yet promised      lengths ──┘ ▲
+    i_command ─┴─► BurstSplitter ─► whole burst there? ──┴─► AW; burst addresses ──► error ◄── B
+
+Contract: the beats of `i` go, in order, to the addresses of the commands, in order. A burst begins only when all of its
+beats are in the queue, so W never makes the bus wait. W does not wait for AW's ready (clause A3.3.1). At most
+`max_outstanding` bursts are not answered yet. `idle` rises only after the last answer. Beats without a command wait in
+the queue. Reset needs a reset of the slave too, for bursts may be under way.
+
+Timing: LATENCY cycle from the last beat of a command's first burst to `awvalid` when the command came before; one beat
+a cycle as long as the slave answers within max_outstanding bursts; one burst every 2 cycles; back-pressure: yes.
+Limits: full beats only, with byte strobes; the bits of the address inside a beat are ignored.
+Source: AMBA AXI specification, IHI 0022, chapters A3 and A5.
+"""
+
+from amaranth import Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.gateware.bus.axi import ADDRESS_BITS, PAGE_BYTES, Axi4WriteSignature
+from nearflash.gateware.bus.split import BurstSplitter, block_beats
+from nearflash.gateware.bus.transfer import Burst, BusError, TransferCommand, drive_address, latch_error
+from nearflash.gateware.stream.fork import Fork
+from nearflash.gateware.stream.queue import StreamQueue
+
+__all__ = ["BurstWriter", "WriteEvents"]
+
+
+class WriteEvents(data.Struct):
+    """What happens in this cycle, for counters.
+
+    A beat left; AW waits for the slave; W waits for the slave; a burst waits for its beats from the producer.
+    """
+
+    beat: 1
+    wait_address: 1
+    wait_data: 1
+    wait_producer: 1
+
+
+class BurstWriter(wiring.Component):
+    """AXI4 write master.
+
+    Parameters
+    ----------
+    data_width_bits : 32, 64, 128, 256 or 512.
+    max_outstanding : bursts without an answer at most, at least 2.
+    max_burst_bytes : longest burst, a power of two up to 4,096; 256 beats limit it too. AXI3 slaves: 16 beats.
+    queue_beats : places in the data queue, more than one burst; None: one more than max_outstanding bursts.
+
+    Members
+    -------
+    i_command : In stream of `TransferCommand`.
+    i : In stream of struct {data: data_width_bits, strb: data_width_bits / 8}.
+    bus : Out `Axi4WriteSignature`.
+    clear : In, forgets `error`.
+    error : Out `BusError`.
+    events : Out `WriteEvents`.
+    idle : Out, every burst of every command was answered. Falls in the cycle after a command was taken.
+
+    Raises
+    ------
+    ValueError : a parameter outside its range.
+    """
+
+    #: Cycles from the last beat of a command's first burst to `awvalid`.
+    LATENCY = 1
+
+    def __init__(
+        self,
+        data_width_bits: int,
+        *,
+        max_outstanding: int = 8,
+        max_burst_bytes: int = PAGE_BYTES,
+        queue_beats: int | None = None,
+    ) -> None:
+        if max_outstanding < 2:
+            raise ValueError(f"max_outstanding must be at least 2 bursts, not {max_outstanding!r}")
+        bus = Axi4WriteSignature(data_width_bits)
+        burst_beats = block_beats(data_width_bits, max_burst_bytes)
+        self.data_width_bits = data_width_bits
+        self.max_outstanding, self.max_burst_bytes = max_outstanding, max_burst_bytes
+        self.queue_beats = max_outstanding * burst_beats + 1 if queue_beats is None else queue_beats
+        if self.queue_beats <= burst_beats:
+            raise ValueError(f"queue_beats must be more than {burst_beats}, one burst, not {queue_beats!r}")
+        self.beat_layout = data.StructLayout({"data": data_width_bits, "strb": data_width_bits // 8})
+        super().__init__(
+            {
+                "i_command": In(stream.Signature(TransferCommand)),
+                "i": In(stream.Signature(self.beat_layout)),
+                "bus": Out(bus),
+                "clear": In(1),
+                "error": Out(BusError),
+                "events": Out(WriteEvents),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Begin bursts that are complete in the queue; AW and W then go their own ways until B."""
+        m = Module()
+        bus = self.bus
+        m.submodules.split = split = BurstSplitter(self.data_width_bits, self.max_burst_bytes)
+        m.submodules.data = queue = StreamQueue(self.beat_layout, self.queue_beats, memory="block")
+        m.submodules.fork = fork = Fork(Burst, 2)
+        m.submodules.lengths = lengths = StreamQueue(8, self.max_outstanding)
+        m.submodules.bursts = bursts = StreamQueue(ADDRESS_BITS, self.max_outstanding)
+        unclaimed_beats = Signal(range(self.queue_beats + 1))  # in the queue, in no burst yet
+        index = Signal(8)  # of the beat in its burst
+        complete, begun, pushed, sent = Signal(), Signal(), Signal(), Signal()
+        burst = split.o.payload
+        wiring.connect(m, wiring.flipped(self.i_command), split.i)
+        wiring.connect(m, wiring.flipped(self.i), queue.i)
+
+        # A burst begins when all of its beats are there.
+        to_address, to_data = fork.o
+        m.d.comb += [
+            complete.eq(burst.length < unclaimed_beats),
+            fork.i.payload.eq(burst),
+            fork.i.valid.eq(split.o.valid & complete & bursts.i.ready),
+            begun.eq(fork.i.valid & fork.i.ready),
+            split.o.ready.eq(begun),
+            bursts.i.payload.eq(burst.address),
+            bursts.i.valid.eq(begun),
+            pushed.eq(self.i.valid & self.i.ready),
+        ]
+        m.d.sync += unclaimed_beats.eq(unclaimed_beats - Mux(begun, burst.length + 1, 0) + pushed)
+
+        # AW.
+        drive_address(m, bus, "aw", to_address.payload)
+        m.d.comb += [bus.awvalid.eq(to_address.valid), to_address.ready.eq(bus.awready)]
+
+        # W.
+        m.d.comb += [
+            lengths.i.valid.eq(to_data.valid),
+            lengths.i.payload.eq(to_data.payload.length),
+            to_data.ready.eq(lengths.i.ready),
+            bus.wvalid.eq(lengths.o.valid & queue.o.valid),
+            bus.wdata.eq(queue.o.payload.data),
+            bus.wstrb.eq(queue.o.payload.strb),
+            bus.wlast.eq(index == lengths.o.payload),
+            sent.eq(bus.wvalid & bus.wready),
+            queue.o.ready.eq(sent),
+            lengths.o.ready.eq(sent & bus.wlast),
+        ]
+        with m.If(sent):
+            m.d.sync += index.eq(Mux(bus.wlast, 0, index + 1))
+
+        # B.
+        m.d.comb += [bus.bready.eq(1), bursts.o.ready.eq(bus.bvalid)]
+        latch_error(m, self.error, self.clear, bus.bvalid, bus.bresp, bursts.o.payload)
+
+        m.d.comb += [
+            self.idle.eq(split.idle & ~bursts.o.valid),
+            self.events.beat.eq(sent),
+            self.events.wait_address.eq(bus.awvalid & ~bus.awready),
+            self.events.wait_data.eq(bus.wvalid & ~bus.wready),
+            self.events.wait_producer.eq(split.o.valid & ~complete),
+        ]
+        return m
