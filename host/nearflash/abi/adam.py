@@ -58,6 +58,9 @@ class AdamStep:
         for name in ("lr", "beta1", "beta2", "eps", "one_minus_beta1", "one_minus_beta2", "step_size", "decay"):
             value = fp32_round(getattr(self, name))
             _require(value == 0 or abs(value) >= FP32_MIN_NORMAL, name, "zero or a normal fp32 number", value)
+        # torch's lerp rounds in another order from a weight of 0.5 up, and the lane has no such path.
+        lerp = self.profile is not Profile.TORCH_FUSED or self.one_minus_beta1 < 0.5
+        _require(lerp, "beta1", "over 0.5 in profile torch_fused (or use profile ieee)", self.beta1)
 
     @property
     def one_minus_beta1(self) -> float:

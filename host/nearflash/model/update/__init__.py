@@ -1,0 +1,1 @@
+"""Reference of the updater: the Adam lane."""
