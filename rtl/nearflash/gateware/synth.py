@@ -1,0 +1,153 @@
+"""Resources and logic depth of kernels, estimated by Yosys for AMD/Xilinx families.
+
+What is counted: LUT = LUT1..LUT6, inverters, shift-register LUTs and LUT RAM (by the LUTs that each primitive takes);
+FF = flip-flops; BRAM36 = block RAMs, an 18 Kb one as half; DSP = DSP48 slices. `logic_depth` is the longest register to
+register path in LUT levels, a CARRY4 counting a quarter of a level.
+
+Limits: estimates before placement. Yosys maps UltraScale+ carries to CARRY4 and packs DSP blocks less tightly than
+vendor tools. No timing is claimed.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amaranth.back import rtlil
+
+from nearflash.abi.config import UpdateConfig, config
+from nearflash.abi.errors import ConfigError
+
+__all__ = ["FAMILIES", "Resources", "command", "resources", "run"]
+
+FAMILIES = {"xc7": "7-series and Zynq-7000", "xcup": "UltraScale+"}
+
+_LUTS_PER_CELL = {
+    **{f"LUT{n}": 1 for n in range(1, 7)}, "INV": 1, "SRL16E": 1, "SRLC32E": 1, "RAM32X1D": 2, "RAM64X1D": 2,
+    "RAM32M": 4, "RAM64M": 4, "RAM32M16": 8, "RAM64M8": 8, "RAM128X1D": 4, "RAM256X1D": 8,
+}  # fmt: skip
+_LEVELS = {**dict.fromkeys(_LUTS_PER_CELL, 1.0), "SRL16E": 0.0, "SRLC32E": 0.0, "CARRY4": 0.25, "MUXF7": 0.5,
+           "MUXF8": 0.5, "MUXF9": 0.5}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Cells of one unit; logic_depth in LUT levels."""
+
+    lut: int
+    ff: int
+    dsp: int
+    bram36: float
+    logic_depth: float
+
+
+def _synthesise(text: str, family: str) -> dict[str, Any]:
+    """Netlist (Yosys JSON) of the top module `top` of an RTLIL text; Yosys runs in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, netlist, log = (Path(folder) / name for name in ("top.il", "top.json", "log"))
+        source.write_text(text)
+        passes = [f"read_rtlil {source}", f"synth_xilinx -flatten -noiopad -family {family} -top top",
+                  f"write_json {netlist}"]  # fmt: skip
+        script = f"from pyosys import libyosys as y; d = y.Design()\nfor p in {passes!r}: y.run_pass(p, d)"
+        with log.open("w") as sink:
+            done = subprocess.run([sys.executable, "-c", script], stdout=sink, stderr=subprocess.STDOUT, check=False)
+        if done.returncode or not netlist.exists():
+            raise RuntimeError(f"yosys failed:\n{log.read_text()[-2000:]}")
+        module: dict[str, Any] = json.loads(netlist.read_text())["modules"]["top"]
+        return module
+
+
+def _is_register(cell: dict[str, Any]) -> bool:
+    kind, parameters = cell["type"], cell["parameters"]
+    if kind.startswith("DSP48"):
+        return any(int(str(parameters.get(name, "0")), 2) for name in ("MREG", "PREG"))
+    return kind not in _LEVELS or _LEVELS[kind] == 0.0
+
+
+def _depth(cells: dict[str, dict[str, Any]]) -> float:
+    """Longest path between registers. Raises RuntimeError when there is a combinational loop."""
+    driver: dict[int, str] = {}
+    level: dict[str, float] = {}
+    inputs: dict[str, list[int]] = {}
+    for name, cell in cells.items():
+        for port, bits in cell["connections"].items():
+            wires = [bit for bit in bits if isinstance(bit, int)]
+            if cell["port_directions"][port] == "output" and not _is_register(cell):
+                driver.update(dict.fromkeys(wires, name))
+            elif cell["port_directions"][port] == "input":
+                inputs.setdefault(name, []).extend(wires)
+    for name in driver.values():
+        stack = [name]
+        while stack:
+            top = stack[-1]
+            before = {driver[wire] for wire in inputs.get(top, ()) if wire in driver}
+            if missing := [cell for cell in before if cell not in level and cell != top]:
+                if len(stack) > len(cells):
+                    raise RuntimeError("logic_depth must be finite, not a combinational loop")
+                stack.extend(missing)
+                continue
+            level[top] = max((level.get(cell, 0.0) for cell in before), default=0.0) + _LEVELS[cells[top]["type"]]
+            stack.pop()
+    # A path may also end at a register's or a DSP block's input: its length is that of the last driver.
+    return max(level.values(), default=0.0)
+
+
+def resources(component: Any, family: str) -> Resources:
+    """Synthesise one Amaranth component. Raises ConfigError for an unknown family."""
+    if family not in FAMILIES:
+        raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    cells = _synthesise(rtlil.convert(component, name="top"), family)["cells"]
+    count = Counter(cell["type"] for cell in cells.values())
+    return Resources(
+        lut=sum(_LUTS_PER_CELL.get(kind, 0) * n for kind, n in count.items()),
+        ff=sum(n for kind, n in count.items() if kind.startswith("FD")),
+        dsp=sum(n for kind, n in count.items() if kind.startswith("DSP48")),
+        bram36=sum(n * (0.5 if "RAMB18" in kind else 1.0) for kind, n in count.items() if kind.startswith("RAMB")),
+        logic_depth=_depth(cells),
+    )
+
+
+def _update_units(build: UpdateConfig) -> dict[str, Any]:
+    from nearflash.gateware.fp.add import Add
+    from nearflash.gateware.fp.div import Div
+    from nearflash.gateware.fp.mul import Mul
+    from nearflash.gateware.fp.muladd import MulAdd
+    from nearflash.gateware.fp.sqrt import Sqrt
+    from nearflash.gateware.top.update import UpdateKernel
+    from nearflash.gateware.update.fetch import Fetch
+    from nearflash.gateware.update.lane import FACTOR_BITS, Lane
+    from nearflash.gateware.update.store import Store
+
+    return {
+        "add": Add(), "mul": Mul(), "muladd": MulAdd(), "muladd_51": MulAdd(FACTOR_BITS), "div": Div(), "sqrt": Sqrt(),
+        "lane": Lane(), "fetch": Fetch(build), "store": Store(build), "total": UpdateKernel(build),
+    }  # fmt: skip
+
+
+def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
+    """One row a unit, the whole kernel (`unit` "total") last. Raises ConfigError for names that do not exist."""
+    build = config(f"{kernel}-{config_name}")
+    if family not in FAMILIES:
+        raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    for unit, component in _update_units(build).items():
+        found = resources(component, family)
+        prefix = "" if unit == "total" else "unit_"
+        cells = {f"{prefix}{name}": getattr(found, name) for name in ("lut", "ff", "dsp", "bram36")}
+        yield {"bench": "synth", "config": build.full_name, "digest": build.digest, "family": family, "unit": unit,
+               **cells, "logic_depth": found.logic_depth}  # fmt: skip
+
+
+def command(subparsers: Any) -> None:
+    """Register `nearflash synth`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser("synth", help="resources and logic depth of a kernel")
+    parser.add_argument("kernel", help="for example: update")
+    parser.add_argument("--family", default="xcup", help=", ".join(FAMILIES))
+    parser.add_argument("--config", default="smartssd")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line on standard output")
+    parser.set_defaults(rows=lambda options: run(options.kernel, options.family, options.config))

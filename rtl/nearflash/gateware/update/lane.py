@@ -1,0 +1,180 @@
+"""One lane of the Adam / AdamW update: one parameter a cycle.
+
+            g ──┬────────────► decay ─► g ─┬─► (g - m) ─► AXPBY ─► m' ─► · pre_scale ──┐
+            p ──┴─ (MulAdd) ─► p1 ──────┐  └─► (· g or · v_gain) ─► AXPBY ─► v' ─┐      ▼
+                                        │             denominator: √v'·factor + eps ─► ÷
+                                        └────────────────────────────────► MulAdd · post_scale ─► p'
+
+Which operation order this computes is set by run-time bits and scalars (abi.commands.UpdateCommand.registers); the
+division of √v' by a scalar is a product with its 51-bit reciprocal, rounded once, which equals the division.
+
+Timing: latency LATENCY cycles; one parameter a cycle; free-running, no back-pressure.
+Numerics: fp32, subnormals kept, RNE; equals nearflash.model.update.lane to the bit for the named profiles.
+Limits: scalars must be zero or normal fp32 numbers (nearflash.abi.adam refuses others).
+Source: Kingma & Ba 2015; Smart-Infinity (HPCA'24), section V; docs/numerics.md.
+"""
+
+from typing import Any
+
+from amaranth import Module
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.commands import DecayMode
+from nearflash.abi.fields import Register
+from nearflash.abi.registers import UPDATE
+from nearflash.gateware.datapath import Datapath, Timed, select
+from nearflash.gateware.fp.add import Add
+from nearflash.gateware.fp.convert import ToNarrow
+from nearflash.gateware.fp.div import Div
+from nearflash.gateware.fp.mul import Mul
+from nearflash.gateware.fp.muladd import MulAdd
+from nearflash.gateware.fp.raw import RAW, Pack, RawLayout, Unpack
+from nearflash.gateware.fp.sqrt import Sqrt
+from nearflash.gateware.update.axpby import Axpby
+
+__all__ = ["FACTOR_BITS", "PROGRAM", "Lane", "LaneInput", "LaneOutput", "LaneScalars"]
+
+FACTOR_BITS = 51
+"""Significand bits of the denominator's factor."""
+
+
+def _program_layout(register: Register) -> data.StructLayout:
+    return data.StructLayout({field.name: field.width for field in register.fields})
+
+
+PROGRAM = _program_layout(UPDATE["program"])
+"""Run-time bits of the operation order, as in register `program`."""
+
+
+class LaneInput(data.Struct):
+    """fp32 bit patterns of one parameter's gradient and state."""
+
+    g: 32
+    p: 32
+    m: 32
+    v: 32
+
+
+class LaneOutput(data.Struct):
+    """fp32 bit patterns of the new state, and what is to be counted."""
+
+    p: 32
+    m: 32
+    v: 32
+    copy: 16
+    nonfinite_gradient: 1
+    copy_overflow: 1
+
+
+class LaneScalars(data.Struct):
+    """Scalars that are the same for all parameters of a command, unpacked."""
+
+    decay: RAW
+    m_decay: RAW
+    m_gain: RAW
+    v_decay: RAW
+    v_gain: RAW
+    eps: RAW
+    pre_scale: RAW
+    post_scale: RAW
+    denominator_factor: RawLayout(FACTOR_BITS)
+
+
+def _negated(raw: Any) -> Any:
+    return data.View(RAW, raw.as_value() ^ (1 << RAW["sign"].offset))
+
+
+class Lane(wiring.Component):
+    """Update datapath for one parameter a cycle.
+
+    Members
+    -------
+    i : In, LaneInput.
+    program : In, PROGRAM bits; scalars : In, LaneScalars. Both must not change while parameters are inside.
+    o : Out, LaneOutput of the `i` of LATENCY cycles ago.
+    """
+
+    #: Cycles from i to o, along the longest way: gradient, second moment, root, quotient, parameter.
+    LATENCY = (
+        Unpack.LATENCY + 3 * MulAdd.LATENCY + Mul.LATENCY + Axpby.LATENCY + Sqrt.LATENCY + Div.LATENCY + Pack.LATENCY
+    )
+
+    i: In(LaneInput)
+    program: In(PROGRAM)
+    scalars: In(LaneScalars)
+    o: Out(LaneOutput)
+
+    def elaborate(self, platform: object) -> Module:
+        """In dataflow order; `Datapath` inserts the delays."""
+        m = Module()
+        path = Datapath(m)
+        g, p, exp_avg, exp_avg_sq = (
+            path.call(f"unpack_{name}", Unpack(), i=Timed(self.i[name], 0)) for name in ("g", "p", "m", "v")
+        )
+        g, p = self._decay(path, g, p)
+        exp_avg = self._first_moment(path, g, exp_avg)
+        exp_avg_sq = self._second_moment(path, g, exp_avg_sq)
+        p = self._parameter(path, p, exp_avg, exp_avg_sq)
+
+        results = {
+            "p": path.call("pack_p", Pack(), i=p),
+            "m": path.call("pack_m", Pack(), i=exp_avg),
+            "v": path.call("pack_v", Pack(), i=exp_avg_sq),
+            "nonfinite_gradient": Timed(self.i.g[23:31].all(), 0),
+        }
+        narrow = ToNarrow()
+        results["copy"] = path.call("copy", narrow, i=p, bf16=self.program.copy_format[1])
+        results["copy_overflow"] = Timed(narrow.flags.overflow, results["copy"].cycle)
+        for name, result in results.items():
+            m.d.comb += self.o[name].eq(path.delay(result, self.LATENCY))
+        return m
+
+    def _decay(self, path: Datapath, g: Timed, p: Timed) -> tuple[Timed, Timed]:
+        """Weight decay: on the parameter (AdamW) or into the gradient (L2)."""
+        mode = self.program.decay_mode
+        minus_zero = RAW.const({"sign": 1, "zero": 1})
+        addend = select(mode == DecayMode.GRADIENT, g.value, p.value)
+        addend = select(mode == DecayMode.SCALE, minus_zero, addend)
+        decay = MulAdd()
+        result = path.call(
+            "decay", decay, a=p, b=self.scalars.decay, c=Timed(addend, p.cycle), fused=self.program.decay_fused
+        )
+        into_g = mode == DecayMode.GRADIENT
+        late_g, late_p = path.delay(g, result.cycle), path.delay(p, result.cycle)
+        return (
+            Timed(select(into_g, result.value, late_g), result.cycle),
+            Timed(select(into_g, late_p, result.value), result.cycle),
+        )
+
+    def _first_moment(self, path: Datapath, g: Timed, exp_avg: Timed) -> Timed:
+        """m' = m_decay·m + m_gain·(g or g - m)."""
+        (late_g, late_m), cycle = path.align(g, exp_avg)
+        difference = path.call("difference", Add(), a=Timed(late_g, cycle), b=Timed(_negated(late_m), cycle))
+        factor = select(self.program.m_difference, difference.value, path.delay(g, difference.cycle))
+        return path.call(
+            "first_moment", Axpby(), a=self.scalars.m_decay, x=exp_avg, b=self.scalars.m_gain,
+            y=Timed(factor, difference.cycle), fused=self.program.m_fused,
+        )  # fmt: skip
+
+    def _second_moment(self, path: Datapath, g: Timed, exp_avg_sq: Timed) -> Timed:
+        """v' = v_decay·v + (v_gain·g)·g or + (g·g)·v_gain."""
+        square_first, gain = self.program.v_square_first, self.scalars.v_gain
+        product = path.call("product", Mul(), a=g, b=Timed(select(square_first, g.value, gain), g.cycle))
+        late_g = path.delay(g, product.cycle)
+        return path.call(
+            "second_moment", Axpby(), a=self.scalars.v_decay, x=exp_avg_sq, b=product,
+            y=Timed(select(square_first, gain, late_g), product.cycle), fused=self.program.v_fused,
+        )  # fmt: skip
+
+    def _parameter(self, path: Datapath, p: Timed, exp_avg: Timed, exp_avg_sq: Timed) -> Timed:
+        """p' = p + post_scale·(pre_scale·m' / (factor·sqrt(v') + eps))."""
+        scalars, program = self.scalars, self.program
+        root = path.call("root", Sqrt(), a=exp_avg_sq)
+        denominator = path.call(
+            "denominator", MulAdd(FACTOR_BITS), a=root, b=scalars.denominator_factor, c=scalars.eps,
+            fused=program.denominator_fused,
+        )  # fmt: skip
+        numerator = path.call("numerator", Mul(), a=exp_avg, b=scalars.pre_scale)
+        quotient = path.call("quotient", Div(), a=numerator, b=denominator)
+        return path.call("parameter", MulAdd(), a=quotient, b=scalars.post_scale, c=p, fused=program.p_fused)

@@ -1,0 +1,142 @@
+"""Store: writes new state and the low-precision copy through four memory ports.
+
+          ┌─ Widen ─ BurstWriter ─ gmem1 (p)
+    i ─ Fork ─ Widen ─ BurstWriter ─ gmem2 (m)
+          ├─ Widen ─ BurstWriter ─ gmem3 (v)
+          └─ Widen ─ BurstWriter ─ gmem0 (copy, when asked for)
+
+Contract: exactly the bytes of the command's n parameters are written, whatever n: lanes past the n-th are not strobed.
+
+Timing: one group a cycle while no port waits; back-pressure: yes.
+"""
+
+from amaranth import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.formats import FP16, FP32
+from nearflash.gateware.bus.axi import ADDRESS_BITS, Axi4WriteSignature
+from nearflash.gateware.bus.transfer import BusError
+from nearflash.gateware.bus.write import BurstWriter, WriteEvents
+from nearflash.gateware.stream.fork import Fork
+from nearflash.gateware.stream.gearbox import Widen
+from nearflash.gateware.update.fetch import pieces
+from nearflash.gateware.update.pipeline import output_group
+
+__all__ = ["OUTPUTS", "Store", "StoreCommand", "StoreEvents"]
+
+OUTPUTS = ("copy", "p", "m", "v")
+"""Streams written, in the order of the memory ports."""
+
+
+class StoreCommand(data.Struct):
+    """Write `params` parameters to byte addresses, each a multiple of the port width; `copy`: the copy too."""
+
+    address: data.ArrayLayout(ADDRESS_BITS, len(OUTPUTS))
+    params: 32
+    copy: 1
+
+
+class StoreEvents(data.Struct):
+    """What happens in this cycle, for counters: parameters taken, and how many of them were special."""
+
+    params: 4
+    nonfinite_gradients: 4
+    copy_overflows: 4
+
+
+class Store(wiring.Component):
+    """Four writers behind a fork.
+
+    Parameters
+    ----------
+    config : build configuration.
+
+    Members
+    -------
+    i_command : In stream of StoreCommand; its payload must stay as it is until `idle`.
+    i : In stream of `output_group`.
+    bus : array of four Out Axi4WriteSignature, in the order of OUTPUTS.
+    clear : In, forgets errors. error : array of four Out BusError.
+    events : array of four Out WriteEvents. counts : Out StoreEvents.
+    idle : Out, all writers are idle.
+    """
+
+    def __init__(self, config: UpdateConfig) -> None:
+        self.config = config
+        count = len(OUTPUTS)
+        super().__init__(
+            {
+                "i_command": In(stream.Signature(StoreCommand)),
+                "i": In(stream.Signature(output_group(config.lanes))),
+                "bus": Out(Axi4WriteSignature(config.port_bits)).array(count),
+                "clear": In(1),
+                "error": Out(BusError).array(count),
+                "events": Out(WriteEvents).array(count),
+                "counts": Out(StoreEvents),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The strobe of a group is one bit a lane; each writer spreads it over its bytes."""
+        m = Module()
+        lanes, count = self.config.lanes, len(OUTPUTS)
+        m.submodules.commands = commands = Fork(StoreCommand, count)
+        m.submodules.groups = groups = Fork(output_group(lanes), count)
+        wiring.connect(m, wiring.flipped(self.i_command), commands.i)
+        wiring.connect(m, wiring.flipped(self.i), groups.i)
+
+        tail = Signal(range(lanes + 1))
+        filled = Signal(lanes)
+        m.d.comb += tail.eq(self.i_command.payload.params % lanes)
+        m.d.comb += filled.eq(Mux(self.i.payload.last & (tail != 0), (1 << tail) - 1, -1))
+
+        writers = [
+            self._write(m, index, name, commands.o[index], groups.o[index], filled)
+            for index, name in enumerate(OUTPUTS)
+        ]
+        m.d.comb += self.idle.eq(Cat(writer.idle for writer in writers).all())
+
+        taken = Signal(lanes)
+        m.d.comb += taken.eq(Mux(self.i.valid & self.i.ready, filled, 0))
+        for event, flags in {
+            "params": taken,
+            "nonfinite_gradients": taken & Cat(lane.nonfinite_gradient for lane in self.i.payload.lanes),
+            "copy_overflows": taken & Cat(lane.copy_overflow for lane in self.i.payload.lanes),
+        }.items():
+            m.d.comb += self.counts[event].eq(sum(flags[lane] for lane in range(lanes)))
+        return m
+
+    def _write(self, m, index, name, command, group, filled):  # type: ignore[no-untyped-def]
+        config = self.config
+        number = FP16 if name == "copy" else FP32
+        group_bits = number.bits * config.lanes
+        wanted = self.i_command.payload.copy if name == "copy" else 1
+        widen = m.submodules[f"widen_{name}"] = Widen(
+            group_bits, config.port_bits // group_bits, strb_bits=config.lanes
+        )
+        writer = m.submodules[f"write_{name}"] = BurstWriter(
+            config.port_bits, max_outstanding=config.outstanding_bursts, max_burst_bytes=config.burst_bytes
+        )
+        m.d.comb += [
+            writer.i_command.valid.eq(command.valid & wanted),
+            writer.i_command.payload.address.eq(command.payload.address[index]),
+            writer.i_command.payload.beats.eq(pieces(command.payload.params, config.port_bytes // number.bytes)),
+            command.ready.eq(writer.i_command.ready | ~wanted),
+            widen.i.valid.eq(group.valid & wanted),
+            widen.i.payload.data.eq(Cat(lane[name] for lane in group.payload.lanes)),
+            widen.i.payload.strb.eq(filled),
+            widen.i.payload.last.eq(group.payload.last),
+            group.ready.eq(widen.i.ready | ~wanted),
+            writer.i.valid.eq(widen.o.valid),
+            writer.i.payload.data.eq(widen.o.payload.data),
+            writer.i.payload.strb.eq(Cat(bit.replicate(number.bytes) for bit in widen.o.payload.strb)),
+            widen.o.ready.eq(writer.i.ready),
+            writer.clear.eq(self.clear),
+            self.error[index].eq(writer.error),
+            self.events[index].eq(writer.events),
+        ]
+        wiring.connect(m, writer.bus, wiring.flipped(self.bus[index]))
+        return writer
