@@ -1,0 +1,195 @@
+"""Files read and written past the page cache (O_DIRECT), with errors that name file, offset and what to do.
+
+Offsets, lengths and memory addresses are multiples of 4096 bytes. An `Engine` moves the bytes; `PositionalEngine`
+does it with one blocking call after another, and an engine with queues can take its place behind the same three calls.
+
+Source: open(2), section NOTES / O_DIRECT; preadv(2).
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
+
+__all__ = ["BLOCK_BYTES", "DirectFile", "Engine", "PositionalEngine", "aligned_buffer"]
+
+BLOCK_BYTES = 4096
+_Call = Callable[[int, memoryview, int], int]
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def aligned_buffer(size_bytes: int) -> NDArray[np.uint8]:
+    """Zeroed memory that starts at a page boundary; it lives as long as the array. `size_bytes` is at least 1."""
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, dtype=np.uint8)
+
+
+class Engine(ABC):
+    """Moves bytes between an open file and memory. May raise OSError; returns how many bytes were moved."""
+
+    @abstractmethod
+    def read(self, fd: int, memory: memoryview, offset: int) -> int:
+        """Fill `memory` from `offset`; fewer bytes than asked for only at the end of the file."""
+
+    @abstractmethod
+    def write(self, fd: int, memory: memoryview, offset: int) -> int:
+        """Write all of `memory` at `offset`; fewer bytes only where the file takes no more."""
+
+    @abstractmethod
+    def flush(self, fd: int) -> None:
+        """Return when everything written before is durable."""
+
+
+class PositionalEngine(Engine):
+    """One preadv or pwritev after another, continued after short transfers (Python repeats interrupted calls)."""
+
+    def read(self, fd: int, memory: memoryview, offset: int) -> int:
+        """See Engine.read."""
+        return self._all(lambda done: os.preadv(fd, [memory[done:]], offset + done), len(memory))
+
+    def write(self, fd: int, memory: memoryview, offset: int) -> int:
+        """See Engine.write."""
+        return self._all(lambda done: os.pwritev(fd, [memory[done:]], offset + done), len(memory))
+
+    def flush(self, fd: int) -> None:
+        """See Engine.flush."""
+        os.fsync(fd)
+
+    @staticmethod
+    def _all(transfer: Callable[[int], int], size_bytes: int) -> int:
+        done = 0
+        while done < size_bytes:
+            # O_DIRECT takes whole blocks only, so a transfer cut inside a block starts over at that block.
+            reached = done + transfer(done)
+            if reached == size_bytes:
+                return reached
+            if reached // BLOCK_BYTES * BLOCK_BYTES <= done:
+                return done
+            done = reached // BLOCK_BYTES * BLOCK_BYTES
+        return done
+
+
+class DirectFile:
+    """One open file. Use `create` or `open`; close it, or use it as a context manager.
+
+    `direct=False` goes through the page cache: for file systems without O_DIRECT. There is no silent fallback.
+    """
+
+    def __init__(self, path: Path, flags: int, direct: bool, engine: Engine | None) -> None:
+        self.path = path
+        self.engine = engine or PositionalEngine()
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags | (os.O_DIRECT if direct else 0), 0o600)
+        except OSError as error:
+            if error.errno == errno.EINVAL and direct:
+                raise StateError(
+                    f"{path} must be on a file system with O_DIRECT (ext4, xfs, btrfs); "
+                    "move it there, or pass direct=False to go through the page cache"
+                ) from error
+            raise StateError(
+                f"{path} cannot be opened: {error.strerror}; check the path and its permissions"
+            ) from error
+
+    @classmethod
+    def create(cls, path: Path, size_bytes: int, *, direct: bool = True, engine: Engine | None = None) -> Self:
+        """A new or emptied file (mode 0600), locked, with room for all of its bytes.
+
+        Raises StorageFullError where the disk has no room (the file is then removed), StateError otherwise.
+        """
+        file = cls(path, os.O_CREAT | os.O_NOFOLLOW, direct, engine)
+        try:
+            file.lock()
+            file._reserve(size_bytes)
+        except StateError:
+            file.close()
+            raise
+        return file
+
+    @classmethod
+    def open(cls, path: Path, *, direct: bool = True, engine: Engine | None = None) -> Self:
+        """An existing file, locked against other trainers. Raises StateError."""
+        file = cls(path, 0, direct, engine)
+        try:
+            file.lock()
+        except StateError:
+            file.close()
+            raise
+        return file
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file, in bytes."""
+        return os.fstat(self._fd).st_size
+
+    def lock(self) -> None:
+        """Take the file for this open file alone. Raises StateError when another one holds it."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StateError(
+                f"{self.path} is in use by another trainer; close that one, or give this one a path of its own"
+            ) from error
+
+    def _reserve(self, size_bytes: int) -> None:
+        try:
+            os.ftruncate(self._fd, 0)
+            os.posix_fallocate(self._fd, 0, size_bytes)
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
+            raise self._failure("reserving", size_bytes, 0, error) from error
+
+    def read(self, offset: int, memory: NDArray[np.uint8]) -> None:
+        """Fill `memory` from the file. Raises AlignmentError, StateError (short file, I/O error)."""
+        self._transfer("reading", self.engine.read, offset, memory)
+
+    def write(self, offset: int, memory: NDArray[np.uint8]) -> None:
+        """Write `memory`; durable after `flush`. Raises AlignmentError, StorageFullError, StateError."""
+        self._transfer("writing", self.engine.write, offset, memory)
+
+    def flush(self) -> None:
+        """Make all writes durable. After a StateError from here nothing is known about them."""
+        try:
+            self.engine.flush(self._fd)
+        except OSError as error:
+            raise self._failure("flushing", 0, 0, error) from error
+
+    def close(self) -> None:
+        """Close the file and so release its lock; it may be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _transfer(self, action: str, call: _Call, offset: int, memory: NDArray[np.uint8]) -> None:
+        for name, value in (("offset", offset), ("length", memory.nbytes), ("address", memory.ctypes.data)):
+            if value % BLOCK_BYTES:
+                raise AlignmentError(f"{name} of direct I/O must be a multiple of {BLOCK_BYTES}, not {value}")
+        try:
+            done = call(self._fd, memory.data.cast("B"), offset)
+        except OSError as error:
+            raise self._failure(action, memory.nbytes, offset, error) from error
+        if done != memory.nbytes:
+            raise StateError(
+                f"{self.path} must have {memory.nbytes} bytes at offset {offset}, not {done}: the file was cut short; "
+                "restore it from a copy"
+            )
+
+    def _failure(self, action: str, size_bytes: int, offset: int, error: OSError) -> StateError:
+        where = f"{action} {size_bytes} bytes of {self.path} at offset {offset}"
+        if error.errno in _FULL:
+            return StorageFullError(f"no room while {where} ({error.strerror}): free that much space and try again")
+        return StateError(f"{where} failed ({error.strerror}): check the drive (dmesg, smartctl) and the file")
