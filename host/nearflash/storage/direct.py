@@ -95,9 +95,7 @@ class DirectFile:
                     f"{path} must be on a file system with O_DIRECT (ext4, xfs, btrfs); "
                     "move it there, or pass direct=False to go through the page cache"
                 ) from error
-            raise StateError(
-                f"{path} cannot be opened: {error.strerror}; check the path and its permissions"
-            ) from error
+            raise StateError(f"{path} cannot be opened ({error.strerror}): check path and permissions") from error
 
     @classmethod
     def create(cls, path: Path, size_bytes: int, *, direct: bool = True, engine: Engine | None = None) -> Self:
