@@ -1,0 +1,115 @@
+"""Device memory held in the host's RAM: what the model, the host path and the simulated gateware compute in.
+
+A buffer's host copy and its device range are different bytes, as on a board: a forgotten sync shows as stale data,
+and every sync is counted as traffic of the host link.
+"""
+
+import mmap
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import AddressError
+from nearflash.device.base import Buffer, LinkBytes
+
+__all__ = ["PAGE_BYTES", "Memory", "SimulatedBuffer", "SimulatedMemory", "anonymous"]
+
+PAGE_BYTES = 4096
+DEFAULT_BYTES = 4 << 30
+"""Size of a simulated memory unless told, bytes: one DDR4 bank of a SmartSSD. Untouched pages cost nothing."""
+
+
+def anonymous(size_bytes: int) -> NDArray[np.uint8]:
+    """Zeroed, page-aligned bytes from the operating system, fit for direct I/O."""
+    pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, np.uint8)
+
+
+class Memory(ABC):
+    """Where a device's buffers come from."""
+
+    size_bytes: int
+
+    @abstractmethod
+    def allocate(self, size_bytes: int, links: LinkBytes) -> Buffer:
+        """A buffer whose syncs are counted in `links`. Raises AddressError when there is no room."""
+
+    @abstractmethod
+    def free(self, buffer: Buffer) -> None:
+        """Take the buffer's range back."""
+
+
+class SimulatedBuffer(Buffer):
+    """A range of a SimulatedMemory."""
+
+    def __init__(self, address: int, device: NDArray[np.uint8], links: LinkBytes) -> None:
+        self.address = address
+        self.size_bytes = device.size
+        self.host = anonymous(device.size)
+        self.p2p: NDArray[np.uint8] = device
+        self._links = links
+
+    def sync_to_device(self, offset: int = 0, size_bytes: int | None = None) -> None:
+        """Copy host bytes down. Raises AddressError outside the buffer."""
+        span = self.span(offset, size_bytes)
+        self.p2p[span] = self.host[span]
+        self._links.to_device += span.stop - span.start
+
+    def sync_from_device(self, offset: int = 0, size_bytes: int | None = None) -> None:
+        """Copy device bytes up. Raises AddressError outside the buffer."""
+        span = self.span(offset, size_bytes)
+        self.host[span] = self.p2p[span]
+        self._links.from_device += span.stop - span.start
+
+
+class SimulatedMemory(Memory):
+    """Bytes at device addresses [base, base + size_bytes), handed out first fit in pages.
+
+    storage: uint8, (size_bytes,), page aligned, when the bytes exist already (a simulator's memory); else they are
+    taken from the operating system. Address 0 is left out, so that an address that was never set is caught.
+    """
+
+    def __init__(
+        self, size_bytes: int = DEFAULT_BYTES, *, base: int = PAGE_BYTES, storage: NDArray[np.uint8] | None = None
+    ) -> None:
+        self.storage = anonymous(size_bytes) if storage is None else storage
+        self.size_bytes = self.storage.size
+        self.base = base
+        if self.storage.ctypes.data % PAGE_BYTES or self.size_bytes % PAGE_BYTES or base % PAGE_BYTES:
+            raise AddressError(f"a memory must begin and end at multiples of {PAGE_BYTES} bytes")
+        self._free = [(base, self.size_bytes)]
+        self._taken: dict[int, int] = {}
+
+    def allocate(self, size_bytes: int, links: LinkBytes) -> SimulatedBuffer:
+        """A buffer at the lowest address where it fits. Raises AddressError when there is no room."""
+        if size_bytes <= 0:
+            raise AddressError(f"a buffer's size must be at least 1 byte, not {size_bytes!r}")
+        needed = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+        for i, (address, room) in enumerate(self._free):
+            if needed <= room:
+                self._free[i : i + 1] = [(address + needed, room - needed)] if needed < room else []
+                self._taken[address] = needed
+                return SimulatedBuffer(address, self.view(address, size_bytes), links)
+        largest = max((room for _, room in self._free), default=0)
+        raise AddressError(
+            f"a buffer must fit the largest free range of the device memory, {largest} of {self.size_bytes} bytes, "
+            f"not {size_bytes}; free other buffers first"
+        )
+
+    def free(self, buffer: Buffer) -> None:
+        """Take the buffer's range back. Raises AddressError for one that is not allocated here."""
+        taken = self._taken.pop(buffer.address, None)
+        if taken is None:
+            raise AddressError(f"a buffer must be allocated to be freed, not at {buffer.address:#x} (freed twice?)")
+        merged: list[tuple[int, int]] = []
+        for address, room in sorted([*self._free, (buffer.address, taken)]):
+            if merged and sum(merged[-1]) == address:
+                merged[-1] = (merged[-1][0], merged[-1][1] + room)
+            else:
+                merged.append((address, room))
+        self._free = merged
+
+    def view(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
+        """The bytes at [address, address + size_bytes), (size_bytes,), for what computes in this memory."""
+        return self.storage[address - self.base : address - self.base + size_bytes]
