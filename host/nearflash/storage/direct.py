@@ -10,6 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,7 @@ class DirectFile:
                     "move it there, or pass direct=False to go through the page cache"
                 ) from error
             raise StateError(f"{path} cannot be opened ({error.strerror}): check path and permissions") from error
+        self._release = weakref.finalize(self, os.close, self._fd)
 
     @classmethod
     def create(cls, path: Path, size_bytes: int, *, direct: bool = True, engine: Engine | None = None) -> Self:
@@ -162,9 +164,8 @@ class DirectFile:
 
     def close(self) -> None:
         """Close the file and so release its lock; it may be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._release()
+        self._fd = -1
 
     def __enter__(self) -> Self:
         return self

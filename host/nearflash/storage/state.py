@@ -15,6 +15,7 @@ device memory on a board, the bytes cross the host link once more (a checksum un
 """
 
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -41,16 +42,18 @@ class StateFile:
     """An open, locked state file, at its last committed step. Use `create` or `open`, then `close`."""
 
     manifest: Manifest
+    identity: str
+    """16 hexadecimal digits drawn at creation: tells this file and its copies from all others."""
     profile: str
     step: int
     """Committed steps."""
     tensor_steps: tuple[int, ...]
     """Updates that each tensor has had, in the manifest's order."""
 
-    def __init__(self, file: DirectFile, layout: Layout, profile: str, manifest_crc: int) -> None:
+    def __init__(self, file: DirectFile, layout: Layout, identity: str, profile: str, manifest_crc: int) -> None:
         """Not for callers: see `create` and `open`."""
         self._file, self._layout, self._manifest_crc = file, layout, manifest_crc
-        self.manifest, self.profile = layout.manifest, profile
+        self.manifest, self.identity, self.profile = layout.manifest, identity, profile
         self.step, self.tensor_steps = -1, (0,) * len(layout.manifest.tensors)
         self._checksums: _Checksums = {}
         self._written: _Checksums = {array: {} for array in ARRAYS}
@@ -81,7 +84,7 @@ class StateFile:
         layout = Layout(manifest, block.nbytes)
         file = DirectFile.create(partial, layout.size_bytes, direct=direct, engine=engine)
         try:
-            state = cls(file, layout, profile, crc32(block))
+            state = cls(file, layout, secrets.token_hex(8), profile, crc32(block))
             for step in (0, 1):
                 file.write(layout.superblock_offset(step), aligned_buffer(BLOCK_BYTES))
             file.write(layout.manifest_offset, block)
@@ -233,7 +236,7 @@ class StateFile:
             raise StateError(
                 f"{file.path} must have {layout.size_bytes} bytes, not {file.size_bytes}; restore it from a copy"
             )
-        state = cls(file, layout, body["profile"], checksum)
+        state = cls(file, layout, body["identity"], body["profile"], checksum)
         state.step = body["step"]
         table = _read(file, layout.table_offset(state.step), layout.table_bytes)
         cls._check_block(file.path, "checksum table", layout.table_offset(state.step), table, body["table_crc32"])
@@ -243,9 +246,9 @@ class StateFile:
         return state
 
     def _superblock(self, step: int, table_crc: int) -> dict[str, Any]:
-        return {"version": STATE_VERSION, "abi": ABI_VERSION, "step": step, "profile": self.profile,
-                "manifest_bytes": self._layout.manifest_bytes, "manifest_crc32": self._manifest_crc,
-                "table_crc32": table_crc}  # fmt: skip
+        return {"version": STATE_VERSION, "abi": ABI_VERSION, "identity": self.identity, "step": step,
+                "profile": self.profile, "manifest_bytes": self._layout.manifest_bytes,
+                "manifest_crc32": self._manifest_crc, "table_crc32": table_crc}  # fmt: skip
 
     # Checks
 
