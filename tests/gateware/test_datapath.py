@@ -48,6 +48,14 @@ def test_operands_that_come_at_different_cycles_meet() -> None:
     assert seen[twice.cycle :] == [255] * (20 - twice.cycle)
 
 
+def test_a_unit_may_take_an_operand_late() -> None:
+    path = Datapath(Module())
+    unit = Slow()
+    unit.ARRIVAL = {"b": 2}
+    result = path.call("unit", unit, a=Timed(Signal(8), 1), b=Timed(Signal(8), 4))
+    assert result.cycle == 2 + Slow.LATENCY
+
+
 def test_a_value_is_delayed_by_one_chain_of_registers() -> None:
     path = Datapath(Module())
     timed = Timed(Signal(4), 2)

@@ -60,11 +60,14 @@ class Datapath:
     def call(self, name: str, unit: Any, **operands: Any) -> Timed:
         """Result (port `o`) of `unit` on the operands, by port name.
 
+        A unit looks at its operands in its first cycle, or `unit.ARRIVAL[port]` cycles later where it says so.
         Operands that are not `Timed` do not change while the datapath works: they are connected as they are.
         """
         self._m.submodules[name] = unit
-        cycle = max(operand.cycle for operand in operands.values() if isinstance(operand, Timed))
+        arrival = getattr(unit, "ARRIVAL", {})
+        timed = {port: operand for port, operand in operands.items() if isinstance(operand, Timed)}
+        start = max(operand.cycle - arrival.get(port, 0) for port, operand in timed.items())
         for port, operand in operands.items():
-            value = self.delay(operand, cycle) if isinstance(operand, Timed) else operand
+            value = self.delay(operand, start + arrival.get(port, 0)) if port in timed else operand
             self._m.d.comb += getattr(unit, port).eq(value)
-        return Timed(unit.o, cycle + unit.LATENCY)
+        return Timed(unit.o, start + unit.LATENCY)

@@ -16,13 +16,13 @@ class Incrementer(wiring.Component):
     i: In(stream.Signature(16))
     o: Out(stream.Signature(16))
 
-    def __init__(self, latency, depth=None):
-        self.latency, self.depth = latency, depth
+    def __init__(self, latency, depth=None, memory="distributed"):
+        self.latency, self.depth, self.memory = latency, depth, memory
         super().__init__()
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.credit = credit = CreditPipeline(self.latency, 16, 16, depth=self.depth)
+        m.submodules.credit = credit = CreditPipeline(self.latency, 16, 16, depth=self.depth, memory=self.memory)
         wiring.connect(m, wiring.flipped(self.i), credit.i)
         wiring.connect(m, credit.o, wiring.flipped(self.o))
         value = credit.core_i + 1
@@ -41,9 +41,10 @@ def test_results_leave_in_order(latency, depth, stalls):
     assert got == [item + 1 for item in ITEMS]
 
 
+@pytest.mark.parametrize("memory", ["distributed", "block"])
 @pytest.mark.parametrize("latency", [1, 4, 9])
-def test_default_depth_gives_one_item_a_cycle(latency):
-    cycles = transfer_cycles(Incrementer(latency), {"i": ITEMS}, {"o": len(ITEMS)})["o"]
+def test_default_depth_gives_one_item_a_cycle(latency, memory):
+    cycles = transfer_cycles(Incrementer(latency, memory=memory), {"i": ITEMS}, {"o": len(ITEMS)})["o"]
     assert cycles == list(range(cycles[0], cycles[0] + len(ITEMS)))
 
 

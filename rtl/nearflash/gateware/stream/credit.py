@@ -8,8 +8,8 @@ Contract: one result per item, in order. An item is issued only when a place in 
 the datapath never has to stop. The datapath must give on `core_o` the result of the `core_i` of exactly `core_latency`
 cycles ago. Reset drops all items inside; the datapath needs no reset.
 
-Timing: latency core_latency + 1 cycles; one item a cycle when depth >= core_latency + 2, else depth items every
-core_latency + 2 cycles; back-pressure: yes. Neither i.ready nor o.valid depends combinationally on the other side.
+Timing: latency core_latency + Q cycles, Q that of the queue (StreamQueue.LATENCY); one item a cycle when depth >=
+core_latency + Q + 1, else depth items every core_latency + Q + 1 cycles; back-pressure: yes. Neither i.ready nor o.valid depends combinationally on the other side.
 """
 
 from amaranth import Module, Signal
@@ -17,7 +17,7 @@ from amaranth.hdl import ShapeLike
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.stream.queue import StreamQueue
+from nearflash.gateware.stream.queue import QueueMemory, StreamQueue
 
 __all__ = ["CreditPipeline"]
 
@@ -29,7 +29,8 @@ class CreditPipeline(wiring.Component):
     ----------
     core_latency : cycles from `core_i` to `core_o`, at least 1.
     i_shape, o_shape : payload shapes.
-    depth : places in the output queue, at least 2; None: core_latency + 2, the least for one item a cycle.
+    depth : places in the output queue, at least 2; None: the least for one item a cycle.
+    memory : of the output queue, "distributed" or "block".
 
     Members
     -------
@@ -44,15 +45,23 @@ class CreditPipeline(wiring.Component):
     ValueError : `core_latency` or `depth` too small.
     """
 
-    def __init__(self, core_latency: int, i_shape: ShapeLike, o_shape: ShapeLike, *, depth: int | None = None) -> None:
+    def __init__(
+        self,
+        core_latency: int,
+        i_shape: ShapeLike,
+        o_shape: ShapeLike,
+        *,
+        depth: int | None = None,
+        memory: QueueMemory = "distributed",
+    ) -> None:
         if core_latency < 1:
             raise ValueError(f"core_latency must be at least 1 cycle, not {core_latency!r}")
-        self.core_latency, self.o_shape = core_latency, o_shape
-        self.depth = core_latency + 2 if depth is None else depth
+        self.core_latency, self.o_shape, self.memory = core_latency, o_shape, memory
+        #: Cycles from `i` to `o` when nothing stalls.
+        self.LATENCY = core_latency + StreamQueue.LATENCY[memory]
+        self.depth = self.LATENCY + 1 if depth is None else depth
         if self.depth < 2:
             raise ValueError(f"depth must be at least 2 items, not {depth!r}")
-        #: Cycles from `i` to `o` when nothing stalls.
-        self.LATENCY = core_latency + StreamQueue.LATENCY["distributed"]
         super().__init__(
             {
                 "i": In(stream.Signature(i_shape)),
@@ -66,7 +75,7 @@ class CreditPipeline(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Count the places that are neither taken nor promised."""
         m = Module()
-        m.submodules.queue = queue = StreamQueue(self.o_shape, self.depth)
+        m.submodules.queue = queue = StreamQueue(self.o_shape, self.depth, memory=self.memory)
         credit = Signal(range(self.depth + 1), init=self.depth)
         in_flight = Signal(self.core_latency)  # bit n: the item issued n + 1 cycles ago
 

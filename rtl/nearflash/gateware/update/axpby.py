@@ -3,7 +3,8 @@
     fused = 0:  o = rn(rn(a·x) + rn(b·y))
     fused = 1:  o = rn(rn(a·x) + b·y)            (a fused multiply-add on top of a rounded product)
 
-Timing: latency LATENCY cycles; one result a cycle; free-running, no back-pressure.
+Timing: latency LATENCY cycles from a and x; b, y and fused come ARRIVAL cycles after a and x, when the first product
+is there; one result a cycle; free-running, no back-pressure.
 Numerics: fp32 in and out, subnormals kept, RNE at each rn; equals nearflash.model.fp (mul, then muladd) to the bit.
 Source: Smart-Infinity (HPCA'24), section V, for the unit; the fused bit serves the named operation orders.
 """
@@ -12,7 +13,6 @@ from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.datapath import Datapath, Timed
 from nearflash.gateware.fp.mul import Mul
 from nearflash.gateware.fp.muladd import MulAdd
 from nearflash.gateware.fp.raw import RAW
@@ -30,9 +30,6 @@ class Axpby(wiring.Component):
     o : Out, RAW result.
     """
 
-    #: Cycles from operands to `o`.
-    LATENCY = Mul.LATENCY + MulAdd.LATENCY
-
     a: In(RAW)
     x: In(RAW)
     b: In(RAW)
@@ -40,11 +37,26 @@ class Axpby(wiring.Component):
     fused: In(1)
     o: Out(RAW)
 
+    def __init__(self) -> None:
+        self._product, self._sum = Mul(), MulAdd()
+        #: Cycles from a and x to `o`.
+        self.LATENCY = self._product.LATENCY + self._sum.LATENCY
+        #: Cycles by which an operand comes after a and x.
+        self.ARRIVAL = dict.fromkeys(("b", "y", "fused"), self._product.LATENCY)
+        super().__init__()
+
     def elaborate(self, platform: object) -> Module:
-        """The product a·x first; b and y wait for it."""
+        """The product a·x first, then all at once."""
         m = Module()
-        path = Datapath(m)
-        product = path.call("product", Mul(), a=Timed(self.a, 0), b=Timed(self.x, 0))
-        total = path.call("sum", MulAdd(), a=Timed(self.b, 0), b=Timed(self.y, 0), c=product, fused=self.fused)
-        m.d.comb += self.o.eq(total.value)
+        m.submodules.product = product = self._product
+        m.submodules.sum = total = self._sum
+        m.d.comb += [
+            product.a.eq(self.a),
+            product.b.eq(self.x),
+            total.a.eq(self.b),
+            total.b.eq(self.y),
+            total.c.eq(product.o),
+            total.fused.eq(self.fused),
+            self.o.eq(total.o),
+        ]
         return m

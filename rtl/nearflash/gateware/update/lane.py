@@ -95,22 +95,34 @@ class Lane(wiring.Component):
     o : Out, LaneOutput of the `i` of LATENCY cycles ago.
     """
 
-    #: Cycles from i to o, along the longest way: gradient, second moment, root, quotient, parameter.
-    LATENCY = (
-        Unpack.LATENCY + 3 * MulAdd.LATENCY + Mul.LATENCY + Axpby.LATENCY + Sqrt.LATENCY + Div.LATENCY + Pack.LATENCY
-    )
-
     i: In(LaneInput)
     program: In(PROGRAM)
     scalars: In(LaneScalars)
     o: Out(LaneOutput)
+
+    def __init__(self) -> None:
+        self._units = {
+            **{f"unpack_{name}": Unpack() for name in ("g", "p", "m", "v")},
+            "decay": MulAdd(), "difference": Add(), "first_moment": Axpby(), "product": Mul(), "second_moment": Axpby(),
+            "root": Sqrt(), "denominator": MulAdd(FACTOR_BITS), "numerator": Mul(), "quotient": Div(),
+            "parameter": MulAdd(), **{f"pack_{name}": Pack() for name in ("p", "m", "v")}, "copy": ToNarrow(),
+        }  # fmt: skip
+        units = self._units
+        longest = ("unpack_g", "decay", "product", "second_moment", "root", "denominator", "quotient", "parameter")
+        #: Cycles from i to o, along the longest way: gradient, second moment, root, quotient, parameter.
+        self.LATENCY = (
+            sum(units[name].LATENCY for name in longest)
+            - units["second_moment"].ARRIVAL["b"]
+            + max(units[name].LATENCY for name in ("pack_p", "copy"))
+        )
+        super().__init__()
 
     def elaborate(self, platform: object) -> Module:
         """In dataflow order; `Datapath` inserts the delays."""
         m = Module()
         path = Datapath(m)
         g, p, exp_avg, exp_avg_sq = (
-            path.call(f"unpack_{name}", Unpack(), i=Timed(self.i[name], 0)) for name in ("g", "p", "m", "v")
+            self._call(path, f"unpack_{name}", i=Timed(self.i[name], 0)) for name in ("g", "p", "m", "v")
         )
         g, p = self._decay(path, g, p)
         exp_avg = self._first_moment(path, g, exp_avg)
@@ -118,17 +130,19 @@ class Lane(wiring.Component):
         p = self._parameter(path, p, exp_avg, exp_avg_sq)
 
         results = {
-            "p": path.call("pack_p", Pack(), i=p),
-            "m": path.call("pack_m", Pack(), i=exp_avg),
-            "v": path.call("pack_v", Pack(), i=exp_avg_sq),
+            "p": self._call(path, "pack_p", i=p),
+            "m": self._call(path, "pack_m", i=exp_avg),
+            "v": self._call(path, "pack_v", i=exp_avg_sq),
+            "copy": self._call(path, "copy", i=p, bf16=self.program.copy_format[1]),
             "nonfinite_gradient": Timed(self.i.g[23:31].all(), 0),
         }
-        narrow = ToNarrow()
-        results["copy"] = path.call("copy", narrow, i=p, bf16=self.program.copy_format[1])
-        results["copy_overflow"] = Timed(narrow.flags.overflow, results["copy"].cycle)
+        results["copy_overflow"] = Timed(self._units["copy"].flags.overflow, results["copy"].cycle)
         for name, result in results.items():
             m.d.comb += self.o[name].eq(path.delay(result, self.LATENCY))
         return m
+
+    def _call(self, path: Datapath, name: str, **operands: Any) -> Timed:
+        return path.call(name, self._units[name], **operands)
 
     def _decay(self, path: Datapath, g: Timed, p: Timed) -> tuple[Timed, Timed]:
         """Weight decay: on the parameter (AdamW) or into the gradient (L2)."""
@@ -136,10 +150,8 @@ class Lane(wiring.Component):
         minus_zero = RAW.const({"sign": 1, "zero": 1})
         addend = select(mode == DecayMode.GRADIENT, g.value, p.value)
         addend = select(mode == DecayMode.SCALE, minus_zero, addend)
-        decay = MulAdd()
-        result = path.call(
-            "decay", decay, a=p, b=self.scalars.decay, c=Timed(addend, p.cycle), fused=self.program.decay_fused
-        )
+        addend = Timed(addend, p.cycle)
+        result = self._call(path, "decay", a=p, b=self.scalars.decay, c=addend, fused=self.program.decay_fused)
         into_g = mode == DecayMode.GRADIENT
         late_g, late_p = path.delay(g, result.cycle), path.delay(p, result.cycle)
         return (
@@ -150,31 +162,31 @@ class Lane(wiring.Component):
     def _first_moment(self, path: Datapath, g: Timed, exp_avg: Timed) -> Timed:
         """m' = m_decay·m + m_gain·(g or g - m)."""
         (late_g, late_m), cycle = path.align(g, exp_avg)
-        difference = path.call("difference", Add(), a=Timed(late_g, cycle), b=Timed(_negated(late_m), cycle))
+        difference = self._call(path, "difference", a=Timed(late_g, cycle), b=Timed(_negated(late_m), cycle))
         factor = select(self.program.m_difference, difference.value, path.delay(g, difference.cycle))
-        return path.call(
-            "first_moment", Axpby(), a=self.scalars.m_decay, x=exp_avg, b=self.scalars.m_gain,
+        return self._call(
+            path, "first_moment", a=self.scalars.m_decay, x=exp_avg, b=self.scalars.m_gain,
             y=Timed(factor, difference.cycle), fused=self.program.m_fused,
         )  # fmt: skip
 
     def _second_moment(self, path: Datapath, g: Timed, exp_avg_sq: Timed) -> Timed:
         """v' = v_decay·v + (v_gain·g)·g or + (g·g)·v_gain."""
         square_first, gain = self.program.v_square_first, self.scalars.v_gain
-        product = path.call("product", Mul(), a=g, b=Timed(select(square_first, g.value, gain), g.cycle))
+        product = self._call(path, "product", a=g, b=Timed(select(square_first, g.value, gain), g.cycle))
         late_g = path.delay(g, product.cycle)
-        return path.call(
-            "second_moment", Axpby(), a=self.scalars.v_decay, x=exp_avg_sq, b=product,
+        return self._call(
+            path, "second_moment", a=self.scalars.v_decay, x=exp_avg_sq, b=product,
             y=Timed(select(square_first, gain, late_g), product.cycle), fused=self.program.v_fused,
         )  # fmt: skip
 
     def _parameter(self, path: Datapath, p: Timed, exp_avg: Timed, exp_avg_sq: Timed) -> Timed:
         """p' = p + post_scale·(pre_scale·m' / (factor·sqrt(v') + eps))."""
         scalars, program = self.scalars, self.program
-        root = path.call("root", Sqrt(), a=exp_avg_sq)
-        denominator = path.call(
-            "denominator", MulAdd(FACTOR_BITS), a=root, b=scalars.denominator_factor, c=scalars.eps,
+        root = self._call(path, "root", a=exp_avg_sq)
+        denominator = self._call(
+            path, "denominator", a=root, b=scalars.denominator_factor, c=scalars.eps,
             fused=program.denominator_fused,
         )  # fmt: skip
-        numerator = path.call("numerator", Mul(), a=exp_avg, b=scalars.pre_scale)
-        quotient = path.call("quotient", Div(), a=numerator, b=denominator)
-        return path.call("parameter", MulAdd(), a=quotient, b=scalars.post_scale, c=p, fused=program.p_fused)
+        numerator = self._call(path, "numerator", a=exp_avg, b=scalars.pre_scale)
+        quotient = self._call(path, "quotient", a=numerator, b=denominator)
+        return self._call(path, "parameter", a=quotient, b=scalars.post_scale, c=p, fused=program.p_fused)

@@ -45,7 +45,8 @@ class UpdatePipeline(wiring.Component):
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
-        self._credit = CreditPipeline(Lane.LATENCY, input_group(lanes), output_group(lanes), memory="block")
+        self._lanes = [Lane() for _ in range(lanes)]
+        self._credit = CreditPipeline(self._lanes[0].LATENCY, input_group(lanes), output_group(lanes), memory="block")
         #: Cycles from i to o when nothing stalls.
         self.LATENCY = self._credit.LATENCY
         super().__init__(
@@ -63,14 +64,14 @@ class UpdatePipeline(wiring.Component):
         m.submodules.credit = credit = self._credit
         wiring.connect(m, wiring.flipped(self.i), credit.i)
         wiring.connect(m, credit.o, wiring.flipped(self.o))
-        for index in range(self.lanes):
-            lane = m.submodules[f"lane_{index}"] = Lane()
+        for index, lane in enumerate(self._lanes):
+            m.submodules[f"lane_{index}"] = lane
             m.d.comb += [
                 lane.i.eq(credit.core_i.lanes[index]),
                 lane.program.eq(self.program),
                 lane.scalars.eq(self.scalars),
                 credit.core_o.lanes[index].eq(lane.o),
             ]
-        last = Datapath(m).delay(Timed(credit.core_i.last, 0), Lane.LATENCY)
+        last = Datapath(m).delay(Timed(credit.core_i.last, 0), credit.core_latency)
         m.d.comb += credit.core_o.last.eq(last)
         return m

@@ -1,0 +1,1 @@
+"""Kernels: register block, memory ports, and what lies between."""

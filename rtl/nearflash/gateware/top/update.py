@@ -1,0 +1,138 @@
+"""The `update` kernel: one Adam or AdamW step over parameters in device memory.
+
+    s_axi_control ─ RegisterFile ─ Sequencer ──┬────────────┐
+                         │                     ▼            ▼
+    m_axi_gmem0..3 ─────────────────────────► Fetch ─ Pipeline ─ Store ─► m_axi_gmem0..3
+                         └── scalars, program ────────┘        └─ counters
+
+Ports: gmem0 reads gradients and writes the low-precision copy; gmem1, gmem2 and gmem3 read and write p, m and v.
+Contract: the registers of nearflash.abi.registers.UPDATE, started as an XRT kernel (ap_ctrl_chain). Reads run ahead of
+writes, so a range may be updated in place, but in and out ranges must not overlap otherwise.
+
+Timing: W parameters a cycle while the memory keeps up; LATENCY of the pipeline and the memory on top, once a command.
+Numerics: those of nearflash.gateware.update.lane.
+"""
+
+from amaranth import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.counters import UPDATE_COUNTERS
+from nearflash.abi.registers import UPDATE
+from nearflash.gateware.bus.axi import Axi4Signature, AxiLiteSignature, connect_channels
+from nearflash.gateware.bus.counters import Counters
+from nearflash.gateware.bus.registers import RegisterFile
+from nearflash.gateware.update.fetch import INPUTS, Fetch
+from nearflash.gateware.update.pipeline import UpdatePipeline
+from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
+from nearflash.gateware.update.sequencer import Sequencer
+from nearflash.gateware.update.store import Store
+
+__all__ = ["UpdateKernel"]
+
+_COUNTER_BITS = 48
+_WIDE_EVENTS = {"params_done": 4, "nonfinite_gradients": 4, "copy_overflows": 4, "read_beats": 3, "write_beats": 3}
+
+
+class UpdateKernel(wiring.Component):
+    """Top of the update kernel.
+
+    Parameters
+    ----------
+    config : build configuration.
+
+    Members
+    -------
+    s_axi_control : In AxiLiteSignature, the register block.
+    m_axi_gmem0 .. m_axi_gmem3 : Out Axi4Signature, `config.port_bits` wide.
+    interrupt : Out, level.
+    git_revision : In, first 32 bits of the git revision; tied by the board's wrapper, 0 in simulation.
+    """
+
+    def __init__(self, config: UpdateConfig) -> None:
+        self.config = config
+        ports = {f"m_axi_gmem{index}": Out(Axi4Signature(config.port_bits)) for index in range(config.ports)}
+        super().__init__(
+            {
+                "s_axi_control": In(AxiLiteSignature((UPDATE.size_bytes - 1).bit_length())),
+                **ports,
+                "interrupt": Out(1),
+                "git_revision": In(32),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Control on one side, data on the other; counters look at both."""
+        m = Module()
+        m.submodules.registers = registers = RegisterFile(UPDATE)
+        m.submodules.sequencer = sequencer = Sequencer(self.config, registers.values.shape())
+        m.submodules.scalars = scalars = UpdateScalars()
+        m.submodules.fetch = fetch = Fetch(self.config)
+        m.submodules.pipeline = pipeline = UpdatePipeline(self.config.lanes)
+        m.submodules.store = store = Store(self.config)
+
+        # Control.
+        wiring.connect(m, wiring.flipped(self.s_axi_control), registers.bus)
+        wiring.connect(m, sequencer.fetch, fetch.i_command)
+        wiring.connect(m, sequencer.store, store.i_command)
+        m.d.comb += [
+            self.interrupt.eq(registers.interrupt),
+            sequencer.values.eq(registers.values),
+            sequencer.start.eq(registers.start),
+            registers.done.eq(sequencer.done),
+            sequencer.fetch_idle.eq(fetch.idle),
+            sequencer.store_idle.eq(store.idle),
+            fetch.clear.eq(sequencer.clear),
+            store.clear.eq(sequencer.clear),
+            registers.status.status.eq(sequencer.status),
+            registers.status.fault_address.eq(sequencer.fault_address),
+            registers.status.git_revision.eq(self.git_revision),
+            registers.status.config_digest.eq(self.config.digest64),
+        ]
+        for port in range(self.config.ports):
+            m.d.comb += [
+                sequencer.fetch_error[port].eq(fetch.error[port]),
+                sequencer.store_error[port].eq(store.error[port]),
+            ]
+
+        # Data.
+        wiring.connect(m, fetch.o, pipeline.i)
+        wiring.connect(m, pipeline.o, store.i)
+        m.d.comb += [pipeline.program.eq(registers.values.program), pipeline.scalars.eq(scalars.o)]
+        for name in (*SCALARS, "denominator_factor"):
+            m.d.comb += getattr(scalars.i, name).eq(registers.values[name])
+        for port in range(self.config.ports):
+            for part in (fetch, store):
+                connect_channels(m, part.bus[port], getattr(self, f"m_axi_gmem{port}"))
+
+        self._count(m, registers, sequencer, fetch, pipeline, store)
+        return m
+
+    def _count(
+        self,
+        m: Module,
+        registers: RegisterFile,
+        sequencer: Sequencer,
+        fetch: Fetch,
+        pipeline: UpdatePipeline,
+        store: Store,
+    ) -> None:
+        m.submodules.counters = counters = Counters(
+            {name: _WIDE_EVENTS.get(name, 1) for name in UPDATE_COUNTERS}, _COUNTER_BITS
+        )
+        busy = Signal()
+        m.d.comb += busy.eq(~fetch.idle)
+        events = {
+            "cycles": 1,
+            "params_done": store.counts.params,
+            "nonfinite_gradients": store.counts.nonfinite_gradients,
+            "copy_overflows": store.counts.copy_overflows,
+            "read_beats": sum(event.beat for event in fetch.events),
+            "write_beats": sum(event.beat for event in store.events),
+            **{f"wait_{name}_cycles": busy & fetch.wait[index] for index, name in enumerate(INPUTS)},
+            "wait_write_cycles": fetch.o.valid & ~pipeline.i.ready,
+        }
+        m.d.comb += [counters.start.eq(registers.start), counters.done.eq(sequencer.done)]
+        for name, event in events.items():
+            m.d.comb += [counters.events[name].eq(event), registers.status[name].eq(counters.latched[name])]

@@ -1,0 +1,123 @@
+"""Sequencer: runs one update command from `start` to `done`.
+
+Contract: a command that is empty or misaligned ends at once, nothing read or written; any other goes to Fetch and Store
+and ends when both are idle. The first bus error becomes status and fault address: reads before writes, ports in order.
+Status and fault address stand still from `done` to the next `start`.
+
+Timing: `done` comes at the earliest 2 cycles after `start`; back-pressure: waits for Fetch and Store.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from amaranth import Cat, Module, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.commands import CopyFormat, Status
+from nearflash.abi.config import UpdateConfig
+from nearflash.gateware.bus.transfer import BusError
+from nearflash.gateware.update.fetch import INPUTS, FetchCommand
+from nearflash.gateware.update.store import OUTPUTS, StoreCommand
+
+__all__ = ["Sequencer"]
+
+
+class Sequencer(wiring.Component):
+    """Control of the update kernel.
+
+    Parameters
+    ----------
+    config : build configuration.
+    arguments : layout of the kernel's read-write registers; `values` has it.
+
+    Members
+    -------
+    values : In, arguments; must stay as they are until `done`.
+    start : In, pulse. done : Out, pulse.
+    fetch : Out stream of FetchCommand. store : Out stream of StoreCommand.
+    fetch_idle, store_idle : In. fetch_error, store_error : In, arrays of BusError in the order of the memory ports.
+    clear : Out, forgets the bus errors of the command before.
+    status : Out, Status code. fault_address : Out, byte address of the first fault.
+    """
+
+    def __init__(self, config: UpdateConfig, arguments: Any) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "values": In(arguments),
+                "start": In(1),
+                "done": Out(1),
+                "fetch": Out(stream.Signature(FetchCommand)),
+                "store": Out(stream.Signature(StoreCommand)),
+                "fetch_idle": In(1),
+                "store_idle": In(1),
+                "fetch_error": In(BusError).array(len(INPUTS)),
+                "store_error": In(BusError).array(len(OUTPUTS)),
+                "clear": Out(1),
+                "status": Out(Status, init=Status.OK),
+                "fault_address": Out(64),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Arguments to commands; then the states of a command."""
+        m = Module()
+        values = self.values
+        copy = values.program.copy_format != CopyFormat.NONE
+        m.d.comb += [
+            self.fetch.payload.params.eq(values.params),
+            self.store.payload.params.eq(values.params),
+            self.store.payload.copy.eq(copy),
+        ]
+        reads = [values[f"{name}_address"] for name in INPUTS]
+        writes = [values[f"{name}_out_address"] for name in OUTPUTS]
+        for target, addresses in ((self.fetch, reads), (self.store, writes)):
+            for index, address in enumerate(addresses):
+                m.d.comb += target.payload.address[index].eq(address)
+        checked = [*reads, *writes[1:], copy.replicate(64) & writes[0]]
+
+        with m.FSM():
+            with m.State("WAIT-START"):
+                m.d.comb += self.clear.eq(1)
+                with m.If(self.start):
+                    m.d.sync += [self.status.eq(Status.OK), self.fault_address.eq(0)]
+                    m.next = "CHECK"
+            with m.State("CHECK"):
+                self._check(m, checked)
+            with m.State("COMMAND-FETCH"):
+                m.d.comb += self.fetch.valid.eq(1)
+                with m.If(self.fetch.ready):
+                    m.next = "COMMAND-STORE"
+            with m.State("COMMAND-STORE"):
+                m.d.comb += self.store.valid.eq(1)
+                with m.If(self.store.ready):
+                    m.next = "WAIT-IDLE"
+            with m.State("WAIT-IDLE"):
+                with m.If(self.fetch_idle & self.store_idle):
+                    m.next = "REPORT"
+            with m.State("REPORT"):
+                self._report(m, [(error, Status.READ_ERROR) for error in self.fetch_error])
+                self._report(m, [(error, Status.WRITE_ERROR) for error in self.store_error], after_reads=True)
+                m.next = "FINISH"
+            with m.State("FINISH"):
+                m.d.comb += self.done.eq(1)
+                m.next = "WAIT-START"
+        return m
+
+    def _check(self, m: Module, addresses: Sequence[Any]) -> None:
+        offset_bits = (self.config.port_bytes - 1).bit_length()
+        m.next = "COMMAND-FETCH"
+        for address in reversed(addresses):
+            with m.If(address[:offset_bits].any()):
+                m.d.sync += [self.status.eq(Status.MISALIGNED), self.fault_address.eq(address)]
+                m.next = "FINISH"
+        with m.If(self.values.params == 0):
+            m.d.sync += [self.status.eq(Status.EMPTY), self.fault_address.eq(0)]
+            m.next = "FINISH"
+
+    def _report(self, m: Module, faults: Sequence[tuple[Any, Status]], *, after_reads: bool = False) -> None:
+        unseen = ~Cat(error.seen for error in self.fetch_error).any() if after_reads else 1
+        for error, status in reversed(faults):
+            with m.If(error.seen & unseen):
+                m.d.sync += [self.status.eq(status), self.fault_address.eq(error.address)]
