@@ -28,8 +28,8 @@ class ModelDevice(CheckedDevice):
         return cls(named_config(config))
 
     def _start(self, command: UpdateCommand) -> None:
-        inputs = [self.memory.view(*r).view("<f4") for r in command.reads().values()]
-        new = adam_step(command.adam, *inputs, command.copy)
+        g, p, m, v = (self.memory.view(*r).view("<f4") for r in command.reads().values())
+        new = adam_step(command.adam, g, p, m, v, command.copy)
         for stream, (address, size_bytes) in command.writes().items():
             self.memory.view(address, size_bytes)[:] = getattr(new, stream).view("u1")
         self._completion = Completion(

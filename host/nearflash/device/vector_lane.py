@@ -75,11 +75,11 @@ class VectorLane:
         if not self._adam.weight_decay:
             return g, p
         if self._adam.decoupled:
-            return g, self._fma(p, self._decay, p, new_p) if deepspeed else np.multiply(p, self._decay, out=new_p)
+            return g, self.fma(p, self._decay, p, new_p) if deepspeed else np.multiply(p, self._decay, out=new_p)
         if ieee:
             np.multiply(p, self._decay, out=new_g)
             return np.add(g, new_g, out=new_g), p
-        return self._fma(p, self._decay, g, new_g), p
+        return self.fma(p, self._decay, g, new_g), p
 
     def _ieee(self, g: F32, p: F32, m: F32, v: F32, results: list[F32], t: F32, u: F32) -> None:
         new_p, new_m, new_v = results
@@ -98,10 +98,10 @@ class VectorLane:
     def _torch(self, g: F32, p: F32, m: F32, v: F32, results: list[F32], t: F32, u: F32) -> None:
         new_p, new_m, new_v = results
         np.subtract(g, m, out=t)
-        self._fma(t, self._gain1, m, new_m)
+        self.fma(t, self._gain1, m, new_m)
         np.multiply(g, self._gain2, out=t)
         np.multiply(v, self._beta2, out=u)
-        self._fma(t, g, u, new_v)
+        self.fma(t, g, u, new_v)
         self._denominator(new_v, t)
         np.multiply(new_m, self._step_size, out=u)
         np.divide(u, t, out=u)
@@ -110,22 +110,22 @@ class VectorLane:
     def _deepspeed(self, g: F32, p: F32, m: F32, v: F32, results: list[F32], t: F32, u: F32) -> None:
         new_p, new_m, new_v = results
         np.multiply(m, self._beta1, out=t)
-        self._fma(g, self._gain1, t, new_m)
+        self.fma(g, self._gain1, t, new_m)
         np.multiply(g, g, out=t)
         np.multiply(v, self._beta2, out=u)
-        self._fma(t, self._gain2, u, new_v)
+        self.fma(t, self._gain2, u, new_v)
         np.sqrt(new_v, out=t)
-        self._fma(t, self._inverse_root, self._eps, u)
+        self.fma(t, self._inverse_root, self._eps, u)
         np.divide(new_m, u, out=t)
-        self._fma(t, -self._step_size, p, new_p)
+        self.fma(t, -self._step_size, p, new_p)
 
     def _denominator(self, v: F32, out: F32) -> None:
         np.sqrt(v, out=out)
         np.divide(out, self._root, out=out)
         np.add(out, self._eps, out=out)
 
-    def _fma(self, a: F32, b: Factor, c: Factor, out: F32) -> F32:
-        """rn(a·b + c); out is none of the operands."""
+    def fma(self, a: F32, b: Factor, c: Factor, out: F32) -> F32:
+        """a·b + c rounded once, into `out`, which is none of the operands; (n,), b and c may be scalars."""
         exact, cut = self._exact[: out.size], self._cut[: out.size]
         np.multiply(a, b, out=exact, dtype=np.float64)
         np.add(exact, c, out=exact)

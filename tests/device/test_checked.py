@@ -1,0 +1,145 @@
+"""The checks and tickets that every backend shares."""
+
+import pytest
+
+from nearflash.abi.adam import AdamStep
+from nearflash.abi.commands import Completion, CopyFormat, UpdateCommand
+from nearflash.abi.config import CONFIGS
+from nearflash.abi.errors import AddressError, AlignmentError, CommandError, DeviceError, WaitTimeoutError
+from nearflash.device.base import Identity
+from nearflash.device.checked import CheckedDevice, port_beats
+from nearflash.device.memory import SimulatedMemory
+
+ADAM = AdamStep(lr=1e-3, step=1)
+N = 1024
+SLOT = 4 * N
+
+
+class Scripted(CheckedDevice):
+    """Ends each command as the script says: with a completion or by raising."""
+
+    def __init__(self, *script):
+        super().__init__(Identity("scripted", CONFIGS["update-tiny"], 0, 1, 0), SimulatedMemory(1 << 20))
+        self.script, self.started, self.aborts = list(script), [], 0
+
+    @classmethod
+    def open(cls, config):
+        raise NotImplementedError
+
+    def _start(self, command):
+        self.started.append(command)
+
+    def _finish(self, timeout_s):
+        end = self.script.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return Completion(end)
+
+    def _abort(self):
+        self.aborts += 1
+
+
+def command(base: int, params: int = N, **changes) -> UpdateCommand:
+    streams = {"g": 0, "p": 1, "m": 2, "v": 3, "p_out": 4, "m_out": 5, "v_out": 6, "copy_out": 7}
+    addresses = {f"{name}_address": base + i * SLOT for name, i in streams.items()}
+    return UpdateCommand(ADAM, params, **(addresses | changes))
+
+
+def test_a_command_outside_the_allocated_buffers_never_starts():
+    device = Scripted()
+    one, two = device.allocate(8 * SLOT), device.allocate(8 * SLOT)
+    base = one.address
+    device.free(two)
+    bad = {
+        "v read": dict(v_address=base + 8 * SLOT),  # freed
+        "g read": dict(g_address=base - SLOT),
+        "p write": dict(p_out_address=base + 7 * SLOT + 8),  # its last 8 bytes
+        "m write": dict(m_out_address=1 << 50),
+        "copy write": dict(copy_out_address=0, copy=CopyFormat.BF16),
+    }
+    for name, changes in bad.items():
+        with pytest.raises(AddressError, match=rf"{name} range must .* 1048576 bytes of memory, not \[0x"):
+            device.submit(command(base, **changes))
+    device.submit(command(base, copy_out_address=0))
+    assert len(device.started) == 1
+
+
+def test_a_range_over_two_buffers_is_refused():
+    device = Scripted()
+    buffers = [device.allocate(SLOT) for _ in range(9)]
+    assert buffers[1].address == buffers[0].address + SLOT
+    device.submit(command(buffers[0].address))
+    with pytest.raises(AddressError, match="g read"):
+        device.submit(command(buffers[0].address + 8))
+
+
+def test_outputs_may_replace_inputs_but_not_overlap_them():
+    device = Scripted({})
+    base = device.allocate(9 * SLOT).address
+    in_place = dict(p_out_address=base + SLOT, m_out_address=base + 2 * SLOT, v_out_address=base + 3 * SLOT)
+    device.submit(command(base, **in_place))
+    for changes, first, second in (
+        (dict(p_out_address=base + SLOT + 8), "p write", "p read"),
+        (dict(m_out_address=base + 2 * SLOT - 8), "m write", "p read"),
+        (dict(v_out_address=base + 4 * SLOT), "p write", "v write"),
+        (dict(copy_out_address=base, copy=CopyFormat.FP16), "copy write", "g read"),
+        (dict(copy_out_address=base + 7 * SLOT - 2048, copy=CopyFormat.FP16), "v write", "copy write"),
+    ):
+        with pytest.raises(AddressError, match=rf"{first} range must be apart from the {second} range .* not \[0x"):
+            device.submit(command(base, **changes))
+    device.submit(command(base, p_out_address=base))  # over the gradients: read before they are written
+    assert len(device.started) == 2
+
+
+def test_contract_checks_come_first():
+    device = Scripted()
+    base = device.allocate(8 * SLOT).address
+    with pytest.raises(CommandError, match="params must be between 1 and .*, not 0"):
+        device.submit(command(base, params=0))
+    with pytest.raises(AlignmentError, match="g read address must be a multiple of 8 bytes"):
+        device.submit(command(base, g_address=base + 4))
+    assert not device.started
+
+
+def test_tickets_end_in_any_order():
+    device = Scripted({"params_done": 1}, DeviceError("broken"), {"params_done": 3})
+    base = device.allocate(8 * SLOT).address
+    tickets = [device.submit(command(base)) for _ in range(3)]
+    assert device.wait(tickets[2]).counters == {"params_done": 3}
+    assert device.wait(tickets[0]).counters == {"params_done": 1}
+    with pytest.raises(DeviceError, match="broken"):
+        device.wait(tickets[1])
+    for ticket in (tickets[0], 99):
+        with pytest.raises(CommandError, match=f"not yet waited for, not {ticket}"):
+            device.wait(ticket)
+
+
+def test_a_command_that_timed_out_still_runs():
+    device = Scripted(WaitTimeoutError("late"), {}, WaitTimeoutError("late"))
+    base = device.allocate(8 * SLOT).address
+    ticket = device.submit(command(base))
+    with pytest.raises(WaitTimeoutError):
+        device.wait(ticket, timeout_s=0.1)
+    assert device.wait(ticket).counters == {}
+    ticket = device.submit(command(base))
+    device.reset()
+    with pytest.raises(CommandError, match="ticket must be one"):
+        device.wait(ticket)
+
+
+def test_closed_devices_refuse():
+    device = Scripted()
+    base = device.allocate(8 * SLOT).address
+    with device:
+        pass
+    device.close()
+    assert device.aborts == 1
+    with pytest.raises(DeviceError, match="scripted:update-tiny must be open, not closed"):
+        device.submit(command(base))
+    with pytest.raises(DeviceError, match="must be open"):
+        device.allocate(1)
+
+
+def test_port_beats_round_up_per_stream():
+    one = command(0, params=17, copy=CopyFormat.FP16)
+    assert port_beats(one, 64) == {"read_beats": 4 * 2, "write_beats": 3 * 2 + 1}
