@@ -2,7 +2,8 @@
 
 What is counted: LUT = LUT1..LUT6, inverters, shift-register LUTs and LUT RAM (by the LUTs that each primitive takes);
 FF = flip-flops; BRAM36 = block RAMs, an 18 Kb one as half; DSP = DSP48 slices. `logic_depth` is the longest register to
-register path in LUT levels, a CARRY4 counting a quarter of a level.
+register path in LUT levels; a CARRY4 counts a quarter of a level, a wide multiplexer half, a DSP slice that has no
+registers four.
 
 Limits: estimates before placement. Yosys maps UltraScale+ carries to CARRY4 and packs DSP blocks less tightly than
 vendor tools. No timing is claimed.
@@ -32,8 +33,10 @@ _LUTS_PER_CELL = {
     **{f"LUT{n}": 1 for n in range(1, 7)}, "INV": 1, "SRL16E": 1, "SRLC32E": 1, "RAM32X1D": 2, "RAM64X1D": 2,
     "RAM32M": 4, "RAM64M": 4, "RAM32M16": 8, "RAM64M8": 8, "RAM128X1D": 4, "RAM256X1D": 8,
 }  # fmt: skip
-_LEVELS = {**dict.fromkeys(_LUTS_PER_CELL, 1.0), "SRL16E": 0.0, "SRLC32E": 0.0, "CARRY4": 0.25, "MUXF7": 0.5,
-           "MUXF8": 0.5, "MUXF9": 0.5}  # fmt: skip
+_LEVELS = {
+    **dict.fromkeys(_LUTS_PER_CELL, 1.0), "SRL16E": 0.0, "SRLC32E": 0.0, "CARRY4": 0.25, "MUXF7": 0.5, "MUXF8": 0.5,
+    "MUXF9": 0.5, "DSP48E1": 4.0, "DSP48E2": 4.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ the datapath never has to stop. The datapath must give on `core_o` the result of
 cycles ago. Reset drops all items inside; the datapath needs no reset.
 
 Timing: latency core_latency + Q cycles, Q that of the queue (StreamQueue.LATENCY); one item a cycle when depth >=
-core_latency + Q + 1, else depth items every core_latency + Q + 1 cycles; back-pressure: yes. Neither i.ready nor o.valid depends combinationally on the other side.
+core_latency + Q + 1, else depth items every core_latency + Q + 1 cycles; back-pressure: yes.
+Neither i.ready nor o.valid depends combinationally on the other side.
 """
 
 from amaranth import Module, Signal

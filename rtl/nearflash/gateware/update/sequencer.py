@@ -10,7 +10,7 @@ Timing: `done` comes at the earliest 2 cycles after `start`; back-pressure: wait
 from collections.abc import Sequence
 from typing import Any
 
-from amaranth import Cat, Module, Signal
+from amaranth import Cat, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
