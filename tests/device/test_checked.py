@@ -94,7 +94,7 @@ def test_outputs_may_replace_inputs_but_not_overlap_them():
 def test_contract_checks_come_first():
     device = Scripted()
     base = device.allocate(8 * SLOT).address
-    with pytest.raises(CommandError, match="params must be between 1 and .*, not 0"):
+    with pytest.raises(CommandError, match=r"params must be between 1 and .*, not 0"):
         device.submit(command(base, params=0))
     with pytest.raises(AlignmentError, match="g read address must be a multiple of 8 bytes"):
         device.submit(command(base, g_address=base + 4))

@@ -138,6 +138,7 @@ class VectorLane:
         return out
 
     def _low_precision(self, p: F32, out: NDArray[np.uint16]) -> int:
+        # The canonical fp32 NaN becomes the canonical one of the copy by itself.
         assert self._copy is not None
         if self._copy is FP16:
             out.view(np.float16)[:] = p
@@ -146,11 +147,7 @@ class VectorLane:
             odd = (word >> 16) & np.uint32(1)
             out[:] = (word + odd + np.uint32(0x7FFF)) >> 16
         infinity = ((1 << self._copy.exponent_bits) - 1) << self._copy.mantissa_bits
-        top = (out & 0x7FFF) >= infinity
-        if not top.any():
-            return 0
-        out[np.isnan(p)] = self._copy.canonical_nan
-        return int(np.count_nonzero(top & np.isfinite(p)))
+        return int(np.count_nonzero((out & 0x7FFF == infinity) & np.isfinite(p)))
 
 
 def _fma_to_odd(a: F32, b: F32, c: F32) -> F32:

@@ -1,0 +1,120 @@
+"""Driver of a kernel behind its registers: the same for the simulated gateware and for boards.
+
+A backend adds how a 32-bit register is read and written, how time passes between two polls, and where buffers lie.
+"""
+
+import time
+from abc import abstractmethod
+
+from nearflash.abi import ABI_VERSION
+from nearflash.abi.commands import Completion, Status, UpdateCommand
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.counters import UPDATE_COUNTERS
+from nearflash.abi.errors import DeviceError, DigestError, WaitTimeoutError
+from nearflash.abi.registers import MAGIC, REGISTER_MAPS
+from nearflash.device.base import Identity
+from nearflash.device.checked import CheckedDevice
+from nearflash.device.memory import Memory
+
+__all__ = ["RegisterDevice"]
+
+ADVICE: dict[int, str] = {
+    Status.READ_ERROR: "the memory refused a read: check that the address lies in the memory that this port reaches",
+    Status.WRITE_ERROR: "the memory refused a write: check that the address lies in the memory that this port reaches",
+    Status.MISALIGNED: "every address must be a multiple of the port width; nothing was read or written",
+    Status.EMPTY: "the number of parameters must be at least 1; nothing was read or written",
+}
+WAIT_COUNTERS = {name: name.removeprefix("wait_").removesuffix("_cycles") for name in UPDATE_COUNTERS if "wait" in name}
+
+
+class RegisterDevice(CheckedDevice):
+    """A kernel driven through its register map.
+
+    A backend makes `read_register` and `write_register` work, then calls this constructor, which reads the identity
+    block. Raises DigestError when no kernel answers or when it is not the one that `config` describes.
+    """
+
+    def __init__(self, backend: str, config: UpdateConfig, memory: Memory) -> None:
+        self._map = REGISTER_MAPS[config.kernel]
+        super().__init__(self._identify(backend, config), memory)
+
+    @abstractmethod
+    def read_register(self, offset: int) -> int:
+        """The 32-bit register at a byte offset from the kernel's base."""
+
+    @abstractmethod
+    def write_register(self, offset: int, value: int) -> None:
+        """Write the 32-bit register at a byte offset from the kernel's base."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Let time pass between two polls: a board sleeps, a simulation runs some cycles."""
+
+    @abstractmethod
+    def reset_kernel(self) -> None:
+        """Bring the kernel back to idle, whatever it does; its memory stays."""
+
+    def read(self, name: str) -> int:
+        """Value of the named register, 32 or 64 bits (low word first)."""
+        register = self._map[name]
+        words = [self.read_register(register.offset + i) for i in range(0, register.width_bits // 8, 4)]
+        return sum(word << (32 * i) for i, word in enumerate(words))
+
+    def write(self, name: str, value: int) -> None:
+        """Write the named register, 32 or 64 bits (low word first)."""
+        register = self._map[name]
+        for i in range(register.width_bits // 32):
+            self.write_register(register.offset + 4 * i, value >> (32 * i) & 0xFFFF_FFFF)
+
+    def _identify(self, backend: str, config: UpdateConfig) -> Identity:
+        block = f"{config.kernel}_type"
+        expected = {"magic": MAGIC, "abi_version": ABI_VERSION, block: self._map[block].reset}
+        for name, value in expected.items():
+            found = self.read(name)
+            if found != value:
+                raise DigestError(
+                    f"register {name} of {backend}:{config.full_name} must be {value:#x}, not {found:#x}: "
+                    f"load the build of {config.full_name} that belongs to this version of nearflash"
+                )
+        digest64 = self.read("config_digest")
+        if digest64 != config.digest64:
+            raise DigestError(
+                f"config digest of {backend}:{config.full_name} must be {config.digest64:016x}, not {digest64:016x}: "
+                "the kernel was built from another configuration or contract; build it again, or open the "
+                "configuration that it was built from"
+            )
+        return Identity(backend, config, digest64, expected["abi_version"], self.read("git_revision"))
+
+    def _start(self, command: UpdateCommand) -> None:
+        for name, value in command.registers().items():
+            self.write(name, value)
+        self.write("control", self._map["control"].pack({"ap_start": 1}))
+
+    def _finish(self, timeout_s: float) -> Completion:
+        control = self._map["control"]
+        deadline = time.monotonic() + timeout_s
+        while not control.unpack(self.read("control"))["ap_done"]:
+            if time.monotonic() > deadline:
+                raise WaitTimeoutError(
+                    f"{self.identity.name} must finish within {timeout_s} s; it still runs and waits for "
+                    f"{self._waiting_streams()}: wait for longer, or reset the device"
+                )
+            self.pause()
+        status, address = self.read("status"), self.read("fault_address")
+        counters = {name: self.read(name) for name in UPDATE_COUNTERS}
+        self.write("control", control.pack({"ap_continue": 1}))
+        if status != Status.OK:
+            fault = Status(status).name if status in ADVICE else f"status {status}"
+            advice = ADVICE.get(status, "this host does not know that status")
+            raise DeviceError(f"{self.identity.name} ended with {fault} at address {address:#x}: {advice}")
+        return Completion(counters)
+
+    def _waiting_streams(self) -> str:
+        """Streams whose wait counters rise while time passes."""
+        before = {name: self.read(name) for name in WAIT_COUNTERS}
+        self.pause()
+        rising = [stream for name, stream in WAIT_COUNTERS.items() if self.read(name) > before[name]]
+        return ", ".join(rising) or "no stream that it names"
+
+    def _abort(self) -> None:
+        self.reset_kernel()
