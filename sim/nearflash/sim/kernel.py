@@ -1,0 +1,257 @@
+"""A kernel top, Verilated, with memory behind its AXI4 ports: registers, runs, statistics, waves.
+
+The component has `clk` and `rst`, an AXI4-Lite slave `s_axi_control`, AXI4 masters (`m_axi_gmem0`, ...), an output
+`interrupt` and optionally a 32-bit input `git_revision`. All ports share one memory, page aligned, that numpy sees and
+that files opened with O_DIRECT can be read into and written from: the stand-in for a device's peer-to-peer window.
+"""
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.sim.build import build_library
+from nearflash.sim.pins import memory_ports, pins_header
+from nearflash.sim.stalls import SimulationTimeout
+from nearflash.sim.verilog import convert
+
+__all__ = ["BusError", "KernelLibrary", "MemoryModel", "PortStatistics", "ProtocolError"]
+
+_SHIM = Path(__file__).parent / "shims" / "kernel.cpp"
+_REGISTER_LIMIT_CYCLES = 1000
+_WAITS_BYTES = 1 << 16
+_RESPONSES = ("OKAY", "EXOKAY", "SLVERR", "DECERR")
+_OUTSTANDING_MAX = 64
+
+
+class ProtocolError(Exception):
+    """The kernel broke a rule of AXI4; the text names the port, the cycle and the rule."""
+
+
+class BusError(Exception):
+    """A register access was answered with SLVERR or DECERR."""
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """How the memory behaves; rates count reads and writes together, 0 is no limit."""
+
+    read_latency_cycles: int = 32
+    """Cycles from an accepted read address to its first data."""
+    write_latency_cycles: int = 16
+    """Cycles from a burst's last data to its response."""
+    port_bytes_per_cycle: float = 0
+    """Bandwidth of each port."""
+    total_bytes_per_cycle: float = 0
+    """Bandwidth of all ports together, shared in turns."""
+    outstanding_bursts: int = 32
+    """Reads, and writes, that each port may have under way; 1 to 64."""
+    stall_percent: int = 0
+    """Chance that a channel pauses for a cycle; 100 never moves."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.read_latency_cycles < 1 or self.write_latency_cycles < 1:
+            shortest = min(self.read_latency_cycles, self.write_latency_cycles)
+            raise ValueError(f"latencies must be at least 1 cycle, not {shortest}")
+        if not 1 <= self.outstanding_bursts <= _OUTSTANDING_MAX:
+            raise ValueError(f"outstanding_bursts must be 1 to {_OUTSTANDING_MAX}, not {self.outstanding_bursts!r}")
+        if not 0 <= self.stall_percent <= 100:
+            raise ValueError(f"stall_percent must be within [0, 100], not {self.stall_percent!r}")
+        if min(self.port_bytes_per_cycle, self.total_bytes_per_cycle) < 0:
+            slowest = min(self.port_bytes_per_cycle, self.total_bytes_per_cycle)
+            raise ValueError(f"rates must be 0 (no limit) or more bytes per cycle, not {slowest}")
+
+
+class _Settings(ctypes.Structure):
+    """Mirrors MemorySettings in memory.hpp."""
+
+    _fields_ = [
+        ("read_latency_cycles", ctypes.c_uint64),
+        ("write_latency_cycles", ctypes.c_uint64),
+        ("port_bytes_per_cycle", ctypes.c_double),
+        ("total_bytes_per_cycle", ctypes.c_double),
+        ("outstanding_bursts", ctypes.c_uint64),
+        ("stall_percent", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+    ]
+
+
+class PortStatistics(ctypes.Structure):
+    """What one memory port has moved since the library was made: whole beats, strobed or not."""
+
+    read_bytes: int
+    written_bytes: int
+    read_bursts: int
+    write_bursts: int
+    _fields_ = [(name, ctypes.c_uint64) for name in ("read_bytes", "written_bytes", "read_bursts", "write_bursts")]
+
+
+class KernelLibrary:
+    """`component` as a library with `memory_bytes` of memory at `base_address`.
+
+    `name` names the library in the build cache. `trace` compiles waves in, which makes the model several times slower
+    and another entry of the cache.
+
+    Raises ValueError for a component without the ports above or a size that is no multiple of 4,096, BuildError (see
+    nearflash.sim.build) where a tool fails.
+    """
+
+    def __init__(
+        self,
+        component: Any,
+        name: str,
+        *,
+        memory_bytes: int,
+        base_address: int = 0x1000_0000,
+        model: MemoryModel | None = None,
+        git_revision: int = 0,
+        trace: bool = False,
+    ) -> None:
+        if memory_bytes <= 0 or memory_bytes % mmap.PAGESIZE:
+            raise ValueError(f"memory_bytes must be a positive multiple of {mmap.PAGESIZE}, not {memory_bytes!r}")
+        design = convert(component)
+        self.port_names = memory_ports(design)
+        path = build_library(
+            component,
+            name=name + ("-trace" if trace else ""),
+            shim=_SHIM,
+            headers={"pins.hpp": pins_header(design)},
+            trace=trace,
+            design=design,
+            show_streams=True,
+        )
+        self._library = _declared(ctypes.CDLL(str(path)))
+        self.base_address = base_address
+        #: The device's memory; index 0 is `base_address`. It outlives the library.
+        self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, memory_bytes), np.uint8)
+        self._kernel = ctypes.c_void_p(
+            self._library.kernel_new(self.memory.ctypes.data, memory_bytes, base_address, git_revision)
+        )
+        self.configure(model or MemoryModel())
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the simulator; the memory stays as long as someone looks at it. May be called twice."""
+        if getattr(self, "_kernel", None):
+            self._library.kernel_free(self._kernel)
+            self._kernel = None
+
+    def reset(self) -> None:
+        """Hold the reset for four cycles: what was under way is dropped, memory and statistics stay."""
+        self._library.kernel_reset(self._kernel)
+
+    def configure(self, model: MemoryModel) -> None:
+        """Set latency, bandwidth and stalls; also while bursts are under way."""
+        values = [getattr(model, name) for name, _ in _Settings._fields_]
+        self._library.kernel_configure(self._kernel, ctypes.byref(_Settings(*values)))
+
+    def write_register(self, offset_bytes: int, value: int) -> None:
+        """Write one 32-bit register; time goes on meanwhile.
+
+        Raises BusError for an error response, SimulationTimeout where none comes within 1,000 cycles.
+        """
+        response = self._library.kernel_write(self._kernel, offset_bytes, value, _REGISTER_LIMIT_CYCLES)
+        self._check_response(response, f"write of register {offset_bytes:#x}")
+
+    def read_register(self, offset_bytes: int) -> int:
+        """Read one 32-bit register; time goes on meanwhile. Raises as `write_register` does."""
+        value = ctypes.c_uint32()
+        limit = _REGISTER_LIMIT_CYCLES
+        response = self._library.kernel_read(self._kernel, offset_bytes, ctypes.byref(value), limit)
+        self._check_response(response, f"read of register {offset_bytes:#x}")
+        return value.value
+
+    def run(self, limit_cycles: int) -> int:
+        """Run until the interrupt is high and return the cycles that took.
+
+        Raises SimulationTimeout after `limit_cycles`, naming every memory channel and inner stream that waits;
+        ProtocolError where the kernel broke a rule of AXI4.
+        """
+        cycles = self.advance(limit_cycles, until_interrupt=True)
+        if not self.interrupt:
+            raise SimulationTimeout(f"no interrupt within {limit_cycles} cycles: {self.waits()}")
+        return cycles
+
+    def advance(self, limit_cycles: int, *, until_interrupt: bool = False) -> int:
+        """Run for `limit_cycles`, or less where the interrupt ends it; return the cycles. Raises ProtocolError."""
+        cycles = int(self._library.kernel_run(self._kernel, limit_cycles, until_interrupt))
+        self._check_protocol()
+        return cycles
+
+    @property
+    def interrupt(self) -> bool:
+        """Whether the interrupt is high."""
+        return bool(self._library.kernel_interrupt(self._kernel))
+
+    @property
+    def cycles(self) -> int:
+        """Clock cycles since the library was made, those of register accesses among them, resets not."""
+        return int(self._library.kernel_cycles(self._kernel))
+
+    def statistics(self) -> dict[str, PortStatistics]:
+        """By memory port."""
+        counts = (PortStatistics * len(self.port_names))()
+        self._library.kernel_statistics(self._kernel, counts)
+        return dict(zip(self.port_names, counts, strict=True))
+
+    def waits(self) -> str:
+        """What waits in this cycle: memory channels first, then streams inside the kernel."""
+        text = ctypes.create_string_buffer(_WAITS_BYTES)
+        self._library.kernel_waits(self._kernel, text, _WAITS_BYTES)
+        return text.value.decode().removesuffix("; ") or "nothing waits, and no interrupt is raised"
+
+    def start_trace(self, path: Path, cycles: int, delay_cycles: int = 0) -> None:
+        """Write the waves of `cycles` cycles, `delay_cycles` from now on, to `path` (VCD).
+
+        Raises ValueError for a library without `trace`.
+        """
+        if not self._library.kernel_trace(self._kernel, str(path).encode(), self.cycles + delay_cycles, cycles):
+            raise ValueError("the library must be made with trace=True, not without, to write waves")
+
+    def stop_trace(self) -> None:
+        """Close the wave file."""
+        self._library.kernel_trace_close(self._kernel)
+
+    def _check_response(self, response: int, what: str) -> None:
+        self._check_protocol()
+        if response < 0:
+            raise SimulationTimeout(f"{what} had no response within {_REGISTER_LIMIT_CYCLES} cycles: {self.waits()}")
+        if response >= 2:
+            raise BusError(f"{what} must be answered with OKAY, not {_RESPONSES[response]}")
+
+    def _check_protocol(self) -> None:
+        error = self._library.kernel_error(self._kernel)
+        if error:
+            raise ProtocolError(error.decode())
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare every function of kernel.cpp, so that 64-bit arguments arrive whole."""
+    pointer, word, integer = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+    functions: dict[str, tuple[Any, ...]] = {
+        "kernel_new": (pointer, pointer, word, word, ctypes.c_uint32),
+        "kernel_free": (None, pointer),
+        "kernel_reset": (None, pointer),
+        "kernel_configure": (None, pointer, pointer),
+        "kernel_write": (integer, pointer, ctypes.c_uint32, ctypes.c_uint32, word),
+        "kernel_read": (integer, pointer, ctypes.c_uint32, pointer, word),
+        "kernel_run": (word, pointer, word, integer),
+        "kernel_interrupt": (integer, pointer),
+        "kernel_cycles": (word, pointer),
+        "kernel_error": (ctypes.c_char_p, pointer),
+        "kernel_statistics": (None, pointer, pointer),
+        "kernel_waits": (None, pointer, ctypes.c_char_p, integer),
+        "kernel_trace": (integer, pointer, ctypes.c_char_p, word, word),
+        "kernel_trace_close": (None, pointer),
+    }
+    for name, (result, *arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
