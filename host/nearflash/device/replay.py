@@ -1,0 +1,259 @@
+"""Devices recorded and played back: a run on a board becomes a text file that replays without the board.
+
+A transcript is JSON lines: a header (magic, version, generator, build digest), then one line a call: what was asked,
+and what came back or was raised. Bytes sent to the device are kept as SHA-256, bytes from it as they are, in base64 of
+zlib.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+
+from nearflash.abi import ABI_VERSION, errors
+from nearflash.abi.commands import Completion, UpdateCommand
+from nearflash.abi.config import config as named_config
+from nearflash.abi.errors import DigestError, NearflashError, ReplayError, UnknownDeviceError
+from nearflash.device.base import Buffer, Device, Identity, LinkBytes
+from nearflash.device.memory import anonymous
+
+__all__ = ["VARIABLE", "RecordingDevice", "ReplayDevice"]
+
+MAGIC, VERSION = "nearflash-transcript", 1
+VARIABLE = "NEARFLASH_REPLAY"
+"""Environment variable that names the transcript of device `replay`."""
+
+Json: TypeAlias = dict[str, Any]
+
+
+class _Journal(ABC):
+    departed = False
+    """The run has left the transcript, or failed: what it leaves unread is no further error."""
+
+    @abstractmethod
+    def call(self, question: Json, do: Callable[[], Json]) -> Json:
+        """The answer to a question: what `do` returns, or what the transcript holds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Nothing more is asked."""
+
+
+class _Writer(_Journal):
+    def __init__(self, path: Path, identity: Identity) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.fchmod(descriptor, 0o600)  # a file that was there keeps its mode otherwise
+        self._file = os.fdopen(descriptor, "w", encoding="ascii", buffering=1)
+        self._write(
+            {
+                "magic": MAGIC,
+                "version": VERSION,
+                "generator": f"nearflash {version('nearflash')}, {identity.name}",
+                "abi_version": identity.abi_version,
+                "config": identity.config.full_name,
+                "digest": f"{identity.digest64:016x}",
+                "git_revision": identity.git_revision,
+            }
+        )
+
+    def call(self, question: Json, do: Callable[[], Json]) -> Json:
+        try:
+            answer = do()
+        except NearflashError as error:
+            self._write({"ask": question, "error": [type(error).__name__, str(error)]})
+            raise
+        self._write({"ask": question, "answer": answer})
+        return answer
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: Json) -> None:
+        self._file.write(json.dumps(line) + "\n")
+
+
+class _Reader(_Journal):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._lines = path.read_text(encoding="ascii").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ReplayError(f"{VARIABLE} must name a readable transcript, not {str(path)!r}: {error}") from error
+        self._next = 0
+        self.header = self._line()
+        if self.header.get("magic") != MAGIC or self.header.get("version") != VERSION:
+            raise ReplayError(f"{path} must begin as a {MAGIC} of version {VERSION}, not {str(self.header)[:80]}")
+
+    def call(self, question: Json, do: Callable[[], Json]) -> Json:
+        number = self._next + 1
+        line = self._line()
+        if line.get("ask") != question:
+            self.departed = True
+            recorded, asked = _brief(line.get("ask", {}), question), _brief(question, line.get("ask", {}))
+            raise ReplayError(f"line {number} of {self._path} records {recorded}, the run asks {asked}")
+        if "error" in line:
+            name, text = line["error"]
+            raise getattr(errors, name)(text) if name in errors.__all__ else ReplayError(f"{name}: {text}")
+        answer: Json = line["answer"]
+        return answer
+
+    def close(self) -> None:
+        if self._next < len(self._lines) and not self.departed:
+            number, op = self._next + 1, self._line().get("ask", {}).get("op")
+            raise ReplayError(f"line {number} of {self._path} records {op!r}, but the run has ended")
+
+    def _line(self) -> Json:
+        number = self._next + 1
+        try:
+            line = json.loads(self._lines[self._next])
+        except IndexError:
+            self.departed = True
+            raise ReplayError(f"line {number} of {self._path} must exist: the run asks for more") from None
+        except ValueError as error:
+            self.departed = True
+            raise ReplayError(f"line {number} of {self._path} must be JSON: {error}") from error
+        self._next = number
+        return line if isinstance(line, dict) else {}
+
+
+def _brief(one: Json, other: Json) -> str:
+    """The operation, and what differs from the other question."""
+    return json.dumps({k: v for k, v in one.items() if k == "op" or k not in other or v != other[k]})
+
+
+class _TranscribedBuffer(Buffer):
+    def __init__(self, journal: _Journal, links: LinkBytes, address: int, size_bytes: int, inner: list[Buffer]) -> None:
+        self.address, self.size_bytes = address, size_bytes
+        self.inner = inner  # the recorded buffer; none in a replay
+        self.host = inner[0].host if inner else anonymous(size_bytes)
+        self.p2p = None
+        self._journal, self._links = journal, links
+
+    def sync_to_device(self, offset: int = 0, size_bytes: int | None = None) -> None:
+        span = self.span(offset, size_bytes)
+        digest = hashlib.sha256(self.host[span].tobytes()).hexdigest()
+        self._journal.call(self._question("to_device", span) | {"sha256": digest}, lambda: self._down(span))
+        self._links.to_device += span.stop - span.start
+
+    def sync_from_device(self, offset: int = 0, size_bytes: int | None = None) -> None:
+        span = self.span(offset, size_bytes)
+        answer = self._journal.call(self._question("from_device", span), lambda: self._up(span))
+        try:
+            self.host[span] = np.frombuffer(zlib.decompress(base64.b64decode(answer["bytes"])), np.uint8)
+        except (KeyError, ValueError, zlib.error) as error:
+            raise ReplayError(
+                f"recorded bytes must be base64 of zlib, {span.stop - span.start} long: {error}"
+            ) from error
+        self._links.from_device += span.stop - span.start
+
+    def _question(self, op: str, span: slice) -> Json:
+        return {"op": op, "address": self.address, "range": [span.start, span.stop]}
+
+    def _down(self, span: slice) -> Json:
+        self.inner[0].sync_to_device(span.start, span.stop - span.start)
+        return {}
+
+    def _up(self, span: slice) -> Json:
+        self.inner[0].sync_from_device(span.start, span.stop - span.start)
+        return {"bytes": base64.b64encode(zlib.compress(self.host[span].tobytes())).decode()}
+
+
+class _TranscribedDevice(Device):
+    """Each call is a question to a journal. Buffers have no p2p view: what it moves could not be recorded."""
+
+    _device: Device
+    """The recorded device; a replay has none and never asks for it."""
+
+    def __init__(self, identity: Identity, journal: _Journal) -> None:
+        self.identity = identity
+        self.links = LinkBytes()
+        self._journal = journal
+        self._open = True
+
+    def allocate(self, size_bytes: int) -> Buffer:
+        inner: list[Buffer] = []
+
+        def do() -> Json:
+            inner.append(self._device.allocate(size_bytes))
+            return {"address": inner[0].address}
+
+        address = self._journal.call({"op": "allocate", "size_bytes": size_bytes}, do)["address"]
+        return _TranscribedBuffer(self._journal, self.links, address, size_bytes, inner)
+
+    def free(self, buffer: Buffer) -> None:
+        assert isinstance(buffer, _TranscribedBuffer)
+        inner = buffer.inner
+        self._journal.call({"op": "free", "address": buffer.address}, lambda: self._device.free(inner[0]) or {})
+
+    def submit(self, command: UpdateCommand) -> int:
+        question = {"op": "submit", **command.registers()}
+        ticket: int = self._journal.call(question, lambda: {"ticket": self._device.submit(command)})["ticket"]
+        return ticket
+
+    def wait(self, ticket: int, timeout_s: float = 60.0) -> Completion:
+        question = {"op": "wait", "ticket": ticket}
+        return Completion(self._journal.call(question, lambda: self._device.wait(ticket, timeout_s).counters))
+
+    def reset(self) -> None:
+        self._journal.call({"op": "reset"}, lambda: self._device.reset() or {})
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._journal.close()
+
+    def __exit__(self, *error: object) -> None:
+        self._journal.departed |= error[0] is not None
+        self.close()
+
+
+class RecordingDevice(_TranscribedDevice):
+    """A device whose calls are also written to a new transcript at `path` (mode 0600); closing it closes the device."""
+
+    def __init__(self, device: Device, path: str | os.PathLike[str]) -> None:
+        super().__init__(device.identity, _Writer(Path(path), device.identity))
+        self._device = device
+
+    @classmethod
+    def open(cls, config: str) -> Self:
+        """There is nothing to record: wrap a device that is open."""
+        raise UnknownDeviceError("a recording must wrap an open device: RecordingDevice(open_device(...), path)")
+
+    def close(self) -> None:
+        """Close the transcript and the device."""
+        super().close()
+        self._device.close()
+
+
+class ReplayDevice(_TranscribedDevice):
+    """The device of a transcript. Any departure from it raises ReplayError, which names the first differing line."""
+
+    def __init__(self, path: str | os.PathLike[str], config: str) -> None:
+        journal = _Reader(Path(path))
+        header, build = journal.header, named_config(config)
+        expected = {"config": config, "digest": f"{build.digest64:016x}", "abi_version": ABI_VERSION}
+        for name, value in expected.items():
+            if header.get(name) != value:
+                raise DigestError(
+                    f"{name} of transcript {path} must be {value}, not {header.get(name)}: "
+                    "open the configuration that it was recorded with, or record it again"
+                )
+        super().__init__(Identity("replay", build, build.digest64, ABI_VERSION, header.get("git_revision", 0)), journal)
+
+    @classmethod
+    def open(cls, config: str) -> Self:
+        """Play the transcript that NEARFLASH_REPLAY names. Raises UnknownDeviceError, ReplayError, DigestError."""
+        path = os.environ.get(VARIABLE)
+        if not path:
+            raise UnknownDeviceError(
+                f"device 'replay:{config}' plays a transcript: set {VARIABLE} to the file that RecordingDevice wrote"
+            )
+        return cls(path, config)
