@@ -1,6 +1,8 @@
 # amaranth: UnusedElaboratable=no
 """KernelLibrary on a small DMA copy kernel: data, timing of the memory model, and every way to fail."""
 
+import os
+
 import numpy as np
 import pytest
 from amaranth.hdl import Cat, Module, Signal
@@ -205,10 +207,25 @@ def test_waves(open_copy, tmp_path):
         open_copy().start_trace(tmp_path / "none.vcd", cycles=1)
 
 
-def test_memory_outlives_the_library_and_takes_direct_io(open_copy, tmp_path):
+def test_memory_takes_direct_io(open_copy, tmp_path):
+    kernel = open_copy()
+    kernel.memory[:4096] = np.arange(4096) % 251
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0)
+    try:
+        file = os.open(tmp_path / "flash", flags)
+    except OSError:
+        pytest.skip(f"{tmp_path} must be on a file system with direct I/O")
+    try:
+        assert os.pwritev(file, [kernel.memory[:4096]], 0) == 4096
+        assert os.preadv(file, [kernel.memory[8192:12288]], 0) == 4096
+    finally:
+        os.close(file)
+    assert (kernel.memory[8192:12288] == kernel.memory[:4096]).all()
+
+
+def test_memory_outlives_the_library(open_copy):
     kernel = open_copy()
     memory = kernel.memory
-    assert memory.ctypes.data % 4096 == 0
     kernel.close()
     kernel.close()
     memory[:] = 9

@@ -17,7 +17,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +25,7 @@ from pathlib import Path
 from nearflash.sim.pins import streams_configuration, waits_header
 from nearflash.sim.verilog import TOP, Design, YosysError, convert
 
-__all__ = ["BuildError", "build_library", "cache_root", "verilator_root"]
+__all__ = ["BuildError", "build_library", "cache_root", "cached", "locked", "verilator_root"]
 
 _JOBS = 2
 _SHIMS = Path(__file__).parent / "shims"
@@ -111,17 +111,30 @@ def build_library(
     flags = [f"-D{key}={value}" for key, value in (defines or {}).items()] + [f"-DVM_TRACE={int(trace)}"]
     if show_streams:
         texts["streams.vlt"] = streams_configuration(design)
-    flags_text = repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags))
-    parts = [design.rtlil, *texts.keys(), *texts.values(), *_included(texts["shim.cpp"]), flags_text, _machine()]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    parts = [design.rtlil, *texts.keys(), *texts.values(), *_included(texts["shim.cpp"])]
+    parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags)))
+    library = f"{name}.so"
+    return cached(name, parts, lambda work: _build(design, texts, flags, work, library, trace)) / library
+
+
+def cached(name: str, parts: Sequence[str], build: Callable[[Path], None]) -> Path:
+    """The cache's folder for `name` and the digest of `parts`; `build` fills it where it is not there yet.
+
+    `build` gets a folder that is renamed afterwards, so what it writes must not hold the folder's path. Where it
+    raises, the folder stays, with its log, under the name `.tmp`, and the next call begins afresh.
+    """
+    digest = hashlib.sha256("\0".join([*parts, _machine()]).encode()).hexdigest()[:16]
     folder = cache_root() / f"{name}-{digest}"
-    library = folder / f"{name}.so"
-    if library.exists():
-        return library
-    with _lock(folder.with_suffix(".lock")):
-        if not library.exists():
-            _build(design, texts, flags, folder, library.name, trace)
-    return library
+    if folder.exists():
+        return folder
+    with locked(cache_root() / f"{folder.name}.lock"):
+        if not folder.exists():
+            work = cache_root() / f"{folder.name}.tmp"
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            build(work)
+            work.rename(folder)
+    return folder
 
 
 def _included(text: str) -> list[str]:
@@ -131,18 +144,16 @@ def _included(text: str) -> list[str]:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`, made when missing, against other processes and threads."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _build(
-    design: Design, texts: Mapping[str, str], flags: Sequence[str], folder: Path, library: str, trace: bool
+    design: Design, texts: Mapping[str, str], flags: Sequence[str], work: Path, library: str, trace: bool
 ) -> None:
-    work = folder.with_suffix(".tmp")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
     for name, text in texts.items():
         (work / name).write_text(text)
     try:
@@ -175,7 +186,6 @@ def _build(
         objects = list(pool.map(compile_one, sources))
     _call([_compiler(), "-shared", *objects, "-lpthread", "-o", library], work, environment)
     shutil.rmtree(work / "obj")
-    work.rename(folder)
 
 
 def _call(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> None:
