@@ -8,7 +8,6 @@ Source: open(2), section NOTES / O_DIRECT; preadv(2).
 
 import errno
 import fcntl
-import mmap
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -20,18 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
+from nearflash.device.memory import anonymous as aligned_buffer
 
 __all__ = ["BLOCK_BYTES", "DirectFile", "Engine", "PositionalEngine", "aligned_buffer"]
 
 BLOCK_BYTES = 4096
 _Call = Callable[[int, memoryview, int], int]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def aligned_buffer(size_bytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory that starts at a page boundary; it lives as long as the array. `size_bytes` is at least 1."""
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(memory, dtype=np.uint8)
 
 
 class Engine(ABC):

@@ -110,9 +110,7 @@ class Manifest:
         """The first point in which `other` differs, as a sentence; None when they are equal."""
         for mine, theirs in zip(self.tensors, other.tensors, strict=False):
             if mine != theirs:
-                return (
-                    f"tensor {mine.name!r} {mine.dtype} {mine.shape}, not {theirs.name!r} {theirs.dtype} {theirs.shape}"
-                )
+                return f"tensor {mine.describe()}, not {theirs.describe()}"
         if len(self.tensors) != len(other.tensors):
             return f"{len(self.tensors)} tensors, not {len(other.tensors)}"
         if self.extent_params != other.extent_params:

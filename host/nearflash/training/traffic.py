@@ -1,0 +1,51 @@
+"""Bytes that the optimizer moved over each link, beside what conventional offload would move.
+
+Conventional offload keeps p, m and v on flash and updates on the host's CPU: each step reads and writes all three
+over the host link, 24 bytes a parameter. Where it keeps gradients on flash too they are written and read back once,
+8 more bytes in fp32.
+
+Source: Smart-Infinity (HPCA 2024), section 3; ZeRO-Infinity's optimizer offload.
+"""
+
+from dataclasses import dataclass, field
+
+from nearflash.abi.formats import FP32
+
+__all__ = ["Traffic"]
+
+
+@dataclass
+class Traffic:
+    """Totals since the optimizer was made. Padding between tensors is counted where it was moved."""
+
+    steps: int = 0
+    params: int = 0
+    """Parameters updated, summed over the steps, padding included."""
+    to_device_bytes: int = 0
+    """Over the host link down: gradients."""
+    from_device_bytes: int = 0
+    """Over the host link up: parameters or their low-precision copy."""
+    flash_read_bytes: int = 0
+    flash_written_bytes: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+    """Sums of the device's counters (abi.counters), as far as the device has them."""
+
+    @property
+    def host_link_bytes(self) -> int:
+        """Both directions of the host link."""
+        return self.to_device_bytes + self.from_device_bytes
+
+    @property
+    def conventional_bytes(self) -> int:
+        """What conventional offload moves over the host link for the same updates: p, m and v, each way."""
+        return self.params * 2 * 3 * FP32.bytes
+
+    @property
+    def conventional_bytes_with_gradients(self) -> int:
+        """The same where gradients are kept on flash as well: fp32, written once and read once."""
+        return self.conventional_bytes + self.params * 2 * FP32.bytes
+
+    def add_counters(self, counters: dict[str, int]) -> None:
+        """Add one command's counters."""
+        for name, value in counters.items():
+            self.counters[name] = self.counters.get(name, 0) + value
