@@ -107,7 +107,8 @@ class BurstWriter(wiring.Component):
         m.submodules.fork = fork = Fork(Burst, 2)
         m.submodules.lengths = lengths = StreamQueue(8, self.max_outstanding)
         m.submodules.bursts = bursts = StreamQueue(ADDRESS_BITS, self.max_outstanding)
-        unclaimed_beats = Signal(range(self.queue_beats + 1))  # in the queue, in no burst yet
+        # In the queue, in no burst yet. W may empty places before AW took the burst that frees them: one burst more.
+        unclaimed_beats = Signal(range(self.queue_beats + split.block_beats + 1))
         index = Signal(8)  # of the beat in its burst
         complete, begun, pushed, sent = Signal(), Signal(), Signal(), Signal()
         burst = split.o.payload

@@ -1,0 +1,1 @@
+"""Formal proofs of the stream elements and the bus masters: benches, properties and the runner."""

@@ -1,0 +1,44 @@
+"""The registry of proofs: benches of every stream element and bus component, with small parameters.
+
+The parameters are small because the components are regular in them: a queue of 3 places has every kind of state of one
+with 500 (empty, one item, full, both pointers wrapped), a burst of 4 beats on a 32-bit bus meets its 16-byte boundary
+as one of 64 meets 4 KB. What is proven is proven for these parameters only; the tests cover others by simulation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nearflash.sim.formal import bus, streams
+from nearflash.sim.formal.bench import Bench
+
+__all__ = ["PROOFS", "Proof"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One proof: `build` makes its bench; `engine` is "induction" (of `depth` cycles) or "pdr"."""
+
+    name: str
+    build: Callable[[], Bench]
+    engine: str = "pdr"
+    depth: int = 12
+    cover_depth: int = 20
+
+
+PROOFS = {
+    proof.name: proof
+    for proof in (
+        Proof("stream.skid", streams.skid),
+        Proof("stream.queue.distributed", lambda: streams.queue("distributed")),
+        Proof("stream.queue.block", lambda: streams.queue("block")),
+        Proof("stream.credit", streams.credit),
+        Proof("stream.fork", streams.fork),
+        Proof("stream.join", streams.join),
+        Proof("stream.narrow", streams.narrow),
+        Proof("stream.widen", streams.widen),
+        Proof("bus.split", bus.splitter, engine="induction", depth=3),
+        Proof("bus.read", bus.reader),
+        Proof("bus.write", bus.writer),
+        Proof("bus.registers", bus.registers, engine="induction", depth=3),
+    )
+}
