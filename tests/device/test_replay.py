@@ -72,6 +72,21 @@ def test_the_first_departure_is_named(transcript):
         host_line(ReplayDevice(transcript, "update-tiny"), scale=2.0)
 
 
+def test_clean_up_after_a_departure_names_the_same_line(transcript):
+    device = ReplayDevice(transcript, "update-tiny")
+    buffer = device.allocate(8 * SLOT)
+    with pytest.raises(ReplayError, match="line 3 "):
+        device.reset()
+    with pytest.raises(ReplayError, match=r'line 3 .* the run asks {"op": "reset"}'):
+        device.free(buffer)
+    device.close()
+
+
+def test_an_error_of_the_run_is_not_hidden(transcript):
+    with pytest.raises(ZeroDivisionError), ReplayDevice(transcript, "update-tiny"):
+        raise ZeroDivisionError
+
+
 def test_asking_more_or_less_is_a_departure(transcript):
     device = ReplayDevice(transcript, "update-tiny")
     with pytest.raises(ReplayError, match=r"line 2 of .* records 'allocate', but the run has ended"):

@@ -6,7 +6,7 @@ another.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,8 @@ class Buffer(ABC):
 class Device(ABC):
     """A near-storage device. Use as a context manager; not safe for use by several threads at once."""
 
+    QUICK_TO_OPEN: ClassVar[bool] = False
+    """Opening builds nothing and touches no board: a list of devices may try it."""
     identity: Identity
     links: LinkBytes
 

@@ -24,6 +24,8 @@ THREADS = min(4, os.cpu_count() or 1)
 class HostDevice(CheckedDevice):
     """Runs commands in threads behind the caller's back, on memory of the host. Cycles are not modelled."""
 
+    QUICK_TO_OPEN = True
+
     def __init__(self, config: UpdateConfig, memory: SimulatedMemory | None = None) -> None:
         self.memory = memory or SimulatedMemory()
         super().__init__(Identity("host", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)

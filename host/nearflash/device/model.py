@@ -17,6 +17,8 @@ __all__ = ["ModelDevice"]
 class ModelDevice(CheckedDevice):
     """Runs each command through nearflash.model when it is submitted. Cycles are not modelled."""
 
+    QUICK_TO_OPEN = True
+
     def __init__(self, config: UpdateConfig, memory: SimulatedMemory | None = None) -> None:
         self.memory = memory or SimulatedMemory()
         super().__init__(Identity("model", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)

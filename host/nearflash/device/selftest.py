@@ -1,0 +1,92 @@
+"""Random updates on a device against the model: what `nearflash selftest` runs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.adam import AdamStep, Profile
+from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.device.base import Buffer, Device
+from nearflash.device.memory import PAGE_BYTES
+from nearflash.device.registry import open_device
+
+__all__ = ["Case", "Comparison", "compare", "random_state", "run_update"]
+
+STREAMS = ("p", "m", "v", "copy")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One update: its scalars, the number of parameters and the copy."""
+
+    adam: AdamStep
+    params: int
+    copy: CopyFormat = CopyFormat.NONE
+    in_place: bool = False
+    """Outputs over the inputs, or in a second slot."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a device and the model agree on a case."""
+
+    case: Case
+    words: int
+    """Elements of p, m, v and the copy that were compared."""
+    mismatches: int
+
+
+def random_state(rng: np.random.Generator, params: int) -> NDArray[np.float32]:
+    """g, p, m, v of a run under way, fp32, (4, params): wide exponents, zeros and a few non-finite gradients."""
+    state = rng.standard_normal((4, params)) * 10.0 ** rng.uniform(-9, 3, (4, params))
+    state[2:] *= rng.random(params) < 0.9
+    state[3] = np.square(state[3])
+    state[0, rng.random(params) < 0.01] = np.inf
+    return state.astype(np.float32)
+
+
+def run_update(device: Device, case: Case, state: NDArray[np.float32]) -> tuple[dict[str, bytes], dict[str, int]]:
+    """Run the case in buffers of its own; returns the bytes of p, m, v and the copy by name, and the counters."""
+    buffers: dict[str, Buffer] = {}
+    try:
+        for name in ("g", "p", "m", "v", "p_out", "m_out", "v_out", "copy_out"):
+            buffers[name] = device.allocate(-(-4 * case.params // PAGE_BYTES) * PAGE_BYTES)
+        for name, values in zip(("g", "p", "m", "v"), state, strict=True):
+            buffers[name].host[: values.nbytes] = values.view(np.uint8)
+            buffers[name].sync_to_device(0, values.nbytes)
+        if case.in_place:
+            outputs = {**buffers, "copy": buffers["copy_out"]}
+        else:
+            outputs = {name: buffers[f"{name}_out"] for name in STREAMS}
+        g, p, m, v = (buffers[name].address for name in ("g", "p", "m", "v"))
+        new_p, new_m, new_v, copy = (outputs[name].address for name in STREAMS)
+        command = UpdateCommand(case.adam, case.params, g, p, m, v, new_p, new_m, new_v, case.copy, copy)
+        counters = device.run(command).counters
+        results = {}
+        for name, (_, size_bytes) in command.writes().items():
+            outputs[name].sync_from_device(0, size_bytes)
+            results[name] = outputs[name].host[:size_bytes].tobytes()
+        return results, counters
+    finally:
+        for buffer in buffers.values():
+            device.free(buffer)
+
+
+def compare(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
+    """Every profile, AdamW and Adam, both copies, in place and in two slots, against the model."""
+    rng = np.random.default_rng(seed)
+    with open_device(f"model:{device.identity.config.full_name}") as model:
+        for profile in Profile:
+            for decoupled, copy in ((True, CopyFormat.BF16), (False, CopyFormat.FP16)):
+                adam = AdamStep(1e-3, 10, weight_decay=0.01, decoupled=decoupled, profile=profile)
+                case = Case(adam, params, copy, in_place=decoupled)
+                state = random_state(rng, params)
+                (actual, _), (expected, _) = run_update(device, case, state), run_update(model, case, state)
+                words = mismatches = 0
+                for name, data in actual.items():
+                    dtype = "<u2" if name == "copy" else "<u4"
+                    differs = np.frombuffer(data, dtype) != np.frombuffer(expected[name], dtype)
+                    words, mismatches = words + differs.size, mismatches + int(np.count_nonzero(differs))
+                yield Comparison(case, words, mismatches)
