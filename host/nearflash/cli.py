@@ -1,7 +1,8 @@
 """The `nearflash` command.
 
 Other packages add commands through the entry-point group `nearflash.command`: name -> `module:function`, where
-`function(subparsers)` adds a parser whose default `run` takes the parsed arguments and returns the exit code.
+`function(subparsers)` adds a parser whose default `run` takes the parsed arguments and returns the exit code; or one
+with an option `--json`, whose default `rows` takes the parsed arguments and yields dicts, printed as a bench's are.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from typing import Any
 from nearflash import abi
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError, ConfigError, NearflashError
+from nearflash.bench.runner import bench_names, measure, print_rows
 
 __all__ = ["main"]
 
@@ -36,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             _add_missing(subparsers, point.name, missing)
     arguments = parser.parse_args(argv)
     try:
+        if hasattr(arguments, "rows"):
+            print_rows(arguments.rows(arguments), as_json=arguments.json)
+            return 0
         return int(arguments.run(arguments) or 0)
     except NearflashError as error:
         print(f"nearflash: {error}", file=sys.stderr)
@@ -122,16 +127,7 @@ def _generate(_: argparse.Namespace) -> int:
 
 
 def _add_bench(subparsers: Any) -> None:
-    from nearflash.bench.runner import bench_names
-
     parser = subparsers.add_parser("bench", help="measure: one JSON object a line with --json")
     parser.add_argument("name", help=f"one of {', '.join(['all', *bench_names()])}")
     parser.add_argument("--json", action="store_true", help="JSON on standard output, else text on standard error")
-    parser.set_defaults(run=_bench)
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    from nearflash.bench.runner import measure, print_rows
-
-    print_rows(measure(arguments.name), as_json=arguments.json)
-    return 0
+    parser.set_defaults(rows=lambda arguments: measure(arguments.name))

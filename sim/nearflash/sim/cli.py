@@ -1,0 +1,61 @@
+"""The commands `nearflash sim` and `nearflash formal`."""
+
+import argparse
+import sys
+from typing import Any
+
+__all__ = ["formal", "sim"]
+
+
+def sim(subparsers: Any) -> None:
+    """Register `nearflash sim UNIT`: one cocotb testbench on Verilator."""
+    parser = subparsers.add_parser("sim", help="run one cocotb testbench on Verilator")
+    parser.add_argument("unit", nargs="?", help="for example gateware.bus.read; without one, list them")
+    parser.add_argument("--waves", action="store_true", help="write a wave file and name it")
+    parser.add_argument("--seed", type=int, default=0, help="of the testbench's random values")
+    parser.set_defaults(run=_sim)
+
+
+def _sim(arguments: argparse.Namespace) -> int:
+    from nearflash.sim.cocotb_run import find_testbenches, run_testbench
+
+    if arguments.unit is None:
+        print("\n".join(find_testbenches()))
+        return 0
+    result = run_testbench(arguments.unit, waves=arguments.waves, seed=arguments.seed)
+    for name in result.passed:
+        print(f"passed  {name}")
+    for name in result.failed:
+        print(f"FAILED  {name}")
+    print(f"log     {result.log_path}")
+    if result.wave_path:
+        print(f"waves   {result.wave_path}  (open with GTKWave or Surfer)")
+    return 1 if result.failed or not result.passed else 0
+
+
+def formal(subparsers: Any) -> None:
+    """Register `nearflash formal`: the proofs of stream elements and AXI masters."""
+    parser = subparsers.add_parser("formal", help="prove the stream elements and the AXI masters")
+    parser.add_argument("proof", nargs="*", help="names of proofs; without one, all")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line on standard output")
+    parser.set_defaults(run=_formal)
+
+
+def _formal(arguments: argparse.Namespace) -> int:
+    import json
+
+    from nearflash.sim.formal.run import run
+
+    bad = 0
+    for result in run(arguments.proof or None):
+        bad += result["status"] != "pass"
+        if arguments.json:
+            print(json.dumps({"bench": "formal", **result}), flush=True)
+            continue
+        line = f"{result['status']:<8}{result['proof']:<24}{result['mode']:<7}{result['engine']:<14}"
+        line += f"{result['seconds']:6.1f} s"
+        if result["status"] != "pass":
+            line += f"  property {result.get('property')}, trace {result.get('trace')}"
+        print(line, flush=True)
+    print(f"{bad} results that are not a pass", file=sys.stderr)
+    return 1 if bad else 0
