@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.errors import CommandError
 from nearflash.device.base import Buffer, Device
 from nearflash.device.memory import PAGE_BYTES
 from nearflash.device.registry import open_device
@@ -75,7 +76,12 @@ def run_update(device: Device, case: Case, state: NDArray[np.float32]) -> tuple[
 
 
 def compare(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
-    """Every profile, AdamW and Adam, both copies, in place and in two slots, against the model."""
+    """Every profile, AdamW and Adam, both copies, in place and in two slots, against the model.
+
+    Raises CommandError for less than one parameter, and what the device raises.
+    """
+    if params < 1:
+        raise CommandError(f"params must be at least 1, not {params!r}")
     rng = np.random.default_rng(seed)
     with open_device(f"model:{device.identity.config.full_name}") as model:
         for profile in Profile:

@@ -1,0 +1,1 @@
+"""Gateware in Amaranth: stream elements, bus masters, floating point, the updater and kernel tops."""

@@ -1,0 +1,163 @@
+"""The same commands on every device: the same bits, the same traffic, the same errors."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nearflash.abi.adam import AdamStep, Profile
+from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.errors import AddressError, AlignmentError, CommandError
+from nearflash.device import open_device
+from nearflash.device.selftest import Case, random_state, run_update
+
+TAILS = [1, 2, 15, 16, 17, 1000]
+FUNCTIONAL = ("params_done", "nonfinite_gradients", "copy_overflows", "read_beats", "write_beats")
+SLOT = 8192
+
+
+@pytest.fixture(scope="module")
+def reference():
+    with open_device("model:update-tiny") as model:
+        yield model
+
+
+def same_as_reference(device, reference, case, state) -> None:
+    (results, counters), (expected, expected_counters) = (
+        run_update(device, case, state),
+        run_update(reference, case, state),
+    )
+    for name, data in expected.items():
+        dtype = "<u2" if name == "copy" else "<u4"
+        np.testing.assert_array_equal(np.frombuffer(results[name], dtype), np.frombuffer(data, dtype), name)
+    if device.identity.config == reference.identity.config:
+        assert {name: counters[name] for name in FUNCTIONAL} == {name: expected_counters[name] for name in FUNCTIONAL}
+
+
+@pytest.mark.parametrize("copy", CopyFormat)
+@pytest.mark.parametrize("profile", Profile)
+def test_every_profile_and_copy(device, reference, profile, copy):
+    adam = AdamStep(3e-3, 4, weight_decay=0.1, profile=profile)
+    same_as_reference(device, reference, Case(adam, 200, copy), random_state(np.random.default_rng(1), 200))
+
+
+@pytest.mark.parametrize("profile", Profile)
+@pytest.mark.parametrize("variant", ["no decay", "l2", "betas"])
+def test_every_kind_of_decay(device, reference, variant, profile):
+    variants = {
+        "no decay": AdamStep(1e-2, 1, profile=profile),
+        "l2": AdamStep(1e-2, 1000, weight_decay=0.5, decoupled=False, profile=profile),
+        "betas": AdamStep(1e-4, 77, beta1=0.75, beta2=0.5, eps=0.0, weight_decay=1e-3, profile=profile),
+    }
+    same_as_reference(device, reference, Case(variants[variant], 100), random_state(np.random.default_rng(2), 100))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("params", TAILS)
+def test_tails_in_place_and_in_two_slots(device, reference, params, in_place):
+    case = Case(AdamStep(1e-3, 3, weight_decay=0.01), params, CopyFormat.FP16, in_place)
+    same_as_reference(device, reference, case, random_state(np.random.default_rng(params), params))
+
+
+def test_a_sequence_of_steps_stays_equal(device, reference):
+    """Two slots, alternating, the moments carried in device memory: what an optimizer does."""
+    params, rng = 130, np.random.default_rng(8)
+    gradients = rng.standard_normal((4, params), dtype=np.float32)
+    runs = []
+    for each in (device, reference):
+        g, first, second = each.allocate(SLOT), each.allocate(3 * SLOT), each.allocate(3 * SLOT)
+        first.host[:] = 0
+        first.sync_to_device()
+        for step, gradient in enumerate(gradients, 1):
+            g.host[: gradient.nbytes] = gradient.view(np.uint8)
+            g.sync_to_device(0, gradient.nbytes)
+            old, new = (a.address for a in ((first, second) if step % 2 else (second, first)))
+            each.run(UpdateCommand(AdamStep(0.1, step, weight_decay=0.01), params, g.address,
+                                   old, old + SLOT, old + 2 * SLOT, new, new + SLOT, new + 2 * SLOT))  # fmt: skip
+        first.sync_from_device()
+        runs.append([first.host[i * SLOT : i * SLOT + 4 * params].tobytes() for i in range(3)])
+        for buffer in (g, first, second):
+            each.free(buffer)
+    assert runs[0] == runs[1]
+
+
+def test_bytes_past_the_end_stay(device):
+    """A tail writes its own bytes only."""
+    buffer = device.allocate(8 * SLOT)
+    buffer.host[:] = 0xA5
+    buffer.sync_to_device()
+    a = buffer.address
+    params = 17
+    device.run(
+        UpdateCommand(AdamStep(1e-3, 1), params, *(a + i * SLOT for i in range(7)), CopyFormat.BF16, a + 7 * SLOT)
+    )
+    buffer.sync_from_device()
+    slots = buffer.host.reshape(8, SLOT)
+    for slot, size_bytes in ((4, 4 * params), (5, 4 * params), (6, 4 * params), (7, 2 * params)):
+        assert (slots[slot, size_bytes:] == 0xA5).all() and (slots[slot, :size_bytes] != 0xA5).any()
+    assert (slots[:4] == 0xA5).all()
+    device.free(buffer)
+
+
+def test_link_bytes_are_counted_and_a_forgotten_sync_shows(device):
+    down, up = device.links.to_device, device.links.from_device
+    buffer = device.allocate(4 * SLOT)
+    a, params = buffer.address, 64
+    command = UpdateCommand(AdamStep(0.5, 1), params, a, *(a + i * SLOT for i in (1, 2, 3, 1, 2, 3)))
+    buffer.host[:] = np.ones(SLOT, np.float32).view(np.uint8)
+    buffer.sync_to_device()
+    buffer.host[: 4 * params] = 0  # this gradient never reaches the device
+    device.run(command)
+    parameters = buffer.host[SLOT : SLOT + 4 * params].view(np.float32)
+    assert (parameters == 1).all(), "the host's copy must be stale until it is synced"
+    buffer.sync_from_device(SLOT, 4 * params)
+    assert (parameters < 1).all(), "the device must have used the gradient that was synced, not the host's later one"
+    assert (device.links.to_device - down, device.links.from_device - up) == (4 * SLOT, 4 * params)
+    device.free(buffer)
+
+
+def test_bad_commands_leave_memory_as_it_was(device):
+    buffer = device.allocate(8 * SLOT)
+    buffer.host[:] = np.random.default_rng(3).integers(0, 256, 8 * SLOT, np.uint8)
+    buffer.sync_to_device()
+    before = buffer.host.copy()
+    a = buffer.address
+    good = UpdateCommand(AdamStep(1e-3, 1), 100, *(a + i * SLOT for i in range(7)))
+    bad = {
+        AddressError: (replace(good, v_out_address=a + 8 * SLOT), replace(good, g_address=1 << 40),
+                       replace(good, params=10_000), replace(good, p_out_address=a + SLOT + 64)),
+        AlignmentError: (replace(good, m_address=a + 2 * SLOT + 4),),
+        CommandError: (replace(good, params=0), replace(good, params=-1)),
+    }  # fmt: skip
+    for error, commands in bad.items():
+        for command in commands:
+            with pytest.raises(error):
+                device.submit(command)
+    buffer.sync_from_device()
+    np.testing.assert_array_equal(buffer.host, before)
+    device.run(good)
+    device.free(buffer)
+
+
+def test_freed_memory_is_refused(device):
+    buffer = device.allocate(8 * SLOT)
+    a = buffer.address
+    device.free(buffer)
+    with pytest.raises(AddressError, match="g read range must lie in one allocated buffer"):
+        device.submit(UpdateCommand(AdamStep(1e-3, 1), 100, *(a + i * SLOT for i in range(7))))
+
+
+def test_commands_queue_and_tickets_end_in_any_order(device):
+    buffer = device.allocate(8 * SLOT)
+    a = buffer.address
+    command = UpdateCommand(AdamStep(1e-3, 1), 50, *(a + i * SLOT for i in range(7)))
+    tickets = [device.submit(replace(command, params=params)) for params in (10, 20, 30)]
+    assert [device.wait(tickets[i]).counters["params_done"] for i in (2, 0, 1)] == [30, 10, 20]
+    with pytest.raises(CommandError, match="ticket must be one"):
+        device.wait(tickets[0])
+    device.free(buffer)
+
+
+def test_identity_names_the_device(device, spec):
+    assert device.identity.name == spec
+    assert device.identity.digest64 == device.identity.config.digest64
