@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AddressError
 from nearflash.device.base import Buffer, LinkBytes
 
-__all__ = ["PAGE_BYTES", "Memory", "SimulatedBuffer", "SimulatedMemory", "anonymous"]
+__all__ = ["DEFAULT_BYTES", "PAGE_BYTES", "Memory", "SimulatedBuffer", "SimulatedMemory", "anonymous"]
 
 PAGE_BYTES = 4096
 DEFAULT_BYTES = 4 << 30
