@@ -13,7 +13,7 @@ from amaranth.hdl import C, Cat, Module, Mux, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.formats import FP32
+from nearflash.abi.formats import FP32, NumberFormat
 from nearflash.gateware.fp.pipeline import digit_places, normalize_digit, register, shift_right
 
 __all__ = ["EXP_ZERO", "FLAGS", "RAW", "Pack", "RawLayout", "Unpack", "widened"]
@@ -59,77 +59,79 @@ def widened(number: Any, layout: RawLayout) -> data.View:
 
 
 class Unpack(wiring.Component):
-    """fp32 bit pattern -> RAW; subnormals are normalised. Exact.
+    """Bit pattern -> RAW; subnormals are normalised. Exact.
 
     Timing: latency LATENCY cycles, one result a cycle, free-running.
 
-    Members: i (fp32 bits), o (RAW), signaling (the value is a signaling NaN, which RAW does not tell from a quiet one).
+    Parameters: number, the format: fp32, or one with fewer bits.
+    Members: i (bit pattern), o (RAW), signaling (the value is a signaling NaN, which RAW does not tell from a quiet
+    one).
     """
 
     LATENCY = 2
 
-    i: In(FP32.bits)
-    o: Out(RAW)
-    signaling: Out(1)
+    def __init__(self, number: NumberFormat = FP32) -> None:
+        self._number = number
+        super().__init__({"i": In(number.bits), "o": Out(RAW), "signaling": Out(1)})
 
     def elaborate(self, platform: Any) -> Module:
         """Build the unpacker."""
         m = Module()
-        coarse, middle, fine = digit_places(5)
+        bits, bias = self._number.mantissa_bits, self._number.bias
+        first, *others = digit_places(bits.bit_length())
         # Cycle 0: classify; first digit of the leading zeros.
-        fraction, biased, sign = self.i[: SIG_BITS - 1], self.i[SIG_BITS - 1 : -1], self.i[-1]
+        fraction, biased, sign = self.i[:bits], self.i[bits:-1], self.i[-1]
         hidden, special, empty = biased.any(), biased.all(), ~fraction.any()
-        shifted, digit = normalize_digit(Cat(fraction, hidden), coarse)
-        sig_1, digit_1 = register(m, shifted), register(m, digit)
-        exp_1 = register(m, (biased - FP32.bias).as_signed())
-        hidden_1, sign_1 = register(m, hidden), register(m, sign)
-        zero_1, inf_1, nan_1 = register(m, ~hidden & empty), register(m, special & empty), register(m, special & ~empty)
-        quiet_1 = register(m, fraction[-1])
+        shifted, digit = normalize_digit(Cat(fraction, hidden), first)
+        sig, digits = register(m, shifted), [register(m, digit)]
+        exp = register(m, (biased - bias).as_signed())
+        hidden, sign, quiet = register(m, hidden), register(m, sign), register(m, fraction[-1])
+        zero, inf, nan = register(m, ~biased.any() & empty), register(m, special & empty), register(m, special & ~empty)
         # Cycle 1: the other digits; a subnormal's exponent follows from them alone.
-        shifted, middle_digit = normalize_digit(sig_1, middle)
-        shifted, fine_digit = normalize_digit(shifted, fine)
-        zeros = Cat(fine_digit, middle_digit, digit_1)
+        for place in others:
+            sig, digit = normalize_digit(sig, place)
+            digits.insert(0, digit)
         m.d.sync += [
-            self.o.sig.eq(shifted),
-            self.o.exp.eq(Mux(hidden_1, exp_1, (1 - FP32.bias) - zeros)),
-            self.o.sign.eq(sign_1),
-            Cat(self.o.zero, self.o.inf, self.o.nan).eq(Cat(zero_1, inf_1, nan_1)),
-            self.signaling.eq(nan_1 & ~quiet_1),
+            self.o.sig.eq(Cat(C(0, SIG_BITS - 1 - bits), sig)),
+            self.o.exp.eq(Mux(hidden, exp, (1 - bias) - Cat(*digits))),
+            Cat(self.o.sign, self.o.zero, self.o.inf, self.o.nan).eq(Cat(sign, zero, inf, nan)),
+            self.signaling.eq(nan & ~quiet),
         ]
-        with m.If(zero_1):
+        with m.If(zero):
             m.d.sync += self.o.exp.eq(EXP_ZERO)
         return m
 
 
 class Pack(wiring.Component):
-    """RAW -> fp32 bit pattern; a NaN becomes the canonical one. Exact.
+    """RAW -> bit pattern; a NaN becomes the canonical one. Exact.
 
     Timing: latency LATENCY cycles, one result a cycle, free-running.
-    Limits: a finite input must be an fp32 value, as the units leave it.
+    Limits: a finite input must be a value of the format, as the rounder leaves it.
 
-    Members: i (RAW), o (fp32 bits).
+    Parameters: number, the format: fp32, or one with fewer bits.
+    Members: i (RAW), o (bit pattern).
     """
 
     LATENCY = 2
 
-    i: In(RAW)
-    o: Out(FP32.bits)
+    def __init__(self, number: NumberFormat = FP32) -> None:
+        self._number = number
+        super().__init__({"i": In(RAW), "o": Out(number.bits)})
 
     def elaborate(self, platform: Any) -> Module:
         """Build the packer."""
         m = Module()
-        # Cycle 0: how far a subnormal moves right; exponents from -157 up are told apart by their low five bits.
-        subnormal = self.i.exp < 1 - FP32.bias
-        distance = ((1 - FP32.bias) - self.i.exp)[:5]
-        special = self.i.inf | self.i.nan
-        distance_1 = register(m, Mux(subnormal, distance, 0))
-        sig_1 = register(m, self.i.sig)
-        biased_1 = register(m, Mux(special, C(255, 8), Mux(subnormal | self.i.zero, 0, (self.i.exp + FP32.bias)[:8])))
-        sign_1 = register(m, self.i.sign & ~self.i.nan)
-        empty_1, nan_1 = register(m, special | self.i.zero), register(m, self.i.nan)
+        i, bits, least = self.i, self._number.mantissa_bits, 1 - self._number.bias
+        # Cycle 0: how far a subnormal moves right, modulo more than the format has bits.
+        subnormal, special = i.exp < least, i.inf | i.nan
+        distance = register(m, Mux(subnormal, (least - i.exp)[: bits.bit_length()], 0))
+        sig, sign, nan = register(m, i.sig[-1 - bits :]), register(m, i.sign & ~i.nan), register(m, i.nan)
+        biased = Mux(subnormal | i.zero, 0, i.exp + self._number.bias)[: self._number.exponent_bits]
+        biased = register(m, biased | special.replicate(len(biased)))
+        empty = register(m, special | i.zero)
         # Cycle 1: shift.
-        shifted, _ = shift_right(sig_1, distance_1)
-        m.d.sync += self.o.eq(Cat(shifted[: SIG_BITS - 1], biased_1, sign_1))
-        with m.If(empty_1):
-            m.d.sync += self.o[: SIG_BITS - 1].eq(nan_1 << (SIG_BITS - 2))
+        shifted, _ = shift_right(sig, distance)
+        m.d.sync += self.o.eq(Cat(shifted[:bits], biased, sign))
+        with m.If(empty):
+            m.d.sync += self.o[:bits].eq(nan << (bits - 1))
         return m
