@@ -1,8 +1,7 @@
 """Operands that reach the corners of floating point units: classes as in Berkeley TestFloat, and random ones.
 
-A class takes each sign, an exponent field that is special (near zero, the bias, the top) and a fraction that is special
-(zero, ones, one bit set or cleared, a run of ones from either end). Sources of random operands draw sign, exponent and
-fraction independently, so that a third meet near each other's exponent.
+A corner has an exponent field that is special (near zero, the bias, the top) and a fraction that is special (zero,
+ones, one bit set or cleared, a run of ones from either end).
 """
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.formats import FP32, NumberFormat
 
-__all__ = ["corner_values", "operands"]
+__all__ = ["corner_pairs", "corner_values", "narrow_operands", "operands"]
 
 
 def corner_values(number: NumberFormat = FP32) -> NDArray[np.uint32]:
@@ -25,6 +24,12 @@ def corner_values(number: NumberFormat = FP32) -> NDArray[np.uint32]:
     sign = 1 << (number.bits - 1)
     values = {s | e << bits | f for s in (0, sign) for e in exponents for f in fractions}
     return np.array(sorted(values), np.uint32)
+
+
+def corner_pairs() -> list[NDArray[np.uint32]]:
+    """Every pair of fp32 corners, as two arrays."""
+    corners = corner_values()
+    return [np.repeat(corners, len(corners)), np.tile(corners, len(corners))]
 
 
 def operands(count: int, arity: int, seed: int) -> list[NDArray[np.uint32]]:
@@ -55,3 +60,16 @@ def operands(count: int, arity: int, seed: int) -> list[NDArray[np.uint32]]:
         chosen = np.where(kind == 1, rng.integers(0, 1 << 32, count, dtype=np.uint32), near)
         columns.append(np.where(kind == 0, corners[rng.integers(0, len(corners), count)], chosen).astype(np.uint32))
     return columns
+
+
+def narrow_operands(count: int, number: NumberFormat, seed: int) -> NDArray[np.uint32]:
+    """fp32 bit patterns at and next to the values of a 16-bit format and the boundaries halfway between them."""
+    rng = np.random.default_rng(seed)
+    dropped = FP32.mantissa_bits - number.mantissa_bits
+    exponent = rng.integers(-number.mantissa_bits - 3, (1 << number.exponent_bits) + 1, count)
+    biased = np.clip(exponent + FP32.bias - number.bias, 0, 255).astype(np.uint32)
+    # Halfway points of normal values, and those of subnormal ones, some bits further up.
+    place = dropped - 1 + np.maximum(0, 1 - exponent)
+    fraction = (rng.integers(0, 1 << 24, count) >> place << place) + rng.integers(-1, 2, count)
+    sign = rng.integers(0, 2, count, dtype=np.uint32) << np.uint32(31)
+    return sign | biased << np.uint32(FP32.mantissa_bits) | (fraction & 0x7FFFFF).astype(np.uint32)

@@ -35,7 +35,8 @@ def canonical(value: NDArray[np.float32]) -> Bits:
 
 def is_signaling(bits: Bits) -> NDArray[np.bool_]:
     """Signaling NaNs: the fraction's top bit is zero."""
-    return np.isnan(bits.view(np.float32)) & (bits & np.uint32(1 << (FP32.mantissa_bits - 1)) == 0)
+    quiet: NDArray[np.bool_] = bits & np.uint32(1 << (FP32.mantissa_bits - 1)) != 0
+    return np.isnan(bits.view(np.float32)) & ~quiet
 
 
 def tiny_below(number: NumberFormat = FP32) -> float:

@@ -20,9 +20,8 @@ def muladd(a: Bits, b: Bits, c: Bits, *, fused: bool) -> tuple[Bits, Flags]:
     """rn(a * b + c) where fused, else rn(rn(a * b) + c), of bit patterns, and the exceptions."""
     if not fused:
         product, product_flags = mul(a, b)
-        total, total_flags = add(product, c)
-        # A NaN that the product raised for is not new, and a NaN product is quiet.
-        return total, product_flags | total_flags
+        bits, sum_flags = add(product, c)
+        return bits, product_flags | sum_flags
     x, y, z = (bits.view(np.float32) for bits in (a, b, c))
     with np.errstate(all="ignore"):
         odd = _fma_to_odd(x, y, z)
@@ -56,7 +55,8 @@ def _fma_to_odd(x: NDArray[np.float32], y: NDArray[np.float32], z: NDArray[np.fl
     bits = total.view(np.int64)
     towards = 1 - 2 * ((error < 0) ^ (total < 0)).view(np.int8)
     step = (error != 0) & (bits & 1 == 0) & np.isfinite(total)
-    return (bits + step * towards).view(np.float64)
+    odd: NDArray[np.float64] = (bits + step * towards).view(np.float64)
+    return odd
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,19 @@ class Reciprocal:
         return cls(int(s < 0), exp, sig)
 
 
-def mul_reciprocal(a: Bits, reciprocal: Reciprocal) -> Bits:
-    """rn(a * reciprocal) of bit patterns: rn(a / s) where that is normal, zero, infinite or NaN."""
+def mul_reciprocal(a: Bits, reciprocal: Reciprocal) -> tuple[Bits, Flags]:
+    """rn(a * reciprocal) of bit patterns, and the exceptions: rn(a / s) where that is not subnormal.
+
+    `inexact` is that of the product, which a quotient that is an fp32 value raises too.
+    """
     x = a.view(np.float32)
-    fraction, exponent = np.frexp(x.astype(np.float64))
-    finite = np.isfinite(x)
-    sig = np.where(finite, np.abs(fraction) * 2.0**24, 0).astype(np.uint64)
-    low = sig * np.uint64(reciprocal.sig & 0xFFFFFF)
-    high = sig * np.uint64(reciprocal.sig >> 24) + (low >> np.uint64(24))
-    odd = high | (low & np.uint64(0xFFFFFF) != 0)  # at most 51 bits: exact as a double
-    scale = exponent + (reciprocal.exp - (RECIPROCAL_BITS - 1))
     with np.errstate(all="ignore"):
-        magnitude = np.where(finite, np.ldexp(odd.astype(np.float64), scale), np.abs(x)).astype(np.float32)
-    negative = np.signbit(x) ^ bool(reciprocal.sign)
-    return canonical(np.where(negative, -magnitude, magnitude).astype(np.float32))
+        fraction, exponent = np.frexp(np.where(np.isfinite(x), x, 0).astype(np.float64))
+        sig = (np.abs(fraction) * 2.0**24).astype(np.uint64)
+        low = sig * np.uint64(reciprocal.sig & 0xFFFFFF)
+        high = sig * np.uint64(reciprocal.sig >> 24) + (low >> np.uint64(24))
+        odd = high | (low & np.uint64(0xFFFFFF) != 0)  # at most 51 bits: exact as a double
+        wide = np.ldexp(odd.astype(np.float64), exponent + (reciprocal.exp - (RECIPROCAL_BITS - 1)))
+        wide = np.copysign(np.where(np.isfinite(x), wide, np.abs(x)), x) * (1 - 2 * reciprocal.sign)
+        product = wide.astype(np.float32)
+        return canonical(product), exceptions((a,), product, inexact=wide != product, tiny=np.abs(wide) < tiny_below())

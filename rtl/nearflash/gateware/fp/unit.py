@@ -1,5 +1,6 @@
 """A unit with bit patterns at its ports, as benches, tests and area tables want it."""
 
+from collections.abc import Collection
 from typing import Any
 
 from amaranth.hdl import C, Module, Value
@@ -20,20 +21,22 @@ class Fp32Unit(wiring.Component):
     Numerics: those of `core`; a signaling NaN among the operands raises `invalid`.
 
     Parameters: core, with operands in RawLayout (24 significand bits, or more: padded with zeros), other inputs, o and
-    perhaps flags (FLAGS).
-    Members: those of the core, with 32 bits instead of each RawLayout.
+    perhaps flags (FLAGS); unpacked, names of operands to leave in RawLayout.
+    Members: those of the core, with 32 bits instead of a RawLayout.
     """
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Any, *, unpacked: Collection[str] = ()) -> None:
         self._core = core
         members = dict(core.signature.members)
-        self._operands = [name for name, port in members.items() if port.flow == In and _is_raw(port)]
+        self._operands = [
+            name for name, port in members.items() if port.flow == In and _is_raw(port) and name not in unpacked
+        ]
         self._packs = _is_raw(members["o"])
         self._before = Unpack.LATENCY if self._operands else 0
         self._after = Pack.LATENCY if self._packs else 0
         self.LATENCY = self._before + core.LATENCY + self._after
         for name, port in members.items():
-            if _is_raw(port):
+            if _is_raw(port) and name not in unpacked:
                 members[name] = wiring.Member(port.flow, FP32.bits)
         super().__init__(members)
 

@@ -1,0 +1,14 @@
+import numpy as np
+
+from nearflash.model.fp.div import div
+from nearflash.sim.softfloat import softfloat
+from nearflash.sim.vectors import operands
+
+
+def test_equals_softfloat():
+    a, b = operands(60_000, 2, seed=3)
+    bits, flags = div(a, b)
+    expected, expected_flags = softfloat("div", a, b)
+    np.testing.assert_array_equal(bits, expected)
+    np.testing.assert_array_equal(flags, expected_flags)
+    assert set(np.unique(flags)) == {0, 1, 3, 5, 8, 16}, "the operands must reach these exceptions"
