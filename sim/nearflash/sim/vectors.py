@@ -70,6 +70,7 @@ def narrow_operands(count: int, number: NumberFormat, seed: int) -> NDArray[np.u
     biased = np.clip(exponent + FP32.bias - number.bias, 0, 255).astype(np.uint32)
     # Halfway points of normal values, and those of subnormal ones, some bits further up.
     place = dropped - 1 + np.maximum(0, 1 - exponent)
-    fraction = (rng.integers(0, 1 << 24, count) >> place << place) + rng.integers(-1, 2, count)
+    ones = np.where(rng.integers(0, 4, count) == 0, (1 << FP32.mantissa_bits) - (1 << dropped), 0)
+    fraction = ((ones | rng.integers(0, 1 << 24, count)) >> place << place) + rng.integers(-1, 2, count)
     sign = rng.integers(0, 2, count, dtype=np.uint32) << np.uint32(31)
     return sign | biased << np.uint32(FP32.mantissa_bits) | (fraction & 0x7FFFFF).astype(np.uint32)

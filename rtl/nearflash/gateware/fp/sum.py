@@ -20,14 +20,14 @@ __all__ = ["Sum"]
 
 
 class Sum(wiring.Component):
-    """o = a + b, exact but for the last bit, which is sticky.
+    """o = a + b, exact down to the guard bit of fp32; what is lost below leaves a one among the lower bits.
 
     Timing: latency LATENCY = 6 cycles, one result a cycle, free-running.
     Numerics: an exact zero is +0, unless both operands are -0.
 
     Parameters: a_bits, significand bits of a (24 or more).
-    Members: a (RawLayout(a_bits)), b (RAW), o (RawLayout of at least a_bits + 2 and at least 28; its exponent means
-    nothing where it is zero), invalid (inf - inf).
+    Members: a (RawLayout(a_bits)), b (RAW), o (RawLayout(max(28, a_bits + 2)); its exponent means nothing where it is
+    zero), invalid (inf - inf).
     Raises ValueError for a_bits below 24.
     """
 

@@ -25,7 +25,7 @@ from nearflash.model.fp.sqrt import sqrt
 from nearflash.sim.burst import BurstUnit, words_from_integers
 from nearflash.sim.vectors import corner_pairs, narrow_operands, operands
 
-__all__ = ["VECTORS", "run"]
+__all__ = ["OPERATIONS", "VECTORS", "Operation", "run"]
 
 Columns = list[NDArray[Any]]
 #: Vectors of each operation; of `add`, `mul` and `div` the first ones are all pairs of corner values.
@@ -47,7 +47,9 @@ _BLOCK = 500_000
 
 
 @dataclass(frozen=True)
-class _Operation:
+class Operation:
+    """How one operation is compared: unit, operand ports, operands from (count, seed), model, run-time bits."""
+
     core: Callable[[], Any]
     ports: str
     operands: Callable[[int, int], Columns]
@@ -72,18 +74,18 @@ def _pairs(count: int, seed: int) -> Columns:
     return [np.concatenate(columns) for columns in zip(chosen, rest, strict=True)]
 
 
-def _narrow(number: NumberFormat) -> _Operation:
+def _narrow(number: NumberFormat) -> Operation:
     def columns(count: int, seed: int) -> Columns:
         return [np.concatenate([*operands(count // 2, 1, seed), narrow_operands(count - count // 2, number, seed)])]
 
-    return _Operation(ToNarrow, "i", columns, lambda a: to_narrow(a, number), {"bf16": int(number == BF16)})
+    return Operation(ToNarrow, "i", columns, lambda a: to_narrow(a, number), {"bf16": int(number == BF16)})
 
 
-def _wide(number: NumberFormat) -> _Operation:
+def _wide(number: NumberFormat) -> Operation:
     def columns(count: int, seed: int) -> Columns:
         return [np.arange(count, dtype=np.uint16)]
 
-    return _Operation(FromNarrow, "i", columns, lambda a: (from_narrow(a, number), None), {"bf16": int(number == BF16)})
+    return Operation(FromNarrow, "i", columns, lambda a: (from_narrow(a, number), None), {"bf16": int(number == BF16)})
 
 
 def _three(count: int, seed: int) -> Columns:
@@ -94,14 +96,15 @@ def _fused(a: Any, b: Any, c: Any) -> Any:
     return muladd(a, b, c, fused=True)
 
 
-_OPERATIONS = {
-    "add": _Operation(Add, "ab", _pairs, add, {}),
-    "mul": _Operation(Mul, "ab", _pairs, mul, {}),
-    "div": _Operation(Div, "ab", _pairs, div, {}),
-    "fma": _Operation(MulAdd, "abc", _three, _fused, {"fused": 1}),
-    "fma_51": _Operation(lambda: MulAdd(RECIPROCAL_BITS), "abc", _three, _fused, {"fused": 1}),
-    "muladd": _Operation(MulAdd, "abc", _three, lambda a, b, c: muladd(a, b, c, fused=False), {"fused": 0}),
-    "sqrt": _Operation(Sqrt, "a", lambda count, seed: operands(count, 1, seed), sqrt, {}),
+#: Every operation but `div_by_invariant`, whose operands come scalar by scalar.
+OPERATIONS = {
+    "add": Operation(Add, "ab", _pairs, add, {}),
+    "mul": Operation(Mul, "ab", _pairs, mul, {}),
+    "div": Operation(Div, "ab", _pairs, div, {}),
+    "fma": Operation(MulAdd, "abc", _three, _fused, {"fused": 1}),
+    "fma_51": Operation(lambda: MulAdd(RECIPROCAL_BITS), "abc", _three, _fused, {"fused": 1}),
+    "muladd": Operation(MulAdd, "abc", _three, lambda a, b, c: muladd(a, b, c, fused=False), {"fused": 0}),
+    "sqrt": Operation(Sqrt, "a", lambda count, seed: operands(count, 1, seed), sqrt, {}),
     "to_fp16": _narrow(FP16),
     "to_bf16": _narrow(BF16),
     "from_fp16": _wide(FP16),
@@ -110,7 +113,7 @@ _OPERATIONS = {
 
 
 def _compare(op: str, count: int, seed: int) -> tuple[int, int, int]:
-    operation = _OPERATIONS[op]
+    operation = OPERATIONS[op]
     core = operation.core()
     unit = BurstUnit(Fp32Unit(core), f"fp_{type(core).__name__.lower()}")
     columns = operation.operands(count, seed)
