@@ -4,6 +4,7 @@ from amaranth.sim import Simulator
 from nearflash.abi.fields import Access, Field, Register, RegisterMap
 from nearflash.abi.registers import UPDATE
 from nearflash.gateware.bus.registers import RegisterFile
+from nearflash.sim.cocotb_run import run_testbench
 
 OKAY, SLVERR = 0, 2
 SMALL = RegisterMap("small", 0x40, (
@@ -173,3 +174,7 @@ def test_every_register_of_the_update_kernel_is_there(run):
                 assert await host.write(register.offset, 0xFFFFFFFF) == OKAY
 
     run(scenario, registers=UPDATE)
+
+
+def test_testbench():
+    assert run_testbench("gateware.bus.registers").failed == ()

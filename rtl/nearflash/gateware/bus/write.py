@@ -149,9 +149,9 @@ class BurstWriter(wiring.Component):
         with m.If(sent):
             m.d.sync += index.eq(Mux(bus.wlast, 0, index + 1))
 
-        # B.
-        m.d.comb += [bus.bready.eq(1), bursts.o.ready.eq(bus.bvalid)]
-        latch_error(m, self.error, self.clear, bus.bvalid, bus.bresp, bursts.o.payload)
+        # B: an answer is taken when a burst is open, which is whenever one may come.
+        m.d.comb += [bus.bready.eq(bursts.o.valid), bursts.o.ready.eq(bus.bvalid)]
+        latch_error(m, self.error, self.clear, bus.bvalid & bus.bready, bus.bresp, bursts.o.payload)
 
         m.d.comb += [
             self.idle.eq(split.idle & ~bursts.o.valid),

@@ -22,7 +22,7 @@ __all__ = ["FormalError", "run", "run_proof"]
 
 _ENGINES = {"induction": "smtbmc yices", "pdr": "abc pdr"}
 _TIMEOUT_S = 300
-_FAILED = re.compile(r"summary: +(?:failed|unreached) (?:assertion|cover statement) (?:top\.)?(\S+)")
+_FAILED = re.compile(r"summary: +(?:failed assertion )?top\.(\S+) at")
 _TRACE = re.compile(r"counterexample trace(?: \[\w+\])?: (\S+)")
 _FLIP_FLOPS = ",".join(f"${kind}" for kind in ("dff", "dffe", "adff", "sdff", "sdffe", "sdffce"))
 

@@ -90,6 +90,7 @@ def join() -> Bench:
     offer(bench, dut.i.score, "score")
     accept(bench, dut.o)
     check_source(bench, dut.o)
+    bench.prove("valid_when_both_are", dut.o.valid == (dut.i.key.valid & dut.i.score.valid))
     bench.prove("taken_together", Cat(moves(dut.i.key), moves(dut.i.score)) == moves(dut.o).replicate(2))
     same = (dut.o.payload.key == dut.i.key.payload) & (dut.o.payload.score == dut.i.score.payload)
     bench.prove("same_items", ~dut.o.valid | same)

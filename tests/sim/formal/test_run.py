@@ -1,0 +1,103 @@
+import pytest
+from amaranth import Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.gateware.bus.read import BurstReader
+from nearflash.sim.formal import bus, streams
+from nearflash.sim.formal.proofs import PROOFS, Proof
+from nearflash.sim.formal.run import run, run_proof
+
+QUICK = ("stream.skid", "stream.narrow", "bus.split")
+
+
+def check(names, folder):
+    results = list(run(names, folder))
+    assert {result["mode"] for result in results} == {"prove", "cover", "paths"}
+    assert [result for result in results if result["status"] != "pass"] == []
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_proofs(name, tmp_path):
+    check([name], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PROOFS if name not in QUICK])
+def test_long_proofs(name, tmp_path):
+    check([name], tmp_path)
+
+
+class Careless(wiring.Component):
+    """Seeded bug: a register that takes an item whether or not the last one has left."""
+
+    i: In(stream.Signature(1))
+    o: Out(stream.Signature(1))
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.i.ready.eq(1)
+        with m.If(self.i.valid):
+            m.d.sync += [self.o.payload.eq(self.i.payload), self.o.valid.eq(1)]
+        with m.Elif(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
+        return m
+
+
+class Waiting(wiring.Component):
+    """Seeded bug: no item is offered before the consumer is ready."""
+
+    i: In(stream.Signature(1))
+    o: Out(stream.Signature(1))
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += [
+            self.o.payload.eq(self.i.payload),
+            self.o.valid.eq(self.i.valid & self.o.ready),
+            self.i.ready.eq(self.o.ready),
+        ]
+        return m
+
+
+def results_of(build, folder, **options):
+    return {result["mode"]: result for result in run_proof(Proof("seeded", build, **options), folder)}
+
+
+def test_a_lost_item_fails_by_name_with_a_trace(tmp_path):
+    result = results_of(lambda: streams.skid(Careless()), tmp_path)["prove"]
+    assert result["status"] == "fail"
+    assert set(result["property"]) & {"o_payload_stable_until_ready", "order_kept", "capacity_kept"}
+    assert "o__payload" in (tmp_path / result["trace"]).read_text()
+
+
+def test_valid_that_waits_for_ready_fails(tmp_path):
+    result = results_of(lambda: streams.skid(Waiting()), tmp_path)["paths"]
+    assert result["status"] == "fail"
+    assert "no_path_from_o__ready_to_o__valid" in result["property"]
+
+
+def test_a_crossed_boundary_fails(tmp_path, monkeypatch):
+    # Seeded bug: bursts of 8 beats on a bus whose boundary lies every 4.
+    monkeypatch.setattr(
+        bus, "BurstReader", lambda width, **_: BurstReader(width, max_outstanding=2, max_burst_bytes=32)
+    )
+    result = results_of(bus.reader, tmp_path)["prove"]
+    assert result["status"] == "fail"
+    assert "ar_no_crossing" in result["property"]
+
+
+def test_what_cannot_be_reached_is_not_covered(tmp_path):
+    def build():
+        bench = streams.skid()
+        bench.assume(bench.dut.o.ready)
+        return bench
+
+    result = results_of(build, tmp_path)["cover"]
+    assert result["status"] == "fail"
+    assert {"full", "o_waits_then_moves"} <= set(result["property"])
+
+
+def test_unknown_proof(tmp_path):
+    with pytest.raises(ValueError, match=r"proof must be one of stream.skid, .*, not 'stream.nothing'"):
+        list(run(["stream.nothing"], tmp_path))
