@@ -85,13 +85,14 @@ class Sequencer(wiring.Component):
                     m.next = "CHECK"
             with m.State("CHECK"):
                 self._check(m, checked)
-            with m.State("COMMAND-FETCH"):
-                m.d.comb += self.fetch.valid.eq(1)
-                with m.If(self.fetch.ready):
-                    m.next = "COMMAND-STORE"
+            # Store first: Fetch takes its command late, with the last group, which needs the writers to work.
             with m.State("COMMAND-STORE"):
                 m.d.comb += self.store.valid.eq(1)
                 with m.If(self.store.ready):
+                    m.next = "COMMAND-FETCH"
+            with m.State("COMMAND-FETCH"):
+                m.d.comb += self.fetch.valid.eq(1)
+                with m.If(self.fetch.ready):
                     m.next = "WAIT-IDLE"
             with m.State("WAIT-IDLE"):
                 with m.If(self.fetch_idle & self.store_idle):
@@ -107,7 +108,7 @@ class Sequencer(wiring.Component):
 
     def _check(self, m: Module, addresses: Sequence[Any]) -> None:
         offset_bits = (self.config.port_bytes - 1).bit_length()
-        m.next = "COMMAND-FETCH"
+        m.next = "COMMAND-STORE"
         for address in reversed(addresses):
             with m.If(address[:offset_bits].any()):
                 m.d.sync += [self.status.eq(Status.MISALIGNED), self.fault_address.eq(address)]

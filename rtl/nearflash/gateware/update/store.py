@@ -104,7 +104,9 @@ class Store(wiring.Component):
         for event, flags in {
             "params": taken,
             "nonfinite_gradients": taken & Cat(lane.nonfinite_gradient for lane in self.i.payload.lanes),
-            "copy_overflows": taken & Cat(lane.copy_overflow for lane in self.i.payload.lanes),
+            "copy_overflows": taken
+            & Cat(lane.copy_overflow for lane in self.i.payload.lanes)
+            & self.i_command.payload.copy.replicate(lanes),
         }.items():
             m.d.comb += self.counts[event].eq(sum(flags[lane] for lane in range(lanes)))
         return m
