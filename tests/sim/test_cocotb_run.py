@@ -20,10 +20,6 @@ def test_queue(parameters):
     assert len(result.passed) == 3
 
 
-def test_reader_on_an_independent_axi_memory():
-    assert run_testbench("gateware.bus.read").failed == ()
-
-
 def test_a_wrong_component_fails_and_leaves_waves(monkeypatch):
     # The tests expect 5 places; the component of this run has 4.
     monkeypatch.setattr("nearflash.sim.testbenches.stream.queue.component", lambda: StreamQueue(32, 4))

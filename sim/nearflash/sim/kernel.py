@@ -14,25 +14,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.abi.errors import DeviceError
+from nearflash.device.memory import anonymous
 from nearflash.sim.build import build_library
 from nearflash.sim.pins import memory_ports, pins_header
 from nearflash.sim.stalls import SimulationTimeout
-from nearflash.sim.verilog import convert
+from nearflash.sim.verilog import Design, convert
 
 __all__ = ["BusError", "KernelLibrary", "MemoryModel", "PortStatistics", "ProtocolError"]
 
 _SHIM = Path(__file__).parent / "shims" / "kernel.cpp"
 _REGISTER_LIMIT_CYCLES = 1000
 _WAITS_BYTES = 1 << 16
+_WAITS_SHOWN = 16
 _RESPONSES = ("OKAY", "EXOKAY", "SLVERR", "DECERR")
 _OUTSTANDING_MAX = 64
 
 
-class ProtocolError(Exception):
+class ProtocolError(DeviceError):
     """The kernel broke a rule of AXI4; the text names the port, the cycle and the rule."""
 
 
-class BusError(Exception):
+class BusError(DeviceError):
     """A register access was answered with SLVERR or DECERR."""
 
 
@@ -92,7 +95,7 @@ class PortStatistics(ctypes.Structure):
 
 
 class KernelLibrary:
-    """`component` as a library with `memory_bytes` of memory at `base_address`.
+    """`component`, or a converted design, as a library with `memory_bytes` of memory at `base_address`.
 
     `name` names the library in the build cache. `trace` compiles waves in, which makes the model several times slower
     and another entry of the cache.
@@ -114,23 +117,22 @@ class KernelLibrary:
     ) -> None:
         if memory_bytes <= 0 or memory_bytes % mmap.PAGESIZE:
             raise ValueError(f"memory_bytes must be a positive multiple of {mmap.PAGESIZE}, not {memory_bytes!r}")
-        design = convert(component)
+        design = component if isinstance(component, Design) else convert(component)
         self.port_names = memory_ports(design)
         path = build_library(
-            component,
+            design,
             name=name + ("-trace" if trace else ""),
             shim=_SHIM,
             headers={"pins.hpp": pins_header(design)},
             trace=trace,
-            design=design,
             show_streams=True,
         )
         self._library = _declared(ctypes.CDLL(str(path)))
         self.base_address = base_address
         #: The device's memory; index 0 is `base_address`. It outlives the library.
-        self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, memory_bytes), np.uint8)
-        self._kernel = ctypes.c_void_p(
-            self._library.kernel_new(self.memory.ctypes.data, memory_bytes, base_address, git_revision)
+        self.memory: NDArray[np.uint8] = anonymous(memory_bytes)
+        self._kernel: int | None = self._library.kernel_new(
+            self.memory.ctypes.data, memory_bytes, base_address, git_revision
         )
         self.configure(model or MemoryModel())
 
@@ -140,31 +142,31 @@ class KernelLibrary:
     def close(self) -> None:
         """Free the simulator; the memory stays as long as someone looks at it. May be called twice."""
         if getattr(self, "_kernel", None):
-            self._library.kernel_free(self._kernel)
+            self._call("free")
             self._kernel = None
 
     def reset(self) -> None:
         """Hold the reset for four cycles: what was under way is dropped, memory and statistics stay."""
-        self._library.kernel_reset(self._kernel)
+        self._call("reset")
 
     def configure(self, model: MemoryModel) -> None:
         """Set latency, bandwidth and stalls; also while bursts are under way."""
         values = [getattr(model, name) for name, _ in _Settings._fields_]
-        self._library.kernel_configure(self._kernel, ctypes.byref(_Settings(*values)))
+        self._call("configure", ctypes.byref(_Settings(*values)))
 
     def write_register(self, offset_bytes: int, value: int) -> None:
         """Write one 32-bit register; time goes on meanwhile.
 
         Raises BusError for an error response, SimulationTimeout where none comes within 1,000 cycles.
         """
-        response = self._library.kernel_write(self._kernel, offset_bytes, value, _REGISTER_LIMIT_CYCLES)
+        response = self._call("write", offset_bytes, value, _REGISTER_LIMIT_CYCLES)
         self._check_response(response, f"write of register {offset_bytes:#x}")
 
     def read_register(self, offset_bytes: int) -> int:
         """Read one 32-bit register; time goes on meanwhile. Raises as `write_register` does."""
         value = ctypes.c_uint32()
         limit = _REGISTER_LIMIT_CYCLES
-        response = self._library.kernel_read(self._kernel, offset_bytes, ctypes.byref(value), limit)
+        response = self._call("read", offset_bytes, ctypes.byref(value), limit)
         self._check_response(response, f"read of register {offset_bytes:#x}")
         return value.value
 
@@ -176,58 +178,71 @@ class KernelLibrary:
         """
         cycles = self.advance(limit_cycles, until_interrupt=True)
         if not self.interrupt:
-            raise SimulationTimeout(f"no interrupt within {limit_cycles} cycles: {self.waits()}")
+            raise SimulationTimeout(f"no interrupt within {limit_cycles} cycles: {self.waits_text()}")
         return cycles
 
     def advance(self, limit_cycles: int, *, until_interrupt: bool = False) -> int:
         """Run for `limit_cycles`, or less where the interrupt ends it; return the cycles. Raises ProtocolError."""
-        cycles = int(self._library.kernel_run(self._kernel, limit_cycles, until_interrupt))
+        cycles = int(self._call("run", limit_cycles, until_interrupt))
         self._check_protocol()
         return cycles
 
     @property
     def interrupt(self) -> bool:
         """Whether the interrupt is high."""
-        return bool(self._library.kernel_interrupt(self._kernel))
+        return bool(self._call("interrupt"))
 
     @property
     def cycles(self) -> int:
         """Clock cycles since the library was made, those of register accesses among them, resets not."""
-        return int(self._library.kernel_cycles(self._kernel))
+        return int(self._call("cycles"))
 
     def statistics(self) -> dict[str, PortStatistics]:
         """By memory port."""
         counts = (PortStatistics * len(self.port_names))()
-        self._library.kernel_statistics(self._kernel, counts)
+        self._call("statistics", counts)
         return dict(zip(self.port_names, counts, strict=True))
 
-    def waits(self) -> str:
-        """What waits in this cycle: memory channels first, then streams inside the kernel."""
+    def waits(self) -> list[str]:
+        """What waits in this cycle: memory channels first, then streams inside the kernel, outer ones first."""
         text = ctypes.create_string_buffer(_WAITS_BYTES)
-        self._library.kernel_waits(self._kernel, text, _WAITS_BYTES)
-        return text.value.decode().removesuffix("; ") or "nothing waits, and no interrupt is raised"
+        self._call("waits", text, _WAITS_BYTES)
+        return text.value.decode().split("; ")[:-1]
+
+    def waits_text(self) -> str:
+        """The first of `waits`, for a message."""
+        found = self.waits()
+        rest = [f"and {len(found) - _WAITS_SHOWN} more"] if len(found) > _WAITS_SHOWN else []
+        return "; ".join([*found[:_WAITS_SHOWN], *rest]) or "nothing waits"
 
     def start_trace(self, path: Path, cycles: int, delay_cycles: int = 0) -> None:
         """Write the waves of `cycles` cycles, `delay_cycles` from now on, to `path` (VCD).
 
         Raises ValueError for a library without `trace`.
         """
-        if not self._library.kernel_trace(self._kernel, str(path).encode(), self.cycles + delay_cycles, cycles):
+        if not self._call("trace", str(path).encode(), self.cycles + delay_cycles, cycles):
             raise ValueError("the library must be made with trace=True, not without, to write waves")
 
     def stop_trace(self) -> None:
         """Close the wave file."""
-        self._library.kernel_trace_close(self._kernel)
+        self._call("trace_close")
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        if self._kernel is None:
+            raise ValueError("the kernel library must be open, not closed")
+        return getattr(self._library, f"kernel_{function}")(self._kernel, *arguments)
 
     def _check_response(self, response: int, what: str) -> None:
         self._check_protocol()
         if response < 0:
-            raise SimulationTimeout(f"{what} had no response within {_REGISTER_LIMIT_CYCLES} cycles: {self.waits()}")
+            raise SimulationTimeout(
+                f"{what} had no response within {_REGISTER_LIMIT_CYCLES} cycles: {self.waits_text()}"
+            )
         if response >= 2:
             raise BusError(f"{what} must be answered with OKAY, not {_RESPONSES[response]}")
 
     def _check_protocol(self) -> None:
-        error = self._library.kernel_error(self._kernel)
+        error = self._call("error")
         if error:
             raise ProtocolError(error.decode())
 

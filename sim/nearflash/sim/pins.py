@@ -21,6 +21,11 @@ _LITE = (
     *("wdata", "wstrb", "wvalid", "wready", "bresp", "bvalid", "bready", "rdata", "rresp", "rvalid", "rready"),
 )
 _CONTROL = "s_axi_control"
+_CHECK = """        auto check = [&](const char* path, bool valid, bool ready) {
+            if (valid == ready || valid != blocked || length >= size) return;
+            const char* what = blocked ? "ready" : "data";
+            length += std::snprintf(text + length, size - length, "%s waits for %s; ", path, what);
+        };"""
 
 
 def memory_ports(design: Design) -> tuple[str, ...]:
@@ -71,15 +76,19 @@ def pins_header(design: Design) -> str:
 def waits_header(design: Design, root_header: str) -> str:
     """The text of waits.hpp: which streams inside the model wait, found in the header that Verilator wrote.
 
-    A stream waits for ready when valid is high and ready low, for data when ready is high and valid low. Those that
-    wait for ready come first: they lead from the source to what blocks it.
+    A stream waits for ready when valid is high and ready low, for data when ready is high and valid low. Outer streams
+    come first, and of those at one depth the ones that wait for ready: the list begins where a reader would look.
     """
     members = set(re.findall(r"\bCData/\*0:0\*/ (\w+);", root_header))
-    lines = []
+    levels: dict[int, list[str]] = {}
     for stream in design.streams:
         valid, ready = ("__DOT__".join(encoded(part) for part in wire) for wire in (stream.valid, stream.ready))
         if {valid, ready} <= members:
-            lines.append(f'        check("{stream.path}", root.{valid}, root.{ready});')
+            line = f'        check("{stream.path}", root.{valid}, root.{ready});'
+            levels.setdefault(stream.path.count("."), []).append(line)
+    body = []
+    for _, lines in sorted(levels.items()):
+        body += ["    for (bool blocked : {true, false}) {", _CHECK, *lines, "    }"]
     return "\n".join(
         [
             "#pragma once",
@@ -88,15 +97,8 @@ def waits_header(design: Design, root_header: str) -> str:
             "inline void internal_waits(Vtop& top, char* text, int size) {",
             "    auto& root = *top.rootp;",
             "    int length = 0;",
-            "    for (bool blocked : {true, false}) {",
-            "        auto check = [&](const char* path, bool valid, bool ready) {",
-            "            if (valid == ready || valid != blocked || length >= size) return;",
-            '            const char* what = blocked ? "ready" : "data";',
-            '            length += std::snprintf(text + length, size - length, "%s waits for %s; ", path, what);',
-            "        };",
-            "        (void)root, (void)check;",
-            *lines,
-            "    }",
+            "    (void)root, (void)length;",
+            *body,
             "}",
             "",
         ]

@@ -4,14 +4,16 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from nearflash.abi.errors import NearflashError, WaitTimeoutError
+
 __all__ = ["STALLS", "SimulationTimeout", "Stall", "Stalls", "UnexpectedItems", "find_stalls", "waiting_text"]
 
 
-class SimulationTimeout(Exception):
+class SimulationTimeout(WaitTimeoutError):
     """The simulation came to no end; the text names every stream that waits and how far each has come."""
 
 
-class UnexpectedItems(Exception):
+class UnexpectedItems(NearflashError):
     """An output gave more items than the caller said there would be."""
 
 

@@ -60,7 +60,7 @@ class StreamUnit:
             "ports.hpp": accessors(free, (), design.port_names()),
             "streams.hpp": _visitor("each_source", self.sources) + _visitor("each_sink", self.sinks),
         }
-        path = build_library(component, name=name, shim=_SHIM, headers=headers, design=design)
+        path = build_library(design, name=name, shim=_SHIM, headers=headers)
         self._library = ctypes.CDLL(str(path))
         self._library.unit_new.restype = ctypes.c_void_p
         self._library.unit_run.restype = ctypes.c_uint64

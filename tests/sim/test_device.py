@@ -1,0 +1,105 @@
+"""Device `verilator` beside device `model`: equal bits, and hangs and faults that say what happened."""
+
+import numpy as np
+import pytest
+
+from nearflash.abi.adam import AdamStep, Profile
+from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.config import config
+from nearflash.abi.errors import DeviceError, WaitTimeoutError
+from nearflash.device import open_device
+from nearflash.device.model import ModelDevice
+
+device_module = pytest.importorskip("nearflash.sim.device")
+kernel_module = pytest.importorskip("nearflash.sim.kernel")
+
+TINY = config("update-tiny")
+STREAMS = ("g", "p", "m", "v")
+
+
+@pytest.fixture(scope="module")
+def device():
+    with open_device("verilator:update-tiny") as opened:
+        yield opened
+
+
+def command_on(device, params, **options):
+    """Buffers with the same random contents on every device, and the command over them."""
+    rng = np.random.default_rng(params)
+    buffers = {}
+    for name in (*STREAMS, "copy"):
+        buffers[name] = device.allocate(4 * params)
+        values = rng.normal(0, 0.01, params).astype(np.float32)
+        buffers[name].host.view(np.float32)[:] = np.abs(values) if name == "v" else values
+        buffers[name].sync_to_device()
+    command = UpdateCommand(
+        AdamStep(lr=1e-3, step=3, weight_decay=0.1, **options),
+        params,
+        **{f"{name}_address": buffers[name].address for name in STREAMS},
+        **{f"{name}_out_address": buffers[name].address for name in ("p", "m", "v", "copy")},
+        copy=CopyFormat.BF16,
+    )
+    return command, buffers
+
+
+def contents(device, buffers):
+    found = {}
+    for name, buffer in buffers.items():
+        buffer.sync_from_device()
+        found[name] = buffer.host.copy()
+        device.free(buffer)
+    return found
+
+
+@pytest.mark.parametrize("profile", Profile)
+@pytest.mark.parametrize("params", [1, 1000])
+def test_equals_the_model(device, profile, params):
+    results = []
+    with ModelDevice(TINY) as model:
+        for one in (device, model):
+            command, buffers = command_on(one, params, profile=profile)
+            completion = one.run(command)
+            assert completion.counters["params_done"] == params
+            results.append(contents(one, buffers))
+    for name, expected in results[1].items():
+        assert (results[0][name] == expected).all(), name
+
+
+def test_stalls_change_time_but_no_bit(device):
+    results = []
+    for model in (kernel_module.MemoryModel(), kernel_module.MemoryModel(stall_percent=60, seed=4)):
+        device.kernel.configure(model)
+        command, buffers = command_on(device, 500)
+        cycles = device.run(command).counters["cycles"]
+        results.append((cycles, contents(device, buffers)))
+    device.kernel.configure(kernel_module.MemoryModel())
+    assert results[1][0] > results[0][0]
+    for name, expected in results[0][1].items():
+        assert (results[1][1][name] == expected).all(), name
+
+
+def test_a_hang_names_what_waits_and_reset_recovers(device):
+    device.kernel.configure(kernel_module.MemoryModel(stall_percent=100))
+    command, buffers = command_on(device, 500)
+    with pytest.raises(WaitTimeoutError, match=r"stand still for 100000 cycles: m_axi_gmem0.ar waits for ready; "):
+        device.run(command)
+    device.kernel.configure(kernel_module.MemoryModel())
+    device.reset()
+    assert device.run(command).counters["params_done"] == 500
+    contents(device, buffers)
+
+
+def test_a_bus_fault_is_a_device_error(device):
+    # Past the checks: what the kernel itself says of an address that no memory answers.
+    command, buffers = command_on(device, 100)
+    device._start(command)
+    with pytest.raises(DeviceError):
+        raise_from_registers(device)
+    contents(device, buffers)
+
+
+def raise_from_registers(device):
+    device._finish(60)
+    command = UpdateCommand(AdamStep(lr=1e-3, step=1), 100, *[0x40] * 7)
+    device._start(command)
+    device._finish(60)
