@@ -8,7 +8,7 @@ import torch
 
 from nearflash.abi.adam import AdamStep
 from nearflash.model.update.lane import adam_step
-from nearflash.storage import ARRAYS, StateFile, aligned_buffer
+from nearflash.storage import ARRAYS, StateFile
 from nearflash.training import NearStorageAdamW
 
 SHAPES = {"embed": (70, 30), "scale": (), "norm": (30,), "empty": (0,), "head": (5, 7, 11)}
@@ -37,12 +37,7 @@ class Reference:
 def stored(path):
     """(step, {array: [values of each tensor]}) of a state file."""
     with StateFile.open(path) as state:
-        flat = {array: np.empty(state.manifest.params, np.float32) for array in ARRAYS}
-        for extent in state.manifest.extents:
-            for array in ARRAYS:
-                memory = aligned_buffer(extent.size_bytes)
-                state.read(array, extent, memory)
-                flat[array][extent.start : extent.stop] = memory.view(np.float32)
+        flat = {array: state.read_array(array) for array in ARRAYS}
         ranges = [slice(t.start, t.start + t.params) for t in state.manifest.tensors]
         return state.step, {array: [flat[array][r] for r in ranges] for array in ARRAYS}
 

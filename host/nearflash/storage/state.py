@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.errors import AlignmentError, StateError
+from nearflash.abi.formats import FP32
 from nearflash.storage.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer
 from nearflash.storage.layout import ARRAYS, Layout
 from nearflash.storage.manifest import Extent, Manifest
@@ -133,6 +134,14 @@ class StateFile:
         self._file.read(self._layout.array_offset(self.step, array, extent.start), memory)
         if crc32(memory) != self._checksums[array][extent.index]:
             raise StateError(self._damage(array, extent))
+
+    def read_array(self, array: str) -> NDArray[np.float32]:
+        """A whole committed array, (manifest.params,). Raises StateError."""
+        memory = aligned_buffer(self.manifest.params * FP32.bytes)
+        for extent in self.manifest.extents:
+            start = extent.start * FP32.bytes
+            self.read(array, extent, memory[start : start + extent.size_bytes])
+        return memory.view(np.float32)
 
     def write(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         """Write `memory` to the spare slot; it counts from `commit` on. Raises StorageFullError, StateError."""

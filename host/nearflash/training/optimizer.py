@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nearflash.abi.adam import Profile
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import FormatError, NearflashError, StateError
 from nearflash.device import Device, open_device
-from nearflash.storage import Extent, StateFile, aligned_buffer
+from nearflash.storage import Extent, Manifest, StateFile, aligned_buffer
 from nearflash.training.parameters import FlatParameters
 from nearflash.training.plan import Rule, Run, plan
+from nearflash.training.timeline import Timeline
 from nearflash.training.traffic import Traffic
 from nearflash.training.transfer import Transfer
 
@@ -72,7 +75,7 @@ class NearStorageAdamW(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         for group in self.param_groups:
             self._rule.scalars(group, step=1)
-        self.traffic = Traffic()
+        self.traffic, self.timeline = Traffic(), Timeline()
         self._path = Path(path) / STATE_NAME if Path(path).is_dir() else Path(path)
         self._flat = FlatParameters(self.param_groups, self._copy, extent_params)
         exists = self._path.exists()
@@ -113,16 +116,10 @@ class NearStorageAdamW(torch.optim.Optimizer):
         runs = plan(self._flat, self.param_groups, active, steps, self._rule)
         for tensor in active:
             steps[tensor] += 1
-        try:
-            for extent in self._file.manifest.extents:
-                self._update(extent, runs)
-            self._file.commit(steps)
-        except BaseException:
-            self._file.discard()
-            with contextlib.suppress(NearflashError):
-                self._device.reset()
-            raise
-        self._flat.publish(active)
+        with self.timeline.span("step", step=self.steps + 1):
+            self._advance(runs, steps)
+            with self.timeline.span("publish"):
+                self._flat.publish(active)
         self.traffic.steps += 1
         self._refresh_handle()
         return loss
@@ -170,6 +167,15 @@ class NearStorageAdamW(torch.optim.Optimizer):
     def steps(self) -> int:
         """Committed steps of the state file."""
         return self._file.step
+
+    def read_array(self, array: str) -> NDArray[np.float32]:
+        """A stored array ("p", "m" or "v") as of the last committed step: the flat vector, padding included."""
+        return self._file.read_array(array)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Where each tensor lies in the stored arrays."""
+        return self._file.manifest
 
     def verify(self) -> list[str]:
         """Read the whole state; one message for each damaged extent."""
@@ -256,17 +262,35 @@ class NearStorageAdamW(torch.optim.Optimizer):
 
     # Step
 
+    def _advance(self, runs: list[Run], steps: list[int]) -> None:
+        try:
+            for extent in self.manifest.extents:
+                self._update(extent, runs)
+            with self.timeline.span("commit"):
+                self._file.commit(steps)
+        except BaseException:
+            self._file.discard()
+            with contextlib.suppress(NearflashError):
+                self._device.reset()
+            raise
+
     def _update(self, extent: Extent, runs: list[Run]) -> None:
         """Carry one extent into the spare slot, updated where runs cover it and as it is elsewhere."""
-        self._transfer.load(extent)
+        span, transfer = self.timeline.span, self._transfer
+        with span("flash read", extent=extent.index):
+            transfer.load(extent)
         for run in runs:
             start, stop = max(run.start, extent.start), min(run.stop, extent.stop)
             if start < stop:
                 first, last = start - extent.start, stop - extent.start
-                self._flat.put_gradients(start, stop, self._transfer.gradients(first, last))
-                new = self._transfer.update(run.adam, first, last, run.copy)
-                self._flat.stage(start, stop, new, run.copy)
-        self._transfer.store(extent)
+                with span("gather gradients", params=stop - start):
+                    self._flat.put_gradients(start, stop, transfer.gradients(first, last))
+                with span("update", params=stop - start):
+                    new = transfer.update(run.adam, first, last, run.copy)
+                with span("stage", params=stop - start):
+                    self._flat.stage(start, stop, new, run.copy)
+        with span("flash write", extent=extent.index):
+            transfer.store(extent)
 
 
 def _profile(profile: Profile | str) -> Profile:
