@@ -84,16 +84,16 @@ class Unpack(wiring.Component):
         hidden, special, empty = biased.any(), biased.all(), ~fraction.any()
         shifted, digit = normalize_digit(Cat(fraction, hidden), first)
         sig, digits = register(m, shifted), [register(m, digit)]
-        exp = register(m, (biased - bias).as_signed())
-        hidden, sign, quiet = register(m, hidden), register(m, sign), register(m, fraction[-1])
+        exp = register(m, Cat(biased[0] | ~hidden, biased[1:]) - bias)
+        sign, quiet = register(m, sign), register(m, fraction[-1])
         zero, inf, nan = register(m, ~biased.any() & empty), register(m, special & empty), register(m, special & ~empty)
-        # Cycle 1: the other digits; a subnormal's exponent follows from them alone.
+        # Cycle 1: the other digits; they are zero but for a subnormal.
         for place in others:
             sig, digit = normalize_digit(sig, place)
             digits.insert(0, digit)
         m.d.sync += [
             self.o.sig.eq(Cat(C(0, SIG_BITS - 1 - bits), sig)),
-            self.o.exp.eq(Mux(hidden, exp, (1 - bias) - Cat(*digits))),
+            self.o.exp.eq(exp - Cat(*digits)),
             Cat(self.o.sign, self.o.zero, self.o.inf, self.o.nan).eq(Cat(sign, zero, inf, nan)),
             self.signaling.eq(nan & ~quiet),
         ]
