@@ -13,7 +13,7 @@ QUICK = ("stream.skid", "stream.narrow", "bus.split")
 
 def check(names, folder):
     results = list(run(names, folder))
-    assert {result["mode"] for result in results} == {"prove", "cover", "paths"}
+    assert {result["mode"] for result in results} >= {"prove", "cover"}
     assert [result for result in results if result["status"] != "pass"] == []
 
 

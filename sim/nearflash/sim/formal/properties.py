@@ -90,7 +90,8 @@ def check_address(bench: Bench, bus: Any, prefix: str, block_beats: int) -> None
 class BurstLog:
     """Bursts that were begun and not finished, and how far the first one of them is.
 
-    `count` bursts are open; `index` beats of the first one have moved; `at_last` tells that its next beat is its last.
+    `count` bursts are open; `index` beats of the first one have moved; `at_last` tells that its next beat is its last;
+    `beats_left` is what all of them still want.
     """
 
     def __init__(self, bench: Bench, begins: Any, length: Any, beat: Any, most: int, name: str) -> None:
@@ -99,6 +100,7 @@ class BurstLog:
         self.count = Signal(range(most + 2), name=f"{name}_count")
         self.index = Signal(8, name=f"{name}_index")
         self.at_last = Signal(name=f"{name}_at_last")
+        self.beats_left = sum(Mux(self.count > n, lengths[n] + 1, 0) for n in range(most + 1)) - self.index
         ends = beat & self.at_last
         m.d.comb += self.at_last.eq(self.index == lengths[0])
         with m.If(beat):
