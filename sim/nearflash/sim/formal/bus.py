@@ -1,6 +1,6 @@
 """Benches of the bus components: a 32-bit bus, bursts of up to 4 beats, 2 bursts under way."""
 
-from amaranth.hdl import Array, Cat, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Const, Mux, Signal, Value
 from amaranth.lib.wiring import In
 
 from nearflash.abi.fields import Access, Register, RegisterMap
@@ -195,7 +195,9 @@ def control() -> Bench:
     for name in ("write", "write_offset", "write_data", "read", "read_offset", "done"):
         port = getattr(dut, name)
         bench.m.d.comb += port.eq(bench.free(port.shape(), name))
-    asked, again, running, finished = Signal(), Signal(), Signal(), Signal()  # of the kernel
+    asked, again, running, finished, ready = (
+        Signal(name=name) for name in ("asked", "again", "ran", "finished", "took")
+    )
     enabled, mask, status = Signal(), Signal(2), Signal(2)  # of the interrupt
     to_control = dut.write & (dut.write_offset == UPDATE["control"].offset)
     with bench.m.If(to_control):
@@ -205,18 +207,20 @@ def control() -> Bench:
     with bench.m.If(dut.write & (dut.write_offset == UPDATE["interrupt_mask"].offset)):
         bench.m.d.sync += mask.eq(dut.write_data)
     toggled = Mux(dut.write & (dut.write_offset == UPDATE["interrupt_status"].offset), dut.write_data[:2], 0)
-    acknowledged = (dut.read & (dut.read_offset == UPDATE["control"].offset)) | (to_control & dut.write_data[4])
+    polled = dut.read & (dut.read_offset == UPDATE["control"].offset)
+    acknowledged = polled | (to_control & dut.write_data[4])
     bench.m.d.sync += [
         asked.eq(Mux(dut.done, again, asked | (to_control & dut.write_data[0]))),
         running.eq(~dut.done & (running | dut.start)),
         finished.eq(dut.done | (finished & ~acknowledged)),
+        ready.eq(dut.done | (ready & ~polled)),
         status.eq(Mux(dut.done, status | mask, status ^ toggled)),
     ]
 
     bench.prove("starts_when_asked_and_free", dut.start == (asked & ~running & (~finished | again)))
-    word = Array([Cat(asked, finished, ~asked & ~running), enabled, mask, status])[dut.read_offset[2:]]
-    seen = Mux(dut.read_offset == 0, dut.read_data[:3], dut.read_data)
-    bench.prove("words_read_right", (dut.read_offset[:2] != 0) | (seen == word))
+    word = Cat(asked, finished, ~asked & ~running, ready, Const(0, 3), again)
+    expected = Array([word, enabled, mask, status])[dut.read_offset[2:]]
+    bench.prove("words_read_right", (dut.read_offset[:2] != 0) | (dut.read_data == expected))
     bench.prove("interrupt_while_enabled", dut.interrupt == (enabled & status.any()))
     bench.cover("second_run", dut.start & bench.past(acknowledged, "was_acknowledged"))
     return bench
