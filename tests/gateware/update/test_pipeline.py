@@ -14,8 +14,8 @@ from nearflash.gateware.update.lane import PROGRAM
 from nearflash.gateware.update.pipeline import UpdatePipeline, input_group, output_group
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
 from nearflash.model.update.lane import adam_step
+from nearflash.sim.harness import measure_latency, run_streams
 from nearflash.sim.stalls import STALLS
-from nearflash.sim.streams import StreamUnit
 
 LANES = 2
 ADAM = AdamStep(lr=1e-3, step=3, weight_decay=0.01, profile=Profile.TORCH_FUSED)
@@ -40,27 +40,23 @@ class PipelineUnderTest(wiring.Component):
         return m
 
 
-@pytest.fixture(scope="module")
-def unit() -> StreamUnit:
-    return StreamUnit(PipelineUnderTest(), "update-pipeline")
-
-
 @pytest.mark.parametrize("stalls", STALLS)
-def test_results_leave_in_order_with_last(unit: StreamUnit, stalls: Any) -> None:
-    groups = 400
+def test_results_leave_in_order_with_last(stalls: Any) -> None:
+    groups = 40
     rng = np.random.default_rng(1)
     state = np.abs(rng.standard_normal((groups * LANES, 4)).astype(np.float32))
-    words = np.zeros((groups, 4 * LANES + 1), np.uint32)
-    words[:, :-1] = state.view(np.uint32).reshape(groups, 4 * LANES)
-    words[:, -1] = rng.integers(0, 2, groups)
-    got = unit.run({"i": words}, {"o": groups}, stalls=stalls, seed=2)["o"]
+    lasts = rng.integers(0, 2, groups).tolist()
+    words = [dict(zip("gpmv", row, strict=True)) for row in state.view(np.uint32).tolist()]
+    items = [{"lanes": words[LANES * k : LANES * (k + 1)], "last": last} for k, last in enumerate(lasts)]
+    got = run_streams(PipelineUnderTest(), {"i": items}, {"o": groups}, stalls=stalls, seed=2)["o"]
     want = adam_step(ADAM, *(np.ascontiguousarray(column) for column in state.T))
-    bits = np.unpackbits(np.ascontiguousarray(got).view(np.uint8), axis=1, bitorder="little")
-    lane_bits = (output_group(LANES).size - 1) // LANES
-    for lane in range(LANES):
-        fields = bits[:, lane * lane_bits : lane * lane_bits + 96].reshape(groups, 3, 32)
-        p, m, v = np.packbits(fields, axis=2, bitorder="little").view(np.uint32)[:, :, 0].T
-        np.testing.assert_array_equal(p, want.p[lane::LANES].view(np.uint32))
-        np.testing.assert_array_equal(m, want.m[lane::LANES].view(np.uint32))
-        np.testing.assert_array_equal(v, want.v[lane::LANES].view(np.uint32))
-    np.testing.assert_array_equal(bits[:, LANES * lane_bits], words[:, -1])
+    for name in ("p", "m", "v"):
+        seen = [int(lane[name]) for group in got for lane in group.lanes]
+        assert seen == getattr(want, name).view(np.uint32).tolist(), name
+    assert [int(group.last) for group in got] == lasts
+
+
+def test_latency_is_as_stated() -> None:
+    pipeline = UpdatePipeline(LANES)
+    pipeline._MustUse__silence = True
+    assert measure_latency(PipelineUnderTest(), {"i": [0]}) == pipeline.LATENCY
