@@ -3,7 +3,8 @@
 What is counted: LUT = LUT1..LUT6, inverters, shift-register LUTs and LUT RAM (by the LUTs that each primitive takes);
 FF = flip-flops; BRAM36 = block RAMs, an 18 Kb one as half; DSP = DSP48 slices. `logic_depth` is the longest register to
 register path in LUT levels; a CARRY4 counts a quarter of a level, a wide multiplexer half, a DSP slice that has no
-registers four.
+registers four; data written to LUT RAM end at its clock. `path` names the cells along that path, each by the signal
+that it drives, where synthesis kept the signal's name.
 
 Limits: estimates before placement. Yosys maps UltraScale+ carries to CARRY4 and packs DSP blocks less tightly than
 vendor tools. No timing is claimed.
@@ -41,13 +42,14 @@ _LEVELS = {
 
 @dataclass(frozen=True)
 class Resources:
-    """Cells of one unit; logic_depth in LUT levels."""
+    """Cells of one unit; logic_depth in LUT levels; `path`, the cells of its longest path from first to last."""
 
     lut: int
     ff: int
     dsp: int
     bram36: float
     logic_depth: float
+    path: tuple[str, ...]
 
 
 def _synthesise(text: str, family: str) -> dict[str, Any]:
@@ -73,17 +75,23 @@ def _is_register(cell: dict[str, Any]) -> bool:
     return kind not in _LEVELS or _LEVELS[kind] == 0.0
 
 
-def _depth(cells: dict[str, dict[str, Any]]) -> float:
-    """Longest path between registers. Raises RuntimeError when there is a combinational loop."""
+def _is_clocked(cell: dict[str, Any], port: str) -> bool:
+    """Whether an input acts only at a clock edge: the write port of LUT RAM."""
+    return cell["type"].startswith("RAM") and (port == "D" or port.startswith(("DI", "WE", "WCLK")))
+
+
+def _longest_path(cells: dict[str, dict[str, Any]]) -> tuple[float, list[str]]:
+    """Levels and cells of the longest path between registers. Raises RuntimeError for a combinational loop."""
     driver: dict[int, str] = {}
     level: dict[str, float] = {}
+    slowest: dict[str, str] = {}
     inputs: dict[str, list[int]] = {}
     for name, cell in cells.items():
         for port, bits in cell["connections"].items():
             wires = [bit for bit in bits if isinstance(bit, int)]
             if cell["port_directions"][port] == "output" and not _is_register(cell):
                 driver.update(dict.fromkeys(wires, name))
-            elif cell["port_directions"][port] == "input":
+            elif cell["port_directions"][port] == "input" and not _is_clocked(cell, port):
                 inputs.setdefault(name, []).extend(wires)
     for name in driver.values():
         stack = [name]
@@ -95,24 +103,50 @@ def _depth(cells: dict[str, dict[str, Any]]) -> float:
                     raise RuntimeError("logic_depth must be finite, not a combinational loop")
                 stack.extend(missing)
                 continue
-            level[top] = max((level.get(cell, 0.0) for cell in before), default=0.0) + _LEVELS[cells[top]["type"]]
+            level[top] = _LEVELS[cells[top]["type"]]
+            if before := before - {top}:
+                slowest[top] = max(sorted(before), key=lambda cell: level[cell])
+                level[top] += level[slowest[top]]
             stack.pop()
+    if not level:
+        return 0.0, []
     # A path may also end at a register's or a DSP block's input: its length is that of the last driver.
-    return max(level.values(), default=0.0)
+    path = [max(level, key=lambda cell: level[cell])]
+    while path[-1] in slowest:
+        path.append(slowest[path[-1]])
+    return level[path[0]], path[::-1]
+
+
+def _names(module: dict[str, Any], path: list[str]) -> tuple[str, ...]:
+    """Type of each cell, and the shortest name that the design gives a signal that it drives."""
+    signals: dict[int, str] = {}
+    for name, net in sorted(module["netnames"].items(), key=lambda item: (-len(item[0]), item[0])):
+        if not net["hide_name"]:
+            signals.update(dict.fromkeys((bit for bit in net["bits"] if isinstance(bit, int)), name))
+    names = []
+    for cell in (module["cells"][name] for name in path):
+        outputs = [bit for port, bits in cell["connections"].items() if cell["port_directions"][port] == "output"
+                   for bit in bits]  # fmt: skip
+        named = sorted({signals[bit] for bit in outputs if bit in signals}, key=lambda name: (len(name), name))
+        names.append(" ".join([cell["type"], *named[:1]]))
+    return tuple(names)
 
 
 def resources(component: Any, family: str) -> Resources:
     """Synthesise one Amaranth component. Raises ConfigError for an unknown family."""
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    cells = _synthesise(rtlil.convert(component, name="top"), family)["cells"]
+    module = _synthesise(rtlil.convert(component, name="top"), family)
+    cells = module["cells"]
+    levels, path = _longest_path(cells)
     count = Counter(cell["type"] for cell in cells.values())
     return Resources(
         lut=sum(_LUTS_PER_CELL.get(kind, 0) * n for kind, n in count.items()),
         ff=sum(n for kind, n in count.items() if kind.startswith("FD")),
         dsp=sum(n for kind, n in count.items() if kind.startswith("DSP48")),
         bram36=sum(n * (0.5 if "RAMB18" in kind else 1.0) for kind, n in count.items() if kind.startswith("RAMB")),
-        logic_depth=_depth(cells),
+        logic_depth=levels,
+        path=_names(module, path),
     )
 
 
@@ -143,7 +177,7 @@ def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
         prefix = "" if unit == "total" else "unit_"
         cells = {f"{prefix}{name}": getattr(found, name) for name in ("lut", "ff", "dsp", "bram36")}
         yield {"bench": "synth", "config": build.full_name, "digest": build.digest, "family": family, "unit": unit,
-               **cells, "logic_depth": found.logic_depth}  # fmt: skip
+               **cells, "logic_depth": found.logic_depth, "path": " > ".join(found.path)}  # fmt: skip
 
 
 def command(subparsers: Any) -> None:
