@@ -1,0 +1,73 @@
+"""Bench `update`: the kernel in cycle-accurate simulation against its roofline, and against the model word by word.
+
+Cycles are those of the kernel's own counter, from start to the last write response. The roofline is the largest of
+three times: the lanes (1 / W cycles a parameter), the widest use of one port and direction, and the memory's bandwidth
+where the model of the memory has a limit; `bound` says which.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nearflash.abi.adam import AdamStep, Profile
+from nearflash.abi.commands import CopyFormat
+from nearflash.abi.config import UpdateConfig, config
+from nearflash.abi.formats import FP32
+from nearflash.device.selftest import STREAMS, Case, random_state, run_update
+from nearflash.model.update.lane import adam_step
+from nearflash.sim.device import VerilatorDevice
+from nearflash.sim.kernel import MemoryModel
+
+__all__ = ["run"]
+
+DDR4_BYTES_PER_SECOND = 19.2e9
+"""One DDR4-2400 channel of 64 bits, at its peak."""
+_LATENCY = {"read_latency_cycles": 60, "write_latency_cycles": 40}
+
+
+def run(params: int = 1_000_000, config_name: str = "update-smartssd", seed: int = 1) -> Iterator[dict[str, Any]]:
+    """Every profile on a memory without bandwidth limit, then `ieee` behind one DDR4 channel."""
+    build = config(config_name)
+    free = MemoryModel(**_LATENCY)
+    shared = MemoryModel(**_LATENCY, total_bytes_per_cycle=DDR4_BYTES_PER_SECOND / build.clock_hz)
+    state = random_state(np.random.default_rng(seed), params)
+    with VerilatorDevice(build, memory_bytes=1 << 30) as device:
+        for profile, model in ((Profile.IEEE, free), (Profile.TORCH_FUSED, free), (Profile.DEEPSPEED, free),
+                               (Profile.IEEE, shared)):  # fmt: skip
+            device.kernel.configure(model)
+            adam = AdamStep(lr=1e-3, step=10, weight_decay=0.01, profile=profile)
+            yield _measure(device, build, Case(adam, params, CopyFormat.BF16), state, model)
+
+
+def _measure(
+    device: VerilatorDevice, build: UpdateConfig, case: Case, state: Any, model: MemoryModel
+) -> dict[str, Any]:
+    results, counters = run_update(device, case, state)
+    want = adam_step(case.adam, *state, case.copy)
+    mismatches = 0
+    for name in STREAMS:
+        expected = getattr(want, name)
+        word = np.uint16 if name == "copy" else np.uint32
+        mismatches += int(np.count_nonzero(np.frombuffer(results[name], word) != expected.view(word)))
+    cycles_per_param = counters["cycles"] / case.params
+    moved_bytes = (counters["read_beats"] + counters["write_beats"]) * build.port_bytes
+    limits = {"lanes": 1 / build.lanes, "port": FP32.bytes / build.port_bytes}
+    if model.total_bytes_per_cycle:
+        limits["memory"] = moved_bytes / case.params / model.total_bytes_per_cycle
+    bound = max(limits, key=lambda name: limits[name])
+    return {
+        "config": build.full_name,
+        "profile": str(case.adam.profile),
+        "optimizer": "AdamW",
+        "params": case.params,
+        "cycles_per_param": cycles_per_param,
+        "port_roofline_fraction": limits[bound] / cycles_per_param,
+        "bound": bound,
+        "of": "cycles that the bound alone would take / cycles from start to the last write response",
+        "memory_bytes_per_cycle": model.total_bytes_per_cycle or "no limit",
+        "read_latency_cycles": model.read_latency_cycles,
+        "mismatches": mismatches,
+        "ddr_bytes_per_param": moved_bytes / case.params,
+        "unit": "cycles per parameter",
+    }

@@ -1,0 +1,1 @@
+"""Testbenches of nearflash.gateware.top."""
