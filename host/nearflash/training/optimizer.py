@@ -48,6 +48,7 @@ class NearStorageAdamW(torch.optim.Optimizer):
     tensors; "auto" does what the path calls for.
     extent_params: parameters per chunk of I/O, a multiple of 1024 (a resumed file keeps its own).
     direct: False goes through the page cache, for file systems without O_DIRECT.
+    timeline: where the spans of each step are noted; a new one unless given.
 
     Raises StateError, StorageFullError, FormatError, CommandError, and what `open_device` raises.
     """
@@ -68,6 +69,7 @@ class NearStorageAdamW(torch.optim.Optimizer):
         resume: bool | Literal["auto"] = False,
         extent_params: int = EXTENT_PARAMS,
         direct: bool = True,
+        timeline: Timeline | None = None,
     ) -> None:
         self._state: StateFile | None = None
         self._rule, self._copy = Rule(_profile(profile), decoupled), _copy_format(copy)
@@ -75,7 +77,7 @@ class NearStorageAdamW(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         for group in self.param_groups:
             self._rule.scalars(group, step=1)
-        self.traffic, self.timeline = Traffic(), Timeline()
+        self.traffic, self.timeline = Traffic(), timeline or Timeline()
         self._path = Path(path) / STATE_NAME if Path(path).is_dir() else Path(path)
         self._flat = FlatParameters(self.param_groups, self._copy, extent_params)
         exists = self._path.exists()
@@ -162,6 +164,11 @@ class NearStorageAdamW(torch.optim.Optimizer):
     def path(self) -> Path:
         """The state file."""
         return self._path
+
+    @property
+    def profile(self) -> Profile:
+        """Operation order of the update."""
+        return self._rule.profile
 
     @property
     def steps(self) -> int:
