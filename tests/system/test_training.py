@@ -1,0 +1,39 @@
+"""Training through the optimizer: the same file, tensors and bits on every device."""
+
+import numpy as np
+import pytest
+import torch
+
+from nearflash.abi.adam import AdamStep
+from nearflash.abi.commands import CopyFormat
+from nearflash.model.update.lane import adam_step
+from nearflash.training import NearStorageAdamW
+
+SHAPES = [(30, 50), (7,), (16, 33)]
+STEPS = 3
+
+
+@pytest.mark.parametrize("profile", ["ieee", "torch_fused", "deepspeed"])
+def test_three_steps_equal_the_model(device, tmp_path, profile):
+    generator = torch.Generator().manual_seed(8)
+    tensors = [torch.nn.Parameter(torch.randn(s, generator=generator).to(torch.bfloat16)) for s in SHAPES]
+    expected = [[t.detach().float().numpy().ravel()] + [np.zeros(t.numel(), np.float32)] * 2 for t in tensors]
+    groups = [{"params": tensors[:1]}, {"params": tensors[1:], "lr": 0.5, "weight_decay": 0.0}]
+    options = {"lr": 0.01, "weight_decay": 0.1, "profile": profile, "copy": "bf16", "extent_params": 1024}
+    with NearStorageAdamW(groups, path=tmp_path / "state", device=device, **options) as optimizer:
+        for step in range(1, STEPS + 1):
+            for index, tensor in enumerate(tensors):
+                tensor.grad = torch.randn(tensor.shape, generator=generator).to(torch.bfloat16)
+                scalars = {"lr": 0.5, "weight_decay": 0.0} if index else {"lr": 0.01, "weight_decay": 0.1}
+                adam = AdamStep(step=step, profile=profile, **scalars)
+                new = adam_step(adam, tensor.grad.float().numpy().ravel(), *expected[index], CopyFormat.BF16)
+                expected[index] = [new.p, new.m, new.v]
+            optimizer.step()
+        for array, name in enumerate("pmv"):
+            stored = optimizer.read_array(name)
+            for entry, values in zip(optimizer.manifest.tensors, expected, strict=True):
+                words = stored[entry.start : entry.start + entry.params].view(np.uint32)
+                assert np.array_equal(words, values[array].view(np.uint32)), (name, entry.name)
+        for tensor, (p, _, _) in zip(tensors, expected, strict=True):
+            assert torch.equal(tensor.detach().ravel(), torch.from_numpy(p).to(torch.bfloat16))
+        assert optimizer.traffic.host_link_bytes == 6 * optimizer.traffic.params
