@@ -16,10 +16,10 @@ class Shifters(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        right, sticky = shift_right(self.i, self.distance)
+        right, sticky = shift_right(m, self.i, self.distance)
         left, digits = self.i, []
         for place in digit_places(4):
-            left, digit = normalize_digit(left, place)
+            left, digit = normalize_digit(m, left, place)
             digits.insert(0, digit)
         m.d.comb += [self.right.eq(right), self.sticky.eq(sticky), self.left.eq(left), self.zeros.eq(Cat(*digits))]
         m.d.sync += self.i.eq(self.i)

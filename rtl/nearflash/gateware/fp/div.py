@@ -6,7 +6,7 @@ from amaranth.hdl import C, Cat, Module, Mux, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.fp.pipeline import delay, register
+from nearflash.gateware.fp.pipeline import delay, register, wire
 from nearflash.gateware.fp.raw import FLAGS, RAW, SIG_BITS
 from nearflash.gateware.fp.round import Round
 
@@ -45,11 +45,11 @@ class Div(wiring.Component):
         for cycle in range(self._cycles):
             for step in range(_BITS_PER_CYCLE):
                 doubled = remainder if cycle == step == 0 else Cat(C(0, 1), remainder[:-1])
-                remainder = _add_or_subtract(doubled, divisor, positive)
-                positive = ~remainder[-1]
+                remainder = wire(m, _add_or_subtract(doubled, divisor, positive))
+                positive = wire(m, ~remainder[-1])
                 quotient = Cat(positive, quotient)
             remainder, divisor, quotient = (register(m, value) for value in (remainder, divisor, quotient))
-            positive = ~remainder[-1]
+            positive = wire(m, ~remainder[-1])
         # Behind the last cycle: the true remainder is zero where this one is 0 or -b.
         bits = Cat(divisor, C(0, 1))
         exact = ~remainder.any() | ((remainder ^ bits) == ((remainder | bits) << 1)[: len(bits)])

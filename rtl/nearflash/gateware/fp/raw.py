@@ -82,14 +82,14 @@ class Unpack(wiring.Component):
         # Cycle 0: classify; first digit of the leading zeros.
         fraction, biased, sign = self.i[:bits], self.i[bits:-1], self.i[-1]
         hidden, special, empty = biased.any(), biased.all(), ~fraction.any()
-        shifted, digit = normalize_digit(Cat(fraction, hidden), first)
+        shifted, digit = normalize_digit(m, Cat(fraction, hidden), first)
         sig, digits = register(m, shifted), [register(m, digit)]
         exp = register(m, Cat(biased[0] | ~hidden, biased[1:]) - bias)
         sign, quiet = register(m, sign), register(m, fraction[-1])
         zero, inf, nan = register(m, ~biased.any() & empty), register(m, special & empty), register(m, special & ~empty)
         # Cycle 1: the other digits; they are zero but for a subnormal.
         for place in others:
-            sig, digit = normalize_digit(sig, place)
+            sig, digit = normalize_digit(m, sig, place)
             digits.insert(0, digit)
         m.d.sync += [
             self.o.sig.eq(Cat(C(0, SIG_BITS - 1 - bits), sig)),
@@ -130,7 +130,7 @@ class Pack(wiring.Component):
         biased = register(m, biased | special.replicate(len(biased)))
         empty = register(m, special | i.zero)
         # Cycle 1: shift.
-        shifted, _ = shift_right(sig, distance)
+        shifted, _ = shift_right(m, sig, distance)
         m.d.sync += self.o.eq(Cat(shifted[:bits], biased, sign))
         with m.If(empty):
             m.d.sync += self.o[:bits].eq(nan << (bits - 1))

@@ -12,7 +12,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32, NumberFormat
-from nearflash.gateware.fp.pipeline import delay, register
+from nearflash.gateware.fp.pipeline import delay, register, wire
 from nearflash.gateware.fp.raw import EXP_ZERO, FLAGS, RAW, SIG_BITS, RawLayout
 
 __all__ = ["UNROUNDED", "Round", "unrounded"]
@@ -72,7 +72,7 @@ class Round(wiring.Component):
             # Cycle 0: how many bits fall beside the guard bit. Cycle 1: which ones, and does their value round up?
             drop, tiny, select, keep = (register(m, v) for v in (*self._drop(), self.select, self.keep))
             bits, sticky = register(m, bits), register(m, sticky)
-            fallen = Cat(k < drop for k in range(len(bits)))
+            fallen = wire(m, Cat(k < drop for k in range(len(bits))))
             rest = (bits & fallen).any() | sticky
             guard, last = (Cat(bits, C(0, 8))[first:].bit_select(drop, 1) for first in (0, 1))
             tiny &= ~self._reaches_normal(bits, drop, select)

@@ -6,7 +6,7 @@ from amaranth.hdl import C, Cat, Module, Mux, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.fp.pipeline import delay, register
+from nearflash.gateware.fp.pipeline import delay, register, wire
 from nearflash.gateware.fp.raw import FLAGS, RAW, SIG_BITS
 from nearflash.gateware.fp.round import Round
 
@@ -47,7 +47,8 @@ class Sqrt(wiring.Component):
         radicand = radicand[:-2]
         for _ in range(self._cycles):
             for _ in range(_BITS_PER_CYCLE):
-                remainder, root = _step(remainder, radicand[-2:] if len(radicand) else C(0, 2), root)
+                remainder = wire(m, _step(remainder, radicand[-2:] if len(radicand) else C(0, 2), root))
+                root = wire(m, Cat(~remainder[-1], root))
                 radicand = radicand[:-2] if len(radicand) else radicand
             remainder, root = register(m, remainder), register(m, root)
             radicand = register(m, radicand) if len(radicand) else radicand
@@ -68,12 +69,11 @@ class Sqrt(wiring.Component):
         return m
 
 
-def _step(remainder: Value, pair: Value, root: Value) -> tuple[Value, Value]:
+def _step(remainder: Value, pair: Value, root: Value) -> Value:
     """Subtract 4 root + 1, or add 4 root + 3 where the last step went below zero: in bits {~root, 1, 1}, {root, 1, 1}.
 
-    The remainder has two bits more than the root, its sign among them.
+    The root's last bit is zero where it did. The remainder has two bits more than the root, its sign among them.
     """
-    subtract = ~remainder[-1]
+    subtract = root[0]
     operand = Cat(C(3, 2), root ^ subtract.replicate(len(root)), subtract.replicate(2))
-    remainder = (Cat(pair, remainder) + operand)[: len(root) + 3]
-    return remainder, Cat(~remainder[-1], root)
+    return (Cat(pair, remainder) + operand)[: len(root) + 3]

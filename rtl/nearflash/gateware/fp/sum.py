@@ -63,7 +63,7 @@ class Sum(wiring.Component):
         subtract_3 = delay(m, subtract, 2)
         specials = self._specials(a_1, b_1, swap_1, subtract)
         # Cycle 2: align.
-        aligned, sticky = shift_right(Cat(C(0, self._low_bits), small_2), distance_2)
+        aligned, sticky = shift_right(m, Cat(C(0, self._low_bits), small_2), distance_2)
         small_3, sticky_3, large_3 = register(m, aligned), register(m, sticky), register(m, large_2)
         exp_5 = delay(m, register(m, exp_2 + 1), 2)
         # Cycle 3: add or subtract, on one carry chain.
@@ -74,10 +74,10 @@ class Sum(wiring.Component):
         sig_4 = register(m, total[1:])
         # Cycles 4 and 5: normalise.
         first, *others = digit_places(bits)
-        shifted, digit = normalize_digit(sig_4, first)
+        shifted, digit = normalize_digit(m, sig_4, first)
         sig, digits = register(m, shifted), [register(m, digit)]
         for place in others:
-            sig, digit = normalize_digit(sig, place)
+            sig, digit = normalize_digit(m, sig, place)
             digits.insert(0, digit)
         nan, inf, sign, negative_zero, invalid = (delay(m, value, 4) for value in specials)
         zero = ~sig[-1] & ~inf & ~nan
