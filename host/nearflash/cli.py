@@ -77,7 +77,7 @@ def _devices(_: argparse.Namespace) -> int:
                 state = "installed"
         except NearflashError as error:
             state = f"not here: {error}"
-        print(f"{spec:<24}{build}  {state}")
+        print(f"{spec:<27}{build}  {state}")
     return 0
 
 

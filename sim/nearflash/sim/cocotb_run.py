@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 from cocotb_tools.runner import get_runner
 
+from nearflash.abi.errors import ConfigError
 from nearflash.sim.build import BuildError, machine, verilator_root
 from nearflash.sim.cache import cached, locked
 from nearflash.sim.verilog import TOP, Design, convert
@@ -61,11 +62,11 @@ def run_testbench(
     `parameters` go to the testbench's `component`; they must survive JSON. `timeout_s` ends a simulation that makes
     no progress at all; each test has a timeout in cycles of its own.
 
-    Raises ValueError for an unknown unit, or a test without timeout; BuildError where the simulator cannot be built,
+    Raises ConfigError for an unknown unit, ValueError for a test without timeout; BuildError where the simulator cannot be built,
     or ends without results.
     """
     if unit not in find_testbenches():
-        raise ValueError(f"unit must be one of {', '.join(find_testbenches())}, not {unit!r}")
+        raise ConfigError(f"unit must be one of {', '.join(find_testbenches())}, not {unit!r}")
     name = f"{_PACKAGE}.{unit.removeprefix('gateware.')}"
     testbench = importlib.import_module(name)
     _check_timeouts(testbench)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from nearflash.abi.errors import ConfigError, NearflashError
 from nearflash.sim.formal.bench import Bench
 from nearflash.sim.formal.proofs import PROOFS, Proof
 
@@ -27,7 +28,7 @@ _TRACE = re.compile(r"counterexample trace(?: \[\w+\])?: (\S+)")
 _FLIP_FLOPS = ",".join(f"${kind}" for kind in ("dff", "dffe", "adff", "sdff", "sdffe", "sdffce"))
 
 
-class FormalError(Exception):
+class FormalError(NearflashError, RuntimeError):
     """A tool did not run to a verdict; the text names the log."""
 
 
@@ -37,12 +38,12 @@ def run(names: Iterable[str] | None = None, work_dir: Path | str = "build/formal
     A result has `proof`, `engine`, `mode` ("prove", "cover" or "paths"), `status` ("pass", "fail" or "unknown") and
     `seconds`; one that is not a pass has `property`, the names of what failed, and `trace`, a VCD file or None.
 
-    Raises ValueError for a name that is not in `PROOFS`, FormalError when a tool fails.
+    Raises ConfigError for a name that is not in `PROOFS`, FormalError when a tool fails.
     """
     chosen = list(PROOFS) if names is None else list(names)
     for name in chosen:
         if name not in PROOFS:
-            raise ValueError(f"proof must be one of {', '.join(PROOFS)}, not {name!r}")
+            raise ConfigError(f"proof must be one of {', '.join(PROOFS)}, not {name!r}")
     for name in chosen:
         yield from run_proof(PROOFS[name], Path(work_dir) / name)
 
