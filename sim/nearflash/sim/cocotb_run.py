@@ -62,8 +62,8 @@ def run_testbench(
     `parameters` go to the testbench's `component`; they must survive JSON. `timeout_s` ends a simulation that makes
     no progress at all; each test has a timeout in cycles of its own.
 
-    Raises ConfigError for an unknown unit, ValueError for a test without timeout; BuildError where the simulator cannot be built,
-    or ends without results.
+    Raises ConfigError for an unknown unit, ValueError for a test without timeout; BuildError where the simulator cannot
+    be built, or ends without results.
     """
     if unit not in find_testbenches():
         raise ConfigError(f"unit must be one of {', '.join(find_testbenches())}, not {unit!r}")
