@@ -34,6 +34,7 @@ class Demo:
         print(f"opening {self.options.rtl_device} (a simulator is built on first use) ...", flush=True)
         with self.timeline.span("open device"):
             device = open_device(self.options.rtl_device)
+        print("training; a simulated step takes ten to thirty seconds on two cores ...", flush=True)
         # A simulator with waves is another build: it takes the cores that the one-threaded simulation leaves idle.
         with device, ThreadPoolExecutor(1) as background:
             waves = background.submit(record_waves, device, self.output / "update.vcd") if self.options.waves else None

@@ -19,6 +19,9 @@ from nearflash.training.traffic import Traffic
 
 __all__ = ["Transfer"]
 
+TIMEOUT_S = 600.0
+"""For one extent: a board needs milliseconds, a simulated kernel on a busy machine a minute."""
+
 
 class Transfer:
     """Device buffers for one extent. Positions are parameters from the extent's start, multiples of 16."""
@@ -71,7 +74,7 @@ class Transfer:
         command = UpdateCommand(
             adam, params, at["g"], at["p"], at["m"], at["v"], at["p"], at["m"], at["v"], copy, at["copy"]
         )
-        self._traffic.add_counters(self._device.run(command).counters)
+        self._traffic.add_counters(self._device.run(command, TIMEOUT_S).counters)
         self._traffic.params += params
         number_format = copy.number_format or FP32
         name, size_bytes = "copy" if copy else "p", params * number_format.bytes
