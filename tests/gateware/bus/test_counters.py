@@ -26,6 +26,7 @@ def test_counts_from_start_to_done_and_holds():
                 assert (ctx.get(dut.latched.beats), ctx.get(dut.latched.stalls)) == (sums[-1] if sums else (0, 0))
                 await ctx.tick()
             ctx.set(dut.done, 0)
+            await ctx.tick().repeat(Counters.LATENCY - 1)
             sums.append((beats, stalls))
             assert (ctx.get(dut.latched.beats), ctx.get(dut.latched.stalls)) == sums[-1]
 
@@ -44,6 +45,8 @@ def test_counters_wrap():
         await ctx.tick().repeat(2)
         ctx.set(dut.done, 1)
         await ctx.tick()
+        ctx.set(dut.done, 0)
+        await ctx.tick().repeat(Counters.LATENCY - 1)
         assert ctx.get(dut.latched.beats) == 9 % 8
 
     simulator = Simulator(dut)

@@ -4,7 +4,8 @@ Contract: `start` clears the running counts; every later cycle adds each of `eve
 cycle included, to `latched`, which changes at no other time. The running counts wrap at 2**width_bits. Reset clears
 both.
 
-Timing: `latched` is new in the cycle after `done`; back-pressure: none.
+Timing: `latched` is new LATENCY cycles after `done`; back-pressure: none. All inputs go to registers first, since
+events come late in their cycle.
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,9 @@ class Counters(wiring.Component):
     ValueError : `increments` is empty, or one is wider than the counters.
     """
 
+    #: Cycles from `done` to `latched`.
+    LATENCY = 2
+
     def __init__(self, increments: Mapping[str, int], width_bits: int = 64) -> None:
         if not increments:
             raise ValueError(f"increments must name at least one counter, not {increments!r}")
@@ -55,13 +59,15 @@ class Counters(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """One adder a counter serves both the running count and the latched one."""
         m = Module()
+        start, done, events = Signal(), Signal(), Signal.like(self.events)
+        m.d.sync += [start.eq(self.start), done.eq(self.done), events.eq(self.events)]
         for name in self.names:
             count = Signal(self.width_bits, name=name)
             total = Signal(self.width_bits, name=f"{name}_total")
-            m.d.comb += total.eq(count + self.events[name])
+            m.d.comb += total.eq(count + events[name])
             m.d.sync += count.eq(total)
-            with m.If(self.start):
+            with m.If(start):
                 m.d.sync += count.eq(0)
-            with m.If(self.done):
+            with m.If(done):
                 m.d.sync += self.latched[name].eq(total)
         return m

@@ -15,13 +15,13 @@ Limits: full beats only; the bits of the address inside a beat are ignored.
 Source: AMBA AXI specification, IHI 0022, chapters A3 and A5.
 """
 
-from amaranth import Module, Mux, Signal
+from amaranth import Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.bus.axi import ADDRESS_BITS, PAGE_BYTES, Axi4ReadSignature
 from nearflash.gateware.bus.split import BurstSplitter, block_beats
-from nearflash.gateware.bus.transfer import BusError, TransferCommand, drive_address, latch_error
+from nearflash.gateware.bus.transfer import BusError, TransferCommand, drive_address, latch_error, left_beats
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["BurstReader", "ReadEvents"]
@@ -133,7 +133,7 @@ class BurstReader(wiring.Component):
         # The queue and the count of places that are neither full nor promised.
         wiring.connect(m, queue.o, wiring.flipped(self.o))
         m.d.comb += popped.eq(self.o.valid & self.o.ready)
-        m.d.sync += free_beats.eq(free_beats - Mux(asked, burst.length + 1, 0) + popped)
+        m.d.sync += free_beats.eq(left_beats(free_beats, asked, burst, popped))
 
         m.d.comb += [
             self.idle.eq(split.idle & (free_beats == self.queue_beats)),

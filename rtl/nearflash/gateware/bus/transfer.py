@@ -1,12 +1,12 @@
 """What readers and writers share: the layouts of commands, bursts and errors, and the logic around them."""
 
-from amaranth import Module, Value
+from amaranth import Cat, Const, Module, Mux, Value
 from amaranth.hdl import ValueLike
 from amaranth.lib import data, wiring
 
 from nearflash.gateware.bus.axi import ADDRESS_BITS, CACHE_NORMAL, AxiBurst, AxiResponse
 
-__all__ = ["Burst", "BusError", "TransferCommand", "drive_address", "latch_error"]
+__all__ = ["Burst", "BusError", "TransferCommand", "drive_address", "latch_error", "left_beats"]
 
 
 class TransferCommand(data.Struct):
@@ -50,3 +50,12 @@ def latch_error(m: Module, error: data.View, clear: Value, valid: Value, respons
         m.d.sync += error.seen.eq(0)
     with m.Elif(valid & response[1] & ~error.seen):
         m.d.sync += [error.seen.eq(1), error.response.eq(response), error.address.eq(address)]
+
+
+def left_beats(beats: Value, claimed: Value, burst: data.View, added: Value) -> Value:
+    """`beats`, less those of a `Burst` that is `claimed` in this cycle, plus one `added`; as wide as `beats`.
+
+    One carry chain: b - (length + 1) is b + ~length, and its carry input is the beat that is added.
+    """
+    claim = Mux(claimed, ~Cat(burst.length, Const(0, len(beats)))[: len(beats)], 0)
+    return (Cat(1, beats) + Cat(added, claim))[1 : 1 + len(beats)]

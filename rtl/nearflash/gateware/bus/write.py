@@ -21,7 +21,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.bus.axi import ADDRESS_BITS, PAGE_BYTES, Axi4WriteSignature
 from nearflash.gateware.bus.split import BurstSplitter, block_beats
-from nearflash.gateware.bus.transfer import Burst, BusError, TransferCommand, drive_address, latch_error
+from nearflash.gateware.bus.transfer import Burst, BusError, TransferCommand, drive_address, latch_error, left_beats
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.queue import StreamQueue
 
@@ -127,7 +127,7 @@ class BurstWriter(wiring.Component):
             bursts.i.valid.eq(begun),
             pushed.eq(self.i.valid & self.i.ready),
         ]
-        m.d.sync += unclaimed_beats.eq(unclaimed_beats - Mux(begun, burst.length + 1, 0) + pushed)
+        m.d.sync += unclaimed_beats.eq(left_beats(unclaimed_beats, begun, burst, pushed))
 
         # AW.
         drive_address(m, bus, "aw", to_address.payload)

@@ -10,10 +10,10 @@ cycles ago. Reset drops all items inside; the datapath needs no reset.
 
 Timing: latency core_latency + Q cycles, Q that of the queue (StreamQueue.LATENCY); one item a cycle when depth >=
 core_latency + Q + 1, else depth items every core_latency + Q + 1 cycles; back-pressure: yes.
-Neither i.ready nor o.valid depends combinationally on the other side.
+i.ready and o.valid come from registers.
 """
 
-from amaranth import Module, Signal
+from amaranth import Module, Mux, Signal
 from amaranth.hdl import ShapeLike
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -78,18 +78,20 @@ class CreditPipeline(wiring.Component):
         m = Module()
         m.submodules.queue = queue = StreamQueue(self.o_shape, self.depth, memory=self.memory)
         credit = Signal(range(self.depth + 1), init=self.depth)
+        available = Signal(init=1)  # credit != 0, from a register
+        returned = Signal()
         in_flight = Signal(self.core_latency)  # bit n: the item issued n + 1 cycles ago
 
         # Cycle 0: issue.
         m.d.comb += [
-            self.i.ready.eq(credit != 0),
+            self.i.ready.eq(available),
             self.core_i.eq(self.i.payload),
-            self.core_valid.eq(self.i.valid & self.i.ready),
+            self.core_valid.eq(self.i.valid & available),
+            returned.eq(self.o.valid & self.o.ready),
         ]
-        m.d.sync += [
-            in_flight.eq((in_flight << 1) | self.core_valid),
-            credit.eq(credit - self.core_valid + (self.o.valid & self.o.ready)),
-        ]
+        m.d.sync += in_flight.eq((in_flight << 1) | self.core_valid)
+        with m.If(self.core_valid != returned):
+            m.d.sync += [credit.eq(credit + Mux(returned, 1, -1)), available.eq(returned | (credit != 1))]
 
         # Cycle core_latency: the result goes to its reserved place, so the queue's ready need not be looked at.
         m.d.comb += [queue.i.payload.eq(self.core_o), queue.i.valid.eq(in_flight[-1])]

@@ -23,11 +23,12 @@ class Narrow(wiring.Component):
     """Turn transfers of beats into exactly `i_count` groups each.
 
     A transfer of n groups takes ceil(n / ratio) beats; the groups of its final beat past the n-th are dropped, and the
-    next transfer begins with a fresh beat. `o.payload.last` marks the n-th group. A count of 0 gives nothing. The count
-    stays on `i_count` during the transfer and is taken with its last group. Reset drops a transfer that has begun.
+    next transfer begins with a fresh beat. `o.payload.last` marks the n-th group. A count of 0 gives nothing. A count
+    is taken when no transfer is under way, or with the last group of the one before. Reset drops a transfer that has
+    begun.
 
-    Timing: latency LATENCY cycle from i to o; one group a cycle; back-pressure: yes. o comes from registers; i.ready
-    and i_count.ready depend on o.ready.
+    Timing: latency LATENCY cycle from i to o when the count came a cycle before; one group a cycle; back-pressure: yes.
+    o comes from registers; i.ready and i_count.ready depend on o.ready.
 
     Parameters
     ----------
@@ -63,14 +64,13 @@ class Narrow(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Pick group `slot` of the beat that waits on `i`: no beat register, one multiplexer."""
         m = Module()
-        position = Signal(self.count_width, init=1)  # which group of the transfer, counted from 1
+        left = Signal(self.count_width)  # groups of the transfer, and below what it tells, from registers
+        some, last = Signal(), Signal()
         slot = Signal(range(self.ratio))
-        empty, step, last = Signal(), Signal(), Signal()
+        step = Signal()
         m.d.comb += [
-            empty.eq(self.i_count.payload == 0),
-            last.eq(position == self.i_count.payload),
-            step.eq(self.i_count.valid & ~empty & self.i.valid & (self.o.ready | ~self.o.valid)),
-            self.i_count.ready.eq(empty | (step & last)),
+            step.eq(some & self.i.valid & (self.o.ready | ~self.o.valid)),
+            self.i_count.ready.eq(~some | (step & last)),
             self.i.ready.eq(step & (last | (slot == self.ratio - 1))),
         ]
         with m.If(self.o.ready):
@@ -80,9 +80,14 @@ class Narrow(wiring.Component):
                 self.o.valid.eq(1),
                 self.o.payload.data.eq(self.i.payload.word_select(slot, self.width_bits)),
                 self.o.payload.last.eq(last),
-                position.eq(Mux(last, 1, position + 1)),
+                left.eq(left - 1),
+                some.eq(~last),
+                last.eq(left == 2),
                 slot.eq(Mux(self.i.ready, 0, slot + 1)),
             ]
+        with m.If(self.i_count.ready & self.i_count.valid):
+            count = self.i_count.payload
+            m.d.sync += [left.eq(count), some.eq(count != 0), last.eq(count == 1)]
         return m
 
 

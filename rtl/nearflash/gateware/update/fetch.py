@@ -23,6 +23,7 @@ from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Narrow
 from nearflash.gateware.stream.join import Join
+from nearflash.gateware.stream.skid import SkidBuffer
 from nearflash.gateware.update.pipeline import input_group
 
 __all__ = ["INPUTS", "Fetch", "FetchCommand", "pieces"]
@@ -82,30 +83,36 @@ class Fetch(wiring.Component):
         config, count = self.config, len(INPUTS)
         group_bits = FP32.bits * config.lanes
         group = data.StructLayout({"data": group_bits, "last": 1})
-        m.submodules.fork = fork = Fork(FetchCommand, 2 * count)
+        m.submodules.commands = commands = Fork(FetchCommand, count + 1)
+        m.submodules.groups = groups = SkidBuffer(32)  # between the adder and the gearboxes, and their ready
+        m.submodules.counts = counts = Fork(32, count)
         m.submodules.join = join = Join(dict.fromkeys(INPUTS, group))
-        wiring.connect(m, wiring.flipped(self.i_command), fork.i)
+        wiring.connect(m, wiring.flipped(self.i_command), commands.i)
+        wiring.connect(m, groups.o, counts.i)
+        m.d.comb += [
+            groups.i.valid.eq(commands.o[count].valid),
+            groups.i.payload.eq(pieces(commands.o[count].payload.params, config.lanes)),
+            commands.o[count].ready.eq(groups.i.ready),
+        ]
         idle = []
         for index, name in enumerate(INPUTS):
             reader = m.submodules[f"read_{name}"] = BurstReader(
                 config.port_bits, max_outstanding=config.outstanding_bursts, max_burst_bytes=config.burst_bytes
             )
             narrow = m.submodules[f"narrow_{name}"] = Narrow(group_bits, config.port_bits // group_bits)
-            to_reader, to_narrow = fork.o[2 * index], fork.o[2 * index + 1]
+            to_reader = commands.o[index]
             m.d.comb += [
                 reader.i_command.valid.eq(to_reader.valid),
                 reader.i_command.payload.address.eq(to_reader.payload.address[index]),
                 reader.i_command.payload.beats.eq(pieces(to_reader.payload.params, config.port_bytes // FP32.bytes)),
                 to_reader.ready.eq(reader.i_command.ready),
-                narrow.i_count.valid.eq(to_narrow.valid),
-                narrow.i_count.payload.eq(pieces(to_narrow.payload.params, config.lanes)),
-                to_narrow.ready.eq(narrow.i_count.ready),
                 reader.clear.eq(self.clear),
                 self.error[index].eq(reader.error),
                 self.events[index].eq(reader.events),
                 self.wait[index].eq(self.o.ready & ~narrow.o.valid),
             ]
             wiring.connect(m, reader.bus, wiring.flipped(self.bus[index]))
+            wiring.connect(m, counts.o[index], narrow.i_count)
             wiring.connect(m, reader.o, narrow.i)
             wiring.connect(m, narrow.o, getattr(join.i, name))
             idle.append(reader.idle)

@@ -85,7 +85,7 @@ class Sequencer(wiring.Component):
                     m.next = "CHECK"
             with m.State("CHECK"):
                 self._check(m, checked)
-            # Store first: Fetch takes its command late, with the last group, which needs the writers to work.
+            # Store first: from then on it is not idle before the last answer, whatever Fetch has done.
             with m.State("COMMAND-STORE"):
                 m.d.comb += self.store.valid.eq(1)
                 with m.If(self.store.ready):

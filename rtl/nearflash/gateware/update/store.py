@@ -99,16 +99,15 @@ class Store(wiring.Component):
         ]
         m.d.comb += self.idle.eq(Cat(writer.idle for writer in writers).all())
 
-        taken = Signal(lanes)
-        m.d.comb += taken.eq(Mux(self.i.valid & self.i.ready, filled, 0))
+        taken = self.i.valid & self.i.ready
         for event, flags in {
-            "params": taken,
-            "nonfinite_gradients": taken & Cat(lane.nonfinite_gradient for lane in self.i.payload.lanes),
-            "copy_overflows": taken
+            "params": filled,
+            "nonfinite_gradients": filled & Cat(lane.nonfinite_gradient for lane in self.i.payload.lanes),
+            "copy_overflows": filled
             & Cat(lane.copy_overflow for lane in self.i.payload.lanes)
             & self.i_command.payload.copy.replicate(lanes),
         }.items():
-            m.d.comb += self.counts[event].eq(sum(flags[lane] for lane in range(lanes)))
+            m.d.comb += self.counts[event].eq(Mux(taken, sum(flags[lane] for lane in range(lanes)), 0))
         return m
 
     def _write(self, m, index, name, command, group, filled):  # type: ignore[no-untyped-def]

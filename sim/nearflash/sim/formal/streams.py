@@ -107,28 +107,33 @@ def narrow() -> Bench:
     offer(bench, dut.i_count, "i_count")
     accept(bench, dut.o)
     check_source(bench, dut.o)
-    beats, out = Signal(2), Signal(bits)  # beats taken, groups given in this transfer
-    count = Signal(3)  # of the transfer whose last group is on o
-    ends, empty = moves(dut.i_count), dut.i_count.payload == 0
-    with bench.m.If(moves(dut.i)):
-        bench.m.d.sync += beats.eq(beats + 1)
-    with bench.m.If(ends & ~empty):
-        bench.m.d.sync += [beats.eq(0), count.eq(dut.i_count.payload)]
+    beats, out = Signal(2), Signal(bits)  # beats taken of the transfer on i, groups given of that on o
+    first, second, transfers = Signal(3), Signal(3), Signal(2)  # counts without their last group, oldest first
+    empty = dut.i_count.payload == 0
+    begins, ends = moves(dut.i_count) & ~empty, moves(dut.o) & dut.o.payload.last
+    fresh = dut.o.valid & ~bench.past(dut.o.valid & ~dut.o.ready, "waited")
+    beat = Mux(fresh & dut.o.payload.last, 0, beats)  # which one of its transfer is on i
+    bench.m.d.sync += [beats.eq(beat + moves(dut.i)), transfers.eq(transfers + begins - ends)]
     with bench.m.If(moves(dut.o)):
         bench.m.d.sync += out.eq(Mux(dut.o.payload.last, 0, out + 1))
-    bench.assume(dut.i.payload == Cat((beats * ratio + slot)[:bits] for slot in range(ratio)))
+    with bench.m.If(ends):
+        bench.m.d.sync += first.eq(second)
+    with bench.m.If(begins):
+        with bench.m.If(transfers == ends):
+            bench.m.d.sync += first.eq(dut.i_count.payload)
+        with bench.m.Else():
+            bench.m.d.sync += second.eq(dut.i_count.payload)
+    bench.assume(dut.i.payload == Cat((beat * ratio + slot)[:bits] for slot in range(ratio)))
 
+    bench.prove("no_group_without_count", ~dut.o.valid | (transfers != 0))
+    bench.prove("one_count_ahead", transfers <= 2)
     bench.prove("groups_in_order", ~dut.o.valid | (dut.o.payload.data == out))
-    bench.prove("last_is_the_counted_one", ~(dut.o.valid & dut.o.payload.last) | (out + 1 == count))
-    bench.prove(
-        "others_come_before", ~(dut.o.valid & ~dut.o.payload.last & dut.i_count.valid) | (out + 1 < dut.i_count.payload)
-    )
-    needed = (dut.i_count.payload + (ratio - 1)) // ratio
-    bench.prove("beats_are_counted", ~ends | (beats + moves(dut.i) == needed))
+    bench.prove("last_is_the_counted_one", ~dut.o.valid | (dut.o.payload.last == (out + 1 == first)))
+    bench.prove("beats_are_counted", ~(fresh & dut.o.payload.last) | (beats == (first + (ratio - 1)) // ratio))
     bench.prove("empty_after_reset", ~bench.was_reset | ~dut.o.valid)
-    bench.cover("tail", moves(dut.o) & dut.o.payload.last & (count == 4))
-    bench.cover("seven", moves(dut.o) & dut.o.payload.last & (count == 7))
-    bench.cover("empty_transfer", ends & empty)
+    bench.cover("tail", ends & (first == 4))
+    bench.cover("seven", ends & (first == 7))
+    bench.cover("empty_transfer", moves(dut.i_count) & empty)
     return bench
 
 
