@@ -9,7 +9,7 @@ Limits: the low bits of the address that select a byte inside a beat are ignored
 Source: AMBA AXI specification, IHI 0022, clause A3.4.1.
 """
 
-from amaranth import Cat, Const, Module, Mux, Signal
+from amaranth import Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -81,8 +81,7 @@ class BurstSplitter(wiring.Component):
         block = Signal(ADDRESS_BITS - offset_bits - byte_bits)
         offset = Signal(offset_bits)  # beats from the start of the block
         left_beats = Signal(32)
-        to_end = Signal(offset_bits + 1)
-        length = Signal(offset_bits + 1)
+        rest = Signal(signed(33))  # beats behind the end of the block; negative when the command ends before it
         step = Signal()
 
         # Cycle 0: take a command.
@@ -97,8 +96,7 @@ class BurstSplitter(wiring.Component):
 
         # Cycle 1: cut a burst off its front.
         m.d.comb += [
-            to_end.eq(self.block_beats - offset),
-            length.eq(Mux(left_beats < to_end, left_beats, to_end)),
+            rest.eq(left_beats + Cat(offset, 1).as_signed()),  # offset - block_beats in two's complement
             step.eq((left_beats != 0) & ~self.o.valid),
         ]
         with m.If(self.o.ready):
@@ -107,8 +105,8 @@ class BurstSplitter(wiring.Component):
             m.d.sync += [
                 self.o.valid.eq(1),
                 self.o.payload.address.eq(Cat(Const(0, byte_bits), offset, block)),
-                self.o.payload.length.eq(length - 1),
-                left_beats.eq(left_beats - length),
+                self.o.payload.length.eq(Mux(rest < 0, left_beats - 1, ~offset)),
+                left_beats.eq(Mux(rest < 0, 0, rest)),
                 block.eq(block + 1),
                 offset.eq(0),
             ]
