@@ -11,7 +11,7 @@ from typing import Any
 
 from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
 
-__all__ = ["delay", "digit_places", "normalize_digit", "register", "shift_right", "wire"]
+__all__ = ["delay", "digit_places", "normalize_digit", "output", "register", "shift_right", "wire"]
 
 
 def register(m: Module, value: Any, *, src_loc_at: int = 0) -> Any:
@@ -20,6 +20,13 @@ def register(m: Module, value: Any, *, src_loc_at: int = 0) -> Any:
     stage = Signal(shape, reset_less=True, src_loc_at=1 + src_loc_at)
     m.d.sync += stage.eq(value)
     return stage
+
+
+def output(m: Module, port: Any) -> Any:
+    """The register that drives an output port."""
+    last = Signal(port.shape(), reset_less=True)
+    m.d.comb += port.eq(last)
+    return last
 
 
 def delay(m: Module, value: Any, cycles: int) -> Any:

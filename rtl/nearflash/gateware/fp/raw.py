@@ -14,7 +14,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32, NumberFormat
-from nearflash.gateware.fp.pipeline import digit_places, normalize_digit, register, shift_right
+from nearflash.gateware.fp.pipeline import digit_places, normalize_digit, output, register, shift_right
 
 __all__ = ["EXP_ZERO", "FLAGS", "RAW", "Pack", "RawLayout", "Unpack", "widened"]
 
@@ -91,14 +91,15 @@ class Unpack(wiring.Component):
         for place in others:
             sig, digit = normalize_digit(m, sig, place)
             digits.insert(0, digit)
+        o = output(m, self.o)
         m.d.sync += [
-            self.o.sig.eq(Cat(C(0, SIG_BITS - 1 - bits), sig)),
-            self.o.exp.eq(exp - Cat(*digits)),
-            Cat(self.o.sign, self.o.zero, self.o.inf, self.o.nan).eq(Cat(sign, zero, inf, nan)),
-            self.signaling.eq(nan & ~quiet),
+            o.sig.eq(Cat(C(0, SIG_BITS - 1 - bits), sig)),
+            o.exp.eq(exp - Cat(*digits)),
+            Cat(o.sign, o.zero, o.inf, o.nan).eq(Cat(sign, zero, inf, nan)),
         ]
         with m.If(zero):
-            m.d.sync += self.o.exp.eq(EXP_ZERO)
+            m.d.sync += o.exp.eq(EXP_ZERO)
+        m.d.comb += self.signaling.eq(register(m, nan & ~quiet))
         return m
 
 
@@ -131,7 +132,8 @@ class Pack(wiring.Component):
         empty = register(m, special | i.zero)
         # Cycle 1: shift.
         shifted, _ = shift_right(m, sig, distance)
-        m.d.sync += self.o.eq(Cat(shifted[:bits], biased, sign))
+        o = output(m, self.o)
+        m.d.sync += o.eq(Cat(shifted[:bits], biased, sign))
         with m.If(empty):
-            m.d.sync += self.o[:bits].eq(nan << (bits - 1))
+            m.d.sync += o[:bits].eq(nan << (bits - 1))
         return m

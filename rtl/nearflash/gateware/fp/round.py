@@ -12,7 +12,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32, NumberFormat
-from nearflash.gateware.fp.pipeline import delay, register, wire
+from nearflash.gateware.fp.pipeline import delay, output, register, wire
 from nearflash.gateware.fp.raw import EXP_ZERO, FLAGS, RAW, SIG_BITS, RawLayout
 
 __all__ = ["UNROUNDED", "Round", "unrounded"]
@@ -89,18 +89,19 @@ class Round(wiring.Component):
         finite = ~(zero | inf | nan)
         flushed = zero | (fallen[-1] & ~up)
         overflow = finite & ~keep & self._exceeds(total[SIG_BITS - 1 :], select)
+        o, flags = output(m, self.o), output(m, self.flags)
         m.d.sync += [
-            self.o.sig.eq(Cat(total[: SIG_BITS - 1], C(1, 1))),
-            self.o.exp.eq(total[SIG_BITS - 1 :]),
-            Cat(self.o.sign, self.o.nan, self.o.inf).eq(Cat(sign, nan, inf | overflow)),
-            self.o.zero.eq(flushed & ~inf & ~nan),
-            Cat(self.flags.invalid, self.flags.div_by_zero).eq(Cat(invalid, div_by_zero)),
-            self.flags.overflow.eq(overflow),
-            self.flags.underflow.eq(finite & tiny & inexact & ~keep),
-            self.flags.inexact.eq(finite & (inexact & ~keep | overflow)),
+            o.sig.eq(Cat(total[: SIG_BITS - 1], C(1, 1))),
+            o.exp.eq(total[SIG_BITS - 1 :]),
+            Cat(o.sign, o.nan, o.inf).eq(Cat(sign, nan, inf | overflow)),
+            o.zero.eq(flushed & ~inf & ~nan),
+            Cat(flags.invalid, flags.div_by_zero).eq(Cat(invalid, div_by_zero)),
+            flags.overflow.eq(overflow),
+            flags.underflow.eq(finite & tiny & inexact & ~keep),
+            flags.inexact.eq(finite & (inexact & ~keep | overflow)),
         ]
         with m.If(flushed):
-            m.d.sync += [self.o.sig.eq(0), self.o.exp.eq(EXP_ZERO)]
+            m.d.sync += [o.sig.eq(0), o.exp.eq(EXP_ZERO)]
         return m
 
     def _by_format(self, values: list[Any], select: Value) -> Value:

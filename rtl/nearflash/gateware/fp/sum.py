@@ -13,7 +13,7 @@ from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.fp.pipeline import delay, digit_places, normalize_digit, register, shift_right
+from nearflash.gateware.fp.pipeline import delay, digit_places, normalize_digit, output, register, shift_right
 from nearflash.gateware.fp.raw import RAW, RawLayout
 
 __all__ = ["Sum"]
@@ -81,12 +81,13 @@ class Sum(wiring.Component):
             digits.insert(0, digit)
         nan, inf, sign, negative_zero, invalid = (delay(m, value, 4) for value in specials)
         zero = ~sig[-1] & ~inf & ~nan
+        o = output(m, self.o)
+        m.d.comb += self.invalid.eq(register(m, invalid))
         m.d.sync += [
-            self.o.sig.eq(sig),
-            self.o.exp.eq(exp_5 - Cat(*digits)),
-            self.o.sign.eq(Mux(zero, negative_zero, sign)),
-            Cat(self.o.zero, self.o.inf, self.o.nan).eq(Cat(zero, inf, nan)),
-            self.invalid.eq(invalid),
+            o.sig.eq(sig),
+            o.exp.eq(exp_5 - Cat(*digits)),
+            o.sign.eq(Mux(zero, negative_zero, sign)),
+            Cat(o.zero, o.inf, o.nan).eq(Cat(zero, inf, nan)),
         ]
         return m
 
