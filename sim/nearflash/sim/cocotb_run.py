@@ -73,7 +73,11 @@ def run_testbench(
     design = convert(testbench.component(**(parameters or {})))
     parts = [machine(), design.digest, repr(_FLAGS), str(waves)]
     folder = cached(f"cocotb-{unit}", parts, lambda work: _build(design, work, waves))
-    settings = {"NEARFLASH_PARAMETERS": json.dumps(dict(parameters or {})), "SIM_CMD_PREFIX": f"timeout {timeout_s}"}
+    settings = {
+        "NEARFLASH_PARAMETERS": json.dumps(dict(parameters or {})),
+        "NEARFLASH_INPUTS": json.dumps([port.name for port in design.ports if port.is_input]),
+        "SIM_CMD_PREFIX": f"timeout {timeout_s}",
+    }
     run = folder / "run"
     log, results = run / "run.log", run / "results.xml"
     with locked(folder / "run.lock"), _environment(settings):
