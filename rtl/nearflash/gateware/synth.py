@@ -6,6 +6,10 @@ register path in LUT levels; a CARRY4 counts a quarter of a level, a wide multip
 registers four; data written to LUT RAM end at its clock. `path` names the cells along that path, each by the signal
 that it drives, where synthesis kept the signal's name.
 
+The lanes of a kernel, which are equal, are synthesised once and counted W times, the rest around them as black boxes:
+a quarter of the time, and the same cells but for registers that equal lanes could share (an upper bound). Between lanes
+and rest there are only wires from or to registers, so the longest path is the longer one of both parts.
+
 Limits: estimates before placement. Yosys maps UltraScale+ carries to CARRY4 and packs DSP blocks less tightly than
 vendor tools. No timing is claimed.
 """
@@ -38,6 +42,8 @@ _LEVELS = {
     **dict.fromkeys(_LUTS_PER_CELL, 1.0), "SRL16E": 0.0, "SRLC32E": 0.0, "CARRY4": 0.25, "MUXF7": 0.5, "MUXF8": 0.5,
     "MUXF9": 0.5, "DSP48E1": 4.0, "DSP48E2": 4.0,
 }  # fmt: skip
+#: The lanes of the update kernel.
+_LANES = "top.pipeline.lane_*"
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,16 @@ class Resources:
     path: tuple[str, ...]
 
 
-def _synthesise(text: str, family: str) -> dict[str, Any]:
-    """Netlist (Yosys JSON) of the top module `top` of an RTLIL text; Yosys runs in a process of its own."""
+def _synthesise(text: str, family: str, boxes: str = "") -> dict[str, Any]:
+    """Netlist (Yosys JSON) of the top module `top` of an RTLIL text; Yosys runs in a process of its own.
+
+    `boxes` is a pattern of modules that stay black boxes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, netlist, log = (Path(folder) / name for name in ("top.il", "top.json", "log"))
         source.write_text(text)
-        passes = [f"read_rtlil {source}", f"synth_xilinx -flatten -noiopad -family {family} -top top",
+        passes = [f"read_rtlil {source}", *([f"blackbox {boxes}"] if boxes else ()),
+                  f"synth_xilinx -flatten -noiopad -family {family} -top top",
                   f"write_json {netlist}"]  # fmt: skip
         script = f"from pyosys import libyosys as y; d = y.Design()\nfor p in {passes!r}: y.run_pass(p, d)"
         with log.open("w") as sink:
@@ -132,11 +142,14 @@ def _names(module: dict[str, Any], path: list[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def resources(component: Any, family: str) -> Resources:
-    """Synthesise one Amaranth component. Raises ConfigError for an unknown family."""
+def resources(component: Any, family: str, boxes: str = "") -> Resources:
+    """Synthesise one Amaranth component, without the submodules whose path (`top.a.b`) matches the pattern `boxes`.
+
+    Raises ConfigError for an unknown family.
+    """
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    module = _synthesise(rtlil.convert(component, name="top"), family)
+    module = _synthesise(rtlil.convert(component, name="top"), family, boxes)
     cells = module["cells"]
     levels, path = _longest_path(cells)
     count = Counter(cell["type"] for cell in cells.values())
@@ -147,6 +160,16 @@ def resources(component: Any, family: str) -> Resources:
         bram36=sum(n * (0.5 if "RAMB18" in kind else 1.0) for kind, n in count.items() if kind.startswith("RAMB")),
         logic_depth=levels,
         path=_names(module, path),
+    )
+
+
+def _with_lanes(rest: Resources, lane: Resources, lanes: int) -> Resources:
+    """A kernel from its `rest` and one of its `lanes`."""
+    slowest = max(rest, lane, key=lambda part: part.logic_depth)
+    return Resources(
+        **{name: getattr(rest, name) + lanes * getattr(lane, name) for name in ("lut", "ff", "dsp", "bram36")},
+        logic_depth=slowest.logic_depth,
+        path=slowest.path,
     )
 
 
@@ -172,8 +195,11 @@ def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
     build = config(f"{kernel}-{config_name}")
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    rows = {}
     for unit, component in _update_units(build).items():
-        found = resources(component, family)
+        found = rows[unit] = resources(component, family, _LANES if unit == "total" else "")
+        if unit == "total":
+            found = _with_lanes(found, rows["lane"], build.lanes)
         prefix = "" if unit == "total" else "unit_"
         cells = {f"{prefix}{name}": getattr(found, name) for name in ("lut", "ff", "dsp", "bram36")}
         yield {"bench": "synth", "config": build.full_name, "digest": build.digest, "family": family, "unit": unit,

@@ -99,7 +99,8 @@ class UpdateKernel(wiring.Component):
         # Data.
         wiring.connect(m, fetch.o, pipeline.i)
         wiring.connect(m, pipeline.o, store.i)
-        m.d.comb += [pipeline.program.eq(registers.values.program), pipeline.scalars.eq(scalars.o)]
+        m.d.comb += pipeline.program.eq(registers.values.program)
+        m.d.sync += pipeline.scalars.eq(scalars.o)  # a register for their way to all lanes
         for name in (*SCALARS, "denominator_factor"):
             m.d.comb += getattr(scalars.i, name).eq(registers.values[name])
         for port in range(self.config.ports):
