@@ -1,4 +1,3 @@
-# amaranth: UnusedElaboratable=no
 """The pysim harness on components whose behaviour is known by construction, wrong ones among them."""
 
 import random

@@ -1,4 +1,3 @@
-# amaranth: UnusedElaboratable=no
 """KernelLibrary on a small DMA copy kernel: data, timing of the memory model, and every way to fail."""
 
 import os
