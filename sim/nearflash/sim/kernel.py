@@ -151,7 +151,7 @@ class KernelLibrary:
 
     def configure(self, model: MemoryModel) -> None:
         """Set latency, bandwidth and stalls; also while bursts are under way."""
-        values = [getattr(model, name) for name, _ in _Settings._fields_]
+        values = [getattr(model, field[0]) for field in _Settings._fields_]
         self._call("configure", ctypes.byref(_Settings(*values)))
 
     def write_register(self, offset_bytes: int, value: int) -> None:

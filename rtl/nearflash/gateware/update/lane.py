@@ -101,7 +101,7 @@ class Lane(wiring.Component):
     o: Out(LaneOutput)
 
     def __init__(self) -> None:
-        self._units = {
+        self._units: dict[str, Any] = {
             **{f"unpack_{name}": Unpack() for name in ("g", "p", "m", "v")},
             "decay": MulAdd(), "difference": Add(), "first_moment": Axpby(), "product": Mul(), "second_moment": Axpby(),
             "root": Sqrt(), "denominator": MulAdd(FACTOR_BITS), "numerator": Mul(), "quotient": Div(),

@@ -22,7 +22,8 @@ from nearflash.model.fp.div import div
 from nearflash.model.fp.mul import mul
 from nearflash.model.fp.muladd import RECIPROCAL_BITS, Reciprocal, mul_reciprocal, muladd
 from nearflash.model.fp.sqrt import sqrt
-from nearflash.sim.burst import BurstUnit, words_from_integers
+from nearflash.sim.burst import BurstUnit
+from nearflash.sim.ports import words_from_integers
 from nearflash.sim.vectors import corner_pairs, narrow_operands, operands
 
 __all__ = ["OPERATIONS", "VECTORS", "Operation", "run"]

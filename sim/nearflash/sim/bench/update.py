@@ -44,7 +44,8 @@ def _measure(
     device: VerilatorDevice, build: UpdateConfig, case: Case, state: Any, model: MemoryModel
 ) -> dict[str, Any]:
     results, counters = run_update(device, case, state)
-    want = adam_step(case.adam, *state, case.copy)
+    g, p, m, v = state
+    want = adam_step(case.adam, g, p, m, v, case.copy)
     mismatches = 0
     for name in STREAMS:
         expected = getattr(want, name)

@@ -178,7 +178,7 @@ def registers() -> Bench:
                 bench.m.d.sync += value.word_select(byte, 8).eq(bus.wdata.word_select(byte, 8))
     bench.prove("value_is_what_was_written", dut.values.value == value)
     refused = bench.past(writes & (index > 4), "refused")
-    bench.prove("refused_writes_answer_an_error", ~refused | (bus.bresp == AxiResponse.SLVERR.value))
+    bench.prove("refused_writes_answer_an_error", ~refused | (bus.bresp == AxiResponse.SLVERR))
     asked = bench.past(Mux(reads, bus.araddr[2:], 0), "asked")
     bench.prove("state_is_read", (asked != 5) | (bus.rdata == bench.past(state, "state_past")))
     bench.prove("value_is_read", (asked != 4) | (bus.rdata == bench.past(dut.values.value, "value_past")))

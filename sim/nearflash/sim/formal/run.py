@@ -108,8 +108,8 @@ def _paths(proof: Proof, bench: Bench, folder: Path) -> dict[str, Any]:
         if int(count[1]):
             found.append(f"no_path_from_{source.name}_to_{sink.name}")
     status = "fail" if found else "pass"
-    result = {"proof": proof.name, "engine": "yosys select", "mode": "paths", "status": status}
-    result["seconds"] = round(time.monotonic() - started, 1)
+    seconds = round(time.monotonic() - started, 1)
+    result = {"proof": proof.name, "engine": "yosys select", "mode": "paths", "status": status, "seconds": seconds}
     return result | {"property": found, "trace": None} if found else result
 
 

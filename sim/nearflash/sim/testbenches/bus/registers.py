@@ -49,9 +49,9 @@ async def registers_hold_what_the_host_writes(dut: Any) -> None:
             answer = await master.write(UPDATE[name].offset + first, data)
             assert answer.resp == AxiResp.OKAY
             copy[name][first : first + len(data)] = data
-        for name, data in copy.items():
-            answer = await master.read(UPDATE[name].offset, len(data))
-            assert (answer.resp, bytes(answer.data)) == (AxiResp.OKAY, bytes(data))
+        for name, held in copy.items():
+            answer = await master.read(UPDATE[name].offset, len(held))
+            assert (answer.resp, bytes(answer.data)) == (AxiResp.OKAY, bytes(held))
         answer = await master.write(UPDATE["magic"].offset, bytes(4))
         assert answer.resp == AxiResp.SLVERR
         assert await master.read_dword(UPDATE["magic"].offset) == UPDATE["magic"].reset

@@ -6,12 +6,12 @@ from typing import Any
 import cocotb
 from cocotb.triggers import ClockCycles, ReadOnly
 
-from nearflash.gateware.stream.queue import StreamQueue
+from nearflash.gateware.stream.queue import QueueMemory, StreamQueue
 from nearflash.sim.stalls import STALLS
 from nearflash.sim.testbench import parameters, receive, send, start, test
 
 
-def component(memory: str = "distributed", depth: int = 5) -> StreamQueue:
+def component(memory: QueueMemory = "distributed", depth: int = 5) -> StreamQueue:
     """A queue of 32-bit items."""
     return StreamQueue(32, depth, memory=memory)
 

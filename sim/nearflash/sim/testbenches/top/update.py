@@ -94,8 +94,8 @@ async def equals_the_model_while_channels_pause(dut: Any) -> None:
         for name, values in state.items():
             bench.memory.write(_BASE[name], values.tobytes())
         bench.memory.write(_BASE["copy"], b"\xee" * (2 * params + 2))
-        reads = [_BASE[name] for name in ("g", "p", "m", "v")]
-        await bench.update(UpdateCommand(adam, params, *reads, *reads[1:], copy, _BASE["copy"]))
+        g, p, m, v = (_BASE[name] for name in ("g", "p", "m", "v"))
+        await bench.update(UpdateCommand(adam, params, g, p, m, v, p, m, v, copy, _BASE["copy"]))
         assert await bench.read("status") == Status.OK
         assert await bench.read("params_done") == params
         want = adam_step(adam, **state, copy=copy)
