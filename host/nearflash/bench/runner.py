@@ -45,7 +45,7 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
             f"bench {name!r} needs the package {missing.name!r}; pip install 'nearflash[dev]'"
         ) from missing
     for row in run():
-        yield {"bench": name, **row, **_origin(row)}
+        yield {"bench": name, **_origin(row), **row}
 
 
 def print_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:

@@ -35,6 +35,8 @@ class BurstUnit:
             raise ValueError(f"{type(component).__name__} must have a LATENCY attribute, not none")
         self.stated_latency: int = component.LATENCY
         design = convert(component)
+        #: Of the design: what the library was built from.
+        self.digest: str = design.digest
         data = [port for port in design.ports if port.name not in ("clk", "rst")]
         self.inputs = {port.name: port for port in data if port.is_input}
         self.outputs = {port.name: port for port in data if not port.is_input}

@@ -1,4 +1,4 @@
-"""Bench `fp`: the floating point units against the model, results and exceptions, through the Verilated unit."""
+"""Bench `fp`: the Verilated units against the model and Berkeley SoftFloat, results and exceptions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from nearflash.model.fp.muladd import RECIPROCAL_BITS, Reciprocal, mul_reciproca
 from nearflash.model.fp.sqrt import sqrt
 from nearflash.sim.burst import BurstUnit
 from nearflash.sim.ports import words_from_integers
+from nearflash.sim.softfloat import softfloat
 from nearflash.sim.vectors import corner_pairs, narrow_operands, operands
 
 __all__ = ["OPERATIONS", "VECTORS", "Operation", "run"]
@@ -49,23 +50,37 @@ _BLOCK = 500_000
 
 @dataclass(frozen=True)
 class Operation:
-    """How one operation is compared: unit, operand ports, operands from (count, seed), model, run-time bits."""
+    """How one operation is compared: unit, operand ports, operands from (count, seed), model, run-time bits, oracle."""
 
     core: Callable[[], Any]
     ports: str
     operands: Callable[[int, int], Columns]
     model: Callable[..., Any]
     controls: Mapping[str, int]
+    oracle: str | None = None
+    """SoftFloat's name of the operation, where it has one."""
 
 
 def run(vectors: Mapping[str, int] | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """One object for each operation in `vectors` (by default VECTORS): op, vectors, mismatches, latency_cycles.
+    """One object for each operation in `vectors` (by default VECTORS): op, vectors, mismatches, latency, against.
 
-    A mismatch is a vector whose result or exceptions differ.
+    A mismatch is a vector whose result or exceptions differ from the model's or, where `against` names it, from
+    Berkeley SoftFloat's. `digest` is that of the unit's design.
     """
     for op, count in (vectors or VECTORS).items():
-        compared, mismatches, latency = (_by_invariant if op == "div_by_invariant" else _compare)(op, count, seed)
-        yield {"op": op, "vectors": compared, "mismatches": mismatches, "latency_cycles": latency, "unit": "vectors"}
+        compared, mismatches, unit = (_by_invariant if op == "div_by_invariant" else _compare)(op, count, seed)
+        has_oracle = op in OPERATIONS and OPERATIONS[op].oracle
+        yield {
+            "config": "fp32",
+            "digest": unit.digest,
+            "op": op,
+            "vectors": compared,
+            "exhaustive": op.startswith("from_") and compared == 1 << 16,
+            "mismatches": mismatches,
+            "against": "model, SoftFloat" if has_oracle else "model",
+            "latency_cycles": unit.stated_latency,
+            "unit": "vectors",
+        }
 
 
 def _pairs(count: int, seed: int) -> Columns:
@@ -79,7 +94,8 @@ def _narrow(number: NumberFormat) -> Operation:
     def columns(count: int, seed: int) -> Columns:
         return [np.concatenate([*operands(count // 2, 1, seed), narrow_operands(count - count // 2, number, seed)])]
 
-    return Operation(ToNarrow, "i", columns, lambda a: to_narrow(a, number), {"bf16": int(number == BF16)})
+    return Operation(ToNarrow, "i", columns, lambda a: to_narrow(a, number), {"bf16": int(number == BF16)},
+                     f"to_{number.name}")  # fmt: skip
 
 
 def _wide(number: NumberFormat) -> Operation:
@@ -99,13 +115,13 @@ def _fused(a: Any, b: Any, c: Any) -> Any:
 
 #: Every operation but `div_by_invariant`, whose operands come scalar by scalar.
 OPERATIONS = {
-    "add": Operation(Add, "ab", _pairs, add, {}),
-    "mul": Operation(Mul, "ab", _pairs, mul, {}),
-    "div": Operation(Div, "ab", _pairs, div, {}),
-    "fma": Operation(MulAdd, "abc", _three, _fused, {"fused": 1}),
-    "fma_51": Operation(lambda: MulAdd(RECIPROCAL_BITS), "abc", _three, _fused, {"fused": 1}),
+    "add": Operation(Add, "ab", _pairs, add, {}, "add"),
+    "mul": Operation(Mul, "ab", _pairs, mul, {}, "mul"),
+    "div": Operation(Div, "ab", _pairs, div, {}, "div"),
+    "fma": Operation(MulAdd, "abc", _three, _fused, {"fused": 1}, "fma"),
+    "fma_51": Operation(lambda: MulAdd(RECIPROCAL_BITS), "abc", _three, _fused, {"fused": 1}, "fma"),
     "muladd": Operation(MulAdd, "abc", _three, lambda a, b, c: muladd(a, b, c, fused=False), {"fused": 0}),
-    "sqrt": Operation(Sqrt, "a", lambda count, seed: operands(count, 1, seed), sqrt, {}),
+    "sqrt": Operation(Sqrt, "a", lambda count, seed: operands(count, 1, seed), sqrt, {}, "sqrt"),
     "to_fp16": _narrow(FP16),
     "to_bf16": _narrow(BF16),
     "from_fp16": _wide(FP16),
@@ -113,7 +129,7 @@ OPERATIONS = {
 }
 
 
-def _compare(op: str, count: int, seed: int) -> tuple[int, int, int]:
+def _compare(op: str, count: int, seed: int) -> tuple[int, int, BurstUnit]:
     operation = OPERATIONS[op]
     core = operation.core()
     unit = BurstUnit(Fp32Unit(core), f"fp_{type(core).__name__.lower()}")
@@ -122,11 +138,14 @@ def _compare(op: str, count: int, seed: int) -> tuple[int, int, int]:
     for start in range(0, count, _BLOCK):
         block = [column[start : start + _BLOCK] for column in columns]
         got = unit.run({**dict(zip(operation.ports, block, strict=True)), **operation.controls})
-        mismatches += _differences(got, *operation.model(*block))
-    return count, mismatches, unit.stated_latency
+        differ = _differences(got, *operation.model(*block))
+        if operation.oracle:
+            differ |= _differences(got, *softfloat(operation.oracle, *block))
+        mismatches += int(np.count_nonzero(differ))
+    return count, mismatches, unit
 
 
-def _by_invariant(_: str, count: int, seed: int) -> tuple[int, int, int]:
+def _by_invariant(_: str, count: int, seed: int) -> tuple[int, int, BurstUnit]:
     """Products with the reciprocals of scalars, 1,000 dividends each: those near a rounding boundary among them."""
     layout = RawLayout(RECIPROCAL_BITS)
     unit = BurstUnit(Fp32Unit(MulAdd(RECIPROCAL_BITS), unpacked=("b",)), "fp_muladd")
@@ -146,10 +165,10 @@ def _by_invariant(_: str, count: int, seed: int) -> tuple[int, int, int]:
         got = unit.run({"a": a, "b": words_from_integers([b], layout.size)[0], "c": c, "fused": 0})
         product, product_flags = mul_reciprocal(a, reciprocal)
         total, sum_flags = add(product, c)
-        mismatches += _differences(got, total, product_flags | sum_flags)
-    return each * len(scalars), mismatches, unit.stated_latency
+        mismatches += int(np.count_nonzero(_differences(got, total, product_flags | sum_flags)))
+    return each * len(scalars), mismatches, unit
 
 
-def _differences(got: Mapping[str, NDArray[Any]], bits: NDArray[Any], flags: NDArray[Any] | None) -> int:
+def _differences(got: Mapping[str, NDArray[Any]], bits: NDArray[Any], flags: NDArray[Any] | None) -> Any:
     differ = got["o"] != bits
-    return int(np.count_nonzero(differ if flags is None else differ | (got["flags"] != flags)))
+    return differ if flags is None else differ | (got["flags"] != flags)
