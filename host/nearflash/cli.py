@@ -15,7 +15,7 @@ from typing import Any
 from nearflash import abi
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError, ConfigError, NearflashError
-from nearflash.bench.runner import bench_names, measure, print_rows
+from nearflash.bench.runner import bench_names, measure, print_rows, with_origin
 
 __all__ = ["main"]
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         if hasattr(arguments, "rows"):
-            print_rows(arguments.rows(arguments), as_json=arguments.json)
+            print_rows(map(with_origin, arguments.rows(arguments)), as_json=arguments.json)
             return 0
         return int(arguments.run(arguments) or 0)
     except NearflashError as error:

