@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 NEARFLASH := $(VENV)/bin/nearflash
 JOBS ?= $(shell nproc)
-UNIT ?= gateware.update
+UNIT ?= gateware.top.update
 WAVES ?= 0
 KERNEL ?= update
 FAMILY ?= xcup
@@ -34,7 +34,7 @@ test: venv ## all tests but the long campaigns
 test-full: venv ## all tests, long campaigns too
 	$(PY) -m pytest -n $(JOBS) -m 'not hw'
 
-sim: venv ## one cocotb testbench on Verilator: make sim UNIT=gateware.update WAVES=1
+sim: venv ## one cocotb testbench on Verilator: make sim UNIT=gateware.top.update WAVES=1
 	$(NEARFLASH) sim $(UNIT) $(if $(filter 1,$(WAVES)),--waves)
 
 lint: venv ## ruff and mypy
