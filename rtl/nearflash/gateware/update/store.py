@@ -10,7 +10,9 @@ Contract: exactly the bytes of the command's n parameters are written, whatever 
 Timing: one group a cycle while no port waits; back-pressure: yes.
 """
 
-from amaranth import Cat, Module, Mux, Signal
+from typing import Any
+
+from amaranth import C, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -110,11 +112,12 @@ class Store(wiring.Component):
             m.d.comb += self.counts[event].eq(Mux(taken, sum(flags[lane] for lane in range(lanes)), 0))
         return m
 
-    def _write(self, m, index, name, command, group, filled):  # type: ignore[no-untyped-def]
+    def _write(self, m: Module, index: int, name: str, command: Any, group: Any, filled: Signal) -> BurstWriter:
+        """Gearbox and writer of one output; they see neither command nor groups where the copy is not wanted."""
         config = self.config
         number = FP16 if name == "copy" else FP32
         group_bits = number.bits * config.lanes
-        wanted = self.i_command.payload.copy if name == "copy" else 1
+        wanted = self.i_command.payload.copy if name == "copy" else C(1)
         widen = m.submodules[f"widen_{name}"] = Widen(
             group_bits, config.port_bits // group_bits, strb_bits=config.lanes
         )
