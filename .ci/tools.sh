@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Debian packages that the Python packages do not bring: installs them when root, else says which.
+# ccache only makes repeated builds faster, so nothing stops without it.
 set -euo pipefail
 missing=()
-command -v g++ >/dev/null || missing+=(g++)
-command -v make >/dev/null || missing+=(make)
-command -v perl >/dev/null || missing+=(perl)
-command -v ccache >/dev/null || missing+=(ccache)
-[ ${#missing[@]} -eq 0 ] && exit 0
+for program in g++ make perl; do
+    command -v "$program" >/dev/null || missing+=("$program")
+done
+optional=()
+command -v ccache >/dev/null || optional+=(ccache)
+[ ${#missing[@]} -eq 0 ] && [ ${#optional[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    apt-get update -qq && apt-get install -y -qq "${missing[@]}" >/dev/null
-else
-    echo "nearflash needs these packages: ${missing[*]} (sudo apt-get install ${missing[*]})" >&2
-    [ "${missing[*]}" = ccache ] || exit 1
+    apt-get update -qq && apt-get install -y -qq "${missing[@]}" "${optional[@]}" >/dev/null || failed=yes
+    [ -z "${failed:-}" ] && exit 0
 fi
+echo "nearflash uses these packages: ${missing[*]} ${optional[*]} (sudo apt-get install ${missing[*]} ${optional[*]})" >&2
+[ ${#missing[@]} -eq 0 ]
