@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         if hasattr(arguments, "rows"):
-            print_rows(map(with_origin, arguments.rows(arguments)), as_json=arguments.json)
-            return 0
+            rows = map(with_origin, arguments.rows(arguments))
+            return 1 if print_rows(rows, as_json=arguments.json) else 0
         return int(arguments.run(arguments) or 0)
     except NearflashError as error:
         print(f"nearflash: {error}", file=sys.stderr)

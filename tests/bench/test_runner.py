@@ -57,3 +57,8 @@ def test_json_goes_to_stdout_and_text_to_stderr(points, capsys):
     captured = capsys.readouterr()
     assert not captured.out
     assert captured.err.splitlines()[0] == "update      config update-tiny  cycles_per_param 8.5  unit cycles"
+
+
+def test_mismatches_are_summed_for_the_exit_code(capsys):
+    assert runner.print_rows([{"bench": "x", "mismatches": 2}, {"bench": "x"}, {"mismatches": 1}], as_json=True) == 3
+    assert runner.print_rows([{"bench": "x", "mismatches": 0}], as_json=False) == 0

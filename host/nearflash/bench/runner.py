@@ -48,15 +48,18 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
         yield with_origin({"bench": name, **row})
 
 
-def print_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
-    """One JSON object a line on standard output, or readable lines on standard error."""
+def print_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> int:
+    """One JSON object a line on standard output, or readable lines on standard error; returns all mismatches."""
+    mismatches = 0
     for row in rows:
+        mismatches += int(row.get("mismatches", 0))
         if as_json:
             print(json.dumps(row), flush=True)
         else:
             shown = {key: value for key, value in row.items() if key not in ("bench", "tools", "digest", "git")}
             text = "  ".join(f"{key} {_readable(value)}" for key, value in shown.items())
             print(f"{row.get('bench', ''):<12}{text}", file=sys.stderr, flush=True)
+    return mismatches
 
 
 def _readable(value: object) -> str:
