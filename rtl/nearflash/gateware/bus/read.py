@@ -20,7 +20,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.bus.axi import ADDRESS_BITS, PAGE_BYTES, Axi4ReadSignature
-from nearflash.gateware.bus.split import BurstSplitter, block_beats
+from nearflash.gateware.bus.split import BurstSplitter, block_beats, queue_places
 from nearflash.gateware.bus.transfer import BusError, TransferCommand, drive_address, latch_error, left_beats
 from nearflash.gateware.stream.queue import StreamQueue
 
@@ -77,15 +77,11 @@ class BurstReader(wiring.Component):
         max_burst_bytes: int = PAGE_BYTES,
         queue_beats: int | None = None,
     ) -> None:
-        if max_outstanding < 2:
-            raise ValueError(f"max_outstanding must be at least 2 bursts, not {max_outstanding!r}")
         bus = Axi4ReadSignature(data_width_bits)
-        burst_beats = block_beats(data_width_bits, max_burst_bytes)
         self.data_width_bits = data_width_bits
         self.max_outstanding, self.max_burst_bytes = max_outstanding, max_burst_bytes
-        self.queue_beats = max_outstanding * burst_beats + 1 if queue_beats is None else queue_beats
-        if self.queue_beats <= burst_beats:
-            raise ValueError(f"queue_beats must be more than {burst_beats}, one burst, not {queue_beats!r}")
+        burst_beats = block_beats(data_width_bits, max_burst_bytes)
+        self.queue_beats = queue_places(burst_beats, max_outstanding, queue_beats)
         super().__init__(
             {
                 "i_command": In(stream.Signature(TransferCommand)),

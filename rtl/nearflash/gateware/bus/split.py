@@ -16,7 +16,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.gateware.bus.axi import ADDRESS_BITS, PAGE_BYTES
 from nearflash.gateware.bus.transfer import Burst, TransferCommand
 
-__all__ = ["BURST_BEATS_MAX", "BurstSplitter", "block_beats"]
+__all__ = ["BURST_BEATS_MAX", "BurstSplitter", "block_beats", "queue_places"]
 
 #: Longest incrementing burst of AXI4.
 BURST_BEATS_MAX = 256
@@ -33,6 +33,18 @@ def block_beats(data_width_bits: int, max_burst_bytes: int) -> int:
             f"max_burst_bytes must be a power of two from {beat_bytes} to {PAGE_BYTES}, not {max_burst_bytes!r}"
         )
     return min(max_burst_bytes // beat_bytes, BURST_BEATS_MAX)
+
+
+def queue_places(burst_beats: int, max_outstanding: int, asked_beats: int | None) -> int:
+    """Places in the data queue of a reader or writer: as asked, or one more than all bursts under way.
+
+    Raises ValueError for fewer than two bursts under way, or a queue that does not hold more than one.
+    """
+    if max_outstanding < 2:
+        raise ValueError(f"max_outstanding must be at least 2 bursts, not {max_outstanding!r}")
+    if asked_beats is not None and asked_beats <= burst_beats:
+        raise ValueError(f"queue_beats must be more than {burst_beats}, one burst, not {asked_beats!r}")
+    return max_outstanding * burst_beats + 1 if asked_beats is None else asked_beats
 
 
 class BurstSplitter(wiring.Component):
