@@ -29,6 +29,7 @@ from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.abi.formats import BF16, FP16, FP32
+from nearflash.model.fp.convert import to_bf16, to_fp16
 from nearflash.model.fp.muladd import fma
 
 __all__ = ["Updated", "adam_step", "low_precision"]
@@ -80,15 +81,10 @@ def low_precision(p: F32, copy: CopyFormat) -> tuple[NDArray[np.uint16], int]:
     number_format = copy.number_format
     if number_format not in (FP16, BF16):
         raise FormatError(f"copy must be FP16 or BF16, not {copy!r}")
-    if number_format is FP16:
-        with np.errstate(all="ignore"):
-            bits = p.astype(np.float16).view(np.uint16)
-    else:
-        word = p.view(np.uint32)
-        bits = ((word + (0x7FFF + ((word >> 16) & 1))) >> 16).astype(np.uint16)
+    bits = to_fp16(p) if number_format is FP16 else to_bf16(p)
     infinity = ((1 << number_format.exponent_bits) - 1) << number_format.mantissa_bits
     overflows = np.count_nonzero(((bits & 0x7FFF) == infinity) & np.isfinite(p))
-    return np.where(np.isnan(p), np.uint16(number_format.canonical_nan), bits), int(overflows)
+    return bits, int(overflows)
 
 
 def _step(adam: AdamStep, g: F32, p: F32, m: F32, v: F32) -> tuple[F32, F32, F32]:
