@@ -7,7 +7,7 @@ from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.errors import AlignmentError, CommandError
 from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat, fp32_bits
-from nearflash.abi.registers import UPDATE
+from nearflash.abi.registers import FACTOR_BITS, UPDATE
 
 __all__ = ["Completion", "CopyFormat", "DecayMode", "Status", "UpdateCommand", "denominator_factor"]
 
@@ -61,11 +61,11 @@ def denominator_factor(adam: AdamStep) -> int:
     if not 0 < bits < 0x7F800000 or bits >> 23 == 0:
         raise CommandError(f"1 - beta2^step must be a normal positive fp32 number; beta2 is {adam.beta2!r}")
     if not inverse:
-        significand <<= 27
+        significand <<= FACTOR_BITS - 24
     elif significand == 1 << 23:
-        significand, exponent = 1 << 50, -exponent
+        significand, exponent = 1 << FACTOR_BITS - 1, -exponent
     else:
-        significand, exponent = (1 << 74) // significand, -exponent - 1
+        significand, exponent = (1 << FACTOR_BITS + 23) // significand, -exponent - 1
     return UPDATE["denominator_factor"].pack({"significand": significand, "exponent": exponent & 0x3FF})
 
 

@@ -8,7 +8,7 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.counters import UPDATE_COUNTERS
 from nearflash.abi.fields import Access, Field, Register, RegisterMap
 
-__all__ = ["MAGIC", "REGISTER_MAPS", "UPDATE", "fourcc"]
+__all__ = ["FACTOR_BITS", "MAGIC", "REGISTER_MAPS", "UPDATE", "fourcc"]
 
 
 def fourcc(text: str) -> int:
@@ -17,6 +17,8 @@ def fourcc(text: str) -> int:
 
 
 MAGIC = fourcc("NFSH")
+FACTOR_BITS = 51
+"""Significand bits of the denominator's factor: enough for a product to be a division (docs/numerics.md)."""
 _RW, _RO, _CONTROL = Access.RW, Access.RO, Access.CONTROL
 
 
@@ -110,8 +112,8 @@ def _update(offset: int) -> tuple[Register, ...]:
         *(Register(name, base + 0x48 + 4 * i, 32, _RW, doc + " (fp32 bits)")
           for i, (name, doc) in enumerate(_SCALARS.items())),
         Register("denominator_factor", base + 0x68, 64, _RW, "factor of sqrt(v): 51-bit significand, signed exponent", (
-            Field("significand", 0, 51, "normalised: bit 50 is set"),
-            Field("exponent", 51, 10, "two's complement power of two of bit 50"),
+            Field("significand", 0, FACTOR_BITS, "normalised: bit 50 is set"),
+            Field("exponent", FACTOR_BITS, 10, "two's complement power of two of bit 50"),
         )),
         Register("status", base + 0x70, 32, _RO, "0 while all is well, else the status code of the first fault"),
         Register("fault_address", base + 0x78, 64, _RO, "byte address of the first fault"),

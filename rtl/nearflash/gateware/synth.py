@@ -29,6 +29,7 @@ from amaranth.back import rtlil
 
 from nearflash.abi.config import UpdateConfig, config
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.registers import FACTOR_BITS
 
 __all__ = ["FAMILIES", "Resources", "command", "resources", "run"]
 
@@ -181,7 +182,7 @@ def _update_units(build: UpdateConfig) -> dict[str, Any]:
     from nearflash.gateware.fp.sqrt import Sqrt
     from nearflash.gateware.top.update import UpdateKernel
     from nearflash.gateware.update.fetch import Fetch
-    from nearflash.gateware.update.lane import FACTOR_BITS, Lane
+    from nearflash.gateware.update.lane import Lane
     from nearflash.gateware.update.store import Store
 
     return {

@@ -7,6 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from nearflash.abi.adam import AdamStep
+from nearflash.abi.commands import denominator_factor
+from nearflash.abi.registers import UPDATE
 from nearflash.model.fp.bits import canonical
 from nearflash.model.fp.muladd import RECIPROCAL_BITS, Reciprocal, fma, mul_reciprocal, muladd
 from nearflash.sim.softfloat import softfloat
@@ -80,6 +83,14 @@ def test_reciprocal_message(s):
 def quotient(a: np.ndarray, s: float) -> np.ndarray:
     with np.errstate(all="ignore"):
         return a.view(np.float32) / np.float32(s)
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 1000, 10**6])
+def test_a_command_carries_the_models_reciprocal(step):
+    adam = AdamStep(lr=1e-3, step=step)
+    fields = UPDATE["denominator_factor"].unpack(denominator_factor(adam))
+    reciprocal = Reciprocal.of(adam.bias_correction2_sqrt)
+    assert (fields["significand"], fields["exponent"]) == (reciprocal.sig, reciprocal.exp & 0x3FF)
 
 
 def test_product_with_a_reciprocal_is_the_quotient():

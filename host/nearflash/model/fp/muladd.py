@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearflash.abi.registers import FACTOR_BITS
 from nearflash.model.fp.add import add
 from nearflash.model.fp.bits import Bits, Flags, canonical, exceptions, tiny_below
 from nearflash.model.fp.mul import mul
@@ -12,7 +13,7 @@ from nearflash.model.fp.mul import mul
 __all__ = ["RECIPROCAL_BITS", "Reciprocal", "fma", "mul_reciprocal", "muladd"]
 
 #: Significand bits of a reciprocal that gives exact quotients; see nearflash.gateware.fp.muladd.
-RECIPROCAL_BITS = 51
+RECIPROCAL_BITS = FACTOR_BITS
 _BLOCK = 16384  # elements whose intermediate doubles stay in the second-level cache
 
 

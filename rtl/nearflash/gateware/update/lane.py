@@ -22,7 +22,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.commands import DecayMode
 from nearflash.abi.fields import Register
-from nearflash.abi.registers import UPDATE
+from nearflash.abi.registers import FACTOR_BITS, UPDATE
 from nearflash.gateware.datapath import Datapath, Timed, select
 from nearflash.gateware.fp.add import Add
 from nearflash.gateware.fp.convert import ToNarrow
@@ -33,10 +33,7 @@ from nearflash.gateware.fp.raw import RAW, Pack, RawLayout, Unpack
 from nearflash.gateware.fp.sqrt import Sqrt
 from nearflash.gateware.update.axpby import Axpby
 
-__all__ = ["FACTOR_BITS", "PROGRAM", "Lane", "LaneInput", "LaneOutput", "LaneScalars"]
-
-FACTOR_BITS = 51
-"""Significand bits of the denominator's factor."""
+__all__ = ["PROGRAM", "Lane", "LaneInput", "LaneOutput", "LaneScalars"]
 
 
 def _program_layout(register: Register) -> data.StructLayout:
