@@ -11,14 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.adam import AdamStep
-from nearflash.abi.commands import CopyFormat
 from nearflash.model.update.lane import adam_step
 from nearflash.storage import ARRAYS, Manifest
 from nearflash.training import NearStorageAdamW
+from nearflash.training.parameters import COPY_OF
 
 __all__ = ["Audit", "relative_error"]
-
-_COPIES = {torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16, torch.float32: CopyFormat.NONE}
 
 
 class Audit:
@@ -26,7 +24,7 @@ class Audit:
 
     def __init__(self, tensors: list[torch.Tensor], manifest: Manifest) -> None:
         self._tensors, self._manifest = tensors, manifest
-        self._copy = _COPIES[tensors[0].dtype]
+        self._copy = COPY_OF[tensors[0].dtype]
         self.p = self._flat([tensor.detach() for tensor in tensors])
         self.m, self.v = np.zeros_like(self.p), np.zeros_like(self.p)
         self.steps = 0

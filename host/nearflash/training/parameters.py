@@ -12,9 +12,11 @@ from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
 from nearflash.storage import Extent, Manifest, TensorEntry
 
-__all__ = ["FlatParameters", "Piece"]
+__all__ = ["COPY_OF", "FlatParameters", "Piece"]
 
-_COPIES = {torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16, torch.float32: CopyFormat.NONE}
+COPY_OF = {torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16, torch.float32: CopyFormat.NONE}
+"""What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
+_DTYPE_OF = {copy: dtype for dtype, copy in COPY_OF.items()}
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class FlatParameters:
                     self.group_of.append(group_index)
                     names.append(name)
         for name, tensor in zip(names, self.tensors, strict=True):
-            if _COPIES.get(tensor.dtype) not in (CopyFormat.NONE, copy):
+            if COPY_OF.get(tensor.dtype) not in (CopyFormat.NONE, copy):
                 allowed = "float32" + (f" or {copy.name.lower()}" if copy else ' (or pass copy="fp16" or "bf16")')
                 raise FormatError(f"parameter {name!r} must be {allowed}, not {_dtype(tensor)}")
         described = zip(names, self.tensors, strict=True)
@@ -66,7 +68,7 @@ class FlatParameters:
 
     def copy_format(self, tensor: int) -> CopyFormat:
         """What the device returns for a tensor: its fp32 parameters (NONE) or a low-precision copy."""
-        return _COPIES[self.tensors[tensor].dtype]
+        return COPY_OF[self.tensors[tensor].dtype]
 
     def pieces(self, start: int, stop: int) -> Iterator[Piece]:
         """The tensors' elements inside [start, stop) of the flat vector."""
@@ -120,8 +122,7 @@ class FlatParameters:
 
     def stage(self, start: int, stop: int, source: NDArray[np.uint8], copy: CopyFormat) -> None:
         """Keep the new values of [start, stop): bytes in fp32 (then rounded to the tensor's dtype) or `copy`."""
-        dtype = {CopyFormat.FP16: torch.float16, CopyFormat.BF16: torch.bfloat16}.get(copy, torch.float32)
-        values = torch.from_numpy(source).view(dtype)
+        values = torch.from_numpy(source).view(_DTYPE_OF[copy])
         for piece in self.pieces(start, stop):
             target = self._next[piece.tensor][piece.first : piece.first + piece.length]
             target.copy_(values[piece.position - start :][: piece.length])
