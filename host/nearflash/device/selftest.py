@@ -1,6 +1,6 @@
 """Random updates on a device against the model: what `nearflash selftest` runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from nearflash.device.base import Buffer, Device
 from nearflash.device.memory import PAGE_BYTES
 from nearflash.device.registry import open_device
 
-__all__ = ["Case", "Comparison", "compare", "random_state", "run_update"]
+__all__ = ["Case", "Comparison", "compare", "differing_words", "random_state", "run_update"]
 
 STREAMS = ("p", "m", "v", "copy")
 
@@ -75,6 +75,16 @@ def run_update(device: Device, case: Case, state: NDArray[np.float32]) -> tuple[
             device.free(buffer)
 
 
+def differing_words(actual: Mapping[str, bytes], expected: Mapping[str, bytes]) -> tuple[int, int]:
+    """Elements in the results of two `run_update`, and how many of them differ."""
+    words = mismatches = 0
+    for name, data in actual.items():
+        dtype = "<u2" if name == "copy" else "<u4"
+        differs = np.frombuffer(data, dtype) != np.frombuffer(expected[name], dtype)
+        words, mismatches = words + differs.size, mismatches + int(np.count_nonzero(differs))
+    return words, mismatches
+
+
 def compare(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
     """Every profile, AdamW and Adam, both copies, in place and in two slots, against the model.
 
@@ -90,9 +100,4 @@ def compare(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
                 case = Case(adam, params, copy, in_place=decoupled)
                 state = random_state(rng, params)
                 (actual, _), (expected, _) = run_update(device, case, state), run_update(model, case, state)
-                words = mismatches = 0
-                for name, data in actual.items():
-                    dtype = "<u2" if name == "copy" else "<u4"
-                    differs = np.frombuffer(data, dtype) != np.frombuffer(expected[name], dtype)
-                    words, mismatches = words + differs.size, mismatches + int(np.count_nonzero(differs))
-                yield Comparison(case, words, mismatches)
+                yield Comparison(case, *differing_words(actual, expected))

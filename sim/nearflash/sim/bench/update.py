@@ -14,8 +14,8 @@ from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, config
 from nearflash.abi.formats import FP32
-from nearflash.device.selftest import STREAMS, Case, random_state, run_update
-from nearflash.model.update.lane import adam_step
+from nearflash.device.model import ModelDevice
+from nearflash.device.selftest import Case, differing_words, random_state, run_update
 from nearflash.sim.device import VerilatorDevice
 from nearflash.sim.kernel import MemoryModel
 
@@ -44,13 +44,9 @@ def _measure(
     device: VerilatorDevice, build: UpdateConfig, case: Case, state: Any, model: MemoryModel
 ) -> dict[str, Any]:
     results, counters = run_update(device, case, state)
-    g, p, m, v = state
-    want = adam_step(case.adam, g, p, m, v, case.copy)
-    mismatches = 0
-    for name in STREAMS:
-        expected = getattr(want, name)
-        word = np.uint16 if name == "copy" else np.uint32
-        mismatches += int(np.count_nonzero(np.frombuffer(results[name], word) != expected.view(word)))
+    with ModelDevice(build) as reference:
+        expected, _ = run_update(reference, case, state)
+    _, mismatches = differing_words(results, expected)
     cycles_per_param = counters["cycles"] / case.params
     moved_bytes = (counters["read_beats"] + counters["write_beats"]) * build.port_bytes
     limits = {"lanes": 1 / build.lanes, "port": FP32.bytes / build.port_bytes}
