@@ -78,6 +78,72 @@
 #define NEARFLASH_UPDATE_WAIT_V_CYCLES 0x158u /* 64 bits, ro: cycles in which the lanes waited for second moments */
 #define NEARFLASH_UPDATE_WAIT_WRITE_CYCLES 0x160u /* 64 bits, ro: cycles in which the lanes waited for the writers */
 
+/* attend: 4096 bytes of AXI4-Lite address space */
+#define NEARFLASH_ATTEND_CONTROL 0x000u /* 32 bits, control: XRT kernel control */
+#define NEARFLASH_ATTEND_CONTROL_AP_START_MASK 0x1ull /* write 1 to start; reads 1 until the kernel has taken its arguments */
+#define NEARFLASH_ATTEND_CONTROL_AP_DONE_MASK 0x2ull /* the kernel has finished; cleared by reading */
+#define NEARFLASH_ATTEND_CONTROL_AP_IDLE_MASK 0x4ull /* the kernel is idle */
+#define NEARFLASH_ATTEND_CONTROL_AP_READY_MASK 0x8ull /* the kernel takes new arguments */
+#define NEARFLASH_ATTEND_CONTROL_AP_CONTINUE_MASK 0x10ull /* write 1 to acknowledge ap_done (ap_ctrl_chain) */
+#define NEARFLASH_ATTEND_CONTROL_AUTO_RESTART_MASK 0x80ull /* start again when done */
+#define NEARFLASH_ATTEND_INTERRUPT_ENABLE 0x004u /* 32 bits, control: global interrupt enable */
+#define NEARFLASH_ATTEND_INTERRUPT_ENABLE_ENABLE_MASK 0x1ull /* interrupts on */
+#define NEARFLASH_ATTEND_INTERRUPT_MASK 0x008u /* 32 bits, control: which events raise the interrupt */
+#define NEARFLASH_ATTEND_INTERRUPT_MASK_DONE_MASK 0x1ull /* ap_done */
+#define NEARFLASH_ATTEND_INTERRUPT_MASK_READY_MASK 0x2ull /* ap_ready */
+#define NEARFLASH_ATTEND_INTERRUPT_STATUS 0x00cu /* 32 bits, control: events seen; write 1 to toggle */
+#define NEARFLASH_ATTEND_INTERRUPT_STATUS_DONE_MASK 0x1ull /* ap_done */
+#define NEARFLASH_ATTEND_INTERRUPT_STATUS_READY_MASK 0x2ull /* ap_ready */
+#define NEARFLASH_ATTEND_IDENTITY_TYPE 0x010u /* 32 bits, ro: block type, 'IDEN' */
+#define NEARFLASH_ATTEND_IDENTITY_VERSION 0x014u /* 32 bits, ro: block version */
+#define NEARFLASH_ATTEND_IDENTITY_SIZE 0x018u /* 32 bits, ro: block size, bytes */
+#define NEARFLASH_ATTEND_MAGIC 0x01cu /* 32 bits, ro: 'NFSH' */
+#define NEARFLASH_ATTEND_ABI_VERSION 0x020u /* 32 bits, ro: version of the contract */
+#define NEARFLASH_ATTEND_GIT_REVISION 0x024u /* 32 bits, ro: first 32 bits of the git revision; 0 in simulation */
+#define NEARFLASH_ATTEND_CONFIG_DIGEST 0x028u /* 64 bits, ro: first 64 bits of the build config's digest */
+#define NEARFLASH_ATTEND_ATTEND_TYPE 0x040u /* 32 bits, ro: block type, 'ATTN' */
+#define NEARFLASH_ATTEND_ATTEND_VERSION 0x044u /* 32 bits, ro: block version */
+#define NEARFLASH_ATTEND_ATTEND_SIZE 0x048u /* 32 bits, ro: block size, bytes */
+#define NEARFLASH_ATTEND_COUNT 0x04cu /* 32 bits, rw: number of descriptors */
+#define NEARFLASH_ATTEND_DESCRIPTORS_ADDRESS 0x050u /* 64 bits, rw: descriptors, 128 bytes each; a multiple of 128 */
+#define NEARFLASH_ATTEND_COMPLETIONS_ADDRESS 0x058u /* 64 bits, rw: completions, 32 bytes each; a multiple of 32 */
+#define NEARFLASH_ATTEND_CONTEXTS 0x060u /* 32 bits, rw: heads in flight: a power of two up to the build's contexts */
+#define NEARFLASH_ATTEND_WATCHDOG 0x064u /* 32 bits, rw: cycles without progress until heads in flight fail; 0: never */
+#define NEARFLASH_ATTEND_STATUS 0x068u /* 32 bits, ro: 0 while all is well, else the status code of the first fault */
+#define NEARFLASH_ATTEND_WAITING 0x06cu /* 32 bits, ro: what waits now (not latched) */
+#define NEARFLASH_ATTEND_WAITING_MEMORY_MASK 0x1ull /* a memory request */
+#define NEARFLASH_ATTEND_WAITING_PREPARE_MASK 0x2ull /* a head in preparation */
+#define NEARFLASH_ATTEND_WAITING_SCAN_MASK 0x4ull /* a head in its scan */
+#define NEARFLASH_ATTEND_WAITING_SELECT_MASK 0x8ull /* a head in its selection */
+#define NEARFLASH_ATTEND_WAITING_GATHER_MASK 0x10ull /* a head in its gather */
+#define NEARFLASH_ATTEND_WAITING_FINISH_MASK 0x20ull /* a head being finished */
+#define NEARFLASH_ATTEND_WAITING_CHANNELS_MASK 0xffff0000ull /* channels with requests under way, one bit each */
+#define NEARFLASH_ATTEND_FAULT_ADDRESS 0x070u /* 64 bits, ro: byte address of the first memory fault */
+#define NEARFLASH_ATTEND_COUNTERS_TYPE 0x100u /* 32 bits, ro: block type, 'CNTR' */
+#define NEARFLASH_ATTEND_COUNTERS_VERSION 0x104u /* 32 bits, ro: block version */
+#define NEARFLASH_ATTEND_COUNTERS_SIZE 0x108u /* 32 bits, ro: block size, bytes */
+#define NEARFLASH_ATTEND_CYCLES 0x110u /* 64 bits, ro: clock cycles from start to the last completion */
+#define NEARFLASH_ATTEND_HEADS_DONE 0x118u /* 64 bits, ro: heads completed, faulty ones too */
+#define NEARFLASH_ATTEND_HEADS_FAULTY 0x120u /* 64 bits, ro: heads completed with a fault */
+#define NEARFLASH_ATTEND_INDEX_REQUESTS 0x128u /* 64 bits, ro: embedding pages asked for */
+#define NEARFLASH_ATTEND_TOKEN_REQUESTS 0x130u /* 64 bits, ro: token groups asked for, tail and gather */
+#define NEARFLASH_ATTEND_CODEWORDS_ASKED 0x138u /* 64 bits, ro: codewords asked for, 512 data bytes each */
+#define NEARFLASH_ATTEND_CODEWORDS_RECEIVED 0x140u /* 64 bits, ro: codewords that came from a page source */
+#define NEARFLASH_ATTEND_CODEWORDS_CORRECTED 0x148u /* 64 bits, ro: codewords with bit errors that were corrected */
+#define NEARFLASH_ATTEND_CODEWORDS_UNCORRECTABLE 0x150u /* 64 bits, ro: codewords with more bit errors than the code corrects */
+#define NEARFLASH_ATTEND_CODEWORDS_FOREIGN 0x158u /* 64 bits, ro: whole codewords of another owner or page */
+#define NEARFLASH_ATTEND_BEATS_USED 0x160u /* 64 bits, ro: 64-bit beats that reached the lanes, all channels */
+#define NEARFLASH_ATTEND_LANE_CYCLES 0x168u /* 64 bits, ro: cycles in which a channel's lanes worked, all channels */
+#define NEARFLASH_ATTEND_WAIT_DATA_CYCLES 0x170u /* 64 bits, ro: cycles in which a channel's lanes waited for pages, all channels */
+#define NEARFLASH_ATTEND_WAIT_SCORE_CYCLES 0x178u /* 64 bits, ro: cycles in which a channel waited for the score path, all channels */
+#define NEARFLASH_ATTEND_PREPARE_CYCLES 0x180u /* 64 bits, ro: cycles in which a head was being prepared */
+#define NEARFLASH_ATTEND_SCAN_CYCLES 0x188u /* 64 bits, ro: cycles in which some head was in its scan */
+#define NEARFLASH_ATTEND_SELECT_CYCLES 0x190u /* 64 bits, ro: cycles in which the selection worked */
+#define NEARFLASH_ATTEND_GATHER_CYCLES 0x198u /* 64 bits, ro: cycles in which some head was in its gather */
+#define NEARFLASH_ATTEND_FINISH_CYCLES 0x1a0u /* 64 bits, ro: cycles in which a head was being finished */
+#define NEARFLASH_ATTEND_READ_BEATS 0x1a8u /* 64 bits, ro: data beats read from memory */
+#define NEARFLASH_ATTEND_WRITE_BEATS 0x1b0u /* 64 bits, ro: data beats written to memory */
+
 #define NEARFLASH_STATUS_OK 0u
 #define NEARFLASH_STATUS_READ_ERROR 1u
 #define NEARFLASH_STATUS_WRITE_ERROR 2u
@@ -94,5 +160,9 @@
 
 #define NEARFLASH_DIGEST_UPDATE_TINY 0x5bbe35631123df4full
 #define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0xedd0d29581ebb059ull
+#define NEARFLASH_DIGEST_ATTEND_TINY 0x23224d3142c13232ull
+#define NEARFLASH_DIGEST_ATTEND_PYNQ_Z2 0x0892aed9cd9cdd22ull
+#define NEARFLASH_DIGEST_ATTEND_ZYNQ7045 0x28d611274b1d6d11ull
+#define NEARFLASH_DIGEST_ATTEND_ZU17EG 0x33920c4cd517fc5full
 
 #endif

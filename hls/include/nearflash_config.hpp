@@ -39,4 +39,64 @@ struct update_smartssd {
     static constexpr std::int64_t clock_hz = 300000000;
     static constexpr std::uint64_t digest = 0xedd0d29581ebb059ull;
 };
+struct attend_tiny {
+    static constexpr std::int64_t channels = 2;
+    static constexpr std::int64_t heads_per_beat = 1;
+    static constexpr std::int64_t contexts = 4;
+    static constexpr std::int64_t gather_slots = 2;
+    static constexpr std::int64_t query_rows = 1024;
+    static constexpr std::int64_t score_blocks = 8;
+    static constexpr std::int64_t score_entries = 131072;
+    static constexpr std::int64_t selector_keys = 4096;
+    static constexpr std::int64_t units = 4;
+    static constexpr std::int64_t page_bytes = 4096;
+    static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::uint64_t digest = 0x23224d3142c13232ull;
+};
+struct attend_pynq_z2 {
+    static constexpr std::int64_t channels = 1;
+    static constexpr std::int64_t heads_per_beat = 2;
+    static constexpr std::int64_t contexts = 4;
+    static constexpr std::int64_t gather_slots = 2;
+    static constexpr std::int64_t query_rows = 256;
+    static constexpr std::int64_t score_blocks = 4;
+    static constexpr std::int64_t score_entries = 8192;
+    static constexpr std::int64_t selector_keys = 4096;
+    static constexpr std::int64_t units = 0;
+    static constexpr std::int64_t page_bytes = 4096;
+    static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::uint64_t digest = 0x0892aed9cd9cdd22ull;
+};
+struct attend_zynq7045 {
+    static constexpr std::int64_t channels = 8;
+    static constexpr std::int64_t heads_per_beat = 4;
+    static constexpr std::int64_t contexts = 32;
+    static constexpr std::int64_t gather_slots = 16;
+    static constexpr std::int64_t query_rows = 1024;
+    static constexpr std::int64_t score_blocks = 2;
+    static constexpr std::int64_t score_entries = 65536;
+    static constexpr std::int64_t selector_keys = 32768;
+    static constexpr std::int64_t units = 16;
+    static constexpr std::int64_t page_bytes = 16384;
+    static constexpr std::int64_t clock_hz = 285000000;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::uint64_t digest = 0x28d611274b1d6d11ull;
+};
+struct attend_zu17eg {
+    static constexpr std::int64_t channels = 8;
+    static constexpr std::int64_t heads_per_beat = 8;
+    static constexpr std::int64_t contexts = 64;
+    static constexpr std::int64_t gather_slots = 16;
+    static constexpr std::int64_t query_rows = 2048;
+    static constexpr std::int64_t score_blocks = 2;
+    static constexpr std::int64_t score_entries = 131072;
+    static constexpr std::int64_t selector_keys = 131072;
+    static constexpr std::int64_t units = 32;
+    static constexpr std::int64_t page_bytes = 16384;
+    static constexpr std::int64_t clock_hz = 300000000;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::uint64_t digest = 0x33920c4cd517fc5full;
+};
 }  // namespace nearflash

@@ -68,7 +68,7 @@ def _devices(_: argparse.Namespace) -> int:
 
     for spec in available_devices():
         config = CONFIGS[spec.partition(":")[2]]
-        build = f"{config.lanes:>2} lanes  {config.port_bits:>3}-bit ports  digest {config.digest64:016x}"
+        build = f"{config.port_bits:>3}-bit ports  digest {config.digest64:016x}"
         try:
             if device_class(spec).QUICK_TO_OPEN:
                 open_device(spec).close()

@@ -5,7 +5,7 @@ import pytest
 
 from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, UpdateCommand
-from nearflash.abi.config import config
+from nearflash.abi.config import update_config
 from nearflash.abi.errors import DeviceError, WaitTimeoutError
 from nearflash.device import open_device
 from nearflash.device.model import ModelDevice
@@ -13,7 +13,7 @@ from nearflash.device.model import ModelDevice
 device_module = pytest.importorskip("nearflash.sim.device")
 kernel_module = pytest.importorskip("nearflash.sim.kernel")
 
-TINY = config("update-tiny")
+TINY = update_config("update-tiny")
 STREAMS = ("g", "p", "m", "v")
 
 

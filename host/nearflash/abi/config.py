@@ -6,17 +6,61 @@ how to talk to the device. Boards of later storeys add their names here.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.registers import REGISTER_MAPS
 
-__all__ = ["CONFIGS", "UpdateConfig", "config"]
+__all__ = ["CONFIGS", "AttendConfig", "KernelConfig", "UpdateConfig", "attend_config", "config", "update_config"]
+
+_Kind = TypeVar("_Kind", bound="KernelConfig")
+_PORT_WIDTHS_BITS = (64, 128, 256, 512)
+
+
+class KernelConfig:
+    """What every build configuration has: a kernel, a name, and the digest that identifies them."""
+
+    name: str
+    kernel: str
+    clock_hz: int
+    """Clock that the build aims at, Hz."""
+    port_bits: int
+
+    def _check(self, rules: Mapping[str, tuple[bool, str]]) -> None:
+        for name, (holds, rule) in rules.items():
+            if not holds:
+                raise ConfigError(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+    @property
+    def port_bytes(self) -> int:
+        """Data width of each port, bytes."""
+        return self.port_bits // 8
+
+    @property
+    def full_name(self) -> str:
+        """Name in device specifications, for example `update-tiny`."""
+        return f"{self.kernel}-{self.name}"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of ABI version, parameters and register map."""
+        registers = [[r.name, r.offset, r.width_bits, str(r.access), [[f.name, f.lsb, f.width] for f in r.fields]]
+                     for r in REGISTER_MAPS[self.kernel]]  # fmt: skip
+        parameters = asdict(self)  # type: ignore[call-overload]
+        text = json.dumps({"abi": ABI_VERSION, "config": parameters, "registers": registers}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def digest64(self) -> int:
+        """First 64 bits of the digest: what the identity block holds."""
+        return int(self.digest[:16], 16)
 
 
 @dataclass(frozen=True)
-class UpdateConfig:
+class UpdateConfig(KernelConfig):
     """Parameters of an `update` kernel. Raises ConfigError when they do not fit together."""
 
     name: str
@@ -33,59 +77,116 @@ class UpdateConfig:
     kernel: str = "update"
 
     def __post_init__(self) -> None:
-        rules = {
+        self._check({
             "lanes": (self.lanes in (1, 2, 4, 8), "a power of two up to 8"),
-            "port_bits": (self.port_bits in (64, 128, 256, 512) and self.port_bits >= 64 * self.lanes,
+            "port_bits": (self.port_bits in _PORT_WIDTHS_BITS and self.port_bits >= 64 * self.lanes,
                           "64, 128, 256 or 512 and at least 64 bits a lane"),
             "outstanding_bursts": (1 <= self.outstanding_bursts <= 32, "between 1 and 32"),
             "burst_bytes": (self.burst_bytes > 0 and 4096 % self.burst_bytes == 0
                             and self.port_bytes <= self.burst_bytes <= 256 * self.port_bytes,
                             "a divisor of 4096 of 1 to 256 beats"),
-        }  # fmt: skip
-        for name, (holds, rule) in rules.items():
-            if not holds:
-                raise ConfigError(f"{name} must be {rule}, not {getattr(self, name)!r}")
-
-    @property
-    def port_bytes(self) -> int:
-        """Data width of each port, bytes: addresses of a command are multiples of it."""
-        return self.port_bits // 8
+        })  # fmt: skip
 
     @property
     def ports(self) -> int:
         """AXI4 ports: gmem0 (g in, copy out), gmem1 (p), gmem2 (m), gmem3 (v)."""
         return 4
 
-    @property
-    def full_name(self) -> str:
-        """Name in device specifications, for example `update-tiny`."""
-        return f"{self.kernel}-{self.name}"
+
+@dataclass(frozen=True)
+class AttendConfig(KernelConfig):
+    """Parameters of an `attend` kernel. Raises ConfigError when they do not fit together."""
+
+    name: str
+    channels: int
+    """Channel engines; with NAND, one behind each flash channel."""
+    heads_per_beat: int
+    """Query heads that a channel's lanes compute at once (G); groups of more take several passes a beat."""
+    contexts: int
+    """Heads in flight."""
+    gather_slots: int
+    """Of these, heads whose K and V are being gathered: each has its own exact sums."""
+    query_rows: int
+    """Rows of four elements of q that a channel holds: a head takes d/4 rows a pass."""
+    score_blocks: int
+    """Embedding blocks that a channel holds scores of (passes of one block count apart)."""
+    score_entries: int
+    """Entries (pages or tokens) that the selection stores, over all contexts and their query heads."""
+    selector_keys: int
+    """Keys of one head that the selector holds."""
+    units: int
+    """NAND units (LUNs, or planes that read independently) of a channel; 0: no NAND, pages come from memory."""
+    page_bytes: int
+    """Largest page, bytes: 4096, 8192 or 16384."""
+    clock_hz: int
+    port_bits: int = 64
+    """Data width of the memory port."""
+    kernel: str = "attend"
+
+    def __post_init__(self) -> None:
+        def power(value: int, least: int, most: int) -> tuple[bool, str]:
+            return least <= value <= most and value & (value - 1) == 0, f"a power of two, {least} to {most}"
+
+        self._check({
+            "channels": (1 <= self.channels <= 16, "between 1 and 16"),
+            "heads_per_beat": power(self.heads_per_beat, 1, 8),
+            "contexts": power(self.contexts, 1, 64),
+            "gather_slots": power(self.gather_slots, 1, self.contexts),
+            "query_rows": power(self.query_rows, 64, 4096),
+            "score_blocks": power(self.score_blocks, 1, 16),
+            "score_entries": power(self.score_entries, 1024, 1 << 20),
+            "selector_keys": power(self.selector_keys, 256, 1 << 17),
+            "units": (self.units == 0 or power(self.units, 2, 64)[0], "0 or a power of two, 2 to 64"),
+            "page_bytes": power(self.page_bytes, 4096, 16384),
+            "port_bits": (self.port_bits in _PORT_WIDTHS_BITS, "64, 128, 256 or 512"),
+        })  # fmt: skip
 
     @property
-    def digest(self) -> str:
-        """SHA-256 (hex) of ABI version, parameters and register map."""
-        registers = [[r.name, r.offset, r.width_bits, str(r.access), [[f.name, f.lsb, f.width] for f in r.fields]]
-                     for r in REGISTER_MAPS[self.kernel]]  # fmt: skip
-        text = json.dumps({"abi": ABI_VERSION, "config": asdict(self), "registers": registers}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    @property
-    def digest64(self) -> int:
-        """First 64 bits of the digest: what the identity block holds."""
-        return int(self.digest[:16], 16)
+    def ports(self) -> int:
+        """AXI4 ports: gmem0, for all of the kernel's traffic with memory."""
+        return 1
 
 
-CONFIGS = {
+CONFIGS: dict[str, UpdateConfig | AttendConfig] = {
     c.full_name: c
     for c in (
         UpdateConfig("tiny", lanes=1, port_bits=64, outstanding_bursts=4, burst_bytes=512, clock_hz=100_000_000),
         UpdateConfig("smartssd", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096, clock_hz=300_000_000),
+        AttendConfig("tiny", channels=2, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=1024, score_blocks=8,
+                     score_entries=1 << 17, selector_keys=4096, units=4, page_bytes=4096, clock_hz=100_000_000),
+        AttendConfig("pynq-z2", channels=1, heads_per_beat=2, contexts=4, gather_slots=2, query_rows=256,
+                     score_blocks=4, score_entries=8192, selector_keys=4096, units=0, page_bytes=4096,
+                     clock_hz=100_000_000),
+        AttendConfig("zynq7045", channels=8, heads_per_beat=4, contexts=32, gather_slots=16, query_rows=1024,
+                     score_blocks=2, score_entries=1 << 16, selector_keys=1 << 15, units=16, page_bytes=16384,
+                     clock_hz=285_000_000),
+        AttendConfig("zu17eg", channels=8, heads_per_beat=8, contexts=64, gather_slots=16, query_rows=2048,
+                     score_blocks=2, score_entries=1 << 17, selector_keys=1 << 17, units=32, page_bytes=16384,
+                     clock_hz=300_000_000),
     )
-}
+}  # fmt: skip
 
 
-def config(full_name: str) -> UpdateConfig:
+def config(full_name: str) -> UpdateConfig | AttendConfig:
     """The build configuration of that name. Raises ConfigError that lists what exists."""
     if full_name not in CONFIGS:
         raise ConfigError(f"configuration must be one of {', '.join(sorted(CONFIGS))}, not {full_name!r}")
     return CONFIGS[full_name]
+
+
+def update_config(full_name: str) -> UpdateConfig:
+    """The configuration of that name of an `update` kernel. Raises ConfigError that lists what exists."""
+    return _of_kind(UpdateConfig, full_name)
+
+
+def attend_config(full_name: str) -> AttendConfig:
+    """The configuration of that name of an `attend` kernel. Raises ConfigError that lists what exists."""
+    return _of_kind(AttendConfig, full_name)
+
+
+def _of_kind(kind: type[_Kind], full_name: str) -> _Kind:
+    found = CONFIGS.get(full_name)
+    if not isinstance(found, kind):
+        names = ", ".join(sorted(name for name, c in CONFIGS.items() if isinstance(c, kind)))
+        raise ConfigError(f"configuration must be one of {names}, not {full_name!r}")
+    return found

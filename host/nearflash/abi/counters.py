@@ -5,7 +5,7 @@ Counters are 64 bits, cleared when a command starts and latched when it ends: th
 
 from collections.abc import Mapping
 
-__all__ = ["UPDATE_COUNTERS", "gigabytes_per_second"]
+__all__ = ["ATTEND_COUNTERS", "UPDATE_COUNTERS", "gigabytes_per_second"]
 
 UPDATE_COUNTERS = {
     "cycles": "clock cycles from start to the last write response",
@@ -19,6 +19,30 @@ UPDATE_COUNTERS = {
     "wait_m_cycles": "cycles in which the lanes waited for first moments",
     "wait_v_cycles": "cycles in which the lanes waited for second moments",
     "wait_write_cycles": "cycles in which the lanes waited for the writers",
+}
+
+ATTEND_COUNTERS = {
+    "cycles": "clock cycles from start to the last completion",
+    "heads_done": "heads completed, faulty ones too",
+    "heads_faulty": "heads completed with a fault",
+    "index_requests": "embedding pages asked for",
+    "token_requests": "token groups asked for, tail and gather",
+    "codewords_asked": "codewords asked for, 512 data bytes each",
+    "codewords_received": "codewords that came from a page source",
+    "codewords_corrected": "codewords with bit errors that were corrected",
+    "codewords_uncorrectable": "codewords with more bit errors than the code corrects",
+    "codewords_foreign": "whole codewords of another owner or page",
+    "beats_used": "64-bit beats that reached the lanes, all channels",
+    "lane_cycles": "cycles in which a channel's lanes worked, all channels",
+    "wait_data_cycles": "cycles in which a channel's lanes waited for pages, all channels",
+    "wait_score_cycles": "cycles in which a channel waited for the score path, all channels",
+    "prepare_cycles": "cycles in which a head was being prepared",
+    "scan_cycles": "cycles in which some head was in its scan",
+    "select_cycles": "cycles in which the selection worked",
+    "gather_cycles": "cycles in which some head was in its gather",
+    "finish_cycles": "cycles in which a head was being finished",
+    "read_beats": "data beats read from memory",
+    "write_beats": "data beats written to memory",
 }
 
 

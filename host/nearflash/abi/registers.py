@@ -5,10 +5,10 @@ identity: magic, ABI version, git revision, config digest. The same map serves X
 """
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.counters import UPDATE_COUNTERS
+from nearflash.abi.counters import ATTEND_COUNTERS, UPDATE_COUNTERS
 from nearflash.abi.fields import Access, Field, Register, RegisterMap
 
-__all__ = ["FACTOR_BITS", "MAGIC", "REGISTER_MAPS", "UPDATE", "fourcc"]
+__all__ = ["ATTEND", "FACTOR_BITS", "MAGIC", "REGISTER_MAPS", "UPDATE", "fourcc"]
 
 
 def fourcc(text: str) -> int:
@@ -124,4 +124,31 @@ UPDATE = RegisterMap(
     "update", 0x1000, (*_control(), *_identity(0x10), *_update(0x40), *_counters(0x100, UPDATE_COUNTERS))
 )
 
-REGISTER_MAPS = {"update": UPDATE}
+
+def _attend(offset: int) -> tuple[Register, ...]:
+    return (
+        *_block_header("attend", offset, "ATTN", 1, 0x40),
+        Register("count", offset + 0x0C, 32, _RW, "number of descriptors"),
+        Register("descriptors_address", offset + 0x10, 64, _RW, "descriptors, 128 bytes each; a multiple of 128"),
+        Register("completions_address", offset + 0x18, 64, _RW, "completions, 32 bytes each; a multiple of 32"),
+        Register("contexts", offset + 0x20, 32, _RW, "heads in flight: a power of two up to the build's contexts"),
+        Register("watchdog", offset + 0x24, 32, _RW, "cycles without progress until heads in flight fail; 0: never"),
+        Register("status", offset + 0x28, 32, _RO, "0 while all is well, else the status code of the first fault"),
+        Register("waiting", offset + 0x2C, 32, _RO, "what waits now (not latched)", (
+            Field("memory", 0, 1, "a memory request"),
+            Field("prepare", 1, 1, "a head in preparation"),
+            Field("scan", 2, 1, "a head in its scan"),
+            Field("select", 3, 1, "a head in its selection"),
+            Field("gather", 4, 1, "a head in its gather"),
+            Field("finish", 5, 1, "a head being finished"),
+            Field("channels", 16, 16, "channels with requests under way, one bit each"),
+        )),
+        Register("fault_address", offset + 0x30, 64, _RO, "byte address of the first memory fault"),
+    )  # fmt: skip
+
+
+ATTEND = RegisterMap(
+    "attend", 0x1000, (*_control(), *_identity(0x10), *_attend(0x40), *_counters(0x100, ATTEND_COUNTERS))
+)
+
+REGISTER_MAPS = {"update": UPDATE, "attend": ATTEND}

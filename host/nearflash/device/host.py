@@ -8,7 +8,7 @@ from typing import Self
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.commands import Completion, UpdateCommand
 from nearflash.abi.config import UpdateConfig
-from nearflash.abi.config import config as named_config
+from nearflash.abi.config import update_config as named_config
 from nearflash.abi.errors import WaitTimeoutError
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats

@@ -27,7 +27,7 @@ from typing import Any
 
 from amaranth.back import rtlil
 
-from nearflash.abi.config import UpdateConfig, config
+from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.registers import FACTOR_BITS
 
@@ -193,7 +193,7 @@ def _update_units(build: UpdateConfig) -> dict[str, Any]:
 
 def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
     """One row a unit, the whole kernel (`unit` "total") last. Raises ConfigError for names that do not exist."""
-    build = config(f"{kernel}-{config_name}")
+    build = update_config(f"{kernel}-{config_name}")
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
     rows = {}

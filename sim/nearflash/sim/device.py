@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from nearflash.abi.commands import Completion
 from nearflash.abi.config import UpdateConfig
-from nearflash.abi.config import config as named_config
+from nearflash.abi.config import update_config as named_config
 from nearflash.abi.errors import WaitTimeoutError
 from nearflash.device.memory import DEFAULT_BYTES, SimulatedMemory
 from nearflash.device.registers import RegisterDevice

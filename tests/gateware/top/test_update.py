@@ -5,7 +5,7 @@ import pytest
 
 from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.config import config
+from nearflash.abi.config import update_config
 from nearflash.device.selftest import Case, random_state, run_update
 from nearflash.gateware.update.lane import Lane
 from nearflash.model.update.lane import adam_step
@@ -29,7 +29,7 @@ def test_one_parameter_a_cycle_a_lane_and_a_long_command_does_not_hang() -> None
     lane = Lane()
     lane._MustUse__silence = True
     state = random_state(np.random.default_rng(1), params)
-    with VerilatorDevice(config("update-tiny"), memory_bytes=1 << 22, model=MODEL) as device:
+    with VerilatorDevice(update_config("update-tiny"), memory_bytes=1 << 22, model=MODEL) as device:
         results, counters = run_update(device, Case(ADAM, params, CopyFormat.FP16), state)
     assert counters["cycles"] <= params + lane.LATENCY + 300
     assert counters["params_done"] == params
@@ -41,7 +41,7 @@ def test_one_parameter_a_cycle_a_lane_and_a_long_command_does_not_hang() -> None
 @pytest.mark.slow
 def test_four_lanes_equal_the_model() -> None:
     state = random_state(np.random.default_rng(2), 100_003)
-    with VerilatorDevice(config("update-smartssd"), memory_bytes=1 << 24, model=MODEL) as device:
+    with VerilatorDevice(update_config("update-smartssd"), memory_bytes=1 << 24, model=MODEL) as device:
         results, counters = run_update(device, Case(ADAM, 100_003, CopyFormat.BF16), state)
     assert counters["cycles"] <= 0.26 * 100_003
     want = adam_step(ADAM, *state, CopyFormat.BF16)

@@ -1,8 +1,10 @@
 """Tables for readers: registers, fields, status codes, formats and configurations."""
 
+from dataclasses import asdict
+
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.commands import Status
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.config import CONFIGS, AttendConfig, UpdateConfig
 from nearflash.abi.fields import RegisterMap
 from nearflash.abi.formats import FORMATS
 from nearflash.abi.registers import REGISTER_MAPS
@@ -36,7 +38,11 @@ def tables() -> str:
         [f.name, str(f.bits), str(f.exponent_bits), str(f.mantissa_bits),
          f"{f.canonical_nan:#x}" if f.exponent_bits else ""] for f in FORMATS.values()])  # fmt: skip
     lines += ["## Build configurations", ""]
-    lines += _table(["name", "lanes", "port bits", "bursts in flight", "burst bytes", "clock aim, MHz", "digest"], [
-        [f"`{c.full_name}`", str(c.lanes), str(c.port_bits), str(c.outstanding_bursts), str(c.burst_bytes),
-         str(c.clock_hz // 1_000_000), f"`{c.digest64:016x}`"] for c in CONFIGS.values()])  # fmt: skip
+    lines += _table(["name", "digest", "parameters"], [
+        [f"`{c.full_name}`", f"`{c.digest64:016x}`", _parameters(c)] for c in CONFIGS.values()])  # fmt: skip
     return "\n".join(lines)
+
+
+def _parameters(config: UpdateConfig | AttendConfig) -> str:
+    hidden = ("name", "kernel")
+    return ", ".join(f"{name} {value:,}" for name, value in asdict(config).items() if name not in hidden)

@@ -12,7 +12,7 @@ import numpy as np
 
 from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.config import UpdateConfig, config
+from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.formats import FP32
 from nearflash.device.model import ModelDevice
 from nearflash.device.selftest import Case, differing_words, random_state, run_update
@@ -28,7 +28,7 @@ _LATENCY = {"read_latency_cycles": 60, "write_latency_cycles": 40}
 
 def run(params: int = 1_000_000, config_name: str = "update-smartssd", seed: int = 1) -> Iterator[dict[str, Any]]:
     """Every profile on a memory without bandwidth limit, then `ieee` behind one DDR4 channel."""
-    build = config(config_name)
+    build = update_config(config_name)
     free = MemoryModel(**_LATENCY)
     shared = MemoryModel(**_LATENCY, total_bytes_per_cycle=DDR4_BYTES_PER_SECOND / build.clock_hz)
     state = random_state(np.random.default_rng(seed), params)

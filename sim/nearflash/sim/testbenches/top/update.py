@@ -12,7 +12,7 @@ from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
 
 from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, Status, UpdateCommand
-from nearflash.abi.config import config
+from nearflash.abi.config import update_config
 from nearflash.abi.registers import MAGIC, UPDATE
 from nearflash.gateware.top.update import UpdateKernel
 from nearflash.model.update.lane import adam_step
@@ -24,7 +24,7 @@ _BASE = {"g": 0x10000, "p": 0x20000, "m": 0x30000, "v": 0x40000, "copy": 0x50000
 
 def component() -> UpdateKernel:
     """The tiny configuration."""
-    return UpdateKernel(config("update-tiny"))
+    return UpdateKernel(update_config("update-tiny"))
 
 
 class Bench:
@@ -113,7 +113,7 @@ async def identity_says_what_was_built(dut: Any) -> None:
     dut.git_revision.value = 0x1234ABCD
     bench = Bench(dut)
     assert await bench.read("magic") == MAGIC
-    assert await bench.read("config_digest") == config("update-tiny").digest64
+    assert await bench.read("config_digest") == update_config("update-tiny").digest64
     assert await bench.read("git_revision") == 0x1234ABCD
 
 

@@ -1,0 +1,1 @@
+"""Decode attention: from page requests to partial sums."""
