@@ -3,16 +3,31 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from nearflash.abi.config import CONFIGS
-from nearflash.abi.errors import UnknownDeviceError
+from nearflash.abi.errors import ConfigError, UnknownDeviceError
 from nearflash.device import available_devices, open_device, registry
+from nearflash.device.host import HostDevice
+from nearflash.device.replay import VARIABLE, ReplayDevice
 
 
-def test_every_backend_has_every_configuration():
-    names = available_devices()
-    assert {f"{backend}:{config}" for backend in ("model", "host", "replay", "verilator") for config in CONFIGS} <= set(
-        names
-    )
-    assert names == sorted(names)
+BACKENDS = {"update": {"model", "host", "replay", "verilator"}, "attend": {"verilator"}}
+
+
+def test_backends_are_listed_with_the_configurations_of_the_kernels_that_they_run():
+    expected = {f"{backend}:{name}" for name, build in CONFIGS.items() for backend in BACKENDS[build.kernel]}
+    assert available_devices() == sorted(expected)
+
+
+def test_a_backend_does_not_open_a_kernel_that_it_does_not_run():
+    with pytest.raises(UnknownDeviceError, match="not 'host:attend-tiny'"):
+        open_device("host:attend-tiny")
+
+
+@pytest.mark.parametrize("backend", [HostDevice, ReplayDevice])
+def test_a_backend_refuses_the_configuration_of_another_kernel(backend, monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "transcript"))
+    (tmp_path / "transcript").write_text('{"magic": "nearflash-transcript", "version": 1}\n')
+    with pytest.raises(ConfigError, match="must be one of update-smartssd, update-tiny, not 'attend-tiny'"):
+        backend.open("attend-tiny")
 
 
 @pytest.mark.parametrize("spec", ["", "model", "model:", "model:tiny", "nothing:update-tiny", ":update-tiny"])

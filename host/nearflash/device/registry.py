@@ -1,19 +1,26 @@
-"""Devices by name: `backend:kernel-config`, backends registered in the entry-point group `nearflash.device`."""
+"""Devices by name: `backend:kernel-config`.
+
+A backend is registered by entry point in the group of each kernel that it runs: `nearflash.device.update`,
+`nearflash.device.attend`.
+"""
 
 from importlib.metadata import entry_points
 
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.config import CONFIGS, KernelConfig
 from nearflash.abi.errors import UnknownDeviceError
 from nearflash.device.base import Device
 
 __all__ = ["GROUP", "available_devices", "device_class", "open_device"]
 
 GROUP = "nearflash.device"
+"""Entry-point groups are this, a dot, and the kernel."""
 
 
 def available_devices() -> list[str]:
     """Every name that `open_device` knows, whether or not its packages are installed."""
-    return sorted(f"{point.name}:{name}" for point in entry_points(group=GROUP) for name in CONFIGS)
+    return sorted(
+        f"{point.name}:{name}" for name, build in CONFIGS.items() for point in entry_points(group=_group(build))
+    )
 
 
 def device_class(spec: str) -> type[Device]:
@@ -23,8 +30,9 @@ def device_class(spec: str) -> type[Device]:
     packages are missing (it then says which to install).
     """
     backend, _, config = spec.partition(":")
-    points = entry_points(group=GROUP, name=backend)
-    if not points or config not in CONFIGS:
+    build = CONFIGS.get(config)
+    points = entry_points(group=_group(build), name=backend) if build else ()
+    if not points:
         raise UnknownDeviceError(f"device must be one of {', '.join(available_devices())}, not {spec!r}")
     try:
         loaded: type[Device] = next(iter(points)).load()
@@ -42,3 +50,7 @@ def open_device(spec: str) -> Device:
     Raises UnknownDeviceError as `device_class`, and what the device's `open` raises.
     """
     return device_class(spec).open(spec.partition(":")[2])
+
+
+def _group(build: KernelConfig) -> str:
+    return f"{GROUP}.{build.kernel}"
