@@ -1,0 +1,1 @@
+"""One NAND channel: link, controller, and the check of what comes from it."""
