@@ -15,12 +15,16 @@ __all__ = [
     "CodewordBeat",
     "ContextRecord",
     "Done",
+    "FinishCommand",
     "GatherStart",
+    "GatherWrite",
     "MaskBeat",
     "PageHeader",
     "PageRequest",
     "Partial",
     "RequestKind",
+    "RoutedHeader",
+    "RoutedRequest",
     "ScaleWrite",
     "ScoreRow",
     "SelectCommand",
@@ -30,6 +34,8 @@ __all__ = [
 CONTEXT_BITS = 6
 HEAD_BITS = 3
 TOKEN_BITS = 18
+CHANNEL_BITS = 4
+SLOT_BITS = 6
 FAULT_BITS = 10
 """Bits of nearflash.abi.attend.faults.Fault."""
 
@@ -132,6 +138,20 @@ class PageHeader(data.Struct):
     rows: 64
 
 
+class RoutedRequest(data.Struct):
+    """A page request to memory, and the channel whose engine gets the page."""
+
+    channel: CHANNEL_BITS
+    request: PageRequest
+
+
+class RoutedHeader(data.Struct):
+    """A page header from memory, and the channel whose engine gets it and the page's beats."""
+
+    channel: CHANNEL_BITS
+    header: PageHeader
+
+
 class CodewordBeat(data.Struct):
     """A checked codeword: its aux beat (first), then 64 beats of data (the last one with `last`)."""
 
@@ -188,6 +208,14 @@ class GatherStart(data.Struct):
     references: data.ArrayLayout(signed(12), 8)
 
 
+class GatherWrite(data.Struct):
+    """Broadcast by GatherWalker before a head's first GATHER request: its slot of exact sums and its references."""
+
+    context: CONTEXT_BITS
+    slot: SLOT_BITS
+    references: data.ArrayLayout(signed(12), 8)
+
+
 class MaskBeat(data.Struct):
     """Entries 4i .. 4i + 3 that are selected, i ascending from 0."""
 
@@ -212,3 +240,25 @@ class Partial(data.Struct):
 
     sum: signed(PV_BITS)
     maximum: signed(12)
+
+
+class FinishCommand(data.Struct):
+    """To Finish, when nothing of a head is under way any more. Finish answers with the context's number once the
+    completion is in memory; then context and slot are free."""
+
+    context: CONTEXT_BITS
+    index: 32
+    """Of the descriptor, so of the completion."""
+    drain: 1
+    """The slot holds sums, to be drained whatever the faults are; else all channels have none of this head."""
+    slot: SLOT_BITS
+    weighed: 1
+    """The head's Alpha items have come; else (dense, or faults) there are none: alpha is 1, all entries selected."""
+    group: 4
+    dim_rows: 7
+    v_mean_address: 48
+    out_address: 48
+    entries: TOKEN_BITS
+    pages: 20
+    faults: FAULT_BITS
+    """Those of Prepare, the walkers, Done and Alpha. Not zero: out is not written."""
