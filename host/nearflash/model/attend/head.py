@@ -1,0 +1,143 @@
+"""Decode attention of one KV head, equal to the attend kernel to the bit (docs/attention.md, 1).
+
+    channels ─► approximate scores ─► logits ─► entries ─► selection ─► gather of the chosen tokens ─► output
+
+Pages change no number, so there are none here: `sparq` and `sparf` are the same, and traffic.py counts what is read.
+A fault of the scan ends the head: nothing is gathered.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.descriptor import HeadCompletion, Mode
+from nearflash.abi.attend.faults import Fault
+from nearflash.abi.errors import FormatError, ShapeError
+from nearflash.model.attend.finite import finite
+from nearflash.model.attend.gather import Gathered, finish, gather
+from nearflash.model.attend.scan import approximate_scores, logit_scales, top_channels
+from nearflash.model.attend.settings import Settings
+from nearflash.model.num.logit import to_logit
+from nearflash.model.topk.entries import entries
+from nearflash.model.topk.selection import Selected, selection
+
+__all__ = ["HeadResult", "attend", "attend_repeated"]
+
+F16 = NDArray[np.float16]
+F32 = NDArray[np.float32]
+_GROUP_MAX = 8
+_REFERENCE_FAULTS = Fault.REFERENCE_HIGH | Fault.REFERENCE_LOW
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """What becomes of one head; after a fault, what there was before it."""
+
+    faults: Fault
+    channels: NDArray[np.int64]
+    """Channels of the approximate score, ascending, (r,); none in dense attention."""
+    chosen: NDArray[np.bool_]
+    """J, (S,)."""
+    selected: int
+    """Entries selected: tokens, or pages in page selection."""
+    entries: int
+    alpha: F32
+    """(g,)."""
+    references: tuple[int, ...]
+    """References of the gather, by query head; empty after a fault of the scan."""
+    sums: Gathered | None
+    """None after a fault of the scan."""
+    out: F16 | None
+    """(g, d); None after a fault."""
+
+    def completion(self, pages: int) -> HeadCompletion:
+        """What the kernel writes back, with the page requests that it issued (Traffic.all.requests)."""
+        return HeadCompletion(self.faults, self.selected, self.entries, pages, self.maximum)
+
+    @property
+    def maximum(self) -> tuple[int, ...]:
+        """Floor of the largest base-2 logit of the chosen tokens, by query head; empty after a fault of the scan."""
+        return self.sums.maximum if self.sums else ()
+
+
+def attend(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResult:
+    """Attention of the query heads q (g, d) over k and v (S, d), with v_mean (d,) for what is left out.
+
+    Raises FormatError for other dtypes, ShapeError for shapes that do not fit together or to `settings`.
+    """
+    _check(q, k, v, v_mean, settings)
+    scan = _dense(len(q), len(k), settings) if settings.mode & Mode.DENSE else _scan(q, k, settings)
+    choice, faults = scan.choice, scan.faults
+    chosen = np.repeat(choice.mask, settings.entry_tokens)[: len(k)]
+    references = settings.reference or choice.references
+    sums, out, alpha = None, None, choice.alpha
+    if not faults:
+        sums = gather(q, k[chosen], v[chosen], settings.scale, references)
+        faults = sums.faults
+    if sums and not faults:
+        out = finish(sums, alpha, v_mean)
+    return HeadResult(
+        faults, scan.channels, chosen, int(choice.mask.sum()), len(choice.mask), alpha, references, sums, out
+    )
+
+
+def attend_repeated(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResult:
+    """`attend`, once more with the returned maximum as reference where only the reference was at fault.
+
+    What the driver does with such a completion.
+    """
+    result = attend(q, k, v, v_mean, settings)
+    if not result.faults or result.faults & ~_REFERENCE_FAULTS:
+        return result
+    again = replace(settings, mode=settings.mode | Mode.REFERENCE, reference=result.maximum)
+    return attend(q, k, v, v_mean, again)
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """What is known of a head before its gather."""
+
+    channels: NDArray[np.int64]
+    choice: Selected
+    faults: Fault
+
+
+def _dense(group: int, tokens: int, settings: Settings) -> _Scan:
+    one = (1,) * group
+    choice = Selected(np.ones(settings.entries(tokens), bool), settings.reference, numerator=one, denominator=one)
+    return _Scan(np.empty(0, np.int64), choice, Fault(0))
+
+
+def _scan(q: F16, k: F16, settings: Settings) -> _Scan:
+    """Approximate scores, and the entries that they choose."""
+    (q,), faults = finite(q)
+    channels = top_channels(q, settings.channels)
+    scores, outside = approximate_scores(q, k, channels, settings)
+    logits, saturated = to_logit(scores, logit_scales(q, channels, settings.scale)[:, None])
+    faults |= outside | (Fault.SCORE_RANGE if saturated.any() else Fault(0))
+    choice = selection(
+        entries(logits, settings.entry_tokens),
+        settings.budget,
+        max(0, len(k) - settings.local) // settings.entry_tokens if settings.local else settings.entries(len(k)),
+        probability=bool(settings.mode & Mode.PROBABILITY),
+        mass=settings.mass,
+    )
+    return _Scan(channels, choice, faults)
+
+
+def _check(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> None:
+    for name, array, dtype, shape in (
+        ("q", q, np.float16, (len(q), settings.dim)),
+        ("k", k, np.float16, (len(k), settings.dim)),
+        ("v", v, np.float16, (len(k), settings.dim)),
+        ("v_mean", v_mean, np.float32, (settings.dim,)),
+    ):
+        if array.dtype != dtype:
+            raise FormatError(f"{name} must be {np.dtype(dtype)}, not {array.dtype}")
+        if array.shape != shape or 0 in shape:
+            raise ShapeError(f"{name} must have the shape {shape}, none of it zero, not {array.shape}")
+    if not 1 <= len(q) <= _GROUP_MAX:
+        raise ShapeError(f"q must have 1 to {_GROUP_MAX} heads, not {len(q)}")
+    if settings.reference and len(settings.reference) != len(q):
+        raise ShapeError(f"reference must have {len(q)} elements, one a head of q, not {len(settings.reference)}")
