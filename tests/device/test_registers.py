@@ -4,11 +4,14 @@ import pytest
 
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.adam import AdamStep
+from nearflash.abi.attend.batch import AttendBatch
+from nearflash.abi.attend.codeword import Owner
+from nearflash.abi.attend.descriptor import AttendDescriptor, Mode
 from nearflash.abi.commands import Status, UpdateCommand
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError, DeviceError, DigestError, WaitTimeoutError
 from nearflash.abi.fields import Access
-from nearflash.abi.registers import MAGIC, UPDATE
+from nearflash.abi.registers import MAGIC, REGISTER_MAPS, UPDATE
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.registers import RegisterDevice
 
@@ -19,29 +22,31 @@ DONE, START, CONTINUE = 2, 1, 16
 class FakeKernel(RegisterDevice):
     """Runs for `polls` pauses, then ends with `ends`; reading control clears ap_done, as ap_ctrl_chain says."""
 
+    CONFIG, TYPE = CONFIG, "update_type"
+
     def __init__(self, polls=3, ends=None, **registers):
-        self.words = {}
+        self.words, self.map = {}, REGISTER_MAPS[self.CONFIG.kernel]
         identity = {
             "magic": MAGIC,
             "abi_version": ABI_VERSION,
-            "config_digest": CONFIG.digest64,
+            "config_digest": self.CONFIG.digest64,
             "git_revision": 0xABCD,
         }
-        for name, value in (identity | {"update_type": UPDATE["update_type"].reset} | registers).items():
+        for name, value in (identity | {self.TYPE: self.map[self.TYPE].reset} | registers).items():
             self.set(name, value)
         self.polls, self.ends, self.left, self.log, self.resets = polls, ends or {}, None, [], 0
-        super().__init__("fake", CONFIG, SimulatedMemory(1 << 20))
+        super().__init__("fake", self.CONFIG, SimulatedMemory(1 << 20))
 
     @classmethod
     def open(cls, config):
         raise NotImplementedError
 
     def set(self, name, value):
-        offset = UPDATE[name].offset
+        offset = self.map[name].offset
         self.words[offset], self.words[offset + 4] = value & 0xFFFFFFFF, value >> 32 or self.words.get(offset + 4, 0)
 
     def get(self, name):
-        register = UPDATE[name]
+        register = self.map[name]
         high = self.words.get(register.offset + 4, 0) << 32 if register.width_bits == 64 else 0
         return self.words.get(register.offset, 0) | high
 
@@ -60,8 +65,7 @@ class FakeKernel(RegisterDevice):
             self.left = self.polls
 
     def pause(self):
-        self.set("wait_g_cycles", self.get("wait_g_cycles") + 7)
-        self.set("wait_write_cycles", self.get("wait_write_cycles") + 1)
+        self.stand()
         if self.left is not None:
             self.left -= 1
             if self.left == 0:
@@ -69,9 +73,20 @@ class FakeKernel(RegisterDevice):
                     self.set(name, value)
                 self.words[0], self.left = DONE, None
 
+    def stand(self):
+        self.set("wait_g_cycles", self.get("wait_g_cycles") + 7)
+        self.set("wait_write_cycles", self.get("wait_write_cycles") + 1)
+
     def reset_kernel(self):
         self.resets += 1
         self.left = None
+
+
+class FakeAttendKernel(FakeKernel):
+    CONFIG, TYPE = CONFIGS["attend-tiny"], "attend_type"
+
+    def stand(self):
+        self.set("waiting", 1 | 1 << 4 | 0b101 << 16)
 
 
 def command(device) -> UpdateCommand:
@@ -143,3 +158,20 @@ def test_a_timeout_names_the_streams_that_wait():
     device.run(command(device))
     device.close()
     assert device.resets == 2
+
+
+def test_a_timeout_of_a_kernel_that_says_what_waits():
+    device = FakeAttendKernel(polls=10**9)
+    a = device.allocate(8 * 4096).address
+    head = AttendDescriptor(
+        Mode.DENSE, Owner(0, 0, 0), 64, 16, 1, 0, 0, 0, 16, False, 0, 0, 4096, 1.0,
+        *(a + i * 4096 for i in range(5)),
+    )  # fmt: skip
+    ticket = device.submit(AttendBatch((head,), a + 5 * 4096, a + 6 * 4096, contexts=4))
+    with pytest.raises(WaitTimeoutError, match="waits for memory, gather, channels 0x5: wait for longer"):
+        device.wait(ticket, timeout_s=0.01)
+
+
+def test_a_command_for_another_kernel_is_refused():
+    with pytest.raises(CommandError, match="must go to an update kernel, not to attend-tiny"):
+        FakeAttendKernel().submit(command(FakeKernel()))

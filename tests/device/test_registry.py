@@ -8,7 +8,6 @@ from nearflash.device import available_devices, open_device, registry
 from nearflash.device.host import HostDevice
 from nearflash.device.replay import VARIABLE, ReplayDevice
 
-
 BACKENDS = {"update": {"model", "host", "replay", "verilator"}, "attend": {"verilator"}}
 
 

@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import ClassVar, Protocol
 
 from nearflash.abi.adam import AdamStep, Profile
-from nearflash.abi.config import UpdateConfig
+from nearflash.abi.config import KernelConfig, UpdateConfig
 from nearflash.abi.errors import AlignmentError, CommandError
 from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat, fp32_bits
 from nearflash.abi.registers import FACTOR_BITS, UPDATE
 
-__all__ = ["Completion", "CopyFormat", "DecayMode", "Status", "UpdateCommand", "denominator_factor"]
+__all__ = ["Command", "Completion", "CopyFormat", "DecayMode", "Status", "UpdateCommand", "denominator_factor"]
 
 
 class Status(IntEnum):
@@ -21,9 +22,27 @@ class Status(IntEnum):
     WRITE_ERROR = 2
     """The memory answered a write with SLVERR or DECERR."""
     MISALIGNED = 3
-    """An address is not a multiple of the port width; nothing was read or written."""
+    """An address is not a multiple of what the kernel needs; nothing was read or written."""
     EMPTY = 4
-    """The number of parameters is zero; nothing was read or written."""
+    """The number of parameters or heads is zero; nothing was read or written."""
+
+
+class Command(Protocol):
+    """What a device takes: an UpdateCommand, or an AttendBatch (nearflash.abi.attend.batch)."""
+
+    kernel: ClassVar[str]
+
+    def reads(self) -> dict[str, tuple[int, int]]:
+        """Ranges read, by name: (address, bytes)."""
+
+    def writes(self) -> dict[str, tuple[int, int]]:
+        """Ranges written, by name: (address, bytes)."""
+
+    def check(self, config: KernelConfig) -> None:
+        """Raise CommandError or AlignmentError where the kernel of that configuration would refuse the command."""
+
+    def registers(self) -> dict[str, int]:
+        """Values of the kernel's argument registers, by register name."""
 
 
 class DecayMode(IntEnum):
@@ -100,6 +119,8 @@ class UpdateCommand:
     p, m, v and g are fp32. `copy_out_address` is used when `copy` is not NONE.
     """
 
+    kernel: ClassVar[str] = "update"
+
     adam: AdamStep
     params: int
     g_address: int
@@ -123,8 +144,10 @@ class UpdateCommand:
             ranges["copy"] = (self.copy_out_address, self.params * self.copy.number_format.bytes)
         return ranges
 
-    def check(self, config: UpdateConfig) -> None:
+    def check(self, config: KernelConfig) -> None:
         """Raise CommandError or AlignmentError where the kernel would refuse the command."""
+        if not isinstance(config, UpdateConfig):
+            raise CommandError(f"an update must go to an update kernel, not to {config.full_name}")
         if not 0 < self.params < 1 << 32:
             raise CommandError(f"params must be between 1 and 2^32 - 1, not {self.params!r}")
         for kind, ranges in (("read", self.reads()), ("write", self.writes())):

@@ -5,7 +5,7 @@ Counters are 64 bits, cleared when a command starts and latched when it ends: th
 
 from collections.abc import Mapping
 
-__all__ = ["ATTEND_COUNTERS", "UPDATE_COUNTERS", "gigabytes_per_second"]
+__all__ = ["ATTEND_COUNTERS", "KERNEL_COUNTERS", "UPDATE_COUNTERS", "gigabytes_per_second"]
 
 UPDATE_COUNTERS = {
     "cycles": "clock cycles from start to the last write response",
@@ -44,6 +44,8 @@ ATTEND_COUNTERS = {
     "read_beats": "data beats read from memory",
     "write_beats": "data beats written to memory",
 }
+
+KERNEL_COUNTERS = {"update": UPDATE_COUNTERS, "attend": ATTEND_COUNTERS}
 
 
 def gigabytes_per_second(counters: Mapping[str, int], *, port_bytes: int, clock_hz: float) -> float:

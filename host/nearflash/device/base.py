@@ -11,8 +11,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import Completion, UpdateCommand
-from nearflash.abi.config import UpdateConfig
+from nearflash.abi.commands import Command, Completion
+from nearflash.abi.config import KernelConfig
 from nearflash.abi.errors import AddressError
 
 __all__ = ["Buffer", "Device", "Identity", "LinkBytes"]
@@ -23,7 +23,7 @@ class Identity:
     """What a device says of itself, as read from its identity block."""
 
     backend: str
-    config: UpdateConfig
+    config: KernelConfig
     digest64: int
     abi_version: int
     git_revision: int
@@ -96,7 +96,7 @@ class Device(ABC):
         """Give the buffer's memory back; its views must not be used afterwards."""
 
     @abstractmethod
-    def submit(self, command: UpdateCommand) -> int:
+    def submit(self, command: Command) -> int:
         """Start a command and return its ticket.
 
         Raises CommandError, AlignmentError or AddressError, before anything started, for a command whose ranges lie
@@ -119,7 +119,7 @@ class Device(ABC):
     def close(self) -> None:
         """Release the device; it may be called twice."""
 
-    def run(self, command: UpdateCommand, timeout_s: float = 60.0) -> Completion:
+    def run(self, command: Command, timeout_s: float = 60.0) -> Completion:
         """Submit and wait."""
         return self.wait(self.submit(command), timeout_s)
 

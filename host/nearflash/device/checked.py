@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from itertools import combinations, product
 
-from nearflash.abi.commands import Completion, UpdateCommand
+from nearflash.abi.commands import Command, Completion
 from nearflash.abi.errors import AddressError, CommandError, DeviceError
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import Memory
@@ -14,7 +14,7 @@ __all__ = ["CheckedDevice", "check_ranges", "port_beats"]
 Range = tuple[int, int]
 
 
-def check_ranges(command: UpdateCommand, buffers: Iterable[Buffer], memory_bytes: int) -> None:
+def check_ranges(command: Command, buffers: Iterable[Buffer], memory_bytes: int) -> None:
     """Raise AddressError unless every range lies in one allocated buffer and no output damages another range.
 
     An output may be the same range as an input (update in place); any other overlap is refused.
@@ -42,7 +42,7 @@ def _overlap(one: Range, other: Range) -> bool:
     return one[0] < sum(other) and other[0] < sum(one)
 
 
-def port_beats(command: UpdateCommand, port_bytes: int) -> dict[str, int]:
+def port_beats(command: Command, port_bytes: int) -> dict[str, int]:
     """Counters `read_beats` and `write_beats`, as they follow from a command's ranges."""
     beats = {"read_beats": command.reads(), "write_beats": command.writes()}
     return {name: sum(-(-size // port_bytes) for _, size in ranges.values()) for name, ranges in beats.items()}
@@ -65,7 +65,7 @@ class CheckedDevice(Device):
         self._open = True
 
     @abstractmethod
-    def _start(self, command: UpdateCommand) -> None:
+    def _start(self, command: Command) -> None:
         """Start a checked command on the idle device."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class CheckedDevice(Device):
         self._memory.free(buffer)
         del self._buffers[buffer.address]
 
-    def submit(self, command: UpdateCommand) -> int:
+    def submit(self, command: Command) -> int:
         """Check and start a command. Raises CommandError, AlignmentError, AddressError before anything started."""
         self._require_open()
         command.check(self.identity.config)

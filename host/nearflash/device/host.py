@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Self
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.commands import Completion, UpdateCommand
+from nearflash.abi.commands import Command, Completion, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.config import update_config as named_config
 from nearflash.abi.errors import WaitTimeoutError
@@ -44,7 +44,8 @@ class HostDevice(CheckedDevice):
         super().close()
         self._pool.shutdown()
 
-    def _start(self, command: UpdateCommand) -> None:
+    def _start(self, command: Command) -> None:
+        assert isinstance(command, UpdateCommand)
         self._command = command
         self._parts = [self._pool.submit(self._work, command, thread) for thread in range(THREADS)]
 

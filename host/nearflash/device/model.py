@@ -3,7 +3,7 @@
 from typing import Self
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.commands import Completion, UpdateCommand
+from nearflash.abi.commands import Command, Completion, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.config import update_config as named_config
 from nearflash.device.base import Identity
@@ -29,7 +29,8 @@ class ModelDevice(CheckedDevice):
         """Open with the build configuration of that name. Raises ConfigError."""
         return cls(named_config(config))
 
-    def _start(self, command: UpdateCommand) -> None:
+    def _start(self, command: Command) -> None:
+        assert isinstance(command, UpdateCommand)
         g, p, m, v = (self.memory.view(*r).view("<f4") for r in command.reads().values())
         new = adam_step(command.adam, g, p, m, v, command.copy)
         for stream, (address, size_bytes) in command.writes().items():

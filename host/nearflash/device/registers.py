@@ -7,9 +7,9 @@ import time
 from abc import abstractmethod
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.commands import Completion, Status, UpdateCommand
-from nearflash.abi.config import UpdateConfig
-from nearflash.abi.counters import UPDATE_COUNTERS
+from nearflash.abi.commands import Command, Completion, Status
+from nearflash.abi.config import KernelConfig
+from nearflash.abi.counters import KERNEL_COUNTERS
 from nearflash.abi.errors import DeviceError, DigestError, WaitTimeoutError
 from nearflash.abi.registers import MAGIC, REGISTER_MAPS
 from nearflash.device.base import Identity
@@ -21,10 +21,9 @@ __all__ = ["RegisterDevice"]
 ADVICE: dict[int, str] = {
     Status.READ_ERROR: "the memory refused a read: check that the address lies in the memory that this port reaches",
     Status.WRITE_ERROR: "the memory refused a write: check that the address lies in the memory that this port reaches",
-    Status.MISALIGNED: "every address must be a multiple of the port width; nothing was read or written",
-    Status.EMPTY: "the number of parameters must be at least 1; nothing was read or written",
+    Status.MISALIGNED: "every address must be a multiple of what the kernel needs; nothing was read or written",
+    Status.EMPTY: "the number of parameters or heads must be at least 1; nothing was read or written",
 }
-WAIT_COUNTERS = {name: name.removeprefix("wait_").removesuffix("_cycles") for name in UPDATE_COUNTERS if "wait" in name}
 
 
 class RegisterDevice(CheckedDevice):
@@ -34,7 +33,7 @@ class RegisterDevice(CheckedDevice):
     block. Raises DigestError when no kernel answers or when it is not the one that `config` describes.
     """
 
-    def __init__(self, backend: str, config: UpdateConfig, memory: Memory) -> None:
+    def __init__(self, backend: str, config: KernelConfig, memory: Memory) -> None:
         self._map = REGISTER_MAPS[config.kernel]
         super().__init__(self._identify(backend, config), memory)
 
@@ -66,7 +65,7 @@ class RegisterDevice(CheckedDevice):
         for i in range(register.width_bits // 32):
             self.write_register(register.offset + 4 * i, value >> (32 * i) & 0xFFFF_FFFF)
 
-    def _identify(self, backend: str, config: UpdateConfig) -> Identity:
+    def _identify(self, backend: str, config: KernelConfig) -> Identity:
         block = f"{config.kernel}_type"
         expected = {"magic": MAGIC, "abi_version": ABI_VERSION, block: self._map[block].reset}
         for name, value in expected.items():
@@ -85,7 +84,7 @@ class RegisterDevice(CheckedDevice):
             )
         return Identity(backend, config, digest64, expected["abi_version"], self.read("git_revision"))
 
-    def _start(self, command: UpdateCommand) -> None:
+    def _start(self, command: Command) -> None:
         for name, value in command.registers().items():
             self.write(name, value)
         self.write("control", self._map["control"].pack({"ap_start": 1}))
@@ -101,7 +100,7 @@ class RegisterDevice(CheckedDevice):
                 )
             self.pause()
         status, address = self.read("status"), self.read("fault_address")
-        counters = {name: self.read(name) for name in UPDATE_COUNTERS}
+        counters = {name: self.read(name) for name in KERNEL_COUNTERS[self.identity.config.kernel]}
         self.write("control", control.pack({"ap_continue": 1}))
         if status != Status.OK:
             fault = Status(status).name if status in ADVICE else f"status {status}"
@@ -110,11 +109,17 @@ class RegisterDevice(CheckedDevice):
         return Completion(counters)
 
     def _waiting_streams(self) -> str:
-        """Streams whose wait counters rise while time passes."""
-        before = {name: self.read(name) for name in WAIT_COUNTERS}
-        self.pause()
-        rising = [stream for name, stream in WAIT_COUNTERS.items() if self.read(name) > before[name]]
-        return ", ".join(rising) or "no stream that it names"
+        """What the kernel says it waits for; of one that does not say so, streams whose wait counters rise."""
+        if "waiting" in self._map:
+            fields = self._map["waiting"].unpack(self.read("waiting"))
+            names = [f"{name} {value:#x}" if value > 1 else name for name, value in fields.items() if value]
+        else:
+            counters = [name for name in KERNEL_COUNTERS[self.identity.config.kernel] if name.startswith("wait_")]
+            before = {name: self.read(name) for name in counters}
+            self.pause()
+            rising = [name for name in counters if self.read(name) > before[name]]
+            names = [name.removeprefix("wait_").removesuffix("_cycles") for name in rising]
+        return ", ".join(names) or "nothing that it names"
 
     def _abort(self) -> None:
         self.reset_kernel()

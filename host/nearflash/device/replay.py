@@ -19,7 +19,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from nearflash.abi import ABI_VERSION, errors
-from nearflash.abi.commands import Completion, UpdateCommand
+from nearflash.abi.commands import Command, Completion
 from nearflash.abi.config import update_config as named_config
 from nearflash.abi.errors import DigestError, NearflashError, ReplayError, UnknownDeviceError
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
@@ -195,7 +195,7 @@ class _TranscribedDevice(Device):
         inner = buffer.inner
         self._journal.call({"op": "free", "address": buffer.address}, lambda: self._device.free(inner[0]) or {})
 
-    def submit(self, command: UpdateCommand) -> int:
+    def submit(self, command: Command) -> int:
         question = {"op": "submit", **command.registers()}
         ticket: int = self._journal.call(question, lambda: {"ticket": self._device.submit(command)})["ticket"]
         return ticket
