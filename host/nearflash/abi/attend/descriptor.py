@@ -14,11 +14,24 @@ from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import fp32_bits
 
-__all__ = ["COMPLETION_BYTES", "DESCRIPTOR_BYTES", "AttendDescriptor", "HeadCompletion", "Mode"]
+__all__ = ["COMPLETION_BYTES", "DESCRIPTOR_BYTES", "DESCRIPTOR_FIELDS", "AttendDescriptor", "HeadCompletion", "Mode"]
 
 DESCRIPTOR_BYTES = 128
 COMPLETION_BYTES = 32
 _GROUP_MAX = 8
+_FIELDS = {
+    "mode": "B", "group": "B", "index_format": "B", "interleaved": "B", "dim": "H", "channels": "H",
+    "tokens": "I", "budget": "I", "local": "I", "group_tokens": "H", "block_tokens": "H",
+    "page_log2": "B", "reserved": "x", "mass": "H", "scale": "I", "sequence": "I", "layer": "H", "head": "H",
+    "q_address": "Q", "v_mean_address": "Q", "out_address": "Q", "index_table_address": "Q", "token_table_address": "Q",
+    **{f"reference_{head}": "h" for head in range(_GROUP_MAX)},
+}  # fmt: skip
+
+DESCRIPTOR_FIELDS: dict[str, tuple[int, int]] = {
+    name: (struct.calcsize("<" + "".join(_FIELDS.values())[:place]), struct.calcsize("<" + code))
+    for place, (name, code) in enumerate(_FIELDS.items())
+}
+"""Where each field of a descriptor lies: (first byte, bytes). What is not named is reserved: written as 0, ignored."""
 
 
 class Mode(IntFlag):
@@ -42,7 +55,7 @@ class AttendDescriptor:
     written only if nothing failed; index_table and token_table arrays of 64-bit page entries, by page index.
     """
 
-    FORMAT: ClassVar[struct.Struct] = struct.Struct("<4B2H3I2HBxHIIHH5Q8h32x")
+    FORMAT: ClassVar[struct.Struct] = struct.Struct("<" + "".join(_FIELDS.values()) + "32x")
 
     mode: Mode
     owner: Owner

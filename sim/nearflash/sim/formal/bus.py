@@ -5,6 +5,7 @@ from amaranth.lib.wiring import In
 
 from nearflash.abi.fields import Access, Register, RegisterMap
 from nearflash.abi.registers import UPDATE
+from nearflash.gateware.bus.arbiter import ReadArbiter
 from nearflash.gateware.bus.axi import AxiResponse
 from nearflash.gateware.bus.control import KernelControl
 from nearflash.gateware.bus.read import BurstReader
@@ -14,7 +15,7 @@ from nearflash.gateware.bus.write import BurstWriter
 from nearflash.sim.formal.bench import Bench
 from nearflash.sim.formal.properties import BurstLog, accept, check_address, check_source, moves, offer
 
-__all__ = ["control", "reader", "registers", "splitter", "writer"]
+__all__ = ["arbiter", "control", "reader", "registers", "splitter", "writer"]
 
 _BEATS, _BYTES = 4, 4  # of a burst, of a beat
 _OUTSTANDING = 2
@@ -86,6 +87,61 @@ def reader() -> Bench:
     bench.prove("first_error_kept", (dut.error.seen == seen) & (~seen | (Value.cast(dut.error.response) == kept)))
     bench.cover("two_bursts_under_way", asked.count == _OUTSTANDING)
     bench.cover("idle_after_a_burst", dut.idle & bench.past(moves(dut.o), "moved"))
+    return bench
+
+
+def arbiter() -> Bench:
+    """Two masters: each burst goes out once and is answered to its owner; none waits for two of the other."""
+    dut = ReadArbiter(2, 8 * _BYTES, max_outstanding=_OUTSTANDING)
+    bench = Bench(dut)
+    bus = dut.bus
+    answer, last = bench.free(1, "rvalid"), bench.free(1, "rlast")
+    bench.m.d.comb += [
+        bus.arready.eq(bench.free(1, "arready")),
+        bus.rvalid.eq(answer),
+        bus.rdata.eq(bench.free(32, "rdata")),
+        bus.rlast.eq(last),
+    ]
+    taken = []
+    for index, port in enumerate(dut.port):
+        asks, burst = bench.free(1, f"asks_{index}"), bench.free(72, f"burst_{index}")
+        waits = bench.past(asks & ~port.arready, f"waits_{index}")
+        bench.assume(~waits | (asks & (burst == bench.past(burst, f"burst_{index}_past"))))
+        bench.m.d.comb += [
+            port.arvalid.eq(asks),
+            Cat(port.araddr, port.arlen).eq(burst),
+            port.rready.eq(bench.free(1, f"rready_{index}")),
+        ]
+        taken.append((asks & port.arready, burst, waits))
+    begun = taken[0][0] | taken[1][0]
+    pending = bench.past(begun, "begun") | bench.past(bus.arvalid & ~bus.arready, "bus_waits")
+    expected = Signal(72)
+    owners, count = Array(Signal(name=f"owner_{n}") for n in range(_OUTSTANDING + 2)), Signal(range(_OUTSTANDING + 2))
+    ends = answer & bus.rready & last
+    bench.m.d.sync += count.eq(count + begun - ends)
+    with bench.m.If(ends):
+        bench.m.d.sync += [owners[n].eq(owners[n + 1]) for n in range(_OUTSTANDING)]
+    with bench.m.If(begun):
+        bench.m.d.sync += [
+            expected.eq(Mux(taken[1][0], taken[1][1], taken[0][1])),
+            owners[count - ends].eq(taken[1][0]),
+        ]
+    bench.assume(~answer | (count > bus.arvalid))
+
+    bench.prove("one_at_a_time", ~(taken[0][0] & taken[1][0]))
+    bench.prove("bus_asks_what_was_taken", bus.arvalid == pending)
+    bench.prove("same_burst", ~bus.arvalid | (Cat(bus.araddr, bus.arlen) == expected))
+    bench.prove("outstanding_kept", count <= _OUTSTANDING)
+    for index, port in enumerate(dut.port):
+        bench.prove(f"answer_to_owner_{index}", port.rvalid == (answer & (owners[0] == index)))
+        bench.prove(f"answer_same_{index}", (port.rdata == bus.rdata) & (port.rlast == bus.rlast))
+        other, passed = taken[1 - index][0], Signal(name=f"passed_{index}")
+        bench.m.d.sync += passed.eq(port.arvalid & ~taken[index][0] & (passed | other))
+        bench.prove(f"fair_{index}", ~(passed & other))
+    bench.prove("not_after_reset", ~bench.was_reset | ~bus.arvalid)
+    bench.prove("inner_level", bench.probe("owners.level", 2) == count)
+    bench.no_paths.append((bus.arready, bus.arvalid))
+    bench.cover("two_owners", (count == 2) & (owners[0] != owners[1]) & ends)
     return bench
 
 

@@ -39,6 +39,7 @@ PROOFS = {
         Proof("bus.split", bus.splitter, engine="induction", depth=3),
         Proof("bus.read", bus.reader),
         Proof("bus.write", bus.writer),
+        Proof("bus.arbiter", bus.arbiter),
         Proof("bus.control", bus.control),
         Proof("bus.registers", bus.registers, engine="induction", depth=3),
     )

@@ -1,0 +1,1 @@
+"""Control half of the attend kernel: from descriptors in memory to page requests."""
