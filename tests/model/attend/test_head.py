@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from nearflash.abi.attend.descriptor import Mode
-from nearflash.abi.attend.faults import Fault
 from nearflash.abi.attend.pages import IndexFormat
-from nearflash.abi.errors import CommandError, FormatError, ShapeError
-from nearflash.model.attend.head import attend, attend_repeated
+from nearflash.model.attend.head import attend_repeated
 from nearflash.model.attend.settings import Settings
 
 LOG2E = 1.4426950408889634

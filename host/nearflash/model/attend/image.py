@@ -1,0 +1,151 @@
+"""Pages of one head: its K and V, and its index, as the bytes that lie in memory or on NAND, and the page tables.
+
+Both layouts of docs/attention.md, 2. Unused bytes of a page are zero, and all of its codewords are whole.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.codeword import CODEWORD_BYTES, HEADER_MAGIC, Owner, PageKind
+from nearflash.abi.attend.pages import IndexFormat, IndexLayout, PageEntry
+from nearflash.model.attend.index import quantise
+from nearflash.model.attend.placement import Store
+from nearflash.model.attend.settings import Settings
+from nearflash.model.nfc.codeword import raw, seal
+
+__all__ = ["HeadImage", "PageImage", "head_image"]
+
+F16 = NDArray[np.float16]
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class PageImage:
+    """A page where it lies: sealed codewords at an address of memory, or raw ones at (unit, row) of a channel."""
+
+    entry: PageEntry
+    data: bytes
+
+
+@dataclass(frozen=True)
+class HeadImage:
+    """All pages of a head, and its tables."""
+
+    pages: tuple[PageImage, ...]
+    index_table: NDArray[np.uint64]
+    """Page entries of the embedding pages, by page index; empty where no block is complete."""
+    token_table: NDArray[np.uint64]
+    """Page entries of the token groups (of K's page where K and V are separate)."""
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What a page request can read: one page, or K's and V's."""
+
+    kind: PageKind
+    index: int
+    tokens: int
+    """Tokens in it."""
+    data: Bytes
+    """(codewords, 512)."""
+    scales: Bytes
+    """Scale and zero, (codewords, 4)."""
+
+
+def head_image(
+    k: F16, v: F16, settings: Settings, owner: Owner, flash: Store, *, memory: Store | None = None,
+    flushed: int | None = None, step: int = 0,
+) -> HeadImage:  # fmt: skip
+    """Pages of k and v (S, d) in the store `flash`; token groups from token `flushed` on in `memory`.
+
+    Blocks of the index and token groups go round the channels, from the head's number on. `flushed` (a multiple of the
+    group's tokens; default all) is how far the groups have been written; `step` stands in the page headers.
+    """
+    flushed = len(k) if flushed is None else flushed
+    builder = _Builder(settings, owner, step)
+    for group, page in enumerate(_token_pages(k, v, settings)):
+        unflushed = memory is not None and group * settings.group_tokens >= flushed
+        builder.add(page, memory if unflushed and memory else flash, owner.head + group)
+    for page in _index_pages(k, settings):
+        builder.add(page, flash, owner.head + page.index // settings.index_layout.pages)
+    return builder.image()
+
+
+class _Builder:
+    """Gathers the pages of one owner and their entries."""
+
+    def __init__(self, settings: Settings, owner: Owner, step: int) -> None:
+        self._settings, self._owner, self._step = settings, owner, step
+        self._pages: list[PageImage] = []
+        self._entries: dict[PageKind, list[int]] = {kind: [] for kind in PageKind}
+
+    def add(self, page: _Page, store: Store, channel: int) -> None:
+        """Put a page, or K's and V's, into a store."""
+        size = self._settings.page_bytes
+        entry = store.take(channel, page.data.size // size, size)
+        self._entries[page.kind].append(entry.pack())
+        aux = np.hstack([page.scales, self._header(page)])
+        sealed = seal(self._owner, page.index, page.kind, page.data, aux)
+        if entry.address is not None:
+            self._pages.append(PageImage(entry, sealed.tobytes()))
+            return
+        for sibling, half in enumerate(np.split(sealed, page.data.size // size)):
+            place = replace(entry, unit=entry.unit ^ sibling)
+            self._pages.append(PageImage(place, raw(half, place.row, place.unit).tobytes()))
+
+    def _header(self, page: _Page) -> Bytes:
+        """The header's word of each codeword, (codewords, 4)."""
+        form = self._settings.index_format if page.kind is PageKind.INDEX else IndexFormat.FP16
+        size_log2 = self._settings.page_bytes.bit_length() - 1
+        owner = self._owner
+        words = [HEADER_MAGIC, owner.sequence, owner.layer | owner.head << 16,
+                 page.kind | form << 8 | size_log2 << 16, page.index, self._step, page.tokens, 0]  # fmt: skip
+        return np.resize(np.array(words, "<u4"), len(page.data)).view(np.uint8).reshape(-1, 4)
+
+    def image(self) -> HeadImage:
+        """What was added."""
+        tables = (np.array(self._entries[kind], np.uint64) for kind in (PageKind.INDEX, PageKind.TOKEN))
+        return HeadImage(tuple(self._pages), *tables)
+
+
+def _token_pages(k: F16, v: F16, settings: Settings) -> Iterator[_Page]:
+    layout, n = settings.token_layout, settings.group_tokens
+    for index, start in enumerate(range(0, len(k), n)):
+        data = np.zeros(layout.pages * layout.page_bytes, np.uint8)
+        tokens = min(n, len(k) - start)
+        for token in range(tokens):
+            for value, source in enumerate((k, v)):
+                data[slice(*layout.span(token, value=bool(value)))] = source[start + token].view(np.uint8)
+        codewords = data.reshape(-1, CODEWORD_BYTES)
+        yield _Page(PageKind.TOKEN, index, tokens, codewords, np.zeros((len(codewords), 4), np.uint8))
+
+
+def _index_pages(k: F16, settings: Settings) -> Iterator[_Page]:
+    size = settings.block_tokens
+    for block, start in enumerate(range(0, settings.scanned(len(k)), size)):
+        layout = settings.index_layout
+        rows, scales = _index_rows(k[start : start + size], layout)
+        for page in range(layout.pages):
+            own = slice(page * layout.rows, (page + 1) * layout.rows)
+            data = np.zeros((layout.page_bytes // CODEWORD_BYTES, CODEWORD_BYTES), np.uint8)
+            data.reshape(-1)[: rows[own].size] = rows[own].reshape(-1)
+            factors = np.zeros((len(data), 4), np.uint8)
+            factors[: len(scales[own]) * layout.row_codewords] = np.repeat(scales[own], layout.row_codewords, axis=0)
+            yield _Page(PageKind.INDEX, block * layout.pages + page, size, data, factors)
+
+
+def _index_rows(k: F16, layout: IndexLayout) -> tuple[Bytes, Bytes]:
+    """Rows (d, stride) of a block's k (T, d), and their scale and zero (d, 4)."""
+    rows = np.zeros((layout.dim, layout.stride_bytes), np.uint8)
+    scales = np.zeros((layout.dim, 2), np.float16)
+    if layout.format is IndexFormat.FP16:
+        values = np.ascontiguousarray(k.T).view(np.uint8)
+    else:
+        block = quantise(k, layout.format)
+        values = block.rows(layout.format.bits)
+        scales[:] = np.stack([block.scale, block.zero], axis=1)
+    rows[:, : values.shape[1]] = values
+    return rows, scales.view(np.uint8)
