@@ -8,14 +8,19 @@ __all__ = [
     "AUX_BYTES",
     "BCH_BITS",
     "BCH_ERRORS",
+    "BCH_POLYNOMIAL",
     "CODEWORD_BYTES",
+    "CRC_POLYNOMIAL",
     "HEADER_MAGIC",
     "MESSAGE_BYTES",
     "PARITY_BYTES",
     "RAW_BYTES",
+    "SCRAMBLE_POLYNOMIAL",
+    "SCRAMBLE_SKIP",
     "SEALED_BYTES",
     "Owner",
     "PageKind",
+    "scramble_seed",
 ]
 
 CODEWORD_BYTES = 512
@@ -23,8 +28,12 @@ CODEWORD_BYTES = 512
 AUX_BYTES = 8
 BCH_BITS = 13
 """The code is over GF(2^13)."""
+BCH_POLYNOMIAL = 0x201B
+"""x^13 + x^4 + x^3 + x + 1, of which alpha is a root: bit k is the coefficient of x^k."""
 BCH_ERRORS = 16
 """Bit errors that are corrected in a codeword."""
+CRC_POLYNOMIAL = 0x82F63B78
+"""CRC32C (Castagnoli): bit 31 - k is the coefficient of x^k, x^32 left out."""
 MESSAGE_BYTES = AUX_BYTES + CODEWORD_BYTES + 4
 """What the BCH code protects: aux, data, CRC32C."""
 PARITY_BYTES = BCH_BITS * BCH_ERRORS // 8
@@ -32,6 +41,10 @@ SEALED_BYTES = MESSAGE_BYTES + 4
 """Codeword in memory: aux, data, CRC32C, four zero bytes."""
 RAW_BYTES = MESSAGE_BYTES + PARITY_BYTES + 2
 """Codeword on NAND: aux, data, CRC32C, parity, two zero bytes."""
+SCRAMBLE_POLYNOMIAL = 0x19A3D1
+"""Primitive, of degree 20: bit k is the coefficient of x^k."""
+SCRAMBLE_SKIP = 64
+"""Steps from the seed to the first bit of the scrambling sequence."""
 HEADER_MAGIC = int.from_bytes(b"NFKV", "little")
 
 
@@ -53,3 +66,8 @@ class Owner:
     def block(self, page_index: int, kind: PageKind, codeword: int) -> bytes:
         """The 16 bytes that the CRC of a codeword begins with."""
         return struct.pack("<IHHIBBH", self.sequence, self.layer, self.head, page_index, kind, codeword, 0)
+
+
+def scramble_seed(row: int, unit: int, place: int) -> int:
+    """State of the scrambler for the codeword at `place` (below 32) of the page at (unit, row): never zero."""
+    return 1 << 19 | ((row & 0x3FFF) << 5 | place) ^ row >> 14 ^ unit << 11

@@ -1,0 +1,104 @@
+"""Codewords as they lie in memory (sealed) and on NAND (raw), and what a checker says about them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.codeword import (
+    AUX_BYTES,
+    CODEWORD_BYTES,
+    MESSAGE_BYTES,
+    PARITY_BYTES,
+    RAW_BYTES,
+    SEALED_BYTES,
+    Owner,
+    PageKind,
+)
+from nearflash.model.nfc.bch.corrector import UNCORRECTABLE, correct
+from nearflash.model.nfc.bch.encoder import parity
+from nearflash.model.nfc.crc import crc32c
+from nearflash.model.nfc.scramble import scrambling
+
+__all__ = ["Checked", "check", "decode", "raw", "seal"]
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """N codewords and what was found out about them.
+
+    Data and aux of codewords that are uncorrectable or foreign mean nothing.
+    """
+
+    data: Bytes
+    """(N, 512)."""
+    aux: Bytes
+    """(N, 8)."""
+    uncorrectable: NDArray[np.bool_]
+    foreign: NDArray[np.bool_]
+    errors: NDArray[np.int64]
+    """Bits corrected; -1 where uncorrectable."""
+
+
+def _crc(owner: Owner, page_index: int, kind: PageKind, first: int, covered: Bytes) -> Bytes:
+    """(N, 4): CRC32C over owner block and aux ‖ data; codewords are numbered from `first`."""
+    blocks = b"".join(owner.block(page_index, kind, first + number) for number in range(len(covered)))
+    rows = np.hstack([np.frombuffer(blocks, np.uint8).reshape(len(covered), -1), covered])
+    return crc32c(rows).astype("<u4").view(np.uint8).reshape(-1, 4)
+
+
+def seal(
+    owner: Owner, page_index: int, kind: PageKind, data: Bytes, aux: Bytes | None = None, *, first: int = 0
+) -> Bytes:
+    """(N, 528): sealed codewords of `data` (N, 512) and `aux` (N, 8; None: zeros), numbered from `first`.
+
+    Of a separate token group K's page has `first` 0, V's page the number of codewords of a page.
+    """
+    sealed = np.zeros((len(data), SEALED_BYTES), np.uint8)
+    sealed[:, :AUX_BYTES] = 0 if aux is None else aux
+    sealed[:, AUX_BYTES : AUX_BYTES + CODEWORD_BYTES] = data
+    covered = sealed[:, : MESSAGE_BYTES - 4]
+    sealed[:, MESSAGE_BYTES - 4 : MESSAGE_BYTES] = _crc(owner, page_index, kind, first, covered)
+    return sealed
+
+
+def raw(sealed: Bytes, row: int, unit: int, *, place: int = 0) -> Bytes:
+    """(N, 552): sealed codewords as on NAND, at places `place`, `place` + 1, … of the page at (unit, row)."""
+    message = sealed[:, :MESSAGE_BYTES]
+    padding = np.zeros((len(sealed), RAW_BYTES - MESSAGE_BYTES - PARITY_BYTES), np.uint8)
+    codewords = np.hstack([message, parity(message), padding])
+    return codewords ^ scrambling(row, unit, place + np.arange(len(sealed)))
+
+
+def check(sealed: Bytes, owner: Owner, page_index: int, kind: PageKind, *, first: int = 0) -> Checked:
+    """What a sealed page from memory holds: codewords whose CRC is wrong are foreign."""
+    return _checked(sealed, owner, page_index, kind, first, np.zeros(len(sealed), np.int64))
+
+
+def decode(
+    raw: Bytes, row: int, unit: int, owner: Owner, page_index: int, kind: PageKind, *, place: int = 0, first: int = 0
+) -> Checked:
+    """What raw codewords from the places `place`, … of the page at (unit, row) hold.
+
+    A wrong CRC makes a codeword foreign where no bit was wrong, else uncorrectable.
+    """
+    codewords = raw ^ scrambling(row, unit, place + np.arange(len(raw)))
+    corrected, errors = correct(codewords[:, : MESSAGE_BYTES + PARITY_BYTES])
+    return _checked(corrected, owner, page_index, kind, first, errors)
+
+
+def _checked(
+    codewords: Bytes, owner: Owner, page_index: int, kind: PageKind, first: int, errors: NDArray[np.int64]
+) -> Checked:
+    covered, crc = codewords[:, : MESSAGE_BYTES - 4], codewords[:, MESSAGE_BYTES - 4 : MESSAGE_BYTES]
+    wrong = (_crc(owner, page_index, kind, first, covered) != crc).any(axis=1)
+    uncorrectable = (errors == UNCORRECTABLE) | wrong & (errors > 0)
+    return Checked(
+        data=covered[:, AUX_BYTES:],
+        aux=covered[:, :AUX_BYTES],
+        uncorrectable=uncorrectable,
+        foreign=wrong & (errors == 0),
+        errors=np.where(uncorrectable, UNCORRECTABLE, errors),
+    )
