@@ -20,7 +20,7 @@ GOOD = dict(mode=Mode.PAGE | Mode.PROBABILITY, dim=128, scale=0.1, channels=16, 
         (dict(budget=0), "budget must be at least 1, not 0"),
         (dict(mass=5, mode=Mode(0)), "mass must be 0, or 1 to 65535 with PROBABILITY, not 5"),
         (dict(reference=(1,)), "reference must be given exactly with REFERENCE"),
-        (dict(mode=Mode.DENSE), "mode must be with REFERENCE where DENSE"),
+        (dict(mode=Mode.DENSE, mass=0), "mode must be with REFERENCE where DENSE"),
         (dict(group_tokens=12), "block_tokens must be a multiple of group_tokens, not 256"),
     ],
 )

@@ -26,8 +26,10 @@ def test_gather_reads_the_codewords_of_chosen_tokens(dim, interleaved, n):
     assert found == Reads(len({group for group, _ in asked}), len(asked), int(chosen.sum()) * 4 * dim)
 
 
-@pytest.mark.parametrize(("index", "block", "rows", "row_codewords"),
-                         [(IndexFormat.FP16, 1024, 2, 4), (IndexFormat.INT4, 1024, 8, 1), (IndexFormat.INT8, 256, 8, 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("index", "block", "rows", "row_codewords"),
+    [(IndexFormat.FP16, 1024, 2, 4), (IndexFormat.INT4, 1024, 8, 1), (IndexFormat.INT8, 256, 8, 1)],
+)
 def test_index_reads_the_rows_of_its_channels(index, block, rows, row_codewords):
     kind = settings(index_format=index, block_tokens=block)
     channels = np.array([0, 1, 7, 8, 64, 127])
