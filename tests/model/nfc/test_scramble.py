@@ -36,9 +36,9 @@ def test_polynomial_is_primitive():
     assert all(power(order // prime) != 1 for prime in (3, 5, 11, 31, 41))
 
 
-def test_places_rows_and_units_differ_in_half_of_their_bits():
-    pages = [scrambling(row, unit, np.arange(32)) for row in (0, 1, 2, 64, 1 << 14, 1 << 31) for unit in (0, 1, 2)]
-    bits = np.unpackbits(np.vstack(pages), axis=1).astype(np.float32)
+def test_neighbours_differ_in_half_of_their_bits():
+    rows = [(row, 5) for row in (0x12345, 0x12346, 0x12347, 0x12348, 0x12388)] + [(0x12345, 4), (1 << 31, 255)]
+    bits = np.unpackbits(np.vstack([scrambling(*page, np.arange(32)) for page in rows]), axis=1).astype(np.float32)
     assert (np.abs(bits.mean(axis=1) - 0.5) < 0.05).all()
     different = (bits[:, None, :] != bits[None, ::7, :]).mean(axis=2)
     assert ((different == 0) | (np.abs(different - 0.5) < 0.05)).all()

@@ -37,7 +37,8 @@ def _syndromes(remainder: NDArray[np.uint8]) -> Elements:
     """(N, 33): the remainder's values at alpha^1 to alpha^32, in columns 1 to 32."""
     bits = np.unpackbits(remainder, axis=1, bitorder="little").astype(np.int32)
     exponents = np.arange(8 * PARITY_BYTES - 1, -1, -1)[:, None] * np.arange(2 * BCH_ERRORS + 1)
-    return np.bitwise_xor.reduce(bits[:, :, None] * power(exponents), axis=1)
+    values: Elements = np.bitwise_xor.reduce(bits[:, :, None] * power(exponents), axis=1)
+    return values
 
 
 def _key_equation(syndromes: Elements) -> tuple[Elements, NDArray[np.int64]]:
@@ -70,4 +71,5 @@ def _roots(locator: Elements) -> NDArray[np.bool_]:
     values = np.zeros((len(locator), _BITS), np.int32)
     for k in range(locator.shape[1]):
         values ^= multiply(locator[:, k, None], power(k * inverse_places)[None, :])
-    return values == 0
+    roots: NDArray[np.bool_] = values == 0
+    return roots

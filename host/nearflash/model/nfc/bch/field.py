@@ -29,13 +29,15 @@ _LOGARITHMS[_POWERS] = np.arange(ORDER)
 
 def power(exponents: NDArray[np.integer]) -> Elements:
     """alpha to the `exponents`, negative ones too."""
-    return _POWERS[exponents % ORDER]
+    powers: Elements = _POWERS[exponents % ORDER]
+    return powers
 
 
 def multiply(a: Elements, b: Elements) -> Elements:
     """Product, element by element."""
-    product = _POWERS[(_LOGARITHMS[a] + _LOGARITHMS[b]) % ORDER]
-    return np.where((a == 0) | (b == 0), np.int32(0), product)
+    product: Elements = _POWERS[(_LOGARITHMS[a] + _LOGARITHMS[b]) % ORDER]
+    product[(a == 0) | (b == 0)] = 0
+    return product
 
 
 def inverse(a: Elements) -> Elements:
