@@ -11,7 +11,7 @@ multipliers, as fma(1, 1, -alpha).
 
 from typing import Any
 
-from amaranth.hdl import Module, Signal, Value, signed
+from amaranth.hdl import Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -27,7 +27,7 @@ from nearflash.gateware.fp.muladd import MulAdd
 from nearflash.gateware.fp.raw import RAW, SIG_BITS, Unpack
 from nearflash.gateware.num.raw import ToRaw
 
-__all__ = ["Mix", "MixItem"]
+__all__ = ["Mix", "MixTag"]
 
 _HEADS = 1 << HEAD_BITS
 _DIM_MAX = 256
@@ -36,12 +36,11 @@ _ONE, _MINUS_ONE = RAW.const({"sig": _LEADING}), RAW.const({"sig": _LEADING, "si
 _MINUS_ZERO = RAW.const({"sign": 1, "zero": 1})
 
 
-class MixItem(data.Struct):
-    """One integer that goes in; those of all heads of a kind follow one another."""
+class MixTag(data.Struct):
+    """What an integer is."""
 
-    sum: signed(PV_BITS)
     denominator: 1
-    """By which the numerators of this head, further items, are divided."""
+    """By which the numerators of its head, further items, are divided."""
     share: 1
     """A part of alpha; else of the output."""
     head: HEAD_BITS
@@ -52,8 +51,8 @@ class MixItem(data.Struct):
 class Mix(wiring.Component):
     """Outputs of a head from its exact sums.
 
-    Contract: items come in this order: denominators of the shares, numerators of the shares, when `busy` has fallen the
-    denominators of the output, then its numerators, any head and element first; v_mean is there before the latter.
+    Contract: items come in this order: denominators of the shares, their numerators; when `busy` has fallen, denominators
+    of the output (l), its numerators (N), for which v_mean must be there. Within each, any order.
 
     Timing: latency LATENCY cycles; one item a cycle; no back-pressure.
     Numerics: integers -> fp32 (RNE), o = fp16(fma(fl32(1 - alpha), v_mean, fl32(alpha * fl32(N / l)))), RNE, and
@@ -61,7 +60,7 @@ class Mix(wiring.Component):
 
     Members
     -------
-    i : In, MixItem. i_valid : In.
+    i : In, {sum (signed, PV_BITS), tag (MixTag)}. i_valid : In.
     mean : In, {valid, address (7), word (64)}: elements 2·address and 2·address + 1 of v_mean, fp32.
     o : Out, fp16. o_valid : Out.
     busy : Out, items are under way.
@@ -76,7 +75,7 @@ class Mix(wiring.Component):
         self.LATENCY = sum(unit.LATENCY for name, unit in self._units.items() if name != "unpack")
         super().__init__(
             {
-                "i": In(MixItem),
+                "i": In(data.StructLayout({"sum": signed(PV_BITS), "tag": MixTag})),
                 "i_valid": In(1),
                 "mean": In(data.StructLayout({"valid": 1, "address": 7, "word": 64})),
                 "o": Out(FP16.bits),
@@ -88,42 +87,65 @@ class Mix(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """In dataflow order; `Datapath` inserts the delays."""
         m = Module()
-        path = Datapath(m)
-        valid = Signal(self.LATENCY)
-        m.d.sync += valid.eq(Value.cast(self.i_valid) | valid << 1)
-        flags = Timed(self.i.as_value(), 0)
+        path, units = Datapath(m), self._units
+        valid = Signal(self.LATENCY + 1)  # bit n: the item of n cycles ago
+        m.d.comb += valid[0].eq(self.i_valid)
+        m.d.sync += valid[1:].eq(valid)
+        self._valid, self._tag = valid, Timed(self.i.tag, 0)
 
-        def at(cycle: int) -> data.View:
-            """The item without its sum, as it is in `cycle`."""
-            kept = path.delay(Timed(rest_of_item, 0), cycle)
-            return data.View(_TAG, kept)
+        raw = path.call("to_raw", units["to_raw"], i=Timed(self.i.sum, 0))
+        tag = path.delay(self._tag, raw.cycle)
+        divisor = self._table(m, "denominators", tag.head, raw.value, tag, valid[raw.cycle] & tag.denominator)
+        quotient = path.call("quotient", units["quotient"], a=raw, b=Timed(divisor, raw.cycle))
 
-        rest_of_item = flags.value[PV_BITS:]
-        raw = path.call("to_raw", self._units["to_raw"], i=Timed(self.i.sum, 0))
-        item = at(raw.cycle)
-        denominator = self._table(m, "denominators", item.head, raw.value, valid[raw.cycle - 1] & item.denominator)
-        quotient = path.call("quotient", self._units["quotient"], a=raw, b=Timed(denominator, raw.cycle))
-        item = at(quotient.cycle)
-        is_share = valid[quotient.cycle - 1] & item.share & ~item.denominator
-        alpha = self._table(m, "alpha", item.head, quotient.value, is_share)
-        factor = Timed(select(item.share, _MINUS_ONE, alpha), quotient.cycle)
-        product = path.call("product", self._units["product"], a=quotient, b=factor)
+        tag, is_share = self._share(path, quotient.cycle)
+        alpha = self._table(m, "alpha", tag.head, quotient.value, tag, is_share)
+        factor = select(tag.share, _MINUS_ONE, alpha)
+        product = path.call("product", units["product"], a=quotient, b=Timed(factor, quotient.cycle))
 
-        mixed_cycle = product.cycle + self._units["mix"].LATENCY
-        item, late = at(product.cycle), at(mixed_cycle)
-        is_share = valid[mixed_cycle - 1] & late.share & ~late.denominator
-        rest = self._table(m, "rest", item.head, self._units["mix"].o, is_share, late.head)
-        mean = self._mean(m, path, at, product.cycle)
-        mean = select(item.share, _ONE, select(rest.zero, _MINUS_ZERO, mean))  # fma(0, -0, x) is x, -0 too
+        tag = path.delay(self._tag, product.cycle)
+        late_tag, is_share = self._share(path, product.cycle + units["mix"].LATENCY)
+        rest = self._table(m, "rest", tag.head, units["mix"].o, late_tag, is_share)
+        mean = self._mean(m, path, product.cycle)
+        mean = select(
+            tag.share, _ONE, select(rest.zero, _MINUS_ZERO, mean)
+        )  # fma(-0, 0, x) is x, also where that is -0
+        rest = select(tag.share, _ONE, rest)
         mixed = path.call(
-            "mix", self._units["mix"], a=Timed(mean, product.cycle),
-            b=Timed(select(item.share, _ONE, rest), product.cycle), c=product, fused=1,
-        )  # fmt: skip
-        narrow = path.call("narrow", self._units["narrow"], i=mixed, bf16=0)
-        item = at(narrow.cycle)
+            "mix", units["mix"], a=Timed(mean, product.cycle), b=Timed(rest, product.cycle), c=product, fused=1
+        )
+        narrow = path.call("narrow", units["narrow"], i=mixed, bf16=0)
+        tag = path.delay(self._tag, narrow.cycle)
         m.d.comb += [
             self.o.eq(narrow.value),
-            self.o_valid.eq(valid[-1] & ~item.share & ~item.denominator),
-            self.busy.eq(valid.any()),
+            self.o_valid.eq(valid[narrow.cycle] & ~tag.share & ~tag.denominator),
+            self.busy.eq(valid[1:].any()),
         ]
         return m
+
+    def _share(self, path: Datapath, cycle: int) -> tuple[Any, Value]:
+        """The tag in `cycle`, and whether there is the numerator of a share."""
+        tag = path.delay(self._tag, cycle)
+        return tag, self._valid[cycle] & tag.share & ~tag.denominator
+
+    def _table(self, m: Module, name: str, head: Value, value: Any, tag: Any, write: Value) -> data.View:
+        """The entry of `head` in a table of one RAW a head; `value` goes to that of `tag` in cycles with `write`."""
+        m.submodules[name] = memory = Memory(shape=RAW, depth=_HEADS, init=[])
+        read, port = memory.read_port(domain="comb"), memory.write_port()
+        m.d.comb += [read.addr.eq(head), port.addr.eq(tag.head), port.data.eq(value), port.en.eq(write)]
+        return read.data
+
+    def _mean(self, m: Module, path: Datapath, cycle: int) -> Any:
+        """v_mean of the item's element, unpacked, in `cycle`."""
+        m.submodules.means = memory = Memory(shape=64, depth=_DIM_MAX // 2, init=[])
+        read, write = memory.read_port(), memory.write_port()
+        asked = cycle - self._units["unpack"].LATENCY - 1
+        m.d.comb += [
+            write.addr.eq(self.mean.address),
+            write.data.eq(self.mean.word),
+            write.en.eq(self.mean.valid),
+            read.addr.eq(path.delay(self._tag, asked).element[1:]),
+        ]
+        odd = path.delay(self._tag, asked + 1).element[0]
+        word = Timed(Mux(odd, read.data[32:], read.data[:32]), asked + 1)
+        return path.call("unpack", self._units["unpack"], i=word).value

@@ -15,6 +15,7 @@ __all__ = [
     "CodewordBeat",
     "ContextRecord",
     "Done",
+    "DrainCommand",
     "FinishCommand",
     "GatherStart",
     "GatherWrite",
@@ -232,6 +233,16 @@ class Alpha(data.Struct):
     numerator: 52
     denominator: 52
     faults: FAULT_BITS
+
+
+class DrainCommand(data.Struct):
+    """From Finish to a channel engine, when no request of the head is under way: give the slot's sums (Partial items),
+    and leave the slot empty for the next head. A slot in which this channel summed nothing gives zeros, and the least
+    maximum."""
+
+    slot: SLOT_BITS
+    group: 4
+    dim_rows: 7
 
 
 class Partial(data.Struct):
