@@ -135,7 +135,7 @@ class Head:
             "dones": dones,
             "requests": requests,
             "faults": faults,
-        }  # noqa: E501
+        }
 
 
 def run(heads, requests, delay=30, **options):
@@ -190,7 +190,7 @@ def test_a_bad_entry_ends_the_head_but_not_its_block(bad):
     entries[layout.pages + 3] = bad
     head, after = Head(1, 32, layout, 3, set(range(32)), 0, 1, entries), small_head(2, 1)
     whole = head.requests if not isinstance(bad, int) else dataclasses.replace(head, entries=entries[:11]).requests
-    good = whole[:11] + [whole[10]]
+    good = [*whole[:11], whole[10]]
     got = run([head, after], 17, delay=3)
     assert got["o"][:12] == good
     assert got["o"][16:] == after.requests
