@@ -101,7 +101,8 @@ def build_library(
     if show_streams:
         texts["streams.vlt"] = streams_configuration(design)
         generator = Path(pins.__file__).read_text()  # makes waits.hpp, whose text is not known before the build
-    parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *_included(texts["shim.cpp"])]
+    included = _included("".join(texts.values()))
+    parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *included]
     parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags)))
     library = f"{name}.so"
     return cached(name, parts, lambda work: _build(design, texts, flags, work, library, trace)) / library

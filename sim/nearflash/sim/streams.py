@@ -4,7 +4,8 @@ Payloads are raw bits: arrays of integers up to 64 bits, (n, words) of uint32 ab
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,29 @@ from numpy.typing import ArrayLike, NDArray
 from nearflash.sim.build import build_library
 from nearflash.sim.ports import accessors, checked, pointers, row_count, sign_extended
 from nearflash.sim.stalls import SimulationTimeout, Stall, Stalls, UnexpectedItems, find_stalls, waiting_text
-from nearflash.sim.verilog import Port, convert
+from nearflash.sim.verilog import Design, Port, convert
 
-__all__ = ["StreamUnit"]
+__all__ = ["Devices", "StreamUnit"]
 
 _SHIM = Path(__file__).parent / "shims" / "streams.cpp"
+
+
+_NO_DEVICES = """#pragma once
+struct Devices {
+    void drive(Vtop&) {}
+    void sample(Vtop&) {}
+    void reset() {}
+    void* at(int) { return nullptr; }
+};
+"""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Models behind streams: the text that defines the C++ class Devices, and the names of those streams."""
+
+    header: str = _NO_DEVICES
+    streams: tuple[str, ...] = ()
 
 
 class _End(ctypes.Structure):
@@ -38,32 +57,36 @@ class StreamUnit:
     """`component` as a library; `name` names the library in the build cache.
 
     Streams are named by their path joined with a double underscore, at most 32 inputs. Other inputs are held for a
-    whole run; other outputs are not seen.
+    whole run; other outputs are not seen. `devices` gives models that sit behind some of the streams instead.
 
     Raises BuildError (see nearflash.sim.build) where a tool fails.
     """
 
-    def __init__(self, component: Any, name: str) -> None:
+    def __init__(self, component: Any, name: str, devices: Callable[[Design], "Devices"] | None = None) -> None:
         design = convert(component)
+        found = devices(design) if devices else Devices()
         ports = {port.name: port for port in design.ports}
         streams = {
             stream: ports[f"{stream}__payload"]
             for stream in (path.removesuffix("__payload") for path in ports if path.endswith("__payload"))
-            if f"{stream}__valid" in ports and f"{stream}__ready" in ports
+            if f"{stream}__valid" in ports and f"{stream}__ready" in ports and stream not in found.streams
         }
         self.sources = {stream: port for stream, port in streams.items() if port.is_input}
         self.sinks = {stream: port for stream, port in streams.items() if not port.is_input}
-        members = {f"{stream}__{part}" for stream in streams for part in ("payload", "valid", "ready")}
+        taken = {*streams, *found.streams}
+        members = {f"{stream}__{part}" for stream in taken for part in ("payload", "valid", "ready")}
         free = [port for port in design.ports if port.is_input and port.name not in {*members, "clk", "rst"}]
         self.held = {port.name: port for port in free}
         headers = {
             "ports.hpp": accessors(free, (), design.port_names()),
             "streams.hpp": _visitor("each_source", self.sources) + _visitor("each_sink", self.sinks),
+            "devices.hpp": found.header,
         }
         path = build_library(design, name=name, shim=_SHIM, headers=headers)
         self._library = ctypes.CDLL(str(path))
         self._library.unit_new.restype = ctypes.c_void_p
         self._library.unit_run.restype = ctypes.c_uint64
+        self._library.unit_device.restype = ctypes.c_void_p
         self._unit = ctypes.c_void_p(self._library.unit_new())
         #: Cycles of the last run, the quiet ones at its end included.
         self.cycles = 0
@@ -71,6 +94,10 @@ class StreamUnit:
     def __del__(self) -> None:
         if hasattr(self, "_unit"):
             self._library.unit_free(self._unit)
+
+    def device(self, index: int) -> int:
+        """Address of model `index`."""
+        return int(self._library.unit_device(self._unit, index))
 
     def run(
         self,

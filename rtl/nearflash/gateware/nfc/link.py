@@ -4,10 +4,11 @@
                    ◄── read ───
                    ─── write ──►
 
-The PHY takes a bus cycle (`ready`) in the clock in which that cycle ends on the bus, so the controller counts its waits
-from there. A READ cycle stands for `beats` of 64 bits, of which the PHY puts the first on `read` when the bus has it; it
-is taken after its last beat has moved. A WRITE cycle takes its beats from `write`. Data go at the rate of the link;
-where a side stalls, the strobe pauses. A status READ is one beat with the status in its low byte.
+The PHY takes a bus cycle (`ready`) in the clock in which that cycle ends on the bus, so the controller counts its
+waits from there. A READ cycle stands for `beats` of 64 bits, of which the PHY puts the first on `read` when the bus has
+it; it is taken after its last beat has moved. A WRITE cycle takes its beats from `write`, which is not looked at
+otherwise. Data go at the rate of the link; where a side stalls, the strobe pauses. A status READ is one beat with the
+status in its low byte.
 """
 
 from amaranth.lib import data, enum, stream, wiring

@@ -1,6 +1,6 @@
 // A component with valid/ready streams as a library: whole bursts per call, under stall patterns.
 // The generated streams.hpp defines each_source(top, f) and each_sink(top, f), which call
-// f(slot, valid, ready, payload bytes) for every stream.
+// f(slot, valid, ready, payload bytes) for every stream; devices.hpp defines Devices, models behind other streams.
 #include <cstdint>
 #include <cstring>
 
@@ -14,6 +14,7 @@ struct Payload {
     static constexpr int size = bytes;
 };
 
+#include "devices.hpp"
 #include "streams.hpp"
 
 namespace {
@@ -37,13 +38,16 @@ struct End {
 struct Unit {
     VerilatedContext context;
     Vtop top{&context};
+    Devices devices;
 
     void settle() {
+        devices.drive(top);
         set_clock(top, 0);
         top.eval();
     }
 
     void edge() {
+        devices.sample(top);
         set_clock(top, 1);
         top.eval();
     }
@@ -54,6 +58,7 @@ struct Unit {
         set_reset(top, 1);
         for (int cycle = 0; cycle < 2; ++cycle) settle(), edge();
         set_reset(top, 0);
+        devices.reset();
     }
 };
 
@@ -62,6 +67,8 @@ struct Unit {
 extern "C" {
 
 Unit* unit_new() { return new Unit; }
+
+void* unit_device(Unit* unit, int index) { return unit->devices.at(index); }
 
 void unit_free(Unit* unit) {
     unit->top.final();

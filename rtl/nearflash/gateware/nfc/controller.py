@@ -1,0 +1,375 @@
+"""NAND controller of one channel: page requests to the raw codewords that they name, programs and erases beside them.
+
+    i ─► RequestTable ─► JobQueues ─┐                ┌─► header
+             │  ▲ ready             ▼                │
+             ▼  │                UnitTable ─► sequencer ─► PhrasePlayer ─► link.cycles
+          RunFinder ───────────────────────────────► Delivery ◄─ link.read ;  codewords ◄─ Delivery
+
+Contract: each request gives one header, then the codewords of its mask, ascending and together; requests come in any
+order: the first one whose pages are in their registers goes first. Only those codewords cross the link: each run of
+neighbours takes one column change. The pages of all units are sensed at the same time; with `cached`, a unit senses its
+next page while the one before is read out. Programs and erases run on their unit while the others are read; each gives
+one result. Every wait of NandTiming is kept. A unit that stays busy far beyond its time is reset, and the codewords of
+the page that it owes come as zeros, marked `failed`: nothing waits for it.
+
+Timing: the bus changes hands within 4 clocks. o.valid of `codewords` depends on link.read.valid in the same clock.
+Limits: a program's data must be on their way, for the bus waits for them. Units are independent: planes that must not
+be programmed apart are one unit. Rows have 24 bits on the bus.
+Source: ONFI 4.2; independent units as with multi-plane asynchronous reads of current parts.
+"""
+
+from dataclasses import dataclass
+
+from amaranth import Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.attend.codeword import RAW_BYTES
+from nearflash.abi.attend.nand import NandTiming
+from nearflash.gateware.attn.interfaces import ContextRecord, PageHeader, PageRequest
+from nearflash.gateware.nfc.delivery import Delivery
+from nearflash.gateware.nfc.jobs import JobQueues
+from nearflash.gateware.nfc.link import RAW_BEATS, NandLinkSignature, RawBeat
+from nearflash.gateware.nfc.phrase import PhraseKind, PhrasePlayer
+from nearflash.gateware.nfc.requests import RequestTable
+from nearflash.gateware.nfc.runs import RunFinder
+from nearflash.gateware.nfc.units import TICK_LOG2, TRIES_MAX, UnitPhase, UnitTable
+from nearflash.gateware.stream.queue import StreamQueue
+
+__all__ = ["NandController", "NandOperation", "NandResult"]
+
+#: Bits of the status byte (ONFI 4.2, "Read Status").
+_FAIL, _READY = 0, 6
+
+
+class NandOperation(data.Struct):
+    """A page to program, or a block to erase."""
+
+    erase: 1
+    unit: 8
+    row: 32
+    """Of the page, or of any page of the block."""
+    codewords: 6
+    """PROGRAM: raw codewords that follow on `program`, at least 1, from column 0 on."""
+
+
+class NandResult(data.Struct):
+    """How an operation ended."""
+
+    erase: 1
+    unit: 8
+    failed: 1
+    """The unit says so: the block is bad."""
+    timeout: 1
+    """The unit never became ready."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    table: UnitTable
+    requests: RequestTable
+    jobs: JobQueues
+    player: PhrasePlayer
+    runs: RunFinder
+    delivery: Delivery
+    results: StreamQueue
+
+
+class NandController(wiring.Component):
+    """Controller of one channel.
+
+    Parameters
+    ----------
+    units : NAND units, a power of two, 2 to 64. timing : of the part. clock_hz : of this clock.
+    requests : page requests in flight. unit_requests : of these, for one unit; a power of two.
+    cached : use cache reads; of use where the units are too few to cover tR.
+
+    Members
+    -------
+    context, context_valid : In, broadcast of ContextRecord.
+    i : In stream of PageRequest. header : Out stream of PageHeader. codewords : Out stream of RawBeat.
+    operations : In stream of NandOperation. program : In stream of 64 bits. results : Out stream of NandResult.
+    link : NandLinkSignature.
+    late : Out, pulse: a page or an operation never came to its end; `late_unit` says where.
+
+    Raises
+    ------
+    ValueError : `units` outside its range.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        timing: NandTiming,
+        clock_hz: int,
+        *,
+        requests: int = 32,
+        unit_requests: int = 8,
+        cached: bool = False,
+    ) -> None:
+        if not 2 <= units <= 64 or units & (units - 1):
+            raise ValueError(f"units must be a power of two, 2 to 64, not {units!r}")
+        self.units, self.timing, self.clock_hz = units, timing, clock_hz
+        self.requests, self.unit_requests, self.cached = requests, unit_requests, cached
+        super().__init__(
+            {
+                "context": In(ContextRecord),
+                "context_valid": In(1),
+                "i": In(stream.Signature(PageRequest)),
+                "header": Out(stream.Signature(PageHeader)),
+                "codewords": Out(stream.Signature(RawBeat)),
+                "operations": In(stream.Signature(NandOperation)),
+                "program": In(stream.Signature(64)),
+                "results": Out(stream.Signature(NandResult)),
+                "link": Out(NandLinkSignature),
+                "late": Out(1),
+                "late_unit": Out(8),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The parts, what connects them, and the sequencer, which owns the bus."""
+        m = Module()
+        times = (self.timing.erase_ns, self.timing.program_ns, self.timing.read_ns, self.timing.reset_ns)
+        parts = _Parts(
+            UnitTable(self.units, max(map(self._ticks, times)).bit_length() + 1),
+            RequestTable(self.units, self.requests),
+            JobQueues(self.units, self.unit_requests, (self.requests - 1).bit_length()),
+            PhrasePlayer(self.timing, self.clock_hz),
+            RunFinder(),
+            Delivery(),
+            StreamQueue(NandResult, self.units),
+        )
+        for name, part in vars(parts).items():
+            m.submodules[name] = part
+        self._connect(m, parts)
+
+        slot, final = Signal(range(self.requests)), Signal()
+        m.d.comb += parts.requests.slot.eq(slot)
+        with m.FSM():
+            with m.State("DECIDE"):
+                m.d.comb += [parts.table.peek.eq(parts.table.found), parts.table.peek_unit.eq(parts.table.found_unit)]
+                with m.If(parts.table.found):
+                    m.next = "CHOOSE"
+                with m.Elif(parts.requests.ready.valid):
+                    m.d.comb += parts.requests.ready.ready.eq(1)
+                    m.d.sync += slot.eq(parts.requests.ready.payload)
+                    m.next = "OPEN"
+            self._serve(m, parts, slot)
+            self._transfer(m, parts, slot, final)
+        return m
+
+    def _ticks(self, time_ns: int) -> int:
+        # One more: the tick that has begun does not count.
+        return -(-NandTiming.cycles(time_ns, self.clock_hz) >> TICK_LOG2) + 1
+
+    def _connect(self, m: Module, parts: _Parts) -> None:
+        table, requests, jobs = parts.table, parts.requests, parts.jobs
+        operation = self.operations
+        for inner, outer in (
+            (requests.i, wiring.flipped(self.i)),
+            (requests.jobs, jobs.i),
+            (parts.player.o, wiring.flipped(self.link.cycles)),
+            (parts.delivery.o, wiring.flipped(self.codewords)),
+            (parts.results.o, wiring.flipped(self.results)),
+            (wiring.flipped(self.program), wiring.flipped(self.link.write)),
+        ):
+            wiring.connect(m, inner, outer)
+        m.d.comb += [
+            requests.context.eq(self.context),
+            requests.context_valid.eq(self.context_valid),
+            jobs.unit.eq(table.unit),
+            table.jobs.eq(jobs.some),
+            table.operation.eq(operation.valid & (operation.payload.unit == table.unit)),
+            parts.delivery.read.payload.eq(self.link.read.payload),
+            parts.runs.i.payload.codewords.eq(requests.entry.header.codewords),
+            parts.runs.i.payload.page_log2.eq(requests.entry.page_log2),
+            self.header.payload.eq(requests.entry.header),
+            self.late_unit.eq(table.found_unit),
+        ]
+
+    def _serve(self, m: Module, parts: _Parts, slot: Signal) -> None:
+        """States that give the unit that was found what it wants, and write its new record."""
+        table, player, jobs = parts.table, parts.player, parts.jobs
+        operation = self.operations.payload
+        job = Signal(range(self.requests))  # the unit's first
+        some, more, owed = Signal(), Signal(), Signal()  # jobs; an operation
+        kind, status = Signal(PhraseKind), Signal(8)
+        phase = table.found_record.phase
+        m.d.sync += self.late.eq(0)
+        with m.State("CHOOSE"):
+            m.d.comb += [table.peek.eq(1), table.peek_unit.eq(table.found_unit)]
+            m.d.sync += [job.eq(jobs.first), slot.eq(Mux(phase == UnitPhase.IDLE, jobs.first, jobs.next))]
+            m.d.sync += [
+                some.eq(jobs.some),
+                more.eq(jobs.more & ~table.operation & self.cached),
+                owed.eq(table.operation),
+            ]
+            with m.Switch(phase):
+                with m.Case(UnitPhase.START):
+                    m.d.sync += kind.eq(PhraseKind.RESET)
+                with m.Case(UnitPhase.IDLE):
+                    m.d.sync += kind.eq(PhraseKind.READ)
+                    with m.If(table.operation):
+                        m.d.sync += kind.eq(Mux(operation.erase, PhraseKind.ERASE, PhraseKind.PROGRAM))
+                with m.Case(UnitPhase.CHAIN):
+                    m.d.sync += kind.eq(PhraseKind.CACHE_END)
+                    with m.If(jobs.more & ~table.operation):
+                        m.d.sync += kind.eq(PhraseKind.CACHE_READ)
+                with m.Default():
+                    m.d.sync += kind.eq(PhraseKind.STATUS)
+            m.next = "PLAY"
+        with m.State("PLAY"):
+            works = (kind == PhraseKind.PROGRAM) | (kind == PhraseKind.ERASE)
+            m.d.comb += [
+                player.i.valid.eq(1),
+                player.i.payload.kind.eq(kind),
+                player.i.payload.unit.eq(table.found_unit),
+                player.i.payload.row.eq(Mux(works, operation.row, parts.requests.entry.row)),
+                player.i.payload.beats.eq(Mux(works, operation.codewords * RAW_BEATS, 1)),
+                self.link.read.ready.eq(kind == PhraseKind.STATUS),
+            ]
+            with m.If(self.link.read.valid):
+                m.d.sync += status.eq(self.link.read.payload)
+            with m.If(player.i.ready):
+                m.next = "SETTLE"
+                with m.If((kind == PhraseKind.STATUS) & (phase == UnitPhase.SENSE) & status[_READY] & more):
+                    m.d.sync += kind.eq(PhraseKind.CACHE_READ)
+                    m.next = "PLAY"
+        with m.State("SETTLE"):
+            m.d.comb += [
+                table.update.eq(1),
+                parts.requests.slot.eq(job),
+                self.operations.ready.eq(owed & (phase == UnitPhase.IDLE)),
+            ]
+            self._settle(m, parts, kind, status, some)
+            m.next = "DECIDE"
+
+    def _settle(self, m: Module, parts: _Parts, kind: Signal, status: Signal, some: Signal) -> None:
+        """The record after a phrase, and what follows for the page or operation of the unit."""
+        table, results, timing = parts.table, parts.results, self.timing
+        old, new, phase = table.found_record, table.new, table.found_record.phase
+        wait, base = Signal.like(old.due), Signal.like(old.due)
+        m.d.comb += [new.eq(old), new.tries.eq(0), base.eq(table.now), new.due.eq(base + wait)]
+        m.d.comb += [results.i.payload.erase.eq(old.behind), results.i.payload.unit.eq(table.found_unit)]
+        begun = {
+            PhraseKind.RESET: (UnitPhase.RESET, 0, timing.reset_ns),
+            PhraseKind.READ: (UnitPhase.SENSE, 0, timing.read_ns),
+            PhraseKind.CACHE_READ: (UnitPhase.TURN, 1, timing.cache_busy_ns),
+            PhraseKind.CACHE_END: (UnitPhase.TURN, 0, timing.cache_busy_ns),
+            PhraseKind.PROGRAM: (UnitPhase.WORK, 0, timing.program_ns),
+            PhraseKind.ERASE: (UnitPhase.WORK, 1, timing.erase_ns),
+        }
+        with m.Switch(kind):
+            for begins, (then, behind, time_ns) in begun.items():
+                with m.Case(begins):
+                    m.d.comb += [new.phase.eq(then), new.behind.eq(behind), wait.eq(self._ticks(time_ns))]
+            with m.Case(PhraseKind.STATUS):
+                with m.If(status[_READY]):
+                    self._finish(m, parts, status, wait)
+                with m.Elif(old.tries != TRIES_MAX):
+                    m.d.comb += new.tries.eq(old.tries + 1)
+                    self._retry(m, old, wait)
+                with m.Else():
+                    m.d.sync += self.late.eq(1)
+                    m.d.comb += [new.phase.eq(UnitPhase.START), new.behind.eq(0)]
+                    with m.If(phase == UnitPhase.WORK):
+                        m.d.comb += [results.i.valid.eq(1), results.i.payload.timeout.eq(1)]
+                    with m.Elif(some & ~old.failed):  # a unit that cannot be reset owes its jobs too
+                        m.d.comb += [new.failed.eq(1), parts.requests.arrive.eq(1)]
+        # The page behind may still be sensed: only then does the turn begin.
+        with m.If((phase == UnitPhase.CHAIN) & ~table.due):
+            m.d.comb += base.eq(old.due)
+
+    def _finish(self, m: Module, parts: _Parts, status: Signal, wait: Signal) -> None:
+        """The unit is ready."""
+        new, results = parts.table.new, parts.results
+        with m.Switch(parts.table.found_record.phase):
+            with m.Case(UnitPhase.SENSE, UnitPhase.TURN):
+                # Due when the page behind, if there is one, will have been sensed.
+                m.d.comb += [new.phase.eq(UnitPhase.READY), wait.eq(self._ticks(self.timing.read_ns))]
+                m.d.comb += parts.requests.arrive.eq(1)
+            with m.Case(UnitPhase.WORK):
+                m.d.comb += [new.phase.eq(UnitPhase.IDLE), new.behind.eq(0)]
+                m.d.comb += [results.i.valid.eq(1), results.i.payload.failed.eq(status[_FAIL])]
+            with m.Default():
+                m.d.comb += new.phase.eq(UnitPhase.IDLE)
+
+    def _retry(self, m: Module, old: data.View, wait: Signal) -> None:
+        """A sixteenth of the time that the unit had."""
+        with m.Switch(old.phase):
+            with m.Case(UnitPhase.WORK):
+                erase, program = (self._ticks(t // 16) for t in (self.timing.erase_ns, self.timing.program_ns))
+                m.d.comb += wait.eq(Mux(old.behind, erase, program))
+            with m.Case(UnitPhase.RESET):
+                m.d.comb += wait.eq(self._ticks(self.timing.reset_ns))
+            with m.Default():
+                m.d.comb += wait.eq(self._ticks(self.timing.read_ns // 16))
+
+    def _transfer(self, m: Module, parts: _Parts, slot: Signal, final: Signal) -> None:
+        """States that read out one request, run after run."""
+        table, requests, runs, delivery = parts.table, parts.requests, parts.runs, parts.delivery
+        run, entry = runs.o.payload, requests.entry
+        unit, opened = Signal(range(self.units)), Signal()  # whose page is being read out
+        failed, page_unit = Signal(), Signal(range(self.units))
+        m.d.comb += [
+            page_unit.eq(entry.unit ^ run.second),
+            delivery.i.payload.run.eq(run),
+            delivery.i.payload.unit.eq(unit),
+            delivery.i.payload.row.eq(entry.row),
+            delivery.i.payload.failed.eq(failed),
+        ]
+        with m.State("OPEN"):
+            m.d.comb += self.header.valid.eq(delivery.i.ready)  # behind the codewords of the request before
+            with m.If(self.header.valid & self.header.ready):
+                m.next = "MASK"
+        with m.State("MASK"):
+            m.d.comb += runs.i.valid.eq(1)
+            with m.If(runs.i.ready):
+                m.next = "RUN"
+        with m.State("RUN"):
+            m.d.comb += [table.peek.eq(runs.o.valid), table.peek_unit.eq(page_unit)]
+            with m.If(runs.o.valid):
+                with m.If(run.fresh & opened):
+                    m.next = "CLOSE"
+                with m.Else():
+                    m.d.sync += [opened.eq(1), unit.eq(page_unit), failed.eq(table.record.failed)]
+                    m.next = "SEND"
+        with m.State("SEND"):
+            m.d.comb += delivery.i.valid.eq(1)
+            with m.If(delivery.i.ready):
+                m.next = "DATA"
+                with m.If(failed):
+                    m.next = "NEXT"
+        with m.State("DATA"):
+            self._read_out(m, parts, unit)
+            with m.If(parts.player.i.ready):
+                m.next = "NEXT"
+        with m.State("NEXT"):
+            m.d.comb += runs.o.ready.eq(1)
+            m.d.sync += final.eq(run.last)
+            m.next = "RUN"
+            with m.If(run.last):
+                m.next = "CLOSE"
+        with m.State("CLOSE"):
+            m.d.comb += [table.peek.eq(1), table.peek_unit.eq(unit), table.change.eq(1), parts.jobs.pop.eq(1)]
+            m.d.comb += [table.new.eq(table.record), table.new.failed.eq(0), requests.release.eq(final)]
+            with m.If(table.record.phase == UnitPhase.READY):
+                m.d.comb += table.new.phase.eq(Mux(table.record.behind, UnitPhase.CHAIN, UnitPhase.IDLE))
+            m.d.sync += [opened.eq(0), final.eq(0)]
+            m.next = "RUN"
+            with m.If(final):
+                m.next = "DECIDE"
+
+    def _read_out(self, m: Module, parts: _Parts, unit: Signal) -> None:
+        run, phrase = parts.runs.o.payload, parts.player.i.payload
+        m.d.comb += [
+            parts.player.i.valid.eq(1),
+            phrase.kind.eq(Mux(run.fresh, PhraseKind.SELECT, PhraseKind.COLUMN)),
+            phrase.unit.eq(unit),
+            phrase.row.eq(parts.requests.entry.row),
+            phrase.column.eq(run.place * RAW_BYTES),
+            phrase.beats.eq(run.count * RAW_BEATS),
+            parts.delivery.read.valid.eq(self.link.read.valid),
+            self.link.read.ready.eq(parts.delivery.read.ready),
+        ]
