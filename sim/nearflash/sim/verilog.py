@@ -38,9 +38,9 @@ _RESERVED = frozenset(
         *("and", "auto", "bool", "break", "case", "char", "class", "concept", "const", "continue", "default", "delete"),
         *("do", "double", "else", "enum", "export", "extern", "false", "far", "float", "for", "if", "import", "inline"),
         *("int", "interrupt", "long", "module", "namespace", "near", "new", "not", "operator", "or", "override"),
-        *("private", "protected", "public", "register", "requires", "return", "short", "signed", "static", "struct"),
-        *("switch", "template", "this", "throw", "true", "try", "union", "unsigned", "using", "virtual", "void"),
-        *("while", "xor"),
+        *("private", "protected", "public", "reference", "register", "requires", "return", "short", "signed"),
+        *("static", "struct", "switch", "template", "this", "throw", "true", "try", "union", "unsigned", "using"),
+        *("virtual", "void", "while", "xor"),
     ]
 )
 _SCRIPT = """read_rtlil top.il

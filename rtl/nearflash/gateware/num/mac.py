@@ -1,0 +1,54 @@
+"""Exact dot product of fp16 operands: four multipliers and the sum."""
+
+from typing import Any
+
+from amaranth.hdl import Cat, Module, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.attend.numbers import QK_BITS
+from nearflash.gateware.fp.pipeline import delay
+from nearflash.gateware.num.dot import LANES, ExactDot
+from nearflash.gateware.num.product import Product
+
+__all__ = ["ExactMac"]
+
+
+class ExactMac(wiring.Component):
+    """Four `Product`s and an `ExactDot`.
+
+    Timing and numerics: as ExactDot, LATENCY counted from the operands.
+
+    Members: a, b (fp16 bits, four each), cut, valid, first, last, limit_shift, o, o_valid, o_nonfinite, o_exceeds.
+    """
+
+    LATENCY = Product.LATENCY + ExactDot.LATENCY
+
+    a: In(16).array(LANES)
+    b: In(16).array(LANES)
+    cut: In(1)
+    valid: In(1)
+    first: In(1)
+    last: In(1)
+    limit_shift: In(4)
+    o: Out(signed(QK_BITS))
+    o_valid: Out(1)
+    o_nonfinite: Out(1)
+    o_exceeds: Out(1)
+
+    def elaborate(self, platform: Any) -> Module:
+        """Build products and sum."""
+        m = Module()
+        m.submodules.dot = dot = ExactDot()
+        nonfinite = []
+        for lane in range(LANES):
+            m.submodules[f"product_{lane}"] = product = Product()
+            m.d.comb += [product.a.eq(self.a[lane]), product.b.eq(self.b[lane]), product.cut.eq(self.cut)]
+            m.d.comb += dot.products[lane].eq(product.o)
+            nonfinite.append(product.nonfinite)
+        m.d.comb += dot.nonfinite.eq(Cat(nonfinite).any())
+        for name in ("valid", "first", "last", "limit_shift"):
+            m.d.comb += getattr(dot, name).eq(delay(m, getattr(self, name), Product.LATENCY))
+        for name in ("o", "o_valid", "o_nonfinite", "o_exceeds"):
+            m.d.comb += getattr(self, name).eq(getattr(dot, name))
+        return m

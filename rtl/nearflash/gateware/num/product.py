@@ -1,0 +1,89 @@
+"""Exact fp16 product as a fixed-point number.
+
+    a -> << exponent mod 4 -+
+                            x -> << 4·(0..3) -> << 16·(0..3), invert where negative -> o
+    b -> << exponent mod 4 -+
+
+Each significand is first moved by the low two bits of its own exponent (14 bits, which the multiplier has room for), so
+that two 4:1 multiplexers a bit place the product; the second one inverts and cuts in the same LUT.
+"""
+
+from typing import Any
+
+from amaranth.hdl import C, Cat, Module, Mux, Value
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.attend.numbers import EXACT_LSB, SCORE_LSB, score_limit_log2
+from nearflash.abi.formats import FP16
+from nearflash.gateware.fp.pipeline import delay, output, register, wire
+
+__all__ = ["PRODUCT", "PRODUCT_BITS", "Product", "magnitude_exceeds"]
+
+PRODUCT_BITS = 80
+"""Bits of a magnitude: (2^11)^2 at 2^-48 up to (2^16)^2."""
+#: A product in one's complement: the number signed(Cat(bits, negative)) + negative, in units of 2^EXACT_LSB.
+PRODUCT = data.StructLayout({"bits": PRODUCT_BITS, "negative": 1})
+
+_CUT_BITS = SCORE_LSB - EXACT_LSB
+_LIMIT_SHIFT_MAX = 8
+
+
+def magnitude_exceeds(m: Module, product: Any, limit_shift: Value) -> Value:
+    """|product| >= 2 · limit of the range rule; limit_shift: 4 bits, ceil(log2 r), at most 8. Combinational."""
+    lowest = 1 + score_limit_log2(1) - EXACT_LSB - _LIMIT_SHIFT_MAX
+    bits = wire(m, product.bits[lowest:] ^ product.negative.replicate(PRODUCT_BITS - lowest))
+    counted = Cat(limit_shift >= _LIMIT_SHIFT_MAX - k for k in range(_LIMIT_SHIFT_MAX))
+    return bits[_LIMIT_SHIFT_MAX:].any() | (bits[:_LIMIT_SHIFT_MAX] & counted).any()
+
+
+class Product(wiring.Component):
+    """o = a · b, exact; or cut toward zero to a multiple of 2^SCORE_LSB.
+
+    Timing: latency LATENCY cycles, one result a cycle, free-running.
+    Numerics: fp16, subnormals too -> fixed point, least bit 2^EXACT_LSB; equals nearflash.model.num.product
+    (`exact_product`, `cut_product`). Where `nonfinite` is set, o means nothing.
+
+    Members: a, b (fp16 bits), cut, o (PRODUCT), nonfinite (an operand is an infinity or a NaN).
+    """
+
+    LATENCY = 5
+
+    a: In(16)
+    b: In(16)
+    cut: In(1)
+    o: Out(PRODUCT)
+    nonfinite: Out(1)
+
+    def elaborate(self, platform: Any) -> Module:
+        """Build the multiplier: one DSP block."""
+        m = Module()
+        # Cycle 0: significands, moved by 0 to 3. Cycles 1, 2: multiply.
+        (a, a_places), (b, b_places) = (self._moved(m, bits) for bits in (self.a, self.b))
+        product = delay(m, register(m, a) * register(m, b), 2)
+        places = delay(m, register(m, a_places) + register(m, b_places), 2)
+        negative, cut = delay(m, self.a[-1] ^ self.b[-1], 4), delay(m, self.cut, 4)
+        # Cycle 3: by 4 times 0 to 3.
+        near = wire(m, Cat(product, C(0, 12)))
+        near = register(m, _select(places[:2], [Cat(C(0, 4 * k), product) for k in range(4)])[: len(near)])
+        far = register(m, places[2:])
+        # Cycle 4: by 16 times 0 to 3. Exponent fields are at least 1, so that two bits are never reached.
+        placed = _select(far, [Cat(C(0, 16 * k), near) for k in range(4)])[2 : 2 + PRODUCT_BITS]
+        kept = Cat(Mux(cut, C(0, _CUT_BITS), placed[:_CUT_BITS]), placed[_CUT_BITS:])
+        o = output(m, self.o)
+        m.d.sync += [o.bits.eq(kept ^ negative.replicate(PRODUCT_BITS)), o.negative.eq(negative)]
+        special = self.a[10:15].all() | self.b[10:15].all()
+        m.d.comb += self.nonfinite.eq(delay(m, special, self.LATENCY))
+        return m
+
+    def _moved(self, m: Module, bits: Value) -> tuple[Value, Value]:
+        """The significand times 2^(exponent field mod 4), and the field's upper bits; a subnormal's field counts 1."""
+        fraction, field = bits[: FP16.mantissa_bits], bits[FP16.mantissa_bits : -1]
+        normal = wire(m, field.any())
+        significand = Cat(fraction, normal)
+        distance = wire(m, Cat(field[0] | ~normal, field[1]))
+        return _select(distance, [Cat(C(0, k), significand) for k in range(4)]), field[2:]
+
+
+def _select(digit: Value, options: list[Value]) -> Value:
+    return Mux(digit[1], Mux(digit[0], options[3], options[2]), Mux(digit[0], options[1], options[0]))
