@@ -246,7 +246,7 @@ class ContextTable(wiring.Component):
 
     def _pick(self, m: Module) -> None:
         """The next event; after the watchdog only plans and finished heads count."""
-        event, plan, alpha = self._event, self.i.payload, self.i_alpha.payload
+        plan, alpha = self.i.payload, self.i_alpha.payload
         m.submodules.dones = dones = Merge(Done, max(2, self.config.channels))
         for index, i in enumerate(self.i_done):
             wiring.connect(m, wiring.flipped(i), dones.i[index])
@@ -358,6 +358,6 @@ class ContextTable(wiring.Component):
             self._count(m, before.phase, write.data.phase)
 
     def _count(self, m: Module, before: Any, after: Any) -> None:
-        for phase in (Phase.SCAN, Phase.GATHER, Phase.FINISH):
-            count = self.phases[phase.name.lower()]
+        for name, phase in {"scan": Phase.SCAN, "gather": Phase.GATHER, "finish": Phase.FINISH}.items():
+            count = self.phases[name]
             m.d.sync += count.eq(count + (after == phase) - (before == phase))
