@@ -3,7 +3,7 @@
 A broadcast is an input struct of `valid` and one other field, without back-pressure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amaranth import Cat, Module, Signal
@@ -16,11 +16,12 @@ __all__ = ["Ordered"]
 class Ordered(wiring.Component):
     """`component` with the same streams; each of its broadcasts is a stream of the field beside `valid`.
 
-    `after` names streams that move nothing until others have moved a number of items: {"i_page": {"i_context": 4}}
-    holds the pages back until four contexts are written. Other ports are left out.
+    `after` names streams that move nothing until others have moved a number of items, which is an input of its own:
+    with {"i_page": ["i_context"]} and `i_page_after_i_context` held at 4, the pages wait until four contexts are
+    written. Other ports are left out.
     """
 
-    def __init__(self, component: Any, after: Mapping[str, Mapping[str, int]]) -> None:
+    def __init__(self, component: Any, after: Mapping[str, Sequence[str]]) -> None:
         self._component, self._after = component, after
         members = component.signature.members
         self._fields = {
@@ -35,6 +36,7 @@ class Ordered(wiring.Component):
                 **{
                     name: In(stream.Signature(members[name].shape[field].shape)) for name, field in self._fields.items()
                 },
+                **{f"{name}_after_{other}": In(32) for name, others in after.items() for other in others},
             }
         )
 
@@ -45,7 +47,7 @@ class Ordered(wiring.Component):
         moved = {name: Signal(32, name=f"{name}_moved") for name in (*self._streams, *self._fields)}
         for name, count in moved.items():
             outer, port, free = getattr(self, name), getattr(inner, name), Signal(name=f"{name}_free")
-            waits = [moved[other] < least for other, least in self._after.get(name, {}).items()]
+            waits = [moved[other] < getattr(self, f"{name}_after_{other}") for other in self._after.get(name, ())]
             m.d.comb += free.eq(~Cat(waits).any())
             with m.If(outer.valid & outer.ready):
                 m.d.sync += count.eq(count + 1)

@@ -105,8 +105,9 @@ def test_wanted_beats_come_with_their_places(stalls):
     pages, beats, expected = traffic(5, count)
     outputs = {"o": len(expected), "o_request": len(pages)}
     contexts = [record(context) for context in range(4)]
-    filter_ = Ordered(BeatFilter(4), {"i_page": {"i_context": 4}})
-    got = run_streams(filter_, {"i_context": contexts, "i_page": pages, "i": beats}, outputs, stalls=stalls)
+    filter_ = Ordered(BeatFilter(4), {"i_page": ["i_context"]})
+    inputs, hold = {"i_context": contexts, "i_page": pages, "i": beats}, {"i_page_after_i_context": 4}
+    got = run_streams(filter_, inputs, outputs, stalls=stalls, hold=hold)
     for item, wanted in zip(got["o"], expected, strict=True):
         assert {name: item[name] for name in wanted} == wanted
     assert [item.ticket for item in got["o_request"]] == [number % 4 for number in range(len(pages))]

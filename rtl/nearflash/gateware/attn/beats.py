@@ -2,9 +2,19 @@
 
 from amaranth.lib import data, enum
 
-from nearflash.gateware.attn.interfaces import CONTEXT_BITS, TOKEN_BITS, RequestKind
+from nearflash.gateware.attn.interfaces import CONTEXT_BITS, FAULT_BITS, SLOT_BITS, RequestKind
 
-__all__ = ["TICKETS", "ElementBeat", "RequestRecord", "What"]
+__all__ = [
+    "TICKETS",
+    "ElementBeat",
+    "EndedRequest",
+    "Op",
+    "OpKind",
+    "RequestRecord",
+    "TicketFault",
+    "TicketRecord",
+    "What",
+]
 
 TICKET_BITS = 2
 TICKETS = 1 << TICKET_BITS
@@ -42,6 +52,8 @@ class ElementBeat(data.Struct):
     """KEY, VALUE: first beat of the token. AUX, ROW: of the row's first codeword."""
     last: 1
     """KEY, VALUE: last beat of the token."""
+    gather: 1
+    """Of a GATHER request."""
 
 
 class RequestRecord(data.Struct):
@@ -65,4 +77,73 @@ class RequestRecord(data.Struct):
     limit_shift: 4
 
 
-assert TOKEN_BITS - 2 >= 13  # a block's number fits the row of a score
+class OpKind(enum.Enum, shape=3):
+    """What the lanes and memories do with an operation; the first five are those of `What`."""
+
+    AUX = 0
+    ROW = 1
+    KEY = 2
+    VALUE = 3
+    END = 4
+    SUMS = 5
+    """Read a row of sums, for a drain."""
+    SCORES = 6
+    """Read a row of scores, for a drain."""
+
+
+class Op(data.Struct):
+    """One cycle of work: a beat for one set of heads."""
+
+    kind: OpKind
+    ticket: TICKET_BITS
+    data: 64
+    turn: 3
+    """Set of query heads: turn·G .. turn·G + G - 1."""
+    final: 1
+    """The beat's last turn."""
+    first: 1
+    last: 1
+    """First and last beat of the token."""
+    token: 6
+    """SUMS, SCORES: which element of the row."""
+    heads: 8
+    """Which heads of the set there are: bit k for head turn·G + k < g."""
+    lane: 2
+    """AUX, ROW: channel mod 4."""
+    tail: 1
+    """KEY of a TAIL request: channels that are not selected count 0."""
+    query: 12
+    """Address in the query memory."""
+    weight: 10
+    """VALUE: place of the token's weights."""
+    address: 12
+    """VALUE, SUMS: of the sums. ROW, SCORES: of the scores."""
+    fresh: 1
+    """VALUE, SUMS: the sums have no token yet. ROW: the scores have no row yet."""
+    limit_shift: 4
+
+
+class TicketRecord(data.Struct):
+    """What is kept of a request while it holds a ticket."""
+
+    request: RequestRecord
+    slot: SLOT_BITS
+    """GATHER."""
+    entry: 4
+    """INDEX: place of the block among those with score buffers. TAIL: half of the tail's buffer."""
+    initial: 1
+    """INDEX: the block's first request."""
+
+
+class TicketFault(data.Struct):
+    """Faults of a request, in this cycle."""
+
+    ticket: TICKET_BITS
+    faults: FAULT_BITS
+
+
+class EndedRequest(data.Struct):
+    """A request whose operations have all passed the lanes, with all its faults."""
+
+    record: TicketRecord
+    faults: FAULT_BITS

@@ -16,8 +16,8 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.faults import Fault
-from nearflash.gateware.attn.beats import TICKET_BITS, ElementBeat, RequestRecord, What
-from nearflash.gateware.attn.interfaces import FAULT_BITS, CodewordBeat, ContextRecord, PageHeader, RequestKind
+from nearflash.gateware.attn.beats import ElementBeat, RequestRecord, TicketFault, What
+from nearflash.gateware.attn.interfaces import CodewordBeat, ContextRecord, PageHeader, RequestKind
 from nearflash.gateware.attn.plan import CodewordPlan, Planner
 from nearflash.gateware.fp.pipeline import wire
 from nearflash.gateware.stream.queue import StreamQueue
@@ -37,7 +37,7 @@ class BeatFilter(wiring.Component):
     i_page : In stream of PageHeader. i : In stream of CodewordBeat.
     o_request : Out stream of RequestRecord, ahead of the request's beats.
     o : Out stream of ElementBeat.
-    o_fault : Out, {ticket, faults}: faults of a codeword, in the cycle in which its aux beat moves, else 0.
+    o_fault : Out, TicketFault: faults of a codeword, in the cycle in which its aux beat moves, else 0.
     """
 
     #: Cycles from a beat on `i` to `o`.
@@ -52,7 +52,7 @@ class BeatFilter(wiring.Component):
                 "i": In(stream.Signature(CodewordBeat)),
                 "o_request": Out(stream.Signature(RequestRecord)),
                 "o": Out(stream.Signature(ElementBeat)),
-                "o_fault": Out(data.StructLayout({"ticket": TICKET_BITS, "faults": FAULT_BITS})),
+                "o_fault": Out(TicketFault),
             }
         )
 
@@ -97,6 +97,7 @@ class BeatFilter(wiring.Component):
             self.o.valid.eq((plan.kind == RequestKind.INDEX) & plan.beats.any()),
             self.o.payload.what.eq(What.AUX),
             self.o.payload.ticket.eq(plan.ticket),
+            self.o.payload.gather.eq(plan.kind == RequestKind.GATHER),
             self.o.payload.data.eq(beat.data),
             self.o.payload.channel.eq(plan.channel),
             self.o.payload.row.eq(plan.part << 6),
@@ -108,8 +109,7 @@ class BeatFilter(wiring.Component):
         row_end = wire(m, plan.row + 1 == plan.dim_rows)
         token = wire(m, Mux(plan.interleaved, plan.unit >> 1, plan.unit))
         value = wire(m, Mux(plan.interleaved, plan.unit[0], plan.value))
-        gather = wire(m, plan.kind == RequestKind.GATHER)
-        wanted = plan.rows.bit_select(token[:6], 1) & ~token[6:].any() & (gather | ~value)
+        wanted = plan.rows.bit_select(token[:6], 1) & ~token[6:].any() & (o.gather | ~value)
         m.d.sync += [
             o.data.eq(beat.data),
             self.o.valid.eq(Mux(index, plan.beats.any(), wanted)),

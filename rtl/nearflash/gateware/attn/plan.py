@@ -9,7 +9,7 @@ A codeword holds 64 beats; a token has R = d/4 beats of K and R of V. With n the
 kept up by steps: (64 div R, 64 mod R) from a table of 64 entries, so there is no divider.
 """
 
-from amaranth import Array, Cat, Module, Mux, Signal
+from amaranth import Array, Module, Mux, Signal
 from amaranth.hdl import C
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
@@ -124,9 +124,9 @@ class Planner(wiring.Component):
     def _begin(self, m: Module, header: data.View, record: data.View) -> None:
         plan, index = self.o.payload, header.kind == RequestKind.INDEX
         first = wire(m, sum((Mux(header.page[bit], record.index_rows << bit, 0) for bit in range(8)), C(0))[:8])
-        scale = record.index_format
-        beats = wire(m, Mux(scale == IndexFormat.FP16, record.block_tokens >> 2,
-                            Mux(scale == IndexFormat.INT8, record.block_tokens >> 3, record.block_tokens >> 4)))  # fmt: skip
+        fp16, int8 = (record.index_format == form for form in (IndexFormat.FP16, IndexFormat.INT8))
+        tokens = record.block_tokens
+        beats = wire(m, Mux(fp16, tokens >> 2, Mux(int8, tokens >> 3, tokens >> 4)))
         self._left, self._beats, self._number = Signal(9), Signal(9), Signal(6)
         m.d.sync += [
             self._left.eq(beats),

@@ -1,0 +1,193 @@
+"""Channel engine: from checked pages to approximate scores and exact partial sums of one channel.
+
+    i_page, i ─► BeatFilter ─┬─► queue of V ─┐
+                             └───────────────┴─► Issue ─► Lanes ─┬─► DotPath ─► WeightUnit ─► weights of Lanes
+                                                                 └─► SumMemory ─► SumDrain ─► o_partial
+
+Everything behind Issue runs freely; places for its results are reserved before. A request holds a ticket from its
+header until its END has passed the lanes; faults are collected by ticket.
+
+Timing: one beat of fp16 a cycle and set of heads; back-pressure: yes.
+Numerics: docs/attention.md, 1.
+"""
+
+from amaranth import Module, Mux
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.attend.faults import Fault
+from nearflash.abi.config import AttendConfig
+from nearflash.gateware.attn.beats import ElementBeat, OpKind, What
+from nearflash.gateware.attn.dots import DotPath
+from nearflash.gateware.attn.drain import SumDrain
+from nearflash.gateware.attn.filter import BeatFilter
+from nearflash.gateware.attn.interfaces import (
+    CodewordBeat,
+    ContextRecord,
+    Done,
+    DrainCommand,
+    GatherWrite,
+    PageHeader,
+    Partial,
+    ScoreRow,
+    query_write,
+)
+from nearflash.gateware.attn.issue import EVENTS, Issue
+from nearflash.gateware.attn.lanes import Lanes
+from nearflash.gateware.attn.requests import RequestTable
+from nearflash.gateware.attn.sums import SumMemory
+from nearflash.gateware.attn.weight import WeightUnit
+from nearflash.gateware.datapath import Datapath, Timed
+from nearflash.gateware.fp.pipeline import wire
+from nearflash.gateware.stream.queue import StreamQueue
+
+__all__ = ["ChannelEngine"]
+
+_GROUP_TOKENS_MAX = 64
+_GROUP_MAX = 8
+_VALUE_BEATS = 513
+_END_CYCLES = Lanes.LATENCY + DotPath.LATENCY + 2
+
+
+class ChannelEngine(wiring.Component):
+    """One channel's share of the attend kernel.
+
+    Parameters: config, the build. A head's rows of sums, ceil(g/G)·d/4, take query_rows / contexts rows of its slot; a
+    head of more rows takes the slots behind its own too.
+
+    Members
+    -------
+    i_context, i_query, i_gather : In, {valid, record | row | write}: broadcasts.
+    i_page : In stream of PageHeader. i : In stream of CodewordBeat.
+    o_score : Out stream of ScoreRow. o_done : Out stream of Done.
+    i_drain : In stream of DrainCommand, of a head whose requests are all done. o_partial : Out stream of Partial.
+    events : Out, EVENTS of this cycle, to be counted.
+    """
+
+    def __init__(self, config: AttendConfig) -> None:
+        self.config, self._heads = config, config.heads_per_beat
+        self._slot_rows = config.query_rows // config.contexts
+        self._weights = max(512, 2 * _GROUP_TOKENS_MAX * _GROUP_MAX // self._heads)
+        super().__init__(
+            {
+                "i_context": In(data.StructLayout({"valid": 1, "record": ContextRecord})),
+                "i_query": In(data.StructLayout({"valid": 1, "row": query_write(self._heads)})),
+                "i_gather": In(data.StructLayout({"valid": 1, "write": GatherWrite})),
+                "i_page": In(stream.Signature(PageHeader)),
+                "i": In(stream.Signature(CodewordBeat)),
+                "o_score": Out(stream.Signature(ScoreRow)),
+                "o_done": Out(stream.Signature(Done)),
+                "i_drain": In(stream.Signature(DrainCommand)),
+                "o_partial": Out(stream.Signature(Partial)),
+                "events": Out(EVENTS),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The parts, then what connects them."""
+        m = Module()
+        config, heads, slots = self.config, self._heads, self.config.gather_slots
+        m.submodules.filter = self._filter = BeatFilter(config.contexts)
+        m.submodules.requests = self._requests = RequestTable(config.contexts, readers=2, reporters=4)
+        m.submodules.issue = self._issue = Issue(heads, slots, self._slot_rows, self._weights)
+        m.submodules.lanes = self._lanes = Lanes(heads, config.query_rows, self._weights)
+        m.submodules.dots = self._dots = DotPath(heads, slots)
+        m.submodules.weight = self._weight = WeightUnit(heads, config.contexts, slots, self._weights)
+        m.submodules.sums = self._sums = SumMemory(heads, slots * self._slot_rows)
+        m.submodules.drain = self._drain = SumDrain(heads, slots, self._slot_rows)
+        m.d.comb += [
+            self._filter.i_context.eq(self.i_context),
+            self._weight.i_context.eq(self.i_context),
+            self._weight.i_gather.eq(self.i_gather),
+            self._requests.i_gather.eq(self.i_gather),
+            self._lanes.i_query.eq(self.i_query),
+            self.events.eq(self._issue.events),
+        ]
+        wiring.connect(m, wiring.flipped(self.i_page), self._filter.i_page)
+        wiring.connect(m, wiring.flipped(self.i), self._filter.i)
+        self._route(m)
+        self._operate(m)
+        self._sum(m)
+        self._end(m)
+        return m
+
+    def _route(self, m: Module) -> None:
+        """Beats of V wait in a queue until their weights are there, and so does the END behind them."""
+        beat, issue = self._filter.o, self._issue
+        m.submodules.values = values = StreamQueue(ElementBeat, _VALUE_BEATS, memory="block")
+        what = beat.payload.what
+        late = wire(m, beat.payload.gather & ((what == What.VALUE) | (what == What.END)))
+        m.d.comb += [
+            values.i.payload.eq(beat.payload),
+            issue.i.payload.eq(beat.payload),
+            values.i.valid.eq(beat.valid & late),
+            issue.i.valid.eq(beat.valid & ~late),
+            beat.ready.eq(Mux(late, values.i.ready, issue.i.ready)),
+        ]
+        wiring.connect(m, values.o, issue.i_value)
+
+    def _operate(self, m: Module) -> None:
+        """An operation reaches each part when its operands do."""
+        issued, requests, lanes, dots = self._issue.o, self._requests, self._lanes, self._dots
+        path, issue, weight = Datapath(m), self._issue, self._weight
+        operation = Timed(issued, 0)
+        self._at = lambda cycle: path.delay(operation, cycle)
+        m.d.comb += [
+            lanes.i_weight.eq(weight.o_weight),
+            lanes.op.eq(issued.op),
+            dots.i.eq(self._at(Lanes.LATENCY)),
+            *(product.eq(lane) for product, lane in zip(dots.product, lanes.o, strict=True)),
+            requests.ticket[0].eq(issue.o_ticket),
+            issue.record.eq(requests.record[0]),
+            requests.ticket[1].eq(dots.o_ticket),
+            dots.record.eq(requests.record[1]),
+            dots.renew.eq(self._drain.renew),
+            issue.token.eq(weight.o_token),
+            issue.set_taken.eq(dots.o.valid & dots.o.ready),
+        ]
+        wiring.connect(m, dots.o, weight.i)
+        checked = self._at(Lanes.NONFINITE_LATENCY)
+        nonfinite = Mux(checked.valid & lanes.nonfinite, Fault.NONFINITE.value, 0)
+        m.d.comb += [
+            requests.fault[0].eq(self._filter.o_fault),
+            requests.fault[1].eq(weight.o_fault),
+            requests.fault[2].eq(dots.o_fault),
+            requests.fault[3].ticket.eq(checked.op.ticket),
+            requests.fault[3].faults.eq(nonfinite),
+        ]
+
+    def _sum(self, m: Module) -> None:
+        """p·V: a row of sums is read a cycle before its products are there."""
+        sums, drain, weight, read = self._sums, self._drain, self._weight, self._at(Lanes.LATENCY - 1)
+        seen = self._at(Lanes.LATENCY - 1 + SumMemory.READ_LATENCY)
+        m.d.comb += [
+            sums.i.address.eq(read.op.address),
+            sums.i.fresh.eq(read.op.fresh),
+            sums.i.element.eq(read.op.token),
+            sums.i.add.eq(read.valid & (read.op.kind == OpKind.VALUE)),
+            *(product.eq(lane) for product, lane in zip(sums.product, self._lanes.o, strict=True)),
+            drain.sum.valid.eq(seen.valid & (seen.op.kind == OpKind.SUMS)),
+            drain.sum.value.eq(sums.o),
+            drain.fresh.eq(self._issue.fresh),
+            drain.total.eq(weight.total),
+            drain.weight_busy.eq(weight.busy),
+            weight.hold.eq(drain.hold),
+            weight.total_address.eq(drain.total_address),
+            self._issue.renew.eq(drain.renew),
+        ]
+        wiring.connect(m, wiring.flipped(self.i_drain), drain.i)
+        wiring.connect(m, drain.o, wiring.flipped(self.o_partial))
+        wiring.connect(m, drain.o_read, self._issue.i_sums)
+
+    def _end(self, m: Module) -> None:
+        """Requests begin at the filter and end behind the last part."""
+        requests, ended = self._requests, self._at(_END_CYCLES)
+        m.d.comb += [
+            requests.end.ticket.eq(ended.op.ticket),
+            requests.end.valid.eq(ended.valid & (ended.op.kind == OpKind.END)),
+            requests.i.payload.request.eq(self._filter.o_request.payload),
+            requests.i.valid.eq(self._filter.o_request.valid),
+            self._filter.o_request.ready.eq(requests.i.ready),
+            requests.o_ended.ready.eq(1),
+        ]
+        wiring.connect(m, requests.o_done, wiring.flipped(self.o_done))

@@ -1,0 +1,196 @@
+"""Issue: decides what the lanes do in each cycle, so that nothing behind it ever has to stop.
+
+    drains ───────────────────────────┐
+    values of V, once weights are in ─┼─► current beat ─► turns (and halves) ─► o
+    all other beats ──────────────────┘
+
+Contract: every source in its own order; drains first, then V, then the rest. A beat is held for ceil(g/G) cycles, one
+for each set of heads. A token of K is begun only when its score sets and its weights have places reserved; a token of V
+only when its weights are there, and so late that no sum is read before it was written back.
+
+Timing: latency LATENCY cycles; one operation a cycle; back-pressure: yes, on the inputs only.
+"""
+
+from typing import Any
+
+from amaranth import Array, Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.gateware.attn.beats import TICKET_BITS, ElementBeat, Op, OpKind, TicketRecord, What
+from nearflash.gateware.attn.interfaces import SLOT_BITS, RequestKind
+from nearflash.gateware.fp.pipeline import wire
+
+__all__ = ["EVENTS", "SET_PLACES", "Issue", "MemoryRead"]
+
+SET_PLACES = 16
+"""Score sets that may wait for their weights."""
+_SUM_GAP = 5
+EVENTS = data.StructLayout({"lane_cycle": 1, "beat_used": 1, "wait_data": 1, "wait_score": 1})
+
+
+class MemoryRead(data.Struct):
+    """A drain's read of a row of sums or scores."""
+
+    address: 12
+    element: 6
+    fresh: 1
+
+
+class Issue(wiring.Component):
+    """The only place that stalls.
+
+    Parameters: heads (G), slots, slot_rows (rows of sums of a slot, a power of two), weights (places of the weight
+    memory, a power of two).
+    Members
+    -------
+    i : In stream of ElementBeat: all but V. i_value : In stream of ElementBeat: VALUE, and END of GATHER requests.
+    i_sums, i_scores : In streams of MemoryRead.
+    o_ticket : Out; record : In, TicketRecord of that ticket, combinational.
+    token : In, the weights of one more token are there. set_taken : In, one more score set has left its queue.
+    renew : In, {valid, slot}: the slot's sums count as zero.
+    o : Out, {valid, op}. fresh : Out, a bit for each slot: no token of V is in. events : Out, EVENTS.
+    """
+
+    #: Cycles from a beat moving in to its first operation.
+    LATENCY = 2
+
+    def __init__(self, heads: int, slots: int, slot_rows: int, weights: int) -> None:
+        self._heads, self._slots, self._slot_rows, self._weights = heads, slots, slot_rows, weights
+        super().__init__(
+            {
+                "i": In(stream.Signature(ElementBeat)),
+                "i_value": In(stream.Signature(ElementBeat)),
+                "i_sums": In(stream.Signature(MemoryRead)),
+                "i_scores": In(stream.Signature(MemoryRead)),
+                "o_ticket": Out(TICKET_BITS),
+                "record": In(TicketRecord),
+                "token": In(1),
+                "set_taken": In(1),
+                "renew": In(data.StructLayout({"valid": 1, "slot": SLOT_BITS})),
+                "o": Out(data.StructLayout({"valid": 1, "op": Op})),
+                "fresh": Out(slots, init=(1 << slots) - 1),
+                "events": Out(EVENTS),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Cycle 0: choose a beat. Cycle 1: one operation a turn."""
+        m = Module()
+        free = Signal()
+        drain, beat, beat_valid, beat_is_value = self._candidates(m)
+        allowed = self._allowed(m, beat, beat_is_value)
+        load_beat, load_drain = wire(m, free & beat_valid & ~drain.valid & allowed), wire(m, free & drain.valid)
+        m.d.comb += [
+            self.i_sums.ready.eq(free),
+            self.i_scores.ready.eq(free & ~self.i_sums.valid),
+            self.i_value.ready.eq(load_beat & beat_is_value),
+            self.i.ready.eq(load_beat & ~beat_is_value),
+        ]
+        self._run(m, free, drain, beat, load_beat, load_drain)
+        self._credits(m, beat, load_beat)
+        works = wire(m, (beat.what != What.END) & (beat.what != What.AUX))
+        m.d.comb += [
+            self.events.beat_used.eq(load_beat & works),
+            self.events.wait_data.eq(free & ~beat_valid & ~drain.valid),
+            self.events.wait_score.eq(free & beat_valid & ~drain.valid & ~allowed),
+        ]
+        return m
+
+    def _candidates(self, m: Module) -> tuple[Any, Any, Any, Any]:
+        """The drain's read that waits; the beat that waits, V first where it may go; whether it is of V."""
+        layout = data.StructLayout({"valid": 1, "kind": OpKind, "read": MemoryRead})
+        drain, beat = Signal(layout), Signal(ElementBeat)
+        m.d.comb += drain.valid.eq(self.i_sums.valid | self.i_scores.valid)
+        with m.If(self.i_sums.valid):
+            m.d.comb += [drain.kind.eq(OpKind.SUMS), drain.read.eq(self.i_sums.payload)]
+        with m.Else():
+            m.d.comb += [drain.kind.eq(OpKind.SCORES), drain.read.eq(self.i_scores.payload)]
+        value, self._tokens, self._gap = self.i_value, Signal(range(self._weights + 1)), Signal(range(_SUM_GAP + 1))
+        begins = wire(m, value.payload.first & (value.payload.what == What.VALUE))
+        is_value = wire(m, value.valid & (~begins | ((self._tokens != 0) & (self._gap == 0))))
+        m.d.comb += beat.eq(Mux(is_value, value.payload.as_value(), self.i.payload.as_value()))
+        m.d.comb += self.o_ticket.eq(beat.ticket)
+        return drain, beat, wire(m, is_value | self.i.valid), is_value
+
+    def _allowed(self, m: Module, beat: Any, is_value: Any) -> Any:
+        """Whether a beat that is not of V may go."""
+        request = self.record.request
+        shift = (self._heads - 1).bit_length()
+        self._turns = wire(m, (request.group + (self._heads - 1)) >> shift)
+        self._places, self._sets = Signal(range(self._weights + 1)), Signal(range(SET_PLACES + 1))
+        self._begins = wire(m, beat.gather & beat.first & (beat.what == What.KEY))
+        room = wire(m, (self._weights - self._places >= self._turns) & (SET_PLACES - self._sets >= self._turns))
+        return wire(m, is_value | ~self._begins | room)
+
+    def _run(self, m: Module, free: Any, drain: Any, beat: Any, load_beat: Any, load_drain: Any) -> None:
+        """Hold the beat for its turns."""
+        valid, kind, held = Signal(), Signal(OpKind), Signal(ElementBeat)
+        turn, turns, offset, dim_rows = Signal(3), Signal(4), Signal(9), Signal(7)
+        query, place, read, slot = Signal(12), Signal(12), Signal(MemoryRead), Signal(SLOT_BITS)
+        tail, group, limit_shift = Signal(), Signal(4), Signal(4)
+        final = wire(m, turn + 1 == turns)
+        request = self.record.request
+        m.d.comb += free.eq(~valid | final)
+        with m.If(free):
+            m.d.sync += [valid.eq(load_beat | load_drain), turn.eq(0), offset.eq(0), held.eq(beat)]
+            row = Mux((beat.what == What.AUX) | (beat.what == What.ROW), beat.channel >> 2, beat.row)
+            m.d.sync += [
+                turns.eq(Mux((beat.what == What.END) | load_drain, 1, self._turns)),
+                kind.eq(Mux(load_drain, drain.kind, beat.what)),
+                read.eq(drain.read),
+                slot.eq(self.record.slot),
+                dim_rows.eq(request.dim_rows),
+                query.eq(request.query_base + row),
+                place.eq((self.record.slot << (self._slot_rows - 1).bit_length()) + beat.row),
+                tail.eq(request.kind == RequestKind.TAIL),
+                group.eq(request.group),
+                limit_shift.eq(request.limit_shift),
+            ]
+        with m.Else():
+            m.d.sync += [turn.eq(turn + 1), offset.eq(offset + dim_rows)]
+        op, is_read = self.o.op, wire(m, (kind == OpKind.SUMS) | (kind == OpKind.SCORES))
+        fresh = wire(m, Array(self.fresh)[slot])
+        head = wire(m, turn << (self._heads - 1).bit_length())
+        self._reading = Signal(range(self._weights))  # place of the weights of the oldest token
+        m.d.sync += [
+            self.o.valid.eq(valid),
+            *(op[name].eq(held[name]) for name in ("ticket", "data", "first", "last")),
+            op.kind.eq(kind),
+            op.turn.eq(turn),
+            op.final.eq(final),
+            op.lane.eq(held.channel[:2]),
+            op.token.eq(Mux(is_read, read.element, held.token)),
+            op.tail.eq(tail),
+            op.heads.eq(Cat(head + k < group for k in range(self._heads))),
+            op.query.eq(query + offset),
+            op.weight.eq(self._reading + turn),
+            op.address.eq(Mux(is_read, read.address, place + offset)),
+            op.fresh.eq(Mux(is_read, read.fresh, fresh)),
+            op.limit_shift.eq(limit_shift),
+        ]
+        m.d.comb += self.events.lane_cycle.eq(
+            valid & ((kind == OpKind.KEY) | (kind == OpKind.VALUE) | (kind == OpKind.ROW))
+        )
+        self._value_done = wire(m, valid & final & held.last & (kind == OpKind.VALUE))
+        self._held_turns = turns
+        with m.If(self._value_done):
+            m.d.sync += self.fresh.bit_select(slot, 1).eq(0)
+        with m.If(self.renew.valid):
+            m.d.sync += self.fresh.bit_select(self.renew.slot, 1).eq(1)
+
+    def _credits(self, m: Module, beat: Any, load_beat: Any) -> None:
+        """Places of weights and score sets that are promised; tokens whose weights are there."""
+        begin_key = wire(m, load_beat & self._begins)
+        begin_value = wire(m, load_beat & beat.first & (beat.what == What.VALUE))
+        m.d.sync += [
+            self._places.eq(self._places + Mux(begin_key, self._turns, 0) - Mux(self._value_done, self._held_turns, 0)),
+            self._sets.eq(self._sets + Mux(begin_key, self._turns, 0) - self.set_taken),
+            self._tokens.eq(self._tokens + self.token - begin_value),
+        ]
+        with m.If(begin_value):
+            m.d.sync += self._gap.eq(_SUM_GAP)
+        with m.Elif(self._gap != 0):
+            m.d.sync += self._gap.eq(self._gap - 1)
+        with m.If(self._value_done):
+            m.d.sync += self._reading.eq(self._reading + self._held_turns)

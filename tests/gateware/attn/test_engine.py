@@ -1,0 +1,175 @@
+import random
+
+import numpy as np
+import pytest
+from amaranth.lib import data
+
+from nearflash.abi.attend.faults import Fault
+from nearflash.abi.attend.pages import IndexFormat, TokenLayout
+from nearflash.abi.config import AttendConfig
+from nearflash.abi.formats import fp32_bits
+from nearflash.gateware.attn.engine import ChannelEngine
+from nearflash.gateware.attn.interfaces import (
+    CodewordBeat,
+    ContextRecord,
+    Done,
+    DrainCommand,
+    GatherWrite,
+    PageHeader,
+    Partial,
+    RequestKind,
+    ScoreRow,
+    query_write,
+)
+from nearflash.model.attend.gather import gather
+from nearflash.sim.ordered import Ordered
+from nearflash.sim.ports import integers_from_words, words_from_integers
+from nearflash.sim.stalls import STALLS
+from nearflash.sim.streams import StreamUnit
+
+PAGE_BYTES, WORDS = 4096, 8
+SMALL = AttendConfig("small", channels=1, heads_per_beat=1, contexts=4, gather_slots=4, query_rows=1024, score_blocks=8,
+                     score_entries=1024, selector_keys=256, units=0, page_bytes=PAGE_BYTES, clock_hz=1)  # fmt: skip
+
+
+class Traffic:
+    """What a channel engine gets, by stream, and what it must give."""
+
+    def __init__(self, heads, seed):
+        self.heads, self.rng, self.numbers = heads, random.Random(seed), np.random.default_rng(seed)
+        names = ("i_context", "i_query", "i_gather", "i_page", "i", "i_drain")
+        self.inputs = {name: [] for name in names}
+        self.partials, self.dones, self.scores = [], [], []
+        self.requests = []
+
+    def fp16(self, *shape, scale=1.0):
+        return (self.numbers.standard_normal(shape) * scale).astype(np.float16)
+
+    def words(self, array):
+        return np.ascontiguousarray(array).view(np.uint64).ravel().tolist()
+
+    def context(self, context, *, dim, tokens, interleaved, group, scale=0.1, channels=None, index=None, block=64):
+        """Broadcast a context and its q; returns q."""
+        turns = -(-group // self.heads)
+        q = self.fp16(group, dim)
+        record = {
+            "context": context, "query_base": 256 * context, "dim_rows": dim // 4, "group": group,
+            "group_tokens": tokens, "interleaved": interleaved, "page_codewords": PAGE_BYTES // 512,
+            "scale": fp32_bits(scale), "block_tokens": block, "index_format": index or IndexFormat.FP16,
+            "limit_shift": (len(channels) - 1).bit_length() if channels is not None else 0,
+        }  # fmt: skip
+        self.inputs["i_context"].append(record)
+        chosen = np.zeros(dim, bool)
+        chosen[channels if channels is not None else slice(0)] = True
+        bits = np.zeros((turns * self.heads, dim), np.uint16)
+        bits[:] = self.numbers.integers(0, 1 << 16, bits.shape)  # rows of heads that do not exist hold anything
+        bits[:group] = q.view(np.uint16)
+        for turn in range(turns):
+            for row in range(dim // 4):
+                part = bits[turn * self.heads : (turn + 1) * self.heads, 4 * row : 4 * row + 4]
+                selected = sum(int(chosen[4 * row + j]) << j for j in range(4))
+                address = 256 * context + turn * (dim // 4) + row
+                self.inputs["i_query"].append({"address": address, "values": part.tolist(), "selected": selected})
+        return q
+
+    def page(self, header, codewords, flags=()):
+        """One request's header and beats; `codewords`: number -> 64 words."""
+        beats = []
+        for _, words in sorted(codewords.items()):
+            state = {"uncorrectable": int("uncorrectable" in flags), "foreign": int("foreign" in flags)}
+            every = [self.rng.getrandbits(64), *words] if len(words) == 64 else list(words)
+            beats += [{"data": w, "first": i == 0, "last": i == 64, **state} for i, w in enumerate(every)]
+        self.requests.append(({**header, "codewords": sum(1 << n for n in codewords)}, beats))
+
+    def tokens(self, layout, k, v, wanted, *, values):
+        """Codewords that hold the wanted tokens of a group."""
+        image = self.numbers.integers(0, 1 << 64, layout.pages * PAGE_BYTES // 8, np.uint64)
+        for token in range(len(k)):
+            for value, source in ((False, k), (True, v)):
+                start, end = layout.span(token, value=value)
+                image[start // 8 : end // 8] = self.words(source[token])
+        numbers = {
+            number
+            for token in wanted
+            for value in ((False, True) if values else (False,))
+            for start, end in [layout.span(token, value=value)]
+            for number in range(start // 512, (end - 1) // 512 + 1)
+        }
+        return {number: image[64 * number : 64 * number + 64].tolist() for number in numbers}
+
+    def gather(self, context, slot, *, dim, tokens, interleaved, group, requests, scale=0.1):
+        """A head's gather over some token groups, and its partial sums."""
+        q = self.context(context, dim=dim, tokens=tokens, interleaved=interleaved, group=group, scale=scale)
+        layout = TokenLayout(PAGE_BYTES, dim, tokens, interleaved)
+        references = tuple(self.rng.randint(-2, 2) for _ in range(group))
+        self.inputs["i_gather"].append(
+            {"context": context, "slot": slot, "references": [*references, *[0] * (8 - group)]}
+        )
+        keys, values = [], []
+        for index in range(requests):
+            k, v = self.fp16(tokens, dim), self.fp16(tokens, dim)
+            wanted = sorted(self.rng.sample(range(tokens), self.rng.randint(1, tokens)))
+            header = {"context": context, "kind": RequestKind.GATHER, "index": index,
+                      "rows": sum(1 << token for token in wanted)}  # fmt: skip
+            self.page(header, self.tokens(layout, k, v, wanted, values=True))
+            keys.append(k[wanted])
+            values.append(v[wanted])
+            self.dones.append({"context": context, "kind": RequestKind.GATHER, "faults": 0})
+        model = gather(q, np.concatenate(keys), np.concatenate(values), scale, references)
+        assert not model.faults & ~Fault.REFERENCE_LOW
+        self.inputs["i_drain"].append({"slot": slot, "group": group, "dim_rows": dim // 4})
+        self.partials += [(int(model.denominator[h]), model.maximum[h]) for h in range(group)]
+        self.partials += [(int(one), None) for row in model.numerator for one in row]
+
+    def run(self, unit, stalls="none", *, shuffle=True):
+        """Send all; requests of different heads interleave."""
+        if shuffle:
+            self.rng.shuffle(self.requests)
+        self.inputs["i_page"] = [header for header, _ in self.requests]
+        self.inputs["i"] = [beat for _, beats in self.requests for beat in beats]
+        shapes = {"i_context": ContextRecord, "i_query": query_write(self.heads), "i_gather": GatherWrite,
+                  "i_page": PageHeader, "i": CodewordBeat, "i_drain": DrainCommand}  # fmt: skip
+        inputs = {name: packed(shapes[name], items) for name, items in self.inputs.items()}
+        outputs = {"o_partial": len(self.partials), "o_done": len(self.dones), "o_score": len(self.scores)}
+        hold = {f"i_page_after_{name}": len(self.inputs[name]) for name in ("i_context", "i_query", "i_gather")}
+        hold["i_drain_after_o_done"] = len(self.dones)
+        got = unit.run(inputs, outputs, stalls=stalls, seed=3, hold=hold)
+        return {name: unpacked(shape, got[name]) for name, shape in
+                {"o_partial": Partial, "o_done": Done, "o_score": ScoreRow}.items()}  # fmt: skip
+
+
+def packed(shape, items):
+    layout = data.Layout.cast(shape)
+    values = [layout.const(item).as_bits() for item in items]
+    return words_from_integers(values, layout.size) if values and layout.size > 64 else values
+
+
+def unpacked(shape, items):
+    layout = data.Layout.cast(shape)
+    values = integers_from_words(items) if layout.size > 64 else [int(item) for item in items]
+    return [layout.from_bits(value) for value in values]
+
+
+def unit_of(config, name):
+    """The engine, Verilated; pages wait for the broadcasts, drains for all that is done."""
+    after = {"i_page": ["i_context", "i_query", "i_gather"], "i_drain": ["o_done"]}
+    return StreamUnit(Ordered(ChannelEngine(config), after), name)
+
+
+def gather_traffic(heads, seed, group):
+    traffic = Traffic(heads, seed)
+    traffic.gather(0, 0, dim=64, tokens=16, interleaved=False, group=group, requests=3)
+    traffic.gather(1, 1, dim=80, tokens=12, interleaved=True, group=group, requests=3)
+    traffic.gather(2, 2, dim=128, tokens=8, interleaved=True, group=group, requests=3)
+    traffic.gather(3, 3, dim=256, tokens=8, interleaved=False, group=group, requests=2)
+    return traffic
+
+
+@pytest.mark.parametrize("stalls", STALLS)
+def test_gather_gives_exact_sums(stalls):
+    traffic = gather_traffic(1, 7, group=1)
+    got = traffic.run(unit_of(SMALL, "engine"), stalls)
+    assert [done.faults for done in got["o_done"]] == [0] * len(traffic.dones)
+    for number, (item, (total, maximum)) in enumerate(zip(got["o_partial"], traffic.partials, strict=True)):
+        assert item.sum == total, number
+        assert maximum is None or item.maximum == maximum
