@@ -112,7 +112,7 @@ class Bench:
             ctx.set(dut.i_alpha.valid, 0)
             for command, references in commands:
                 record = {"context": command["context"], "slot": command["slot"], "references": references}
-                ctx.set(dut.i_gather, {"valid": 1, "record": record})
+                ctx.set(dut.i_gather, {"valid": 1, "write": record})
                 await ctx.tick()
                 ctx.set(dut.i_gather.valid, 0)
                 ctx.set(dut.i_command.payload, command)

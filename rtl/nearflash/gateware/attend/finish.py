@@ -63,8 +63,8 @@ class Finish(wiring.Component):
 
     Members
     -------
-    i_command : In stream of FinishCommand. o_free : Out stream of the context's number.
-    i_alpha : In stream of Alpha, always ready. i_gather : In, {valid, record (GatherWrite)}: broadcast.
+    i_command : In stream of FinishCommand. o_free : Out stream of the context's number; faulty : Out, goes with it.
+    i_alpha : In stream of Alpha, always ready. i_gather : In, {valid, write (GatherWrite)}: broadcast.
     o_drain : array of Out streams of DrainCommand, i_partial : array of In streams of Partial; one each a channel.
     completions_address : In, byte address of completion 0.
     read_bus : Out Axi4ReadSignature. write_bus : Out Axi4WriteSignature.
@@ -85,10 +85,11 @@ class Finish(wiring.Component):
             {
                 "i_command": In(stream.Signature(FinishCommand)),
                 "i_alpha": In(stream.Signature(Alpha)),
-                "i_gather": In(data.StructLayout({"valid": 1, "record": GatherWrite})),
+                "i_gather": In(data.StructLayout({"valid": 1, "write": GatherWrite})),
                 "o_drain": Out(stream.Signature(DrainCommand)).array(config.channels),
                 "i_partial": In(stream.Signature(Partial)).array(config.channels),
                 "o_free": Out(stream.Signature(CONTEXT_BITS)),
+                "faulty": Out(1),
                 "completions_address": In(64),
                 "read_bus": Out(Axi4ReadSignature(config.port_bits)),
                 "write_bus": Out(Axi4WriteSignature(config.port_bits)),
@@ -134,6 +135,7 @@ class Finish(wiring.Component):
             self.read_events.eq(reader.events),
             self.write_events.eq(store.events),
             self.o_free.payload.eq(command.context),
+            self.faulty.eq(self._faults != 0),
             *(self._drain.i.payload[name].eq(command[name]) for name in ("slot", "group", "dim_rows")),
             reader.i_command.payload.address.eq(command.v_mean_address),
             reader.i_command.payload.beats.eq(command.dim_rows << 1),
@@ -219,8 +221,8 @@ class Finish(wiring.Component):
         maximum, faults = self._total.o.maximum, self._command.faults
         low, judged = Signal(), Signal()
         m.d.comb += [
-            write.addr.eq(self.i_gather.record.slot),
-            write.data.eq(self.i_gather.record.references),
+            write.addr.eq(self.i_gather.write.slot),
+            write.data.eq(self.i_gather.write.references),
             write.en.eq(self.i_gather.valid),
             read.addr.eq(self._command.slot),
             low.eq(maximum < read.data[self._head] - REFERENCE_HEADROOM),
