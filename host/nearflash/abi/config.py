@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from nearflash.abi import ABI_VERSION
+from nearflash.abi.attend.nand import NandTiming
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.registers import REGISTER_MAPS
 
@@ -18,6 +19,10 @@ __all__ = ["CONFIGS", "AttendConfig", "KernelConfig", "UpdateConfig", "attend_co
 
 _Kind = TypeVar("_Kind", bound="KernelConfig")
 _PORT_WIDTHS_BITS = (64, 128, 256, 512)
+_SLC = NandTiming(read_ns=4_000, program_ns=75_000, erase_ns=1_000_000, cache_busy_ns=500,
+                  link_bytes_per_s=1_400_000_000)  # fmt: skip
+_MLC = NandTiming(read_ns=45_000, program_ns=400_000, erase_ns=3_500_000, cache_busy_ns=3_000,
+                  link_bytes_per_s=1_400_000_000)  # fmt: skip
 
 
 class KernelConfig:
@@ -121,6 +126,8 @@ class AttendConfig(KernelConfig):
     clock_hz: int
     port_bits: int = 64
     """Data width of the memory port."""
+    nand: NandTiming = _SLC
+    """What the controllers count with; without units it means nothing."""
     kernel: str = "attend"
 
     def __post_init__(self) -> None:
@@ -159,10 +166,10 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig] = {
                      clock_hz=100_000_000),
         AttendConfig("zynq7045", channels=8, heads_per_beat=4, contexts=32, gather_slots=16, query_rows=1024,
                      score_blocks=2, score_entries=1 << 16, selector_keys=1 << 15, units=16, page_bytes=16384,
-                     clock_hz=285_000_000),
+                     clock_hz=285_000_000, nand=_MLC),
         AttendConfig("zu17eg", channels=8, heads_per_beat=8, contexts=64, gather_slots=16, query_rows=2048,
                      score_blocks=2, score_entries=1 << 17, selector_keys=1 << 17, units=32, page_bytes=16384,
-                     clock_hz=300_000_000),
+                     clock_hz=300_000_000, nand=_MLC),
     )
 }  # fmt: skip
 

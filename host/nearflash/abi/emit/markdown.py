@@ -45,4 +45,6 @@ def tables() -> str:
 
 def _parameters(config: UpdateConfig | AttendConfig) -> str:
     hidden = ("name", "kernel")
-    return ", ".join(f"{name} {value:,}" for name, value in asdict(config).items() if name not in hidden)
+    values = asdict(config)
+    values |= {f"nand_{name}": value for name, value in values.pop("nand", {}).items()}
+    return ", ".join(f"{name} {value:,}" for name, value in values.items() if name not in hidden)
