@@ -14,12 +14,12 @@ each of the four goes into the carry of one of the four adders.
 
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.numbers import QK_BITS
-from nearflash.gateware.fp.pipeline import delay, register
+from nearflash.gateware.fp.pipeline import delay, register, wire
 from nearflash.gateware.num.carry import carry_add
 from nearflash.gateware.num.product import PRODUCT, magnitude_exceeds
 
@@ -31,36 +31,38 @@ _LOW = QK_BITS // 2
 
 
 class ExactDot(wiring.Component):
-    """The sum of products over lanes and beats, from `first` to `last`.
+    """The sum of products over lanes and beats, from `first` to `last`; several such sums may go on at once.
 
     Timing: the result is there LATENCY cycles after its last beat, in the cycle of `o_valid` only; one beat a cycle,
     free-running; beats may have gaps.
     Numerics: exact; 64 beats at most fit (d = 256). Equals nearflash.model.num.dot (`exact_dot`, `cut_dot`).
 
-    Members: products (PRODUCT, four), valid, first, last, nonfinite (of the beat), limit_shift (4 bits, constant over
-    the beats), o (signed, QK_BITS, units of 2^EXACT_LSB), o_valid, o_nonfinite and o_exceeds (of any beat; `exceeds` is
-    the range rule, nearflash.model.num.product.exceeds).
+    Parameters: sums, how many go on at once, each with beats of its own.
+    Members: index (of the beat's sum), products (PRODUCT, four), valid, first, last, nonfinite (of the beat),
+    limit_shift (4 bits, constant over the beats), o (signed, QK_BITS, units of 2^EXACT_LSB), o_valid, o_nonfinite and
+    o_exceeds (of any beat; `exceeds` is the range rule, nearflash.model.num.product.exceeds).
     """
 
     LATENCY = 4
 
-    products: In(PRODUCT).array(LANES)
-    valid: In(1)
-    first: In(1)
-    last: In(1)
-    nonfinite: In(1)
-    limit_shift: In(4)
-    o: Out(signed(QK_BITS))
-    o_valid: Out(1)
-    o_nonfinite: Out(1)
-    o_exceeds: Out(1)
+    def __init__(self, sums: int = 1) -> None:
+        self._sums = sums
+        super().__init__(
+            {
+                "index": In(range(sums)),
+                "products": In(PRODUCT).array(LANES),
+                **dict.fromkeys(("valid", "first", "last", "nonfinite"), In(1)),
+                "limit_shift": In(4),
+                "o": Out(signed(QK_BITS)),
+                **dict.fromkeys(("o_valid", "o_nonfinite", "o_exceeds"), Out(1)),
+            }
+        )
 
     def elaborate(self, platform: Any) -> Module:
         """Build tree and accumulator."""
         m = Module()
         terms = [Cat(product.bits, product.negative) for product in self.products]
         signs = [delay(m, product.negative, level) for product, level in zip(self.products, (0, 0, 1, 2), strict=True)]
-        valid, first = self.valid, self.first
         # Cycle 0: lower sums of pairs. Cycle 1: their upper sums; lower sum of all. Cycle 2: its upper sum.
         low = [register(m, carry_add(m, terms[k][:_LOW], terms[k + 1][:_LOW], signs[k // 2])) for k in (0, 2)]
         high = [register(m, term[_LOW:].as_signed()) for term in terms]
@@ -68,28 +70,34 @@ class ExactDot(wiring.Component):
         low_sum = register(m, carry_add(m, low[0][:_LOW], low[1][:_LOW], signs[2]))
         high_sum = register(m, carry_add(m, high[0], high[1], low_sum[_LOW]))
         # Cycles 2 and 3: accumulate.
-        below = self._accumulate(m, low_sum[:_LOW], signs[3], delay(m, valid, 2), delay(m, first, 2), _LOW + 1)
-        above = self._accumulate(m, high_sum, below[_LOW], delay(m, valid, 3), delay(m, first, 3), QK_BITS - _LOW)
+        below = self._accumulate(m, 2, low_sum[:_LOW], signs[3], _LOW + 1)
+        above = self._accumulate(m, 3, high_sum, below[_LOW], QK_BITS - _LOW)
         m.d.comb += [
             self.o.eq(Cat(register(m, below[:_LOW]), above)),
-            self.o_valid.eq(delay(m, valid & self.last, self.LATENCY)),
+            self.o_valid.eq(delay(m, self.valid & self.last, self.LATENCY)),
         ]
         exceeds = Cat(magnitude_exceeds(m, product, self.limit_shift) for product in self.products)
-        self._accumulate_flag(m, self.nonfinite, valid, first, self.o_nonfinite, self.LATENCY)
-        late = [register(m, value) for value in (exceeds, valid, first)]
-        self._accumulate_flag(m, late[0].any(), *late[1:], self.o_exceeds, self.LATENCY - 1)
+        self._accumulate_flag(m, 0, self.nonfinite, self.o_nonfinite)
+        self._accumulate_flag(m, 1, register(m, exceeds).any(), self.o_exceeds)
         return m
 
-    def _accumulate(self, m: Module, term: Value, carry: Value, valid: Value, first: Value, bits: int) -> Value:
+    def _accumulate(self, m: Module, cycle: int, term: Value, carry: Value, bits: int) -> Value:
         """The running sum modulo 2^bits; its topmost bit is the carry where `bits` has one more than the term."""
-        total = Signal(bits, reset_less=True)
-        before = Mux(first, 0, total if term.shape().signed else total[: len(term)])
-        with m.If(valid):
-            m.d.sync += total.eq(carry_add(m, term, before.as_signed() if term.shape().signed else before, carry))
-        return total
+        total, after, put = self._totals(m, cycle, bits)
+        before = Mux(delay(m, self.first, cycle), 0, total if term.shape().signed else total[: len(term)])
+        with m.If(delay(m, self.valid, cycle)):
+            m.d.sync += put.eq(carry_add(m, term, before.as_signed() if term.shape().signed else before, carry))
+        return after
 
-    def _accumulate_flag(self, m: Module, flag: Value, valid: Value, first: Value, port: Value, latency: int) -> None:
-        seen = Signal(reset_less=True)
+    def _accumulate_flag(self, m: Module, cycle: int, flag: Value, port: Value) -> None:
+        seen, after, put = self._totals(m, cycle, 1)
+        valid, first = delay(m, self.valid, cycle), delay(m, self.first, cycle)
         with m.If(valid):
-            m.d.sync += seen.eq(flag | (seen & ~first))
-        m.d.comb += port.eq(delay(m, seen, latency - 1))
+            m.d.sync += put.eq(flag | (seen & ~first))
+        m.d.comb += port.eq(delay(m, after, self.LATENCY - 1 - cycle))
+
+    def _totals(self, m: Module, cycle: int, bits: int) -> tuple[Value, Value, Value]:
+        """Register of the sum whose beat came `cycle` cycles ago, as it reads now and a cycle later; and to write."""
+        totals = Array(Signal(bits, name=f"total_{cycle}_{k}", reset_less=True) for k in range(self._sums))
+        now, later = (wire(m, totals[delay(m, self.index, after)]) for after in (cycle, cycle + 1))
+        return now, later, totals[delay(m, self.index, cycle)]

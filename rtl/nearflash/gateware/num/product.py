@@ -10,7 +10,7 @@ that two 4:1 multiplexers a bit place the product; the second one inverts and cu
 
 from typing import Any
 
-from amaranth.hdl import C, Cat, Module, Mux, Value
+from amaranth.hdl import C, Cat, Module, Mux, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -27,6 +27,7 @@ PRODUCT = data.StructLayout({"bits": PRODUCT_BITS, "negative": 1})
 
 _CUT_BITS = SCORE_LSB - EXACT_LSB
 _LIMIT_SHIFT_MAX = 8
+_FLOAT_BITS = 28  # of a product of fp16 significands that were moved
 
 
 def magnitude_exceeds(m: Module, product: Any, limit_shift: Value) -> Value:
@@ -44,31 +45,41 @@ class Product(wiring.Component):
     Numerics: fp16, subnormals too -> fixed point, least bit 2^EXACT_LSB; equals nearflash.model.num.product
     (`exact_product`, `cut_product`). Where `nonfinite` is set, o means nothing.
 
-    Members: a, b (fp16 bits), cut, o (PRODUCT), nonfinite (an operand is an infinity or a NaN).
+    Parameters: integers, whether the multiplier also serves integers: with `integer` set, o is factor · code in units
+    of 2^(EXACT_LSB + INTEGER_PLACE), its lower 43 bits only, and never `negative`.
+    Members: a, b (fp16 bits), cut, o (PRODUCT), nonfinite (an operand is an infinity or a NaN); with `integers` also
+    integer, factor (signed, 18 bits), code (signed, 25 bits).
     """
 
     LATENCY = 5
+    #: Bit of `o` that is the least one of an integer product.
+    INTEGER_PLACE = 2
 
-    a: In(16)
-    b: In(16)
-    cut: In(1)
-    o: Out(PRODUCT)
-    nonfinite: Out(1)
+    def __init__(self, integers: bool = False) -> None:
+        self._integers = integers
+        extra = {"integer": In(1), "factor": In(signed(18)), "code": In(signed(25))} if integers else {}
+        super().__init__({"a": In(16), "b": In(16), "cut": In(1), "o": Out(PRODUCT), "nonfinite": Out(1), **extra})
 
     def elaborate(self, platform: Any) -> Module:
         """Build the multiplier: one DSP block."""
         m = Module()
         # Cycle 0: significands, moved by 0 to 3. Cycles 1, 2: multiply.
         (a, a_places), (b, b_places) = (self._moved(m, bits) for bits in (self.a, self.b))
+        negative = self.a[-1] ^ self.b[-1]
+        if self._integers:  # an integer product moves by 4, of which cycle 4 drops 2
+            a, a_places = Mux(self.integer, self.code, a), Mux(self.integer, 1, a_places)
+            b, b_places = Mux(self.integer, self.factor, b), Mux(self.integer, 0, b_places)
+            negative &= ~self.integer
         product = delay(m, register(m, a) * register(m, b), 2)
         places = delay(m, register(m, a_places) + register(m, b_places), 2)
-        negative, cut = delay(m, self.a[-1] ^ self.b[-1], 4), delay(m, self.cut, 4)
-        # Cycle 3: by 4 times 0 to 3.
-        near = wire(m, Cat(product, C(0, 12)))
-        near = register(m, _select(places[:2], [Cat(C(0, 4 * k), product) for k in range(4)])[: len(near)])
+        negative, cut = delay(m, negative, 4), delay(m, self.cut, 4)
+        # Cycle 3: by 4 times 0 to 3. Above _FLOAT_BITS a product has bits only if it is an integer's.
+        small, wide = product[:_FLOAT_BITS], _FLOAT_BITS + 12
+        near = _select(places[:2], [small, Cat(C(0, 4), product)[:wide], Cat(C(0, 8), small), Cat(C(0, 12), small)])
+        near, above = register(m, near[:wide]), register(m, product[wide - 4 :])
         far = register(m, places[2:])
         # Cycle 4: by 16 times 0 to 3. Exponent fields are at least 1, so that two bits are never reached.
-        placed = _select(far, [Cat(C(0, 16 * k), near) for k in range(4)])[2 : 2 + PRODUCT_BITS]
+        placed = _select(far, [Cat(near, above), *(Cat(C(0, 16 * k), near) for k in (1, 2, 3))])[2 : 2 + PRODUCT_BITS]
         kept = Cat(Mux(cut, C(0, _CUT_BITS), placed[:_CUT_BITS]), placed[_CUT_BITS:])
         o = output(m, self.o)
         m.d.sync += [o.bits.eq(kept ^ negative.replicate(PRODUCT_BITS)), o.negative.eq(negative)]
