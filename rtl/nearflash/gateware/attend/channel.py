@@ -1,0 +1,137 @@
+"""One channel: its engine, and where its pages come from.
+
+    i_request ─► NandController ─► CodewordChecker ─┐
+                  link ▲▼           shared corrector ├─► PageMerge ─► ChannelEngine ─► scores, done, partial sums
+    i_page, i (checked pages from memory) ───────────┘
+
+Without NAND units there is nothing but the engine.
+"""
+
+from typing import Any
+
+from amaranth import Module
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.attend.codeword import BCH_BITS
+from nearflash.abi.config import AttendConfig
+from nearflash.gateware.attend.page_merge import PageMerge
+from nearflash.gateware.attn.engine import ChannelEngine
+from nearflash.gateware.attn.interfaces import CodewordBeat, PageHeader, PageRequest, RequestKind
+from nearflash.gateware.attn.issue import EVENTS
+from nearflash.gateware.nfc.bch.key_equation import SYNDROMES_A_BEAT
+from nearflash.gateware.nfc.checker import CodewordChecker
+from nearflash.gateware.nfc.codeword import ErrorPosition, PageOwner
+from nearflash.gateware.nfc.controller import NandController
+from nearflash.gateware.nfc.link import NandLinkSignature
+from nearflash.gateware.stream.fork import Fork
+
+__all__ = ["CHANNEL_EVENTS", "Channel"]
+
+CHANNEL_EVENTS = data.StructLayout(
+    {"engine": EVENTS, "received": 1, "corrected": 1, "uncorrectable": 1, "foreign": 1, "page": 1}
+)
+"""Of this cycle: the engine's; a codeword came; from NAND: corrected, uncorrectable, foreign; a page began."""
+_ENGINE_PORTS = ("i_context", "i_query", "i_gather", "o_score", "o_done", "i_drain", "o_partial")
+
+
+class Channel(wiring.Component):
+    """A channel of the attend kernel.
+
+    Parameters
+    ----------
+    config : build configuration.
+
+    Members
+    -------
+    i_context, i_query, i_gather, o_score, o_done, i_drain, o_partial : as those of ChannelEngine.
+    i_page : In stream of PageHeader, i : In stream of CodewordBeat: pages from memory.
+    events : Out, CHANNEL_EVENTS.
+    i_request : In stream of PageRequest, to NAND. link : NandLinkSignature. o_syndromes, i_errors : streams to and from
+    a channel of CorrectorShare. These with NAND units only.
+    """
+
+    def __init__(self, config: AttendConfig) -> None:
+        self.config = config
+        self._engine = ChannelEngine(config)
+        ports: dict[str, Any] = {name: self._engine.signature.members[name] for name in _ENGINE_PORTS}
+        if config.units:
+            ports |= {
+                "i_request": In(stream.Signature(PageRequest)),
+                "link": Out(NandLinkSignature),
+                "o_syndromes": Out(stream.Signature(BCH_BITS * SYNDROMES_A_BEAT)),
+                "i_errors": In(stream.Signature(ErrorPosition)),
+            }
+        super().__init__(
+            {
+                **ports,
+                "i_page": In(stream.Signature(PageHeader)),
+                "i": In(stream.Signature(CodewordBeat)),
+                "events": Out(CHANNEL_EVENTS),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The engine, and in front of it the pages of both sources."""
+        m = Module()
+        m.submodules.engine = engine = self._engine
+        for name in _ENGINE_PORTS:
+            inner, outer = getattr(engine, name), getattr(self, name)
+            member = engine.signature.members[name]
+            if not member.is_signature:
+                m.d.comb += inner.eq(outer)
+            elif member.flow is In:
+                wiring.connect(m, wiring.flipped(outer), inner)
+            else:
+                wiring.connect(m, inner, wiring.flipped(outer))
+        page, codeword = engine.i_page, engine.i
+        if self.config.units:
+            m.submodules.merge = merge = PageMerge()
+            wiring.connect(m, merge.o_page, page)
+            wiring.connect(m, merge.o, codeword)
+            self._read_nand(m, merge)
+            page, codeword = merge.i_page[0], merge.i[0]
+        wiring.connect(m, wiring.flipped(self.i_page), page)
+        wiring.connect(m, wiring.flipped(self.i), codeword)
+        m.d.comb += [
+            self.events.engine.eq(engine.events),
+            self.events.received.eq(engine.i.valid & engine.i.ready & engine.i.payload.last),
+            self.events.page.eq(engine.i_page.valid & engine.i_page.ready),
+        ]
+        return m
+
+    def _read_nand(self, m: Module, merge: PageMerge) -> None:
+        """A page's header goes to the merge, and its owner to the checker."""
+        config, record = self.config, self.i_context.record
+        m.submodules.nand = nand = NandController(config.units, config.nand, config.clock_hz)
+        m.submodules.checker = checker = CodewordChecker()
+        m.submodules.headers = headers = Fork(PageHeader, 2)
+        m.submodules.owners = owners = Memory(shape=64, depth=config.contexts, init=[])
+        write, read = owners.write_port(), owners.read_port(domain="comb")
+        to_merge, to_checker = headers.o
+        wiring.connect(m, wiring.flipped(self.i_request), nand.i)
+        wiring.connect(m, nand.header, headers.i)
+        wiring.connect(m, nand.codewords, checker.i)
+        wiring.connect(m, nand.link, wiring.flipped(self.link))
+        wiring.connect(m, checker.o_syndromes, wiring.flipped(self.o_syndromes))
+        wiring.connect(m, wiring.flipped(self.i_errors), checker.i_errors)
+        wiring.connect(m, to_merge, merge.i_page[1])
+        wiring.connect(m, checker.o, merge.i[1])
+        owner = PageOwner(checker.i_owner.payload)
+        m.d.comb += [
+            nand.context.eq(record),
+            nand.context_valid.eq(self.i_context.valid),
+            nand.results.ready.eq(1),
+            write.addr.eq(record.context),
+            write.data.eq(record.owner),
+            write.en.eq(self.i_context.valid),
+            read.addr.eq(to_checker.payload.context),
+            owner.owner.eq(read.data),
+            owner.index.eq(to_checker.payload.index),
+            owner.kind.eq(to_checker.payload.kind == RequestKind.INDEX),
+            checker.i_owner.valid.eq(to_checker.valid),
+            to_checker.ready.eq(checker.i_owner.ready),
+        ]
+        for event in ("corrected", "uncorrectable", "foreign"):
+            m.d.comb += self.events[event].eq(getattr(checker, event))
