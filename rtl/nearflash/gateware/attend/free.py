@@ -1,8 +1,7 @@
 """Free list: numbers from 0 that are given out and come back.
 
 Contract: before the first `start` nothing is free. After it the numbers 0 .. count - 1 are; each leaves on o once, and
-again after it came back on i. i is always ready for a number that was given out. `start` must not come while numbers are
-out.
+again after it came back on i. i is always ready for a number that was given out. No number is out when `start` comes.
 
 Timing: a number that comes back leaves at the earliest 1 cycle later; back-pressure: on o.
 """
