@@ -161,13 +161,14 @@ def gather_traffic(heads, seed, group):
     traffic.gather(0, 0, dim=64, tokens=16, interleaved=False, group=group, requests=3)
     traffic.gather(1, 1, dim=80, tokens=12, interleaved=True, group=group, requests=3)
     traffic.gather(2, 2, dim=128, tokens=8, interleaved=True, group=group, requests=3)
-    traffic.gather(3, 3, dim=256, tokens=8, interleaved=False, group=group, requests=2)
+    traffic.gather(3, 3, dim=256, tokens=4, interleaved=True, group=group, requests=2)
     return traffic
 
 
+@pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("stalls", STALLS)
-def test_gather_gives_exact_sums(stalls):
-    traffic = gather_traffic(1, 7, group=1)
+def test_gather_gives_exact_sums(stalls, group):
+    traffic = gather_traffic(1, 7, group)
     got = traffic.run(unit_of(SMALL, "engine"), stalls)
     assert [done.faults for done in got["o_done"]] == [0] * len(traffic.dones)
     for number, (item, (total, maximum)) in enumerate(zip(got["o_partial"], traffic.partials, strict=True)):

@@ -25,6 +25,7 @@ from nearflash.gateware.stream.queue import StreamQueue
 __all__ = ["DotPath"]
 
 _LANES = 4
+_GROUP_MAX = 8
 
 
 class DotPath(wiring.Component):
@@ -101,12 +102,13 @@ class DotPath(wiring.Component):
         """Scores of all heads, whether they lie outside the format, whether a product broke the range rule."""
         scores, outside, exceeds = [], [], []
         for head in range(self._heads):
-            m.submodules[f"dot_{head}"] = dot = ExactDot()
+            m.submodules[f"dot_{head}"] = dot = ExactDot(sums=_GROUP_MAX // self._heads)
             m.submodules[f"score_{head}"] = score = ToScore()
             for lane in range(_LANES):
                 m.d.comb += dot.products[lane].eq(self.product[head * _LANES + lane])
             m.d.comb += [
                 dot.valid.eq(self.i.valid & (self.i.op.kind == OpKind.KEY)),
+                dot.index.eq(self.i.op.turn),
                 *(getattr(dot, name).eq(self.i.op[name]) for name in ("first", "last", "limit_shift")),
                 score.i.eq(dot.o),
             ]
