@@ -54,7 +54,7 @@ class _End(ctypes.Structure):
 
 
 class StreamUnit:
-    """`component` as a library; `name` names the library in the build cache.
+    """`component`, or a converted design, as a library; `name` names the library in the build cache.
 
     Streams are named by their path joined with a double underscore, at most 32 inputs. Other inputs are held for a
     whole run; other outputs are not seen. `devices` gives models that sit behind some of the streams instead.
@@ -63,7 +63,7 @@ class StreamUnit:
     """
 
     def __init__(self, component: Any, name: str, devices: Callable[[Design], "Devices"] | None = None) -> None:
-        design = convert(component)
+        design = component if isinstance(component, Design) else convert(component)
         found = devices(design) if devices else Devices()
         ports = {port.name: port for port in design.ports}
         streams = {

@@ -9,7 +9,8 @@ Contract: each request gives one header, then the codewords of its mask, ascendi
 order: the first one whose pages are in their registers goes first. Only those codewords cross the link: each run of
 neighbours takes one column change. The pages of all units are sensed at the same time; with `cached`, a unit senses its
 next page while the one before is read out. Programs and erases run on their unit while the others are read; each gives
-one result. Every wait of NandTiming is kept. A unit that stays busy far beyond its time is reset, and the codewords of
+one result. Every wait of NandTiming is kept; other units are served while a column
+change settles. A unit that stays busy far beyond its time is reset, and the codewords of
 the page that it owes come as zeros, marked `failed`: nothing waits for it.
 
 Timing: the bus changes hands within 4 clocks. o.valid of `codewords` depends on link.read.valid in the same clock.
@@ -24,12 +25,11 @@ from amaranth import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.attend.codeword import RAW_BYTES
 from nearflash.abi.attend.nand import NandTiming
 from nearflash.gateware.attn.interfaces import ContextRecord, PageHeader, PageRequest
 from nearflash.gateware.nfc.delivery import Delivery
 from nearflash.gateware.nfc.jobs import JobQueues
-from nearflash.gateware.nfc.link import RAW_BEATS, NandLinkSignature, RawBeat
+from nearflash.gateware.nfc.link import BEATS_BITS, NandLinkSignature, RawBeat, codeword_beats
 from nearflash.gateware.nfc.phrase import PhraseKind, PhrasePlayer
 from nearflash.gateware.nfc.requests import RequestTable
 from nearflash.gateware.nfc.runs import RunFinder
@@ -83,6 +83,7 @@ class NandController(wiring.Component):
     units : NAND units, a power of two, 2 to 64. timing : of the part. clock_hz : of this clock.
     requests : page requests in flight. unit_requests : of these, for one unit; a power of two.
     cached : use cache reads; of use where the units are too few to cover tR.
+    shared_enables : units share chip enables, so nothing may come between a column change and its data.
 
     Members
     -------
@@ -106,11 +107,14 @@ class NandController(wiring.Component):
         requests: int = 32,
         unit_requests: int = 8,
         cached: bool = False,
+        shared_enables: bool = False,
     ) -> None:
         if not 2 <= units <= 64 or units & (units - 1):
             raise ValueError(f"units must be a power of two, 2 to 64, not {units!r}")
         self.units, self.timing, self.clock_hz = units, timing, clock_hz
         self.requests, self.unit_requests, self.cached = requests, unit_requests, cached
+        self.shared_enables = shared_enables
+        self._status = PhraseKind.STATUS_OF_ROW if shared_enables else PhraseKind.STATUS
         super().__init__(
             {
                 "context": In(ContextRecord),
@@ -142,10 +146,12 @@ class NandController(wiring.Component):
         )
         for name, part in vars(parts).items():
             m.submodules[name] = part
-        self._connect(m, parts)
+        drain = Signal(BEATS_BITS)  # data of a program that cannot begin: they are dropped
+        self._connect(m, parts, drain)
 
-        slot, final = Signal(range(self.requests)), Signal()
-        m.d.comb += parts.requests.slot.eq(slot)
+        slot, kind = Signal(range(self.requests)), Signal(PhraseKind)  # the request read out; the phrase played
+        reading, final = Signal(), Signal()  # between column and data; the request is through
+        m.d.comb += [parts.requests.slot.eq(slot), parts.player.i.payload.kind.eq(kind)]
         with m.FSM():
             with m.State("DECIDE"):
                 m.d.comb += [parts.table.peek.eq(parts.table.found), parts.table.peek_unit.eq(parts.table.found_unit)]
@@ -155,15 +161,15 @@ class NandController(wiring.Component):
                     m.d.comb += parts.requests.ready.ready.eq(1)
                     m.d.sync += slot.eq(parts.requests.ready.payload)
                     m.next = "OPEN"
-            self._serve(m, parts, slot)
-            self._transfer(m, parts, slot, final)
+            self._serve(m, parts, kind, reading, drain)
+            self._transfer(m, parts, kind, reading, final)
         return m
 
     def _ticks(self, time_ns: int) -> int:
         # One more: the tick that has begun does not count.
         return -(-NandTiming.cycles(time_ns, self.clock_hz) >> TICK_LOG2) + 1
 
-    def _connect(self, m: Module, parts: _Parts) -> None:
+    def _connect(self, m: Module, parts: _Parts, drain: Signal) -> None:
         table, requests, jobs = parts.table, parts.requests, parts.jobs
         operation = self.operations
         for inner, outer in (
@@ -172,7 +178,6 @@ class NandController(wiring.Component):
             (parts.player.o, wiring.flipped(self.link.cycles)),
             (parts.delivery.o, wiring.flipped(self.codewords)),
             (parts.results.o, wiring.flipped(self.results)),
-            (wiring.flipped(self.program), wiring.flipped(self.link.write)),
         ):
             wiring.connect(m, inner, outer)
         m.d.comb += [
@@ -180,26 +185,36 @@ class NandController(wiring.Component):
             requests.context_valid.eq(self.context_valid),
             jobs.unit.eq(table.unit),
             table.jobs.eq(jobs.some),
-            table.operation.eq(operation.valid & (operation.payload.unit == table.unit)),
+            table.operation.eq(
+                operation.valid & (drain == 0) & (operation.payload.unit[: len(table.unit)] == table.unit)
+            ),
             parts.delivery.read.payload.eq(self.link.read.payload),
             parts.runs.i.payload.codewords.eq(requests.entry.header.codewords),
             parts.runs.i.payload.page_log2.eq(requests.entry.page_log2),
             self.header.payload.eq(requests.entry.header),
             self.late_unit.eq(table.found_unit),
+            self.link.write.payload.eq(self.program.payload),
+            self.link.write.valid.eq(self.program.valid & (drain == 0)),
+            self.program.ready.eq(self.link.write.ready | (drain != 0)),
         ]
+        with m.If((drain != 0) & self.program.valid):
+            m.d.sync += drain.eq(drain - 1)
 
-    def _serve(self, m: Module, parts: _Parts, slot: Signal) -> None:
+    def _serve(self, m: Module, parts: _Parts, kind: Signal, reading: Signal, drain: Signal) -> None:
         """States that give the unit that was found what it wants, and write its new record."""
         table, player, jobs = parts.table, parts.player, parts.jobs
         operation = self.operations.payload
-        job = Signal(range(self.requests))  # the unit's first
+        job, sensed = (
+            Signal(range(self.requests)),
+            Signal(range(self.requests)),
+        )  # the unit's first; whose page it reads
         some, more, owed = Signal(), Signal(), Signal()  # jobs; an operation
-        kind, status = Signal(PhraseKind), Signal(8)
+        status = Signal(8)
         phase = table.found_record.phase
         m.d.sync += self.late.eq(0)
         with m.State("CHOOSE"):
             m.d.comb += [table.peek.eq(1), table.peek_unit.eq(table.found_unit)]
-            m.d.sync += [job.eq(jobs.first), slot.eq(Mux(phase == UnitPhase.IDLE, jobs.first, jobs.next))]
+            m.d.sync += [job.eq(jobs.first), sensed.eq(Mux(phase == UnitPhase.IDLE, jobs.first, jobs.next))]
             m.d.sync += [
                 some.eq(jobs.some),
                 more.eq(jobs.more & ~table.operation & self.cached),
@@ -217,23 +232,23 @@ class NandController(wiring.Component):
                     with m.If(jobs.more & ~table.operation):
                         m.d.sync += kind.eq(PhraseKind.CACHE_READ)
                 with m.Default():
-                    m.d.sync += kind.eq(PhraseKind.STATUS)
+                    m.d.sync += kind.eq(self._status)
             m.next = "PLAY"
         with m.State("PLAY"):
             works = (kind == PhraseKind.PROGRAM) | (kind == PhraseKind.ERASE)
             m.d.comb += [
+                parts.requests.slot.eq(sensed),
                 player.i.valid.eq(1),
-                player.i.payload.kind.eq(kind),
                 player.i.payload.unit.eq(table.found_unit),
                 player.i.payload.row.eq(Mux(works, operation.row, parts.requests.entry.row)),
-                player.i.payload.beats.eq(Mux(works, operation.codewords * RAW_BEATS, 1)),
-                self.link.read.ready.eq(kind == PhraseKind.STATUS),
+                player.i.payload.beats.eq(Mux(works, codeword_beats(operation.codewords), 1)),
+                self.link.read.ready.eq(kind == self._status),
             ]
             with m.If(self.link.read.valid):
                 m.d.sync += status.eq(self.link.read.payload)
             with m.If(player.i.ready):
                 m.next = "SETTLE"
-                with m.If((kind == PhraseKind.STATUS) & (phase == UnitPhase.SENSE) & status[_READY] & more):
+                with m.If((kind == self._status) & (phase == UnitPhase.SENSE) & status[_READY] & more):
                     m.d.sync += kind.eq(PhraseKind.CACHE_READ)
                     m.next = "PLAY"
         with m.State("SETTLE"):
@@ -243,7 +258,13 @@ class NandController(wiring.Component):
                 self.operations.ready.eq(owed & (phase == UnitPhase.IDLE)),
             ]
             self._settle(m, parts, kind, status, some)
+            with m.If(owed & (phase == UnitPhase.RESET) & parts.results.i.payload.timeout):
+                m.d.comb += [parts.results.i.valid.eq(1), parts.results.i.payload.erase.eq(operation.erase)]
+                m.d.comb += self.operations.ready.eq(1)
+                m.d.sync += drain.eq(Mux(operation.erase, 0, codeword_beats(operation.codewords)))
             m.next = "DECIDE"
+            with m.If(reading):
+                m.next = "SETTLE-COLUMN"
 
     def _settle(self, m: Module, parts: _Parts, kind: Signal, status: Signal, some: Signal) -> None:
         """The record after a phrase, and what follows for the page or operation of the unit."""
@@ -264,7 +285,7 @@ class NandController(wiring.Component):
             for begins, (then, behind, time_ns) in begun.items():
                 with m.Case(begins):
                     m.d.comb += [new.phase.eq(then), new.behind.eq(behind), wait.eq(self._ticks(time_ns))]
-            with m.Case(PhraseKind.STATUS):
+            with m.Case(self._status):
                 with m.If(status[_READY]):
                     self._finish(m, parts, status, wait)
                 with m.Elif(old.tries != TRIES_MAX):
@@ -272,9 +293,9 @@ class NandController(wiring.Component):
                     self._retry(m, old, wait)
                 with m.Else():
                     m.d.sync += self.late.eq(1)
-                    m.d.comb += [new.phase.eq(UnitPhase.START), new.behind.eq(0)]
+                    m.d.comb += [new.phase.eq(UnitPhase.START), new.behind.eq(0), results.i.payload.timeout.eq(1)]
                     with m.If(phase == UnitPhase.WORK):
-                        m.d.comb += [results.i.valid.eq(1), results.i.payload.timeout.eq(1)]
+                        m.d.comb += results.i.valid.eq(1)
                     with m.Elif(some & ~old.failed):  # a unit that cannot be reset owes its jobs too
                         m.d.comb += [new.failed.eq(1), parts.requests.arrive.eq(1)]
         # The page behind may still be sensed: only then does the turn begin.
@@ -306,18 +327,22 @@ class NandController(wiring.Component):
             with m.Default():
                 m.d.comb += wait.eq(self._ticks(self.timing.read_ns // 16))
 
-    def _transfer(self, m: Module, parts: _Parts, slot: Signal, final: Signal) -> None:
+    def _transfer(self, m: Module, parts: _Parts, kind: Signal, reading: Signal, final: Signal) -> None:
         """States that read out one request, run after run."""
         table, requests, runs, delivery = parts.table, parts.requests, parts.runs, parts.delivery
         run, entry = runs.o.payload, requests.entry
         unit, opened = Signal(range(self.units)), Signal()  # whose page is being read out
-        failed, page_unit = Signal(), Signal(range(self.units))
+        phrase = parts.player.i.payload
         m.d.comb += [
-            page_unit.eq(entry.unit ^ run.second),
+            table.peek_unit.eq(unit),
+            phrase.unit.eq(unit),
+            phrase.row.eq(entry.row),
+            phrase.column.eq(codeword_beats(run.place) << 3),
+            phrase.beats.eq(codeword_beats(run.count)),
             delivery.i.payload.run.eq(run),
             delivery.i.payload.unit.eq(unit),
             delivery.i.payload.row.eq(entry.row),
-            delivery.i.payload.failed.eq(failed),
+            delivery.i.payload.failed.eq(table.record.failed),
         ]
         with m.State("OPEN"):
             m.d.comb += self.header.valid.eq(delivery.i.ready)  # behind the codewords of the request before
@@ -328,21 +353,37 @@ class NandController(wiring.Component):
             with m.If(runs.i.ready):
                 m.next = "RUN"
         with m.State("RUN"):
-            m.d.comb += [table.peek.eq(runs.o.valid), table.peek_unit.eq(page_unit)]
-            with m.If(runs.o.valid):
-                with m.If(run.fresh & opened):
-                    m.next = "CLOSE"
-                with m.Else():
-                    m.d.sync += [opened.eq(1), unit.eq(page_unit), failed.eq(table.record.failed)]
-                    m.next = "SEND"
+            with m.If(runs.o.valid & opened & run.fresh):  # the first page is through
+                m.next = "CLOSE"
+            with m.Elif(runs.o.valid):
+                m.d.sync += [unit.eq(entry.unit ^ run.second), opened.eq(1)]
+                m.next = "SEND"
         with m.State("SEND"):
-            m.d.comb += delivery.i.valid.eq(1)
+            m.d.comb += [table.peek.eq(1), delivery.i.valid.eq(1)]
+            m.d.sync += kind.eq(Mux(run.fresh, PhraseKind.SELECT, PhraseKind.COLUMN))
             with m.If(delivery.i.ready):
-                m.next = "DATA"
-                with m.If(failed):
+                m.next = "COLUMN"
+                with m.If(table.record.failed):
                     m.next = "NEXT"
+        with m.State("COLUMN"):
+            m.d.comb += parts.player.i.valid.eq(1)
+            with m.If(parts.player.i.ready):
+                m.next = "SETTLE-COLUMN"
+        with m.State("SETTLE-COLUMN"):  # the bus is free meanwhile
+            m.d.comb += [table.peek.eq(table.found), table.peek_unit.eq(table.found_unit)]
+            m.d.sync += reading.eq(0)
+            with m.If(table.found & (not self.shared_enables)):
+                m.d.sync += reading.eq(1)
+                m.next = "CHOOSE"
+            with m.Elif(parts.player.settled | self.shared_enables):
+                m.d.sync += kind.eq(PhraseKind.DATA)
+                m.next = "DATA"
         with m.State("DATA"):
-            self._read_out(m, parts, unit)
+            m.d.comb += [
+                parts.player.i.valid.eq(1),
+                delivery.read.valid.eq(self.link.read.valid),
+                self.link.read.ready.eq(delivery.read.ready),
+            ]
             with m.If(parts.player.i.ready):
                 m.next = "NEXT"
         with m.State("NEXT"):
@@ -352,7 +393,7 @@ class NandController(wiring.Component):
             with m.If(run.last):
                 m.next = "CLOSE"
         with m.State("CLOSE"):
-            m.d.comb += [table.peek.eq(1), table.peek_unit.eq(unit), table.change.eq(1), parts.jobs.pop.eq(1)]
+            m.d.comb += [table.peek.eq(1), table.change.eq(1), parts.jobs.pop.eq(1)]
             m.d.comb += [table.new.eq(table.record), table.new.failed.eq(0), requests.release.eq(final)]
             with m.If(table.record.phase == UnitPhase.READY):
                 m.d.comb += table.new.phase.eq(Mux(table.record.behind, UnitPhase.CHAIN, UnitPhase.IDLE))
@@ -360,16 +401,3 @@ class NandController(wiring.Component):
             m.next = "RUN"
             with m.If(final):
                 m.next = "DECIDE"
-
-    def _read_out(self, m: Module, parts: _Parts, unit: Signal) -> None:
-        run, phrase = parts.runs.o.payload, parts.player.i.payload
-        m.d.comb += [
-            parts.player.i.valid.eq(1),
-            phrase.kind.eq(Mux(run.fresh, PhraseKind.SELECT, PhraseKind.COLUMN)),
-            phrase.unit.eq(unit),
-            phrase.row.eq(parts.requests.entry.row),
-            phrase.column.eq(run.place * RAW_BYTES),
-            phrase.beats.eq(run.count * RAW_BEATS),
-            parts.delivery.read.valid.eq(self.link.read.valid),
-            self.link.read.ready.eq(parts.delivery.read.ready),
-        ]

@@ -3,8 +3,8 @@
 All queues share one memory of `units` x `depth` words. The queue of a unit is looked at by naming the unit; its first
 job leaves when the page is through. Reset empties all queues, which takes `units` clocks: nothing is taken meanwhile.
 
-Timing: a job can be looked at in the clock after it was taken; `first`, `next`, `some` and `more` are combinational
-from `unit`.
+Timing: a job can be looked at in the clock after it was taken; `some` and `more` are combinational from `unit`, `first`
+and `next` come a clock later.
 """
 
 from amaranth import Module, Signal
@@ -27,7 +27,7 @@ class JobQueues(wiring.Component):
     i : In stream of {unit, slot}; waits while the unit's queue is full.
     unit : In, whose queue is looked at.
     some, more : Out, it holds at least one, at least two.
-    first, next : Out, its first and second job.
+    first, next : Out, first and second job of the unit looked at in the clock before.
     pop : In, the first job of `unit` leaves.
 
     Raises
@@ -96,7 +96,7 @@ class JobQueues(wiring.Component):
         for place, slot in enumerate((self.first, self.next)):
             read = slots.read_port(domain="comb")
             m.d.comb += read.addr.eq((self.unit << (bits - 1)) | (left_here.data + place)[: bits - 1])
-            m.d.comb += slot.eq(read.data)
+            m.d.sync += slot.eq(read.data)
 
         with m.If(clearing):
             m.d.comb += [port.addr.eq(clear) for port in (write_came, write_left)]

@@ -11,17 +11,23 @@ otherwise. Data go at the rate of the link; where a side stalls, the strobe paus
 status in its low byte.
 """
 
+from amaranth import Value
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.codeword import RAW_BYTES
 
-__all__ = ["RAW_BEATS", "BusCycle", "CycleKind", "NandLinkSignature", "RawBeat"]
+__all__ = ["RAW_BEATS", "BusCycle", "CycleKind", "NandLinkSignature", "RawBeat", "codeword_beats"]
 
 RAW_BEATS = RAW_BYTES // 8
 """Beats of a raw codeword."""
 BEATS_BITS = 12
 """Width of a beat count: a page of 32 codewords has 2,208."""
+
+
+def codeword_beats(codewords: Value) -> Value:
+    """Beats of so many raw codewords, by shifts: a multiplication would take a DSP block."""
+    return sum((codewords << place for place in range(1, RAW_BEATS.bit_length()) if RAW_BEATS >> place & 1), codewords)
 
 
 class CycleKind(enum.Enum, shape=2):

@@ -3,7 +3,8 @@
     first ─► C1 C2 ─► R1 R2 R3 ─► second ─► wait ─► data ─► close        (each phrase has some of them)
 
 Contract: a phrase is taken in the clock in which its last bus cycle ends; `i` must stand still until then. No command
-follows data out within tRHW. What a unit does afterwards is not waited for: that is the caller's business.
+follows data out within tRHW, no DATA phrase the last SELECT or COLUMN within tCCS; others may come between those.
+What a unit does after a phrase is not waited for: that is the caller's business.
 
 Timing: the first bus cycle is offered in the clock in which a phrase is; no clock is lost between bus cycles.
 Source: ONFI 4.2, "Command Definition".
@@ -33,25 +34,28 @@ class PhraseKind(enum.Enum, shape=4):
     CACHE_END = 2
     """Put the sensed page into the cache register."""
     STATUS = 3
-    SELECT = 4
-    """Data out of a page register (06h-E0h)."""
-    COLUMN = 5
-    """Data out of the same page register as before, from another column (05h-E0h)."""
-    PROGRAM = 6
-    ERASE = 7
-    RESET = 8
+    STATUS_OF_ROW = 4
+    """The same where units share a chip enable: the row's upper bits say which one."""
+    SELECT = 5
+    """Name page and column of the data that DATA will give."""
+    COLUMN = 6
+    """Name another column of the page named before."""
+    DATA = 7
+    PROGRAM = 8
+    ERASE = 9
+    RESET = 10
 
 
 @dataclass(frozen=True)
 class Form:
     """A phrase's cycles: command bytes, whether column and row are sent, the wait before data, which way data go."""
 
-    first: int
+    first: int | None
     column: bool = False
     row: bool = False
     second: int | None = None
     wait: str = ""
-    data: Any = None  # a CycleKind
+    data: Any = None  # READ or WRITE
     close: int | None = None
 
 
@@ -59,9 +63,11 @@ FORMS = {
     PhraseKind.READ: Form(0x00, column=True, row=True, second=0x30),
     PhraseKind.CACHE_READ: Form(0x00, column=True, row=True, second=0x31),
     PhraseKind.CACHE_END: Form(0x3F),
-    PhraseKind.STATUS: Form(0x78, row=True, wait="whr_ns", data=CycleKind.READ),
-    PhraseKind.SELECT: Form(0x06, column=True, row=True, second=0xE0, wait="ccs_ns", data=CycleKind.READ),
-    PhraseKind.COLUMN: Form(0x05, column=True, second=0xE0, wait="ccs_ns", data=CycleKind.READ),
+    PhraseKind.STATUS: Form(0x70, wait="whr_ns", data=CycleKind.READ),
+    PhraseKind.STATUS_OF_ROW: Form(0x78, row=True, wait="whr_ns", data=CycleKind.READ),
+    PhraseKind.SELECT: Form(0x06, column=True, row=True, second=0xE0),
+    PhraseKind.COLUMN: Form(0x05, column=True, second=0xE0),
+    PhraseKind.DATA: Form(None, data=CycleKind.READ),
     PhraseKind.PROGRAM: Form(0x80, column=True, row=True, wait="adl_ns", data=CycleKind.WRITE, close=0x10),
     PhraseKind.ERASE: Form(0x60, row=True, second=0xD0),
     PhraseKind.RESET: Form(0xFF),
@@ -76,7 +82,7 @@ class Phrase(data.Struct):
     column: 16
     row: 24
     beats: BEATS_BITS
-    """Data beats; 1 for STATUS."""
+    """Data beats; 1 for the status."""
 
 
 class _Step(enum.Enum, shape=4):
@@ -105,13 +111,16 @@ class PhrasePlayer(wiring.Component):
     -------
     i : In stream of Phrase.
     o : Out stream of BusCycle.
+    settled : Out, a DATA phrase would not have to wait.
     """
 
     def __init__(self, timing: NandTiming, clock_hz: int) -> None:
         self.waits = {
             name: timing.cycles(getattr(timing, name), clock_hz) for name in ("whr_ns", "ccs_ns", "adl_ns", "rhw_ns")
         }
-        super().__init__({"i": In(stream.Signature(Phrase)), "o": Out(stream.Signature(BusCycle))})
+        super().__init__(
+            {"i": In(stream.Signature(Phrase)), "o": Out(stream.Signature(BusCycle)), "settled": Out(1)},
+        )
 
     def elaborate(self, platform: object) -> Module:
         """One step after the other; a phrase's form says which step comes next."""
@@ -119,12 +128,15 @@ class PhrasePlayer(wiring.Component):
         phrase, cycle = self.i.payload, self.o.payload
         step, following = Signal(_Step), Signal(_Step)
         over, moves = Signal(), Signal()
-        left = Signal(range(max(self.waits.values()) + 1))  # clocks to wait before this step
-        wait = Signal.like(left)  # that this phrase has before its data
+        longest = range(max(self.waits.values()) + 1)
+        left = Signal(longest)  # clocks to wait before this step
+        settle = Signal(longest)  # clocks until DATA may come
+        wait = Signal(longest)  # that this phrase has before its data
         m.d.comb += [
             cycle.unit.eq(phrase.unit),
             cycle.beats.eq(phrase.beats),
-            self.o.valid.eq(self.i.valid & (left == 0)),
+            self.settled.eq(settle == 0),
+            self.o.valid.eq(self.i.valid & Mux(phrase.kind == PhraseKind.DATA, self.settled, left == 0)),
             moves.eq(self.o.valid & self.o.ready),
             self.i.ready.eq(moves & over),
         ]
@@ -137,24 +149,27 @@ class PhrasePlayer(wiring.Component):
 
         with m.If(left != 0):
             m.d.sync += left.eq(left - 1)
+        with m.If(settle != 0):
+            m.d.sync += settle.eq(settle - 1)
         with m.If(moves):
             m.d.sync += step.eq(Mux(over, _Step.FIRST, following))
             with m.If(following == _Step.DATA):
                 m.d.sync += left.eq(wait)
-            with m.If((step == _Step.DATA) & (cycle.kind == CycleKind.READ)):
+            with m.If(cycle.kind == CycleKind.READ):
                 m.d.sync += left.eq(self.waits["rhw_ns"])
+            with m.If((phrase.kind == PhraseKind.SELECT) | (phrase.kind == PhraseKind.COLUMN)):
+                m.d.sync += settle.eq(self.waits["ccs_ns"])
         return m
 
     def _follow(self, m: Module, form: Form, step: Signal, following: Signal, over: Signal, cycle: data.View) -> None:
         """Command bytes of `form`, the step after each of its steps, and whether that was the last one."""
+        if form.first is None:  # data are all there is
+            m.d.comb += [over.eq(1), cycle.kind.eq(form.data)]
+            return
         columns = [_Step.COLUMN_LOW, _Step.COLUMN_HIGH] if form.column else []
         rows = [_Step.ROW_LOW, _Step.ROW_MIDDLE, _Step.ROW_HIGH] if form.row else []
-        ends = [
-            *([_Step.SECOND] if form.second is not None else []),
-            *([_Step.DATA] if form.data else []),
-            *([_Step.CLOSE] if form.close is not None else []),
-        ]
-        steps = [_Step.FIRST, *columns, *rows, *ends]
+        second, close = [_Step.SECOND] * (form.second is not None), [_Step.CLOSE] * (form.close is not None)
+        steps = [_Step.FIRST, *columns, *rows, *second, *[_Step.DATA] * (form.data is not None), *close]
         m.d.comb += over.eq(step == steps[-1])
         with m.Switch(step):
             for here, there in itertools.pairwise(steps):
@@ -165,7 +180,7 @@ class PhrasePlayer(wiring.Component):
                 if byte is not None:
                     with m.Case(at):
                         m.d.comb += cycle.byte.eq(byte)
-            if form.data:
+            if form.data is not None:
                 with m.Case(_Step.DATA):
                     m.d.comb += cycle.kind.eq(form.data)
 

@@ -6,7 +6,7 @@ the first page (K) into the second (V), but else is as long as can be. The mask 
 Timing: one bit of the mask a clock, beside what the reader of the runs does; back-pressure: yes.
 """
 
-from amaranth import Module, Signal
+from amaranth import Cat, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -52,14 +52,14 @@ class RunFinder(wiring.Component):
         """Shift the mask to the right, bit after bit; a run ends where the next bit is clear or in the other page."""
         m = Module()
         mask = Signal(64)
-        page_log2 = Signal(3)
+        page_mask = Signal(6)  # place in the page, of a number
         run = Signal(Run)  # that grows
         number = Signal(6)  # of the mask's lowest bit
         seen = Signal()  # this page had a run already
+        second = Signal()  # this is the second page
         bits = Signal(6)
-        page_mask, ends_page, last = Signal(6), Signal(), Signal()
+        ends_page, last = Signal(), Signal()
         m.d.comb += [
-            page_mask.eq((1 << page_log2) - 1),
             bits.eq(number & page_mask),
             ends_page.eq(bits == page_mask),
             last.eq(mask[1:] == 0),
@@ -67,12 +67,16 @@ class RunFinder(wiring.Component):
             self.o.payload.count.eq(run.count + 1),
             self.o.payload.last.eq(last),
             self.o.payload.fresh.eq(~seen),
+            self.o.payload.second.eq(second),
         ]
         with m.FSM():
             with m.State("LOAD"):
                 m.d.comb += self.i.ready.eq(1)
-                m.d.sync += [mask.eq(self.i.payload.codewords), page_log2.eq(self.i.payload.page_log2)]
-                m.d.sync += [number.eq(0), run.count.eq(0), seen.eq(0)]
+                m.d.sync += [
+                    mask.eq(self.i.payload.codewords),
+                    page_mask.eq(Cat(self.i.payload.page_log2 > at for at in range(6))),
+                ]
+                m.d.sync += [number.eq(0), run.count.eq(0), seen.eq(0), second.eq(0)]
                 with m.If(self.i.valid):
                     m.next = "SCAN"
             with m.State("SCAN"):
@@ -85,7 +89,6 @@ class RunFinder(wiring.Component):
                     m.d.comb += [
                         self.o.payload.number.eq(number),
                         self.o.payload.place.eq(bits),
-                        self.o.payload.second.eq((number >> page_log2)[0]),
                     ]
                 with m.If(step):
                     m.d.sync += [mask.eq(mask[1:]), number.eq(number + 1)]
@@ -94,7 +97,7 @@ class RunFinder(wiring.Component):
                     with m.Elif(mask[0]):
                         m.d.sync += [run.eq(self.o.payload)]
                     with m.If(ends_page):
-                        m.d.sync += seen.eq(0)
+                        m.d.sync += [seen.eq(0), second.eq(1)]
                     with m.If(last):
                         m.next = "LOAD"
         return m

@@ -139,10 +139,10 @@ class NandChannel:
         )
         return page
 
-    def stick(self, unit: int, stuck: bool = True) -> None:
-        """From its next command on that makes it busy, the unit stays busy for ever (or no more)."""
+    def stick(self, unit: int, after: int = 0) -> None:
+        """The unit finishes `after` more commands that make it busy, then stays busy for ever; -1: it finishes all."""
         self._check_unit(unit)
-        self._library.nand_stick(self._address, ctypes.c_uint64(unit), int(stuck))
+        self._library.nand_stick(self._address, ctypes.c_uint64(unit), ctypes.c_int64(after))
 
     def spoil(self, unit: int, block: int) -> None:
         """Programs and erases of the block fail from now on."""

@@ -42,7 +42,7 @@ struct NandUnit {
     std::unordered_map<uint32_t, std::vector<uint8_t>> pages;
     std::unordered_map<uint32_t, uint64_t> block_reads, block_erases;
     std::set<uint32_t> bad_blocks;
-    bool stuck = false;  // once busy, for ever busy
+    int64_t busy_left = -1;  // commands that it still finishes, or -1: all
 
     std::vector<uint8_t> cache, array;    // the register that is read out, the one behind it
     uint32_t cache_row = 0, array_row = 0;
@@ -290,8 +290,10 @@ class NandChannel {
 
     // Ready after `ready_ns`, the array after `array_ns`.
     void busy(NandUnit& u, double ready_ns, double array_ns) {
-        u.ready_at = u.stuck ? HUGE_VAL : now() + ready_ns;
-        u.array_at = u.stuck ? HUGE_VAL : now() + array_ns;
+        const bool stuck = u.busy_left == 0;
+        if (u.busy_left > 0) --u.busy_left;
+        u.ready_at = stuck ? HUGE_VAL : now() + ready_ns;
+        u.array_at = stuck ? HUGE_VAL : now() + array_ns;
         u.status_from = now() + settings.wb_ns;
     }
 
@@ -439,7 +441,7 @@ int nand_page(NandChannel* channel, uint64_t unit, uint32_t row, uint8_t* bytes)
     return 1;
 }
 
-void nand_stick(NandChannel* channel, uint64_t unit, int stuck) { channel->units[unit].stuck = stuck; }
+void nand_stick(NandChannel* channel, uint64_t unit, int64_t after) { channel->units[unit].busy_left = after; }
 
 void nand_spoil(NandChannel* channel, uint64_t unit, uint32_t block) {
     channel->units[unit].bad_blocks.insert(block);
