@@ -6,46 +6,72 @@ Opening builds the simulator on first use (a minute for a large configuration) a
 from typing import Any, Self
 
 from nearflash.abi.commands import Completion
-from nearflash.abi.config import UpdateConfig
-from nearflash.abi.config import update_config as named_config
-from nearflash.abi.errors import WaitTimeoutError
+from nearflash.abi.config import AttendConfig, KernelConfig
+from nearflash.abi.config import config as named_config
+from nearflash.abi.errors import ConfigError, WaitTimeoutError
 from nearflash.device.memory import DEFAULT_BYTES, SimulatedMemory
 from nearflash.device.registers import RegisterDevice
 from nearflash.gateware.top.update import UpdateKernel
 from nearflash.sim.kernel import KernelLibrary, MemoryModel
+from nearflash.sim.nand.channel import NandModel
+from nearflash.sim.nand.parts import nand_part, nand_parts
 from nearflash.sim.verilog import cached_design
 
-__all__ = ["VerilatorDevice", "kernel_component"]
+__all__ = ["VerilatorDevice", "kernel_component", "nand_model"]
 
 #: A kernel that moves no data for so long will never move any.
 QUIET_CYCLES = 100_000
 
-_TOPS = {"update": UpdateKernel}
 
-
-def kernel_component(config: UpdateConfig) -> Any:
+def kernel_component(config: KernelConfig) -> Any:
     """The top of the kernel that `config` describes."""
-    return _TOPS[config.kernel](config)
+    if isinstance(config, AttendConfig):
+        from nearflash.gateware.top.attend import AttendKernel
+
+        return AttendKernel(config)
+    return UpdateKernel(config)
+
+
+def nand_model(config: KernelConfig) -> NandModel | None:
+    """NAND without bit errors that fits the kernel: a part with the timing and page of `config`; None where it has none.
+
+    Raises ConfigError where no part fits.
+    """
+    if not isinstance(config, AttendConfig) or not config.units:
+        return None
+    for part in map(nand_part, nand_parts()):
+        if part.timing == config.nand and part.page_bytes == config.page_bytes:
+            return NandModel(part, config.units, config.clock_hz)
+    raise ConfigError(f"some NAND part must have the timing and the page of {config.full_name}, not none")
 
 
 class VerilatorDevice(RegisterDevice):
     """The simulated kernel of `config`.
 
-    `kernel` is the simulator: memory model, statistics, cycles, and waves for a device made with `trace`.
+    `kernel` is the simulator: memory model, NAND channels, statistics, cycles, and waves for a device made with `trace`.
+    `nand` is what lies behind a kernel with NAND units, by default what `nand_model` says.
 
     Raises BuildError (see nearflash.sim.build) where the simulator cannot be built.
     """
 
     def __init__(
         self,
-        config: UpdateConfig,
+        config: KernelConfig,
         *,
         memory_bytes: int = DEFAULT_BYTES,
         model: MemoryModel | None = None,
+        nand: NandModel | None = None,
         trace: bool = False,
     ) -> None:
         design = cached_design(f"{config.full_name}-{config.digest[:16]}", lambda: kernel_component(config))
-        self.kernel = KernelLibrary(design, config.full_name, memory_bytes=memory_bytes, model=model, trace=trace)
+        self.kernel = KernelLibrary(
+            design,
+            config.full_name,
+            memory_bytes=memory_bytes,
+            model=model,
+            nand=nand or nand_model(config),
+            trace=trace,
+        )
         memory = SimulatedMemory(base=self.kernel.base_address, storage=self.kernel.memory)
         super().__init__("verilator", config, memory)
         self._enable_interrupt()
@@ -98,7 +124,8 @@ class VerilatorDevice(RegisterDevice):
         return self.kernel.waits_text()
 
     def _moved_bytes(self) -> int:
-        return sum(port.read_bytes + port.written_bytes for port in self.kernel.statistics().values())
+        memory = sum(port.read_bytes + port.written_bytes for port in self.kernel.statistics().values())
+        return memory + sum(channel.statistics().data_cycles for channel in self.kernel.channels)
 
     def _enable_interrupt(self) -> None:
         self.write("interrupt_mask", self._map["interrupt_mask"].pack({"done": 1}))

@@ -1,7 +1,7 @@
 """A kernel top, Verilated, with memory behind its AXI4 ports: registers, runs, statistics, waves.
 
 The component has `clk` and `rst`, an AXI4-Lite slave `s_axi_control`, AXI4 masters (`m_axi_gmem0`, ...), an output
-`interrupt` and optionally a 32-bit input `git_revision`. All ports share one memory, page aligned, that numpy sees and
+`interrupt` and optionally a 32-bit input `git_revision` and NAND links. All ports share one memory, page aligned, that numpy sees and
 that files opened with O_DIRECT can be read into and written from: the stand-in for a device's peer-to-peer window.
 """
 
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import DeviceError
 from nearflash.device.memory import anonymous
 from nearflash.sim.build import build_library
+from nearflash.sim.nand.channel import NandChannel, NandModel, link_names, nand_header
 from nearflash.sim.pins import memory_ports, pins_header
 from nearflash.sim.stalls import SimulationTimeout
+from nearflash.sim.streams import Devices
 from nearflash.sim.verilog import Design, convert
 
 __all__ = ["BusError", "KernelLibrary", "MemoryModel", "PortStatistics", "ProtocolError"]
@@ -112,6 +114,7 @@ class KernelLibrary:
         memory_bytes: int,
         base_address: int = 0x1000_0000,
         model: MemoryModel | None = None,
+        nand: NandModel | None = None,
         git_revision: int = 0,
         trace: bool = False,
     ) -> None:
@@ -119,11 +122,15 @@ class KernelLibrary:
             raise ValueError(f"memory_bytes must be a positive multiple of {mmap.PAGESIZE}, not {memory_bytes!r}")
         design = component if isinstance(component, Design) else convert(component)
         self.port_names = memory_ports(design)
+        links = link_names(design.ports)
+        if bool(links) != bool(nand):
+            raise ValueError(f"nand must be given for a design with NAND links, and only then; it has {len(links)}")
+        devices = nand_header(design) + "using Devices = NandDevices;\n" if links else Devices().header
         path = build_library(
             design,
             name=name + ("-trace" if trace else ""),
             shim=_SHIM,
-            headers={"pins.hpp": pins_header(design)},
+            headers={"pins.hpp": pins_header(design), "devices.hpp": devices},
             trace=trace,
             show_streams=True,
         )
@@ -135,6 +142,9 @@ class KernelLibrary:
             self.memory.ctypes.data, memory_bytes, base_address, git_revision
         )
         self.configure(model or MemoryModel())
+        self.channels = tuple(
+            NandChannel(self._library, self._call("device", index), nand) for index in range(len(links)) if nand
+        )
 
     def __del__(self) -> None:
         self.close()
@@ -182,7 +192,10 @@ class KernelLibrary:
         return cycles
 
     def advance(self, limit_cycles: int, *, until_interrupt: bool = False) -> int:
-        """Run for `limit_cycles`, or less where the interrupt ends it; return the cycles. Raises ProtocolError."""
+        """Run for `limit_cycles`, or less where the interrupt ends it; return the cycles.
+
+        Raises ProtocolError, NandViolation (see nearflash.sim.nand.channel).
+        """
         cycles = int(self._call("run", limit_cycles, until_interrupt))
         self._check_protocol()
         return cycles
@@ -245,6 +258,8 @@ class KernelLibrary:
         error = self._call("error")
         if error:
             raise ProtocolError(error.decode())
+        for channel in self.channels:
+            channel.check()
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -257,6 +272,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "kernel_configure": (None, pointer, pointer),
         "kernel_write": (integer, pointer, ctypes.c_uint32, ctypes.c_uint32, word),
         "kernel_read": (integer, pointer, ctypes.c_uint32, pointer, word),
+        "kernel_device": (pointer, pointer, integer),
         "kernel_run": (word, pointer, word, integer),
         "kernel_interrupt": (integer, pointer),
         "kernel_cycles": (word, pointer),

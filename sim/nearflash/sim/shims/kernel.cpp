@@ -1,6 +1,7 @@
-// A kernel top as a library: AXI4-Lite control, AXI4 memory ports, interrupt, statistics, waves.
+// A kernel top as a library: AXI4-Lite control, AXI4 memory ports, models behind other ports, interrupt, statistics,
+// waves.
 // The generated pins.hpp defines Ports (a tuple of AxiPort), make_ports, Control, interrupt_pin, set_git_revision;
-// waits.hpp, made after Verilator has run, defines internal_waits.
+// devices.hpp defines Devices, models behind other ports; waits.hpp, made after Verilator has run, internal_waits.
 #include <memory>
 #include <tuple>
 
@@ -11,6 +12,7 @@
 #endif
 
 #include "control.hpp"
+#include "devices.hpp"
 #include "memory.hpp"
 #include "pins.hpp"
 #include "waits.hpp"
@@ -23,6 +25,7 @@ struct Kernel {
     Memory memory;
     Ports ports;
     Control control{top};
+    Devices devices;
 #if VM_TRACE
     std::unique_ptr<VerilatedVcdC> trace;
     uint64_t trace_first = 0, trace_end = 0;
@@ -45,10 +48,12 @@ struct Kernel {
     void settle() {
         memory.total.refill();
         each_port([](auto& port) { port.drive(); });
+        devices.drive(top);
         top.clk = 0;
         top.eval();
         dump(2 * memory.cycle);
         each_port([](auto& port) { port.sample(); });
+        devices.sample(top);
     }
 
     // Second half: the clock edge.
@@ -70,6 +75,7 @@ struct Kernel {
 
     void reset() {
         each_port([](auto& port) { port.reset(); });
+        devices.reset();
         control.idle();
         top.rst = 1;
         for (int cycle = 0; cycle < 4; ++cycle) {
@@ -151,6 +157,8 @@ uint64_t kernel_run(Kernel* kernel, uint64_t limit, int until_interrupt) {
     }
     return cycles;
 }
+
+void* kernel_device(Kernel* kernel, int index) { return kernel->devices.at(index); }
 
 int kernel_interrupt(Kernel* kernel) { return interrupt_pin(kernel->top); }
 
