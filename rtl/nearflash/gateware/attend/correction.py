@@ -33,7 +33,7 @@ class HeadScale(data.Struct):
     """Factor of one query head, fp32 bits."""
 
     head: HEAD_BITS
-    scale: FP32.bits
+    scale: 32
 
 
 class ScaleCorrection(wiring.Component):

@@ -1,11 +1,13 @@
 """Query buffer: holds q of one head group and goes over it, row by row, as often as asked.
 
-Contract: `load` takes group · dim_rows rows from i, head by head. `walk` gives rows on `o`: KEYS walks over the channels,
-all heads of four channels before the next four, at least 4 cycles each; WRITE over the passes of G heads, in a pass
+Contract: `load` takes group · dim_rows rows from i, head by head. `walk` gives rows on `o`: KEYS walks over the channels, all
+heads of four channels before the next four, at least 4 cycles each; WRITE over the passes of G heads, in a pass
 over the channels likewise, without idle cycles.
 
 Timing: a row a cycle; LATENCY cycles from its read to `o`; back-pressure: none on o. `busy` falls when all is out.
 """
+
+from typing import Any
 
 from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -130,10 +132,10 @@ class QueryBuffer(wiring.Component):
         return m
 
     @staticmethod
-    def _lanes(row: Signal) -> list[object]:
+    def _lanes(row: Signal) -> list[Any]:
         return [row.word_select(lane, FP16.bits) for lane in range(LANES)]
 
-    def _walk(self, m: Module, tag: object, address: Signal) -> object:
+    def _walk(self, m: Module, tag: Any, address: Signal) -> Signal:
         """Slots inside rows inside passes; a head is dim_rows rows away from the one before. True with the last."""
         slot, row, head = Signal(HEAD_BITS), Signal(ROW_BITS), Signal(4)  # head: first of the pass
         start, place, slots = Signal(9), Signal(9), Signal(4)  # addresses: of the pass, of the row at hand
