@@ -1,0 +1,172 @@
+"""Bench `attend`, flash bytes: `sparf` against `sparf-page` at equal error, on what a language model really attends to.
+
+A head's error is |out - dense| / |dense| (Euclidean, over a query head's output); `output_error` is its mean over all
+layers, heads and texts. `sparf` has a fixed setting (k = S/16 tokens, r = d/8, fp16 index, m = 2); for `sparf-page`
+(int4 index, r = 32) the budget is searched: of all candidates with no more mean error than sparf on one half of the
+texts, the one with the fewest bytes. Rows are of the other half, from the bit-exact model.
+
+`sparf` is counted twice: reading whole pages, as it was published, and reading codewords, as this kernel does for any
+mode. Bytes are data bytes (without ECC and CRC) and include the tail's. A row with a `skipped` key measured nothing.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.descriptor import Mode
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.model.attend.head import attend_repeated
+from nearflash.model.attend.settings import Settings
+from nearflash.model.attend.traffic import Traffic, traffic
+from nearflash.sim.bench.quick_attention import QuickHeads, relative_error
+from nearflash.sim.bench.recording import Recorded, record
+
+__all__ = ["MODELS_VARIABLE", "flash_rows", "measure"]
+
+MODELS_VARIABLE = "NEARFLASH_MODELS"
+"""Environment variable: folder with the models and eval_tokens.npy (texts of 4,096 token ids)."""
+_LOG2E = 1.4426950408889634
+_TOKENS = (4096, 3584)
+"""The first has no tail, the second half a block of it."""
+_BLOCK_TOKENS = 1024
+_MASS = int(0.95 * 65536)
+_BUDGETS = (32, 24, 20, 16, 14, 12, 10, 8, 6, 5, 4, 3, 2)
+"""Candidates: one page in so many."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One setting; means over heads and texts."""
+
+    settings: Settings
+    error: float
+    lost: float
+    """Dense attention's probability on the tokens that are not read."""
+    traffic: tuple[Traffic, ...]
+
+    def asked(self, whole_pages: bool) -> float:
+        """Data bytes asked for, a head."""
+        if not whole_pages:
+            return float(np.mean([t.all.asked_bytes for t in self.traffic]))
+        pages = [t.index.requests + t.tail.requests + t.gather.requests * self.settings.token_layout.pages
+                 for t in self.traffic]  # fmt: skip
+        return float(np.mean(pages)) * self.settings.page_bytes
+
+
+def flash_rows(folder: Path | None = None, model: str = "doclm-30m", texts: int = 16) -> Iterator[dict[str, Any]]:
+    """Rows of `model` in `folder` (default: what the environment variable names) on `texts` held-out texts."""
+    named = os.environ.get(MODELS_VARIABLE)
+    folder = folder or (Path(named) if named else None)
+    if folder is None or not (folder / model / "config.json").is_file():
+        yield {"mode": "sparf-page", "model": model, "skipped": f"set {MODELS_VARIABLE} to the folder that has {model}"}
+        return
+    held_out = np.load(folder / "eval_tokens.npy").reshape(-1, max(_TOKENS))
+    chosen = held_out[:: max(1, len(held_out) // texts)][:texts]
+    yield from measure(record(folder / model, chosen, _TOKENS), model, _TOKENS, len(chosen) // 2)
+
+
+def measure(recorded: Iterable[Recorded], model: str, tokens: tuple[int, ...], search: int) -> Iterator[dict[str, Any]]:
+    """Rows for each S of `tokens`; the budget is searched at the first S on the first `search` texts."""
+    remaining = iter(recorded)
+    pages_in = _search([text.at(0, tokens[0]) for text in islice(remaining, search)], tokens[0])
+    texts = list(remaining)
+    for position, count in enumerate(tokens):
+        heads = [text.at(position, count) for text in texts]
+        dim = heads[0].q.shape[-1]
+        layouts = (_sparf(dim, count, False), _sparf(dim, count, True))
+        rows = [
+            _row("sparf", model, count, measured, whole)
+            for measured in _exact(heads, layouts)
+            for whole in (True, False)
+        ]  # fmt: skip
+        (page,) = _exact(heads, (_sparf_page(dim, count, pages_in),))
+        own = _row("sparf-page", model, count, page, False)
+        for reads in ("pages", "codewords"):
+            asked = min(row["flash_bytes_asked_per_head"] for row in rows if row["reads"] == reads)
+            own["ratio" if reads == "pages" else "ratio_codewords"] = asked / own["flash_bytes_asked_per_head"]
+        own["of"] = "bytes asked for: the better of sparf's layouts, whole pages (or codewords) / this row"
+        yield from (*rows, own)
+
+
+def _sparf(dim: int, tokens: int, interleaved: bool) -> Settings:
+    budget = max(1, tokens // 16)
+    return Settings(
+        Mode(0), dim, _LOG2E / dim**0.5, channels=dim // 8, budget=budget, local=max(1, budget // 4),
+        group_tokens=8 if interleaved else 16, interleaved=interleaved, block_tokens=_BLOCK_TOKENS,
+    )  # fmt: skip
+
+
+def _sparf_page(dim: int, tokens: int, pages_in: int) -> Settings:
+    """At most one page in `pages_in`."""
+    return Settings(
+        Mode.PAGE | Mode.PROBABILITY, dim, _LOG2E / dim**0.5, channels=32, mass=_MASS, local=64, group_tokens=8,
+        interleaved=True, block_tokens=_BLOCK_TOKENS, index_format=IndexFormat.INT4,
+        budget=max(1, tokens // 8 // pages_in),
+    )  # fmt: skip
+
+
+def _search(texts: list[Recorded], tokens: int) -> int:
+    """The smallest budget (the largest number of pages of which one is read) that is as accurate as sparf."""
+    errors = np.zeros(len(_BUDGETS))
+    limit = 0.0
+    for text in texts:
+        heads = QuickHeads(text.q[0], text.k, text.v)
+        dim = text.q.shape[-1]
+        limit += _quick_error(heads, [_sparf(dim, tokens, True)])[0]
+        errors += _quick_error(heads, [_sparf_page(dim, tokens, pages_in) for pages_in in _BUDGETS])
+    good = [pages_in for pages_in, error in zip(_BUDGETS, errors, strict=True) if error <= limit]
+    return max(good, default=_BUDGETS[-1])
+
+
+def _quick_error(heads: QuickHeads, candidates: list[Settings]) -> NDArray[np.float64]:
+    """Mean errors of candidates that differ in the budget."""
+    approximation = heads.approximate(candidates[0])
+    outs = (heads.attend(approximation, heads.choose(approximation, settings)) for settings in candidates)
+    return np.array([relative_error(out, heads.dense).mean() for out in outs])
+
+
+def _exact(texts: list[Recorded], layouts: tuple[Settings, ...]) -> list[_Measured]:
+    """The bit-exact model on every head of every text; the settings differ in what changes no number."""
+    errors, lost, reads = [], [], []
+    for text in texts:
+        quick = QuickHeads(text.q[0], text.k, text.v)
+        for head, (q, k, v) in enumerate(zip(text.q[0], text.k, text.v, strict=True)):
+            mean = v.astype(np.float64).mean(axis=0).astype(np.float32)
+            result = attend_repeated(q, k, v, mean, layouts[0])
+            assert result.out is not None, result.faults
+            errors.append(relative_error(result.out.astype(np.float32), quick.dense[head]).mean())
+            lost.append((quick.probabilities[head] * ~result.chosen).sum(axis=-1).mean())
+            reads.append([traffic(settings, result.channels, result.chosen) for settings in layouts])
+    error, missing = float(np.mean(errors)), float(np.mean(lost))
+    return [
+        _Measured(settings, error, missing, own)
+        for settings, own in zip(layouts, zip(*reads, strict=True), strict=True)
+    ]
+
+
+def _row(mode: str, model: str, tokens: int, measured: _Measured, whole: bool) -> dict[str, Any]:
+    settings = measured.settings
+    return {
+        "mode": mode,
+        "model": model,
+        "tokens": tokens,
+        "layout": "interleaved" if settings.interleaved else "separate",
+        "reads": "pages" if whole else "codewords",
+        "index_bits": settings.index_format.bits,
+        "channels": settings.channels,
+        "budget": settings.budget,
+        "mass": settings.mass / 65536,
+        "flash_bytes_asked_per_head": measured.asked(whole),
+        "flash_bytes_used_per_head": float(np.mean([t.all.used_bytes for t in measured.traffic])),
+        "flash_bytes_tail_per_head": float(np.mean([t.tail.asked_bytes for t in measured.traffic])),
+        "output_error": measured.error,
+        "lost_probability": measured.lost,
+        "heads": len(measured.traffic),
+        "unit": "data bytes",
+    }
