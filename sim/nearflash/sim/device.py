@@ -6,7 +6,7 @@ Opening builds the simulator on first use (a minute for a large configuration) a
 from typing import Any, Self
 
 from nearflash.abi.commands import Completion
-from nearflash.abi.config import AttendConfig, KernelConfig
+from nearflash.abi.config import AttendConfig, KernelConfig, UpdateConfig
 from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import ConfigError, WaitTimeoutError
 from nearflash.device.memory import DEFAULT_BYTES, SimulatedMemory
@@ -29,11 +29,12 @@ def kernel_component(config: KernelConfig) -> Any:
         from nearflash.gateware.top.attend import AttendKernel
 
         return AttendKernel(config)
+    assert isinstance(config, UpdateConfig)
     return UpdateKernel(config)
 
 
 def nand_model(config: KernelConfig) -> NandModel | None:
-    """NAND without bit errors that fits the kernel: a part with the timing and page of `config`; None where it has none.
+    """NAND behind the kernel, without bit errors: a part with timing and page of `config`; None where it has no units.
 
     Raises ConfigError where no part fits.
     """
@@ -48,7 +49,7 @@ def nand_model(config: KernelConfig) -> NandModel | None:
 class VerilatorDevice(RegisterDevice):
     """The simulated kernel of `config`.
 
-    `kernel` is the simulator: memory model, NAND channels, statistics, cycles, and waves for a device made with `trace`.
+    `kernel` is the simulator: memory model, NAND channels, statistics, cycles; waves for a device made with `trace`.
     `nand` is what lies behind a kernel with NAND units, by default what `nand_model` says.
 
     Raises BuildError (see nearflash.sim.build) where the simulator cannot be built.

@@ -1,8 +1,9 @@
 """A kernel top, Verilated, with memory behind its AXI4 ports: registers, runs, statistics, waves.
 
 The component has `clk` and `rst`, an AXI4-Lite slave `s_axi_control`, AXI4 masters (`m_axi_gmem0`, ...), an output
-`interrupt` and optionally a 32-bit input `git_revision` and NAND links. All ports share one memory, page aligned, that numpy sees and
-that files opened with O_DIRECT can be read into and written from: the stand-in for a device's peer-to-peer window.
+`interrupt` and optionally a 32-bit input `git_revision` and NAND links. All ports share one memory, page aligned, that
+numpy sees and that files opened with O_DIRECT can be read into and written from: the stand-in for a device's
+peer-to-peer window.
 """
 
 import ctypes
