@@ -197,6 +197,35 @@ def test_only_what_is_used_must_be_finite(make_head):
             assert result.faults & Fault.NONFINITE and result.out is None
 
 
+def test_a_fault_of_q_or_of_the_scores_ends_the_head(make_head):
+    q, k, v, v_mean = make_head(100, 64, 2, seed=10)
+    bad = q.copy()
+    bad[1, 7] = np.nan
+    high = k.copy()
+    high[3] = 60000  # would be a fault of the range too, in the scores and in the gather
+    for kind in (settings(), dense(64, 2, -90)):
+        result = attend(bad, high, v, v_mean, kind)
+        assert result.faults == Fault.NONFINITE and result.sums is None and result.maximum == ()
+    broken = k.copy()
+    broken[:] = np.inf
+    result = attend(q, broken, v, v_mean, settings())
+    assert result.faults == Fault.NONFINITE and result.sums is None and result.entries == 100
+    assert result.completion(1).maximum == () and not result.chosen.any()
+
+
+def test_a_saturated_logit_does_not_keep_the_gather_from_its_faults(make_head):
+    q, k, v, v_mean = make_head(100, 64, 1, seed=11)
+    q[:] = 0
+    q[0, 0], q[0, 1:9] = 8, 4
+    k[:], k[5, 0] = 0, 1000  # 8000 · scale passes 2^11 in base 2; exactly cancelled below
+    k[5, 1:9], v[5, 2] = -250, np.nan
+    kind = replace(settings(channels=1, budget=20), scale=0.5)
+    result = attend(q, k, v, v_mean, kind)
+    assert result.faults == Fault.SCORE_RANGE | Fault.NONFINITE
+    v[5, 2] = 1
+    assert attend(q, k, v, v_mean, kind).faults == Fault.SCORE_RANGE, "REFERENCE_LOW is not judged then"
+
+
 @pytest.mark.parametrize("index", IndexFormat)
 def test_scores_out_of_range_are_a_fault(index):
     kind = settings(index_format=index, block_tokens=64, group_tokens=16)

@@ -33,6 +33,7 @@ class Gathered:
     maximum: tuple[int, ...]
     """Floor of the largest logit, by head."""
     faults: Fault
+    """REFERENCE_LOW only beside no fault but REFERENCE_HIGH."""
 
 
 def gather(q: F16, k: F16, v: F16, scale: float, reference: tuple[int, ...]) -> Gathered:
@@ -44,12 +45,10 @@ def gather(q: F16, k: F16, v: F16, scale: float, reference: tuple[int, ...]) -> 
     top = np.array(reference)
     weights, high = to_weight(logits, top[:, None])
     maximum = (logits >> -LOGIT_LSB).max(axis=1)
-    for fault, raised in (
-        (Fault.SCORE_RANGE, outside.any() or saturated.any()),
-        (Fault.REFERENCE_HIGH, high.any()),
-        (Fault.REFERENCE_LOW, (maximum < top - REFERENCE_HEADROOM).any()),
-    ):
-        faults |= fault if raised else Fault(0)
+    if outside.any() or saturated.any():
+        faults |= Fault.SCORE_RANGE
+    low = not faults and bool((maximum < top - REFERENCE_HEADROOM).any())
+    faults |= (Fault.REFERENCE_HIGH if high.any() else Fault(0)) | (Fault.REFERENCE_LOW if low else Fault(0))
     return Gathered(exact_sum(weights), exact_dot(weights, v), tuple(maximum.tolist()), faults)
 
 

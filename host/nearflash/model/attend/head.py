@@ -3,7 +3,7 @@
     channels ─► approximate scores ─► logits ─► entries ─► selection ─► gather of the chosen tokens ─► output
 
 Pages change no number, so there are none here: `sparq` and `sparf` are the same, and traffic.py counts what is read.
-A fault of the scan ends the head: nothing is gathered.
+A fault of q ends the head before its scan, one of the scores before its gather.
 """
 
 from dataclasses import dataclass, replace
@@ -32,22 +32,22 @@ _REFERENCE_FAULTS = Fault.REFERENCE_HIGH | Fault.REFERENCE_LOW
 
 @dataclass(frozen=True)
 class HeadResult:
-    """What becomes of one head; after a fault, what there was before it."""
+    """What becomes of one head."""
 
     faults: Fault
     channels: NDArray[np.int64]
     """Channels of the approximate score, ascending, (r,); none in dense attention."""
     chosen: NDArray[np.bool_]
-    """J, (S,)."""
+    """J, (S,); none without a gather."""
     selected: int
     """Entries selected: tokens, or pages in page selection."""
     entries: int
     alpha: F32
-    """(g,)."""
+    """(g,); empty without a gather."""
     references: tuple[int, ...]
-    """References of the gather, by query head; empty after a fault of the scan."""
+    """References of the gather, by query head; empty without a gather."""
     sums: Gathered | None
-    """None after a fault of the scan."""
+    """None without a gather."""
     out: F16 | None
     """(g, d); None after a fault."""
 
@@ -57,7 +57,7 @@ class HeadResult:
 
     @property
     def maximum(self) -> tuple[int, ...]:
-        """Floor of the largest base-2 logit of the chosen tokens, by query head; empty after a fault of the scan."""
+        """Floor of the largest base-2 logit of the chosen tokens, by query head; empty without a gather."""
         return self.sums.maximum if self.sums else ()
 
 
@@ -67,19 +67,19 @@ def attend(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResul
     Raises FormatError for other dtypes, ShapeError for shapes that do not fit together or to `settings`.
     """
     _check(q, k, v, v_mean, settings)
+    _, faults = finite(q)
+    if faults:
+        return _without_gather(faults, np.empty(0, np.int64), len(k), settings)
     scan = _dense(len(q), len(k), settings) if settings.mode & Mode.DENSE else _scan(q, k, settings)
-    choice, faults = scan.choice, scan.faults
-    chosen = np.repeat(choice.mask, settings.entry_tokens)[: len(k)]
-    references = settings.reference or choice.references
-    sums, out, alpha = None, None, choice.alpha
-    if not faults:
-        sums = gather(q, k[chosen], v[chosen], settings.scale, references)
-        faults = sums.faults
-    if sums and not faults:
-        out = finish(sums, alpha, v_mean)
-    return HeadResult(
-        faults, scan.channels, chosen, int(choice.mask.sum()), len(choice.mask), alpha, references, sums, out
-    )
+    if not scan.choice:
+        return _without_gather(scan.faults, scan.channels, len(k), settings)
+    mask, alpha = scan.choice.mask, scan.choice.alpha
+    chosen = np.repeat(mask, settings.entry_tokens)[: len(k)]
+    references = settings.reference or scan.choice.references
+    sums = gather(q, k[chosen], v[chosen], settings.scale, references)
+    faults = scan.faults | (sums.faults & ~Fault.REFERENCE_LOW if scan.faults else sums.faults)
+    out = None if faults else finish(sums, alpha, v_mean)
+    return HeadResult(faults, scan.channels, chosen, int(mask.sum()), len(mask), alpha, references, sums, out)
 
 
 def attend_repeated(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResult:
@@ -99,7 +99,8 @@ class _Scan:
     """What is known of a head before its gather."""
 
     channels: NDArray[np.int64]
-    choice: Selected
+    choice: Selected | None
+    """None after a fault of the scores."""
     faults: Fault
 
 
@@ -111,19 +112,25 @@ def _dense(group: int, tokens: int, settings: Settings) -> _Scan:
 
 def _scan(q: F16, k: F16, settings: Settings) -> _Scan:
     """Approximate scores, and the entries that they choose."""
-    (q,), faults = finite(q)
     channels = top_channels(q, settings.channels)
-    scores, outside = approximate_scores(q, k, channels, settings)
+    scores, faults = approximate_scores(q, k, channels, settings)
+    if faults:
+        return _Scan(channels, None, faults)
     logits, saturated = to_logit(scores, logit_scales(q, channels, settings.scale)[:, None])
-    faults |= outside | (Fault.SCORE_RANGE if saturated.any() else Fault(0))
+    beyond = settings.entries(len(k))
     choice = selection(
         entries(logits, settings.entry_tokens),
         settings.budget,
-        max(0, len(k) - settings.local) // settings.entry_tokens if settings.local else settings.entries(len(k)),
+        max(0, len(k) - settings.local) // settings.entry_tokens if settings.local else beyond,
         probability=bool(settings.mode & Mode.PROBABILITY),
         mass=settings.mass,
     )
-    return _Scan(channels, choice, faults)
+    return _Scan(channels, choice, Fault.SCORE_RANGE if saturated.any() else Fault(0))
+
+
+def _without_gather(faults: Fault, channels: NDArray[np.int64], tokens: int, settings: Settings) -> HeadResult:
+    none = np.empty(0, np.float32)
+    return HeadResult(faults, channels, np.zeros(tokens, bool), 0, settings.entries(tokens), none, (), None, None)
 
 
 def _check(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> None:
