@@ -113,7 +113,7 @@ class NandChannel:
         self.configure(model)
 
     def configure(self, model: NandModel) -> None:
-        """Set part, rates and seed. Another number of units or size of page empties all pages."""
+        """Set part, rates and seed, forget a violation. Another number of units or size of page empties all pages."""
         self.model = model
         self._library.nand_configure(self._address, ctypes.byref(_Settings.of(model)))
 

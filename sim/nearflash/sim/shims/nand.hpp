@@ -80,6 +80,7 @@ class NandChannel {
         cycle_ns = 1e9 / wanted.clock_hz;
         beats_per_cycle = wanted.link_bytes_per_s / wanted.clock_hz / 8;
         draw_next_error();
+        *error = 0;
         if (anew) {
             units.clear();
             units.resize(wanted.units);
