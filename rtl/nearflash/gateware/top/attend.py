@@ -1,0 +1,290 @@
+"""The `attend` kernel: decode attention of heads whose K and V lie on flash channels or in memory.
+
+    s_axi_control ─ RegisterFile ─ Batch ─► Prepare ─► ScanWalker, TokenWalker ─► RequestRouter ─┬─► channels (NAND)
+                                              ▲                                                  └─► MemorySource
+                                   ContextTable ◄─ done, alpha, finished                                │
+    channels ─► ScoreArbiter ─► Selection ─► masks ─► TokenWalker         channels ◄─ PageDelivery ◄────┘
+    channels ─► Finish ─► out, completions
+
+docs/attention.md draws the heads' way through them. All memory traffic is on gmem0: five readers share its read
+channels, Finish has its write channels.
+
+Contract: the registers of nearflash.abi.registers.ATTEND, started as an XRT kernel (ap_ctrl_chain); descriptors and
+completions of nearflash.abi.attend. `waiting` is live, all other status stands still from `done` to the next start.
+Numerics: docs/attention.md, 1; equals nearflash.model.attend to the bit.
+"""
+
+from typing import Any
+
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.config import AttendConfig
+from nearflash.abi.counters import ATTEND_COUNTERS
+from nearflash.abi.registers import ATTEND
+from nearflash.gateware.attend.batch import Batch
+from nearflash.gateware.attend.channel import Channel
+from nearflash.gateware.attend.contexts import ContextTable
+from nearflash.gateware.attend.finish import Finish
+from nearflash.gateware.attend.memory import MemorySource
+from nearflash.gateware.attend.pages import PageDelivery
+from nearflash.gateware.attend.prepare import Prepare
+from nearflash.gateware.attend.router import RequestRouter
+from nearflash.gateware.attend.scan import ScanWalker
+from nearflash.gateware.attend.scores import ScoreArbiter
+from nearflash.gateware.attend.tokens import TokenWalker
+from nearflash.gateware.bus.arbiter import ReadArbiter
+from nearflash.gateware.bus.axi import Axi4Signature, AxiLiteSignature, connect_channels
+from nearflash.gateware.bus.counters import Counters
+from nearflash.gateware.bus.registers import RegisterFile
+from nearflash.gateware.nfc.bch.share import CorrectorShare
+from nearflash.gateware.nfc.link import NandLinkSignature
+from nearflash.gateware.nfc.sealed import SealedChecker
+from nearflash.gateware.topk.selection import Selection
+
+__all__ = ["AttendKernel"]
+
+_COUNTER_BITS = 48
+_SUMMED = {
+    "codewords_received": "received", "codewords_corrected": "corrected",
+    "codewords_uncorrectable": "uncorrectable", "codewords_foreign": "foreign",
+}  # fmt: skip
+_ENGINE_SUMMED = {
+    "beats_used": "beat_used", "lane_cycles": "lane_cycle", "wait_data_cycles": "wait_data",
+    "wait_score_cycles": "wait_score",
+}  # fmt: skip
+_CORRECTOR_CHANNELS = 4
+"""Channels that share a corrector."""
+
+
+class AttendKernel(wiring.Component):
+    """Top of the attend kernel.
+
+    Parameters
+    ----------
+    config : build configuration.
+
+    Members
+    -------
+    s_axi_control : In AxiLiteSignature, the register block.
+    m_axi_gmem0 : Out Axi4Signature, `config.port_bits` wide.
+    nand0, nand1, ... : NandLinkSignature, one a channel, with NAND units only.
+    interrupt : Out, level.
+    git_revision : In, first 32 bits of the git revision; tied by the board's wrapper, 0 in simulation.
+
+    Raises
+    ------
+    ValueError : the port is not 64 bits wide.
+    """
+
+    def __init__(self, config: AttendConfig) -> None:
+        self.config = config
+        links = {f"nand{index}": Out(NandLinkSignature) for index in range(config.channels) if config.units}
+        super().__init__(
+            {
+                "s_axi_control": In(AxiLiteSignature((ATTEND.size_bytes - 1).bit_length())),
+                "m_axi_gmem0": Out(Axi4Signature(config.port_bits)),
+                **links,
+                "interrupt": Out(1),
+                "git_revision": In(32),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Units; then what connects them, by what flows."""
+        m = Module()
+        config = self.config
+        m.submodules.registers = self._registers = RegisterFile(ATTEND)
+        m.submodules.batch = self._batch = Batch(config, self._registers.values.shape())
+        m.submodules.prepare = self._prepare = Prepare(config)
+        m.submodules.contexts = self._contexts = ContextTable(config)
+        m.submodules.scan = self._scan = ScanWalker(config)
+        m.submodules.tokens = self._tokens = TokenWalker(config)
+        m.submodules.router = self._router = RequestRouter(config)
+        m.submodules.memory = self._memory = MemorySource(config)
+        m.submodules.sealed = self._sealed = SealedChecker()
+        m.submodules.pages = self._pages = PageDelivery(config.channels, config.contexts)
+        m.submodules.scores = self._scores = ScoreArbiter(config.channels, config.contexts)
+        m.submodules.selection = self._selection = Selection(config)
+        m.submodules.finish = self._finish = Finish(config)
+        self._channels = [Channel(config) for _ in range(config.channels)]
+        for index, channel in enumerate(self._channels):
+            m.submodules[f"channel_{index}"] = channel
+
+        self._connect_control(m)
+        self._connect_heads(m)
+        self._connect_requests(m)
+        self._connect_channels(m)
+        self._connect_memory(m)
+        self._count(m)
+        self._show_waiting(m)
+        return m
+
+    def _connect_control(self, m: Module) -> None:
+        """The register block and the batch."""
+        registers, batch, status = self._registers, self._batch, self._registers.status
+        wiring.connect(m, wiring.flipped(self.s_axi_control), registers.bus)
+        m.d.comb += [
+            self.interrupt.eq(registers.interrupt),
+            batch.values.eq(registers.values),
+            batch.start.eq(registers.start),
+            registers.done.eq(batch.done),
+            status.status.eq(batch.status),
+            status.fault_address.eq(batch.fault_address),
+            status.git_revision.eq(self.git_revision),
+            status.config_digest.eq(self.config.digest64),
+        ]
+
+    def _connect_heads(self, m: Module) -> None:
+        """A head's way: prepared, scanned, selected, gathered, finished."""
+        batch, prepare, contexts, scan, tokens = self._batch, self._prepare, self._contexts, self._scan, self._tokens
+        selection, finish, values = self._selection, self._finish, self._registers.values
+        for source, sink in (
+            (batch.o, prepare.i), (contexts.o_free, prepare.i_context), (prepare.o, contexts.i),
+            (prepare.o_scan, scan.i), (prepare.o_mask, scan.i_mask), (contexts.o_tail, tokens.i_tail),
+            (contexts.o_dense, tokens.i_dense), (contexts.o_slot, tokens.i_slot), (scan.o_end, contexts.i_end[0]),
+            (tokens.o_end, contexts.i_end[1]), (contexts.o_select, selection.i_command),
+            (selection.o_start, tokens.i_start), (selection.o_mask, tokens.i_mask),
+            (contexts.o_finish, finish.i_command), (finish.o_free, contexts.i_finished),
+            (self._scores.o, selection.i), (selection.o_alpha, contexts.i_alpha),
+        ):  # fmt: skip
+            wiring.connect(m, source, sink)
+        alpha = selection.o_alpha
+        m.d.comb += [
+            batch.ended.eq(finish.o_free.valid & finish.o_free.ready),
+            batch.lost.eq(finish.lost),
+            batch.error.eq(finish.error),
+            prepare.descriptors_address.eq(values.descriptors_address),
+            prepare.contexts.eq(contexts.contexts),
+            prepare.expired.eq(contexts.expired),
+            finish.completions_address.eq(values.completions_address),
+            contexts.start.eq(batch.begin),
+            contexts.contexts.eq(1 << batch.contexts_log2),
+            contexts.watchdog.eq(values.watchdog),
+            selection.contexts_log2.eq(batch.contexts_log2),
+            scan.credit_valid.eq(contexts.credit_valid),
+            scan.credit.eq(contexts.credit),
+            tokens.plan_valid.eq(prepare.o.valid & prepare.o.ready),
+            tokens.plan_context.eq(prepare.o.payload.select.context),
+            tokens.plan.eq(prepare.o.payload.token),
+            finish.i_alpha.payload.eq(alpha.payload),
+            finish.i_alpha.valid.eq(alpha.valid & alpha.ready),
+            Cat(selection.i_scale.valid, selection.i_scale.write).eq(Cat(prepare.scale_valid, prepare.scale)),
+        ]
+        # Broadcasts: the context's constants, and where a head's sums are.
+        for unit in (selection, self._pages, self._scores, *self._channels):
+            m.d.comb += [unit.i_context.valid.eq(prepare.record_valid), unit.i_context.record.eq(prepare.record)]
+        for unit in (finish, *self._channels):
+            m.d.comb += [unit.i_gather.valid.eq(tokens.gather_valid), unit.i_gather.write.eq(tokens.gather)]
+
+    def _connect_requests(self, m: Module) -> None:
+        """From the walkers to the page sources; pages from memory to their channels."""
+        router, memory, sealed, pages = self._router, self._memory, self._sealed, self._pages
+        for source, sink in (
+            (self._scan.o, router.i[0]), (self._tokens.o, router.i[1]), (router.o_memory, memory.i),
+            (memory.o_header, pages.i), (memory.o, sealed.i), (pages.o_owner, sealed.i_owner),
+            (sealed.o, pages.i_codeword),
+        ):  # fmt: skip
+            wiring.connect(m, source, sink)
+
+    def _connect_channels(self, m: Module) -> None:
+        """Pages, scores, sums; with NAND its requests, its link and its share of a corrector."""
+        units = self.config.units
+        correctors = [
+            CorrectorShare(min(_CORRECTOR_CHANNELS, self.config.channels - first))
+            for first in range(0, self.config.channels, _CORRECTOR_CHANNELS)
+            if units
+        ]
+        for index, corrector in enumerate(correctors):
+            m.submodules[f"corrector_{index}"] = corrector
+        for index, channel in enumerate(self._channels):
+            for source, sink in (
+                (self._pages.o_page[index], channel.i_page), (self._pages.o[index], channel.i),
+                (channel.o_score, self._scores.i[index]), (channel.o_done, self._contexts.i_done[index]),
+                (self._finish.o_drain[index], channel.i_drain), (channel.o_partial, self._finish.i_partial[index]),
+            ):  # fmt: skip
+                wiring.connect(m, source, sink)
+            m.d.comb += [
+                channel.i_query.valid.eq(self._prepare.query_valid),
+                channel.i_query.row.eq(self._prepare.query),
+            ]
+            if units:
+                corrector, place = correctors[index // _CORRECTOR_CHANNELS], index % _CORRECTOR_CHANNELS
+                wiring.connect(m, self._router.o[index], channel.i_request)
+                wiring.connect(m, channel.o_syndromes, corrector.i[place])
+                wiring.connect(m, corrector.o[place], channel.i_errors)
+                wiring.connect(m, channel.link, wiring.flipped(getattr(self, f"nand{index}")))
+
+    def _connect_memory(self, m: Module) -> None:
+        """The readers share the port; their first errors are kept until the next batch."""
+        readers = [self._prepare, self._scan, self._tokens, self._memory]
+        buses = [*(reader.bus for reader in readers), self._finish.read_bus]
+        m.submodules.arbiter = arbiter = ReadArbiter(len(buses), self.config.port_bits)
+        for bus, port in zip(buses, arbiter.port, strict=True):
+            wiring.connect(m, bus, port)
+        connect_channels(m, arbiter.bus, self.m_axi_gmem0)
+        connect_channels(m, self._finish.write_bus, self.m_axi_gmem0)
+        m.d.comb += [part.clear.eq(self._batch.begin) for part in (*readers, self._finish)]
+        m.d.comb += self._contexts.memory_error.eq(Cat(reader.error.seen for reader in readers).any())
+
+    def _count(self, m: Module) -> None:
+        """Events in a register on their way to the counters: they come from everywhere."""
+        widths = {name: 4 for name in (*_SUMMED, *_ENGINE_SUMMED)} | {"codewords_asked": 7}
+        m.submodules.counters = counters = Counters(
+            {name: widths.get(name, 1) for name in ATTEND_COUNTERS}, _COUNTER_BITS
+        )
+        bus, phases, finish = self.m_axi_gmem0, self._contexts.phases, self._finish
+        asked = self._router.o_memory.payload.request.codewords
+        moved = [self._router.o_memory, *self._router.o]
+        events: dict[str, Any] = {
+            "cycles": 1,
+            "heads_done": self._batch.ended,
+            "heads_faulty": self._batch.ended & finish.faulty,
+            "index_requests": self._scan.o.valid & self._scan.o.ready,
+            "token_requests": self._tokens.o.valid & self._tokens.o.ready,
+            "codewords_asked": Mux(Cat(o.valid & o.ready for o in moved).any(), sum(asked), 0),
+            **{name: sum(channel.events[event] for channel in self._channels) for name, event in _SUMMED.items()},
+            **{
+                name: sum(channel.events.engine[event] for channel in self._channels)
+                for name, event in _ENGINE_SUMMED.items()
+            },
+            "prepare_cycles": ~self._prepare.idle,
+            "scan_cycles": phases.scan != 0,
+            "select_cycles": self._selection.busy,
+            "gather_cycles": phases.gather != 0,
+            "finish_cycles": finish.busy,
+            "read_beats": bus.rvalid & bus.rready,
+            "write_beats": bus.wvalid & bus.wready,
+        }
+        m.d.comb += [counters.start.eq(self._registers.start), counters.done.eq(self._batch.done)]
+        for name, event in events.items():
+            m.d.comb += [
+                counters.events[name].eq(event),
+                self._registers.status[name].eq(counters.latched[name]),
+            ]
+
+    def _show_waiting(self, m: Module) -> None:
+        """What waits now: phases with heads in them, and channels with pages asked for that have not begun to come."""
+        waiting, phases = self._registers.status.waiting, self._contexts.phases
+        channels = [self._asked_pages(m, index) for index in range(self.config.channels)]
+        m.d.comb += [
+            waiting.memory.eq(~self._memory.idle),
+            waiting.prepare.eq(~self._prepare.idle),
+            waiting.scan.eq(phases.scan != 0),
+            waiting.select.eq(self._selection.busy),
+            waiting.gather.eq(phases.gather != 0),
+            waiting.finish.eq(self._finish.busy),
+            waiting.channels.eq(Cat(channels)),
+        ]
+
+    def _asked_pages(self, m: Module, index: int) -> Value:
+        """Whether pages for a channel were asked for that have not begun to come."""
+        pages = Signal(12, name=f"asked_pages_{index}")
+        asked = Signal(name=f"asked_{index}")
+        memory, nand = self._router.o_memory, self._router.o[index]
+        m.d.comb += asked.eq(
+            (memory.valid & memory.ready & (memory.payload.channel == index)) | (nand.valid & nand.ready)
+        )
+        m.d.sync += pages.eq(pages + asked - self._channels[index].events.page)
+        return pages != 0
