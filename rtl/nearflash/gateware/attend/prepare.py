@@ -5,11 +5,10 @@
                                          └─► QueryWriter ─► query rows
                                                   └──────► ScaleCorrection ─► scales
 
-Contract: heads leave in the order of their indices. A head gets a context when its channels are chosen; then its record,
-query rows and scales are broadcast, then its plan leaves on o, then, unless it is dense or has faults, on o_scan, behind
-which come the selected channels on o_mask (which may come ahead of the plan, never ahead of those of the head before).
-A head with a bad descriptor (fault DESCRIPTOR) or an infinity or a NaN in q (NONFINITE) leaves as a plan with that fault.
-After `expired` nothing leaves on o_scan and o_mask.
+Contract: heads leave in the order of their indices. A head gets a context when its channels are chosen; then its
+record, query rows and scales are broadcast, its plan leaves on o, and, unless it is dense or has faults, on o_scan. Its
+selected channels leave on o_mask ahead of its plan. A head with a bad descriptor (fault DESCRIPTOR) or an infinity or a
+NaN in q (NONFINITE) leaves as a plan with that fault. After `expired` nothing leaves on o_scan and o_mask.
 
 Timing: about 940 cycles and two memory latencies a head of d = 128, g = 4; back-pressure: yes.
 Numerics: docs/attention.md, "Channels" and "Logit".

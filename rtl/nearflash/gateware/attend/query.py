@@ -1,8 +1,8 @@
 """Query buffer: holds q of one head group and goes over it, row by row, as often as asked.
 
 Contract: `load` takes group · dim_rows rows from i, head by head. `walk` gives rows on o: KEYS walks over the channels,
-all heads of four channels before the next four, at least 4 cycles each; WRITE over the passes of G heads, in a pass over
-the channels likewise, without idle cycles.
+all heads of four channels before the next four, at least 4 cycles each; WRITE over the passes of G heads, in a pass
+over the channels likewise, without idle cycles.
 
 Timing: a row a cycle; LATENCY cycles from its read to `o`; back-pressure: none on o. `busy` falls when all is out.
 """

@@ -28,11 +28,14 @@ from nearflash.gateware.attn.interfaces import CONTEXT_BITS, MaskBeat, RequestKi
 from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.bus.transfer import BusError
+from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["ScanWalker"]
 
 _ROWS_MAX, _PAGES_MAX = 32, 128
 _ENTRY_BYTES = 8
+_MASK_BEATS = 64
+"""All channels of a head: its mask must not hold Prepare back, which sends the plan behind it."""
 
 
 class ScanWalker(wiring.Component):
@@ -44,7 +47,8 @@ class ScanWalker(wiring.Component):
 
     Members
     -------
-    i : In stream of ScanPlan. i_mask : In stream of MaskBeat, the head's selected channels, behind its plan.
+    i : In stream of ScanPlan. i_mask : In stream of MaskBeat, the head's selected channels; those of one head may come
+        ahead of its plan.
     credit_valid, credit : In, broadcast of BlockCredit.
     o : Out stream of RoutedRequest (of any source). o_end : Out stream of WalkEnd.
     bus : Out Axi4ReadSignature. clear : In, forgets `error`. error : Out BusError.
@@ -72,8 +76,10 @@ class ScanWalker(wiring.Component):
         """List the head's pages, then walk over the table's entries; the table is read from the head's start on."""
         m = Module()
         m.submodules.reader = reader = BurstReader(64, max_outstanding=4, max_burst_bytes=512)
+        m.submodules.masks = masks = StreamQueue(MaskBeat, _MASK_BEATS)
         m.submodules.pages = pages = Memory(shape=7 + _ROWS_MAX, depth=_PAGES_MAX, init=[])
         wiring.connect(m, reader.bus, wiring.flipped(self.bus))
+        wiring.connect(m, wiring.flipped(self.i_mask), masks.i)
         m.d.comb += [reader.clear.eq(self.clear), self.error.eq(reader.error)]
         self._plan = plan = Signal(ScanPlan)
         self._listed = Signal(8)  # pages in the list
@@ -96,7 +102,7 @@ class ScanWalker(wiring.Component):
                 with m.If(self.i.valid):
                     m.next = "LIST-PAGES"
             with m.State("LIST-PAGES"):
-                with m.If(self._list(m, pages.write_port())):
+                with m.If(self._list(m, masks.o, pages.write_port())):
                     m.next = "WALK"
             with m.State("WALK"):
                 m.d.comb += walking.eq(~walked)
@@ -120,9 +126,9 @@ class ScanWalker(wiring.Component):
             step = self._plan.index_pages * _ENTRY_BYTES
             m.d.sync += [left.eq(left - 1), command.payload.address.eq(command.payload.address + step)]
 
-    def _list(self, m: Module, write: Any) -> Signal:
+    def _list(self, m: Module, mask: Any, write: Any) -> Signal:
         """One channel a cycle: collect the rows of a page, and keep the page if there are any. True with the last."""
-        beat = self.i_mask.payload
+        beat = mask.payload
         place, row, page = Signal(2), Signal(range(_ROWS_MAX)), Signal(7)
         rows, collected = Signal(_ROWS_MAX), Signal(_ROWS_MAX)
         last, page_end = Signal(), Signal()
@@ -132,9 +138,9 @@ class ScanWalker(wiring.Component):
             collected.eq(rows | (beat.mask.bit_select(place, 1) << row)),
             write.addr.eq(self._listed),
             write.data.eq(Cat(page, collected)),
-            self.i_mask.ready.eq(place == 3),
+            mask.ready.eq(place == 3),
         ]
-        with m.If(self.i_mask.valid):
+        with m.If(mask.valid):
             m.d.comb += write.en.eq(page_end & (collected != 0))
             m.d.sync += [place.eq(place + 1), row.eq(row + 1), rows.eq(collected)]
             with m.If(write.en):
@@ -142,7 +148,7 @@ class ScanWalker(wiring.Component):
             with m.If(page_end):
                 m.d.sync += [row.eq(0), rows.eq(0), page.eq(Mux(last, 0, page + 1))]
         done = Signal()
-        m.d.comb += done.eq(self.i_mask.valid & last)
+        m.d.comb += done.eq(mask.valid & last)
         return done
 
     def _walk(self, m: Module, reader: BurstReader, read: Any, walking: Signal) -> Signal:
