@@ -1,0 +1,163 @@
+"""Heads for the simulated attend kernel: random ones of every mode, and their pages put where the kernel finds them."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.codeword import Owner
+from nearflash.abi.attend.descriptor import Mode
+from nearflash.abi.attend.pages import IndexFormat, IndexLayout, PageEntry, TokenLayout
+from nearflash.abi.config import AttendConfig
+from nearflash.device.attend import Head
+from nearflash.model.attend.head import HeadResult, attend_repeated
+from nearflash.model.attend.image import PageImage, head_image
+from nearflash.model.attend.placement import MemoryStore, NandStore, Store
+from nearflash.model.attend.settings import Addresses, Settings
+from nearflash.model.attend.traffic import Traffic, traffic
+from nearflash.sim.device import VerilatorDevice
+
+__all__ = ["MODES", "SimulatedHead", "fits", "place", "random_head"]
+
+LOG2E = 1.4426950408889634
+#: Modes by name; sparq ranks as sparf does, and reads no pages of its own.
+MODES = {
+    "dense": Mode.DENSE | Mode.REFERENCE,
+    "sparq": Mode(0),
+    "sparf": Mode.PROBABILITY,
+    "sparf-page": Mode.PAGE | Mode.PROBABILITY,
+}
+
+
+@dataclass(frozen=True)
+class SimulatedHead:
+    """One head: operands, settings, and how much of it has been flushed to NAND (tokens; a multiple of the group's)."""
+
+    mode: str
+    q: NDArray[np.float16]
+    k: NDArray[np.float16]
+    v: NDArray[np.float16]
+    settings: Settings
+    owner: Owner
+    flushed: int
+
+    @cached_property
+    def v_mean(self) -> NDArray[np.float32]:
+        """Mean of all values, (d,)."""
+        mean: NDArray[np.float32] = self.v.astype(np.float64).mean(axis=0).astype(np.float32)
+        return mean
+
+    @cached_property
+    def expected(self) -> HeadResult:
+        """What the model says of it, repeated as the driver repeats it."""
+        return attend_repeated(self.q, self.k, self.v, self.v_mean, self.settings)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What its last run reads."""
+        return traffic(self.settings, self.expected.channels, self.expected.chosen)
+
+
+def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, tokens: int, owner: Owner) -> SimulatedHead:
+    """A head of `mode` with everything that the mode leaves open drawn: layouts, formats, budgets, windows."""
+    interleaved = bool(rng.integers(2))
+    most = TokenLayout.capacity(4096, dim, interleaved)
+    group_tokens = int(rng.choice([n for n in (4, 8, 12, 16, 24, 32) if n <= most]))
+    blocks = [t for t in (48, 96, 192, 256, 960, 1024) if t % group_tokens == 0]
+    page = mode == "sparf-page"
+    entries = -(-tokens // group_tokens) if page else tokens
+    settings = Settings(
+        MODES[mode] & ~Mode.PROBABILITY if mode == "sparf" and group == 1 else MODES[mode],
+        dim,
+        LOG2E / math.sqrt(dim),
+        channels=0 if mode == "dense" else int(rng.integers(1, dim + 1)),
+        budget=0 if mode == "dense" else int(rng.integers(1, entries + 1)),
+        local=0 if mode == "dense" else int(rng.integers(0, min(tokens, 64) + 1)),
+        mass=int(rng.integers(1, 1 << 16)) if page and rng.integers(2) else 0,
+        group_tokens=group_tokens,
+        interleaved=interleaved,
+        block_tokens=int(rng.choice(blocks)),
+        index_format=IndexFormat(int(rng.integers(3))),
+        reference=(4,) * group if mode == "dense" else (),
+    )
+    shape = (tokens, dim)
+    spread = rng.uniform(0.5, 2.0, dim)  # channels differ, as a model's do
+    return SimulatedHead(
+        mode,
+        (rng.standard_normal((group, dim)) * spread).astype(np.float16),
+        (rng.standard_normal(shape) * spread).astype(np.float16),
+        rng.standard_normal(shape).astype(np.float16),
+        settings,
+        owner,
+        tokens // group_tokens * group_tokens,
+    )
+
+
+def fits(config: AttendConfig, settings: Settings, tokens: int, group: int, contexts: int) -> bool:
+    """Whether such a head can be one of `contexts` in flight."""
+    passes = -(-group // config.heads_per_beat)
+    entries = settings.entries(tokens)
+    return (
+        settings.dim // 4 * passes <= config.query_rows // contexts
+        and (bool(settings.mode & Mode.DENSE) or passes <= config.score_blocks)
+        and (bool(settings.mode & Mode.DENSE) or entries * group <= config.score_entries // contexts)
+        and entries <= config.selector_keys
+    )
+
+
+def place(
+    device: VerilatorDevice, heads: Iterable[SimulatedHead], *, memory: bool = False, turn: int = 0
+) -> list[Head]:
+    """Put the heads' pages on the device's NAND (or in its memory), their unflushed groups in memory.
+
+    `turn` begins at another channel and unit: pages then arrive in another order. The memory taken is not given back.
+    """
+    config = device.identity.config
+    assert isinstance(config, AttendConfig)
+    nand = NandStore(config.channels, config.units) if config.units and not memory else None
+    flash: list[PageImage] = []
+    placed = []
+    for head in heads:
+        buffer = device.allocate(_image_bytes(head))
+        rest = MemoryStore(buffer.address, config.channels)
+        store: Store = _Turned(nand or rest, turn)
+        image = head_image(head.k, head.v, head.settings, head.owner, store, memory=rest, flushed=head.flushed)
+        flash += _to_memory(image.pages, buffer.host, buffer.address)
+        buffer.sync_to_device()
+        descriptor = head.settings.descriptor(head.owner, len(head.k), len(head.q), Addresses())
+        placed.append(Head(descriptor, head.q, head.v_mean, image.token_table, image.index_table))
+    for page in flash:
+        data = np.frombuffer(page.data, np.uint8)[None]
+        device.kernel.channels[page.entry.channel].load(page.entry.unit, np.array([page.entry.row]), data)
+    return placed
+
+
+class _Turned:
+    """A store whose channels are turned by `turn`."""
+
+    def __init__(self, store: Store, turn: int) -> None:
+        self._store, self._turn, self.channels = store, turn, store.channels
+
+    def take(self, channel: int, pages: int, page_bytes: int) -> PageEntry:
+        """A place on another channel."""
+        return self._store.take(channel + self._turn, pages, page_bytes)
+
+
+def _to_memory(pages: Sequence[PageImage], host: NDArray[np.uint8], base: int) -> list[PageImage]:
+    """Copy the pages that lie in memory; the others."""
+    for page in pages:
+        if page.entry.address is not None:
+            start = page.entry.address - base
+            host[start : start + len(page.data)] = np.frombuffer(page.data, np.uint8)
+    return [page for page in pages if page.entry.address is None]
+
+
+def _image_bytes(head: SimulatedHead) -> int:
+    settings, tokens = head.settings, len(head.k)
+    groups = -(-tokens // settings.group_tokens) * settings.token_layout.pages
+    blocks = 0 if settings.mode & Mode.DENSE else tokens // settings.block_tokens
+    index = IndexLayout(settings.page_bytes, settings.dim, settings.block_tokens, settings.index_format).pages
+    return (groups + blocks * index) * settings.page_bytes // 512 * 528
