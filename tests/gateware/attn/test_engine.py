@@ -5,7 +5,8 @@ import pytest
 from amaranth.lib import data
 
 from nearflash.abi.attend.faults import Fault
-from nearflash.abi.attend.pages import IndexFormat, TokenLayout
+from nearflash.abi.attend.numbers import SCORE_LSB
+from nearflash.abi.attend.pages import IndexFormat, IndexLayout, TokenLayout
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.formats import fp32_bits
 from nearflash.gateware.attn.engine import ChannelEngine
@@ -22,6 +23,9 @@ from nearflash.gateware.attn.interfaces import (
     query_write,
 )
 from nearflash.model.attend.gather import gather
+from nearflash.model.attend.index import quantise
+from nearflash.model.num.dot import cut_dot
+from nearflash.model.num.product import rounded_product
 from nearflash.sim.ordered import Ordered
 from nearflash.sim.ports import integers_from_words, words_from_integers
 from nearflash.sim.stalls import STALLS
@@ -40,7 +44,7 @@ class Traffic:
         names = ("i_context", "i_query", "i_gather", "i_page", "i", "i_drain")
         self.inputs = {name: [] for name in names}
         self.partials, self.dones, self.scores = [], [], []
-        self.requests = []
+        self.requests, self.expected_scores = [], {}
 
     def fp16(self, *shape, scale=1.0):
         return (self.numbers.standard_normal(shape) * scale).astype(np.float16)
@@ -48,16 +52,19 @@ class Traffic:
     def words(self, array):
         return np.ascontiguousarray(array).view(np.uint64).ravel().tolist()
 
-    def context(self, context, *, dim, tokens, interleaved, group, scale=0.1, channels=None, index=None, block=64):
+    def context(self, context, *, dim, tokens, interleaved, group, scale=0.1, channels=None, index=None):
         """Broadcast a context and its q; returns q."""
         turns = -(-group // self.heads)
         q = self.fp16(group, dim)
         record = {
             "context": context, "query_base": 256 * context, "dim_rows": dim // 4, "group": group,
             "group_tokens": tokens, "interleaved": interleaved, "page_codewords": PAGE_BYTES // 512,
-            "scale": fp32_bits(scale), "block_tokens": block, "index_format": index or IndexFormat.FP16,
+            "scale": fp32_bits(scale),
             "limit_shift": (len(channels) - 1).bit_length() if channels is not None else 0,
         }  # fmt: skip
+        if index:
+            record |= {"block_tokens": index.block_tokens, "index_format": index.format, "index_rows": index.rows,
+                       "row_codewords": index.row_codewords}  # fmt: skip
         self.inputs["i_context"].append(record)
         chosen = np.zeros(dim, bool)
         chosen[channels if channels is not None else slice(0)] = True
@@ -121,6 +128,63 @@ class Traffic:
         self.partials += [(int(model.denominator[h]), model.maximum[h]) for h in range(group)]
         self.partials += [(int(one), None) for row in model.numerator for one in row]
 
+    def scan(self, context, *, dim, channels, block, blocks, tokens, interleaved, group, form):
+        """A head's index requests and its tail, and their scores by token."""
+        chosen = np.sort(self.numbers.choice(dim, channels, replace=False))
+        index = IndexLayout(PAGE_BYTES, dim, block, form)
+        layout = TokenLayout(PAGE_BYTES, dim, tokens, interleaved)
+        q = self.context(context, dim=dim, tokens=tokens, interleaved=interleaved, group=group, channels=chosen,
+                         index=index)  # fmt: skip
+        total = block * blocks + tokens + tokens // 2
+        k = self.fp16(total, dim)
+        scores = []
+        for number in range(blocks):
+            part = k[number * block : (number + 1) * block]
+            rows, codes = index_image(index, part)
+            pages = sorted({c // index.rows for c in chosen})
+            for page in pages:
+                local = [int(c) % index.rows for c in chosen if c // index.rows == page]
+                header = {"context": context, "kind": RequestKind.INDEX, "index": number * index.pages + page,
+                          "block": number, "page": page, "expected": len(pages),
+                          "rows": sum(1 << row for row in local)}  # fmt: skip
+                words = {
+                    row * index.row_codewords + piece: rows[page * index.rows + row][piece]
+                    for row in local
+                    for piece in range(index.row_codewords)
+                }
+                self.page(header, words)
+            scores.append(approximate(q[:, chosen], part[:, chosen], form, codes, chosen))
+            self.dones.append({"context": context, "kind": RequestKind.INDEX, "faults": 0})
+        for start in range(block * blocks, total, tokens):
+            part = k[start : start + tokens]
+            wanted = range(len(part))
+            header = {"context": context, "kind": RequestKind.TAIL, "index": start // tokens,
+                      "rows": (1 << len(part)) - 1}  # fmt: skip
+            self.page(header, self.tokens(layout, part, part, wanted, values=False))
+            scores.append(np.stack([cut_dot(part[:, chosen], q[h, chosen]) for h in range(group)]))
+            self.dones.append({"context": context, "kind": RequestKind.TAIL, "faults": 0})
+        self.expected_scores[context] = (np.concatenate(scores, axis=1), tokens)
+        padded = -(-total // tokens) * tokens
+        self.scores += [None] * (padded // 4 * group)
+
+    def check_scores(self, got):
+        """Every token's score once, groups in the order of ScoreRow."""
+        seen = {context: np.full(scores.shape, -(1 << 60)) for context, (scores, _) in self.expected_scores.items()}
+        for item in got["o_score"]:
+            for lane in range(4):
+                if item.valid >> lane & 1:
+                    seen[item.context][item.head, 4 * item.row + lane] = item.scores[lane]
+        for context, (scores, tokens) in self.expected_scores.items():
+            np.testing.assert_array_equal(seen[context], scores)
+            rows = [(i.row // (tokens // 4), i.head, i.row, i.last) for i in got["o_score"] if i.context == context]
+            groups = {}
+            for group, head, row, last in rows:
+                groups.setdefault(group, []).append((head, row, last))
+                assert last == (row % (tokens // 4) == tokens // 4 - 1)
+            assert all(items == sorted(items) for items in groups.values())
+        kinds = sorted((d.context, int(d.kind.value), d.faults) for d in got["o_done"])
+        assert kinds == sorted((d["context"], d["kind"].value, d["faults"]) for d in self.dones)
+
     def run(self, unit, stalls="none", *, shuffle=True):
         """Send all; requests of different heads interleave."""
         if shuffle:
@@ -136,6 +200,34 @@ class Traffic:
         got = unit.run(inputs, outputs, stalls=stalls, seed=3, hold=hold)
         return {name: unpacked(shape, got[name]) for name, shape in
                 {"o_partial": Partial, "o_done": Done, "o_score": ScoreRow}.items()}  # fmt: skip
+
+
+def index_image(layout, k):
+    """Codewords of each channel's row, 65 words each with the aux; and the quantised block."""
+    form, block = layout.format, None
+    if form is IndexFormat.FP16:
+        data_rows = np.ascontiguousarray(k.T).view(np.uint8)
+        aux = [0] * len(data_rows)
+    else:
+        block = quantise(k, form)
+        data_rows = block.rows(form.bits)
+        aux = (block.zero.view(np.uint16).astype(np.uint64) << np.uint64(16) | block.scale.view(np.uint16)).tolist()
+    image = np.full((len(data_rows), layout.stride_bytes), 0xA5, np.uint8)
+    image[:, : data_rows.shape[1]] = data_rows
+    words = image.view(np.uint64).reshape(len(image), layout.row_codewords, 64)
+    rows = [
+        [[head | 0xDEAD_7C00 << 32, *piece.tolist()] for piece in row] for head, row in zip(aux, words, strict=True)
+    ]
+    return rows, block
+
+
+def approximate(q, k, form, block, chosen):
+    """Scores (g, T) of the chosen channels (docs/attention.md, 1)."""
+    if form is IndexFormat.FP16:
+        return np.stack([cut_dot(k, one) for one in q])
+    scale, zero, lsb = block.scale[chosen], block.zero[chosen], -14 if form is IndexFormat.INT8 else -10
+    factors, offsets = rounded_product(q, scale, lsb), rounded_product(q, zero, SCORE_LSB)
+    return (factors @ block.codes[:, chosen].T.astype(np.int64) << lsb - SCORE_LSB) + offsets.sum(1, keepdims=True)
 
 
 def packed(shape, items):
@@ -174,3 +266,19 @@ def test_gather_gives_exact_sums(stalls, group):
     for number, (item, (total, maximum)) in enumerate(zip(got["o_partial"], traffic.partials, strict=True)):
         assert item.sum == total, number
         assert maximum is None or item.maximum == maximum
+
+
+def index_traffic(heads, seed, group, form):
+    """Two contexts with two blocks each, of several pages, and tails; requests interleave."""
+    traffic = Traffic(heads, seed)
+    traffic.scan(0, dim=64, channels=9, block=96, blocks=2, tokens=12, interleaved=True, group=group, form=form)
+    traffic.scan(1, dim=80, channels=5, block=512, blocks=1, tokens=16, interleaved=False, group=group, form=form)
+    return traffic
+
+
+@pytest.mark.parametrize("form", IndexFormat)
+@pytest.mark.parametrize("stalls", ["none", "both"])
+def test_scan_gives_approximate_scores(stalls, form):
+    traffic = index_traffic(1, 11, 2, form)
+    got = traffic.run(unit_of(SMALL, "engine"), stalls)
+    traffic.check_scores(got)

@@ -103,7 +103,7 @@ class Op(data.Struct):
     """The beat's last turn."""
     first: 1
     last: 1
-    """First and last beat of the token."""
+    """KEY, VALUE: first and last beat of the token. AUX: `first`, of the row's first codeword."""
     token: 6
     """SUMS, SCORES: which element of the row."""
     heads: 8
@@ -117,9 +117,15 @@ class Op(data.Struct):
     weight: 10
     """VALUE: place of the token's weights."""
     address: 12
-    """VALUE, SUMS: of the sums. ROW, SCORES: of the scores."""
+    """VALUE, SUMS: of the sums. SCORES: of the scores. ROW: word of eight tokens in the block."""
+    entry: 4
+    """AUX, ROW: TicketRecord.entry."""
+    form: 2
+    """AUX, ROW: IndexFormat."""
+    half: 1
+    """ROW: which four tokens of the word (fp16, int8); which half of the beat (int8, int4)."""
     fresh: 1
-    """VALUE, SUMS: the sums have no token yet. ROW: the scores have no row yet."""
+    """VALUE, SUMS: the sums have no token yet. AUX, ROW: the scores have no row yet."""
     limit_shift: 4
 
 

@@ -22,10 +22,16 @@ from nearflash.gateware.num.product import PRODUCT
 from nearflash.gateware.num.score import ToScore
 from nearflash.gateware.stream.queue import StreamQueue
 
-__all__ = ["DotPath"]
+__all__ = ["DotPath", "tail_scores"]
 
 _LANES = 4
 _GROUP_MAX = 8
+
+
+def tail_scores(heads: int) -> data.StructLayout:
+    """Scores of one token of a tail group for one set of heads; `entry` as in TicketRecord."""
+    scores = data.ArrayLayout(signed(SCORE_BITS), heads)
+    return data.StructLayout({"valid": 1, "entry": 4, "token": 6, "turn": 3, "scores": scores})
 
 
 class DotPath(wiring.Component):
@@ -37,7 +43,7 @@ class DotPath(wiring.Component):
     i : In, {valid, op} with its products `product`, PRODUCT, array of G·4.
     o_ticket : Out; record : In, TicketRecord of that ticket, combinational.
     renew : In, {valid, slot}: the slot's totals count as empty.
-    o : Out stream of score_set: GATHER. tail : Out, {valid, ticket, token, turn, scores}: TAIL.
+    o : Out stream of score_set: GATHER. o_tail : Out, tail_scores: TAIL.
     o_fault : Out, TicketFault.
     """
 
@@ -46,8 +52,6 @@ class DotPath(wiring.Component):
 
     def __init__(self, heads: int, slots: int) -> None:
         self._heads, self._slots = heads, slots
-        scores = data.ArrayLayout(signed(SCORE_BITS), heads)
-        tail = data.StructLayout({"valid": 1, "ticket": TICKET_BITS, "token": 6, "turn": 3, "scores": scores})
         super().__init__(
             {
                 "i": In(data.StructLayout({"valid": 1, "op": Op})),
@@ -56,7 +60,7 @@ class DotPath(wiring.Component):
                 "record": In(TicketRecord),
                 "renew": In(data.StructLayout({"valid": 1, "slot": SLOT_BITS})),
                 "o": Out(stream.Signature(score_set(heads))),
-                "tail": Out(tail),
+                "o_tail": Out(tail_scores(heads)),
                 "o_fault": Out(TicketFault),
             }
         )
@@ -75,9 +79,10 @@ class DotPath(wiring.Component):
             self.o_ticket.eq(op.ticket),
             self.o_fault.ticket.eq(op.ticket),
             self.o_fault.faults.eq(Mux(fault, Fault.SCORE_RANGE.value, 0)),
-            self.tail.valid.eq(done & op.tail),
-            *(self.tail[name].eq(op[name]) for name in ("ticket", "token", "turn")),
-            self.tail.scores.eq(scores),
+            self.o_tail.valid.eq(done & op.tail),
+            *(self.o_tail[name].eq(op[name]) for name in ("token", "turn")),
+            self.o_tail.entry.eq(record.entry),
+            self.o_tail.scores.eq(scores),
             queue.i.valid.eq(done & ~op.tail),
         ]
         set_ = queue.i.payload

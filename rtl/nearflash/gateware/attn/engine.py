@@ -2,7 +2,8 @@
 
     i_page, i ─► BeatFilter ─┬─► queue of V ─┐
                              └───────────────┴─► Issue ─► Lanes ─┬─► DotPath ─► WeightUnit ─► weights of Lanes
-                                                                 └─► SumMemory ─► SumDrain ─► o_partial
+                                                                 ├─► SumMemory ─► SumDrain ─► o_partial
+                                                                 └─► ScoreMemory ─► ScoreHarvest ─► o_score
 
 Everything behind Issue runs freely; places for its results are reserved before. A request holds a ticket from its
 header until its END has passed the lanes; faults are collected by ticket.
@@ -18,9 +19,11 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attend.faults import Fault
 from nearflash.abi.config import AttendConfig
 from nearflash.gateware.attn.beats import ElementBeat, OpKind, What
+from nearflash.gateware.attn.blocks import BlockTable
 from nearflash.gateware.attn.dots import DotPath
 from nearflash.gateware.attn.drain import SumDrain
 from nearflash.gateware.attn.filter import BeatFilter
+from nearflash.gateware.attn.harvest import ScoreHarvest
 from nearflash.gateware.attn.interfaces import (
     CodewordBeat,
     ContextRecord,
@@ -35,6 +38,7 @@ from nearflash.gateware.attn.interfaces import (
 from nearflash.gateware.attn.issue import EVENTS, Issue
 from nearflash.gateware.attn.lanes import Lanes
 from nearflash.gateware.attn.requests import RequestTable
+from nearflash.gateware.attn.scores import ScoreMemory
 from nearflash.gateware.attn.sums import SumMemory
 from nearflash.gateware.attn.weight import WeightUnit
 from nearflash.gateware.datapath import Datapath, Timed
@@ -88,12 +92,15 @@ class ChannelEngine(wiring.Component):
         m = Module()
         config, heads, slots = self.config, self._heads, self.config.gather_slots
         m.submodules.filter = self._filter = BeatFilter(config.contexts)
-        m.submodules.requests = self._requests = RequestTable(config.contexts, readers=2, reporters=4)
+        m.submodules.requests = self._requests = RequestTable(config.contexts, readers=2, reporters=5)
         m.submodules.issue = self._issue = Issue(heads, slots, self._slot_rows, self._weights)
         m.submodules.lanes = self._lanes = Lanes(heads, config.query_rows, self._weights)
         m.submodules.dots = self._dots = DotPath(heads, slots)
         m.submodules.weight = self._weight = WeightUnit(heads, config.contexts, slots, self._weights)
         m.submodules.sums = self._sums = SumMemory(heads, slots * self._slot_rows)
+        m.submodules.blocks = self._blocks = BlockTable(heads, config.score_blocks)
+        m.submodules.scores = self._scores = ScoreMemory(heads, config.score_blocks)
+        m.submodules.harvest = self._harvest = ScoreHarvest(heads, config.score_blocks)
         m.submodules.drain = self._drain = SumDrain(heads, slots, self._slot_rows)
         m.d.comb += [
             self._filter.i_context.eq(self.i_context),
@@ -108,6 +115,7 @@ class ChannelEngine(wiring.Component):
         self._route(m)
         self._operate(m)
         self._sum(m)
+        self._score(m)
         self._end(m)
         return m
 
@@ -179,15 +187,46 @@ class ChannelEngine(wiring.Component):
         wiring.connect(m, drain.o, wiring.flipped(self.o_partial))
         wiring.connect(m, drain.o_read, self._issue.i_sums)
 
+    def _score(self, m: Module) -> None:
+        """Approximate scores, of rows and of tails."""
+        scores, harvest, lanes, blocks = self._scores, self._harvest, self._lanes, self._blocks
+        seen = self._at(Lanes.LATENCY + ScoreMemory.READ_LATENCY)
+        checked = self._at(Lanes.LATENCY + ScoreMemory.FAULT_LATENCY)
+        fault = self._requests.fault[4]
+        m.d.comb += [
+            scores.i_buffer.eq(blocks.o_buffer),
+            harvest.i_buffer.eq(blocks.o_buffer),
+            blocks.release.eq(harvest.release),
+            scores.i.eq(self._at(Lanes.LATENCY)),
+            *(product.eq(lane) for product, lane in zip(scores.product, lanes.o, strict=True)),
+            scores.borrow.eq(lanes.borrow),
+            scores.i_tail.eq(self._dots.o_tail),
+            lanes.i_factor.eq(scores.o_factor),
+            harvest.scores.values.eq(scores.o),
+            harvest.scores.valid.eq(seen.valid & (seen.op.kind == OpKind.SCORES)),
+            fault.ticket.eq(checked.op.ticket),
+            fault.faults.eq(Mux(scores.o_fault, Fault.SCORE_RANGE.value, 0)),
+        ]
+        wiring.connect(m, harvest.o_read, self._issue.i_scores)
+        wiring.connect(m, harvest.o, wiring.flipped(self.o_score))
+        wiring.connect(m, blocks.o_job, harvest.i)
+
     def _end(self, m: Module) -> None:
         """Requests begin at the filter and end behind the last part."""
         requests, ended = self._requests, self._at(_END_CYCLES)
         m.d.comb += [
             requests.end.ticket.eq(ended.op.ticket),
             requests.end.valid.eq(ended.valid & (ended.op.kind == OpKind.END)),
-            requests.i.payload.request.eq(self._filter.o_request.payload),
-            requests.i.valid.eq(self._filter.o_request.valid),
-            self._filter.o_request.ready.eq(requests.i.ready),
-            requests.o_ended.ready.eq(1),
         ]
-        wiring.connect(m, requests.o_done, wiring.flipped(self.o_done))
+        wiring.connect(m, self._filter.o_request, self._blocks.i)
+        wiring.connect(m, self._blocks.o, requests.i)
+        wiring.connect(m, requests.o_ended, self._blocks.i_ended)
+        m.submodules.dones = dones = StreamQueue(Done, 4)
+        gathered, scored = requests.o_done, self._harvest.o_done
+        m.d.comb += [
+            dones.i.valid.eq(gathered.valid | scored.valid),
+            dones.i.payload.eq(Mux(gathered.valid, gathered.payload.as_value(), scored.payload.as_value())),
+            gathered.ready.eq(dones.i.ready),
+            scored.ready.eq(dones.i.ready & ~gathered.valid),
+        ]
+        wiring.connect(m, dones.o, wiring.flipped(self.o_done))

@@ -3,30 +3,43 @@
     data ──────────────────────────► special? channel selected? ─► a ─┐
     query ─► query memory ─► row, or one channel for all lanes ─► b ──┴─► Product ─► o
     weight ─► weight memory ─► p of the token, for all lanes ─► b
+    data ─► codes of tokens j (low) and, int4, j + 4 (high) ─► code; factor ─► w of the row ─► factor
 
 Timing: products LATENCY cycles after the operation, one a cycle, free-running.
 Numerics: exact; an element of `data` that is an infinity or a NaN counts 0.
 """
 
+from typing import Any
+
 from amaranth import Array, Cat, Module, Mux
+from amaranth.hdl import C, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from nearflash.abi.attend.pages import IndexFormat
 from nearflash.gateware.attn.beats import Op, OpKind
 from nearflash.gateware.attn.interfaces import query_write
 from nearflash.gateware.datapath import Datapath, Timed
-from nearflash.gateware.fp.pipeline import register, wire
+from nearflash.gateware.fp.pipeline import delay, register, wire
 from nearflash.gateware.num.product import PRODUCT, Product
 
-__all__ = ["Lanes", "weight_write"]
+__all__ = ["FACTOR_BITS", "Lanes", "factor_write", "weight_write"]
 
 _LANES = 4
+_GROUP_MAX = 8
+FACTOR_BITS = 18
+_OPERANDS = ("kind", "data", "lane", "tail", "form", "half")
 
 
 def weight_write(heads: int) -> data.StructLayout:
     """Weights of one token for one set of heads."""
     return data.StructLayout({"valid": 1, "address": 10, "values": data.ArrayLayout(16, heads)})
+
+
+def factor_write(heads: int) -> data.StructLayout:
+    """Factors w of an index row for one set of heads."""
+    return data.StructLayout({"valid": 1, "turn": 3, "values": data.ArrayLayout(signed(FACTOR_BITS), heads)})
 
 
 class Lanes(wiring.Component):
@@ -36,8 +49,11 @@ class Lanes(wiring.Component):
     Members
     -------
     i_query : In, {valid, row}: broadcast. i_weight : In, weight_write.
+    i_factor : In, {valid, turn, values}: w of an int8 or int4 row, signed, of the heads of a turn.
     op : In, Op of each cycle; kinds that need no lanes may come and give something.
-    o : Out, PRODUCT, array of G·4, head by head, of the `op` of LATENCY cycles ago.
+    o : Out, PRODUCT, array of G·4, head by head, of the `op` of LATENCY cycles ago. For int4 two products, w·code of
+    token j in the lower 21 bits and w·(code - 8) of token j + 4 above them.
+    borrow : Out, a bit for each of `o`: the lower of the two products is negative.
     nonfinite : Out, an element that counts was an infinity or a NaN; of the `op` of NONFINITE_LATENCY cycles ago.
     """
 
@@ -52,8 +68,10 @@ class Lanes(wiring.Component):
             {
                 "i_query": In(data.StructLayout({"valid": 1, "row": query_write(heads)})),
                 "i_weight": In(weight_write(heads)),
+                "i_factor": In(factor_write(heads)),
                 "op": In(Op),
                 "o": Out(PRODUCT).array(heads * _LANES),
+                "borrow": Out(heads * _LANES),
                 "nonfinite": Out(1),
             }
         )
@@ -62,27 +80,57 @@ class Lanes(wiring.Component):
         """Cycles 0 and 1: memories. Cycle 2: operands. From cycle 3: multiply."""
         m = Module()
         path = Datapath(m)
-        op = {name: path.delay(Timed(self.op[name], 0), 2) for name in ("kind", "data", "lane", "tail")}
+        op = {name: path.delay(Timed(self.op[name], 0), 2) for name in _OPERANDS}
         queries, selected = self._queries(m)
         weights = self._read_weights(m)
         key, value = wire(m, op["kind"] == OpKind.KEY), wire(m, op["kind"] == OpKind.VALUE)
 
         early = path.delay(Timed(self.op.data, 0), 1)
         special = register(m, Cat(early[16 * j + 10 : 16 * j + 15].all() for j in range(_LANES)))
+        row, aux = wire(m, op["kind"] == OpKind.ROW), wire(m, op["kind"] == OpKind.AUX)
+        fp16 = wire(m, op["form"] == IndexFormat.FP16)
         counted = wire(m, ~(op["tail"] & key).replicate(_LANES) | selected)
-        m.d.comb += self.nonfinite.eq(register(m, (special & counted).any() & (key | value)))
+        checked = wire(m, Mux(aux, Mux(fp16, 0, 0b0011), Mux(key | value | (row & fp16), counted, 0)))
+        m.d.comb += self.nonfinite.eq(register(m, (special & checked).any()))
         kept = wire(m, counted & ~special)
+        codes, factors = self._codes(m, op), self._factors(m)
+        integer, cut = register(m, row & ~fp16), register(m, (op["tail"] & key) | (row & fp16))
+        int4 = wire(m, op["form"] == IndexFormat.INT4)
         a = [register(m, op["data"].word_select(j, 16) & kept[j].replicate(16)) for j in range(_LANES)]
         for head in range(self._heads):
-            row = queries[head]
-            shared = wire(m, Mux(value, weights[head], Array(row[j] for j in range(_LANES))[op["lane"]]))
+            query = queries[head]
+            shared = wire(m, Mux(value, weights[head], Array(query[j] for j in range(_LANES))[op["lane"]]))
             for j in range(_LANES):
-                m.submodules[f"product_{head}_{j}"] = product = Product()
-                b = register(m, Mux(key, row[j], shared))
-                cut = path.delay(Timed(self.op.tail, 0), 3)
-                m.d.comb += [product.a.eq(a[j]), product.b.eq(b), product.cut.eq(cut)]
+                m.submodules[f"product_{head}_{j}"] = product = Product(integers=True)
+                b = register(m, Mux(key, query[j], shared))
+                m.d.comb += [product.a.eq(a[j]), product.b.eq(b), product.cut.eq(cut), product.integer.eq(integer)]
+                m.d.comb += [product.code.eq(register(m, codes[j])), product.factor.eq(register(m, factors[head]))]
                 m.d.comb += self.o[head * _LANES + j].eq(product.o)
+                borrow = register(m, int4 & factors[head][-1] & codes[j][:4].any())
+                m.d.comb += self.borrow[head * _LANES + j].eq(delay(m, borrow, Product.LATENCY))
         return m
+
+    def _codes(self, m: Module, op: dict[str, Any]) -> list[Value]:
+        """What the lanes multiply w with: one byte, or one nibble low and one, less 8, high."""
+        half = wire(m, Mux(op["half"], op["data"][32:], op["data"][:32]))
+        int4 = wire(m, op["form"] == IndexFormat.INT4)
+        nibbles = [half.word_select(k, 4) for k in range(8)]
+        packed = [Cat(nibbles[j], C(0, 17), nibbles[j + 4] ^ 8) for j in range(_LANES)]
+        return [wire(m, Mux(int4, packed[j], half.word_select(j, 8)).as_signed()) for j in range(_LANES)]
+
+    def _factors(self, m: Module) -> data.View:
+        """w of the turn that is in cycle 2."""
+        layout = factor_write(self._heads)["values"].shape
+        turns = _GROUP_MAX // self._heads
+        m.submodules.factors = memory = Memory(shape=layout, depth=max(2, turns), init=[])
+        write, read = memory.write_port(), memory.read_port(domain="comb")
+        m.d.comb += [
+            write.addr.eq(self.i_factor.turn),
+            write.data.eq(self.i_factor.values),
+            write.en.eq(self.i_factor.valid),
+            read.addr.eq(delay(m, self.op.turn, 2)),
+        ]
+        return read.data
 
     def _queries(self, m: Module) -> tuple[data.View, data.View]:
         layout = query_write(self._heads)
