@@ -1,0 +1,56 @@
+"""GF(2^13) at elaboration time and in gates: elements are integers, bit k the coefficient of alpha^k."""
+
+from amaranth.hdl import Cat, Module, Value
+
+from nearflash.abi.attend.codeword import BCH_BITS, BCH_ERRORS, BCH_POLYNOMIAL
+from nearflash.gateware.fp.pipeline import wire
+
+__all__ = ["generator", "multiply", "power", "scaling", "square"]
+
+_ORDER = (1 << BCH_BITS) - 1
+
+
+def _powers() -> list[int]:
+    powers = [1]
+    for _ in range(_ORDER - 1):
+        shifted = powers[-1] << 1
+        powers.append(shifted ^ (shifted >> BCH_BITS) * BCH_POLYNOMIAL)
+    return powers
+
+
+_POWERS = _powers()
+_LOGARITHMS = {element: exponent for exponent, element in enumerate(_POWERS)}
+
+
+def power(exponent: int) -> int:
+    """alpha^exponent, of negative exponents too."""
+    return _POWERS[exponent % _ORDER]
+
+
+def scaling(exponent: int) -> list[int]:
+    """The linear map that multiplies by alpha^exponent (see nearflash.gateware.nfc.linear)."""
+    return [power(exponent + k) for k in range(BCH_BITS)]
+
+
+def square() -> list[int]:
+    """The linear map that squares."""
+    return [power(2 * k) for k in range(BCH_BITS)]
+
+
+def generator() -> int:
+    """g(x), bit k the coefficient of x^k: the product of (x - r), r the conjugates of alpha, alpha^3, …, alpha^31."""
+    roots = {i << k for i in range(1, 2 * BCH_ERRORS, 2) for k in range(BCH_BITS)}
+    coefficients = [1]
+    for root in roots:
+        scaled = [c and power(_LOGARITHMS[c] + root) for c in coefficients]
+        coefficients = [a ^ b for a, b in zip([0, *coefficients], [*scaled, 0], strict=True)]
+    return sum(c << k for k, c in enumerate(coefficients))
+
+
+def multiply(m: Module, a: Value, b: Value) -> Value:
+    """a·b, combinational: the partial products, then the reduction of degrees 13 to 24."""
+    partial = [
+        wire(m, Cat(a[k] & b[n - k] for k in range(BCH_BITS) if 0 <= n - k < BCH_BITS).xor())
+        for n in range(2 * BCH_BITS - 1)
+    ]
+    return Cat(Cat(bit for n, bit in enumerate(partial) if power(n) >> row & 1).xor() for row in range(BCH_BITS))

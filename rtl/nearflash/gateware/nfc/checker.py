@@ -1,0 +1,68 @@
+"""Checker of one channel: from raw codewords to checked ones.
+
+    raw ──► ErrorCorrection ──► CrcChecker ──► CodewordBeat
+                  ▲ ▼
+            shared Corrector
+
+Contract: codewords leave in order, 65 beats each (aux, then data), with `uncorrectable` and `foreign` constant over the
+codeword. Uncorrectable: more bit errors than the code corrects, a wrong CRC after a correction, or a unit that failed.
+Foreign: no bit wrong, and a wrong CRC. Reset drops what is inside.
+
+Timing: a clean codeword's first beat leaves LATENCY cycles after its last one came; full rate (69 beats in, 65 out)
+while codewords are clean; back-pressure: yes.
+Numerics: equals nearflash.model.nfc.codeword.decode; data of a codeword that is not in order mean nothing.
+"""
+
+from amaranth import Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.attend.codeword import BCH_BITS
+from nearflash.gateware.attn.interfaces import CodewordBeat
+from nearflash.gateware.nfc.bch.key_equation import SYNDROMES_A_BEAT
+from nearflash.gateware.nfc.codeword import OWNED_BEATS, ErrorPosition, PageOwner
+from nearflash.gateware.nfc.crc_checker import CrcChecker
+from nearflash.gateware.nfc.error_correction import ErrorCorrection
+from nearflash.gateware.nfc.link import RawBeat
+
+__all__ = ["CodewordChecker"]
+
+
+class CodewordChecker(wiring.Component):
+    """Descrambles, corrects and checks the codewords of a channel.
+
+    Members
+    -------
+    i : In stream of RawBeat, 69 beats a codeword.
+    i_owner : In stream of PageOwner, one a request (up to and with the `final` codeword).
+    o_syndromes, i_errors : streams to and from a channel of CorrectorShare.
+    o : Out stream of CodewordBeat, 65 beats a codeword.
+    corrected, uncorrectable, foreign : Out, pulses: a codeword was found to be so.
+    """
+
+    #: Cycles from the last beat of a clean codeword to its first one on `o`.
+    LATENCY = ErrorCorrection.LATENCY + OWNED_BEATS - 1 + CrcChecker.LATENCY
+
+    i: In(stream.Signature(RawBeat))
+    i_owner: In(stream.Signature(PageOwner))
+    o_syndromes: Out(stream.Signature(BCH_BITS * SYNDROMES_A_BEAT))
+    i_errors: In(stream.Signature(ErrorPosition))
+    o: Out(stream.Signature(CodewordBeat))
+    corrected: Out(1)
+    uncorrectable: Out(1)
+    foreign: Out(1)
+
+    def elaborate(self, platform: object) -> Module:
+        """Two units in a row."""
+        m = Module()
+        m.submodules.correction = correction = ErrorCorrection()
+        m.submodules.crc = crc = CrcChecker()
+        wiring.connect(m, wiring.flipped(self.i), correction.i)
+        wiring.connect(m, wiring.flipped(self.i_owner), correction.i_owner)
+        wiring.connect(m, correction.o_syndromes, wiring.flipped(self.o_syndromes))
+        wiring.connect(m, wiring.flipped(self.i_errors), correction.i_errors)
+        wiring.connect(m, correction.o, crc.i)
+        wiring.connect(m, crc.o, wiring.flipped(self.o))
+        for event in ("corrected", "uncorrectable", "foreign"):
+            m.d.comb += getattr(self, event).eq(getattr(crc, event))
+        return m
