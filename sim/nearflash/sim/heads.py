@@ -1,7 +1,9 @@
 """Heads for the simulated attend kernel: random ones of every mode, and their pages put where the kernel finds them."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +22,7 @@ from nearflash.model.attend.settings import Addresses, Settings
 from nearflash.model.attend.traffic import Traffic, traffic
 from nearflash.sim.device import VerilatorDevice
 
-__all__ = ["MODES", "SimulatedHead", "fits", "place", "random_head"]
+__all__ = ["MODES", "SimulatedHead", "fits", "placed", "random_head"]
 
 LOG2E = 1.4426950408889634
 #: Modes by name; sparq ranks as sparf does, and reads no pages of its own.
@@ -108,31 +110,47 @@ def fits(config: AttendConfig, settings: Settings, tokens: int, group: int, cont
     )
 
 
-def place(
+@contextmanager
+def placed(
     device: VerilatorDevice, heads: Iterable[SimulatedHead], *, memory: bool = False, turn: int = 0
-) -> list[Head]:
+) -> Iterator[list[Head]]:
     """Put the heads' pages on the device's NAND (or in its memory), their unflushed groups in memory.
 
-    `turn` begins at another channel and unit: pages then arrive in another order. The memory taken is not given back.
+    `turn` puts everything on another channel: pages then arrive in another order. Memory is given back at the end; the
+    pages on NAND stay until others take their rows.
     """
     config = device.identity.config
     assert isinstance(config, AttendConfig)
     nand = NandStore(config.channels, config.units) if config.units and not memory else None
     flash: list[PageImage] = []
-    placed = []
-    for head in heads:
-        buffer = device.allocate(_image_bytes(head))
-        rest = MemoryStore(buffer.address, config.channels)
-        store: Store = _Turned(nand or rest, turn)
-        image = head_image(head.k, head.v, head.settings, head.owner, store, memory=rest, flushed=head.flushed)
-        flash += _to_memory(image.pages, buffer.host, buffer.address)
-        buffer.sync_to_device()
-        descriptor = head.settings.descriptor(head.owner, len(head.k), len(head.q), Addresses())
-        placed.append(Head(descriptor, head.q, head.v_mean, image.token_table, image.index_table))
-    for page in flash:
-        data = np.frombuffer(page.data, np.uint8)[None]
-        device.kernel.channels[page.entry.channel].load(page.entry.unit, np.array([page.entry.row]), data)
-    return placed
+    found: list[Head] = []
+    buffers = []
+    try:
+        for head in heads:
+            buffers.append(buffer := device.allocate(_image_bytes(head)))
+            rest = MemoryStore(buffer.address, config.channels)
+            store: Store = _Turned(nand or rest, turn)
+            image = head_image(head.k, head.v, head.settings, head.owner, store, memory=rest, flushed=head.flushed)
+            flash += _to_memory(image.pages, buffer.host, buffer.address)
+            buffer.sync_to_device()
+            descriptor = head.settings.descriptor(head.owner, len(head.k), len(head.q), Addresses())
+            found.append(Head(descriptor, head.q, head.v_mean, image.token_table, image.index_table))
+        _to_nand(device, flash)
+        yield found
+    finally:
+        for buffer in buffers:
+            device.free(buffer)
+
+
+def _to_nand(device: VerilatorDevice, pages: Iterable[PageImage]) -> None:
+    """Load pages, all those of a unit at once."""
+    by_unit = defaultdict(list)
+    for page in pages:
+        by_unit[page.entry.channel, page.entry.unit].append(page)
+    for (channel, unit), own in by_unit.items():
+        rows = np.array([page.entry.row for page in own], np.uint32)
+        data = np.stack([np.frombuffer(page.data, np.uint8) for page in own])
+        device.kernel.channels[channel].load(unit, rows, data)
 
 
 class _Turned:
