@@ -75,14 +75,14 @@ struct attend_zynq7045 {
     static constexpr std::int64_t contexts = 32;
     static constexpr std::int64_t gather_slots = 16;
     static constexpr std::int64_t query_rows = 1024;
-    static constexpr std::int64_t score_blocks = 2;
+    static constexpr std::int64_t score_blocks = 4;
     static constexpr std::int64_t score_entries = 65536;
     static constexpr std::int64_t selector_keys = 32768;
     static constexpr std::int64_t units = 16;
     static constexpr std::int64_t page_bytes = 16384;
     static constexpr std::int64_t clock_hz = 285000000;
     static constexpr std::int64_t port_bits = 64;
-    static constexpr std::uint64_t digest = 0x51e257fad51654caull;
+    static constexpr std::uint64_t digest = 0xc7236ecc74cc525bull;
 };
 struct attend_zu17eg {
     static constexpr std::int64_t channels = 8;
@@ -90,13 +90,13 @@ struct attend_zu17eg {
     static constexpr std::int64_t contexts = 64;
     static constexpr std::int64_t gather_slots = 16;
     static constexpr std::int64_t query_rows = 2048;
-    static constexpr std::int64_t score_blocks = 2;
+    static constexpr std::int64_t score_blocks = 8;
     static constexpr std::int64_t score_entries = 131072;
     static constexpr std::int64_t selector_keys = 131072;
     static constexpr std::int64_t units = 32;
     static constexpr std::int64_t page_bytes = 16384;
     static constexpr std::int64_t clock_hz = 300000000;
     static constexpr std::int64_t port_bits = 64;
-    static constexpr std::uint64_t digest = 0x332e9d9c34737babull;
+    static constexpr std::uint64_t digest = 0x9ea221906a0b66b7ull;
 };
 }  // namespace nearflash

@@ -165,10 +165,10 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig] = {
                      score_blocks=4, score_entries=8192, selector_keys=4096, units=0, page_bytes=4096,
                      clock_hz=100_000_000),
         AttendConfig("zynq7045", channels=8, heads_per_beat=4, contexts=32, gather_slots=16, query_rows=1024,
-                     score_blocks=2, score_entries=1 << 16, selector_keys=1 << 15, units=16, page_bytes=16384,
+                     score_blocks=4, score_entries=1 << 16, selector_keys=1 << 15, units=16, page_bytes=16384,
                      clock_hz=285_000_000, nand=_MLC),
         AttendConfig("zu17eg", channels=8, heads_per_beat=8, contexts=64, gather_slots=16, query_rows=2048,
-                     score_blocks=2, score_entries=1 << 17, selector_keys=1 << 17, units=32, page_bytes=16384,
+                     score_blocks=8, score_entries=1 << 17, selector_keys=1 << 17, units=32, page_bytes=16384,
                      clock_hz=300_000_000, nand=_MLC),
     )
 }  # fmt: skip

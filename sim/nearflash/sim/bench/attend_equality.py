@@ -64,8 +64,8 @@ def equality_rows(count: int = 1008, seed: int = 1, tokens_max: int = _TOKENS_MA
         for results in pool.map(_compare, batches):
             for key, wrong in results:
                 found.setdefault(key, []).append(wrong)
-    for (mode, stall, order), wrong in sorted(found.items()):
-        yield {"config": CONFIG, "mode": mode, "heads": len(wrong), "mismatches": sum(wrong),
+    for (mode, stall, order), counts in sorted(found.items()):
+        yield {"config": CONFIG, "mode": mode, "heads": len(counts), "mismatches": sum(counts),
                "memory_stall_percent": stall, "arrival_order": order, "tokens": f"1 to {tokens_max}",
                "unit": "output elements and completion fields that differ from the model"}  # fmt: skip
 
