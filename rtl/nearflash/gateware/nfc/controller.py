@@ -22,7 +22,7 @@ Source: ONFI 4.2; independent units as with multi-plane asynchronous reads of cu
 from dataclasses import dataclass
 
 from amaranth import Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.nand import NandTiming
@@ -30,43 +30,21 @@ from nearflash.gateware.attn.interfaces import ContextRecord, PageHeader, PageRe
 from nearflash.gateware.nfc.delivery import Delivery
 from nearflash.gateware.nfc.jobs import JobQueues
 from nearflash.gateware.nfc.link import BEATS_BITS, NandLinkSignature, RawBeat, codeword_beats
+from nearflash.gateware.nfc.operation import NandOperation, NandResult
 from nearflash.gateware.nfc.phrase import PhraseKind, PhrasePlayer
+from nearflash.gateware.nfc.progress import STATUS_FAIL, STATUS_READY, UnitProgress
 from nearflash.gateware.nfc.requests import RequestTable
 from nearflash.gateware.nfc.runs import RunFinder
-from nearflash.gateware.nfc.units import TICK_LOG2, TRIES_MAX, UnitPhase, UnitTable
+from nearflash.gateware.nfc.units import UnitPhase, UnitTable
 from nearflash.gateware.stream.queue import StreamQueue
 
-__all__ = ["NandController", "NandOperation", "NandResult"]
-
-#: Bits of the status byte (ONFI 4.2, "Read Status").
-_FAIL, _READY = 0, 6
-
-
-class NandOperation(data.Struct):
-    """A page to program, or a block to erase."""
-
-    erase: 1
-    unit: 8
-    row: 32
-    """Of the page, or of any page of the block."""
-    codewords: 6
-    """PROGRAM: raw codewords that follow on `program`, at least 1, from column 0 on."""
-
-
-class NandResult(data.Struct):
-    """How an operation ended."""
-
-    erase: 1
-    unit: 8
-    failed: 1
-    """The unit says so: the block is bad."""
-    timeout: 1
-    """The unit never became ready."""
+__all__ = ["NandController"]
 
 
 @dataclass(frozen=True)
 class _Parts:
     table: UnitTable
+    progress: UnitProgress
     requests: RequestTable
     jobs: JobQueues
     player: PhrasePlayer
@@ -114,7 +92,6 @@ class NandController(wiring.Component):
         self.units, self.timing, self.clock_hz = units, timing, clock_hz
         self.requests, self.unit_requests, self.cached = requests, unit_requests, cached
         self.shared_enables = shared_enables
-        self._status = PhraseKind.STATUS_OF_ROW if shared_enables else PhraseKind.STATUS
         super().__init__(
             {
                 "context": In(ContextRecord),
@@ -134,9 +111,10 @@ class NandController(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """The parts, what connects them, and the sequencer, which owns the bus."""
         m = Module()
-        times = (self.timing.erase_ns, self.timing.program_ns, self.timing.read_ns, self.timing.reset_ns)
+        progress = UnitProgress(self.timing, self.clock_hz, shared_enables=self.shared_enables)
         parts = _Parts(
-            UnitTable(self.units, max(map(self._ticks, times)).bit_length() + 1),
+            UnitTable(self.units, progress.time_bits),
+            progress,
             RequestTable(self.units, self.requests),
             JobQueues(self.units, self.unit_requests, (self.requests - 1).bit_length()),
             PhrasePlayer(self.timing, self.clock_hz),
@@ -164,10 +142,6 @@ class NandController(wiring.Component):
             self._serve(m, parts, kind, reading, drain)
             self._transfer(m, parts, kind, reading, final)
         return m
-
-    def _ticks(self, time_ns: int) -> int:
-        # One more: the tick that has begun does not count.
-        return -(-NandTiming.cycles(time_ns, self.clock_hz) >> TICK_LOG2) + 1
 
     def _connect(self, m: Module, parts: _Parts, drain: Signal) -> None:
         table, requests, jobs = parts.table, parts.requests, parts.jobs
@@ -209,9 +183,25 @@ class NandController(wiring.Component):
             Signal(range(self.requests)),
         )  # the unit's first; whose page it reads
         some, more, owed = Signal(), Signal(), Signal()  # jobs; an operation
-        status = Signal(8)
+        status, unbegun = Signal(8), Signal()  # unbegun: the unit cannot be reset, so its operation fails
         phase = table.found_record.phase
+        progress, result = parts.progress, parts.results.i
         m.d.sync += self.late.eq(0)
+        m.d.comb += [
+            progress.record.eq(table.found_record),
+            progress.due.eq(table.due),
+            progress.now.eq(table.now),
+            progress.operation.eq(table.operation),
+            progress.erase.eq(operation.erase),
+            progress.more.eq(jobs.more),
+            progress.jobs.eq(some),
+            progress.kind.eq(kind),
+            progress.status.eq(status),
+            unbegun.eq(progress.late & owed & (phase == UnitPhase.RESET)),
+            result.payload.unit.eq(table.found_unit),
+            result.payload.failed.eq(~progress.late & status[STATUS_FAIL]),
+            result.payload.timeout.eq(progress.late),
+        ]
         with m.State("CHOOSE"):
             m.d.comb += [table.peek.eq(1), table.peek_unit.eq(table.found_unit)]
             m.d.sync += [job.eq(jobs.first), sensed.eq(Mux(phase == UnitPhase.IDLE, jobs.first, jobs.next))]
@@ -220,19 +210,7 @@ class NandController(wiring.Component):
                 more.eq(jobs.more & ~table.operation & self.cached),
                 owed.eq(table.operation),
             ]
-            with m.Switch(phase):
-                with m.Case(UnitPhase.START):
-                    m.d.sync += kind.eq(PhraseKind.RESET)
-                with m.Case(UnitPhase.IDLE):
-                    m.d.sync += kind.eq(PhraseKind.READ)
-                    with m.If(table.operation):
-                        m.d.sync += kind.eq(Mux(operation.erase, PhraseKind.ERASE, PhraseKind.PROGRAM))
-                with m.Case(UnitPhase.CHAIN):
-                    m.d.sync += kind.eq(PhraseKind.CACHE_END)
-                    with m.If(jobs.more & ~table.operation):
-                        m.d.sync += kind.eq(PhraseKind.CACHE_READ)
-                with m.Default():
-                    m.d.sync += kind.eq(self._status)
+            m.d.sync += kind.eq(progress.choice)
             m.next = "PLAY"
         with m.State("PLAY"):
             works = (kind == PhraseKind.PROGRAM) | (kind == PhraseKind.ERASE)
@@ -242,90 +220,33 @@ class NandController(wiring.Component):
                 player.i.payload.unit.eq(table.found_unit),
                 player.i.payload.row.eq(Mux(works, operation.row, parts.requests.entry.row)),
                 player.i.payload.beats.eq(Mux(works, codeword_beats(operation.codewords), 1)),
-                self.link.read.ready.eq(kind == self._status),
+                self.link.read.ready.eq(kind == progress.status_kind),
             ]
             with m.If(self.link.read.valid):
                 m.d.sync += status.eq(self.link.read.payload)
             with m.If(player.i.ready):
                 m.next = "SETTLE"
-                with m.If((kind == self._status) & (phase == UnitPhase.SENSE) & status[_READY] & more):
+                with m.If((kind == progress.status_kind) & (phase == UnitPhase.SENSE) & status[STATUS_READY] & more):
                     m.d.sync += kind.eq(PhraseKind.CACHE_READ)
                     m.next = "PLAY"
         with m.State("SETTLE"):
             m.d.comb += [
                 table.update.eq(1),
                 parts.requests.slot.eq(job),
-                self.operations.ready.eq(owed & (phase == UnitPhase.IDLE)),
+                self.operations.ready.eq(owed & ((phase == UnitPhase.IDLE) | unbegun)),
             ]
-            self._settle(m, parts, kind, status, some)
-            with m.If(owed & (phase == UnitPhase.RESET) & parts.results.i.payload.timeout):
-                m.d.comb += [parts.results.i.valid.eq(1), parts.results.i.payload.erase.eq(operation.erase)]
-                m.d.comb += self.operations.ready.eq(1)
+            m.d.comb += [
+                table.new.eq(progress.new),
+                parts.requests.arrive.eq(progress.arrives),
+                result.valid.eq(progress.ends | unbegun),
+                result.payload.erase.eq(Mux(progress.ends, table.found_record.behind, operation.erase)),
+            ]
+            m.d.sync += self.late.eq(progress.late)
+            with m.If(unbegun):
                 m.d.sync += drain.eq(Mux(operation.erase, 0, codeword_beats(operation.codewords)))
             m.next = "DECIDE"
             with m.If(reading):
                 m.next = "SETTLE-COLUMN"
-
-    def _settle(self, m: Module, parts: _Parts, kind: Signal, status: Signal, some: Signal) -> None:
-        """The record after a phrase, and what follows for the page or operation of the unit."""
-        table, results, timing = parts.table, parts.results, self.timing
-        old, new, phase = table.found_record, table.new, table.found_record.phase
-        wait, base = Signal.like(old.due), Signal.like(old.due)
-        m.d.comb += [new.eq(old), new.tries.eq(0), base.eq(table.now), new.due.eq(base + wait)]
-        m.d.comb += [results.i.payload.erase.eq(old.behind), results.i.payload.unit.eq(table.found_unit)]
-        begun = {
-            PhraseKind.RESET: (UnitPhase.RESET, 0, timing.reset_ns),
-            PhraseKind.READ: (UnitPhase.SENSE, 0, timing.read_ns),
-            PhraseKind.CACHE_READ: (UnitPhase.TURN, 1, timing.cache_busy_ns),
-            PhraseKind.CACHE_END: (UnitPhase.TURN, 0, timing.cache_busy_ns),
-            PhraseKind.PROGRAM: (UnitPhase.WORK, 0, timing.program_ns),
-            PhraseKind.ERASE: (UnitPhase.WORK, 1, timing.erase_ns),
-        }
-        with m.Switch(kind):
-            for begins, (then, behind, time_ns) in begun.items():
-                with m.Case(begins):
-                    m.d.comb += [new.phase.eq(then), new.behind.eq(behind), wait.eq(self._ticks(time_ns))]
-            with m.Case(self._status):
-                with m.If(status[_READY]):
-                    self._finish(m, parts, status, wait)
-                with m.Elif(old.tries != TRIES_MAX):
-                    m.d.comb += new.tries.eq(old.tries + 1)
-                    self._retry(m, old, wait)
-                with m.Else():
-                    m.d.sync += self.late.eq(1)
-                    m.d.comb += [new.phase.eq(UnitPhase.START), new.behind.eq(0), results.i.payload.timeout.eq(1)]
-                    with m.If(phase == UnitPhase.WORK):
-                        m.d.comb += results.i.valid.eq(1)
-                    with m.Elif(some & ~old.failed):  # a unit that cannot be reset owes its jobs too
-                        m.d.comb += [new.failed.eq(1), parts.requests.arrive.eq(1)]
-        # The page behind may still be sensed: only then does the turn begin.
-        with m.If((phase == UnitPhase.CHAIN) & ~table.due):
-            m.d.comb += base.eq(old.due)
-
-    def _finish(self, m: Module, parts: _Parts, status: Signal, wait: Signal) -> None:
-        """The unit is ready."""
-        new, results = parts.table.new, parts.results
-        with m.Switch(parts.table.found_record.phase):
-            with m.Case(UnitPhase.SENSE, UnitPhase.TURN):
-                # Due when the page behind, if there is one, will have been sensed.
-                m.d.comb += [new.phase.eq(UnitPhase.READY), wait.eq(self._ticks(self.timing.read_ns))]
-                m.d.comb += parts.requests.arrive.eq(1)
-            with m.Case(UnitPhase.WORK):
-                m.d.comb += [new.phase.eq(UnitPhase.IDLE), new.behind.eq(0)]
-                m.d.comb += [results.i.valid.eq(1), results.i.payload.failed.eq(status[_FAIL])]
-            with m.Default():
-                m.d.comb += new.phase.eq(UnitPhase.IDLE)
-
-    def _retry(self, m: Module, old: data.View, wait: Signal) -> None:
-        """A sixteenth of the time that the unit had."""
-        with m.Switch(old.phase):
-            with m.Case(UnitPhase.WORK):
-                erase, program = (self._ticks(t // 16) for t in (self.timing.erase_ns, self.timing.program_ns))
-                m.d.comb += wait.eq(Mux(old.behind, erase, program))
-            with m.Case(UnitPhase.RESET):
-                m.d.comb += wait.eq(self._ticks(self.timing.reset_ns))
-            with m.Default():
-                m.d.comb += wait.eq(self._ticks(self.timing.read_ns // 16))
 
     def _transfer(self, m: Module, parts: _Parts, kind: Signal, reading: Signal, final: Signal) -> None:
         """States that read out one request, run after run."""

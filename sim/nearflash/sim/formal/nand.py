@@ -1,26 +1,25 @@
-"""Benches of the NAND controller and its parts, with times of a few clocks."""
+"""Benches of the NAND controller's parts, with times of a few clocks."""
 
 from typing import Any
 
 from amaranth.hdl import Cat, Mux, Signal
 
 from nearflash.abi.attend.nand import NandTiming
-from nearflash.gateware.nfc.controller import NandController
 from nearflash.gateware.nfc.link import CycleKind
 from nearflash.gateware.nfc.phrase import PhraseKind, PhrasePlayer
+from nearflash.gateware.nfc.progress import UnitProgress
 from nearflash.gateware.nfc.runs import RunFinder
+from nearflash.gateware.nfc.units import TRIES_MAX, UnitPhase
 from nearflash.sim.formal.bench import Bench
 from nearflash.sim.formal.properties import accept, check_source, moves, offer
 
-__all__ = ["controller", "phrase", "runs"]
+__all__ = ["phrase", "progress", "runs"]
 
 _CLOCK_HZ = 100_000_000
 _TIMING = NandTiming(
     read_ns=40, program_ns=50, erase_ns=60, link_bytes_per_s=800_000_000, cache_busy_ns=20, reset_ns=30,
     wb_ns=10, adl_ns=20, whr_ns=10, ccs_ns=40, rhw_ns=30,
 )  # fmt: skip
-_BUSY = (0x30, 0x31, 0x3F, 0x10, 0xD0, 0xFF)
-_STATUS = (0x70, 0x78)
 
 
 def runs() -> Bench:
@@ -97,53 +96,44 @@ def phrase() -> Bench:
     return bench
 
 
-def controller() -> Bench:
-    """Two units, two requests of up to two pages of two codewords: no command to a busy unit, no data without a page.
+def progress() -> Bench:
+    """One unit's record from its reset on, in any order of what the controller does: no command while it is busy.
 
-    The PHY takes cycles when it likes; a unit is busy for as long as it likes.
+    The unit is busy after a command for as long as it likes, and tells by its status.
     """
-    dut = NandController(2, _TIMING, _CLOCK_HZ, requests=2, unit_requests=2, cached=True)
+    dut = UnitProgress(_TIMING, _CLOCK_HZ)
     bench = Bench(dut)
-    m, link, cycle = bench.m, dut.link, dut.link.cycles.payload
-    for name in ("i", "operations", "program"):
-        offer(bench, getattr(dut, name), name)
-    for name in ("header", "codewords", "results"):
-        accept(bench, getattr(dut, name), name)
-    accept(bench, link.cycles, "cycles")
-    m.d.comb += [dut.context.page_codewords.eq(2), dut.context_valid.eq(1)]
-    bench.assume((dut.i.payload.codewords < 16) & (dut.i.payload.codewords != 0) & (dut.i.payload.context == 0))
-    bench.assume(~(bench.was_reset & dut.i.valid))
-
-    at = cycle.unit[0]
-    busy, loaded, telling = Signal(2), Signal(2), Signal(2)  # by unit; telling: data out is the status
-    command, reads = cycle.kind == CycleKind.COMMAND, cycle.kind == CycleKind.READ
-    ends = moves(link.cycles)
-    is_status = Cat(cycle.byte == byte for byte in _STATUS).any()
-    status = telling.bit_select(at, 1)
-    had = Signal()  # this data cycle gave a beat
+    m = bench.m
+    record, busy, loaded = Signal(dut.record.shape()), Signal(), Signal()
+    phase = record.phase
+    serves, read_out, chains = (bench.free(1, name) for name in ("serves", "read_out", "chains"))
+    status = Cat(bench.free(6, "status_low"), ~busy, 1)
+    turns = chains & (phase == UnitPhase.SENSE) & ~busy  # 31h right after the status that found the page
     m.d.comb += [
-        link.read.valid.eq(bench.free(1, "read_valid") & link.cycles.valid & reads & ~(status & had)),
-        link.read.payload.eq(Mux(status, Mux(busy.bit_select(at, 1), 0, 0x40), 0)),
-        link.write.ready.eq(bench.free(1, "write_ready")),
+        dut.record.eq(record),
+        *(getattr(dut, name).eq(bench.free(1, name)) for name in ("due", "operation", "erase", "more", "jobs")),
+        dut.now.eq(bench.free(dut.time_bits, "now")),
+        dut.kind.eq(Mux(turns, PhraseKind.CACHE_READ, dut.choice)),
+        dut.status.eq(status),
     ]
-    m.d.sync += had.eq((had | moves(link.read)) & ~ends)
-    bench.assume(~(ends & reads) | had)
-    m.d.sync += busy.eq(busy & bench.free(2, "stay_busy"))
-    with m.If(ends & command):
-        with m.If(Cat(cycle.byte == byte for byte in _BUSY).any()):
-            m.d.sync += busy.bit_select(at, 1).eq(1)
-        with m.If(Cat(cycle.byte == byte for byte in (0x30, 0x31)).any()):
-            m.d.sync += loaded.bit_select(at, 1).eq(1)
-        with m.If(Cat(cycle.byte == byte for byte in (0x10, 0xD0, 0xFF)).any()):
-            m.d.sync += loaded.bit_select(at, 1).eq(0)
-        with m.If(is_status | (cycle.byte == 0xE0)):
-            m.d.sync += telling.bit_select(at, 1).eq(is_status)
-
-    idle = ~busy.bit_select(at, 1)
-    bench.prove("no_command_to_a_busy_unit", ~(link.cycles.valid & command) | is_status | (cycle.byte == 0xFF) | idle)
-    bench.prove("no_data_without_a_page", ~(link.cycles.valid & reads) | status | idle & loaded.bit_select(at, 1))
-    open_requests = Signal(3)
-    m.d.sync += open_requests.eq(open_requests + moves(dut.i) - moves(dut.header))
-    bench.prove("headers_have_requests", ~dut.header.valid | (open_requests != 0))
-    bench.prove("requests_in_slots", open_requests <= 2)
+    acts = serves & (phase != UnitPhase.READY)
+    says = acts & (dut.kind != PhraseKind.STATUS)
+    m.d.sync += busy.eq(busy & bench.free(1, "stays_busy"))
+    with m.If(acts):
+        m.d.sync += record.eq(dut.new)
+    with m.Elif(read_out & (phase == UnitPhase.READY)):
+        m.d.sync += phase.eq(Mux(record.behind, UnitPhase.CHAIN, UnitPhase.IDLE))
+    with m.If(says):
+        reads = (dut.kind == PhraseKind.READ) | (dut.kind == PhraseKind.CACHE_READ)
+        m.d.sync += [busy.eq(1), loaded.eq(reads | (dut.kind == PhraseKind.CACHE_END))]
+    bench.prove("no_command_to_a_busy_unit", ~says | ~busy | (dut.kind == PhraseKind.RESET))
+    waits = Cat(phase == one for one in (UnitPhase.IDLE, UnitPhase.READY, UnitPhase.CHAIN)).any()
+    bench.prove("busy_only_in_busy_phases", ~waits | ~busy)
+    senses = (phase == UnitPhase.SENSE) | (phase == UnitPhase.TURN)
+    bench.prove("sensing_gives_a_page", ~senses | loaded)
+    bench.prove("a_page_to_read_out", (phase != UnitPhase.READY) | (loaded & ~busy))
+    bench.prove("one_arrival_a_page", ~(acts & dut.arrives) | (dut.new.phase == UnitPhase.READY) | dut.new.failed)
+    bench.prove("late_is_last", ~(acts & dut.late) | (busy & (record.tries == TRIES_MAX)))
+    bench.cover("chain", acts & (phase == UnitPhase.CHAIN) & (dut.kind == PhraseKind.CACHE_READ))
+    bench.cover("erased", acts & dut.ends & record.behind)
     return bench

@@ -44,5 +44,6 @@ PROOFS = {
         Proof("bus.registers", bus.registers, engine="induction", depth=3),
         Proof("nfc.runs", nand.runs),
         Proof("nfc.phrase", nand.phrase),
+        Proof("nfc.progress", nand.progress, engine="induction", depth=3),
     )
 }

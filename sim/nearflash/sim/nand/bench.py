@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attend.codeword import RAW_BYTES
 from nearflash.gateware.attn.interfaces import ContextRecord, PageHeader, PageRequest
-from nearflash.gateware.nfc.controller import NandController, NandOperation, NandResult
+from nearflash.gateware.nfc.controller import NandController
 from nearflash.gateware.nfc.link import RAW_BEATS, RawBeat
+from nearflash.gateware.nfc.operation import NandOperation, NandResult
 from nearflash.sim.nand.channel import NandModel
 from nearflash.sim.nand.parts import NandPart
 from nearflash.sim.nand.unit import NandUnit

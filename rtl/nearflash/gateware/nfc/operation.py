@@ -1,0 +1,27 @@
+"""Operations that change what a unit stores, and how they ended."""
+
+from amaranth.lib import data
+
+__all__ = ["NandOperation", "NandResult"]
+
+
+class NandOperation(data.Struct):
+    """A page to program, or a block to erase."""
+
+    erase: 1
+    unit: 8
+    row: 32
+    """Of the page, or of any page of the block."""
+    codewords: 6
+    """PROGRAM: raw codewords that follow on `program`, at least 1, from column 0 on."""
+
+
+class NandResult(data.Struct):
+    """How an operation ended."""
+
+    erase: 1
+    unit: 8
+    failed: 1
+    """The unit says so: the block is bad."""
+    timeout: 1
+    """The unit never became ready."""
