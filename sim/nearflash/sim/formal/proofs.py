@@ -16,7 +16,10 @@ __all__ = ["PROOFS", "Proof"]
 
 @dataclass(frozen=True)
 class Proof:
-    """One proof: `build` makes its bench; `engine` is "induction" (of `depth` cycles) or "pdr"."""
+    """One proof: `build` makes its bench; `engine` is "induction" (of `depth` cycles), "pdr", or "bounded".
+
+    Bounded: the properties hold in the first `depth` cycles. The bench must prove that what it is about ends by then.
+    """
 
     name: str
     build: Callable[[], Bench]
@@ -45,5 +48,6 @@ PROOFS = {
         Proof("nfc.runs", nand.runs),
         Proof("nfc.phrase", nand.phrase),
         Proof("nfc.progress", nand.progress, engine="induction", depth=3),
+        Proof("topk.selector", topk.selector, engine="bounded", depth=topk.RUN_CYCLES + 2, cover_depth=topk.RUN_CYCLES),
     )
 }

@@ -1,4 +1,4 @@
-"""Runs proofs through SymbiYosys: induction with Yices, or property-directed reachability with ABC.
+"""Runs proofs through SymbiYosys: induction or bounded with Yices, or property-directed reachability with ABC.
 
 Each proof gives three results: `prove` (the properties hold in every reachable state), `cover` (the interesting states
 can be reached, so the assumptions do not contradict each other) and `paths` (no forbidden combinational path).
@@ -21,7 +21,7 @@ from nearflash.sim.formal.proofs import PROOFS, Proof
 
 __all__ = ["FormalError", "run", "run_proof"]
 
-_ENGINES = {"induction": "smtbmc yices", "pdr": "abc pdr"}
+_ENGINES = {"induction": "smtbmc yices", "pdr": "abc pdr", "bounded": "smtbmc yices"}
 _TIMEOUT_S = 300
 _FAILED = re.compile(r"summary: +(?:failed assertion )?top\.(\S+) at")
 _TRACE = re.compile(r"counterexample trace(?: \[\w+\])?: (\S+)")
@@ -70,7 +70,8 @@ def _script(bench: Bench) -> list[str]:
 def _sby(proof: Proof, bench: Bench, mode: str, folder: Path) -> dict[str, Any]:
     engine = _ENGINES[proof.engine] if mode == "prove" else _ENGINES["induction"]
     drop = "chformal -cover -remove" if mode == "prove" else "chformal -assert -remove"
-    config = ["[options]", f"mode {mode}", f"depth {proof.depth if mode == 'prove' else proof.cover_depth}"]
+    sby_mode = "bmc" if mode == "prove" and proof.engine == "bounded" else mode
+    config = ["[options]", f"mode {sby_mode}", f"depth {proof.depth if mode == 'prove' else proof.cover_depth}"]
     config += [f"timeout {_TIMEOUT_S}", "[engines]", engine]
     config += ["[script]", *_script(bench), drop, "memory_map", "prep -top top", "[files]", "top.il", ""]
     (folder / f"{mode}.sby").write_text("\n".join(config))
