@@ -247,9 +247,11 @@ class ContextTable(wiring.Component):
     def _pick(self, m: Module) -> None:
         """The next event; after the watchdog only plans and finished heads count."""
         plan, alpha = self.i.payload, self.i_alpha.payload
-        m.submodules.dones = dones = Merge(Done, max(2, self.config.channels))
+        m.submodules.merge = merge = Merge(Done, max(2, self.config.channels))
+        m.submodules.dones = dones = StreamQueue(merge.o.payload.shape(), 4)
         for index, i in enumerate(self.i_done):
-            wiring.connect(m, wiring.flipped(i), dones.i[index])
+            wiring.connect(m, wiring.flipped(i), merge.i[index])
+        wiring.connect(m, merge.o, dones.i)
         done, source = dones.o.payload.item, dones.o.payload.source
         credit = (done.kind == RequestKind.INDEX) & ~self.expired
         m.d.comb += [self.credit.channel.eq(source), self.credit.context.eq(done.context)]

@@ -69,7 +69,7 @@ class MemorySource(wiring.Component):
         request, header = self.i.payload.request, self.o_header.payload
         wanted = Signal(64)
         start, next_codeword = Signal(48), Signal(48)  # byte addresses: of the run, behind the last codeword seen
-        run_codewords = Signal(7)
+        run_beats = Signal(13)
         command = reader.i_command
 
         wiring.connect(m, reader.bus, wiring.flipped(self.bus))
@@ -81,7 +81,7 @@ class MemorySource(wiring.Component):
             header.channel.eq(self.i.payload.channel),
             *(header.header[name].eq(request[name]) for name, _ in data.Layout.cast(PageHeader)),
             command.payload.address.eq(start),
-            command.payload.beats.eq(run_codewords * (SEALED_BYTES // _BEAT_BYTES)),
+            command.payload.beats.eq(run_beats),
         ]
         with m.FSM():
             with m.State("SEND-HEADER"):
@@ -94,18 +94,18 @@ class MemorySource(wiring.Component):
                     wanted.eq(request.codewords),
                     start.eq(request.address),
                     next_codeword.eq(request.address),
-                    run_codewords.eq(0),
+                    run_beats.eq(0),
                 ]
                 with m.If(self.i.valid & self.o_header.ready):
                     m.next = "WALK"
             with m.State("WALK"):
-                m.d.comb += command.valid.eq((run_codewords != 0) & ~wanted[0])
+                m.d.comb += command.valid.eq((run_beats != 0) & ~wanted[0])
                 with m.If(command.ready | ~command.valid):
                     m.d.sync += [wanted.eq(wanted >> 1), next_codeword.eq(next_codeword + SEALED_BYTES)]
                     with m.If(wanted[0]):
-                        m.d.sync += run_codewords.eq(run_codewords + 1)
+                        m.d.sync += run_beats.eq(run_beats + SEALED_BYTES // _BEAT_BYTES)
                     with m.Else():
-                        m.d.sync += [run_codewords.eq(0), start.eq(next_codeword + SEALED_BYTES)]
+                        m.d.sync += [run_beats.eq(0), start.eq(next_codeword + SEALED_BYTES)]
                     with m.If(wanted == 0):
                         m.next = "SEND-HEADER"
         return m

@@ -230,7 +230,7 @@ class Prepare(wiring.Component):
             with m.State("ASK-QUERY"):
                 m.d.comb += [command.valid.eq(1), buffer.load.eq(command.ready)]
                 m.d.comb += command.payload.address.eq(one.q_address)
-                m.d.comb += command.payload.beats.eq(one.group[:4] * check.derived.dim_rows)
+                m.d.comb += command.payload.beats.eq(buffer.rows)
                 with m.If(command.ready):
                     m.next = "LOAD-QUERY"
             with m.State("LOAD-QUERY"):

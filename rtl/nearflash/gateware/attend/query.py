@@ -60,7 +60,7 @@ class QueryBuffer(wiring.Component):
     dim_rows : In, d / 4. group : In, g. They hold still while it is busy.
     load : In, pulse. walk : In, pulse with `write` : In (a WRITE walk, else KEYS). busy : Out, from the next cycle on.
     i : In stream of unsigned(64).
-    o : Out, QueryRow.
+    o : Out, QueryRow. rows : Out, those of q, a cycle behind dim_rows and group.
     nonfinite : Out, the q last loaded holds an infinity or a NaN.
     """
 
@@ -79,6 +79,7 @@ class QueryBuffer(wiring.Component):
                 "busy": Out(1),
                 "i": In(stream.Signature(FP16.bits * LANES)),
                 "o": Out(QueryRow),
+                "rows": Out(10),
                 "nonfinite": Out(1),
             }
         )
@@ -89,9 +90,9 @@ class QueryBuffer(wiring.Component):
         m.submodules.rows = rows = Memory(shape=FP16.bits * LANES, depth=_HEADS << ROW_BITS, init=[])
         write, read = rows.write_port(), rows.read_port()
         tag, settle = Signal(QueryRow), Signal(range(self.LATENCY))
-        loaded, total = Signal(10), Signal(10)
+        loaded = Signal(10)
         m.d.comb += [write.addr.eq(loaded), write.data.eq(self.i.payload), write.en.eq(self.i.valid & self.i.ready)]
-        m.d.sync += total.eq(self.group * self.dim_rows)
+        m.d.sync += self.rows.eq(self.group * self.dim_rows)
         finish = self._walk(m, tag, read.addr)
         with m.FSM() as fsm:
             with m.State("WAIT"):
@@ -106,7 +107,7 @@ class QueryBuffer(wiring.Component):
                 infinite = Cat(lane[FP16.mantissa_bits : -1].all() for lane in self._lanes(self.i.payload)).any()
                 with m.If(self.i.valid):
                     m.d.sync += [loaded.eq(loaded + 1), self.nonfinite.eq(self.nonfinite | infinite)]
-                    with m.If(loaded == total - 1):
+                    with m.If(loaded == self.rows - 1):
                         m.next = "WAIT"
             with m.State("WALK"):
                 m.d.comb += tag.valid.eq(1)

@@ -9,7 +9,7 @@ score buffers for it. After an entry that this build cannot read, or a page on a
 one, the head has fault ENTRY and no further block is begun; a block that has begun is completed by repeating its last
 request, so that its channel comes to an end with it.
 
-Timing: one cycle a channel, then one an entry, while o is ready and entries come; back-pressure: yes.
+Timing: one cycle a channel, then two an entry, while o is ready and entries come; back-pressure: yes.
 Limits: a 64-bit port.
 """
 
@@ -152,23 +152,29 @@ class ScanWalker(wiring.Component):
         return done
 
     def _walk(self, m: Module, reader: BurstReader, read: Any, walking: Signal) -> Signal:
-        """One entry a cycle while `walking`. True when all blocks are through."""
+        """Two cycles an entry while `walking`: look, then step. True when all blocks are through."""
         plan, end, room = self._plan, self._end, Signal()
         at, page, index = Signal(8), Signal(8), Signal(20)
         channel = Signal(range(self.config.channels))
-        entry, listed_page, rows = Signal(PageEntryLayout), Signal(7), Signal(_ROWS_MAX)
+        entry, listed_page, listed_rows, rows = (
+            Signal(PageEntryLayout), Signal(7), Signal(_ROWS_MAX), Signal(_ROWS_MAX)
+        )  # fmt: skip
         block, skipping, first, wanted, legal = Signal(BLOCK_BITS), Signal(), Signal(), Signal(), Signal()
-        issue, step = Signal(), Signal()
+        issue, step, looked = Signal(), Signal(), Signal()
         m.d.comb += [
             entry.eq(reader.o.payload),
             read.addr.eq(at),
-            Cat(listed_page, rows).eq(read.data),
+            Cat(listed_page, listed_rows).eq(read.data),
+            issue.eq(wanted & (~first | legal)),
+            step.eq(looked & (~issue | ((~self.o.valid | self.o.ready) & (room | ~first)))),
+            reader.o.ready.eq(step),
+        ]
+        m.d.sync += [
             first.eq(at == 0),
             wanted.eq(~skipping & (at != self._listed) & (listed_page == page)),
-            legal.eq(entry_is_legal(entry, self.config) & (first | (entry.channel == channel))),
-            issue.eq(wanted & (~first | legal)),
-            step.eq(walking & reader.o.valid & (~issue | ((~self.o.valid | self.o.ready) & (room | ~first)))),
-            reader.o.ready.eq(step),
+            legal.eq(entry_is_legal(entry, self.config) & ((at == 0) | (entry.channel == channel))),
+            rows.eq(listed_rows),
+            looked.eq(walking & reader.o.valid & ~step),
         ]
         begun = step & issue & first
         self._count_blocks(m, room, begun, entry.channel)
@@ -219,4 +225,4 @@ class ScanWalker(wiring.Component):
             taken = Mux(begun & (channel == index), self._plan.passes, 0)
             given = Mux(self.credit_valid & (self.credit.channel == index), read.data, 0)
             m.d.sync += count.eq(count + taken - given)
-        m.d.comb += room.eq(Array(used)[channel] + self._plan.passes <= self.config.score_blocks)
+        m.d.sync += room.eq(Array(used)[channel] + self._plan.passes <= self.config.score_blocks)

@@ -65,9 +65,11 @@ class TokenSpans(wiring.Component):
         offset = position[:_UNIT_BITS]
         for token in range(_TOKENS):
             before, behind = Signal(9, name=f"before_{token}"), Signal(10, name=f"behind_{token}")
-            m.d.sync += [before.eq(token * stride), behind.eq(token * stride + length - 1)]
+            before_later = Signal.like(before)
+            m.d.comb += before.eq(sum(stride << bit for bit in range(2) if token >> bit & 1))
+            m.d.sync += [before_later.eq(before), behind.eq(before + length - 1)]
             m.d.sync += [
-                first[token].eq((offset + before) >> _UNIT_BITS),
+                first[token].eq((offset + before_later) >> _UNIT_BITS),
                 last[token].eq((offset + behind) >> _UNIT_BITS),
             ]
         m.d.sync += [wanted.eq(Mux(self.step, self.wanted, 0)), base.eq(position >> _UNIT_BITS)]
