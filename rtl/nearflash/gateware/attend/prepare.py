@@ -191,7 +191,8 @@ class Prepare(wiring.Component):
         self._fill(m, plan.finish, derived, {
             "context": context, "index": self._index, "group": one.group, "v_mean_address": one.v_mean_address,
             "out_address": one.out_address, "faults": self._faults,
-            "drain": 0, "slot": 0, "weighed": 0, "pages": 0,
+            "entries": Mux(self._faults == Fault.DESCRIPTOR, 0, derived.entries), "drain": 0, "slot": 0, "weighed": 0,
+            "pages": 0,
         })  # fmt: skip
 
     @staticmethod
