@@ -8,7 +8,7 @@ as one of 64 meets 4 KB. What is proven is proven for these parameters only; the
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nearflash.sim.formal import bus, nand, streams
+from nearflash.sim.formal import bus, nand, streams, topk
 from nearflash.sim.formal.bench import Bench
 
 __all__ = ["PROOFS", "Proof"]

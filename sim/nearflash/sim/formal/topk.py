@@ -1,6 +1,6 @@
 """Bench of the selector."""
 
-from amaranth.hdl import Cat, Mux, ResetSignal, Signal
+from amaranth.hdl import Mux, ResetSignal, Signal
 
 from nearflash.gateware.topk.select import RadixSelector
 from nearflash.sim.formal.bench import Bench
