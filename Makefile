@@ -11,7 +11,7 @@ KERNEL ?= update
 FAMILY ?= xcup
 CONFIG ?= smartssd
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full sim lint format bench synth formal generate clean
+.PHONY: help venv demo test test-full sim lint format bench synth formal mutation generate clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ synth: venv ## resources of one kernel: make synth KERNEL=update FAMILY=xcup CON
 
 formal: venv ## prove the stream elements and the AXI masters
 	$(NEARFLASH) formal
+
+mutation: venv ## change the gateware in many places and see whether its vectors notice
+	$(NEARFLASH) mutation --json
 
 clean: ## remove what was built (not .venv)
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache

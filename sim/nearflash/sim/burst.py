@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearflash.sim.build import build_library
 from nearflash.sim.ports import accessors, checked, pointers, row_count, sign_extended, words_from_integers
-from nearflash.sim.verilog import Port, convert
+from nearflash.sim.verilog import Design, Port, convert
 
 __all__ = ["BurstUnit"]
 
@@ -22,7 +22,7 @@ _SHIM = Path(__file__).parent / "shims" / "burst.cpp"
 
 
 class BurstUnit:
-    """`component` as a library; `name` names the library in the build cache.
+    """`component`, or a converted design, as a library; `name` names the library in the build cache.
 
     Ports up to 64 bits are arrays of shape (n,); wider ones are (n, words) of uint32, low word first. A scalar input
     is held for the whole burst. Outputs have the port's signedness and the smallest integer type that holds it.
@@ -34,7 +34,7 @@ class BurstUnit:
         if not hasattr(component, "LATENCY"):
             raise ValueError(f"{type(component).__name__} must have a LATENCY attribute, not none")
         self.stated_latency: int = component.LATENCY
-        design = convert(component)
+        design = component if isinstance(component, Design) else convert(component)
         #: Of the design: what the library was built from.
         self.digest: str = design.digest
         data = [port for port in design.ports if port.name not in ("clk", "rst")]

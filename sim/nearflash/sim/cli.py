@@ -1,10 +1,11 @@
-"""The commands `nearflash sim` and `nearflash formal`."""
+"""The commands `nearflash sim`, `nearflash formal` and `nearflash mutation`."""
 
 import argparse
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["formal", "sim"]
+__all__ = ["formal", "mutation", "sim"]
 
 
 def sim(subparsers: Any) -> None:
@@ -59,3 +60,21 @@ def _formal(arguments: argparse.Namespace) -> int:
         print(line, flush=True)
     print(f"{bad} results that are not a pass", file=sys.stderr)
     return 1 if bad else 0
+
+
+def mutation(subparsers: Any) -> None:
+    """Register `nearflash mutation`: the share of a unit's mutants that its vectors notice."""
+    parser = subparsers.add_parser("mutation", help="change units in many places and see whether their vectors notice")
+    parser.add_argument("unit", nargs="*", help="for example num.mac; without one, all")
+    parser.add_argument("--mutants", type=int, help="how many of each unit; by default its own number")
+    parser.add_argument("--seed", type=int, default=0, help="of the mutants and the vectors")
+    parser.add_argument("--survivors", action="store_true", help="list the mutants that live")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line on standard output")
+    parser.set_defaults(rows=_mutation)
+
+
+def _mutation(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from nearflash.sim.mutation.run import run
+
+    options = {"mutants": arguments.mutants, "seed": arguments.seed, "survivors": arguments.survivors}
+    return run(arguments.unit or None, **options)

@@ -1,0 +1,79 @@
+"""Runs the vectors of each unit on each of its mutants, and looks at the survivors."""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearflash.abi.errors import ConfigError
+from nearflash.sim.burst import BurstUnit
+from nearflash.sim.mutation.equivalence import is_equivalent
+from nearflash.sim.mutation.mutants import MUTANT, Mutants, make_mutants
+from nearflash.sim.mutation.targets import TARGETS, Target, Vectors
+from nearflash.sim.stalls import SimulationTimeout, UnexpectedItems
+from nearflash.sim.streams import StreamUnit
+
+__all__ = ["run", "run_target"]
+
+
+def run(
+    names: Iterable[str] | None = None, *, mutants: int | None = None, seed: int = 0, survivors: bool = False
+) -> Iterator[dict[str, Any]]:
+    """One row a unit: bench, unit, mutants, killed, equivalent, kill_fraction (of those not equivalent).
+
+    names: of TARGETS (None: all); mutants: how many instead of the target's number; survivors: list their commands.
+
+    Raises ConfigError for a name that is not in TARGETS, or where the original itself differs from the model.
+    """
+    chosen = list(TARGETS) if names is None else list(names)
+    for name in chosen:
+        if name not in TARGETS:
+            raise ConfigError(f"unit must be one of {', '.join(TARGETS)}, not {name!r}")
+    for name in chosen:
+        row, left = run_target(name, TARGETS[name], mutants or TARGETS[name].mutants, seed)
+        yield row | ({"survivors": left} if survivors else {})
+
+
+def run_target(name: str, target: Target, count: int, seed: int) -> tuple[dict[str, Any], list[str]]:
+    """The row of one unit, and Yosys' commands of the mutants that live and are not proven equivalent."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = make_mutants(target.component(), count, seed, Path(folder))
+        living = _living(name, target, made, seed)
+        left = [command for command in living if not is_equivalent(made.original, command, Path(folder))]
+    total, equivalent = len(made.commands), len(living) - len(left)
+    killed = total - len(living)
+    row = {
+        "bench": "mutation",
+        "unit": name,
+        "mutants": total,
+        "killed": killed,
+        "equivalent": equivalent,
+        "kill_fraction": round(killed / max(total - equivalent, 1), 4),
+    }
+    return row, left
+
+
+def _living(name: str, target: Target, made: Mutants, seed: int) -> list[str]:
+    """Commands of the mutants that no vector tells from the model."""
+    vectors = target.vectors(np.random.default_rng(seed))
+    library = f"mutation_{name.replace('.', '_')}"
+    unit = (StreamUnit if target.streams else BurstUnit)(made.design, library)
+    if not _agrees(unit, target, vectors, 0, seed):
+        raise ConfigError(f"{name} must equal its model before it is mutated")
+    return [command for mutant, command in enumerate(made.commands, 1) if _agrees(unit, target, vectors, mutant, seed)]
+
+
+def _agrees(unit: Any, target: Target, vectors: Vectors, mutant: int, seed: int) -> bool:
+    inputs, expected = vectors
+    try:
+        if target.streams:
+            counts = {stream: len(items) for stream, items in expected.items()}
+            got = unit.run(inputs, counts, stalls="both", seed=seed, hold={MUTANT: mutant})
+        else:
+            unit.reset()
+            got = unit.run({**inputs, MUTANT: mutant})
+    except (SimulationTimeout, UnexpectedItems):
+        return False
+    return all(np.array_equal(got[port], items) for port, items in expected.items())

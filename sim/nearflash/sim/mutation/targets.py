@@ -1,0 +1,34 @@
+"""The units that are mutated, with the vectors that have to notice."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.sim.mutation import mac
+
+__all__ = ["TARGETS", "Target", "Vectors"]
+
+#: Inputs, and what the model expects at the outputs: port (or stream) -> array, as BurstUnit (or StreamUnit) takes it.
+Vectors = tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A unit, its vectors, and how many mutants to make.
+
+    Outputs are compared at every vector: a component whose outputs mean something only sometimes comes in a wrapper
+    that makes them zero otherwise. `streams`: it is a stream component, run under random stalls.
+    """
+
+    component: Callable[[], Any]
+    vectors: Callable[[np.random.Generator], Vectors]
+    mutants: int = 500
+    streams: bool = False
+
+
+TARGETS: dict[str, Target] = {
+    "num.mac": Target(mac.ObservedMac, mac.vectors, mutants=1000),
+}

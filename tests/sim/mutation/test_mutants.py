@@ -1,0 +1,23 @@
+from nearflash.sim.mutation.mutants import MUTANT, make_mutants
+
+
+def test_the_same_seed_gives_the_same_mutants(sum_component, tmp_path):
+    first, again, other = (make_mutants(sum_component(), 40, seed, tmp_path) for seed in (1, 1, 2))
+    assert first.commands == again.commands != other.commands
+    assert first.design.digest == again.design.digest != other.design.digest
+    assert len(first.commands) == 40
+
+
+def test_every_mutant_has_its_number_at_the_selecting_input(sum_component, tmp_path):
+    made = make_mutants(sum_component(), 40, 1, tmp_path)
+    port = made.design.ports[-1]
+    assert (port.name, port.width, port.is_input) == (MUTANT, 6, True)
+    text = made.design.write_verilog(tmp_path).read_text()
+    assert all(f"6'h{number:02x}" in text for number in range(1, 41))
+    assert MUTANT not in made.original
+
+
+def test_clocks_are_left_alone(sum_component, tmp_path):
+    made = make_mutants(sum_component(), 200, 1, tmp_path)
+    assert made.commands
+    assert not [command for command in made.commands if "CLK" in command]

@@ -1,0 +1,36 @@
+import pytest
+
+from nearflash.abi.errors import ConfigError
+from nearflash.sim.mutation.run import run, run_target
+
+
+def test_good_vectors_kill_all_but_the_equivalent(sum_target):
+    row, left = run_target("test.sum", sum_target(), 60, 1)
+    assert row["mutants"] == 60
+    assert row["killed"] + row["equivalent"] == 60
+    assert row["equivalent"] > 0, "the term that is always zero has such mutants"
+    assert row["kill_fraction"] == 1.0
+    assert left == []
+
+
+def test_weak_vectors_leave_survivors(sum_target):
+    row, left = run_target("test.sum", sum_target(largest=15), 60, 1)
+    assert row["kill_fraction"] < 0.9
+    assert len(left) == 60 - row["killed"] - row["equivalent"]
+
+
+def test_the_original_must_equal_the_model(sum_target):
+    with pytest.raises(ConfigError, match=r"test\.sum must equal its model before it is mutated"):
+        run_target("test.sum", sum_target(wrong=1), 60, 1)
+
+
+def test_unknown_unit():
+    with pytest.raises(ConfigError, match=r"unit must be one of num\.mac.*, not 'no\.such'"):
+        next(run(["no.such"]))
+
+
+@pytest.mark.slow
+def test_the_exact_multiply_accumulate_unit():
+    (row,) = run(["num.mac"])
+    assert row["mutants"] >= 500
+    assert row["kill_fraction"] >= 0.95
