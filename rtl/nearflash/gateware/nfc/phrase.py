@@ -35,7 +35,7 @@ class PhraseKind(enum.Enum, shape=4):
     """Put the sensed page into the cache register."""
     STATUS = 3
     STATUS_OF_ROW = 4
-    """The same where units share a chip enable: the row's upper bits say which one."""
+    """The same where units share a chip enable: by a row address, to which the PHY adds the unit's bits."""
     SELECT = 5
     """Name page and column of the data that DATA will give."""
     COLUMN = 6
