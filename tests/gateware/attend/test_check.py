@@ -35,9 +35,9 @@ def derived(one, contexts=8):
     }  # fmt: skip
 
 
-def run(descriptors, contexts=8):
+def run(descriptors, contexts=8, config=CONFIG):
     """(bad_field, bad, derived) of each."""
-    unit, results = DescriptorCheck(CONFIG), []
+    unit, results = DescriptorCheck(config), []
 
     async def bench(ctx):
         ctx.set(unit.contexts, contexts)
@@ -128,3 +128,10 @@ def test_fields_that_do_not_fit_together(change, contexts):
 def test_query_rows_of_a_context():
     whole = dataclasses.replace(GOOD, dim=256, group=8, group_tokens=4, channels=8, tokens=1000)  # 2 passes of 64 rows
     assert [found[:2] for contexts in (8, 16) for found in run([whole], contexts)] == [(0, 0), (1, 1)]
+
+
+def test_rows_of_sums():
+    """4 passes of 32 or 64 rows; the slots of all contexts hold 128."""
+    fits = dataclasses.replace(GOOD, group=8, group_tokens=4, tokens=500, page_bytes=4096)
+    work = [fits, dataclasses.replace(fits, dim=256)]
+    assert [found[:2] for found in run(work, 1, CONFIGS["attend-pynq-z2"])] == [(0, 0), (1, 1)]

@@ -176,6 +176,7 @@ class DescriptorCheck(wiring.Component):
         return [
             group <= (1 << (one.page_log2[:4] - 5)[:4]),
             query <= (1 << derived.base_shift),
+            query <= self.config.gather_slots * self.config.query_rows // self.config.contexts,
             (derived.passes <= self.config.score_blocks) | self._dense,
         ]
 

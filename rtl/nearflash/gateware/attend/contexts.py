@@ -7,6 +7,8 @@
 Contract: a phase ends when its walkers have ended and as many items of Done have come as they announced, in any order.
 Faults of all units are collected; a head that has some when its scan ends goes straight to FINISH. A finish command
 leaves when nothing of the head is under way; context and slot are free once Finish has given the context back.
+Where fewer contexts are in use than the build has, each has a larger share of the rows, and takes as many slots behind
+its own: slots are given out in such steps.
 `memory_error` is a sticky flag of the bus: heads that finish while it is set have fault MEMORY.
 
 Watchdog: when contexts are in SCAN or GATHER and nothing happens for `watchdog` cycles (0: never), every head that is
@@ -227,11 +229,17 @@ class ContextTable(wiring.Component):
         m.submodules.free = free = FreeList(self._places, CONTEXT_BITS)
         m.submodules.slots = slots = FreeList(max(2, self.config.gather_slots), SLOT_BITS)
         wiring.connect(m, free.o, wiring.flipped(self.o_free))
-        wiring.connect(m, slots.o, wiring.flipped(self.o_slot))
+        shared = Signal(3)  # log2 of the slots that one head takes
+        for log2 in range(CONTEXT_BITS + 1):
+            with m.If(self.contexts[log2]):
+                m.d.sync += shared.eq(max(self.config.contexts.bit_length() - 1 - log2, 0))
+        count = C(self.config.gather_slots) >> shared
         self._freed, self._emptied = free.i, slots.i
         m.d.comb += [
             free.start.eq(self.start), free.count.eq(self.contexts), free.i.payload.eq(self._event.context),
-            slots.start.eq(self.start), slots.count.eq(self.config.gather_slots), slots.i.payload.eq(self._next.slot),
+            slots.start.eq(self.start), slots.count.eq(Mux(count == 0, 1, count)),
+            slots.i.payload.eq(self._next.slot >> shared), slots.o.ready.eq(self.o_slot.ready),
+            self.o_slot.valid.eq(slots.o.valid), self.o_slot.payload.eq(slots.o.payload << shared),
         ]  # fmt: skip
 
     def _watch(self, m: Module) -> None:
