@@ -34,6 +34,8 @@ from nearflash.sim.streams import StreamUnit
 PAGE_BYTES, WORDS = 4096, 8
 SMALL = AttendConfig("small", channels=1, heads_per_beat=1, contexts=4, gather_slots=4, query_rows=1024, score_blocks=8,
                      score_entries=1024, selector_keys=256, units=0, page_bytes=PAGE_BYTES, clock_hz=1)  # fmt: skip
+WIDE = AttendConfig("wide", channels=1, heads_per_beat=4, contexts=4, gather_slots=4, query_rows=1024, score_blocks=4,
+                    score_entries=1024, selector_keys=256, units=0, page_bytes=PAGE_BYTES, clock_hz=1)  # fmt: skip
 
 
 class Traffic:
@@ -104,7 +106,7 @@ class Traffic:
         }
         return {number: image[64 * number : 64 * number + 64].tolist() for number in numbers}
 
-    def gather(self, context, slot, *, dim, tokens, interleaved, group, requests, scale=0.1):
+    def gather(self, context, slot, *, dim, tokens, interleaved, group, requests, scale=0.1, drain=True):
         """A head's gather over some token groups, and its partial sums."""
         q = self.context(context, dim=dim, tokens=tokens, interleaved=interleaved, group=group, scale=scale)
         layout = TokenLayout(PAGE_BYTES, dim, tokens, interleaved)
@@ -122,6 +124,8 @@ class Traffic:
             keys.append(k[wanted])
             values.append(v[wanted])
             self.dones.append({"context": context, "kind": RequestKind.GATHER, "faults": 0})
+        if not drain:
+            return
         model = gather(q, np.concatenate(keys), np.concatenate(values), scale, references)
         assert not model.faults & ~Fault.REFERENCE_LOW
         self.inputs["i_drain"].append({"slot": slot, "group": group, "dim_rows": dim // 4})
@@ -248,37 +252,78 @@ def unit_of(config, name):
     return StreamUnit(Ordered(ChannelEngine(config), after), name)
 
 
-def gather_traffic(heads, seed, group):
-    traffic = Traffic(heads, seed)
+def check(got, traffic):
+    """Everything that came is what the model says."""
+    for number, (item, (total, maximum)) in enumerate(zip(got["o_partial"], traffic.partials, strict=True)):
+        assert item.sum == total, number
+        assert maximum is None or item.maximum == maximum
+    traffic.check_scores(got)
+
+
+def gathers(traffic, group):
     traffic.gather(0, 0, dim=64, tokens=16, interleaved=False, group=group, requests=3)
     traffic.gather(1, 1, dim=80, tokens=12, interleaved=True, group=group, requests=3)
     traffic.gather(2, 2, dim=128, tokens=8, interleaved=True, group=group, requests=3)
     traffic.gather(3, 3, dim=256, tokens=4, interleaved=True, group=group, requests=2)
-    return traffic
 
 
-@pytest.mark.parametrize("group", [1, 3])
+def scans(traffic, group, form):
+    shape = {"group": group, "form": form}
+    traffic.scan(0, dim=64, channels=9, block=96, blocks=2, tokens=12, interleaved=True, **shape)
+    traffic.scan(1, dim=80, channels=5, block=512, blocks=1, tokens=16, interleaved=False, **shape)
+
+
 @pytest.mark.parametrize("stalls", STALLS)
-def test_gather_gives_exact_sums(stalls, group):
-    traffic = gather_traffic(1, 7, group)
-    got = traffic.run(unit_of(SMALL, "engine"), stalls)
-    assert [done.faults for done in got["o_done"]] == [0] * len(traffic.dones)
-    for number, (item, (total, maximum)) in enumerate(zip(got["o_partial"], traffic.partials, strict=True)):
-        assert item.sum == total, number
-        assert maximum is None or item.maximum == maximum
-
-
-def index_traffic(heads, seed, group, form):
-    """Two contexts with two blocks each, of several pages, and tails; requests interleave."""
-    traffic = Traffic(heads, seed)
-    traffic.scan(0, dim=64, channels=9, block=96, blocks=2, tokens=12, interleaved=True, group=group, form=form)
-    traffic.scan(1, dim=80, channels=5, block=512, blocks=1, tokens=16, interleaved=False, group=group, form=form)
-    return traffic
+def test_gather_gives_exact_sums(stalls):
+    traffic = Traffic(1, 7)
+    gathers(traffic, group=1)
+    check(traffic.run(unit_of(SMALL, "engine"), stalls), traffic)
 
 
 @pytest.mark.parametrize("form", IndexFormat)
 @pytest.mark.parametrize("stalls", ["none", "both"])
 def test_scan_gives_approximate_scores(stalls, form):
-    traffic = index_traffic(1, 11, 2, form)
-    got = traffic.run(unit_of(SMALL, "engine"), stalls)
-    traffic.check_scores(got)
+    traffic = Traffic(1, 11)
+    scans(traffic, 1, form)
+    check(traffic.run(unit_of(SMALL, "engine"), stalls), traffic)
+
+
+@pytest.mark.parametrize(("config", "group"), [(SMALL, 3), (WIDE, 4), (WIDE, 7)])
+def test_all_kinds_of_requests_interleave(config, group):
+    traffic = Traffic(config.heads_per_beat, 5)
+    forms = iter((IndexFormat.INT4, IndexFormat.INT8))
+    for context, interleaved in ((0, True), (1, False)):
+        traffic.scan(context, dim=64, channels=12, block=128, blocks=1, tokens=8, interleaved=interleaved, group=group,
+                     form=next(forms))  # fmt: skip
+    traffic.gather(2, 0, dim=128, tokens=8, interleaved=True, group=group, requests=4)
+    traffic.gather(3, 2, dim=80, tokens=16, interleaved=False, group=group, requests=3)
+    unit = unit_of(config, f"engine-{config.name}")
+    check(traffic.run(unit, "bursty"), traffic)
+
+
+def test_faults_are_those_of_their_request():
+    """Each fault once, in a request among others; nothing hangs, and the others have none."""
+    traffic = Traffic(1, 13)
+    shape = {"dim": 64, "tokens": 8, "interleaved": True, "group": 1}
+    for context, scale in ((0, 0.1), (1, 0.1), (2, 200.0), (3, 0.1)):
+        traffic.gather(context, context, requests=1, drain=False, scale=scale, **shape)
+    for (header, beats), change in zip(traffic.requests, ("uncorrectable", "nonfinite", "", "foreign"), strict=True):
+        if change == "nonfinite":
+            token = (header["rows"] & -header["rows"]).bit_length() - 1
+            place = token * 32 % 64 if token else 0  # 32 beats a token; the first codeword asked for holds it
+            beats[1 + place]["data"] = 0x7C00 << 16
+        elif change:
+            beats[0][change] = beats[1][change] = 1
+    expected = [Fault.UNCORRECTABLE, Fault.NONFINITE, Fault.REFERENCE_HIGH, Fault.FOREIGN]
+    got = traffic.run(unit_of(SMALL, "engine"), shuffle=False)
+    faults = {done.context: Fault(done.faults) for done in got["o_done"]}
+    assert [faults[context] for context in range(4)] == expected
+
+
+def test_one_beat_a_cycle():
+    traffic = Traffic(1, 17)
+    traffic.gather(0, 0, dim=128, tokens=8, interleaved=True, group=1, requests=12)
+    unit = unit_of(SMALL, "engine")
+    check(traffic.run(unit), traffic)
+    beats, drained = len(traffic.inputs["i"]), len(traffic.partials)
+    assert unit.cycles < 1.05 * beats + drained + 200

@@ -1,9 +1,9 @@
 """Block table: which embedding block and which tail group keeps its scores where, and when they are complete.
 
-Contract: every request passes from `i` to `o`, with the place of its scores: a block's first request takes a place and a
-buffer for each set of heads, a TAIL request one half of the tail's buffer, and waits for it. When a block's last request
-or a TAIL request has ended, its job goes out; its place is free again once `release` says so. The walker keeps blocks
-within the buffers that there are.
+Contract: every request passes from `i` to `o`, with the place of its scores: a block's first request takes a place and
+a buffer for each set of heads, a TAIL request one half of the tail's buffer, and waits for it. When a block's last
+request or a TAIL request has ended, its job goes out; its place is free again once `release` says so. The walker keeps
+blocks within the buffers that there are.
 
 Timing: a block's first request takes ceil(g/G) + 1 cycles, others pass through; back-pressure: yes.
 """

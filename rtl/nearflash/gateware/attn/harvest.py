@@ -86,7 +86,7 @@ class ScoreHarvest(wiring.Component):
             self.release.tail.eq(job.tail),
             self.release.entry.eq(job.entry),
             self.o_done.payload.context.eq(job.context),
-            self.o_done.payload.kind.eq(Mux(job.tail, RequestKind.TAIL.value, RequestKind.INDEX.value)),
+            self.o_done.payload.kind.eq(Mux(job.tail, RequestKind.TAIL, RequestKind.INDEX)),
             self.o_done.payload.faults.eq(job.faults),
         ]
         row, head, last = self._walk(m, job, step, end)

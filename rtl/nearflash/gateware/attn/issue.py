@@ -4,7 +4,8 @@
     values of V, once weights are in ─┼─► current beat ─► turns (and halves) ─► o
     all other beats ──────────────────┘
 
-Contract: every source in its own order; drains first, then V, then the rest. A beat is held for ceil(g/G) cycles, one
+Contract: every source in its own order; drains first, then K that is gathered (the lanes then have V to do while V
+comes in), then V, then the rest. A beat is held for ceil(g/G) cycles, one
 for each set of heads. A token of K is begun only when its score sets and its weights have places reserved; a token of V
 only when its weights are there, and so late that no sum is read before it was written back. Rows of an int8 or int4
 index wait for the factors that come from their aux beat; a beat of theirs takes two halves.
@@ -27,6 +28,7 @@ __all__ = ["EVENTS", "SET_PLACES", "Issue", "MemoryRead"]
 
 SET_PLACES = 16
 """Score sets that may wait for their weights."""
+_GROUP_MAX = 8
 _SUM_GAP = 5  # from token to token of V
 _FACTOR_GAP = 12  # from an aux beat to its row
 _TAIL_GAP = 16  # from K of a tail to a row: both write scores, at different depths
@@ -112,7 +114,11 @@ class Issue(wiring.Component):
             m.d.comb += [drain.kind.eq(OpKind.SCORES), drain.read.eq(self.i_scores.payload)]
         value, self._tokens, self._gap = self.i_value, Signal(range(self._weights + 1)), Signal(range(_SUM_GAP + 1))
         begins = wire(m, value.payload.first & (value.payload.what == What.VALUE))
-        is_value = wire(m, value.valid & (~begins | ((self._tokens != 0) & (self._gap == 0))))
+        self._places, self._sets = Signal(range(self._weights + 1)), Signal(range(SET_PLACES + 1))
+        scarce = wire(m, (self._weights - self._places < _GROUP_MAX) | (SET_PLACES - self._sets < _GROUP_MAX))
+        other = self.i.payload
+        key_first = wire(m, self.i.valid & other.gather & (other.what == What.KEY) & ~(other.first & scarce))
+        is_value = wire(m, value.valid & ~key_first & (~begins | ((self._tokens != 0) & (self._gap == 0))))
         m.d.comb += beat.eq(Mux(is_value, value.payload.as_value(), self.i.payload.as_value()))
         m.d.comb += self.o_ticket.eq(beat.ticket)
         return drain, beat, wire(m, is_value | self.i.valid), is_value
@@ -122,7 +128,6 @@ class Issue(wiring.Component):
         request = self.record.request
         shift = (self._heads - 1).bit_length()
         self._turns = wire(m, (request.group + (self._heads - 1)) >> shift)
-        self._places, self._sets = Signal(range(self._weights + 1)), Signal(range(SET_PLACES + 1))
         self._begins = wire(m, beat.gather & beat.first & (beat.what == What.KEY))
         room = wire(m, (self._weights - self._places >= self._turns) & (SET_PLACES - self._sets >= self._turns))
         row = wire(m, beat.what == What.ROW)
