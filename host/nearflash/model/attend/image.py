@@ -4,7 +4,7 @@ Both layouts of docs/attention.md, 2. Unused bytes of a page are zero, and all o
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,41 +74,57 @@ def head_image(
     return builder.image()
 
 
+@dataclass
 class _Builder:
-    """Gathers the pages of one owner and their entries."""
+    """Gathers the pages of one owner, gives them places, and makes codewords of all of a kind at once."""
 
-    def __init__(self, settings: Settings, owner: Owner, step: int) -> None:
-        self._settings, self._owner, self._step = settings, owner, step
-        self._pages: list[PageImage] = []
-        self._entries: dict[PageKind, list[int]] = {kind: [] for kind in PageKind}
+    settings: Settings
+    owner: Owner
+    step: int
+    pages: dict[PageKind, list[_Page]] = field(default_factory=lambda: {kind: [] for kind in PageKind})
+    entries: dict[PageKind, list[PageEntry]] = field(default_factory=lambda: {kind: [] for kind in PageKind})
 
     def add(self, page: _Page, store: Store, channel: int) -> None:
         """Put a page, or K's and V's, into a store."""
-        size = self._settings.page_bytes
-        entry = store.take(channel, page.data.size // size, size)
-        self._entries[page.kind].append(entry.pack())
-        aux = np.hstack([page.scales, self._header(page)])
-        sealed = seal(self._owner, page.index, page.kind, page.data, aux)
-        if entry.address is not None:
-            self._pages.append(PageImage(entry, sealed.tobytes()))
-            return
-        for sibling, half in enumerate(np.split(sealed, page.data.size // size)):
-            place = replace(entry, unit=entry.unit ^ sibling)
-            self._pages.append(PageImage(place, raw(half, place.row, place.unit).tobytes()))
-
-    def _header(self, page: _Page) -> Bytes:
-        """The header's word of each codeword, (codewords, 4)."""
-        form = self._settings.index_format if page.kind is PageKind.INDEX else IndexFormat.FP16
-        size_log2 = self._settings.page_bytes.bit_length() - 1
-        owner = self._owner
-        words = [HEADER_MAGIC, owner.sequence, owner.layer | owner.head << 16,
-                 page.kind | form << 8 | size_log2 << 16, page.index, self._step, page.tokens, 0]  # fmt: skip
-        return np.resize(np.array(words, "<u4"), len(page.data)).view(np.uint8).reshape(-1, 4)
+        size = self.settings.page_bytes
+        self.pages[page.kind].append(page)
+        self.entries[page.kind].append(store.take(channel, page.data.size // size, size))
 
     def image(self) -> HeadImage:
         """What was added."""
-        tables = (np.array(self._entries[kind], np.uint64) for kind in (PageKind.INDEX, PageKind.TOKEN))
-        return HeadImage(tuple(self._pages), *tables)
+        images = (image for kind in (PageKind.TOKEN, PageKind.INDEX) for image in self._images(kind))
+        tables = (np.array([entry.pack() for entry in self.entries[kind]], np.uint64)
+                  for kind in (PageKind.INDEX, PageKind.TOKEN))  # fmt: skip
+        return HeadImage(tuple(images), *tables)
+
+    def _images(self, kind: PageKind) -> Iterator[PageImage]:
+        pages = self.pages[kind]
+        if not pages:
+            return
+        aux = np.stack([np.hstack([page.scales, self._header(page)]) for page in pages])
+        data, indices = np.stack([page.data for page in pages]), [page.index for page in pages]
+        sealed = seal(self.owner, indices, kind, data, aux)
+        flash = []
+        for entry, codewords in zip(self.entries[kind], sealed, strict=True):
+            if entry.address is not None:
+                yield PageImage(entry, codewords.tobytes())
+                continue
+            halves = np.split(codewords, data[0].size // self.settings.page_bytes)
+            flash += [(replace(entry, unit=entry.unit ^ i), half) for i, half in enumerate(halves)]
+        if flash:
+            rows, units = ([getattr(entry, name) for entry, _ in flash] for name in ("row", "unit"))
+            for (entry, _), codewords in zip(
+                flash, raw(np.stack([half for _, half in flash]), rows, units), strict=True
+            ):
+                yield PageImage(entry, codewords.tobytes())
+
+    def _header(self, page: _Page) -> Bytes:
+        """The header's word of each codeword, (codewords, 4)."""
+        form = self.settings.index_format if page.kind is PageKind.INDEX else IndexFormat.FP16
+        size_log2, owner = self.settings.page_bytes.bit_length() - 1, self.owner
+        words = [HEADER_MAGIC, owner.sequence, owner.layer | owner.head << 16,
+                 page.kind | form << 8 | size_log2 << 16, page.index, self.step, page.tokens, 0]  # fmt: skip
+        return np.resize(np.array(words, "<u4"), len(page.data)).view(np.uint8).reshape(-1, 4)
 
 
 def _token_pages(k: F16, v: F16, settings: Settings) -> Iterator[_Page]:

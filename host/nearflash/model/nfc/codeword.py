@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from nearflash.abi.attend.codeword import (
     AUX_BYTES,
@@ -42,34 +42,44 @@ class Checked:
     """Bits corrected; -1 where uncorrectable."""
 
 
-def _crc(owner: Owner, page_index: int, kind: PageKind, first: int, covered: Bytes) -> Bytes:
-    """(N, 4): CRC32C over owner block and aux ‖ data; codewords are numbered from `first`."""
-    blocks = b"".join(owner.block(page_index, kind, first + number) for number in range(len(covered)))
-    rows = np.hstack([np.frombuffer(blocks, np.uint8).reshape(len(covered), -1), covered])
-    return crc32c(rows).astype("<u4").view(np.uint8).reshape(-1, 4)
+def _crc(owner: Owner, page_index: ArrayLike, kind: PageKind, first: int, covered: Bytes) -> Bytes:
+    """(..., N, 4): CRC32C over owner block and aux ‖ data; a page's codewords are numbered from `first`."""
+    places = covered.shape[:-1]
+    indices = np.broadcast_to(np.expand_dims(page_index, -1), places)
+    numbers = np.broadcast_to(first + np.arange(places[-1]), places)
+    blocks = b"".join(owner.block(int(i), kind, int(n)) for i, n in zip(indices.flat, numbers.flat, strict=True))
+    rows = np.concatenate([np.frombuffer(blocks, np.uint8).reshape(*places, -1), covered], axis=-1)
+    return crc32c(rows).astype("<u4")[..., None].view(np.uint8)
 
 
 def seal(
-    owner: Owner, page_index: int, kind: PageKind, data: Bytes, aux: Bytes | None = None, *, first: int = 0
+    owner: Owner, page_index: ArrayLike, kind: PageKind, data: Bytes, aux: Bytes | None = None, *, first: int = 0
 ) -> Bytes:
     """(N, 528): sealed codewords of `data` (N, 512) and `aux` (N, 8; None: zeros), numbered from `first`.
 
-    Of a separate token group K's page has `first` 0, V's page the number of codewords of a page.
+    Of a separate token group K's page has `first` 0, V's page the number of codewords of a page. Many pages at once:
+    page_index (P,), arrays (P, N, …).
     """
-    sealed = np.zeros((len(data), SEALED_BYTES), np.uint8)
-    sealed[:, :AUX_BYTES] = 0 if aux is None else aux
-    sealed[:, AUX_BYTES : AUX_BYTES + CODEWORD_BYTES] = data
-    covered = sealed[:, : MESSAGE_BYTES - 4]
-    sealed[:, MESSAGE_BYTES - 4 : MESSAGE_BYTES] = _crc(owner, page_index, kind, first, covered)
+    sealed = np.zeros((*data.shape[:-1], SEALED_BYTES), np.uint8)
+    sealed[..., :AUX_BYTES] = 0 if aux is None else aux
+    sealed[..., AUX_BYTES : AUX_BYTES + CODEWORD_BYTES] = data
+    covered = sealed[..., : MESSAGE_BYTES - 4]
+    sealed[..., MESSAGE_BYTES - 4 : MESSAGE_BYTES] = _crc(owner, page_index, kind, first, covered)
     return sealed
 
 
-def raw(sealed: Bytes, row: int, unit: int, *, place: int = 0) -> Bytes:
-    """(N, 552): sealed codewords as on NAND, at places `place`, `place` + 1, … of the page at (unit, row)."""
-    message = sealed[:, :MESSAGE_BYTES]
-    padding = np.zeros((len(sealed), RAW_BYTES - MESSAGE_BYTES - PARITY_BYTES), np.uint8)
+def raw(sealed: Bytes, row: ArrayLike, unit: ArrayLike, *, place: int = 0) -> Bytes:
+    """(N, 552): sealed codewords as on NAND, at places `place`, `place` + 1, … of the page at (unit, row).
+
+    Many pages at once: row and unit (P,), sealed (P, N, 528).
+    """
+    places = sealed.shape[:-1]
+    message = sealed.reshape(-1, SEALED_BYTES)[:, :MESSAGE_BYTES]
+    padding = np.zeros((len(message), RAW_BYTES - MESSAGE_BYTES - PARITY_BYTES), np.uint8)
     codewords = np.hstack([message, parity(message), padding])
-    return codewords ^ scrambling(row, unit, place + np.arange(len(sealed)))
+    rows, units = (np.broadcast_to(np.expand_dims(x, -1), places).reshape(-1) for x in (row, unit))
+    numbers = np.broadcast_to(place + np.arange(places[-1]), places).reshape(-1)
+    return (codewords ^ scrambling(rows, units, numbers)).reshape(*places, RAW_BYTES)
 
 
 def check(sealed: Bytes, owner: Owner, page_index: int, kind: PageKind, *, first: int = 0) -> Checked:

@@ -1,7 +1,7 @@
 """The sequence that codewords on NAND are scrambled with."""
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from nearflash.abi.attend.codeword import RAW_BYTES, SCRAMBLE_POLYNOMIAL, SCRAMBLE_SKIP, scramble_seed
 
@@ -24,9 +24,10 @@ def _sequences() -> NDArray[np.uint8]:
 _SEQUENCES = _sequences()
 
 
-def scrambling(row: int, unit: int, places: NDArray[np.integer]) -> NDArray[np.uint8]:
-    """(N, RAW_BYTES): the sequences of the codewords at `places` (N,) of the page at (unit, row)."""
-    seeds = np.array([scramble_seed(row, unit, int(place)) for place in places])
+def scrambling(row: ArrayLike, unit: ArrayLike, places: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """(N, RAW_BYTES): the sequences of the codewords at `places` (N,) of the page, or (N,) pages, at (unit, row)."""
+    each = zip(*(x.tolist() for x in np.broadcast_arrays(row, unit, places)), strict=True)
+    seeds = np.array([scramble_seed(*one) for one in each])
     result = np.zeros((len(seeds), RAW_BYTES), np.uint8)
     for bit, sequence in enumerate(_SEQUENCES):
         result ^= np.where((seeds >> bit & 1)[:, None].astype(bool), sequence, np.uint8(0))
