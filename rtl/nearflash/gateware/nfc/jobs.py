@@ -3,8 +3,8 @@
 All queues share one memory of `units` x `depth` words. The queue of a unit is looked at by naming the unit; its first
 job leaves when the page is through. Reset empties all queues, which takes `units` clocks: nothing is taken meanwhile.
 
-Timing: a job can be looked at in the clock after it was taken; `some` and `more` are combinational from `unit`, `first`
-and `next` come a clock later.
+Timing: a job can be looked at in the clock after it was taken; `some` is combinational from `unit`; `more`, `first` and
+`next` come a clock later, and belong together.
 """
 
 from amaranth import Module, Signal
@@ -26,8 +26,9 @@ class JobQueues(wiring.Component):
     -------
     i : In stream of {unit, slot}; waits while the unit's queue is full.
     unit : In, whose queue is looked at.
-    some, more : Out, it holds at least one, at least two.
-    first, next : Out, first and second job of the unit looked at in the clock before.
+    some : Out, it holds at least one.
+    more : Out, the unit looked at in the clock before held at least two.
+    first, next : Out, the first and the second job of that unit.
     pop : In, the first job of `unit` leaves.
 
     Raises
@@ -88,11 +89,11 @@ class JobQueues(wiring.Component):
             left_here.addr.eq(self.unit),
             held.eq(came_here.data - left_here.data),
             self.some.eq(~clearing & (held != 0)),
-            self.more.eq(~clearing & (held[1:] != 0)),
             write_left.addr.eq(self.unit),
             write_left.data.eq(left_here.data + 1),
             write_left.en.eq(self.pop | clearing),
         ]
+        m.d.sync += self.more.eq(~clearing & (held[1:] != 0))
         for place, slot in enumerate((self.first, self.next)):
             read = slots.read_port(domain="comb")
             m.d.comb += read.addr.eq((self.unit << (bits - 1)) | (left_here.data + place)[: bits - 1])
