@@ -64,6 +64,7 @@ def test_rows_compare_at_equal_error(recorded):
         assert (row["flash_bytes_tail_per_head"] > 0) == (row["tokens"] == 900)
     page = rows[4]
     assert page["ratio"] > page["ratio_codewords"]
+    assert page["error_to_sparf"] == page["output_error"] / rows[0]["output_error"]
     asked = min(row["flash_bytes_asked_per_head"] for row in rows[:4] if row["reads"] == "pages")
     assert page["ratio"] == asked / page["flash_bytes_asked_per_head"]
 
