@@ -26,7 +26,7 @@ from nearflash.gateware.fp.pipeline import wire
 
 __all__ = ["EVENTS", "SET_PLACES", "Issue", "MemoryRead"]
 
-SET_PLACES = 16
+SET_PLACES = 32
 """Score sets that may wait for their weights."""
 _GROUP_MAX = 8
 _SUM_GAP = 5  # from token to token of V
@@ -115,9 +115,14 @@ class Issue(wiring.Component):
         value, self._tokens, self._gap = self.i_value, Signal(range(self._weights + 1)), Signal(range(_SUM_GAP + 1))
         begins = wire(m, value.payload.first & (value.payload.what == What.VALUE))
         self._places, self._sets = Signal(range(self._weights + 1)), Signal(range(SET_PLACES + 1))
-        scarce = wire(m, (self._weights - self._places < _GROUP_MAX) | (SET_PLACES - self._sets < _GROUP_MAX))
+        scarce = Signal()  # a cycle late, so there is room for two tokens when it says so
+        m.d.sync += scarce.eq(
+            (self._places > self._weights - 2 * _GROUP_MAX) | (self._sets > SET_PLACES - 2 * _GROUP_MAX)
+        )
         other = self.i.payload
-        key_first = wire(m, self.i.valid & other.gather & (other.what == What.KEY) & ~(other.first & scarce))
+        is_key = wire(m, other.gather & (other.what == What.KEY))
+        self._waits = wire(m, is_key & other.first & scarce)
+        key_first = wire(m, self.i.valid & is_key & ~self._waits)
         is_value = wire(m, value.valid & ~key_first & (~begins | ((self._tokens != 0) & (self._gap == 0))))
         m.d.comb += beat.eq(Mux(is_value, value.payload.as_value(), self.i.payload.as_value()))
         m.d.comb += self.o_ticket.eq(beat.ticket)
@@ -129,10 +134,9 @@ class Issue(wiring.Component):
         shift = (self._heads - 1).bit_length()
         self._turns = wire(m, (request.group + (self._heads - 1)) >> shift)
         self._begins = wire(m, beat.gather & beat.first & (beat.what == What.KEY))
-        room = wire(m, (self._weights - self._places >= self._turns) & (SET_PLACES - self._sets >= self._turns))
-        row = wire(m, beat.what == What.ROW)
+        row = wire(m, self.i.payload.what == What.ROW)
         self._row_gap = Signal(range(_TAIL_GAP + 1))
-        return wire(m, is_value | ((~self._begins | room) & (~row | (self._row_gap == 0))))
+        return wire(m, is_value | ~(self._waits | (row & (self._row_gap != 0))))
 
     def _run(self, m: Module, free: Any, drain: Any, beat: Any, load_beat: Any, load_drain: Any) -> None:
         """Hold the beat for its turns."""
