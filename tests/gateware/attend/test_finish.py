@@ -57,12 +57,13 @@ class Bench:
         bus, addresses, answers = self.dut.write_bus, deque(), deque()
         ctx.set(bus.awready, 1)
         beats, burst = deque(), []
-        async for *_, aw, address, w, ready, data, last, b in ctx.tick().sample(
-            bus.awvalid, bus.awaddr, bus.wvalid, bus.wready, bus.wdata, bus.wlast, bus.bvalid & bus.bready
+        async for *_, aw, address, w, ready, data, last, strobes, b in ctx.tick().sample(
+            bus.awvalid, bus.awaddr, bus.wvalid, bus.wready, bus.wdata, bus.wlast, bus.wstrb, bus.bvalid & bus.bready
         ):
             if aw:
                 addresses.append(address)
             if w and ready:
+                assert strobes == 0xFF
                 burst.append(data)
                 if last:
                     beats.append(burst)
