@@ -173,9 +173,11 @@ class AttendKernel(wiring.Component):
             Cat(selection.i_scale.valid, selection.i_scale.write).eq(Cat(prepare.scale_valid, prepare.scale)),
         ]
         # Broadcasts: the context's constants, and where a head's sums are.
-        for unit in (selection, self._pages, self._scores, *self._channels):
+        described: list[Any] = [selection, self._pages, self._scores, *self._channels]
+        gathering: list[Any] = [finish, *self._channels]
+        for unit in described:
             m.d.comb += [unit.i_context.valid.eq(prepare.record_valid), unit.i_context.record.eq(prepare.record)]
-        for unit in (finish, *self._channels):
+        for unit in gathering:
             m.d.comb += [unit.i_gather.valid.eq(tokens.gather_valid), unit.i_gather.write.eq(tokens.gather)]
 
     def _connect_requests(self, m: Module) -> None:
@@ -218,7 +220,7 @@ class AttendKernel(wiring.Component):
 
     def _connect_memory(self, m: Module) -> None:
         """The readers share the port; their first errors are kept until the next batch."""
-        readers = [self._prepare, self._scan, self._tokens, self._memory]
+        readers: list[Any] = [self._prepare, self._scan, self._tokens, self._memory]
         buses = [*(reader.bus for reader in readers), self._finish.read_bus]
         m.submodules.arbiter = arbiter = ReadArbiter(len(buses), self.config.port_bits)
         for bus, port in zip(buses, arbiter.port, strict=True):
