@@ -246,10 +246,10 @@ def unpacked(shape, items):
     return [layout.from_bits(value) for value in values]
 
 
-def unit_of(config, name):
+def unit_of(config):
     """The engine, Verilated; pages wait for the broadcasts, drains for all that is done."""
     after = {"i_page": ["i_context", "i_query", "i_gather"], "i_drain": ["o_done"]}
-    return StreamUnit(Ordered(ChannelEngine(config), after), name)
+    return StreamUnit(Ordered(ChannelEngine(config), after), f"engine-{config.name}")
 
 
 def check(got, traffic):
@@ -277,7 +277,7 @@ def scans(traffic, group, form):
 def test_gather_gives_exact_sums(stalls):
     traffic = Traffic(1, 7)
     gathers(traffic, group=1)
-    check(traffic.run(unit_of(SMALL, "engine"), stalls), traffic)
+    check(traffic.run(unit_of(SMALL), stalls), traffic)
 
 
 @pytest.mark.parametrize("form", IndexFormat)
@@ -285,10 +285,10 @@ def test_gather_gives_exact_sums(stalls):
 def test_scan_gives_approximate_scores(stalls, form):
     traffic = Traffic(1, 11)
     scans(traffic, 1, form)
-    check(traffic.run(unit_of(SMALL, "engine"), stalls), traffic)
+    check(traffic.run(unit_of(SMALL), stalls), traffic)
 
 
-@pytest.mark.parametrize(("config", "group"), [(SMALL, 3), (WIDE, 4), (WIDE, 7)])
+@pytest.mark.parametrize(("config", "group"), [(SMALL, 3), (WIDE, 4), (WIDE, 7)], ids=["small-3", "wide-4", "wide-7"])
 def test_all_kinds_of_requests_interleave(config, group):
     traffic = Traffic(config.heads_per_beat, 5)
     forms = iter((IndexFormat.INT4, IndexFormat.INT8))
@@ -297,7 +297,7 @@ def test_all_kinds_of_requests_interleave(config, group):
                      form=next(forms))  # fmt: skip
     traffic.gather(2, 0, dim=128, tokens=8, interleaved=True, group=group, requests=4)
     traffic.gather(3, 2, dim=80, tokens=16, interleaved=False, group=group, requests=3)
-    unit = unit_of(config, f"engine-{config.name}")
+    unit = unit_of(config)
     check(traffic.run(unit, "bursty"), traffic)
 
 
@@ -315,7 +315,7 @@ def test_faults_are_those_of_their_request():
         elif change:
             beats[0][change] = beats[1][change] = 1
     expected = [Fault.UNCORRECTABLE, Fault.NONFINITE, Fault.REFERENCE_HIGH, Fault.FOREIGN]
-    got = traffic.run(unit_of(SMALL, "engine"), shuffle=False)
+    got = traffic.run(unit_of(SMALL), shuffle=False)
     faults = {done.context: Fault(done.faults) for done in got["o_done"]}
     assert [faults[context] for context in range(4)] == expected
 
@@ -323,7 +323,7 @@ def test_faults_are_those_of_their_request():
 def test_one_beat_a_cycle():
     traffic = Traffic(1, 17)
     traffic.gather(0, 0, dim=128, tokens=8, interleaved=True, group=1, requests=12)
-    unit = unit_of(SMALL, "engine")
+    unit = unit_of(SMALL)
     check(traffic.run(unit), traffic)
     beats, drained = len(traffic.inputs["i"]), len(traffic.partials)
     assert unit.cycles < 1.05 * beats + drained + 200
