@@ -99,6 +99,12 @@ class Planner(wiring.Component):
                 m.d.comb += self.o_request.valid.eq(1)
                 self._begin(m, header, record)
                 with m.If(self.o_request.ready):
+                    m.next = "MULTIPLY"
+            with m.State("MULTIPLY"):  # page·m, bit by bit
+                channel = self.o.payload.channel
+                m.d.sync += [channel.eq(channel + Mux(header.page[0], self._rows, 0)), self._rows.eq(self._rows << 1)]
+                m.d.sync += header.page.eq(header.page >> 1)
+                with m.If(header.page == 0):
                     m.next = "WALK"
             with m.State("WALK"):
                 with m.If(self._walk(m, header, record)):
@@ -123,10 +129,10 @@ class Planner(wiring.Component):
 
     def _begin(self, m: Module, header: data.View, record: data.View) -> None:
         plan, index = self.o.payload, header.kind == RequestKind.INDEX
-        first = wire(m, sum((Mux(header.page[bit], record.index_rows << bit, 0) for bit in range(8)), C(0))[:8])
         fp16, int8 = (record.index_format == form for form in (IndexFormat.FP16, IndexFormat.INT8))
         tokens = record.block_tokens
         beats = wire(m, Mux(fp16, tokens >> 2, Mux(int8, tokens >> 3, tokens >> 4)))
+        self._rows = Signal(8)
         self._left, self._beats, self._number = Signal(9), Signal(9), Signal(6)
         m.d.sync += [
             self._left.eq(beats),
@@ -138,7 +144,8 @@ class Planner(wiring.Component):
             plan.unit.eq(0),
             plan.row.eq(0),
             plan.value.eq(0),
-            plan.channel.eq(first),
+            plan.channel.eq(0),
+            self._rows.eq(record.index_rows),
             plan.part.eq(0),
         ]
 
