@@ -19,6 +19,7 @@ __all__ = ["MUTANT", "Mutants", "MutatedDesign", "make_mutants"]
 MUTANT = "mutant"
 _FLATTEN = ["read_rtlil top.il", f"hierarchy -top {TOP}", "proc", "flatten", "opt_expr", "opt_merge", "opt_clean"]
 _CLOCK = re.compile(r" -port \S*CLK ")
+_CELLS = "t:$meminit* %n"  # a memory's first contents stay constants
 _ALL = 1 << 30  # drawing among them is ours: that of `mutate` may not end for a small design
 
 
@@ -51,7 +52,8 @@ def make_mutants(component: Any, count: int, seed: int, folder: Path) -> Mutants
     """
     design = convert(component)
     (folder / "top.il").write_text(design.read_rtlil())
-    if not yosys(folder, [*_FLATTEN, "write_rtlil flat.il", f"mutate -list {_ALL} -seed {seed} -o candidates.txt"]):
+    listing = f"mutate -list {_ALL} -seed {seed} -o candidates.txt {_CELLS}"
+    if not yosys(folder, [*_FLATTEN, "write_rtlil flat.il", listing]):
         raise YosysError(f"yosys must accept the design:\n{(folder / 'yosys.log').read_text()[-2000:]}")
     candidates = [line.strip() for line in (folder / "candidates.txt").read_text().splitlines()]
     candidates = [line for line in candidates if line and not _CLOCK.search(line)]

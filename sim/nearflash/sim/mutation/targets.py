@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.sim.mutation import mac
+from nearflash.sim.mutation import mac, selector
 
 __all__ = ["TARGETS", "Target", "Vectors"]
 
@@ -31,4 +31,5 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "num.mac": Target(mac.ObservedMac, mac.vectors, mutants=1000),
+    "topk.selector": Target(selector.selector, selector.vectors, mutants=300, streams=True),
 }
