@@ -1,14 +1,19 @@
+from functools import reduce
+from operator import xor
+
 import numpy as np
 import pytest
 
 from nearflash.gateware.nfc.bch.corrector import Corrector
-from nearflash.model.nfc.bch.field import power
+from nearflash.gateware.nfc.bch.field import coordinates
 from nearflash.sim.harness import run_streams, transfer_cycles
+
+COORDINATES = {i: coordinates(i) for i in range(1, 32, 2)}
 
 
 def beats(errors: list[int]) -> list[int]:
-    """The syndromes of a codeword with these wrong bits, times x^16 as the unit takes them."""
-    odd = [int(np.bitwise_xor.reduce(power(i * (4415 - np.array(errors))))) for i in range(1, 32, 2)]
+    """The syndromes of a codeword with these wrong bits, as Syndromes gives them."""
+    odd = [reduce(xor, (COORDINATES[i][4415 - bit] for bit in errors)) for i in range(1, 32, 2)]
     return [sum(odd[4 * beat + k] << 13 * k for k in range(4)) for beat in range(4)]
 
 

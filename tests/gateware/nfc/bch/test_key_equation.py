@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from nearflash.gateware.nfc.bch.field import coordinates
 from nearflash.gateware.nfc.bch.key_equation import KeyEquation
 from nearflash.model.nfc.bch.field import multiply, power
 from nearflash.sim.harness import run_streams, transfer_cycles
@@ -9,7 +10,7 @@ RNG = np.random.default_rng(1)
 
 
 def beats(places: list[int]) -> list[int]:
-    odd = [int(np.bitwise_xor.reduce(power(i * np.array(places)))) for i in range(1, 32, 2)]
+    odd = [int(np.bitwise_xor.reduce(np.array(coordinates(i))[places])) for i in range(1, 32, 2)]
     return [sum(odd[4 * beat + k] << 13 * k for k in range(4)) for beat in range(4)]
 
 

@@ -1,13 +1,12 @@
-import numpy as np
 import pytest
 
+from nearflash.gateware.nfc.bch.field import coordinates
 from nearflash.gateware.nfc.bch.share import CorrectorShare
-from nearflash.model.nfc.bch.field import power
 from nearflash.sim.harness import run_streams
 
 
 def beats(bit: int) -> list[int]:
-    odd = power(np.arange(1, 32, 2) * (4415 - bit)).tolist()
+    odd = [coordinates(i)[4415 - bit] for i in range(1, 32, 2)]
     return [sum(odd[4 * beat + k] << 13 * k for k in range(4)) for beat in range(4)]
 
 

@@ -5,7 +5,7 @@ from amaranth.hdl import Cat, Module, Value
 from nearflash.abi.attend.codeword import BCH_BITS, BCH_ERRORS, BCH_POLYNOMIAL
 from nearflash.gateware.fp.pipeline import wire
 
-__all__ = ["generator", "multiply", "power", "scaling", "square"]
+__all__ = ["coordinates", "element", "generator", "minimal_polynomial", "multiply", "power", "scaling", "square"]
 
 _ORDER = (1 << BCH_BITS) - 1
 
@@ -37,14 +37,40 @@ def square() -> list[int]:
     return [power(2 * k) for k in range(BCH_BITS)]
 
 
-def generator() -> int:
-    """g(x), bit k the coefficient of x^k: the product of (x - r), r the conjugates of alpha, alpha^3, …, alpha^31."""
-    roots = {i << k for i in range(1, 2 * BCH_ERRORS, 2) for k in range(BCH_BITS)}
+def _with_roots(exponents: set[int]) -> int:
+    """The product of (x - alpha^exponent), bit k the coefficient of x^k; the exponents are closed under doubling."""
     coefficients = [1]
-    for root in roots:
+    for root in exponents:
         scaled = [c and power(_LOGARITHMS[c] + root) for c in coefficients]
         coefficients = [a ^ b for a, b in zip([0, *coefficients], [*scaled, 0], strict=True)]
     return sum(c << k for k, c in enumerate(coefficients))
+
+
+def minimal_polynomial(i: int) -> int:
+    """Of alpha^i, and of its conjugates."""
+    return _with_roots({(i << k) % _ORDER for k in range(BCH_BITS)})
+
+
+def generator() -> int:
+    """g(x), bit k the coefficient of x^k: its roots are the conjugates of alpha, alpha^3, …, alpha^31."""
+    return _with_roots({(i << k) % _ORDER for i in range(1, 2 * BCH_ERRORS, 2) for k in range(BCH_BITS)})
+
+
+def coordinates(i: int) -> list[int]:
+    """Of alpha^(i·n), n = 0 … 8190, in the powers 1, b, …, b^12 of b = alpha^(64·i).
+
+    alpha^i is b^128, for alpha^8192 is alpha; and b^m is x^m modulo the minimal polynomial of b, that of alpha^i too.
+    """
+    polynomial, powers = minimal_polynomial(i), [1]
+    for _ in range(_ORDER - 1):
+        shifted = powers[-1] << 1
+        powers.append(shifted ^ (shifted >> BCH_BITS) * polynomial)
+    return [powers[128 * n % _ORDER] for n in range(_ORDER)]
+
+
+def element(i: int) -> list[int]:
+    """The linear map from coordinates in the powers of alpha^(64·i) to the element."""
+    return [power(64 * i * k) for k in range(BCH_BITS)]
 
 
 def multiply(m: Module, a: Value, b: Value) -> Value:

@@ -24,7 +24,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attend.codeword import BCH_BITS, BCH_ERRORS
 from nearflash.gateware.fp.pipeline import wire
 from nearflash.gateware.nfc import linear
-from nearflash.gateware.nfc.bch.field import multiply, square
+from nearflash.gateware.nfc.bch.field import element, multiply, square
 
 __all__ = ["SYNDROMES_A_BEAT", "Coefficient", "KeyEquation"]
 
@@ -115,7 +115,11 @@ class KeyEquation(wiring.Component):
         with m.State("LOAD"):
             word = self.i.payload.word_select(k[:2], BCH_BITS)
             m.d.comb += [clear.eq(self.i.valid), self.i.ready.eq(k[:2] == SYNDROMES_A_BEAT - 1)]
-            m.d.comb += [write.addr.eq(Cat(1, k[:4])), write.data.eq(word), write.en.eq(self.i.valid)]
+            m.d.comb += [write.addr.eq(Cat(1, k[:4])), write.en.eq(self.i.valid)]
+            with m.Switch(k[:4]):
+                for step in range(BCH_ERRORS):
+                    with m.Case(step):
+                        m.d.comb += write.data.eq(linear.apply(m, element(2 * step + 1), word, BCH_BITS))
             with m.If(self.i.valid):
                 m.d.sync += k.eq(k + 1)
                 with m.If(k == BCH_ERRORS - 1):

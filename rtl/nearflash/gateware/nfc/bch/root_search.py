@@ -61,7 +61,7 @@ class RootSearch(wiring.Component):
         ]  # fmt: skip
         values, zeros = Signal(BCH_BITS * _LANES, reset_less=True), Signal(_LANES, reset_less=True)
         with m.If(moves):
-            m.d.sync += values.eq(linear.apply(m, columns, Cat(registers), len(values)))
+            m.d.sync += values.eq(linear.apply(m, columns, Cat(registers), len(values), group=1))
         is_zero = Cat(~values.word_select(b, BCH_BITS).any() for b in range(_LANES))
         self._control(m, shifts, moves, zeros, is_zero)
         return m
@@ -72,8 +72,8 @@ class RootSearch(wiring.Component):
         push, pop = stack.write_port(), stack.read_port(domain="comb")
         loaded, errors, found = Signal(range(BCH_ERRORS + 1)), Signal(5), Signal(range(BCH_ERRORS + 1))
         group = Signal(range(RAW_BYTES + 2))  # of `zeros`: its byte in the codeword; two more while the first come
-        rest = wire(m, zeros & (zeros - 1))
-        lowest = wire(m, zeros & ~rest)
+        lowest = wire(m, Cat(zeros[b] & ~zeros[:b].any() for b in range(_LANES)))
+        rest = wire(m, zeros & ~lowest)
         lane = Cat(Cat(lowest[b] for b in range(_LANES) if b >> bit & 1).any() for bit in range(3))
         in_code = group < RAW_BYTES - _PAD_GROUPS
         m.d.comb += [
