@@ -157,7 +157,7 @@ class WeightUnit(wiring.Component):
         m.submodules.totals = totals = Memory(shape=TOTAL, depth=self._slots * 8, init=[])
         write, read = totals.write_port(), totals.read_port()
         address, valid, fresh = (delay(m, item[name], 1) for name in ("total", "valid", "fresh"))
-        m.d.comb += [read.addr.eq(Mux(self.hold, self.total_address, address)), self.total.eq(read.data)]
+        m.d.comb += [read.addr.eq(Mux(self.busy, address, self.total_address)), self.total.eq(read.data)]
         # Cycle 0 and 1: p in units of 2^-24.
         fraction, field = unit.o[:10], unit.o[10:15]
         normal = wire(m, field.any())
