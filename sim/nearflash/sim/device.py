@@ -11,6 +11,7 @@ from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import ConfigError, WaitTimeoutError
 from nearflash.device.memory import DEFAULT_BYTES, SimulatedMemory
 from nearflash.device.registers import RegisterDevice
+from nearflash.gateware.top.attend import AttendKernel
 from nearflash.gateware.top.update import UpdateKernel
 from nearflash.sim.kernel import KernelLibrary, MemoryModel
 from nearflash.sim.nand.channel import NandModel
@@ -26,8 +27,6 @@ QUIET_CYCLES = 100_000
 def kernel_component(config: KernelConfig) -> Any:
     """The top of the kernel that `config` describes."""
     if isinstance(config, AttendConfig):
-        from nearflash.gateware.top.attend import AttendKernel
-
         return AttendKernel(config)
     assert isinstance(config, UpdateConfig)
     return UpdateKernel(config)

@@ -1,0 +1,128 @@
+"""The whole attend kernel on Verilator: against cocotb's AXI models, and head by head against the model."""
+
+import numpy as np
+import pytest
+
+from nearflash.abi.attend.descriptor import Mode
+from nearflash.abi.attend.faults import Fault
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.config import attend_config
+from nearflash.device.attend import attend
+from nearflash.model.attend.settings import Settings
+from nearflash.sim.attention import differences, place, random_case
+from nearflash.sim.cocotb_run import run_testbench
+from nearflash.sim.device import VerilatorDevice
+
+SCALE = 0.18
+PAGE = Mode.PAGE | Mode.PROBABILITY
+
+
+def test_testbench() -> None:
+    result = run_testbench("gateware.top.attend")
+    assert result.failed == ()
+    assert len(result.passed) == 3
+
+
+@pytest.fixture(scope="module")
+def device():
+    """The tiny build: two channels with NAND."""
+    with VerilatorDevice(attend_config("attend-tiny"), memory_bytes=1 << 26) as opened:
+        yield opened
+
+
+def settings(mode, dim=64, **options):
+    common = {"channels": dim // 4, "budget": 4, "local": 2, "group_tokens": 16, "block_tokens": 64}
+    return Settings(mode, dim, SCALE, **(common | options))
+
+
+#: Name -> settings, S, g.
+HEADS = {
+    "dense": (Settings(Mode.DENSE | Mode.REFERENCE, 64, SCALE, reference=(3,)), 70, 1),
+    "dense, group": (Settings(Mode.DENSE | Mode.REFERENCE, 128, SCALE, reference=(12,) * 8), 33, 8),
+    "one token": (settings(PAGE, budget=1, local=1), 1, 2),
+    "tail only": (settings(PAGE), 63, 3),
+    "pages, fp16 index": (settings(PAGE), 300, 2),
+    "pages, int8 index": (settings(PAGE, index_format=IndexFormat.INT8), 260, 1),
+    "pages, int4 index": (settings(PAGE, index_format=IndexFormat.INT4, block_tokens=128), 420, 4),
+    "pages by logit": (settings(Mode.PAGE, dim=128, group_tokens=8), 200, 2),
+    "pages by mass": (settings(PAGE, mass=45_000, budget=9), 300, 3),
+    "interleaved": (settings(PAGE, group_tokens=8, interleaved=True), 250, 2),
+    "tokens": (settings(Mode(0), budget=40), 300, 2),
+    "tokens by probability": (settings(Mode.PROBABILITY, budget=25, local=8), 200, 4),
+    "all pages": (settings(PAGE, budget=64), 200, 2),
+    "odd dimension": (settings(PAGE, dim=80, channels=9, group_tokens=20, block_tokens=80), 250, 3),
+}
+
+
+def cases(seed, *, names=tuple(HEADS)):
+    return [random_case(*HEADS[name], seed=seed + index, head=index) for index, name in enumerate(names)]
+
+
+def run(device, heads, *, nand, **options):
+    """Completions and outputs of cases whose pages lie on NAND or in memory; what differs from the model."""
+    placed, buffer = place(device, heads, nand=nand)
+    try:
+        done = attend(device, placed, repeats=0, watchdog_cycles=100_000, **options)
+    finally:
+        device.free(buffer)
+    wrong = {
+        index: text
+        for index, (case, one) in enumerate(zip(heads, done.heads, strict=True))
+        if (text := differences(case, one.completion, one.out))
+    }
+    return done, wrong
+
+
+@pytest.mark.parametrize("nand", [False, True], ids=["memory", "nand"])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_equals_the_model(device, name, nand) -> None:
+    done, wrong = run(device, cases(1, names=[name]), nand=nand)
+    assert not wrong
+    assert done.batches[0].counters["heads_done"] == 1
+
+
+def test_a_drain_does_not_disturb_the_head_that_is_being_weighed(device) -> None:
+    """Totals of the head under way were once mixed with those that the drain looked at."""
+    names = ["tokens", "pages, int4 index", "tail only", "odd dimension"]
+    assert not run(device, cases(1, names=names * 3), nand=False)[1]
+
+
+@pytest.mark.parametrize("contexts", [1, 4])
+def test_heads_in_flight_together_equal_the_model(device, contexts) -> None:
+    done, wrong = run(device, cases(20), nand=True, contexts=contexts)
+    assert not wrong
+    assert all(one.completion.faults == Fault(0) for one in done.heads)
+
+
+def test_counters_count_the_pages_of_the_heads(device) -> None:
+    heads = cases(3)
+    done, _ = run(device, heads, nand=True)
+    counters = done.batches[0].counters
+    assert counters["index_requests"] + counters["token_requests"] == sum(one.completion.pages for one in done.heads)
+    assert counters["codewords_asked"] == counters["codewords_received"]
+    assert counters["heads_done"] == len(heads) and counters["heads_faulty"] == 0
+    assert counters["codewords_uncorrectable"] == counters["codewords_foreign"] == 0
+    assert 0 < counters["beats_used"] <= 64 * counters["codewords_received"]
+
+
+def test_a_wrong_reference_is_told_and_the_right_one_helps(device) -> None:
+    low, high = ((Settings(Mode.DENSE | Mode.REFERENCE, 64, SCALE, reference=(r,)), 40, 1) for r in (60, -60))
+    heads = [random_case(*low, seed=1), random_case(*high, seed=2)]
+    done, wrong = run(device, heads, nand=True)
+    assert not wrong
+    assert [one.completion.faults for one in done.heads] == [Fault.REFERENCE_LOW, Fault.REFERENCE_HIGH]
+    placed, buffer = place(device, heads, nand=True)
+    assert all(one.out is not None for one in attend(device, placed).heads)
+    device.free(buffer)
+
+
+def test_faults_stay_with_their_heads(device) -> None:
+    heads = cases(5, names=["tokens", "pages, fp16 index", "dense", "interleaved"])
+    heads[1].k[5, 3] = np.inf
+    heads[2].q[0, 0] = np.nan
+    done, _ = run(device, heads, nand=True)
+    faults = [one.completion.faults for one in done.heads]
+    assert faults[0] == faults[3] == Fault(0)
+    assert all(fault & Fault.NONFINITE for fault in faults[1:3])
+    assert not differences(heads[0], done.heads[0].completion, done.heads[0].out)
+    assert not differences(heads[3], done.heads[3].completion, done.heads[3].out)
