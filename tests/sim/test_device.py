@@ -1,12 +1,14 @@
 """Device `verilator` beside device `model`: equal bits, and hangs and faults that say what happened."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, UpdateCommand
-from nearflash.abi.config import update_config
-from nearflash.abi.errors import DeviceError, WaitTimeoutError
+from nearflash.abi.config import CONFIGS, update_config
+from nearflash.abi.errors import ConfigError, DeviceError, WaitTimeoutError
 from nearflash.device import open_device
 from nearflash.device.model import ModelDevice
 
@@ -97,3 +99,12 @@ def test_a_bus_fault_is_a_device_error(device):
     command, buffers = command_on(device, 64)
     assert device.run(command).counters["params_done"] == 64
     contents(device, buffers)
+
+
+def test_nand_of_a_build_has_its_timing_and_page():
+    found = {name: device_module.nand_model(build) for name, build in CONFIGS.items()}
+    parts = {name: (model.part.name, model.units) for name, model in found.items() if model}
+    assert parts == {"attend-tiny": ("slc-1400", 4), "attend-zynq7045": ("page16k-1400", 16),
+                     "attend-zu17eg": ("page16k-1400", 32)}  # fmt: skip
+    with pytest.raises(ConfigError, match="some NAND part must have the timing and the page of attend-tiny, not none"):
+        device_module.nand_model(replace(CONFIGS["attend-tiny"], page_bytes=8192))
