@@ -26,6 +26,7 @@ from nearflash.gateware.nfc.codeword import ErrorPosition, PageOwner
 from nearflash.gateware.nfc.controller import NandController
 from nearflash.gateware.nfc.link import NandLinkSignature
 from nearflash.gateware.stream.fork import Fork
+from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["CHANNEL_EVENTS", "Channel"]
 
@@ -33,6 +34,8 @@ CHANNEL_EVENTS = data.StructLayout(
     {"engine": EVENTS, "received": 1, "corrected": 1, "uncorrectable": 1, "foreign": 1, "page": 1}
 )
 """Of this cycle: the engine's; a codeword came; from NAND: corrected, uncorrectable, foreign; a page began."""
+_PAGES_AHEAD = 4
+"""Pages whose header has gone ahead of their codewords."""
 _ENGINE_PORTS = ("i_context", "i_query", "i_gather", "o_score", "o_done", "i_drain", "o_partial")
 
 
@@ -102,11 +105,12 @@ class Channel(wiring.Component):
         return m
 
     def _read_nand(self, m: Module, merge: PageMerge) -> None:
-        """A page's header goes to the merge, and its owner to the checker."""
+        """A page's header goes to the merge, its owner to the checker, which keeps it until the page's last codeword."""
         config, record = self.config, self.i_context.record
         m.submodules.nand = nand = NandController(config.units, config.nand, config.clock_hz)
         m.submodules.checker = checker = CodewordChecker()
         m.submodules.headers = headers = Fork(PageHeader, 2)
+        m.submodules.pages = pages = StreamQueue(PageOwner, _PAGES_AHEAD)
         m.submodules.owners = owners = Memory(shape=64, depth=config.contexts, init=[])
         write, read = owners.write_port(), owners.read_port(domain="comb")
         to_merge, to_checker = headers.o
@@ -118,7 +122,8 @@ class Channel(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i_errors), checker.i_errors)
         wiring.connect(m, to_merge, merge.i_page[1])
         wiring.connect(m, checker.o, merge.i[1])
-        owner = PageOwner(checker.i_owner.payload)
+        wiring.connect(m, pages.o, checker.i_owner)
+        owner = pages.i.payload
         m.d.comb += [
             nand.context.eq(record),
             nand.context_valid.eq(self.i_context.valid),
@@ -130,8 +135,8 @@ class Channel(wiring.Component):
             owner.owner.eq(read.data),
             owner.index.eq(to_checker.payload.index),
             owner.kind.eq(to_checker.payload.kind == RequestKind.INDEX),
-            checker.i_owner.valid.eq(to_checker.valid),
-            to_checker.ready.eq(checker.i_owner.ready),
+            pages.i.valid.eq(to_checker.valid),
+            to_checker.ready.eq(pages.i.ready),
         ]
         for event in ("corrected", "uncorrectable", "foreign"):
             m.d.comb += self.events[event].eq(getattr(checker, event))
