@@ -105,7 +105,7 @@ class Channel(wiring.Component):
         return m
 
     def _read_nand(self, m: Module, merge: PageMerge) -> None:
-        """A page's header goes to the merge, its owner to the checker, which keeps it until the page's last codeword."""
+        """A page's header goes to the merge; its owner waits for the page's last codeword at the checker."""
         config, record = self.config, self.i_context.record
         m.submodules.nand = nand = NandController(config.units, config.nand, config.clock_hz)
         m.submodules.checker = checker = CodewordChecker()
