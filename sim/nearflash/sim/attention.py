@@ -11,7 +11,7 @@ from nearflash.abi.attend.descriptor import HeadCompletion
 from nearflash.abi.attend.faults import Fault
 from nearflash.abi.config import AttendConfig
 from nearflash.device.attend import Head
-from nearflash.device.base import Buffer
+from nearflash.device.base import Buffer, Device
 from nearflash.model.attend.head import HeadResult, attend
 from nearflash.model.attend.image import PageImage, head_image
 from nearflash.model.attend.placement import MemoryStore, NandStore, Store
@@ -60,8 +60,8 @@ def random_case(settings: Settings, tokens: int, group: int, seed: int, *, head:
     return Case(settings, Owner(seed, head % 7, head), narrow[0], narrow[1], narrow[2], mean)
 
 
-def place(device: VerilatorDevice, cases: Sequence[Case], *, nand: bool) -> tuple[list[Head], Buffer]:
-    """The heads of the cases, their pages on NAND or in the buffer, which is the caller's to free."""
+def place(device: Device, cases: Sequence[Case], *, nand: bool = False) -> tuple[list[Head], Buffer]:
+    """The heads of the cases, their pages in the buffer, which is the caller's to free, or on simulated NAND."""
     config = device.identity.config
     assert isinstance(config, AttendConfig)
     size = 4096 + sum(4 * case.k.nbytes + 64 * case.settings.page_bytes for case in cases)
@@ -80,9 +80,10 @@ def place(device: VerilatorDevice, cases: Sequence[Case], *, nand: bool) -> tupl
     return heads, buffer
 
 
-def _write(device: VerilatorDevice, buffer: Buffer, page: PageImage) -> None:
+def _write(device: Device, buffer: Buffer, page: PageImage) -> None:
     data, entry = np.frombuffer(page.data, np.uint8), page.entry
     if entry.address is None:
+        assert isinstance(device, VerilatorDevice)
         device.kernel.channels[entry.channel].load(entry.unit, np.array([entry.row]), data[None])
     else:
         buffer.host[entry.address - buffer.address :][: data.size] = data
