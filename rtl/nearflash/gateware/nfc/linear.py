@@ -8,7 +8,7 @@ many and inputs few.
 from functools import reduce
 from operator import xor
 
-from amaranth.hdl import C, Cat, Module, Signal, Value
+from amaranth.hdl import Module, Signal, Value
 
 __all__ = ["apply", "power", "product"]
 
@@ -21,18 +21,21 @@ def apply(
     Sums of `group` inputs are shared (1: nothing is); with `registered` they are registers, the outputs a cycle late.
     """
     domain = m.d.sync if registered else m.d.comb
-    terms: list[list[Value]] = [[] for _ in range(width)]
+    chosen: dict[tuple[int, int], int] = {}  # (first input, inputs of the group) -> place of their sum
+    masks = [0] * width
     for start in range(0, len(columns), group):
-        bits = value[start : start + group]
-        sums: dict[int, Value] = {}
         for row in range(width):
-            chosen = sum((column >> row & 1) << k for k, column in enumerate(columns[start : start + group]))
-            if chosen:
-                if chosen not in sums:
-                    sums[chosen] = Signal(name=f"sum_{start}_{chosen}", reset_less=True)
-                    domain += sums[chosen].eq((bits & chosen).xor())
-                terms[row].append(sums[chosen])
-    return Cat(reduce(xor, row) if row else C(0, 1) for row in terms)
+            inputs = sum((column >> row & 1) << k for k, column in enumerate(columns[start : start + group]))
+            if inputs:
+                masks[row] |= 1 << chosen.setdefault((start, inputs), len(chosen))
+    # Both are vectors, and an output is the parity of masked ones: long sums of single bits take a C++ compiler
+    # minutes and all memory.
+    sums, outputs = Signal(len(chosen), reset_less=True), Signal(width)
+    for (start, inputs), place in chosen.items():
+        domain += sums[place].eq((value[start : start + group] & inputs).xor())
+    for row, mask in enumerate(masks):
+        m.d.comb += outputs[row].eq((sums & mask).xor())
+    return outputs
 
 
 def product(first: list[int], second: list[int]) -> list[int]:
