@@ -124,7 +124,7 @@ def test_bad_batches_leave_memory_as_it_was(device, placed):
     good = AttendBatch((descriptor,), a + 8192, a + 8192 + 128, contexts=4)
     bad = {
         AddressError: (replace(good, descriptors_address=1 << 40), replace(good, completions_address=a + 8192),
-                       replace(good, descriptors=(replace(descriptor, out_address=a),))),
+                       replace(good, descriptors=(replace(descriptor, out_address=a + 8),))),
         AlignmentError: (replace(good, descriptors_address=a + 8192 + 8),),
         CommandError: (replace(good, descriptors=()), replace(good, contexts=3)),
     }  # fmt: skip
