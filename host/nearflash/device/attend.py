@@ -17,7 +17,7 @@ from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError, DeviceError, ShapeError
 from nearflash.device.base import Buffer, Device
 
-__all__ = ["Attended", "Head", "HeadOutput", "attend"]
+__all__ = ["Attended", "Head", "HeadOutput", "PlacedBatch", "attend"]
 
 _REFERENCE_FAULTS = Fault.REFERENCE_HIGH | Fault.REFERENCE_LOW
 _ALIGNMENT_BYTES = 8
@@ -93,7 +93,7 @@ def attend(
     batches: list[Completion] = []
     waiting = dict(enumerate(heads))
     while waiting:
-        placed = _Placed(device, list(waiting.values()), contexts or config.contexts, watchdog_cycles)
+        placed = PlacedBatch(device, list(waiting.values()), contexts or config.contexts, watchdog_cycles)
         try:
             batches.append(device.run(placed.batch, timeout_s))
             results = dict(zip(waiting, placed.results(), strict=True))
@@ -114,7 +114,7 @@ def _referenced(descriptor: AttendDescriptor, completion: HeadCompletion) -> Att
     return replace(descriptor, mode=descriptor.mode | Mode.REFERENCE, reference=completion.maximum[: descriptor.group])
 
 
-class _Placed:
+class PlacedBatch:
     """A batch in a buffer of its own: descriptors, completions, then operands, outputs and tables."""
 
     def __init__(self, device: Device, heads: Sequence[Head], contexts: int, watchdog_cycles: int) -> None:
