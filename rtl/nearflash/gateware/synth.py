@@ -6,9 +6,10 @@ register path in LUT levels; a CARRY4 counts a quarter of a level, a wide multip
 registers four; data written to LUT RAM end at its clock. `path` names the cells along that path, each by the signal
 that it drives, where synthesis kept the signal's name.
 
-The lanes of a kernel, which are equal, are synthesised once and counted W times, the rest around them as black boxes:
-a quarter of the time, and the same cells but for registers that equal lanes could share (an upper bound). Between lanes
-and rest there are only wires from or to registers, so the longest path is the longer one of both parts.
+The equal parts of a kernel (lanes, channels) are synthesised once and counted as often as there are, the rest around
+them as black boxes: a fraction of the time, and the same cells but for what equal parts could share (an upper bound).
+The longest path is the longer one of both. Between lanes and rest there are only wires from or to registers; a
+channel's streams also have logic on both sides, and a path through both is not seen.
 
 Limits: estimates before placement. Yosys maps UltraScale+ carries to CARRY4 and packs DSP blocks less tightly than
 vendor tools. No timing is claimed.
@@ -27,7 +28,7 @@ from typing import Any
 
 from amaranth.back import rtlil
 
-from nearflash.abi.config import UpdateConfig, update_config
+from nearflash.abi.config import AttendConfig, UpdateConfig, config
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.registers import FACTOR_BITS
 
@@ -43,8 +44,6 @@ _LEVELS = {
     **dict.fromkeys(_LUTS_PER_CELL, 1.0), "SRL16E": 0.0, "SRLC32E": 0.0, "CARRY4": 0.25, "MUXF7": 0.5, "MUXF8": 0.5,
     "MUXF9": 0.5, "DSP48E1": 4.0, "DSP48E2": 4.0,
 }  # fmt: skip
-#: The lanes of the update kernel.
-_LANES = "top.pipeline.lane_*"
 
 
 @dataclass(frozen=True)
@@ -164,17 +163,28 @@ def resources(component: Any, family: str, boxes: str = "") -> Resources:
     )
 
 
-def _with_lanes(rest: Resources, lane: Resources, lanes: int) -> Resources:
-    """A kernel from its `rest` and one of its `lanes`."""
-    slowest = max(rest, lane, key=lambda part: part.logic_depth)
+@dataclass(frozen=True)
+class _Kernel:
+    """What is synthesised of a kernel: its units by name, the last one `total`, and which of them it has many times."""
+
+    units: dict[str, Any]
+    part: str
+    boxes: str
+    """Pattern of the modules of `part` in the kernel."""
+    count: int
+
+
+def _with_parts(rest: Resources, part: Resources, count: int) -> Resources:
+    """A kernel from its `rest` and one of its `count` equal parts."""
+    slowest = max(rest, part, key=lambda one: one.logic_depth)
     return Resources(
-        **{name: getattr(rest, name) + lanes * getattr(lane, name) for name in ("lut", "ff", "dsp", "bram36")},
+        **{name: getattr(rest, name) + count * getattr(part, name) for name in ("lut", "ff", "dsp", "bram36")},
         logic_depth=slowest.logic_depth,
         path=slowest.path,
     )
 
 
-def _update_units(build: UpdateConfig) -> dict[str, Any]:
+def _update(build: UpdateConfig) -> _Kernel:
     from nearflash.gateware.fp.add import Add
     from nearflash.gateware.fp.div import Div
     from nearflash.gateware.fp.mul import Mul
@@ -185,22 +195,54 @@ def _update_units(build: UpdateConfig) -> dict[str, Any]:
     from nearflash.gateware.update.lane import Lane
     from nearflash.gateware.update.store import Store
 
-    return {
+    units = {
         "add": Add(), "mul": Mul(), "muladd": MulAdd(), "muladd_51": MulAdd(FACTOR_BITS), "div": Div(), "sqrt": Sqrt(),
         "lane": Lane(), "fetch": Fetch(build), "store": Store(build), "total": UpdateKernel(build),
     }  # fmt: skip
+    return _Kernel(units, "lane", "top.pipeline.lane_*", build.lanes)
+
+
+def _attend(build: AttendConfig) -> _Kernel:
+    from nearflash.gateware.attend.channel import Channel
+    from nearflash.gateware.attend.contexts import ContextTable
+    from nearflash.gateware.attend.finish import Finish
+    from nearflash.gateware.attend.prepare import Prepare
+    from nearflash.gateware.attend.scan import ScanWalker
+    from nearflash.gateware.attend.tokens import TokenWalker
+    from nearflash.gateware.attn.engine import ChannelEngine
+    from nearflash.gateware.nfc.bch.share import CorrectorShare
+    from nearflash.gateware.nfc.checker import CodewordChecker
+    from nearflash.gateware.nfc.controller import NandController
+    from nearflash.gateware.num.exp2 import Exp2
+    from nearflash.gateware.num.mac import ExactMac
+    from nearflash.gateware.top.attend import AttendKernel
+    from nearflash.gateware.topk.select import RadixSelector
+    from nearflash.gateware.topk.selection import Selection
+
+    nand = {
+        "nand_controller": NandController(build.units, build.nand, build.clock_hz),
+        "codeword_checker": CodewordChecker(), "corrector": CorrectorShare(min(4, build.channels)),
+    } if build.units else {}  # fmt: skip
+    units = {
+        "exact_mac": ExactMac(), "exp2": Exp2(), "argtopk": RadixSelector(build.selector_keys), **nand,
+        "selection": Selection(build), "prepare": Prepare(build), "scan_walker": ScanWalker(build),
+        "token_walker": TokenWalker(build), "context_table": ContextTable(build), "finish": Finish(build),
+        "channel_engine": ChannelEngine(build), "channel": Channel(build), "total": AttendKernel(build),
+    }  # fmt: skip
+    return _Kernel(units, "channel", "top.channel_*", build.channels)
 
 
 def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
     """One row a unit, the whole kernel (`unit` "total") last. Raises ConfigError for names that do not exist."""
-    build = update_config(f"{kernel}-{config_name}")
+    build = config(f"{kernel}-{config_name}")
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    made = _attend(build) if isinstance(build, AttendConfig) else _update(build)
     rows = {}
-    for unit, component in _update_units(build).items():
-        found = rows[unit] = resources(component, family, _LANES if unit == "total" else "")
+    for unit, component in made.units.items():
+        found = rows[unit] = resources(component, family, made.boxes if unit == "total" else "")
         if unit == "total":
-            found = _with_lanes(found, rows["lane"], build.lanes)
+            found = _with_parts(found, rows[made.part], made.count)
         prefix = "" if unit == "total" else "unit_"
         cells = {f"{prefix}{name}": getattr(found, name) for name in ("lut", "ff", "dsp", "bram36")}
         yield {"bench": "synth", "config": build.full_name, "digest": build.digest, "family": family, "unit": unit,
