@@ -94,12 +94,17 @@ def test_magnitude_exceeds_equals_the_model():
 def test_integers_share_the_multiplier(num_unit, fp16_bits):
     unit = num_unit(Product(integers=True))
     rng = np.random.default_rng(8)
-    integer = rng.integers(0, 2, COUNT)
+    integer, short = rng.integers(0, 2, COUNT), rng.integers(0, 2, COUNT)
     factor, code = rng.integers(-(1 << 17), 1 << 17, COUNT), rng.integers(-(1 << 24), 1 << 24, COUNT)
     a, b = fp16_bits(COUNT, 1), fp16_bits(COUNT, 2)
-    got = unit.run({"a": a, "b": b, "cut": 0, "integer": integer, "factor": factor, "code": code})
+    got = unit.run({"a": a, "b": b, "cut": 0, "integer": integer, "short": short, "factor": factor,
+                    "code": code})  # fmt: skip
     exact = exact_product(a.view(np.float16), b.view(np.float16))
     np.testing.assert_array_equal(values(got["o"])[integer == 0], exact[integer == 0])
-    low = values(got["o"])[integer == 1] >> Product.INTEGER_PLACE
-    expected = (factor * code)[integer == 1].astype(object)
-    np.testing.assert_array_equal(low & (1 << 43) - 1, expected & (1 << 43) - 1)
+    expected = (factor * code).astype(object)
+    for chosen, place, bits in (
+        (integer & ~short, Product.INTEGER_PLACE, 43),
+        (integer & short, Product.SHORT_PLACE, 36),
+    ):
+        low, mask = values(got["o"])[chosen == 1] >> place, (1 << bits) - 1
+        np.testing.assert_array_equal(low & mask, expected[chosen == 1] & mask)

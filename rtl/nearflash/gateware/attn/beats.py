@@ -122,8 +122,9 @@ class Op(data.Struct):
     """AUX, ROW: TicketRecord.entry."""
     form: 2
     """AUX, ROW: IndexFormat."""
-    half: 1
-    """ROW: which four tokens of the word (fp16, int8); which half of the beat (int8, int4)."""
+    half: 3
+    """ROW: which four tokens of the word (fp16, int8); which half of the beat (int8, int4). AUX: which head of the set.
+    """
     fresh: 1
     """VALUE, SUMS: the sums have no token yet. AUX, ROW: the scores have no row yet."""
     limit_shift: 4

@@ -40,7 +40,7 @@ class DotPath(wiring.Component):
     Parameters: heads (G), slots.
     Members
     -------
-    i : In, {valid, op} with its products `product`, PRODUCT, array of G·4.
+    i : In, {valid, op} with its products `product`, PRODUCT, array of G·4, and `exceeds`, as Lanes gives them.
     o_ticket : Out; record : In, TicketRecord of that ticket, combinational.
     renew : In, {valid, slot}: the slot's totals count as empty.
     o : Out stream of score_set: GATHER. o_tail : Out, tail_scores: TAIL.
@@ -56,6 +56,7 @@ class DotPath(wiring.Component):
             {
                 "i": In(data.StructLayout({"valid": 1, "op": Op})),
                 "product": In(PRODUCT).array(heads * _LANES),
+                "exceeds": In(heads * _LANES),
                 "o_ticket": Out(TICKET_BITS),
                 "record": In(TicketRecord),
                 "renew": In(data.StructLayout({"valid": 1, "slot": SLOT_BITS})),
@@ -114,10 +115,11 @@ class DotPath(wiring.Component):
             m.d.comb += [
                 dot.valid.eq(self.i.valid & (self.i.op.kind == OpKind.KEY)),
                 dot.index.eq(self.i.op.turn),
-                *(getattr(dot, name).eq(self.i.op[name]) for name in ("first", "last", "limit_shift")),
+                *(getattr(dot, name).eq(self.i.op[name]) for name in ("first", "last")),
+                dot.nonfinite.eq(self.exceeds.word_select(head, _LANES).any()),
                 score.i.eq(dot.o),
             ]
             scores.append(score.o)
             outside.append(score.outside)
-            exceeds.append(delay(m, dot.o_exceeds, ToScore.LATENCY))
+            exceeds.append(delay(m, dot.o_nonfinite, ToScore.LATENCY))
         return wire(m, Cat(scores)), wire(m, Cat(outside)), wire(m, Cat(exceeds))

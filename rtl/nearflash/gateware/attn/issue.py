@@ -8,7 +8,8 @@ Contract: every source in its own order; drains first, then K that is gathered (
 comes in), then V, then the rest. A beat is held for ceil(g/G) cycles, one
 for each set of heads. A token of K is begun only when its score sets and its weights have places reserved; a token of V
 only when its weights are there, and so late that no sum is read before it was written back. Rows of an int8 or int4
-index wait for the factors that come from their aux beat; a beat of theirs takes two halves.
+index wait for the factors that come from their aux beat; a beat of theirs takes two halves. A row's first aux beat
+takes G parts, one for each head of a set.
 
 Timing: latency LATENCY cycles; one operation a cycle; back-pressure: yes, on the inputs only.
 """
@@ -31,7 +32,6 @@ SET_PLACES = 32
 _GROUP_MAX = 8
 _SUM_GAP = 5  # from token to token of V
 _FACTOR_GAP = 12  # from an aux beat to its row
-_TAIL_GAP = 16  # from K of a tail to a row: both write scores, at different depths
 EVENTS = data.StructLayout({"lane_cycle": 1, "beat_used": 1, "wait_data": 1, "wait_score": 1})
 
 
@@ -135,7 +135,7 @@ class Issue(wiring.Component):
         self._turns = wire(m, (request.group + (self._heads - 1)) >> shift)
         self._begins = wire(m, beat.gather & beat.first & (beat.what == What.KEY))
         row = wire(m, self.i.payload.what == What.ROW)
-        self._row_gap = Signal(range(_TAIL_GAP + 1))
+        self._row_gap = Signal(range(_FACTOR_GAP + 1))
         return wire(m, is_value | ~(self._waits | (row & (self._row_gap != 0))))
 
     def _run(self, m: Module, free: Any, drain: Any, beat: Any, load_beat: Any, load_drain: Any) -> None:
@@ -144,14 +144,15 @@ class Issue(wiring.Component):
         turn, turns, offset, dim_rows = Signal(3), Signal(4), Signal(9), Signal(7)
         query, place, read, slot = Signal(12), Signal(12), Signal(MemoryRead), Signal(SLOT_BITS)
         tail, group, limit_shift = Signal(), Signal(4), Signal(4)
-        halves, half, entry, form = Signal(), Signal(), Signal(4), Signal(2)
+        halves, half = (Signal(range(max(2, self._heads)), name=name) for name in ("halves", "half"))
+        entry, form = Signal(4), Signal(2)
         final = wire(m, turn + 1 == turns)
         request = self.record.request
         m.d.comb += free.eq(~valid | (final & (half == halves)))
         with m.If(free):
             m.d.sync += [
                 half.eq(0),
-                halves.eq((beat.what == What.ROW) & (request.index_format != IndexFormat.FP16) & load_beat),
+                halves.eq(0),
                 entry.eq(self.record.entry),
                 form.eq(request.index_format),
             ]
@@ -169,11 +170,15 @@ class Issue(wiring.Component):
                 group.eq(request.group),
                 limit_shift.eq(request.limit_shift),
             ]
+            with m.If(load_beat & (beat.what == What.ROW)):
+                m.d.sync += halves.eq(request.index_format != IndexFormat.FP16)
+            with m.If(load_beat & (beat.what == What.AUX) & beat.first):
+                m.d.sync += halves.eq(self._heads - 1)
         with m.Elif(final):
-            m.d.sync += [turn.eq(0), offset.eq(0), half.eq(1)]
+            m.d.sync += [turn.eq(0), offset.eq(0), half.eq(half + 1)]
         with m.Else():
             m.d.sync += [turn.eq(turn + 1), offset.eq(offset + dim_rows)]
-        rows = self._rows(m, beat, load_beat)
+        rows = self._rows(m, free, beat, load_beat)
         op, is_read = self.o.op, wire(m, (kind == OpKind.SUMS) | (kind == OpKind.SCORES))
         fresh = wire(m, Array(self.fresh)[slot])
         head = wire(m, turn << (self._heads - 1).bit_length())
@@ -194,11 +199,11 @@ class Issue(wiring.Component):
             op.fresh.eq(Mux(is_read, read.fresh, fresh)),
             op.entry.eq(entry),
             op.form.eq(form),
-            op.half.eq(Mux(form == IndexFormat.FP16, held.row[0], half)),
+            op.half.eq(Mux((kind == OpKind.ROW) & (form == IndexFormat.FP16), held.row[0], half)),
             op.limit_shift.eq(limit_shift),
         ]
         with m.If((kind == OpKind.ROW) | (kind == OpKind.AUX)):
-            int4 = wire(m, Cat(half, held.row))
+            int4 = wire(m, Cat(half[0], held.row))
             fp16_word = held.row >> 1
             word = Mux(form == IndexFormat.FP16, fp16_word, Mux(form == IndexFormat.INT8, held.row, int4))
             m.d.sync += [op.address.eq(word), op.fresh.eq(rows)]
@@ -212,20 +217,18 @@ class Issue(wiring.Component):
         with m.If(self.renew.valid):
             m.d.sync += self.fresh.bit_select(self.renew.slot, 1).eq(1)
 
-    def _rows(self, m: Module, beat: Any, load_beat: Any) -> Any:
+    def _rows(self, m: Module, free: Any, beat: Any, load_beat: Any) -> Any:
         """Whether the row under way is its block's first; when the next row may go."""
-        aux, tail = beat.what == What.AUX, (beat.what == What.KEY) & ~beat.gather
+        aux = beat.what == What.AUX
         begun, initial = Signal(), Signal()
         with m.If(load_beat & aux & beat.first):
             m.d.sync += [begun.eq(1), initial.eq(self.record.initial & ~begun)]
         with m.If(load_beat & (beat.what == What.END) & ~beat.gather):
             m.d.sync += begun.eq(0)
         integers = wire(m, self.record.request.index_format != IndexFormat.FP16)
-        with m.If(load_beat & tail):
-            m.d.sync += self._row_gap.eq(_TAIL_GAP)
-        with m.Elif(load_beat & aux & integers & (self._row_gap < _FACTOR_GAP)):
+        with m.If(load_beat & aux & integers):
             m.d.sync += self._row_gap.eq(_FACTOR_GAP)
-        with m.Elif(self._row_gap != 0):
+        with m.Elif(free & (self._row_gap != 0)):
             m.d.sync += self._row_gap.eq(self._row_gap - 1)
         return initial
 

@@ -11,7 +11,7 @@ Numerics: exact; an element of `data` that is an infinity or a NaN counts 0.
 
 from typing import Any
 
-from amaranth import Array, Cat, Module, Mux
+from amaranth import Cat, Module, Mux
 from amaranth.hdl import C, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
@@ -19,16 +19,18 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.gateware.attn.beats import Op, OpKind
+from nearflash.gateware.attn.choice import choose
 from nearflash.gateware.attn.interfaces import query_write
 from nearflash.gateware.datapath import Datapath, Timed
 from nearflash.gateware.fp.pipeline import delay, register, wire
-from nearflash.gateware.num.product import PRODUCT, Product
+from nearflash.gateware.num.product import PRODUCT, Product, magnitude_exceeds
 
 __all__ = ["FACTOR_BITS", "Lanes", "factor_write", "weight_write"]
 
 _LANES = 4
 _GROUP_MAX = 8
 FACTOR_BITS = 18
+_AUX_LANES = ((0, 0), (0, 1))  # scale and zero
 _OPERANDS = ("kind", "data", "lane", "tail", "form", "half")
 
 
@@ -38,8 +40,8 @@ def weight_write(heads: int) -> data.StructLayout:
 
 
 def factor_write(heads: int) -> data.StructLayout:
-    """Factors w of an index row for one set of heads."""
-    return data.StructLayout({"valid": 1, "turn": 3, "values": data.ArrayLayout(signed(FACTOR_BITS), heads)})
+    """Factor w of an index row for one head of a set."""
+    return data.StructLayout({"valid": 1, "turn": 3, "head": range(max(2, heads)), "value": signed(FACTOR_BITS)})
 
 
 class Lanes(wiring.Component):
@@ -49,10 +51,12 @@ class Lanes(wiring.Component):
     Members
     -------
     i_query : In, {valid, row}: broadcast. i_weight : In, weight_write.
-    i_factor : In, {valid, turn, values}: w of an int8 or int4 row, signed, of the heads of a turn.
+    i_factor : In, factor_write: w of an int8 or int4 row.
     op : In, Op of each cycle; kinds that need no lanes may come and give something.
     o : Out, PRODUCT, array of G·4, head by head, of the `op` of LATENCY cycles ago. For int4 two products, w·code of
-    token j in the lower 21 bits and w·(code - 8) of token j + 4 above them.
+    token j in the lower 21 bits and w·(code - 8) of token j + 4 above them. For an aux beat the first two products are
+    those of head `half` of the set, the others mean nothing.
+    exceeds : Out, a bit for each of `o`: breaks the range rule. Combinational.
     borrow : Out, a bit for each of `o`: the lower of the two products is negative.
     nonfinite : Out, an element that counts was an infinity or a NaN; of the `op` of NONFINITE_LATENCY cycles ago.
     """
@@ -71,6 +75,7 @@ class Lanes(wiring.Component):
                 "i_factor": In(factor_write(heads)),
                 "op": In(Op),
                 "o": Out(PRODUCT).array(heads * _LANES),
+                "exceeds": Out(heads * _LANES),
                 "borrow": Out(heads * _LANES),
                 "nonfinite": Out(1),
             }
@@ -96,23 +101,31 @@ class Lanes(wiring.Component):
         codes, factors = self._codes(m, op), self._factors(m)
         integer, cut = register(m, row & ~fp16), register(m, (op["tail"] & key) | (row & fp16))
         int4 = wire(m, op["form"] == IndexFormat.INT4)
+        short = register(m, ~int4)
         a = [register(m, op["data"].word_select(j, 16) & kept[j].replicate(16)) for j in range(_LANES)]
+        limit_shift, exceeds = path.delay(Timed(self.op.limit_shift, 0), self.LATENCY), []
+        shared = [
+            wire(m, Mux(value, weights[head], choose([queries[head][j] for j in range(_LANES)], op["lane"])))
+            for head in range(self._heads)
+        ]
+        aux_head = wire(m, choose(shared, Mux(aux, op["half"], 0)))
         for head in range(self._heads):
-            query = queries[head]
-            shared = wire(m, Mux(value, weights[head], Array(query[j] for j in range(_LANES))[op["lane"]]))
             for j in range(_LANES):
                 m.submodules[f"product_{head}_{j}"] = product = Product(integers=True)
-                b = register(m, Mux(key, query[j], shared))
+                b = register(m, Mux(key, queries[head][j], aux_head if (head, j) in _AUX_LANES else shared[head]))
                 m.d.comb += [product.a.eq(a[j]), product.b.eq(b), product.cut.eq(cut), product.integer.eq(integer)]
+                m.d.comb += product.short.eq(short)
                 m.d.comb += [product.code.eq(register(m, codes[j])), product.factor.eq(register(m, factors[head]))]
                 m.d.comb += self.o[head * _LANES + j].eq(product.o)
+                exceeds.append(magnitude_exceeds(m, product.o, limit_shift))
                 borrow = register(m, int4 & factors[head][-1] & codes[j][:4].any())
                 m.d.comb += self.borrow[head * _LANES + j].eq(delay(m, borrow, Product.LATENCY))
+        m.d.comb += self.exceeds.eq(Cat(exceeds))
         return m
 
     def _codes(self, m: Module, op: dict[str, Any]) -> list[Value]:
         """What the lanes multiply w with: one byte, or one nibble low and one, less 8, high."""
-        half = wire(m, Mux(op["half"], op["data"][32:], op["data"][:32]))
+        half = wire(m, Mux(op["half"][0], op["data"][32:], op["data"][:32]))
         int4 = wire(m, op["form"] == IndexFormat.INT4)
         nibbles = [half.word_select(k, 4) for k in range(8)]
         packed = [Cat(nibbles[j], C(0, 17), nibbles[j + 4] ^ 8) for j in range(_LANES)]
@@ -120,14 +133,14 @@ class Lanes(wiring.Component):
 
     def _factors(self, m: Module) -> data.View:
         """w of the turn that is in cycle 2."""
-        layout = factor_write(self._heads)["values"].shape
+        layout = data.ArrayLayout(signed(FACTOR_BITS), self._heads)
         turns = _GROUP_MAX // self._heads
         m.submodules.factors = memory = Memory(shape=layout, depth=max(2, turns), init=[])
-        write, read = memory.write_port(), memory.read_port(domain="comb")
+        write, read = memory.write_port(granularity=1), memory.read_port(domain="comb")
         m.d.comb += [
             write.addr.eq(self.i_factor.turn),
-            write.data.eq(self.i_factor.values),
-            write.en.eq(self.i_factor.valid),
+            *(write.data[head].eq(self.i_factor.value) for head in range(self._heads)),
+            write.en.eq(Mux(self.i_factor.valid, 1 << self.i_factor.head, 0)),
             read.addr.eq(delay(m, self.op.turn, 2)),
         ]
         return read.data

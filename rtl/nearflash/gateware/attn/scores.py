@@ -1,20 +1,20 @@
 """Score memory: approximate scores of the blocks and tail groups under way, eight tokens a word, in block RAM.
 
-    products ─► score of each token ─► + word of the block, or word itself if `fresh` ─► memory ─► o
-    tail's scores ──────────────────────────────────────────────────────────────────────┘
-    factors b ─► bias of the block and head, added on the way out
+    products ─► score of each token ─► + word of the block, or word itself if `fresh` ─► memory ─┬─► o
+    tail's scores ───────────────────────────────────────────────────────────────► tail memory ─┤
+    factors b ─► bias of the block and head ────────────────────────────────────────────────────┘
 
-Buffers hold 128 words for one set of heads; the last one holds tail groups, 64 words each. int4's high tokens were
-multiplied with code - 8, so they have a bias of their own.
+Buffers hold 128 words for one set of heads. The address of the buffer behind the last one is that of the tail: two
+token groups, 64 words each. int4's high tokens were multiplied with code - 8, so they have a bias of their own.
 
 Timing: a word is written WRITE_LATENCY cycles after its products; a word that was read is on `o` READ_LATENCY cycles
-after its operation would have had its products. The caller keeps tails and rows apart. Free-running.
+after its operation would have had its products. Free-running.
 Numerics: integers, least bit 2^-16, exact.
 """
 
 from typing import Any
 
-from amaranth import Array, Cat, Module, Mux, Signal
+from amaranth import Cat, Module, Mux, Signal
 from amaranth.hdl import C, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
@@ -24,22 +24,23 @@ from nearflash.abi.attend.numbers import EXACT_LSB, SCORE_BITS, SCORE_LSB
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.gateware.attn.beats import Op, OpKind
 from nearflash.gateware.attn.blocks import BUFFER_WRITE
+from nearflash.gateware.attn.choice import choose
 from nearflash.gateware.attn.dots import tail_scores
 from nearflash.gateware.attn.factors import Factor
 from nearflash.gateware.attn.lanes import factor_write
 from nearflash.gateware.fp.pipeline import delay, register, wire
 from nearflash.gateware.num.carry import carry_add
-from nearflash.gateware.num.product import PRODUCT, Product, magnitude_exceeds
+from nearflash.gateware.num.product import PRODUCT, Product
 
-__all__ = ["BUFFER_WORDS", "TAIL_WORDS", "ScoreMemory"]
+__all__ = ["BUFFER_WORDS", "ScoreMemory"]
 
 _LANES = 4
 _TOKENS = 8
 _GROUP_MAX = 8
 BUFFER_WORDS = 128
-TAIL_WORDS = 64
+_TAIL_ROWS = 256  # of four tokens: 16 a group, 8 turns, 2 groups
 _LOW_BITS = 21  # of the lower of two int4 products
-_INT4_SHIFT, _INT8_SHIFT = 6, 2  # from their least bits to 2^SCORE_LSB
+_INT4_SHIFT = 6  # from their least bit to 2^SCORE_LSB
 
 
 class ScoreMemory(wiring.Component):
@@ -49,11 +50,11 @@ class ScoreMemory(wiring.Component):
     Members
     -------
     i_buffer : In, BUFFER_WRITE.
-    i : In, {valid, op} with `product`, PRODUCT, array of G·4, and `borrow`, as Lanes gives them.
+    i : In, {valid, op} with `product`, PRODUCT, array of G·4, `exceeds` and `borrow`, as Lanes gives them.
     i_tail : In, tail_scores: written at once.
     o_factor : Out, factor_write.
     o_fault : Out, the operation of FAULT_LATENCY cycles ago broke the range rule.
-    o : Out, the four scores of one head that a SCORES operation asked for: element = 2·head + half.
+    o : Out, {values}, the four scores of one head that a SCORES operation asked for: element = 2·head + half.
     """
 
     #: Cycles from products to the fault, whichever kind of operation it was.
@@ -62,17 +63,18 @@ class ScoreMemory(wiring.Component):
     READ_LATENCY = 3
 
     def __init__(self, heads: int, blocks: int) -> None:
-        self._heads, self._blocks = heads, blocks
+        self._heads, self._blocks, self._head_bits = heads, blocks, (heads - 1).bit_length()
         super().__init__(
             {
                 "i_buffer": In(BUFFER_WRITE),
                 "i": In(data.StructLayout({"valid": 1, "op": Op})),
                 "product": In(PRODUCT).array(heads * _LANES),
+                "exceeds": In(heads * _LANES),
                 "borrow": In(heads * _LANES),
                 "i_tail": In(tail_scores(heads)),
                 "o_factor": Out(factor_write(heads)),
                 "o_fault": Out(1),
-                "o": Out(data.ArrayLayout(signed(SCORE_BITS), _LANES)),
+                "o": Out(data.StructLayout({"values": data.ArrayLayout(signed(SCORE_BITS), _LANES)})),
             }
         )
 
@@ -85,11 +87,11 @@ class ScoreMemory(wiring.Component):
         read_address = Mux(is_read, op.address, Cat(op.address[:7], buffer))
         word, write = self._memory(m, read_address)
         self._write_rows(m, wire(m, is_row), word, write, delay(m, Value.cast(read_address), 2))
-        self._write_tail(m, write)
+        tail = self._tail(m)
         row_fault = self._row_fault(m, is_row)
         factor_fault = self._biases(m, buffer)
         m.d.comb += self.o_fault.eq(delay(m, row_fault, self.FAULT_LATENCY - 1) | factor_fault)
-        self._read(m, word)
+        self._read(m, word, tail)
         return m
 
     def _buffer(self, m: Module, entry: Value, turn: Value) -> Value:
@@ -104,44 +106,44 @@ class ScoreMemory(wiring.Component):
         return read.data
 
     def _memory(self, m: Module, address: Value) -> tuple[list[list[Value]], Any]:
-        """Words by head and token, a cycle after the address; the write port."""
+        """Words by head and token, a cycle after the address, zero for a fresh block; the write port."""
         count = self._heads * _TOKENS
-        depth = (self._blocks + 1) * BUFFER_WORDS
+        depth = self._blocks * BUFFER_WORDS
         m.submodules.memory = memory = Memory(shape=count * SCORE_BITS, depth=depth, init=[])
-        write, read = memory.write_port(granularity=SCORE_BITS), memory.read_port()
+        write, read = memory.write_port(granularity=SCORE_BITS), memory.read_port(domain="comb")
         m.d.comb += read.addr.eq(address)
-        scores = [read.data.word_select(k, SCORE_BITS).as_signed() for k in range(count)]
+        row = register(m, Mux(self.i.op.fresh, 0, read.data))  # a register that is cleared: the block RAM's own
+        scores = [row.word_select(k, SCORE_BITS) for k in range(count)]
         return [scores[head * _TOKENS : head * _TOKENS + _TOKENS] for head in range(self._heads)], write
 
     def _terms(self, m: Module, head: int) -> list[tuple[Value, Value]]:
-        """Score of each token of the word, and a carry to add; registered."""
-        form, drop = self.i.op.form, SCORE_LSB - EXACT_LSB
-        int4, fp16 = wire(m, form == IndexFormat.INT4), wire(m, form == IndexFormat.FP16)
+        """Score of each token of the word, and a carry to add; a cycle after the products.
+
+        All but int4 lie where cut products do. The choice is left to the adder's LUTs.
+        """
+        int4, drop = register(m, self.i.op.form == IndexFormat.INT4), SCORE_LSB - EXACT_LSB
         low, high = [], []
         for j in range(_LANES):
             product, borrow = self.product[head * _LANES + j], self.borrow[head * _LANES + j]
-            integer = product.bits[Product.INTEGER_PLACE :]
-            whole = Cat(C(0, _INT8_SHIFT), integer)[:SCORE_BITS]
-            below = Cat(C(0, _INT4_SHIFT), integer[:_LOW_BITS], borrow.replicate(SCORE_BITS))[:SCORE_BITS]
-            above = Cat(borrow.replicate(_INT4_SHIFT), integer[_LOW_BITS : 2 * _LOW_BITS + 1].as_signed())
-            cut = product.bits[drop : drop + SCORE_BITS]
-            one = wire(m, Mux(fp16, cut, Mux(int4, below, whole)))
-            sign = integer[2 * _LOW_BITS]
-            other = Mux(int4, Cat(above, sign.replicate(SCORE_BITS))[:SCORE_BITS], one)
-            low.append((register(m, one), register(m, fp16 & product.negative)))
-            high.append((register(m, other), register(m, Mux(fp16, product.negative, int4 & borrow))))
+            bits = register(m, product.bits[: drop + SCORE_BITS])
+            borrowed, negative = register(m, borrow), register(m, product.negative)
+            integer = bits[Product.INTEGER_PLACE :]
+            below = Cat(C(0, _INT4_SHIFT), integer[:_LOW_BITS], borrowed.replicate(SCORE_BITS))
+            above = integer[_LOW_BITS : 2 * _LOW_BITS]
+            above = Cat(borrowed.replicate(_INT4_SHIFT), above, integer[2 * _LOW_BITS].replicate(SCORE_BITS))
+            one = bits[drop:]
+            low.append((Mux(int4, below[:SCORE_BITS], one), negative))
+            high.append((Mux(int4, above[:SCORE_BITS], one), negative | borrowed))
         return low + high
 
     def _write_rows(self, m: Module, valid: Value, word: list[list[Value]], write: Any, address: Value) -> None:
         """A word of scores, two cycles after its products."""
-        fresh, op = register(m, self.i.op.fresh), self.i.op
-        sums = []
+        op, sums = self.i.op, []
         for head in range(self._heads):
             for token, (term, carry) in enumerate(self._terms(m, head)):
-                before = Mux(fresh, 0, word[head][token])
-                sums.append(register(m, carry_add(m, term, before.as_unsigned(), carry)[:SCORE_BITS]))
+                sums.append(register(m, carry_add(m, word[head][token], term, carry)[:SCORE_BITS]))
         int4 = op.form == IndexFormat.INT4
-        halves = wire(m, Cat((int4 | (op.half == half)) & valid for half in (0, 1)))
+        halves = wire(m, Cat((int4 | (op.half[0] == half)) & valid for half in (0, 1)))
         enable = delay(m, Cat(halves[0].replicate(_LANES), halves[1].replicate(_LANES)), 2)
         m.d.comb += [
             write.addr.eq(address),
@@ -149,70 +151,79 @@ class ScoreMemory(wiring.Component):
             write.en.eq(Cat(enable for _ in range(self._heads))),
         ]
 
-    def _write_tail(self, m: Module, write: Any) -> None:
-        tail = self.i_tail
-        place = wire(m, Cat(tail.token[3:], tail.turn, tail.entry[0]))
-        with m.If(tail.valid):
+    def _tail(self, m: Module) -> list[Value]:
+        """By head, four scores of the tail, a cycle after the address; a memory for each of the four."""
+        tail, op = self.i_tail, self.i.op
+        rows = []
+        for k in range(_LANES):
+            m.submodules[f"tail_{k}"] = memory = Memory(shape=self._heads * SCORE_BITS, depth=_TAIL_ROWS, init=[])
+            write, read = memory.write_port(), memory.read_port()
             m.d.comb += [
-                write.addr.eq(self._blocks * BUFFER_WORDS + place),
-                write.data.eq(Cat(tail.scores[head] for head in range(self._heads) for _ in range(_TOKENS))),
-                write.en.eq(Cat((tail.token[:3] == k) for _ in range(self._heads) for k in range(_TOKENS))),
+                read.addr.eq(Cat(op.token[0], op.address[:7])),
+                write.addr.eq(Cat(tail.token[2:], tail.turn, tail.entry[0])),
+                write.data.eq(tail.scores),
+                write.en.eq(tail.valid & (tail.token[:2] == k)),
             ]
+            rows.append(read.data)
+        return [Cat(row.word_select(head, SCORE_BITS) for row in rows) for head in range(self._heads)]
 
     def _row_fault(self, m: Module, is_row: Value) -> Value:
         """The range rule of fp16 rows."""
-        op, flags = self.i.op, []
-        for k, product in enumerate(self.product):
-            flags.append(magnitude_exceeds(m, product, op.limit_shift) & op.heads[k // _LANES])
+        op = self.i.op
+        flags = [self.exceeds[k] & op.heads[k // _LANES] for k in range(len(self.exceeds))]
         valid = register(m, is_row & (op.form == IndexFormat.FP16))
         return register(m, Cat(flags)).any() & valid
 
     def _biases(self, m: Module, buffer: Value) -> Value:
-        """Factors of a row: w to the lanes, b to the block's bias. Returns the fault."""
-        op, layout = self.i.op, data.ArrayLayout(data.ArrayLayout(signed(SCORE_BITS), 2), self._heads)
-        m.submodules.biases = memory = Memory(shape=layout, depth=self._blocks, init=[])
+        """Factors of a row, head by head: w to the lanes, b to the head's bias of the block. Returns the fault."""
+        op, end = self.i.op, Factor.LATENCY
+        is_aux, quantised = self.i.valid & (op.kind == OpKind.AUX), op.form != IndexFormat.FP16
+        m.submodules.factor = factor = Factor()
+        m.d.comb += [
+            factor.scale.eq(self.product[0]),
+            factor.zero.eq(self.product[1]),
+            factor.int4.eq(op.form == IndexFormat.INT4),
+            factor.limit_shift.eq(op.limit_shift),
+        ]
+        aux, row_begins = delay(m, is_aux, end), delay(m, is_aux & op.first, end + 1)
+        counts, int4 = delay(m, quantised, end), delay(m, op.form == IndexFormat.INT4, end)
+        head, place = op.half[: self._head_bits], Cat(op.half[: self._head_bits], buffer)
+        m.d.comb += [
+            self.o_factor.valid.eq(aux & counts),
+            self.o_factor.turn.eq(delay(m, op.turn, end)),
+            self.o_factor.head.eq(delay(m, head, end)),
+            self.o_factor.value.eq(factor.w),
+        ]
+        offset = Mux(int4, factor.w << (_INT4_SHIFT + 3), 0)
+        biases = [register(m, Mux(counts, one[:SCORE_BITS], 0)) for one in (factor.b, factor.b + offset)]
+
+        layout = data.ArrayLayout(SCORE_BITS, 2)
+        m.submodules.biases = memory = Memory(shape=layout, depth=self._blocks << self._head_bits, init=[])
         write, read = memory.write_port(), memory.read_port(domain="comb")
         self._drained = memory.read_port(domain="comb")
-        end = Factor.LATENCY
-        quantised = wire(m, op.form != IndexFormat.FP16)
-        is_aux = wire(m, self.i.valid & (op.kind == OpKind.AUX))
-        aux, row_begins, fresh = delay(m, is_aux, end), delay(m, is_aux & op.first, end), delay(m, op.fresh, end)
-        counts, int4 = delay(m, quantised, end), delay(m, op.form == IndexFormat.INT4, end)
-        address, exists = delay(m, buffer, end), delay(m, op.heads, end)
-        outside = []
-        m.d.comb += [read.addr.eq(address), write.addr.eq(address), write.en.eq(row_begins)]
-        for head in range(self._heads):
-            m.submodules[f"factor_{head}"] = factor = Factor()
-            m.d.comb += [
-                factor.scale.eq(self.product[head * _LANES]),
-                factor.zero.eq(self.product[head * _LANES + 1]),
-                factor.int4.eq(op.form == IndexFormat.INT4),
-                factor.limit_shift.eq(op.limit_shift),
-                self.o_factor.values[head].eq(factor.w),
-            ]
-            b = Mux(counts, factor.b, 0)
-            offset = Mux(int4, factor.w << (_INT4_SHIFT + 3), 0)
-            for half, bias in enumerate((b, b + offset)):
-                before = Mux(fresh, 0, read.data[head][half])
-                m.d.comb += write.data[head][half].eq(before + bias)
-            outside.append(factor.outside & exists[head])
-        m.d.comb += [self.o_factor.valid.eq(aux & counts), self.o_factor.turn.eq(delay(m, op.turn, end))]
-        return wire(m, aux & counts & Cat(outside).any())
+        fresh, address = delay(m, op.fresh, end + 1), delay(m, place, end + 1)
+        m.d.comb += [
+            read.addr.eq(address),
+            write.addr.eq(address),
+            write.en.eq(row_begins),
+            *(write.data[k].eq(bias + Mux(fresh, 0, read.data[k])) for k, bias in enumerate(biases)),
+        ]
+        exists = delay(m, op.heads.bit_select(head, 1), end)
+        return wire(m, aux & counts & factor.outside & exists)
 
-    def _read(self, m: Module, word: list[list[Value]]) -> None:
+    def _read(self, m: Module, word: list[list[Value]], tail: list[Value]) -> None:
         """One head's four scores, with their bias; tails have none."""
         op = self.i.op
         element, buffer = register(m, op.token), register(m, op.address[7:])
-        options = Array(
+        options = [
             Cat(word[head][half * _LANES : half * _LANES + _LANES]) for head in range(self._heads) for half in (0, 1)
-        )
-        scores = register(m, options[element])
-        late = register(m, element)
-        m.d.comb += self._drained.addr.eq(register(m, buffer))
-        is_tail = delay(m, buffer == self._blocks, 1)
-        bias = Array(self._drained.data[k][half] for k in range(self._heads) for half in (0, 1))[late]
-        bias = wire(m, Mux(is_tail, 0, Value.cast(bias)).as_signed())
+        ]
+        is_tail = wire(m, buffer == self._blocks)
+        scores = register(m, Mux(is_tail, choose(tail, element[1:]), choose(options, element)))
+        m.d.comb += self._drained.addr.eq(Cat(element[1 : 1 + self._head_bits], buffer))
+        bias = Value.cast(Mux(element[0], self._drained.data[1], self._drained.data[0]))
+        bias = register(m, Mux(is_tail, 0, bias))
         for k in range(_LANES):
             total = Signal(signed(SCORE_BITS), name=f"score_{k}", reset_less=True)
-            m.d.sync += total.eq(scores.word_select(k, SCORE_BITS).as_signed() + bias)
-            m.d.comb += self.o[k].eq(total)
+            m.d.sync += total.eq(scores.word_select(k, SCORE_BITS) + bias)
+            m.d.comb += self.o.values[k].eq(total)

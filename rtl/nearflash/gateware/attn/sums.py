@@ -8,13 +8,14 @@ again a cycle later; `o` shows the sum of the `i` of READ_LATENCY cycles ago. Fr
 Numerics: exact, units of 2^EXACT_LSB.
 """
 
-from amaranth import Array, Module, Mux
+from amaranth import Module, Mux
 from amaranth.hdl import Shape, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.numbers import PV_BITS
+from nearflash.gateware.attn.choice import choose
 from nearflash.gateware.fp.pipeline import delay, register
 from nearflash.gateware.num.add import ExactAdd
 from nearflash.gateware.num.product import PRODUCT
@@ -55,20 +56,22 @@ class SumMemory(wiring.Component):
         m = Module()
         shape = data.ArrayLayout(signed(PV_BITS), self._count)
         m.submodules.memory = memory = Memory(shape=Shape.cast(shape).width, depth=self._rows, init=[])
-        write, read = memory.write_port(), memory.read_port()
+        write, read = memory.write_port(), memory.read_port(domain="comb")
         m.d.comb += [
             read.addr.eq(self.i.address),
             write.addr.eq(delay(m, self.i.address, self.WRITE_LATENCY)),
             write.en.eq(delay(m, self.i.add, self.WRITE_LATENCY)),
         ]
-        fresh, element = register(m, self.i.fresh), register(m, self.i.element)
-        words = [read.data.word_select(k, PV_BITS) for k in range(self._count)]
+        # Read registers that are cleared: those of the block RAM.
+        row = register(m, Mux(self.i.fresh, 0, read.data))
+        element = register(m, self.i.element)
+        words = [row.word_select(k, PV_BITS) for k in range(self._count)]
         for k, word in enumerate(words):
             m.submodules[f"add_{k}"] = add = ExactAdd()
             m.d.comb += [
-                add.i.eq(Mux(fresh, 0, word)),
+                add.i.eq(word),
                 add.product.eq(self.product[k]),
                 write.data.word_select(k, PV_BITS).eq(add.o),
             ]
-        m.d.comb += self.o.eq(register(m, Mux(fresh, 0, Array(words)[element])).as_signed())
+        m.d.comb += self.o.eq(register(m, choose(words, element)).as_signed())
         return m

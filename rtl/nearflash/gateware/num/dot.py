@@ -83,21 +83,24 @@ class ExactDot(wiring.Component):
 
     def _accumulate(self, m: Module, cycle: int, term: Value, carry: Value, bits: int) -> Value:
         """The running sum modulo 2^bits; its topmost bit is the carry where `bits` has one more than the term."""
-        total, after, put = self._totals(m, cycle, bits)
+        total = self._total(m, cycle, bits)
         before = Mux(delay(m, self.first, cycle), 0, total if term.shape().signed else total[: len(term)])
-        with m.If(delay(m, self.valid, cycle)):
-            m.d.sync += put.eq(carry_add(m, term, before.as_signed() if term.shape().signed else before, carry))
-        return after
+        before = before.as_signed() if term.shape().signed else before
+        return self._put(m, cycle, wire(m, carry_add(m, term, before, carry)[:bits]))
 
     def _accumulate_flag(self, m: Module, cycle: int, flag: Value, port: Value) -> None:
-        seen, after, put = self._totals(m, cycle, 1)
-        valid, first = delay(m, self.valid, cycle), delay(m, self.first, cycle)
-        with m.If(valid):
-            m.d.sync += put.eq(flag | (seen & ~first))
+        seen, first = self._total(m, cycle, 1), delay(m, self.first, cycle)
+        after = self._put(m, cycle, wire(m, flag | (seen & ~first)))
         m.d.comb += port.eq(delay(m, after, self.LATENCY - 1 - cycle))
 
-    def _totals(self, m: Module, cycle: int, bits: int) -> tuple[Value, Value, Value]:
-        """Register of the sum whose beat came `cycle` cycles ago, as it reads now and a cycle later; and to write."""
-        totals = Array(Signal(bits, name=f"total_{cycle}_{k}", reset_less=True) for k in range(self._sums))
-        now, later = (wire(m, totals[delay(m, self.index, after)]) for after in (cycle, cycle + 1))
-        return now, later, totals[delay(m, self.index, cycle)]
+    def _total(self, m: Module, cycle: int, bits: int) -> Value:
+        """What has been summed of the sum whose beat came `cycle` cycles ago."""
+        self._totals = Array(Signal(bits, name=f"total_{cycle}_{k}", reset_less=True) for k in range(self._sums))
+        self._index = delay(m, self.index, cycle)
+        return wire(m, self._totals[self._index])
+
+    def _put(self, m: Module, cycle: int, total: Value) -> Value:
+        """Keep it, as told by the beat; and as it is a cycle later: in a register of its own, which needs no choice."""
+        with m.If(delay(m, self.valid, cycle)):
+            m.d.sync += self._totals[self._index].eq(total)
+        return register(m, total)

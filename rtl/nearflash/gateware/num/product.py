@@ -46,18 +46,21 @@ class Product(wiring.Component):
     (`exact_product`, `cut_product`). Where `nonfinite` is set, o means nothing.
 
     Parameters: integers, whether the multiplier also serves integers: with `integer` set, o is factor · code in units
-    of 2^(EXACT_LSB + INTEGER_PLACE), its lower 43 bits only, and never `negative`.
+    of 2^(EXACT_LSB + INTEGER_PLACE), its lower 43 bits only, and never `negative`; with `short` too, in units of
+    2^(EXACT_LSB + SHORT_PLACE), its lower 36 bits only.
     Members: a, b (fp16 bits), cut, o (PRODUCT), nonfinite (an operand is an infinity or a NaN); with `integers` also
-    integer, factor (signed, 18 bits), code (signed, 25 bits).
+    integer, short, factor (signed, 18 bits), code (signed, 25 bits).
     """
 
     LATENCY = 5
     #: Bit of `o` that is the least one of an integer product.
     INTEGER_PLACE = 2
+    #: The same for a short one.
+    SHORT_PLACE = 34
 
     def __init__(self, integers: bool = False) -> None:
         self._integers = integers
-        extra = {"integer": In(1), "factor": In(signed(18)), "code": In(signed(25))} if integers else {}
+        extra = {"integer": In(1), "short": In(1), "factor": In(signed(18)), "code": In(signed(25))} if integers else {}
         super().__init__({"a": In(16), "b": In(16), "cut": In(1), "o": Out(PRODUCT), "nonfinite": Out(1), **extra})
 
     def elaborate(self, platform: Any) -> Module:
@@ -66,9 +69,9 @@ class Product(wiring.Component):
         # Cycle 0: significands, moved by 0 to 3. Cycles 1, 2: multiply.
         (a, a_places), (b, b_places) = (self._moved(m, bits) for bits in (self.a, self.b))
         negative = self.a[-1] ^ self.b[-1]
-        if self._integers:  # an integer product moves by 4, of which cycle 4 drops 2
-            a, a_places = Mux(self.integer, self.code, a), Mux(self.integer, 1, a_places)
-            b, b_places = Mux(self.integer, self.factor, b), Mux(self.integer, 0, b_places)
+        if self._integers:  # an integer product moves by 4 or, in two parts, by 36, of which cycle 4 drops 2
+            a, a_places = Mux(self.integer, self.code, a), Mux(self.integer, Mux(self.short, 4, 1), a_places)
+            b, b_places = Mux(self.integer, self.factor, b), Mux(self.integer, Mux(self.short, 5, 0), b_places)
             negative &= ~self.integer
         product = delay(m, register(m, a) * register(m, b), 2)
         places = delay(m, register(m, a_places) + register(m, b_places), 2)
