@@ -1,5 +1,6 @@
 """The same heads on every device of the attend kernel: the model's bits, and faults that stay with their heads."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,8 @@ from nearflash.abi.errors import AddressError, AlignmentError, CommandError, Dev
 from nearflash.device.attend import attend
 from nearflash.model.attend.head import attend_repeated
 from nearflash.model.attend.settings import Settings
-from nearflash.sim.attention import differences, place, random_case
+from nearflash.sim.attention import differences, random_case
+from nearflash.sim.heads import placed as heads_placed
 
 KERNEL = "attend"
 PAGE = Mode.PAGE | Mode.PROBABILITY
@@ -33,17 +35,9 @@ def cases(seed=0):
 
 @pytest.fixture
 def placed(device):
-    """Places cases; gives their memory back."""
-    buffers = []
-
-    def put(heads):
-        found, buffer = place(device, heads)
-        buffers.append(buffer)
-        return found
-
-    yield put
-    for buffer in buffers:
-        device.free(buffer)
+    """Places cases in the device's memory; gives it back."""
+    with ExitStack() as stack:
+        yield lambda heads: stack.enter_context(heads_placed(device, heads, memory=True))
 
 
 @pytest.mark.parametrize("contexts", [1, 4])

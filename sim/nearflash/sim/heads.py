@@ -1,11 +1,9 @@
-"""Heads for the simulated attend kernel: random ones of every mode, and their pages put where the kernel finds them."""
+"""Heads on the simulated attend kernel: random ones of every mode, and their pages put where the kernel finds them."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +13,14 @@ from nearflash.abi.attend.descriptor import Mode
 from nearflash.abi.attend.pages import IndexFormat, IndexLayout, PageEntry, TokenLayout
 from nearflash.abi.config import AttendConfig
 from nearflash.device.attend import Head
-from nearflash.model.attend.head import HeadResult, attend_repeated
+from nearflash.device.base import Buffer, Device
 from nearflash.model.attend.image import PageImage, head_image
 from nearflash.model.attend.placement import MemoryStore, NandStore, Store
 from nearflash.model.attend.settings import Addresses, Settings
-from nearflash.model.attend.traffic import Traffic, traffic
+from nearflash.sim.attention import Case
 from nearflash.sim.device import VerilatorDevice
 
-__all__ = ["MODES", "SimulatedHead", "fits", "placed", "random_head"]
+__all__ = ["MODES", "fits", "placed", "random_head"]
 
 LOG2E = 1.4426950408889634
 #: Modes by name; sparq ranks as sparf does, and reads no pages of its own.
@@ -34,36 +32,7 @@ MODES = {
 }
 
 
-@dataclass(frozen=True)
-class SimulatedHead:
-    """One head: operands, settings, and how much of it has been flushed to NAND (tokens; a multiple of the group's)."""
-
-    mode: str
-    q: NDArray[np.float16]
-    k: NDArray[np.float16]
-    v: NDArray[np.float16]
-    settings: Settings
-    owner: Owner
-    flushed: int
-
-    @cached_property
-    def v_mean(self) -> NDArray[np.float32]:
-        """Mean of all values, (d,)."""
-        mean: NDArray[np.float32] = self.v.astype(np.float64).mean(axis=0).astype(np.float32)
-        return mean
-
-    @cached_property
-    def expected(self) -> HeadResult:
-        """What the model says of it, repeated as the driver repeats it."""
-        return attend_repeated(self.q, self.k, self.v, self.v_mean, self.settings)
-
-    @cached_property
-    def traffic(self) -> Traffic:
-        """What its last run reads."""
-        return traffic(self.settings, self.expected.channels, self.expected.chosen)
-
-
-def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, tokens: int, owner: Owner) -> SimulatedHead:
+def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, tokens: int, owner: Owner) -> Case:
     """A head of `mode` with everything that the mode leaves open drawn: layouts, formats, budgets, windows."""
     interleaved = bool(rng.integers(2))
     most = TokenLayout.capacity(4096, dim, interleaved)
@@ -85,17 +54,16 @@ def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, token
         index_format=IndexFormat(int(rng.integers(3))),
         reference=(4,) * group if mode == "dense" else (),
     )
-    shape = (tokens, dim)
     spread = rng.uniform(0.5, 2.0, dim)  # channels differ, as a model's do
-    return SimulatedHead(
-        mode,
-        (rng.standard_normal((group, dim)) * spread).astype(np.float16),
-        (rng.standard_normal(shape) * spread).astype(np.float16),
-        rng.standard_normal(shape).astype(np.float16),
-        settings,
-        owner,
-        tokens // group_tokens * group_tokens,
-    )
+    q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))
+    v_mean = v.astype(np.float16).astype(np.float64).mean(axis=0).astype(np.float32)
+    return Case(settings, owner, *_fp16(q * spread, k * spread, v), v_mean)
+
+
+def _fp16(
+    q: NDArray[np.float64], k: NDArray[np.float64], v: NDArray[np.float64]
+) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.float16]]:
+    return q.astype(np.float16), k.astype(np.float16), v.astype(np.float16)
 
 
 def fits(config: AttendConfig, settings: Settings, tokens: int, group: int, contexts: int) -> bool:
@@ -111,10 +79,8 @@ def fits(config: AttendConfig, settings: Settings, tokens: int, group: int, cont
 
 
 @contextmanager
-def placed(
-    device: VerilatorDevice, heads: Iterable[SimulatedHead], *, memory: bool = False, turn: int = 0
-) -> Iterator[list[Head]]:
-    """Put the heads' pages on the device's NAND (or in its memory), their unflushed groups in memory.
+def placed(device: Device, heads: Iterable[Case], *, memory: bool = False, turn: int = 0) -> Iterator[list[Head]]:
+    """Put the heads' pages on the device's NAND (or in its memory), the last group in memory where it is not full.
 
     `turn` puts everything on another channel: pages then arrive in another order. Memory is given back at the end; the
     pages on NAND stay until others take their rows.
@@ -124,18 +90,29 @@ def placed(
     nand = NandStore(config.channels, config.units) if config.units and not memory else None
     flash: list[PageImage] = []
     found: list[Head] = []
-    buffers = []
+    buffers: list[Buffer] = []
     try:
         for head in heads:
             buffers.append(buffer := device.allocate(_image_bytes(head)))
             rest = MemoryStore(buffer.address, config.channels)
             store: Store = _Turned(nand or rest, turn)
-            image = head_image(head.k, head.v, head.settings, head.owner, store, memory=rest, flushed=head.flushed)
+            whole = len(head.k) // head.settings.group_tokens * head.settings.group_tokens
+            image = head_image(
+                head.k,
+                head.v,
+                head.settings,
+                head.owner,
+                store,
+                memory=rest,
+                flushed=whole,
+            )
             flash += _to_memory(image.pages, buffer.host, buffer.address)
             buffer.sync_to_device()
             descriptor = head.settings.descriptor(head.owner, len(head.k), len(head.q), Addresses())
             found.append(Head(descriptor, head.q, head.v_mean, image.token_table, image.index_table))
-        _to_nand(device, flash)
+        if flash:
+            assert isinstance(device, VerilatorDevice)
+            _to_nand(device, flash)
         yield found
     finally:
         for buffer in buffers:
@@ -173,7 +150,7 @@ def _to_memory(pages: Sequence[PageImage], host: NDArray[np.uint8], base: int) -
     return [page for page in pages if page.entry.address is None]
 
 
-def _image_bytes(head: SimulatedHead) -> int:
+def _image_bytes(head: Case) -> int:
     settings, tokens = head.settings, len(head.k)
     groups = -(-tokens // settings.group_tokens) * settings.token_layout.pages
     blocks = 0 if settings.mode & Mode.DENSE else tokens // settings.block_tokens

@@ -11,9 +11,10 @@ from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.config import attend_config
 from nearflash.device.attend import attend
 from nearflash.model.attend.settings import Settings
-from nearflash.sim.attention import differences, place, random_case
+from nearflash.sim.attention import differences, random_case
 from nearflash.sim.cocotb_run import run_testbench
 from nearflash.sim.device import VerilatorDevice
+from nearflash.sim.heads import placed
 
 SCALE = 0.18
 PAGE = Mode.PAGE | Mode.PROBABILITY
@@ -62,11 +63,8 @@ def cases(seed, *, names=tuple(HEADS)):
 
 def run(device, heads, *, nand, **options):
     """Completions and outputs of cases whose pages lie on NAND or in memory; what differs from the model."""
-    placed, buffer = place(device, heads, nand=nand)
-    try:
-        done = attend(device, placed, repeats=0, watchdog_cycles=100_000, **options)
-    finally:
-        device.free(buffer)
+    with placed(device, heads, memory=not nand) as operands:
+        done = attend(device, operands, repeats=0, watchdog_cycles=100_000, **options)
     wrong = {
         index: text
         for index, (case, one) in enumerate(zip(heads, done.heads, strict=True))
@@ -113,9 +111,8 @@ def test_a_wrong_reference_is_told_and_the_right_one_helps(device) -> None:
     done, wrong = run(device, heads, nand=True)
     assert not wrong
     assert [one.completion.faults for one in done.heads] == [Fault.REFERENCE_LOW, Fault.REFERENCE_HIGH]
-    placed, buffer = place(device, heads, nand=True)
-    assert all(one.out is not None for one in attend(device, placed).heads)
-    device.free(buffer)
+    with placed(device, heads) as operands:
+        assert all(one.out is not None for one in attend(device, operands).heads)
 
 
 def test_faults_stay_with_their_heads(device) -> None:

@@ -18,9 +18,10 @@ from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.device.attend import Head, PlacedBatch
 from nearflash.model.attend.settings import Settings
+from nearflash.sim.attention import Case
 from nearflash.sim.bench.attend_events import Load, simulate
 from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.heads import LOG2E, MODES, SimulatedHead, placed
+from nearflash.sim.heads import LOG2E, MODES, placed
 from nearflash.sim.nand.channel import NandModel
 from nearflash.sim.nand.parts import nand_part
 
@@ -91,13 +92,13 @@ def _modelled(point: Point) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _stored(point: Point) -> list[SimulatedHead]:
+def _stored(point: Point) -> list[Case]:
     rng = np.random.default_rng(1)
     heads = []
     for index in range(_STORED_HEADS):
         k, v = (rng.standard_normal((point.tokens, _DIM)).astype(np.float16) for _ in range(2))
         q = rng.standard_normal((point.group, _DIM)).astype(np.float16)
-        heads.append(SimulatedHead(point.mode, q, k, v, point.settings, Owner(index, 0, 2 * index), point.tokens))
+        heads.append(Case(point.settings, Owner(index, 0, 2 * index), q, k, v, np.zeros(_DIM, np.float32)))
     return heads
 
 
