@@ -39,3 +39,10 @@ def test_requests_reach_their_destination_in_order(stalls):
         requests = [item.request if name == "o_memory" else item for item in got[name]]
         split = [[got[name][k] for k, r in enumerate(requests) if r.context == walker] for walker in range(2)]
         assert split == parts
+
+
+def test_a_channel_without_room_holds_only_requests_for_it():
+    full = [{"channel": 0, "request": {"context": 0}}] * (RequestRouter.PLACES + 5)
+    others = [{"channel": 1, "request": {"context": 1, "index": k}} for k in range(20)]
+    got = run_streams(RequestRouter(CONFIG), {"i__0": full, "i__1": others}, {"o__1": len(others)})
+    assert [request.index for request in got["o__1"]] == list(range(20))
