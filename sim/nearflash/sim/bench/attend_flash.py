@@ -70,8 +70,10 @@ def flash_rows(folder: Path | None = None, model: str = "doclm-30m", texts: int 
         yield {"mode": "sparf-page", "model": model, "skipped": f"set {MODELS_VARIABLE} to the folder that has {model}"}
         return
     held_out = np.load(folder / "eval_tokens.npy").reshape(-1, max(_TOKENS))
-    chosen = held_out[:: max(1, len(held_out) // texts)][:texts]
-    yield from measure(record(folder / model, chosen, _TOKENS), model, _TOKENS, len(chosen) // 2)
+    step = max(2, len(held_out) // (texts // 2))
+    search, report = (held_out[first::step][: texts // 2] for first in (0, step // 2))
+    chosen = np.concatenate([search, report])
+    yield from measure(record(folder / model, chosen, _TOKENS), model, _TOKENS, len(search))
 
 
 def measure(recorded: Iterable[Recorded], model: str, tokens: tuple[int, ...], search: int) -> Iterator[dict[str, Any]]:

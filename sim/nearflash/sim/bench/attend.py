@@ -1,0 +1,44 @@
+"""Bench `attend`: equality with the model, bit errors, the selector's time, flash bytes, performance.
+
+Two builds of eight channels for the performance take a quarter of an hour each on two cores, once; then about half an
+hour in all.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nearflash.abi.config import attend_config
+from nearflash.gateware.topk.select import RadixSelector
+from nearflash.sim.bench.attend_equality import equality_rows
+from nearflash.sim.bench.attend_errors import error_rows
+from nearflash.sim.bench.attend_flash import flash_rows
+from nearflash.sim.bench.attend_performance import CONFIG, performance_rows
+from nearflash.sim.harness import transfer_cycles
+
+__all__ = ["run", "selector_rows"]
+
+_LANES = 4
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """All rows, quick ones first."""
+    yield from selector_rows()
+    yield from error_rows()
+    yield from flash_rows()
+    yield from equality_rows()
+    yield from performance_rows()
+
+
+def selector_rows(sizes: tuple[int, ...] = (128, 1024, 4096)) -> Iterator[dict[str, Any]]:
+    """Cycles of the selector of the largest build from a head's last key to its last mask bit, nothing stalling."""
+    keys_max = attend_config(CONFIG).selector_keys
+    rng = np.random.default_rng(1)
+    for size in sizes:
+        rows = rng.integers(0, 1 << 16, (size // _LANES, _LANES)).tolist()
+        beats = [{"keys": keys, "valid": 15, "last": index == len(rows) - 1} for index, keys in enumerate(rows)]
+        inputs = {"i_command": [{"count": size // 8}], "i": beats}
+        cycles = transfer_cycles(RadixSelector(keys_max), inputs, {"o": len(rows)}, timeout_cycles=4 * size + 5000)
+        yield {"config": CONFIG, "part": "argtopk", "keys": size, "cycles": cycles["o"][-1] - cycles["i"][-1],
+               "limit_cycles": 2 * size // _LANES + 600, "unit": "clock cycles"}  # fmt: skip

@@ -1,0 +1,49 @@
+"""Bench `attend`, bit errors: heads read from NAND at raw bit error rates, against the model.
+
+A mismatch is a head with an output that differs from the model's, or without output and without a fault that says so.
+At the last rate most codewords have more errors than the code corrects: those heads have to end with UNCORRECTABLE.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nearflash.abi.attend.codeword import Owner
+from nearflash.abi.attend.faults import Fault
+from nearflash.abi.config import attend_config
+from nearflash.device.attend import attend
+from nearflash.sim.attention import differences
+from nearflash.sim.device import VerilatorDevice
+from nearflash.sim.heads import MODES, placed, random_head
+
+__all__ = ["BIT_ERROR_RATES", "error_rows"]
+
+CONFIG = "attend-tiny"
+BIT_ERROR_RATES = (1e-6, 1e-4, 1e-3, 1e-2)
+
+
+def error_rows(tokens: int = 512, seed: int = 1) -> Iterator[dict[str, Any]]:
+    """One row a rate: two heads of each mode, d = 128."""
+    rng = np.random.default_rng(seed)
+    cases = [random_head(rng, mode, 128, group, tokens, Owner(index, group, index))
+             for index, mode in enumerate(MODES) for group in (1, 2)]  # fmt: skip
+    with VerilatorDevice(attend_config(CONFIG), memory_bytes=1 << 26) as device, placed(device, cases) as heads:
+        for rate in BIT_ERROR_RATES:
+            for index, channel in enumerate(device.kernel.channels):
+                channel.configure(replace(channel.model, bit_error_rate=rate, seed=index))
+            done = attend(device, heads, contexts=2)
+            told = [bool(one.completion.faults & Fault.UNCORRECTABLE) for one in done.heads]
+            wrong = [
+                one.out is not None if lost else bool(differences(case, one.completion, one.out, repeated=True))
+                for case, one, lost in zip(cases, done.heads, told, strict=True)
+            ]  # fmt: skip
+            counters = [batch.counters for batch in done.batches]
+            yield {
+                "config": CONFIG, "bit_error_rate": rate, "heads": len(cases), "mismatches": sum(wrong),
+                "heads_uncorrectable": sum(told),
+                **{f"codewords_{name}": sum(c[f"codewords_{name}"] for c in counters)
+                   for name in ("received", "corrected", "uncorrectable")},
+                "of": "raw bits read", "unit": "heads that differ from the model without a fault that says so",
+            }  # fmt: skip
