@@ -327,3 +327,39 @@ def test_one_beat_a_cycle():
     check(traffic.run(unit), traffic)
     beats, drained = len(traffic.inputs["i"]), len(traffic.partials)
     assert unit.cycles < 1.05 * beats + drained + 200
+
+
+def test_faults_of_scores_are_those_of_their_request():
+    """In rows, in the aux beats of rows, and in a tail; the tails of the other heads have none."""
+    traffic = Traffic(1, 19)
+    forms = (IndexFormat.FP16, IndexFormat.INT8, IndexFormat.FP16, IndexFormat.INT4)
+    for context, form in enumerate(forms):
+        traffic.scan(context, dim=64, channels=9, block=96, blocks=1, tokens=8, interleaved=True, group=1, form=form)
+    changes = {  # context, kind: word that replaces data (0) or aux (1)
+        (0, RequestKind.INDEX): (0, 0x7BFF * 0x0001_0001_0001_0001, Fault.SCORE_RANGE),
+        (1, RequestKind.INDEX): (1, 0x7BFF, Fault.SCORE_RANGE),
+        (2, RequestKind.TAIL): (0, 0x7C00 * 0x0001_0001_0001_0001, Fault.NONFINITE),
+        (3, RequestKind.INDEX): (1, 0x7C00, Fault.NONFINITE),
+    }
+    for header, beats in traffic.requests:
+        first, word, _ = changes.get((header["context"], header["kind"]), (None, None, None))
+        for beat in beats:
+            if beat["first"] == first:
+                beat["data"] = word
+    got = traffic.run(unit_of(SMALL))
+    faults = {(done.context, done.kind, done.faults) for done in got["o_done"]}
+    expected = {(context, kind, changes.get((context, kind), (0, 0, 0))[2]) for context in range(4)
+                for kind in (RequestKind.INDEX, RequestKind.TAIL)}  # fmt: skip
+    assert faults == expected
+
+
+@pytest.mark.parametrize("form", IndexFormat)
+def test_rows_keep_the_lanes_busy(form):
+    """A cycle for each beat of an fp16 row, two for each of the others; at most 20 more for each codeword."""
+    traffic = Traffic(1, 23)
+    traffic.scan(0, dim=64, channels=16, block=1024, blocks=1, tokens=8, interleaved=True, group=1, form=form)
+    unit = unit_of(SMALL)
+    check(traffic.run(unit), traffic)
+    beats, tail = 1024 * form.bits // 64 * 16, sum(len(b) for h, b in traffic.requests if h["kind"] is RequestKind.TAIL)
+    cycles = beats * (1 if form is IndexFormat.FP16 else 2) + 20 * beats // 64
+    assert unit.cycles < cycles + tail + len(traffic.scores) + 200

@@ -1,6 +1,7 @@
 import random
 
 import pytest
+from amaranth.sim import Simulator
 
 from nearflash.abi.attend.pages import IndexFormat, IndexLayout, TokenLayout
 from nearflash.gateware.attn.beats import What
@@ -111,3 +112,36 @@ def test_wanted_beats_come_with_their_places(stalls):
     for item, wanted in zip(got["o"], expected, strict=True):
         assert {name: item[name] for name in wanted} == wanted
     assert [item.ticket for item in got["o_request"]] == [number % 4 for number in range(len(pages))]
+
+
+def test_latency():
+    """From the one beat that is wanted to `o`, once its plan is there."""
+    dut, found = BeatFilter(4), []
+
+    async def testbench(ctx):
+        ctx.set(dut.i_context, {"valid": 1, "record": record(0)})
+        await ctx.tick()
+        ctx.set(dut.i_context.valid, 0)
+        ctx.set(dut.i_page.payload, {"context": 0, "kind": RequestKind.GATHER, "rows": 1, "codewords": 1})
+        ctx.set(dut.i_page.valid, 1)
+        ctx.set(dut.o_request.ready, 1)
+        await ctx.tick()
+        ctx.set(dut.i_page.valid, 0)
+        await ctx.tick().repeat(12)
+        ctx.set(dut.i.valid, 1)
+        ctx.set(dut.i.payload, {"first": 1})
+        await ctx.tick()
+        ctx.set(dut.i.payload, {"data": 5})
+        await ctx.tick()
+        ctx.set(dut.i.valid, 0)
+        for cycle in range(1, 8):
+            if ctx.get(dut.o.valid):
+                found.append((cycle, ctx.get(dut.o.payload.data)))
+            ctx.set(dut.o.ready, 1)
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(testbench)
+    simulator.run()
+    assert found == [(BeatFilter.LATENCY, 5)]

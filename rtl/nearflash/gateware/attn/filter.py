@@ -11,12 +11,13 @@ Timing: latency LATENCY cycle from a beat to o once its plan is there; one beat 
 (END); back-pressure: yes.
 """
 
-from amaranth import Module, Mux, Signal
+from amaranth import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.faults import Fault
 from nearflash.gateware.attn.beats import ElementBeat, RequestRecord, TicketFault, What
+from nearflash.gateware.attn.choice import choose
 from nearflash.gateware.attn.interfaces import CodewordBeat, ContextRecord, PageHeader, RequestKind
 from nearflash.gateware.attn.plan import CodewordPlan, Planner
 from nearflash.gateware.fp.pipeline import wire
@@ -68,7 +69,9 @@ class BeatFilter(wiring.Component):
 
         beat, plan = self.i.payload, Signal(CodewordPlan)
         free, take, end = Signal(), Signal(), Signal()
+        moved, wanted = Signal(), Signal()  # two registers, as each of them comes late
         m.d.comb += [
+            self.o.valid.eq(moved & wanted),
             free.eq(self.o.ready | ~self.o.valid),
             self.i.ready.eq(free & ~end & (plans.o.valid | ~beat.first)),
             take.eq(self.i.valid & self.i.ready),
@@ -77,7 +80,11 @@ class BeatFilter(wiring.Component):
             self.o_fault.faults.eq(Mux(plans.o.ready, self._faults(beat), 0)),
         ]
         with m.If(free):
-            m.d.sync += self.o.valid.eq(0)
+            of_data = self._data_wanted(m, plan)
+            m.d.sync += [
+                moved.eq(take | end),
+                wanted.eq(end | Mux(beat.first, self._aux_wanted(plans.o.payload), of_data)),
+            ]
         with m.If(take & beat.first):
             m.d.sync += plan.eq(plans.o.payload)
             self._aux(m, plans.o.payload, beat)
@@ -85,8 +92,21 @@ class BeatFilter(wiring.Component):
             self._data(m, plan, beat)
             m.d.sync += end.eq(beat.last & plan.last)
         with m.If(end & free):
-            m.d.sync += [end.eq(0), self.o.valid.eq(1), self.o.payload.what.eq(What.END)]
+            m.d.sync += [end.eq(0), self.o.payload.what.eq(What.END)]
         return m
+
+    def _aux_wanted(self, plan: data.View) -> Value:
+        return (plan.kind == RequestKind.INDEX) & plan.beats.any()
+
+    def _data_wanted(self, m: Module, plan: data.View) -> Value:
+        token, value = self._token(m, plan)
+        wanted = choose(list(plan.rows), token) & ~token[6:].any() & ((plan.kind == RequestKind.GATHER) | ~value)
+        return wire(m, Mux(plan.kind == RequestKind.INDEX, plan.beats.any(), wanted))
+
+    def _token(self, m: Module, plan: data.View) -> tuple[Value, Value]:
+        """Number of the token, and whether it is of V."""
+        token = wire(m, Mux(plan.interleaved, plan.unit >> 1, plan.unit))
+        return token, wire(m, Mux(plan.interleaved, plan.unit[0], plan.value))
 
     def _faults(self, beat: data.View) -> Mux:
         fault = Mux(beat.foreign, Fault.FOREIGN.value, 0)
@@ -94,7 +114,6 @@ class BeatFilter(wiring.Component):
 
     def _aux(self, m: Module, plan: data.View, beat: data.View) -> None:
         m.d.sync += [
-            self.o.valid.eq((plan.kind == RequestKind.INDEX) & plan.beats.any()),
             self.o.payload.what.eq(What.AUX),
             self.o.payload.ticket.eq(plan.ticket),
             self.o.payload.gather.eq(plan.kind == RequestKind.GATHER),
@@ -107,18 +126,18 @@ class BeatFilter(wiring.Component):
     def _data(self, m: Module, plan: data.View, beat: data.View) -> None:
         o, index = self.o.payload, wire(m, plan.kind == RequestKind.INDEX)
         row_end = wire(m, plan.row + 1 == plan.dim_rows)
-        token = wire(m, Mux(plan.interleaved, plan.unit >> 1, plan.unit))
-        value = wire(m, Mux(plan.interleaved, plan.unit[0], plan.value))
-        wanted = plan.rows.bit_select(token[:6], 1) & ~token[6:].any() & (o.gather | ~value)
+        token, value = self._token(m, plan)
         m.d.sync += [
             o.data.eq(beat.data),
-            self.o.valid.eq(Mux(index, plan.beats.any(), wanted)),
-            plan.row.eq(Mux(row_end, 0, plan.row + 1)),
-            plan.unit.eq(plan.unit + row_end),
+            plan.row.eq(plan.row + 1),
         ]
+        with m.If(row_end):
+            m.d.sync += [plan.row.eq(0), plan.unit.eq(plan.unit + 1)]
         with m.If(index):
             # The codeword's part is in the upper bits of `row` since its aux beat; plan.beats counts down.
-            m.d.sync += [o.what.eq(What.ROW), plan.beats.eq(plan.beats - plan.beats.any())]
+            m.d.sync += o.what.eq(What.ROW)
+            with m.If(plan.beats.any()):
+                m.d.sync += plan.beats.eq(plan.beats - 1)
             m.d.sync += o.row.eq(Mux(o.what == What.AUX, o.row, o.row + 1))
         with m.Else():
             m.d.sync += [

@@ -113,6 +113,7 @@ class Issue(wiring.Component):
         with m.Else():
             m.d.comb += [drain.kind.eq(OpKind.SCORES), drain.read.eq(self.i_scores.payload)]
         value, self._tokens, self._gap = self.i_value, Signal(range(self._weights + 1)), Signal(range(_SUM_GAP + 1))
+        self._may_begin = Signal()
         begins = wire(m, value.payload.first & (value.payload.what == What.VALUE))
         self._places, self._sets = Signal(range(self._weights + 1)), Signal(range(SET_PLACES + 1))
         scarce = Signal()  # a cycle late, so there is room for two tokens when it says so
@@ -123,7 +124,7 @@ class Issue(wiring.Component):
         is_key = wire(m, other.gather & (other.what == What.KEY))
         self._waits = wire(m, is_key & other.first & scarce)
         key_first = wire(m, self.i.valid & is_key & ~self._waits)
-        is_value = wire(m, value.valid & ~key_first & (~begins | ((self._tokens != 0) & (self._gap == 0))))
+        is_value = wire(m, value.valid & ~key_first & (~begins | self._may_begin))
         m.d.comb += beat.eq(Mux(is_value, value.payload.as_value(), self.i.payload.as_value()))
         m.d.comb += self.o_ticket.eq(beat.ticket)
         return drain, beat, wire(m, is_value | self.i.valid), is_value
@@ -132,7 +133,7 @@ class Issue(wiring.Component):
         """Whether a beat that is not of V may go."""
         request = self.record.request
         shift = (self._heads - 1).bit_length()
-        self._turns = wire(m, (request.group + (self._heads - 1)) >> shift)
+        self._last_turn = wire(m, ((request.group - 1) >> shift)[:3])
         self._begins = wire(m, beat.gather & beat.first & (beat.what == What.KEY))
         row = wire(m, self.i.payload.what == What.ROW)
         self._row_gap = Signal(range(_FACTOR_GAP + 1))
@@ -141,12 +142,12 @@ class Issue(wiring.Component):
     def _run(self, m: Module, free: Any, drain: Any, beat: Any, load_beat: Any, load_drain: Any) -> None:
         """Hold the beat for its turns."""
         valid, kind, held = Signal(), Signal(OpKind), Signal(ElementBeat)
-        turn, turns, offset, dim_rows = Signal(3), Signal(4), Signal(9), Signal(7)
+        turn, last_turn, offset, dim_rows = Signal(3), Signal(3), Signal(9), Signal(7)
         query, place, read, slot = Signal(12), Signal(12), Signal(MemoryRead), Signal(SLOT_BITS)
         tail, group, limit_shift = Signal(), Signal(4), Signal(4)
         halves, half = (Signal(range(max(2, self._heads)), name=name) for name in ("halves", "half"))
         entry, form = Signal(4), Signal(2)
-        final = wire(m, turn + 1 == turns)
+        final = wire(m, turn == last_turn)
         request = self.record.request
         m.d.comb += free.eq(~valid | (final & (half == halves)))
         with m.If(free):
@@ -159,7 +160,7 @@ class Issue(wiring.Component):
             m.d.sync += [valid.eq(load_beat | load_drain), turn.eq(0), offset.eq(0), held.eq(beat)]
             row = Mux((beat.what == What.AUX) | (beat.what == What.ROW), beat.channel >> 2, beat.row)
             m.d.sync += [
-                turns.eq(Mux((beat.what == What.END) | load_drain, 1, self._turns)),
+                last_turn.eq(Mux((beat.what == What.END) | load_drain, 0, self._last_turn)),
                 kind.eq(Mux(load_drain, drain.kind, beat.what)),
                 read.eq(drain.read),
                 slot.eq(self.record.slot),
@@ -170,9 +171,9 @@ class Issue(wiring.Component):
                 group.eq(request.group),
                 limit_shift.eq(request.limit_shift),
             ]
-            with m.If(load_beat & (beat.what == What.ROW)):
+            with m.If(~drain.valid & (beat.what == What.ROW)):
                 m.d.sync += halves.eq(request.index_format != IndexFormat.FP16)
-            with m.If(load_beat & (beat.what == What.AUX) & beat.first):
+            with m.If(~drain.valid & (beat.what == What.AUX) & beat.first):
                 m.d.sync += halves.eq(self._heads - 1)
         with m.Elif(final):
             m.d.sync += [turn.eq(0), offset.eq(0), half.eq(half + 1)]
@@ -211,7 +212,7 @@ class Issue(wiring.Component):
             valid & ((kind == OpKind.KEY) | (kind == OpKind.VALUE) | (kind == OpKind.ROW))
         )
         self._value_done = wire(m, valid & final & held.last & (kind == OpKind.VALUE))
-        self._held_turns = turns
+        self._held_turns = wire(m, last_turn + 1)
         with m.If(self._value_done):
             m.d.sync += self.fresh.bit_select(slot, 1).eq(0)
         with m.If(self.renew.valid):
@@ -234,13 +235,15 @@ class Issue(wiring.Component):
 
     def _credits(self, m: Module, beat: Any, load_beat: Any) -> None:
         """Places of weights and score sets that are promised; tokens whose weights are there."""
+        turns = wire(m, self._last_turn + 1)
         begin_key = wire(m, load_beat & self._begins)
         begin_value = wire(m, load_beat & beat.first & (beat.what == What.VALUE))
         m.d.sync += [
-            self._places.eq(self._places + Mux(begin_key, self._turns, 0) - Mux(self._value_done, self._held_turns, 0)),
-            self._sets.eq(self._sets + Mux(begin_key, self._turns, 0) - self.set_taken),
+            self._places.eq(self._places + Mux(begin_key, turns, 0) - Mux(self._value_done, self._held_turns, 0)),
+            self._sets.eq(self._sets + Mux(begin_key, turns, 0) - self.set_taken),
             self._tokens.eq(self._tokens + self.token - begin_value),
         ]
+        m.d.sync += self._may_begin.eq((self._tokens != 0) & (self._gap <= 1) & ~begin_value)
         with m.If(begin_value):
             m.d.sync += self._gap.eq(_SUM_GAP)
         with m.Elif(self._gap != 0):

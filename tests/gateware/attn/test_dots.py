@@ -1,0 +1,29 @@
+from amaranth.sim import Simulator
+
+from nearflash.abi.attend.faults import Fault
+from nearflash.gateware.attn.beats import OpKind
+from nearflash.gateware.attn.dots import DotPath
+
+
+def test_latency():
+    """One token of a tail, of one beat; then the same with a product that breaks the range rule."""
+    dut, found = DotPath(1, 2), []
+
+    async def testbench(ctx):
+        for exceeds in (0, 1):
+            op = {"kind": OpKind.KEY, "tail": 1, "first": 1, "last": 1, "heads": 1, "token": 5}
+            ctx.set(dut.i, {"valid": 1, "op": op})
+            ctx.set(dut.product[0].bits, 3 << 32)
+            ctx.set(dut.exceeds, exceeds << 2)
+            await ctx.tick()
+            ctx.set(dut.i.valid, 0)
+            for cycle in range(1, 16):
+                if ctx.get(dut.o_tail.valid):
+                    found.append((cycle, ctx.get(dut.o_tail.scores)[0], ctx.get(dut.o_fault.faults)))
+                await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(testbench)
+    simulator.run()
+    assert found == [(DotPath.LATENCY, 3, 0), (DotPath.LATENCY, 3, Fault.SCORE_RANGE)]
