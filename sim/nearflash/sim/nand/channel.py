@@ -170,11 +170,15 @@ class NandChannel:
         """Keep every bus cycle from now on."""
         self._library.nand_start_log(self._address)
 
+    @property
+    def logged(self) -> int:
+        """Bus cycles in the log so far."""
+        return int(self._library.nand_log(self._address, None, ctypes.c_uint64(0))) // 3
+
     def log(self) -> NDArray[np.uint8]:
         """The bus cycles (n, 3): unit, CycleKind, byte."""
-        size = self._library.nand_log(self._address, None, ctypes.c_uint64(0))
-        cycles = np.empty((size // 3, 3), np.uint8)
-        self._library.nand_log(self._address, ctypes.c_void_p(cycles.ctypes.data), ctypes.c_uint64(size))
+        cycles = np.empty((self.logged, 3), np.uint8)
+        self._library.nand_log(self._address, ctypes.c_void_p(cycles.ctypes.data), ctypes.c_uint64(cycles.size))
         return cycles
 
     def check(self) -> None:

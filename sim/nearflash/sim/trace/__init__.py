@@ -1,0 +1,1 @@
+"""What a simulated kernel does over time: recorded cycle by cycle, as trace events, as a picture, as waves."""

@@ -1,0 +1,73 @@
+"""A recording as trace events, the JSON format of Chrome's tracing, which ui.perfetto.dev opens.
+
+Tracks: a process for the channels, with a thread a bus and a counter of its busy share; one for the units, with a
+thread each; one for the heads, with a thread each. Times are microseconds of the simulated clock.
+Source: "Trace Event Format"; complete events (X), counters (C), metadata (M).
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.sim.trace.recording import BusState, Recording
+from nearflash.sim.trace.spans import Span, bus_spans, head_spans, unit_spans
+
+__all__ = ["trace_events", "write_events"]
+
+_CHANNELS, _UNITS, _HEADS = 1, 2, 3
+_BIN_CYCLES = 256
+
+
+def write_events(recording: Recording, path: Path) -> None:
+    """Write `trace_events` as a file for ui.perfetto.dev."""
+    path.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": list(trace_events(recording))}))
+
+
+def trace_events(recording: Recording) -> Iterator[dict[str, Any]]:
+    """All tracks. Events of a thread do not overlap."""
+    us = 1e6 / recording.clock_hz
+    for pid, name in ((_CHANNELS, "NAND channels"), (_UNITS, "NAND units"), (_HEADS, "heads")):
+        yield _named("process_name", pid, 0, name)
+        yield {"name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+    for number, channel in enumerate(recording.channels):
+        spans = bus_spans(channel)
+        yield _named("thread_name", _CHANNELS, number, f"channel {number}")
+        yield from (_complete(span, _CHANNELS, number, us, _described(recording, number, span)) for span in spans)
+        yield from _busy(f"channel {number} busy %", recording.shares(number, _BIN_CYCLES), us)
+        units = list(unit_spans(spans))
+        for unit in sorted({span.unit for span in units}):
+            yield _named("thread_name", _UNITS, 256 * number + unit, f"channel {number} unit {unit}")
+        for span in units:
+            yield _complete(span, _UNITS, 256 * number + span.unit, us, _described(recording, number, span))
+    for head, phases in enumerate(head_spans(recording)):
+        yield _named("thread_name", _HEADS, head, f"head {head}")
+        yield from (_complete(span, _HEADS, head, us, {}) for span in phases)
+
+
+def _busy(name: str, share: NDArray[np.float64], us: float) -> Iterable[dict[str, Any]]:
+    for index, bin_share in enumerate(share):
+        values = {state.name.lower(): round(100 * bin_share[state], 1) for state in BusState if state}
+        yield {"name": name, "ph": "C", "ts": index * _BIN_CYCLES * us, "pid": _CHANNELS, "args": values}
+
+
+def _described(recording: Recording, channel: int, span: Span) -> dict[str, Any]:
+    """What an event says beside its time."""
+    if span.unit < 0:
+        return {}
+    if span.row < 0:
+        return {"unit": span.unit}
+    page = recording.pages[channel, span.unit, span.row]
+    return {"unit": span.unit, "row": span.row, "head": page.head, "page": f"{page.kind.name.lower()} {page.number}"}
+
+
+def _complete(span: Span, pid: int, tid: int, us: float, details: dict[str, Any]) -> dict[str, Any]:
+    begin, duration = (round(cycles * us, 4) for cycles in (span.begin, span.end - span.begin))
+    return {"name": span.name, "ph": "X", "ts": begin, "dur": duration, "pid": pid, "tid": tid, "args": details}
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
