@@ -142,6 +142,7 @@ def test_events_are_chromes_and_do_not_overlap_in_a_track(recording, tmp_path):
             tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
     named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert named.keys() == tracks.keys() and len(set(named.values())) == 1 + 2 + HEADS
+    assert len({tid for _, tid in tracks}) == len(tracks)
     for spans in tracks.values():
         assert all(left[1] <= right[0] + 1e-6 for left, right in pairwise(spans))
     assert max(end for spans in tracks.values() for _, end in spans) <= recording.cycles * 1e6 / CLOCK_HZ

@@ -19,6 +19,8 @@ from nearflash.sim.trace.spans import Span, bus_spans, head_spans, unit_spans
 __all__ = ["trace_events", "write_events"]
 
 _CHANNELS, _UNITS, _HEADS = 1, 2, 3
+#: First thread number of each; some readers want those of all processes to differ, and none to be 0 or a process's.
+_FIRST = {_CHANNELS: 100, _UNITS: 1000, _HEADS: 100_000}
 _BIN_CYCLES = 256
 
 
@@ -32,7 +34,7 @@ def trace_events(recording: Recording) -> Iterator[dict[str, Any]]:
     us = 1e6 / recording.clock_hz
     for pid, name in ((_CHANNELS, "NAND channels"), (_UNITS, "NAND units"), (_HEADS, "heads")):
         yield _named("process_name", pid, 0, name)
-        yield {"name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+        yield {"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}}
     for number, channel in enumerate(recording.channels):
         spans = bus_spans(channel)
         yield _named("thread_name", _CHANNELS, number, f"channel {number}")
@@ -64,10 +66,11 @@ def _described(recording: Recording, channel: int, span: Span) -> dict[str, Any]
     return {"unit": span.unit, "row": span.row, "head": page.head, "page": f"{page.kind.name.lower()} {page.number}"}
 
 
-def _complete(span: Span, pid: int, tid: int, us: float, details: dict[str, Any]) -> dict[str, Any]:
+def _complete(span: Span, pid: int, thread: int, us: float, details: dict[str, Any]) -> dict[str, Any]:
     begin, duration = (round(cycles * us, 4) for cycles in (span.begin, span.end - span.begin))
-    return {"name": span.name, "ph": "X", "ts": begin, "dur": duration, "pid": pid, "tid": tid, "args": details}
+    place = {"pid": pid, "tid": _FIRST[pid] + thread}
+    return {"name": span.name, "ph": "X", "ts": begin, "dur": duration, **place, "args": details}
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+def _named(what: str, pid: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": pid, "tid": _FIRST[pid] + thread, "args": {"name": name}}
