@@ -5,7 +5,7 @@ a buffer for each set of heads, a TAIL request one half of the tail's buffer, an
 request or a TAIL request has ended, its job goes out; its place is free again once `release` says so. The walker keeps
 blocks within the buffers that there are.
 
-Timing: a block's first request takes ceil(g/G) + 1 cycles, others pass through; back-pressure: yes.
+Timing: a block's first request takes ceil(g/G) + 3 cycles, others 2; back-pressure: yes.
 """
 
 from amaranth import Array, Cat, Module, Mux, Signal, Value
@@ -15,7 +15,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.attn.beats import EndedRequest, RequestRecord, TicketRecord
 from nearflash.gateware.attn.interfaces import CONTEXT_BITS, FAULT_BITS, RequestKind
-from nearflash.gateware.fp.pipeline import wire
+from nearflash.gateware.fp.pipeline import register, wire
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["BUFFER_WRITE", "BlockTable", "ScoreJob"]
@@ -80,27 +80,32 @@ class BlockTable(wiring.Component):
         i, o, blocks = self.i, self.o, self._blocks
         keys = Array(Signal(CONTEXT_BITS + 13, name=f"key_{k}") for k in range(blocks))
         key = wire(m, Cat(i.payload.context, i.payload.block))
-        match = wire(m, Cat(self._used[k] & (keys[k] == key) for k in range(blocks)))
+        found = register(m, Cat(self._used[k] & (keys[k] == key) for k in range(blocks)))
         self._entry, self._buffer, self._turn = Signal(4), Signal(4), Signal(3)
         new_entry, turns = wire(m, _lowest(~self._used)), wire(m, (i.payload.group + self._heads - 1))
         turns = wire(m, turns >> (self._heads - 1).bit_length())
         is_tail, is_index = (wire(m, i.payload.kind == kind) for kind in (RequestKind.TAIL, RequestKind.INDEX))
         tail_free = wire(m, ~is_tail | ~self._tails.all())
+        initial = Signal()
         m.d.comb += [
             o.payload.request.eq(i.payload),
-            o.payload.entry.eq(Mux(is_tail, self._tails[0], _encode(match))),
+            o.payload.entry.eq(Mux(is_tail, self._tails[0], Mux(initial, self._entry, _encode(found)))),
             self._buffer.eq(_lowest(self._free)),
         ]
-        initial = Signal()
         m.d.comb += o.payload.initial.eq(initial)
         with m.FSM():
+            with m.State("LOOK-UP"):
+                with m.If(i.valid):
+                    m.next = "PASS"
             with m.State("PASS"):
                 m.d.sync += [self._entry.eq(new_entry), self._turn.eq(0)]
-                with m.If(is_index & ~match.any()):
-                    with m.If(i.valid & ~self._used.all()):
+                with m.If(is_index & ~found.any()):
+                    with m.If(~self._used.all()):
                         m.next = "ALLOCATE"
                 with m.Else():
-                    m.d.comb += [o.valid.eq(i.valid & tail_free), i.ready.eq(o.ready & tail_free)]
+                    m.d.comb += [o.valid.eq(tail_free), i.ready.eq(o.ready & tail_free)]
+                    with m.If(i.ready):
+                        m.next = "LOOK-UP"
             with m.State("ALLOCATE"):
                 m.d.comb += [self.o_buffer.valid.eq(self._free.any()), self.o_buffer.entry.eq(self._entry)]
                 m.d.comb += [self.o_buffer.turn.eq(self._turn), self.o_buffer.buffer.eq(self._buffer)]
@@ -112,7 +117,7 @@ class BlockTable(wiring.Component):
             with m.State("PASS-FIRST"):
                 m.d.comb += [initial.eq(1), o.valid.eq(1), i.ready.eq(o.ready)]
                 with m.If(o.ready):
-                    m.next = "PASS"
+                    m.next = "LOOK-UP"
 
     def _places(self, m: Module) -> None:
         """What is in use; a buffer belongs to the entry that it was given to."""

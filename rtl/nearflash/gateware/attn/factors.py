@@ -7,7 +7,7 @@ Timing: latency LATENCY cycles, one set of heads a cycle, free-running.
 Numerics: fp16 products -> w: 18 bits, least bit 2^-10 (int4) or 2^-14 (int8); b: 36 bits, least bit 2^-16; RNE.
 """
 
-from amaranth import Array, Cat, Module, Mux, Value
+from amaranth import Cat, Module, Mux, Value
 from amaranth.hdl import C, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -15,7 +15,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attend.numbers import EXACT_LSB, SCORE_BITS, SCORE_LSB, score_limit_log2
 from nearflash.gateware.attn.lanes import FACTOR_BITS
 from nearflash.gateware.fp.pipeline import delay, output, register, wire
-from nearflash.gateware.num.product import PRODUCT, PRODUCT_BITS
+from nearflash.gateware.num.product import PRODUCT
 
 __all__ = ["Factor"]
 
@@ -71,7 +71,11 @@ class Factor(wiring.Component):
         return Cat((guard & (sticky | odd)) ^ product.negative, C(0, 1)).as_signed()
 
     def _exceeds(self, m: Module, value: Value, shift: Value, limit_log2: int) -> Value:
-        """|value| >= 2^(limit_log2 - shift)."""
-        limits = Array(C(1 << limit_log2 - min(k, _LIMIT_SHIFT_MAX), PRODUCT_BITS) for k in range(1 << len(shift)))
-        limit = wire(m, limits[shift][: len(value)])
-        return (value >= limit) | (value <= -limit)
+        """|value| >= 2^(limit_log2 - shift): a bit there or above, or for the negative limit itself all below."""
+        lowest = limit_log2 - _LIMIT_SHIFT_MAX
+        negative = value[-1]
+        bits = wire(m, value[:-1] ^ negative.replicate(len(value) - 1))
+        at, above = bits[lowest:limit_log2], bits[limit_log2:]
+        counted = wire(m, Cat(shift >= _LIMIT_SHIFT_MAX - k for k in range(_LIMIT_SHIFT_MAX)))
+        full = bits[:lowest].all() & (at | counted).all()
+        return above.any() | (at & counted).any() | (negative & full)
