@@ -35,7 +35,7 @@ CHANNEL_EVENTS = data.StructLayout(
 )
 """Of this cycle: the engine's; a codeword came; from NAND: corrected, uncorrectable, foreign; a page began."""
 _PAGES_AHEAD = 4
-"""Pages whose header has gone ahead of their codewords."""
+"""Pages whose header has gone ahead of their codewords: while one is checked, the next ones come."""
 _ENGINE_PORTS = ("i_context", "i_query", "i_gather", "o_score", "o_done", "i_drain", "o_partial")
 
 
@@ -111,6 +111,7 @@ class Channel(wiring.Component):
         m.submodules.checker = checker = CodewordChecker()
         m.submodules.headers = headers = Fork(PageHeader, 2)
         m.submodules.pages = pages = StreamQueue(PageOwner, _PAGES_AHEAD)
+        m.submodules.ahead = ahead = StreamQueue(PageHeader, _PAGES_AHEAD)
         m.submodules.owners = owners = Memory(shape=64, depth=config.contexts, init=[])
         write, read = owners.write_port(), owners.read_port(domain="comb")
         to_merge, to_checker = headers.o
@@ -120,7 +121,8 @@ class Channel(wiring.Component):
         wiring.connect(m, nand.link, wiring.flipped(self.link))
         wiring.connect(m, checker.o_syndromes, wiring.flipped(self.o_syndromes))
         wiring.connect(m, wiring.flipped(self.i_errors), checker.i_errors)
-        wiring.connect(m, to_merge, merge.i_page[1])
+        wiring.connect(m, to_merge, ahead.i)
+        wiring.connect(m, ahead.o, merge.i_page[1])
         wiring.connect(m, checker.o, merge.i[1])
         wiring.connect(m, pages.o, checker.i_owner)
         owner = pages.i.payload

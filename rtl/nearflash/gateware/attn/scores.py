@@ -38,7 +38,7 @@ _LANES = 4
 _TOKENS = 8
 _GROUP_MAX = 8
 BUFFER_WORDS = 128
-_TAIL_ROWS = 256  # of four tokens: 16 a group, 8 turns, 2 groups
+_DISTRIBUTED_ROWS = 64  # a memory so shallow and wide goes into LUTs: it would take a block RAM for every 72 bits
 _LOW_BITS = 21  # of the lower of two int4 products
 _INT4_SHIFT = 6  # from their least bit to 2^SCORE_LSB
 
@@ -152,15 +152,22 @@ class ScoreMemory(wiring.Component):
         ]
 
     def _tail(self, m: Module) -> list[Value]:
-        """By head, four scores of the tail, a cycle after the address; a memory for each of the four."""
+        """By head, four scores of the tail, a cycle after the address; a memory for each of the four.
+
+        Rows of four tokens: 16 a group, as many turns as sets of heads, 2 groups.
+        """
         tail, op = self.i_tail, self.i.op
+        turn_bits = (_GROUP_MAX // self._heads - 1).bit_length()
+        depth = 2 * 16 << turn_bits
+        style = {"ram_style": "distributed"} if depth <= _DISTRIBUTED_ROWS else {}
         rows = []
         for k in range(_LANES):
-            m.submodules[f"tail_{k}"] = memory = Memory(shape=self._heads * SCORE_BITS, depth=_TAIL_ROWS, init=[])
+            shape = self._heads * SCORE_BITS
+            m.submodules[f"tail_{k}"] = memory = Memory(shape=shape, depth=depth, init=[], attrs=style)
             write, read = memory.write_port(), memory.read_port()
             m.d.comb += [
-                read.addr.eq(Cat(op.token[0], op.address[:7])),
-                write.addr.eq(Cat(tail.token[2:], tail.turn, tail.entry[0])),
+                read.addr.eq(Cat(op.token[0], op.address[: 3 + turn_bits], op.address[6])),
+                write.addr.eq(Cat(tail.token[2:], tail.turn[:turn_bits], tail.entry[0])),
                 write.data.eq(tail.scores),
                 write.en.eq(tail.valid & (tail.token[:2] == k)),
             ]
