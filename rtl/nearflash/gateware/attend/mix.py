@@ -51,8 +51,8 @@ class MixTag(data.Struct):
 class Mix(wiring.Component):
     """Outputs of a head from its exact sums.
 
-    Contract: items come in this order: denominators of the shares, their numerators; when `busy` has fallen, denominators
-    of the output (l), its numerators (N), for which v_mean must be there. Within each, any order.
+    Contract: items come in this order: denominators of the shares, their numerators; when `busy` has fallen,
+    denominators of the output (l), its numerators (N), for which v_mean must be there. Within each, any order.
 
     Timing: latency LATENCY cycles; one item a cycle; no back-pressure.
     Numerics: integers -> fp32 (RNE), o = fp16(fma(fl32(1 - alpha), v_mean, fl32(alpha * fl32(N / l)))), RNE, and
