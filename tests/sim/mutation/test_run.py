@@ -30,7 +30,8 @@ def test_unknown_unit():
 
 
 @pytest.mark.slow
-def test_the_exact_multiply_accumulate_unit():
-    (row,) = run(["num.mac"])
-    assert row["mutants"] >= 500
+@pytest.mark.parametrize("unit", ["num.mac", "topk.selector"])
+def test_a_sample_of_the_datapath_units(unit):
+    (row,) = run([unit], mutants=100)
+    assert row["mutants"] == 100
     assert row["kill_fraction"] >= 0.95

@@ -29,8 +29,8 @@ class KeyStore(wiring.Component):
     -------
     i : In, key_beat. write : In, the next beat is `i`.
     read : In, give the next beat. rewind : In, the next beat is the first. final : Out, the next beat is the last.
-    o : Out, key_beat; what was written, or read: then `local` keys are the largest and `local` is 0. Lanes are valid
-        only in the cycle in which their beat comes.
+    o : Out, key_beat; what was written, or read: then `local` keys are the largest and `local` means nothing. Lanes are
+        valid only in the cycle in which their beat comes.
     """
 
     #: Cycles from `write` or `read` to `o`.
@@ -67,7 +67,7 @@ class KeyStore(wiring.Component):
             m.d.comb += write.data[part].eq(key | local.replicate(self._key_bits))
             m.d.sync += o.keys[lane].eq(Mux(came, key, read.data[part]))
         m.d.sync += [
-            o.local.eq(written.local & came.replicate(LANES)),
+            o.local.eq(written.local),
             o.valid.eq(Mux(came, written.valid, valid & asked.replicate(LANES))),
         ]
         m.d.comb += self.o.eq(o)

@@ -162,7 +162,7 @@ class RadixSelector(wiring.Component):
         total = Signal(self._weight_bits)
         with m.If(threshold.start):
             m.d.sync += total.eq(0)
-        with m.Elif(~phase.second):
+        with m.Else():  # in the second pass too, after its last use
             m.d.sync += total.eq(total + four)
         m.d.comb += threshold.total.eq(total)
 
@@ -231,9 +231,11 @@ class _Phase:
 
 
 def _weight(m: Module, key: Value) -> Value:
-    """Value of a summed probability's key: (1024 + fraction) · 2^(exponent - 13), exact; 0 for an exponent of 0."""
+    """Value of a summed probability's key: (1024 + fraction) · 2^(exponent - 13), exact; 0 for a key of 0.
+
+    Other keys have an exponent of 3 at least; for that of 0 the distance wraps, and the shift leaves nothing.
+    """
     fraction, exponent = key[:10], key[10:15]
-    hidden = exponent.any()
     distance = wire(m, (exponent - 3)[:5])
-    shifted = wire(m, Cat(fraction, hidden) << distance)
+    shifted = wire(m, Cat(fraction, C(1, 1)) << distance)
     return wire(m, shifted[10 : 10 + WEIGHT_BITS])

@@ -20,7 +20,8 @@ __all__ = ["Tally"]
 class Tally(wiring.Component):
     """Sums of 2^digit_bits bins.
 
-    Parameters: digit_bits; sums, widths of a bin's sums over all lanes, by name; amounts, of what is added.
+    Parameters: digit_bits; sums, widths of a bin's sums over all lanes, by name, of which no lane may have more than a
+    LANES-th of 2^width; amounts, of what is added.
 
     Members
     -------
@@ -49,8 +50,9 @@ class Tally(wiring.Component):
         """Tables, then a tree of two stages."""
         m = Module()
         found = []
+        sums = {name: width - LANES.bit_length() + 1 for name, width in self._sums.items()}
         for lane in range(LANES):
-            table = m.submodules[f"table_{lane}"] = Histogram(len(self.digit), self._sums, self._amounts)
+            table = m.submodules[f"table_{lane}"] = Histogram(len(self.digit), sums, self._amounts)
             m.d.comb += [
                 table.bin.eq(Mux(self.scan, self.digit, self.bin[lane])),
                 table.amount.eq(self.amount[lane]),

@@ -59,21 +59,38 @@ def _living(name: str, target: Target, made: Mutants, seed: int) -> list[str]:
     """Commands of the mutants that no vector tells from the model."""
     vectors = target.vectors(np.random.default_rng(seed))
     library = f"mutation_{name.replace('.', '_')}"
-    unit = (StreamUnit if target.streams else BurstUnit)(made.design, library)
-    if not _agrees(unit, target, vectors, 0, seed):
+    unit = StreamUnit(made.design, library) if target.streams else BurstUnit(made.design, library)
+    cycles: dict[str, int] = {}
+
+    def agrees(mutant: int) -> bool:
+        if isinstance(unit, StreamUnit):
+            return _streams_agree(unit, vectors, mutant, seed, cycles)
+        return _agrees(unit, vectors, mutant)
+
+    if not agrees(0):
         raise ConfigError(f"{name} must equal its model before it is mutated")
-    return [command for mutant, command in enumerate(made.commands, 1) if _agrees(unit, target, vectors, mutant, seed)]
+    return [command for mutant, command in enumerate(made.commands, 1) if agrees(mutant)]
 
 
-def _agrees(unit: Any, target: Target, vectors: Vectors, mutant: int, seed: int) -> bool:
+def _agrees(unit: BurstUnit, vectors: Vectors, mutant: int) -> bool:
     inputs, expected = vectors
-    try:
-        if target.streams:
-            counts = {stream: len(items) for stream, items in expected.items()}
-            got = unit.run(inputs, counts, stalls="both", seed=seed, hold={MUTANT: mutant})
-        else:
-            unit.reset()
-            got = unit.run({**inputs, MUTANT: mutant})
-    except (SimulationTimeout, UnexpectedItems):
-        return False
+    unit.reset()
+    got = unit.run({**inputs, MUTANT: mutant})
     return all(np.array_equal(got[port], items) for port, items in expected.items())
+
+
+def _streams_agree(unit: StreamUnit, vectors: Vectors, mutant: int, seed: int, cycles: dict[str, int]) -> bool:
+    """Without stalls, in as many cycles as the original, and under stalls; `cycles` of the original, by pattern."""
+    inputs, expected = vectors
+    counts = {stream: len(items) for stream, items in expected.items()}
+    for stalls in ("none", "both"):
+        limit = 2 * cycles[stalls] if stalls in cycles else None
+        try:
+            got = unit.run(inputs, counts, stalls=stalls, seed=seed, hold={MUTANT: mutant}, timeout_cycles=limit)
+        except (SimulationTimeout, UnexpectedItems):
+            return False
+        if not all(np.array_equal(got[port], items) for port, items in expected.items()):
+            return False
+        if unit.cycles != cycles.setdefault(stalls, unit.cycles) and stalls == "none":
+            return False
+    return True

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attend.numbers import KEY_LOCAL
+from nearflash.gateware.attn.interfaces import TOKEN_BITS
 from nearflash.gateware.topk.select import RadixSelector
 from nearflash.model.topk.select import select, select_mass
 from nearflash.model.topk.selection import probability_keys, weights
@@ -13,8 +14,11 @@ from nearflash.sim.ports import words_from_integers
 
 __all__ = ["selector", "vectors"]
 
-_ENTRIES, _SELECTIONS = 64, 80
+_ENTRIES, _SELECTIONS = 64, 400
 _BEAT_BITS = 4 * 16 + 4 + 4 + 1
+_LARGEST = 2047 << 17
+"""Largest sum of probabilities that fp16 can hold (times 2^12)."""
+_Summed = NDArray[np.int64]
 
 
 def selector() -> RadixSelector:
@@ -24,64 +28,97 @@ def selector() -> RadixSelector:
 
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Selections of 1 to 64 entries, by turns by count of any keys and by mass of summed probabilities."""
-    commands, beats, masks = [], [], []
+    commands: list[int] = []
+    beats: list[int] = []
+    masks: list[int] = []
     for number in range(_SELECTIONS):
-        size = int(rng.choice([rng.integers(1, _ENTRIES + 1), _ENTRIES]))
-        local = size - int(rng.choice([0, 0, 1, 5])) if size > 5 else size
-        count, mass = int(rng.integers(0, size + 3)), 0
+        size = _ENTRIES if rng.integers(2) else int(rng.integers(1, _ENTRIES + 1))
+        local = size - min(int(rng.choice([0, 0, 1, 5])), size)
         if number % 2:
-            summed, mass = _exact(rng) if number % 8 > 1 else (_summed(rng, size), int(rng.integers(1, 1 << 16)))
-            size, local = len(summed), min(local, len(summed)) if number % 8 == 1 else len(summed)
-            keys, count = probability_keys(summed), max(count, 2 * size // 3)
+            summed = _summed(rng, size)
+            mass = _mass(rng, summed)
+            count = _ENTRIES if rng.integers(4) else int(rng.integers(0, size + 3))
+            keys = probability_keys(summed)
+            chosen = _with_local(keys, local)
+            mask = select_mass(chosen, weights(summed), mass, count)
         else:
-            keys = _keys(rng, size)
-        chosen = np.where(np.arange(size) >= local, np.uint16(KEY_LOCAL), keys)
-        mask = select_mass(chosen, weights(summed), mass, count) if mass else select(chosen, count)
-        commands.append(count | mass << 18)
-        beats += _beats(keys, local)
+            keys, count, mass = _keys(rng, size), _count(rng, size), 0
+            chosen = _with_local(keys, local)
+            mask = select(chosen, count)
+        commands.append(count | mass << TOKEN_BITS)
+        beats += _beats(rng, keys, local)
         bits = np.concatenate([mask, np.zeros(-size % 4, bool)]).reshape(-1, 4) @ (1, 2, 4, 8)
         masks += [*bits[:-1].tolist(), int(bits[-1]) | 1 << 4]
-    inputs = {"i_command": np.array(commands, np.uint64), "i": words_from_integers(beats, _BEAT_BITS)}
-    return inputs, {"o": np.array(masks, np.uint8)}
+    inputs: dict[str, NDArray[Any]] = {"i_command": np.array(commands, np.uint64)}
+    return inputs | {"i": words_from_integers(beats, _BEAT_BITS)}, {"o": np.array(masks, np.uint8)}
+
+
+def _with_local(keys: NDArray[np.uint16], local: int) -> NDArray[np.uint16]:
+    return np.where(np.arange(len(keys)) >= local, np.uint16(KEY_LOCAL), keys)
+
+
+def _count(rng: np.random.Generator, size: int) -> int:
+    """None; about as many as there are; any; far more."""
+    kind = rng.integers(4)
+    if kind == 0:
+        return int(rng.integers(3))
+    if kind == 1:
+        return max(size + int(rng.integers(-2, 3)), 0)
+    return int(rng.integers(size + 1)) if kind == 2 else (1 << int(rng.integers(6, TOKEN_BITS))) + int(rng.integers(2))
 
 
 def _keys(rng: np.random.Generator, size: int) -> NDArray[np.uint16]:
-    """Any keys; few different ones; keys that share the first digit."""
-    kind = rng.integers(3)
-    if kind == 0:
-        return rng.integers(0, 1 << 16, size).astype(np.uint16)
-    if kind == 1:
-        return rng.choice(rng.integers(0, 1 << 16, 3), size).astype(np.uint16)
-    return (int(rng.integers(256)) << 8 | rng.integers(0, 256, size)).astype(np.uint16)
+    """Any keys; few different ones; a digit in common; all equal; runs of equal ones; all ones and all zeros."""
+    some = rng.integers(0, 1 << 16, size).astype(np.uint16)
+    digit, key = int(rng.integers(256)), rng.integers(0, 1 << 16, dtype=np.uint16)
+    kinds = [
+        some,
+        rng.choice(some, size),
+        rng.choice(some[:3], size),
+        some & 0xFF | digit << 8,
+        some & 0xFF00 | digit,
+        np.full(size, key),
+        np.repeat(some, 1 + int(rng.integers(8)))[:size],
+        rng.choice(np.array([0, 0xFF, 0xFF00, 0xFFFF], np.uint16), size),
+        key ^ np.uint16(1) << rng.integers(0, 16, size).astype(np.uint16),
+    ]
+    return np.asarray(kinds[rng.integers(len(kinds))], np.uint16)
 
 
-def _summed(rng: np.random.Generator, size: int) -> NDArray[np.int64]:
-    """Long-tailed; nearly equal; one of the largest."""
-    kind = rng.integers(3)
-    if kind == 0:
-        return np.minimum(2.0 ** rng.normal(14, 5, size), (1 << 27) - 1).astype(np.int64) + 1
-    if kind == 1:
-        return rng.integers(1 << 20, (1 << 20) + 5000, size)
-    return np.where(np.arange(size) == rng.integers(size), (1 << 27) - 1, 3)
+def _summed(rng: np.random.Generator, size: int) -> _Summed:
+    """Summed probabilities, not all zero.
+
+    Small numbers, or of 11 bits, times a power of two (their keys are exact); long-tailed; nearly equal; the largest.
+    """
+    kind = rng.integers(6)
+    if kind < 4:
+        bits = int(rng.choice([1, 2, 3, 5, 8, 11]))
+        some = rng.integers(0, 1 << bits, size)
+        some[rng.integers(size)] |= 1
+        return some << int(rng.integers(29 - bits))
+    if kind == 4:
+        return np.minimum(2.0 ** rng.normal(rng.integers(30), 5, size), _LARGEST - 1).astype(np.int64) + 1
+    if rng.integers(2):
+        return (1 << rng.integers(12, 27)) + rng.integers(0, 5000, size)
+    return np.where(rng.integers(0, 4, size) > 0, _LARGEST, rng.integers(1, 4))
 
 
-def _exact(rng: np.random.Generator) -> tuple[NDArray[np.int64], int]:
-    """Weights of 2^16 in all, times a power of two; a mass that some of them reach exactly or just miss."""
-    while True:
-        summed = rng.integers(940, 1121, _ENTRIES)
-        summed[-1] += (1 << 16) - summed.sum()
-        if 0 <= summed[-1] < 2048:
-            break
-    reached = np.cumsum(-np.sort(-summed))[rng.integers(0, _ENTRIES - 1)]
-    return summed << int(rng.integers(0, 16)), int(reached + rng.integers(0, 2))
+def _mass(rng: np.random.Generator, summed: _Summed) -> int:
+    """A mass that the weights of some entries just reach or just miss; any."""
+    if rng.integers(8) == 0:
+        return int(rng.integers(1, 1 << 16))
+    found = weights(summed)
+    reached = int(np.cumsum(-np.sort(-found))[rng.integers(len(found))])
+    return int(np.clip((reached << 16) // int(found.sum()) + rng.integers(2), 1, (1 << 16) - 1))
 
 
-def _beats(keys: NDArray[np.uint16], local: int) -> list[int]:
-    """Key beats as integers."""
+def _beats(rng: np.random.Generator, keys: NDArray[np.uint16], local: int) -> list[int]:
+    """Key beats as integers; lanes beyond the keys hold anything."""
     beats = []
-    for start in range(0, len(keys), 4):
-        four = keys[start : start + 4].tolist()
-        bits = sum(key << 16 * lane for lane, key in enumerate(four))
-        bits |= sum(1 << 64 + lane for lane in range(len(four)) if start + lane >= local)
-        beats.append(bits | (1 << len(four)) - 1 << 68 | (start + 4 >= len(keys)) << 72)
+    noise = rng.integers(0, 1 << 16, -len(keys) % 4, dtype=np.uint16)
+    for start, four in enumerate(np.concatenate([keys, noise]).reshape(-1, 4).tolist()):
+        count = min(len(keys) - 4 * start, 4)
+        flags = sum(1 << lane for lane in range(4) if 4 * start + lane >= local)
+        bits = sum(key << 16 * lane for lane, key in enumerate(four)) | flags << 64
+        beats.append(bits | (1 << count) - 1 << 68 | (4 * start + 4 >= len(keys)) << 72)
     return beats

@@ -30,6 +30,6 @@ class Target:
 
 
 TARGETS: dict[str, Target] = {
-    "num.mac": Target(mac.ObservedMac, mac.vectors, mutants=1000),
+    "num.mac": Target(mac.ObservedMac, mac.vectors, mutants=300),
     "topk.selector": Target(selector.selector, selector.vectors, mutants=300, streams=True),
 }
