@@ -57,19 +57,20 @@ def run_target(name: str, target: Target, count: int, seed: int) -> tuple[dict[s
 
 def _living(name: str, target: Target, made: Mutants, seed: int) -> list[str]:
     """Commands of the mutants that no vector tells from the model."""
-    vectors = target.vectors(np.random.default_rng(seed))
     library = f"mutation_{name.replace('.', '_')}"
     unit = StreamUnit(made.design, library) if target.streams else BurstUnit(made.design, library)
-    cycles: dict[str, int] = {}
-
-    def agrees(mutant: int) -> bool:
+    rng = np.random.default_rng(seed)
+    living = list(range(1 + len(made.commands)))
+    for _ in range(target.batches):
+        vectors = target.vectors(rng)
         if isinstance(unit, StreamUnit):
-            return _streams_agree(unit, vectors, mutant, seed, cycles)
-        return _agrees(unit, vectors, mutant)
-
-    if not agrees(0):
-        raise ConfigError(f"{name} must equal its model before it is mutated")
-    return [command for mutant, command in enumerate(made.commands, 1) if agrees(mutant)]
+            cycles: dict[str, int] = {}
+            living = [mutant for mutant in living if _streams_agree(unit, vectors, mutant, seed, cycles)]
+        else:
+            living = [mutant for mutant in living if _agrees(unit, vectors, mutant)]
+        if 0 not in living:
+            raise ConfigError(f"{name} must equal its model before it is mutated")
+    return [made.commands[mutant - 1] for mutant in living if mutant]
 
 
 def _agrees(unit: BurstUnit, vectors: Vectors, mutant: int) -> bool:

@@ -20,16 +20,18 @@ class Target:
     """A unit, its vectors, and how many mutants to make.
 
     Outputs are compared at every vector: a component whose outputs mean something only sometimes comes in a wrapper
-    that makes them zero otherwise. `streams`: it is a stream component, run under random stalls.
+    that makes them zero otherwise. `streams`: it is a stream component, run under random stalls. `batches`: how often
+    vectors are drawn, for those mutants that have lived so far.
     """
 
     component: Callable[[], Any]
     vectors: Callable[[np.random.Generator], Vectors]
-    mutants: int = 500
+    mutants: int = 300
     streams: bool = False
+    batches: int = 1
 
 
 TARGETS: dict[str, Target] = {
-    "num.mac": Target(mac.ObservedMac, mac.vectors, mutants=300),
-    "topk.selector": Target(selector.selector, selector.vectors, mutants=300, streams=True),
+    "num.mac": Target(mac.ObservedMac, mac.vectors),
+    "topk.selector": Target(selector.selector, selector.vectors, streams=True, batches=15),
 }
