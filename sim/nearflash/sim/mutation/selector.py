@@ -104,12 +104,15 @@ def _summed(rng: np.random.Generator, size: int) -> _Summed:
 
 
 def _mass(rng: np.random.Generator, summed: _Summed) -> int:
-    """A mass that the weights of some entries just reach or just miss; any."""
-    if rng.integers(8) == 0:
+    """A mass that the weights of all entries above some key reach, or miss, by as little as there is; or any."""
+    found, entries = np.unique(weights(summed), return_counts=True)
+    reached = np.cumsum((found * entries)[::-1])
+    if rng.integers(8) == 0 or len(found) == 1:
         return int(rng.integers(1, 1 << 16))
-    found = weights(summed)
-    reached = int(np.cumsum(-np.sort(-found))[rng.integers(len(found))])
-    return int(np.clip((reached << 16) // int(found.sum()) + rng.integers(2), 1, (1 << 16) - 1))
+    mass, gap = np.divmod(reached[:-1] << 16, reached[-1])
+    misses = int(rng.integers(2))
+    closest = np.argsort(-gap if misses else gap)[: 1 + int(rng.integers(4))]
+    return int(np.clip(mass[rng.choice(closest)] + misses, 1, (1 << 16) - 1))
 
 
 def _beats(rng: np.random.Generator, keys: NDArray[np.uint16], local: int) -> list[int]:
