@@ -32,6 +32,7 @@ _KINDS = tuple(product(MODES, (64, 80, 128, 256), (1, 4, 8)))
 _TOKENS_MAX, _SIZE_MAX, _FIRST_SIZE_MAX = 4096, 1 << 17, 1 << 20
 _BATCH, _MEMORY_BYTES = 16, 1 << 28
 _Named = tuple[str, Case]
+_Way = tuple[int, int]
 
 
 def random_heads(count: int, seed: int) -> list[_Named]:
@@ -46,10 +47,14 @@ def random_heads(count: int, seed: int) -> list[_Named]:
     return heads
 
 
-def equality_rows(count: int = 21 * len(_KINDS), seed: int = 1) -> Iterator[dict[str, Any]]:
-    """One row a mode, stall pattern and order."""
+def equality_rows(count: int = 21 * len(_KINDS), seed: int = 1, *, everywhere: bool = True) -> Iterator[dict[str, Any]]:
+    """One row a mode, stall pattern and order; each head in all of them, or, not `everywhere`, in one in turn."""
     heads = random_heads(count, seed)
-    batches = [heads[start : start + _BATCH] for start in range(0, len(heads), _BATCH)]
+    ways = list(product(ORDERS, STALL_PERCENTS))
+    batches = [
+        (heads[start : start + _BATCH], ways if everywhere else ways[start // _BATCH % len(ways) :][:1])
+        for start in range(0, len(heads), _BATCH)
+    ]
     found: dict[tuple[str, int, int], list[tuple[int, bool]]] = {}
     with ProcessPoolExecutor(os.cpu_count(), initializer=_open) as pool:
         for results in pool.map(_compare, batches):
@@ -69,23 +74,23 @@ def _open() -> None:
     _device = VerilatorDevice(attend_config(CONFIG), memory_bytes=_MEMORY_BYTES)
 
 
-def _compare(heads: Sequence[_Named]) -> list[tuple[tuple[str, int, int], int, bool]]:
+def _compare(batch: tuple[Sequence[_Named], Sequence[_Way]]) -> list[tuple[tuple[str, int, int], int, bool]]:
     """(mode, stall pattern, order), S, and whether anything differs, of each run of each head."""
     config = _device.identity.config
     assert isinstance(config, AttendConfig)
+    heads, ways = batch
     results = []
     by_contexts: dict[int, list[_Named]] = {}
     for head in heads:
         by_contexts.setdefault(_contexts(config, head[1]), []).append(head)
-    for order, (contexts, some) in product(ORDERS, by_contexts.items()):
+    for (order, stall), (contexts, some) in product(ways, by_contexts.items()):
         with placed(_device, (case for _, case in some), turn=order) as operands:
-            for stall in STALL_PERCENTS:
-                _device.kernel.configure(MemoryModel(stall_percent=stall, seed=stall + order))
-                outputs = attend(_device, operands, contexts=contexts, watchdog_cycles=1_000_000).heads
-                results += [
-                    ((mode, stall, order), len(case.k), bool(differences(case, one.completion, one.out, repeated=True)))
-                    for (mode, case), one in zip(some, outputs, strict=True)
-                ]
+            _device.kernel.configure(MemoryModel(stall_percent=stall, seed=stall + order))
+            outputs = attend(_device, operands, contexts=contexts, watchdog_cycles=1_000_000).heads
+            results += [
+                ((mode, stall, order), len(case.k), bool(differences(case, one.completion, one.out, repeated=True)))
+                for (mode, case), one in zip(some, outputs, strict=True)
+            ]
     return results
 
 

@@ -1,0 +1,26 @@
+"""Rows of the attend bench, in small: the keys that readers of the JSON rely on, and nothing that differs."""
+
+from nearflash.sim.bench.attend import selector_rows
+from nearflash.sim.bench.attend_equality import equality_rows, random_heads
+from nearflash.sim.heads import MODES
+
+
+def test_heads_are_of_all_modes_and_the_same_for_a_seed():
+    heads, again = random_heads(48, seed=3), random_heads(48, seed=3)
+    assert {mode for mode, _ in heads} == set(MODES)
+    assert {(case.settings.dim, len(case.q)) for _, case in heads} == {
+        (dim, group) for dim in (64, 80, 128, 256) for group in (1, 4, 8)
+    }
+    assert all((a.k == b.k).all() and a.settings == b.settings for (_, a), (_, b) in zip(heads, again, strict=True))
+
+
+def test_no_head_differs_from_the_model():
+    rows = list(equality_rows(count=12, everywhere=False))
+    assert {"mode", "heads", "mismatches"} <= rows[0].keys()
+    assert sum(row["heads"] for row in rows) == 12
+    assert sum(row["mismatches"] for row in rows) == 0
+
+
+def test_the_selector_keeps_its_limit():
+    (row,) = selector_rows((128,))
+    assert row["cycles"] <= row["limit_cycles"] == 2 * 128 // 4 + 600
