@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.sim.mutation import filter as beat_filter
 from nearflash.sim.mutation import mac, selector
 
 __all__ = ["TARGETS", "Target", "Vectors"]
@@ -33,5 +34,6 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "num.mac": Target(mac.ObservedMac, mac.vectors),
+    "attn.filter": Target(beat_filter.ObservedFilter, beat_filter.vectors, streams=True, batches=8),
     "topk.selector": Target(selector.selector, selector.vectors, streams=True, batches=15),
 }
