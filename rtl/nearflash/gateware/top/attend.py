@@ -232,20 +232,19 @@ class AttendKernel(wiring.Component):
 
     def _count(self, m: Module) -> None:
         """Events in a register on their way to the counters: they come from everywhere."""
-        widths = {name: 4 for name in (*_SUMMED, *_ENGINE_SUMMED)} | {"codewords_asked": 7}
+        widths = {name: 4 for name in (*_SUMMED, *_ENGINE_SUMMED)} | {"codewords_asked": 8}
         m.submodules.counters = counters = Counters(
             {name: widths.get(name, 1) for name in ATTEND_COUNTERS}, _COUNTER_BITS
         )
         bus, phases, finish = self.m_axi_gmem0, self._contexts.phases, self._finish
-        asked = self._router.o_memory.payload.request.codewords
-        moved = [self._router.o_memory, *self._router.o]
+        walkers = (self._scan.o, self._tokens.o)  # either may ask in a cycle, or both
         events: dict[str, Any] = {
             "cycles": 1,
             "heads_done": self._batch.ended,
             "heads_faulty": self._batch.ended & finish.faulty,
             "index_requests": self._scan.o.valid & self._scan.o.ready,
             "token_requests": self._tokens.o.valid & self._tokens.o.ready,
-            "codewords_asked": Mux(Cat(o.valid & o.ready for o in moved).any(), sum(asked), 0),
+            "codewords_asked": sum(Mux(o.valid & o.ready, sum(o.payload.request.codewords), 0) for o in walkers),
             **{name: sum(channel.events[event] for channel in self._channels) for name, event in _SUMMED.items()},
             **{
                 name: sum(channel.events.engine[event] for channel in self._channels)
