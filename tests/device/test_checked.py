@@ -1,13 +1,19 @@
 """The checks and tickets that every backend shares."""
 
+import random
+from collections import Counter
+from contextlib import nullcontext
+from itertools import combinations, product
+from time import process_time
+
 import pytest
 
 from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import Completion, CopyFormat, UpdateCommand
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError, DeviceError, WaitTimeoutError
-from nearflash.device.base import Identity
-from nearflash.device.checked import CheckedDevice, port_beats
+from nearflash.device.base import Identity, LinkBytes
+from nearflash.device.checked import CheckedDevice, check_ranges, port_beats
 from nearflash.device.memory import SimulatedMemory
 
 ADAM = AdamStep(lr=1e-3, step=1)
@@ -89,6 +95,45 @@ def test_outputs_may_replace_inputs_but_not_overlap_them():
             device.submit(command(base, **changes))
     device.submit(command(base, p_out_address=base))  # over the gradients: read before they are written
     assert len(device.started) == 2
+
+
+class Ranges:
+    """A command of ranges and nothing else."""
+
+    def __init__(self, reads, writes):
+        self._reads, self._writes = dict(enumerate(reads)), dict(enumerate(writes))
+
+    def reads(self):
+        return self._reads
+
+    def writes(self):
+        return self._writes
+
+
+def test_any_overlap_is_found_and_nothing_else():
+    """Against the definition: every write with every other range."""
+    rng, memory = random.Random(1), SimulatedMemory(1 << 16)
+    buffers = [memory.allocate(4096, LinkBytes()) for _ in range(3)]
+    base, found = buffers[0].address, Counter()
+    for _ in range(2000):
+        reads, writes = ([(base + rng.randrange(40), rng.randint(1, 9)) for _ in range(rng.randint(0, most))]
+                         for most in (4, 3))  # fmt: skip
+        writes += rng.sample(reads, min(len(reads), rng.randint(0, 1)))
+        pairs = [(one, other) for one, other in product(writes, reads) if one != other] + [*combinations(writes, 2)]
+        wrong = any(one[0] < sum(other) and other[0] < sum(one) for one, other in pairs)
+        with pytest.raises(AddressError, match="must be apart") if wrong else nullcontext():
+            check_ranges(Ranges(reads, writes), buffers, 1 << 16)
+        found[wrong] += 1
+    assert min(found.values()) > 200 and len(found) == 2
+
+
+def test_thousands_of_ranges_are_checked_in_an_instant():
+    memory = SimulatedMemory(1 << 24)
+    buffers = [memory.allocate(4096, LinkBytes()) for _ in range(2000)]
+    halves = [[(buffer.address + offset, 2048) for buffer in buffers] for offset in (0, 2048)]
+    start = process_time()
+    check_ranges(Ranges(*halves), buffers, 1 << 24)
+    assert process_time() - start < 0.5, "4,000 ranges took seconds when each was compared with each"
 
 
 def test_contract_checks_come_first():

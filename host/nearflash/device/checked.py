@@ -1,8 +1,10 @@
 """What is equal on every backend: buffers, the checks before a command starts, and tickets."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
-from itertools import combinations, product
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
 
 from nearflash.abi.commands import Command, Completion
 from nearflash.abi.errors import AddressError, CommandError, DeviceError
@@ -11,35 +13,50 @@ from nearflash.device.memory import Memory
 
 __all__ = ["CheckedDevice", "check_ranges", "port_beats"]
 
-Range = tuple[int, int]
+
+class _Range(NamedTuple):
+    """Bytes [start, end) of device memory."""
+
+    start: int
+    end: int
+    name: str
 
 
 def check_ranges(command: Command, buffers: Iterable[Buffer], memory_bytes: int) -> None:
     """Raise AddressError unless every range lies in one allocated buffer and no output damages another range.
 
-    An output may be the same range as an input (update in place); any other overlap is refused.
+    An output may be the same range as an input (update in place); any other overlap is refused. Ranges are sorted, as
+    a batch of heads has thousands.
     """
-    reads = [(f"{name} read", r) for name, r in command.reads().items()]
-    writes = [(f"{name} write", r) for name, r in command.writes().items()]
-    allocated = [(b.address, b.size_bytes) for b in buffers]
-    for name, (address, size) in reads + writes:
-        if not any(start <= address and address + size <= start + room for start, room in allocated):
+    reads, writes = _ranges(command.reads(), "read"), _ranges(command.writes(), "write")
+    allocated = sorted((b.address, b.address + b.size_bytes) for b in buffers)
+    for one in reads + writes:
+        place = bisect_right(allocated, one.start, key=lambda buffer: buffer[0]) - 1
+        if place < 0 or one.end > allocated[place][1]:
             raise AddressError(
-                f"{name} range must lie in one allocated buffer of the device's {memory_bytes} bytes of memory, "
-                f"not [{address:#x}, {address + size:#x})"
+                f"{one.name} range must lie in one allocated buffer of the device's {memory_bytes} bytes of memory, "
+                f"not [{one.start:#x}, {one.end:#x})"
             )
-    pairs = [(a, b, a[1] == b[1]) for a, b in product(writes, reads)]
-    pairs += [(a, b, False) for a, b in combinations(writes, 2)]
-    for (name, one), (other_name, other), in_place in pairs:
-        if not in_place and _overlap(one, other):
-            raise AddressError(
-                f"{name} range must be apart from the {other_name} range (or be the same, for an update in place), "
-                f"not [{one[0]:#x}, {sum(one):#x}) over [{other[0]:#x}, {sum(other):#x})"
-            )
+    for one, other in pairwise(writes):
+        if other.start < one.end:
+            raise _overlap(one, other)
+    for read in reads:
+        # The writes lie apart, so that their ends ascend too, and one that is the same range is the only one there.
+        place = bisect_right(writes, read.start, key=lambda write: write.end)
+        if place < len(writes) and read[:2] != writes[place][:2] and writes[place].start < read.end:
+            raise _overlap(writes[place], read)
 
 
-def _overlap(one: Range, other: Range) -> bool:
-    return one[0] < sum(other) and other[0] < sum(one)
+def _ranges(ranges: Mapping[str, tuple[int, int]], what: str) -> list[_Range]:
+    """By address."""
+    return sorted(_Range(start, start + size, f"{name} {what}") for name, (start, size) in ranges.items())
+
+
+def _overlap(one: _Range, other: _Range) -> AddressError:
+    return AddressError(
+        f"{one.name} range must be apart from the {other.name} range (or be the same, for an update in place), "
+        f"not [{one.start:#x}, {one.end:#x}) over [{other.start:#x}, {other.end:#x})"
+    )
 
 
 def port_beats(command: Command, port_bytes: int) -> dict[str, int]:
