@@ -130,4 +130,5 @@ def _add_bench(subparsers: Any) -> None:
     parser = subparsers.add_parser("bench", help="measure: one JSON object a line with --json")
     parser.add_argument("name", help=f"one of {', '.join(['all', *bench_names()])}")
     parser.add_argument("--json", action="store_true", help="JSON on standard output, else text on standard error")
-    parser.set_defaults(rows=lambda arguments: measure(arguments.name))
+    parser.add_argument("--parts", type=lambda names: names.split(","), help="of bench attend, as errors,flash")
+    parser.set_defaults(rows=lambda arguments: measure(arguments.name, arguments.parts))

@@ -49,6 +49,16 @@ def test_unknown_and_incomplete_benches_are_named(points):
         list(runner.measure("gone"))
 
 
+def test_parts_go_to_a_bench_that_has_them(points):
+    points.append(Point("long", lambda parts=None: iter([{"part": part} for part in parts or ["a", "b"]])))
+    assert [row["part"] for row in runner.measure("long")] == ["a", "b"]
+    assert [row["part"] for row in runner.measure("long", ["b"])] == ["b"]
+    with pytest.raises(CommandError, match="bench 'fp' must be run as a whole, not in the parts b, c"):
+        list(runner.measure("fp", ["b", "c"]))
+    with pytest.raises(CommandError, match="parts must be of one bench, not of all"):
+        list(runner.measure("all", ["b"]))
+
+
 def test_json_goes_to_stdout_and_text_to_stderr(points, capsys):
     runner.print_rows(runner.measure("update"), as_json=True)
     captured = capsys.readouterr()

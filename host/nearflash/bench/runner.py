@@ -1,17 +1,18 @@
 """Run benches and print what they measure.
 
-A bench is a function in the entry-point group `nearflash.bench` that yields one dict a measurement. The runner adds to
-each: bench, digest (of the build that the dict names under `config`), git (revision of this checkout), tools
-(versions).
+A bench is a function in the entry-point group `nearflash.bench` that yields one dict a measurement; a long one takes
+the names of those `parts` of it that are wanted. The runner adds to each dict: bench, digest (of the build that it
+names under `config`), git (revision of this checkout), tools (versions).
 """
 
 import json
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,14 @@ def bench_names() -> list[str]:
     return sorted(point.name for point in entry_points(group=GROUP))
 
 
-def measure(name: str) -> Iterator[dict[str, Any]]:
-    """Run a bench, or `all` of them. Raises CommandError for one that does not exist or whose packages are missing."""
+def measure(name: str, parts: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Run a bench, or `all` of them; of a bench that has them, only these `parts`.
+
+    Raises CommandError for a bench or a part that does not exist, or where packages are missing.
+    """
     if name == "all":
+        if parts is not None:
+            raise CommandError("parts must be of one bench, not of all")
         for each in bench_names():
             yield from measure(each)
         return
@@ -44,7 +50,9 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
         raise CommandError(
             f"bench {name!r} needs the package {missing.name!r}; pip install 'nearflash[dev]'"
         ) from missing
-    for row in run():
+    if parts is not None and "parts" not in signature(run).parameters:
+        raise CommandError(f"bench {name!r} must be run as a whole, not in the parts {', '.join(parts)}")
+    for row in run() if parts is None else run(parts=parts):
         yield with_origin({"bench": name, **row})
 
 

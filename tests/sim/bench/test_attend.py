@@ -1,6 +1,10 @@
 """Rows of the attend bench, in small: the keys that readers of the JSON rely on, and nothing that differs."""
 
-from nearflash.sim.bench.attend import selector_rows
+import pytest
+
+from nearflash.abi.errors import CommandError
+from nearflash.sim.bench import attend
+from nearflash.sim.bench.attend import run, selector_rows
 from nearflash.sim.bench.attend_equality import equality_rows, random_heads
 from nearflash.sim.heads import MODES
 
@@ -24,3 +28,14 @@ def test_no_head_differs_from_the_model():
 def test_the_selector_keeps_its_limit():
     (row,) = selector_rows((128,))
     assert row["cycles"] <= row["limit_cycles"] == 2 * 128 // 4 + 600
+
+
+def test_parts_run_in_their_own_order(monkeypatch):
+    monkeypatch.setattr(attend, "PARTS", {name: lambda name=name: iter([{"part": name}]) for name in "abc"})
+    assert [row["part"] for row in run(["c", "a"])] == ["a", "c"]
+    assert [row["part"] for row in run()] == ["a", "b", "c"]
+
+
+def test_unknown_parts_are_named_before_anything_runs():
+    with pytest.raises(CommandError, match="parts must be of selector, errors, flash, equality, performance, not 'x'"):
+        next(run(["selector", "x"]))

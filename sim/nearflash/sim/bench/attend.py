@@ -1,15 +1,16 @@
-"""Bench `attend`: equality with the model, bit errors, the selector's time, flash bytes, performance.
+"""Bench `attend`: the selector's time, bit errors, flash bytes, equality with the model, performance.
 
 Two builds of eight channels for the performance take a quarter of an hour each on two cores, once; then about half an
 hour in all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
 
 from nearflash.abi.config import attend_config
+from nearflash.abi.errors import CommandError
 from nearflash.gateware.topk.select import RadixSelector
 from nearflash.sim.bench.attend_equality import equality_rows
 from nearflash.sim.bench.attend_errors import error_rows
@@ -17,18 +18,9 @@ from nearflash.sim.bench.attend_flash import flash_rows
 from nearflash.sim.bench.attend_performance import CONFIG, performance_rows
 from nearflash.sim.harness import transfer_cycles
 
-__all__ = ["run", "selector_rows"]
+__all__ = ["PARTS", "run", "selector_rows"]
 
 _LANES = 4
-
-
-def run() -> Iterator[dict[str, Any]]:
-    """All rows, quick ones first."""
-    yield from selector_rows()
-    yield from error_rows()
-    yield from flash_rows()
-    yield from equality_rows()
-    yield from performance_rows()
 
 
 def selector_rows(sizes: tuple[int, ...] = (128, 1024, 4096)) -> Iterator[dict[str, Any]]:
@@ -42,3 +34,23 @@ def selector_rows(sizes: tuple[int, ...] = (128, 1024, 4096)) -> Iterator[dict[s
         cycles = transfer_cycles(RadixSelector(keys_max), inputs, {"o": len(rows)}, timeout_cycles=4 * size + 5000)
         yield {"config": CONFIG, "part": "argtopk", "keys": size, "cycles": cycles["o"][-1] - cycles["i"][-1],
                "limit_cycles": 2 * size // _LANES + 600, "unit": "clock cycles"}  # fmt: skip
+
+
+#: By name, quick ones first.
+PARTS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "selector": selector_rows,
+    "errors": error_rows,
+    "flash": flash_rows,
+    "equality": equality_rows,
+    "performance": performance_rows,
+}
+
+
+def run(parts: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of the parts of these names (None: of all). Raises CommandError for a name that is not in PARTS."""
+    for name in parts or ():
+        if name not in PARTS:
+            raise CommandError(f"parts must be of {', '.join(PARTS)}, not {name!r}")
+    for name, rows in PARTS.items():
+        if parts is None or name in parts:
+            yield from rows()
