@@ -48,6 +48,22 @@ class CodewordPlan(data.Struct):
     """The request's last codeword."""
 
 
+class _Constants(data.Struct):
+    """What is kept of a ContextRecord: no bit that nobody reads. Lengths are in rows of four tokens."""
+
+    query_base: 12
+    dim_rows: 7
+    group: 4
+    group_rows: 5
+    interleaved: 1
+    block_rows: 9
+    index_format: 2
+    index_rows: 7
+    row_codewords: 3
+    page_codewords: 6
+    limit_shift: 4
+
+
 class Planner(wiring.Component):
     """Walks the codewords of each request.
 
@@ -83,7 +99,7 @@ class Planner(wiring.Component):
                 "ticket": ticket, "context": header.context, "kind": header.kind, "index": header.index,
                 "block": header.block, "expected": header.expected, "rows": header.rows,
                 "query_base": record.query_base, "dim_rows": record.dim_rows, "group": record.group,
-                "group_rows": record.group_tokens >> 2, "block_rows": record.block_tokens >> 2,
+                "group_rows": record.group_rows, "block_rows": record.block_rows,
                 "index_format": record.index_format, "limit_shift": record.limit_shift,
             }.items()
         ]  # fmt: skip
@@ -114,24 +130,26 @@ class Planner(wiring.Component):
         return m
 
     def _lookup(self, m: Module) -> data.View:
-        m.submodules.contexts = contexts = Memory(shape=ContextRecord, depth=max(2, self._contexts), init=[])
-        write, read = contexts.write_port(), contexts.read_port()
+        m.submodules.contexts = contexts = Memory(shape=_Constants, depth=max(2, self._contexts), init=[])
+        write, read, given = contexts.write_port(), contexts.read_port(), self.i_context.record
+        rows = {"group_rows": given.group_tokens >> 2, "block_rows": given.block_tokens >> 2}
+        for name, _ in data.Layout.cast(_Constants):
+            m.d.comb += write.data[name].eq(rows[name] if name in rows else given[name])
         m.d.comb += [
-            write.addr.eq(self.i_context.record.context),
-            write.data.eq(self.i_context.record),
+            write.addr.eq(given.context),
             write.en.eq(self.i_context.valid),
             read.addr.eq(self.i.payload.context),
             read.en.eq(self.i.ready),
         ]
-        record = Signal(ContextRecord)
+        record = Signal(_Constants)
         m.d.sync += record.eq(read.data)
         return record
 
     def _begin(self, m: Module, header: data.View, record: data.View) -> None:
         plan, index = self.o.payload, header.kind == RequestKind.INDEX
         fp16, int8 = (record.index_format == form for form in (IndexFormat.FP16, IndexFormat.INT8))
-        tokens = record.block_tokens
-        beats = wire(m, Mux(fp16, tokens >> 2, Mux(int8, tokens >> 3, tokens >> 4)))
+        rows = record.block_rows
+        beats = wire(m, Mux(fp16, rows, Mux(int8, rows >> 1, rows >> 2)))
         self._rows = Signal(8)
         self._left, self._beats, self._number = Signal(9), Signal(9), Signal(6)
         m.d.sync += [
