@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attend.batch import AttendBatch
 from nearflash.abi.attend.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTES, AttendDescriptor, HeadCompletion, Mode
-from nearflash.abi.attend.faults import FAULT_ADVICE, Fault
+from nearflash.abi.attend.faults import FAULT_ADVICE, REFERENCE_FAULTS, Fault
 from nearflash.abi.commands import Completion
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError, DeviceError, ShapeError
@@ -19,7 +19,6 @@ from nearflash.device.base import Buffer, Device
 
 __all__ = ["Attended", "Head", "HeadOutput", "PlacedBatch", "attend"]
 
-_REFERENCE_FAULTS = Fault.REFERENCE_HIGH | Fault.REFERENCE_LOW
 _ALIGNMENT_BYTES = 8
 
 
@@ -104,7 +103,7 @@ def attend(
         waiting = {
             index: replace(waiting[index], descriptor=_referenced(waiting[index].descriptor, result.completion))
             for index, result in results.items()
-            if again and result.completion.faults and not result.completion.faults & ~_REFERENCE_FAULTS
+            if again and result.completion.faults and not result.completion.faults & ~REFERENCE_FAULTS
         }
     return Attended(tuple(ended[index] for index in range(len(heads))), tuple(batches))
 

@@ -1,13 +1,14 @@
 """Heads for the attend kernel, and what the model says of them."""
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attend.codeword import Owner
 from nearflash.abi.attend.descriptor import HeadCompletion
-from nearflash.abi.attend.faults import Fault
+from nearflash.abi.attend.faults import REFERENCE_FAULTS
 from nearflash.model.attend.head import HeadResult, attend, attend_repeated
 from nearflash.model.attend.settings import Settings
 from nearflash.model.attend.traffic import traffic
@@ -30,6 +31,20 @@ class Case:
     v_mean: NDArray[np.float32]
     """(d,)."""
 
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        owner: Owner,
+        q: NDArray[np.floating[Any]],
+        k: NDArray[np.floating[Any]],
+        v: NDArray[np.floating[Any]],
+    ) -> Self:
+        """A head of these tensors, rounded to fp16, and the mean of V."""
+        narrow = v.astype(np.float16)
+        mean = narrow.mean(axis=0, dtype=np.float64).astype(np.float32)
+        return cls(settings, owner, q.astype(np.float16), k.astype(np.float16), narrow, mean)
+
     def result(self, *, repeated: bool = False) -> HeadResult:
         """The model's answer; `repeated` as the driver repeats it."""
         answer = attend_repeated if repeated else attend
@@ -47,9 +62,7 @@ def random_case(settings: Settings, tokens: int, group: int, seed: int, *, head:
     q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))
     q[:, rng.choice(dim, max(1, dim // 8), replace=False)] *= 4
     k[rng.choice(tokens, max(1, tokens // 32), replace=False)] += q[0] / 4
-    narrow = [x.astype(np.float16) for x in (q, k, v)]
-    mean = narrow[2].astype(np.float64).mean(axis=0).astype(np.float32)
-    return Case(settings, Owner(seed, head % 7, head), narrow[0], narrow[1], narrow[2], mean)
+    return Case.of(settings, Owner(seed, head % 7, head), q, k, v)
 
 
 def differences(
@@ -59,7 +72,7 @@ def differences(
     result = case.result(repeated=repeated)
     wanted, found = case.completion(result), []
     names = ["faults", "entries"]
-    if not result.faults & ~(Fault.REFERENCE_HIGH | Fault.REFERENCE_LOW):
+    if not result.faults & ~REFERENCE_FAULTS:
         names += ["selected", "pages"]
         maximum = (*wanted.maximum, *[-32768] * (8 - len(wanted.maximum)))
         if completion.maximum != maximum:

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attend.codeword import Owner
-from nearflash.abi.attend.descriptor import Mode
+from nearflash.abi.attend.descriptor import COMPLETION_BYTES, Mode
+from nearflash.abi.attend.numbers import LOG2E
 from nearflash.abi.attend.pages import IndexFormat, IndexLayout, PageEntry, TokenLayout
 from nearflash.abi.config import AttendConfig
-from nearflash.device.attend import Head
+from nearflash.device.attend import Head, PlacedBatch
 from nearflash.device.base import Buffer, Device
 from nearflash.model.attend.image import PageImage, head_image
 from nearflash.model.attend.placement import MemoryStore, NandStore, Store
@@ -20,9 +21,8 @@ from nearflash.model.attend.settings import Addresses, Settings
 from nearflash.sim.attention import Case
 from nearflash.sim.device import VerilatorDevice
 
-__all__ = ["MODES", "fits", "placed", "random_head"]
+__all__ = ["MODES", "completion_records", "fits", "page_settings", "placed", "random_head"]
 
-LOG2E = 1.4426950408889634
 #: Modes by name; sparq ranks as sparf does, and reads no pages of its own.
 MODES = {
     "dense": Mode.DENSE | Mode.REFERENCE,
@@ -56,14 +56,24 @@ def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, token
     )
     spread = rng.uniform(0.5, 2.0, dim)  # channels differ, as a model's do
     q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))
-    v_mean = v.astype(np.float16).astype(np.float64).mean(axis=0).astype(np.float32)
-    return Case(settings, owner, *_fp16(q * spread, k * spread, v), v_mean)
+    return Case.of(settings, owner, q * spread, k * spread, v)
 
 
-def _fp16(
-    q: NDArray[np.float64], k: NDArray[np.float64], v: NDArray[np.float64]
-) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.float16]]:
-    return q.astype(np.float16), k.astype(np.float16), v.astype(np.float16)
+def page_settings(mode: str, dim: int, tokens: int, page_bytes: int = 4096) -> Settings:
+    """What figures are given for: full interleaved pages, an int4 index, r = d/4, an eighth of the pages."""
+    group_tokens = page_bytes // (4 * dim)
+    return Settings(
+        MODES[mode],
+        dim,
+        LOG2E / math.sqrt(dim),
+        channels=dim // 4,
+        budget=tokens // group_tokens // 8,
+        group_tokens=group_tokens,
+        interleaved=True,
+        block_tokens=1024,
+        index_format=IndexFormat.INT4,
+        page_bytes=page_bytes,
+    )
 
 
 def fits(config: AttendConfig, settings: Settings, tokens: int, group: int, contexts: int) -> bool:
@@ -117,6 +127,13 @@ def placed(device: Device, heads: Iterable[Case], *, memory: bool = False, turn:
     finally:
         for buffer in buffers:
             device.free(buffer)
+
+
+def completion_records(device: VerilatorDevice, batch: PlacedBatch) -> NDArray[np.uint8]:
+    """The batch's completions in the simulated memory, (heads, COMPLETION_BYTES); one is zero until its head ends."""
+    count, kernel = len(batch.batch.descriptors), device.kernel
+    start = batch.batch.completions_address - kernel.base_address
+    return kernel.memory[start:][: count * COMPLETION_BYTES].reshape(count, -1)
 
 
 def _to_nand(device: VerilatorDevice, pages: Iterable[PageImage]) -> None:

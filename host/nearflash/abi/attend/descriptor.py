@@ -11,6 +11,7 @@ from typing import ClassVar
 from nearflash.abi.attend.codeword import Owner
 from nearflash.abi.attend.faults import Fault
 from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import fp32_bits
 
@@ -103,6 +104,19 @@ class AttendDescriptor:
             )  # fmt: skip
         except struct.error as error:
             raise CommandError(f"every field of a descriptor must fit its place: {error}") from None
+
+    def fits(self, config: AttendConfig, contexts: int) -> bool:
+        """Whether the build has room for the head as one of `contexts` in flight (docs/attention.md, 3)."""
+        passes = -(-self.group // config.heads_per_beat)
+        rows = passes * self.dim // 4
+        slots = config.gather_slots * config.query_rows // config.contexts
+        entries = -(-self.tokens // self.group_tokens) if self.mode & Mode.PAGE else self.tokens
+        scored = (
+            passes <= config.score_blocks
+            and entries <= config.selector_keys
+            and entries * self.group <= config.score_entries // contexts
+        )
+        return rows <= min(config.query_rows // contexts, slots) and (bool(self.mode & Mode.DENSE) or scored)
 
 
 @dataclass(frozen=True)

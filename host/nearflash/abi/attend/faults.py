@@ -2,7 +2,7 @@
 
 from enum import IntFlag
 
-__all__ = ["FAULT_ADVICE", "Fault"]
+__all__ = ["FAULT_ADVICE", "REFERENCE_FAULTS", "Fault"]
 
 
 class Fault(IntFlag):
@@ -29,6 +29,9 @@ class Fault(IntFlag):
     WATCHDOG = 1 << 9
     """The head made no progress for as long as the watchdog allows."""
 
+
+REFERENCE_FAULTS = Fault.REFERENCE_HIGH | Fault.REFERENCE_LOW
+"""A head with no other fault is repeated with the returned maximum as reference."""
 
 FAULT_ADVICE: dict[Fault, str] = {
     Fault.DESCRIPTOR: "check the descriptor's fields against docs/attention.md",

@@ -3,6 +3,7 @@
 __all__ = [
     "EXACT_LSB",
     "KEY_LOCAL",
+    "LOG2E",
     "LOGIT_BITS",
     "LOGIT_LSB",
     "MASS_BITS",
@@ -11,6 +12,8 @@ __all__ = [
     "PV_BITS",
     "QK_BITS",
     "REFERENCE_HEADROOM",
+    "SCALE_LEAST_LOG2",
+    "SCALE_LIMIT_LOG2",
     "SCORE_BITS",
     "SCORE_LSB",
     "TERM_BITS",
@@ -28,6 +31,10 @@ SCORE_LSB = -16
 SCORE_BITS = 36
 LOGIT_LSB = -16
 LOGIT_BITS = 28
+LOG2E = 1.4426950408889634
+"""log2(e): logits are to the base 2."""
+SCALE_LEAST_LOG2, SCALE_LIMIT_LOG2 = -14, 8
+"""Factors from score to logit lie in [2^-14, 2^8)."""
 MAX_LOGIT_BITS = 20
 """Width of an entry's largest logit, of which 8 are fraction bits."""
 MASS_BITS = 16

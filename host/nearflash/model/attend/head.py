@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attend.descriptor import HeadCompletion, Mode
-from nearflash.abi.attend.faults import Fault
+from nearflash.abi.attend.faults import REFERENCE_FAULTS, Fault
 from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.model.attend.finite import finite
 from nearflash.model.attend.gather import Gathered, finish, gather
@@ -27,7 +27,6 @@ __all__ = ["HeadResult", "attend", "attend_repeated"]
 F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
 _GROUP_MAX = 8
-_REFERENCE_FAULTS = Fault.REFERENCE_HIGH | Fault.REFERENCE_LOW
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def attend_repeated(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> 
     What the driver does with such a completion.
     """
     result = attend(q, k, v, v_mean, settings)
-    if not result.faults or result.faults & ~_REFERENCE_FAULTS:
+    if not result.faults or result.faults & ~REFERENCE_FAULTS:
         return result
     again = replace(settings, mode=settings.mode | Mode.REFERENCE, reference=result.maximum)
     return attend(q, k, v, v_mean, again)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import CODEWORD_BYTES, HEADER_MAGIC, Owner, PageKind
+from nearflash.abi.attend.codeword import CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, Owner, PageKind
 from nearflash.abi.attend.pages import IndexFormat, IndexLayout, PageEntry
 from nearflash.model.attend.index import quantise
 from nearflash.model.attend.placement import Store
 from nearflash.model.attend.settings import Settings
 from nearflash.model.nfc.codeword import raw, seal
 
-__all__ = ["HeadImage", "PageImage", "head_image"]
+__all__ = ["HeadImage", "PageImage", "head_image", "image_bytes"]
 
 F16 = NDArray[np.float16]
 Bytes = NDArray[np.uint8]
@@ -40,6 +40,18 @@ class HeadImage:
     token_table: NDArray[np.uint64]
     """Page entries of the token groups (of K's page where K and V are separate)."""
 
+    def copy_to_memory(self, memory: Bytes, base: int) -> None:
+        """Copy the pages that lie in memory to `memory`, the bytes at addresses from `base` on."""
+        for page in self.pages:
+            if page.entry.address is not None:
+                start = page.entry.address - base
+                memory[start : start + len(page.data)] = np.frombuffer(page.data, np.uint8)
+
+    @property
+    def flash_pages(self) -> tuple[PageImage, ...]:
+        """The pages that lie on NAND."""
+        return tuple(page for page in self.pages if page.entry.address is None)
+
 
 @dataclass(frozen=True)
 class _Page:
@@ -57,21 +69,31 @@ class _Page:
 
 def head_image(
     k: F16, v: F16, settings: Settings, owner: Owner, flash: Store, *, memory: Store | None = None,
-    flushed: int | None = None, step: int = 0,
+    flushed: int | None = None, step: int = 0, turn: int = 0,
 ) -> HeadImage:  # fmt: skip
     """Pages of k and v (S, d) in the store `flash`; token groups from token `flushed` on in `memory`.
 
-    Blocks of the index and token groups go round the channels, from the head's number on. `flushed` (a multiple of the
-    group's tokens; default all) is how far the groups have been written; `step` stands in the page headers.
+    Blocks of the index and token groups go round the channels, from the head's number + `turn` on. `flushed` (a
+    multiple of the group's tokens; default all) is how far the groups have been written; `step` stands in the page
+    headers.
     """
+    first = owner.head + turn
     flushed = len(k) if flushed is None else flushed
     builder = _Builder(settings, owner, step)
     for group, page in enumerate(_token_pages(k, v, settings)):
         unflushed = memory is not None and group * settings.group_tokens >= flushed
-        builder.add(page, memory if unflushed and memory else flash, owner.head + group)
+        builder.add(page, memory if unflushed and memory else flash, first + group)
     for page in _index_pages(k, settings):
-        builder.add(page, flash, owner.head + page.index // settings.index_layout.pages)
+        builder.add(page, flash, first + page.index // settings.index_layout.pages)
     return builder.image()
+
+
+def image_bytes(settings: Settings, tokens: int) -> int:
+    """Bytes that all pages of a head of S = `tokens` tokens take in memory."""
+    pages = -(-tokens // settings.group_tokens) * settings.token_layout.pages
+    if settings.scanned(tokens):
+        pages += settings.scanned(tokens) // settings.block_tokens * settings.index_layout.pages
+    return pages * settings.page_bytes // CODEWORD_BYTES * SEALED_BYTES
 
 
 @dataclass

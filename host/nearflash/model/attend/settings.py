@@ -7,10 +7,9 @@ from nearflash.abi.attend.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attend.pages import IndexFormat, IndexLayout, TokenLayout
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import fp32_round
+from nearflash.model.num.logit import SCALE_LEAST, SCALE_LIMIT
 
 __all__ = ["Addresses", "Settings"]
-
-_SCALE_LEAST, _SCALE_LIMIT = 2.0**-14, 2.0**8
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Settings:
         dense = bool(self.mode & Mode.DENSE)
         rules = {
             "dim": (self.dim % 4 == 0 and 4 <= self.dim <= 256, "a multiple of 4, 4 to 256"),
-            "scale": (_SCALE_LEAST <= self.scale < _SCALE_LIMIT, "at least 2^-14 and below 2^8"),
+            "scale": (SCALE_LEAST <= self.scale < SCALE_LIMIT, "at least 2^-14 and below 2^8"),
             "channels": (dense or 1 <= self.channels <= self.dim, "1 to dim"),
             "budget": (dense or self.budget >= 1, "at least 1"),
             "local": (self.local >= 0, "0 or more"),

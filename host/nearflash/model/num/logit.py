@@ -3,11 +3,11 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearflash.abi.attend.numbers import LOGIT_BITS, LOGIT_LSB, SCORE_LSB
+from nearflash.abi.attend.numbers import LOGIT_BITS, LOGIT_LSB, SCALE_LEAST_LOG2, SCALE_LIMIT_LOG2, SCORE_LSB
 
 __all__ = ["SCALE_LEAST", "SCALE_LIMIT", "to_logit"]
 
-SCALE_LEAST, SCALE_LIMIT = 2.0**-14, 2.0**8
+SCALE_LEAST, SCALE_LIMIT = 2.0**SCALE_LEAST_LOG2, 2.0**SCALE_LIMIT_LOG2
 """A scale lies in [SCALE_LEAST, SCALE_LIMIT)."""
 _MOST = (1 << LOGIT_BITS - 1) - 1
 

@@ -19,6 +19,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.codeword import CODEWORD_BYTES
 from nearflash.abi.attend.descriptor import DESCRIPTOR_BYTES, DESCRIPTOR_FIELDS, Mode
+from nearflash.abi.attend.numbers import SCALE_LEAST_LOG2, SCALE_LIMIT_LOG2
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.formats import FP32
 from nearflash.gateware.attend.plan import ADDRESS_BITS, BLOCK_BITS, GROUP_BITS
@@ -33,7 +34,7 @@ DESCRIPTOR = data.FlexibleLayout(
 """A descriptor, by field name."""
 _TOKENS_MAX, _HEADS = 1 << 17, 8
 _REFERENCE_BITS = 12
-_LEAST_SCALE, _SCALE_LIMIT = FP32.bias - 14, FP32.bias + 8
+_SCALE_LEAST, _SCALE_LIMIT = FP32.bias + SCALE_LEAST_LOG2, FP32.bias + SCALE_LIMIT_LOG2
 """Biased exponents."""
 
 
@@ -154,7 +155,7 @@ class DescriptorCheck(wiring.Component):
             (one.group_tokens[:2] == 0) & (one.group_tokens != 0) & (one.group_tokens <= 64),
             one.interleaved <= 1,
             (one.page_log2 >= 12) & (one.page_log2 < self.config.page_bytes.bit_length()),
-            ~one.scale[-1] & (exponent >= _LEAST_SCALE) & (exponent < _SCALE_LIMIT),
+            ~one.scale[-1] & (exponent >= _SCALE_LEAST) & (exponent < _SCALE_LIMIT),
             *(~address[:3].any() & ~address[ADDRESS_BITS:].any() for address in addresses),
             Cat(~fixed, Cat(small).all()).any(),
             ~dense | fixed,

@@ -10,12 +10,12 @@ Limits: a 64-bit port. After a bus error the beats are whatever came; `error` te
 """
 
 from amaranth import Module, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.codeword import SEALED_BYTES
 from nearflash.abi.config import AttendConfig
-from nearflash.gateware.attn.interfaces import PageHeader, RoutedHeader, RoutedRequest
+from nearflash.gateware.attn.interfaces import RoutedHeader, RoutedRequest, header_of
 from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader, ReadEvents
 from nearflash.gateware.bus.transfer import BusError
@@ -79,7 +79,7 @@ class MemorySource(wiring.Component):
             self.error.eq(reader.error),
             self.events.eq(reader.events),
             header.channel.eq(self.i.payload.channel),
-            *(header.header[name].eq(request[name]) for name, _ in data.Layout.cast(PageHeader)),
+            header.header.eq(header_of(request)),
             command.payload.address.eq(start),
             command.payload.beats.eq(run_beats),
         ]

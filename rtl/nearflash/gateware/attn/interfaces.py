@@ -4,7 +4,9 @@ Widths are those of the largest build, so that units of all builds fit together;
 Broadcasts are `valid` with a payload, without back-pressure: they are written before the first request that needs them.
 """
 
-from amaranth.hdl import signed
+from typing import Any
+
+from amaranth.hdl import Cat, Value, signed
 from amaranth.lib import data, enum
 
 from nearflash.abi.attend.numbers import PV_BITS, SCORE_BITS
@@ -29,6 +31,7 @@ __all__ = [
     "ScaleWrite",
     "ScoreRow",
     "SelectCommand",
+    "header_of",
     "query_write",
 ]
 
@@ -137,6 +140,11 @@ class PageHeader(data.Struct):
     expected: 9
     codewords: 64
     rows: 64
+
+
+def header_of(request: Any) -> Value:
+    """The PageHeader of a PageRequest."""
+    return Cat(request[name] for name, _ in data.Layout.cast(PageHeader))
 
 
 class RoutedRequest(data.Struct):

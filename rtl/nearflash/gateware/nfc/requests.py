@@ -15,7 +15,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.attn.interfaces import CONTEXT_BITS, ContextRecord, PageHeader, PageRequest
+from nearflash.gateware.attn.interfaces import CONTEXT_BITS, ContextRecord, PageHeader, PageRequest, header_of
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["RequestTable", "TableEntry"]
@@ -113,7 +113,7 @@ class RequestTable(wiring.Component):
             write.data.both.eq(pages.all()),
             write.data.unit.eq(unit),
             write.data.row.eq(request.address[:32]),
-            *(write.data.header[name].eq(request[name]) for name in PageHeader.as_shape().members),
+            write.data.header.eq(header_of(request)),
         ]
         job, both = self.jobs.payload, Signal()
         with m.FSM():

@@ -10,7 +10,7 @@ from amaranth.hdl import C, Cat, Module, Mux, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.attend.numbers import LOGIT_BITS, SCORE_BITS
+from nearflash.abi.attend.numbers import LOGIT_BITS, SCALE_LEAST_LOG2, SCALE_LIMIT_LOG2, SCORE_BITS
 from nearflash.abi.formats import FP32
 from nearflash.gateware.fp.pipeline import delay, output, register, wire
 from nearflash.gateware.num.carry import carry_add
@@ -18,7 +18,7 @@ from nearflash.gateware.num.carry import carry_add
 __all__ = ["ToLogit"]
 
 _PIECE_BITS = 17  # unsigned part of a DSP48's 18-bit operand
-_FIELD_LEAST, _FIELD_MOST = FP32.bias - 14, FP32.bias + 7
+_FIELD_LEAST, _FIELD_MOST = FP32.bias + SCALE_LEAST_LOG2, FP32.bias + SCALE_LIMIT_LOG2 - 1
 _SHIFT_LEAST = FP32.mantissa_bits - 7
 
 

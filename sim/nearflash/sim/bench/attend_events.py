@@ -13,22 +13,20 @@ Limits: no bit errors, no programs or erases, a memory that is never slow, group
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from nearflash.abi.attend.codeword import CODEWORD_BYTES
 from nearflash.abi.attend.descriptor import Mode
 from nearflash.abi.attend.pages import IndexFormat
-from nearflash.abi.config import AttendConfig, attend_config
+from nearflash.abi.config import AttendConfig
 from nearflash.model.attend.settings import Settings
 from nearflash.sim.bench.channel_events import Channel, ChannelTiming, Clock, Request, Server
-from nearflash.sim.nand.parts import NandPart, nand_part
+from nearflash.sim.nand.parts import NandPart
 
-__all__ = ["Cycles", "Load", "Outcome", "event_rows", "simulate"]
+__all__ = ["Cycles", "Load", "Outcome", "simulate"]
 
 _LANES, _BEAT_BYTES = 4, 8
 _ROW_BEAT_CYCLES = {IndexFormat.FP16: 1, IndexFormat.INT8: 2, IndexFormat.INT4: 2}
@@ -259,35 +257,3 @@ def simulate(
         lane_busy_fraction=(last[2] - first[2]) / elapsed / len(kernel.channels),
         phases={f"{name}_cycles": float(value) for name, value in zip(_PHASES, spent, strict=True)},
     )
-
-
-def event_rows(config_name: str = "attend-zynq7045", group: int = 4) -> Iterator[dict[str, Any]]:
-    """Rows of `sparf-page`, an eighth of the pages: lengths, parts, contexts in flight, score buffers of a channel."""
-    config = attend_config(config_name)
-    for name, tokens, contexts, blocks in product(
-        ("slc-1400", "instinfer-1400", "page16k-1400"), (1024, 4096, 16384, 131072), (1, 4, 16, 32), (2, 8)
-    ):
-        if tokens * contexts > 1 << 20:
-            continue
-        part, build = nand_part(name), replace(config, score_blocks=blocks)
-        page_bytes = min(part.page_bytes, config.page_bytes)
-        settings = Settings(
-            Mode.PAGE | Mode.PROBABILITY, 128, 0.1275, channels=32, budget=1, group_tokens=page_bytes // 512,
-            interleaved=True, block_tokens=1024, index_format=IndexFormat.INT4, page_bytes=page_bytes,
-        )  # fmt: skip
-        outcome = simulate(build, part, Load(settings, tokens, group, 1 / 8), contexts)
-        yield {
-            "mode": "sparf-page",
-            "config": config_name,
-            "part": name,
-            "tokens": tokens,
-            "contexts": contexts,
-            "score_blocks": blocks,
-            "channel_busy_fraction": outcome.channel_busy_fraction,
-            "lane_busy_fraction": outcome.lane_busy_fraction,
-            "cycles_per_head": outcome.cycles_per_head,
-            **outcome.phases,
-            "source": "event",
-            "of": "all channels' clock cycles in which their links transfer, commands included",
-            "unit": "clock cycles",
-        }

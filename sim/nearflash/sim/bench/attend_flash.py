@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attend.descriptor import Mode
+from nearflash.abi.attend.numbers import LOG2E
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.model.attend.head import attend_repeated
 from nearflash.model.attend.settings import Settings
@@ -32,7 +33,6 @@ __all__ = ["MODELS_VARIABLE", "flash_rows", "measure"]
 
 MODELS_VARIABLE = "NEARFLASH_MODELS"
 """Environment variable: folder with the models and eval_tokens.npy (texts of 4,096 token ids)."""
-_LOG2E = 1.4426950408889634
 _TOKENS = (4096, 3584)
 """The first has no tail, the second half a block of it."""
 _BLOCK_TOKENS = 1024
@@ -103,7 +103,7 @@ def measure(recorded: Iterable[Recorded], model: str, tokens: tuple[int, ...], s
 def _sparf(dim: int, tokens: int, interleaved: bool) -> Settings:
     budget = max(1, tokens // 16)
     return Settings(
-        Mode(0), dim, _LOG2E / dim**0.5, channels=dim // 8, budget=budget, local=max(1, budget // 4),
+        Mode(0), dim, LOG2E / dim**0.5, channels=dim // 8, budget=budget, local=max(1, budget // 4),
         group_tokens=8 if interleaved else 16, interleaved=interleaved, block_tokens=_BLOCK_TOKENS,
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def _sparf(dim: int, tokens: int, interleaved: bool) -> Settings:
 def _sparf_page(dim: int, tokens: int, pages_in: int) -> Settings:
     """At most one page in `pages_in`."""
     return Settings(
-        Mode.PAGE | Mode.PROBABILITY, dim, _LOG2E / dim**0.5, channels=32, mass=_MASS, local=64, group_tokens=8,
+        Mode.PAGE | Mode.PROBABILITY, dim, LOG2E / dim**0.5, channels=32, mass=_MASS, local=64, group_tokens=8,
         interleaved=True, block_tokens=_BLOCK_TOKENS, index_format=IndexFormat.INT4,
         budget=max(1, tokens // 8 // pages_in),
     )  # fmt: skip

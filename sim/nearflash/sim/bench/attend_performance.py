@@ -8,20 +8,19 @@ as ONFI demands; `channel_data_fraction` counts page data alone.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from nearflash.abi.attend.codeword import Owner
-from nearflash.abi.attend.descriptor import COMPLETION_BYTES
-from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.device.attend import Head, PlacedBatch
 from nearflash.model.attend.settings import Settings
 from nearflash.sim.attention import Case
 from nearflash.sim.bench.attend_events import Load, simulate
 from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.heads import LOG2E, MODES, placed
+from nearflash.sim.heads import completion_records, page_settings, placed
 from nearflash.sim.nand.channel import NandModel
 from nearflash.sim.nand.parts import nand_part
 
@@ -51,14 +50,8 @@ class Point:
 
     @property
     def settings(self) -> Settings:
-        """Token groups of a page, an int4 index, r = d/4, an eighth of the pages."""
-        page_bytes = nand_part(self.part).page_bytes
-        group_tokens = page_bytes // (4 * _DIM)
-        return Settings(
-            MODES[self.mode], _DIM, LOG2E / _DIM**0.5, channels=_DIM // 4, budget=self.tokens // group_tokens // 8,
-            group_tokens=group_tokens, interleaved=True, block_tokens=1024, index_format=IndexFormat.INT4,
-            page_bytes=page_bytes,
-        )  # fmt: skip
+        """Of every head."""
+        return page_settings(self.mode, _DIM, self.tokens, nand_part(self.part).page_bytes)
 
 
 RTL = (
@@ -96,9 +89,9 @@ def _stored(point: Point) -> list[Case]:
     rng = np.random.default_rng(1)
     heads = []
     for index in range(_STORED_HEADS):
-        k, v = (rng.standard_normal((point.tokens, _DIM)).astype(np.float16) for _ in range(2))
-        q = rng.standard_normal((point.group, _DIM)).astype(np.float16)
-        heads.append(Case(point.settings, Owner(index, 0, 2 * index), q, k, v, np.zeros(_DIM, np.float32)))
+        k, v = (rng.standard_normal((point.tokens, _DIM)) for _ in range(2))
+        q = rng.standard_normal((point.group, _DIM))
+        heads.append(Case.of(point.settings, Owner(index, 0, 2 * index), q, k, v))
     return heads
 
 
@@ -132,8 +125,8 @@ class _Window:
         assert not counters["heads_faulty"]
         taken = len(channels) * counters["cycles"]
         return {
-            "channel_busy_fraction": sum(c.cycles - c.idle_cycles for c in channels) / sum(c.cycles for c in channels),
-            "channel_data_fraction": sum(c.data_cycles for c in channels) / sum(c.cycles for c in channels),
+            "channel_busy_fraction": fmean(channel.busy for channel in channels),
+            "channel_data_fraction": fmean(channel.data for channel in channels),
             "mac_duty": counters["lane_cycles"] / taken,
             "cycles_per_head": window / (last - first),
             "score_wait_fraction": counters["wait_score_cycles"] / taken,
@@ -144,8 +137,7 @@ class _Window:
 
     def _until(self, ended: int) -> int:
         """Run until so many heads have ended; the cycle."""
-        base, begin = self._kernel.base_address, self._batch.batch.completions_address
-        records = self._kernel.memory[begin - base :][: self._count * COMPLETION_BYTES].reshape(self._count, -1)
+        records = completion_records(self._device, self._batch)
         while records.any(axis=1).sum() < ended:
             self._kernel.advance(_STEP_CYCLES)
         return self._kernel.cycles

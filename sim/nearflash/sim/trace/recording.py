@@ -14,20 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attend.codeword import PageKind
-from nearflash.abi.attend.descriptor import COMPLETION_BYTES
-from nearflash.abi.attend.pages import IndexFormat, PageEntry
+from nearflash.abi.attend.pages import PageEntry
 from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError, ConfigError
 from nearflash.device.attend import Head, PlacedBatch
-from nearflash.model.attend.settings import Settings
 from nearflash.sim.attention import Case, random_case
 from nearflash.sim.device import VerilatorDevice, nand_model
-from nearflash.sim.heads import LOG2E, MODES, placed
+from nearflash.sim.heads import completion_records, page_settings, placed
 from nearflash.sim.nand.channel import NandChannel
 
 __all__ = ["BusState", "ChannelRecording", "Page", "Recording", "WatchedChannel", "Workload", "record", "record_waves"]
 
-_DIM, _GROUP_TOKENS, _BLOCK_TOKENS, _PAGE_BYTES = 128, 8, 1024, 4096
+_DIM, _BLOCK_TOKENS = 128, 1024
 _MEMORY_BYTES = 1 << 28
 _LIMIT_CYCLES = 1 << 22
 
@@ -119,11 +117,7 @@ class Workload:
 
     def drawn(self) -> list[Case]:
         """The heads, each with its own K and V."""
-        settings = Settings(
-            MODES["sparf-page"], _DIM, LOG2E / _DIM**0.5, channels=_DIM // 4, budget=self.tokens // _GROUP_TOKENS // 8,
-            group_tokens=_GROUP_TOKENS, interleaved=True, block_tokens=_BLOCK_TOKENS, index_format=IndexFormat.INT4,
-            page_bytes=_PAGE_BYTES,
-        )  # fmt: skip
+        settings = page_settings("sparf-page", _DIM, self.tokens)
         return [random_case(settings, self.tokens, self.group, seed, head=seed) for seed in range(self.heads)]
 
     def opened(self, *, waves: bool = False) -> VerilatorDevice:
@@ -170,9 +164,8 @@ class _Watch:
 
     def __init__(self, device: VerilatorDevice, batch: PlacedBatch) -> None:
         self._device, self._kernel, self._batch = device, device.kernel, batch
-        count, start = len(batch.batch.descriptors), batch.batch.completions_address - device.kernel.base_address
-        self._completions = device.kernel.memory[start:][: count * COMPLETION_BYTES].reshape(count, -1)
-        self._ended = np.full(count, -1)
+        self._completions = completion_records(device, batch)
+        self._ended = np.full(len(self._completions), -1)
 
     def run(self) -> tuple[tuple[ChannelRecording, ...], tuple[int, ...]]:
         """To the interrupt: the channels, and when each head ended."""

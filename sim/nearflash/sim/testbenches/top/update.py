@@ -1,14 +1,9 @@
 """cocotb testbench of nearflash.gateware.top.update: cocotbext-axi drives the registers and is the memory."""
 
 import itertools
-import mmap
-import random
 from typing import Any
 
-import cocotb
 import numpy as np
-from cocotb.triggers import ClockCycles, First, RisingEdge
-from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
 
 from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, Status, UpdateCommand
@@ -16,9 +11,9 @@ from nearflash.abi.config import update_config
 from nearflash.abi.registers import MAGIC, UPDATE
 from nearflash.gateware.top.update import UpdateKernel
 from nearflash.model.update.lane import adam_step
+from nearflash.sim.kernel_testbench import KernelTestbench
 from nearflash.sim.testbench import start, test
 
-_MEMORY_BYTES = 1 << 20
 _BASE = {"g": 0x10000, "p": 0x20000, "m": 0x30000, "v": 0x40000, "copy": 0x50000}
 
 
@@ -27,51 +22,8 @@ def component() -> UpdateKernel:
     return UpdateKernel(update_config("update-tiny"))
 
 
-class Bench:
-    """The kernel with a register master and one memory behind all ports."""
-
-    def __init__(self, dut: Any) -> None:
-        self.dut = dut
-        self.registers = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axi_control_"), dut.clk, dut.rst)
-        memory = mmap.mmap(-1, _MEMORY_BYTES)
-        self.ports = [
-            AxiRam(AxiBus.from_prefix(dut, f"m_axi_gmem{k}_"), dut.clk, dut.rst, size=_MEMORY_BYTES, mem=memory)
-            for k in range(4)
-        ]
-        self.memory = self.ports[0]
-
-    def pause(self, seed: int) -> None:
-        """Make every channel of every port pause at random."""
-        for index, port in enumerate(self.ports):
-            channels = (port.write_if.aw_channel, port.write_if.w_channel, port.write_if.b_channel,
-                        port.read_if.ar_channel, port.read_if.r_channel)  # fmt: skip
-            for offset, channel in enumerate(channels):
-                rng = random.Random(100 * seed + 10 * index + offset)
-                channel.set_pause_generator(rng.random() < 0.4 for _ in itertools.count())
-
-    async def write(self, name: str, value: int) -> None:
-        """Write a register by name."""
-        for word in range(UPDATE[name].width_bits // 32):
-            await self.registers.write_dword(UPDATE[name].offset + 4 * word, value >> 32 * word & 0xFFFFFFFF)
-
-    async def read(self, name: str) -> int:
-        """Read a register by name."""
-        words = [
-            await self.registers.read_dword(UPDATE[name].offset + 4 * k) for k in range(UPDATE[name].width_bits // 32)
-        ]
-        return sum(word << 32 * k for k, word in enumerate(words))
-
-    async def update(self, command: UpdateCommand) -> None:
-        """Run a command to its interrupt."""
-        for name, value in command.registers().items():
-            await self.write(name, value)
-        await self.write("interrupt_enable", 1)
-        await self.write("interrupt_mask", 1)
-        await self.write("control", 1)
-        done = RisingEdge(self.dut.interrupt)
-        assert await First(done, ClockCycles(self.dut.clk, 20_000)) is done, "no interrupt"
-        assert await self.read("control") & 0b10, "ap_done must be set"
-        await self.write("interrupt_status", 1)
+def _bench(dut: Any) -> KernelTestbench:
+    return KernelTestbench(dut, UPDATE, ports=4, limit_cycles=20_000)
 
 
 def _state(params: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -85,8 +37,8 @@ def _state(params: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
 async def equals_the_model_while_channels_pause(dut: Any) -> None:
     """Every profile and copy, tails of all kinds, in place."""
     await start(dut)
-    bench = Bench(dut)
-    bench.pause(seed=1)
+    bench = _bench(dut)
+    bench.pause(seed=1, share=0.4)
     copies = itertools.cycle(CopyFormat)
     for params, profile in itertools.product((1, 2, 77), Profile):
         adam, copy = AdamStep(lr=1e-3, step=5, weight_decay=0.1, profile=profile), next(copies)
@@ -95,7 +47,8 @@ async def equals_the_model_while_channels_pause(dut: Any) -> None:
             bench.memory.write(_BASE[name], values.tobytes())
         bench.memory.write(_BASE["copy"], b"\xee" * (2 * params + 2))
         g, p, m, v = (_BASE[name] for name in ("g", "p", "m", "v"))
-        await bench.update(UpdateCommand(adam, params, g, p, m, v, p, m, v, copy, _BASE["copy"]))
+        command = UpdateCommand(adam, params, g, p, m, v, p, m, v, copy, _BASE["copy"])
+        await bench.run(command.registers())
         assert await bench.read("status") == Status.OK
         assert await bench.read("params_done") == params
         want = adam_step(adam, **state, copy=copy)
@@ -111,7 +64,7 @@ async def identity_says_what_was_built(dut: Any) -> None:
     """Magic, ABI version, digest and git revision."""
     await start(dut)
     dut.git_revision.value = 0x1234ABCD
-    bench = Bench(dut)
+    bench = _bench(dut)
     assert await bench.read("magic") == MAGIC
     assert await bench.read("config_digest") == update_config("update-tiny").digest64
     assert await bench.read("git_revision") == 0x1234ABCD
@@ -121,20 +74,10 @@ async def identity_says_what_was_built(dut: Any) -> None:
 async def a_misaligned_command_touches_nothing(dut: Any) -> None:
     """Status and address; no bus traffic."""
     await start(dut)
-    bench = Bench(dut)
-    traffic: list[int] = []
-    watch = cocotb.start_soon(_watch_addresses(dut, traffic))
+    bench = _bench(dut)
+    traffic = bench.watch_addresses()
     addresses = (0x1000, 0x2004, 0x3000, 0x4000, 0x2000, 0x3000, 0x4000)
-    await bench.update(UpdateCommand(AdamStep(lr=1e-3, step=1), 5, *addresses))
+    await bench.run(UpdateCommand(AdamStep(lr=1e-3, step=1), 5, *addresses).registers())
     assert await bench.read("status") == Status.MISALIGNED
     assert await bench.read("fault_address") == 0x2004
-    watch.cancel()
     assert not traffic
-
-
-async def _watch_addresses(dut: Any, ports: list[int]) -> None:
-    while True:
-        await RisingEdge(dut.clk)
-        for port in range(4):
-            if getattr(dut, f"m_axi_gmem{port}__arvalid").value or getattr(dut, f"m_axi_gmem{port}__awvalid").value:
-                ports.append(port)
