@@ -104,9 +104,9 @@
 #define NEARFLASH_ATTEND_ATTEND_TYPE 0x040u /* 32 bits, ro: block type, 'ATTN' */
 #define NEARFLASH_ATTEND_ATTEND_VERSION 0x044u /* 32 bits, ro: block version */
 #define NEARFLASH_ATTEND_ATTEND_SIZE 0x048u /* 32 bits, ro: block size, bytes */
-#define NEARFLASH_ATTEND_COUNT 0x04cu /* 32 bits, rw: number of descriptors */
-#define NEARFLASH_ATTEND_DESCRIPTORS_ADDRESS 0x050u /* 64 bits, rw: descriptors, 128 bytes each; a multiple of 128 */
-#define NEARFLASH_ATTEND_COMPLETIONS_ADDRESS 0x058u /* 64 bits, rw: completions, 32 bytes each; a multiple of 32 */
+#define NEARFLASH_ATTEND_COUNT 0x04cu /* 32 bits, rw: number of descriptors or page operations */
+#define NEARFLASH_ATTEND_DESCRIPTORS_ADDRESS 0x050u /* 64 bits, rw: descriptors, 128 bytes each, a multiple of 128; page operations: 32 bytes */
+#define NEARFLASH_ATTEND_COMPLETIONS_ADDRESS 0x058u /* 64 bits, rw: completions, 32 bytes each, a multiple of 32; of page operations: 8 bytes */
 #define NEARFLASH_ATTEND_CONTEXTS 0x060u /* 32 bits, rw: heads in flight: a power of two up to the build's contexts */
 #define NEARFLASH_ATTEND_WATCHDOG 0x064u /* 32 bits, rw: cycles without progress until heads in flight fail; 0: never */
 #define NEARFLASH_ATTEND_STATUS 0x068u /* 32 bits, ro: 0 while all is well, else the status code of the first fault */
@@ -117,8 +117,10 @@
 #define NEARFLASH_ATTEND_WAITING_SELECT_MASK 0x8ull /* a head in its selection */
 #define NEARFLASH_ATTEND_WAITING_GATHER_MASK 0x10ull /* a head in its gather */
 #define NEARFLASH_ATTEND_WAITING_FINISH_MASK 0x20ull /* a head being finished */
+#define NEARFLASH_ATTEND_WAITING_PAGES_MASK 0x40ull /* a page operation */
 #define NEARFLASH_ATTEND_WAITING_CHANNELS_MASK 0xffff0000ull /* channels with requests under way, one bit each */
 #define NEARFLASH_ATTEND_FAULT_ADDRESS 0x070u /* 64 bits, ro: byte address of the first memory fault */
+#define NEARFLASH_ATTEND_COMMAND 0x078u /* 32 bits, rw: what a start does: 0 attention of heads, 1 page operations */
 #define NEARFLASH_ATTEND_COUNTERS_TYPE 0x100u /* 32 bits, ro: block type, 'CNTR' */
 #define NEARFLASH_ATTEND_COUNTERS_VERSION 0x104u /* 32 bits, ro: block version */
 #define NEARFLASH_ATTEND_COUNTERS_SIZE 0x108u /* 32 bits, ro: block size, bytes */
@@ -149,6 +151,7 @@
 #define NEARFLASH_STATUS_WRITE_ERROR 2u
 #define NEARFLASH_STATUS_MISALIGNED 3u
 #define NEARFLASH_STATUS_EMPTY 4u
+#define NEARFLASH_STATUS_UNSUPPORTED 5u
 
 #define NEARFLASH_DECAYMODE_SCALE 0u
 #define NEARFLASH_DECAYMODE_SELF 1u
@@ -160,9 +163,9 @@
 
 #define NEARFLASH_DIGEST_UPDATE_TINY 0x5bbe35631123df4full
 #define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0xedd0d29581ebb059ull
-#define NEARFLASH_DIGEST_ATTEND_TINY 0xd29f024f213f932aull
-#define NEARFLASH_DIGEST_ATTEND_PYNQ_Z2 0x68ca58a2712e6db4ull
-#define NEARFLASH_DIGEST_ATTEND_ZYNQ7045 0xc7236ecc74cc525bull
-#define NEARFLASH_DIGEST_ATTEND_ZU17EG 0x9ea221906a0b66b7ull
+#define NEARFLASH_DIGEST_ATTEND_TINY 0xa85eef053702a510ull
+#define NEARFLASH_DIGEST_ATTEND_PYNQ_Z2 0x61abc230bb1d93f2ull
+#define NEARFLASH_DIGEST_ATTEND_ZYNQ7045 0xb2580b7fd628c95aull
+#define NEARFLASH_DIGEST_ATTEND_ZU17EG 0xa23ab9e3164a9f2dull
 
 #endif

@@ -10,7 +10,16 @@ from nearflash.abi.errors import AlignmentError, CommandError
 from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat, fp32_bits
 from nearflash.abi.registers import FACTOR_BITS, UPDATE
 
-__all__ = ["Command", "Completion", "CopyFormat", "DecayMode", "Status", "UpdateCommand", "denominator_factor"]
+__all__ = [
+    "AttendCommand",
+    "Command",
+    "Completion",
+    "CopyFormat",
+    "DecayMode",
+    "Status",
+    "UpdateCommand",
+    "denominator_factor",
+]
 
 
 class Status(IntEnum):
@@ -24,11 +33,22 @@ class Status(IntEnum):
     MISALIGNED = 3
     """An address is not a multiple of what the kernel needs; nothing was read or written."""
     EMPTY = 4
-    """The number of parameters or heads is zero; nothing was read or written."""
+    """The number of parameters, heads or page operations is zero; nothing was read or written."""
+    UNSUPPORTED = 5
+    """The build does not know the command, or a batch of page operations is too long; nothing was read or written."""
+
+
+class AttendCommand(IntEnum):
+    """What a start of the attend kernel does (register `command`)."""
+
+    HEADS = 0
+    """Attention of heads."""
+    PAGES = 1
+    """Page operations; builds with NAND units only."""
 
 
 class Command(Protocol):
-    """What a device takes: an UpdateCommand, or an AttendBatch (nearflash.abi.attend.batch)."""
+    """What a device takes: an UpdateCommand, an AttendBatch (nearflash.abi.attend.batch), or a PageBatch beside it."""
 
     kernel: ClassVar[str]
 

@@ -128,9 +128,11 @@ UPDATE = RegisterMap(
 def _attend(offset: int) -> tuple[Register, ...]:
     return (
         *_block_header("attend", offset, "ATTN", 1, 0x40),
-        Register("count", offset + 0x0C, 32, _RW, "number of descriptors"),
-        Register("descriptors_address", offset + 0x10, 64, _RW, "descriptors, 128 bytes each; a multiple of 128"),
-        Register("completions_address", offset + 0x18, 64, _RW, "completions, 32 bytes each; a multiple of 32"),
+        Register("count", offset + 0x0C, 32, _RW, "number of descriptors or page operations"),
+        Register("descriptors_address", offset + 0x10, 64, _RW, "descriptors, 128 bytes each, a multiple of 128; "
+                 "page operations: 32 bytes"),
+        Register("completions_address", offset + 0x18, 64, _RW, "completions, 32 bytes each, a multiple of 32; "
+                 "of page operations: 8 bytes"),
         Register("contexts", offset + 0x20, 32, _RW, "heads in flight: a power of two up to the build's contexts"),
         Register("watchdog", offset + 0x24, 32, _RW, "cycles without progress until heads in flight fail; 0: never"),
         Register("status", offset + 0x28, 32, _RO, "0 while all is well, else the status code of the first fault"),
@@ -141,9 +143,11 @@ def _attend(offset: int) -> tuple[Register, ...]:
             Field("select", 3, 1, "a head in its selection"),
             Field("gather", 4, 1, "a head in its gather"),
             Field("finish", 5, 1, "a head being finished"),
+            Field("pages", 6, 1, "a page operation"),
             Field("channels", 16, 16, "channels with requests under way, one bit each"),
         )),
         Register("fault_address", offset + 0x30, 64, _RO, "byte address of the first memory fault"),
+        Register("command", offset + 0x38, 32, _RW, "what a start does: 0 attention of heads, 1 page operations"),
     )  # fmt: skip
 
 

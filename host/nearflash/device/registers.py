@@ -22,7 +22,8 @@ ADVICE: dict[int, str] = {
     Status.READ_ERROR: "the memory refused a read: check that the address lies in the memory that this port reaches",
     Status.WRITE_ERROR: "the memory refused a write: check that the address lies in the memory that this port reaches",
     Status.MISALIGNED: "every address must be a multiple of what the kernel needs; nothing was read or written",
-    Status.EMPTY: "the number of parameters or heads must be at least 1; nothing was read or written",
+    Status.EMPTY: "the number of parameters, heads or page operations must be at least 1; nothing was read or written",
+    Status.UNSUPPORTED: "this build has no such command, or not for so many operations; nothing was read or written",
 }
 
 

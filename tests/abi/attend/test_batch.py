@@ -28,7 +28,10 @@ def test_descriptors_and_completions_lie_one_behind_the_other() -> None:
 
 
 def test_registers_are_the_arguments_of_the_kernel() -> None:
-    values = {"count": 2, "descriptors_address": 0x8000, "completions_address": 0x9000, "contexts": 4, "watchdog": 7}
+    values = {
+        "command": 0, "count": 2, "descriptors_address": 0x8000, "completions_address": 0x9000, "contexts": 4,
+        "watchdog": 7,
+    }  # fmt: skip
     assert BATCH.registers() == values
     assert all(ATTEND[name].access == "rw" for name in values)
 

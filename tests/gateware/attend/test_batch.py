@@ -9,9 +9,10 @@ from nearflash.abi.config import CONFIGS
 from nearflash.gateware.attend.batch import Batch
 
 ARGUMENTS = data.StructLayout(
-    {"count": 32, "descriptors_address": 64, "completions_address": 64, "contexts": 32, "watchdog": 32}
+    {"count": 32, "descriptors_address": 64, "completions_address": 64, "contexts": 32, "watchdog": 32, "command": 32}
 )
 VALUES = {"count": 3, "descriptors_address": 0x1080, "completions_address": 0x2020, "contexts": 4, "watchdog": 0}
+VALUES |= {"command": 0}
 
 
 def run(values, *, lost=0, limit=200):
@@ -67,6 +68,7 @@ def test_contexts_are_a_power_of_two_that_the_build_has(contexts, log2):
     [
         ({"count": 0}, Status.EMPTY, 0),
         ({"contexts": 0}, Status.EMPTY, 0),
+        ({"command": 1}, Status.UNSUPPORTED, 0),
         ({"descriptors_address": 0x1040}, Status.MISALIGNED, 0x1040),
         ({"completions_address": 0x2010}, Status.MISALIGNED, 0x2010),
     ],

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearflash.abi.attend.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTES, AttendDescriptor, HeadCompletion
+from nearflash.abi.commands import AttendCommand
 from nearflash.abi.config import AttendConfig, KernelConfig
 from nearflash.abi.errors import AlignmentError, CommandError
 
@@ -73,6 +74,7 @@ class AttendBatch:
     def registers(self) -> dict[str, int]:
         """Values of the kernel's argument registers, by register name."""
         return {
+            "command": AttendCommand.HEADS,
             "count": len(self.descriptors),
             "descriptors_address": self.descriptors_address,
             "completions_address": self.completions_address,

@@ -1,8 +1,9 @@
 """Batch: runs one command of the attend kernel from `start` to `done`.
 
-Contract: a batch that is empty or misaligned ends at once, nothing read or written. Any other gives the numbers of all
-its descriptors on `o` and ends when as many heads have ended. A head's faults are the head's affair; status is not OK
-where a completion could not be written. `contexts` is rounded down to a power of two that the build has.
+Contract: a batch that is empty, misaligned or not of heads ends at once, nothing read or written. Any other gives the
+numbers of all its descriptors on `o` and ends when as many heads have ended. A head's faults are the head's affair;
+status is not OK where a completion could not be written. `contexts` is rounded down to a power of two that the build
+has.
 
 Timing: `done` comes at the earliest 2 cycles after `start`; a descriptor a cycle; back-pressure: yes.
 """
@@ -14,7 +15,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTES
-from nearflash.abi.commands import Status
+from nearflash.abi.commands import AttendCommand, Status
 from nearflash.abi.config import AttendConfig
 from nearflash.gateware.attn.interfaces import CONTEXT_BITS
 from nearflash.gateware.bus.transfer import BusError
@@ -82,6 +83,9 @@ class Batch(wiring.Component):
                         m.next = "FINISH"
                 with m.If((values.count == 0) | (values.contexts == 0)):
                     m.d.sync += [self.status.eq(Status.EMPTY), self.fault_address.eq(0)]
+                    m.next = "FINISH"
+                with m.If(values.command != AttendCommand.HEADS):
+                    m.d.sync += [self.status.eq(Status.UNSUPPORTED), self.fault_address.eq(0)]
                     m.next = "FINISH"
             with m.State("RUN"):
                 m.d.comb += self.o.valid.eq(sent != values.count)
