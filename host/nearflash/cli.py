@@ -82,9 +82,10 @@ def _devices(_: argparse.Namespace) -> int:
 
 
 def _add_selftest(subparsers: Any) -> None:
-    parser = subparsers.add_parser("selftest", help="compare random updates on a device with the model")
-    parser.add_argument("--device", default="host:update-smartssd", help="for example verilator:update-tiny")
+    parser = subparsers.add_parser("selftest", help="compare random commands on a device with the model")
+    parser.add_argument("--device", default="host:update-smartssd", help="for example verilator:attend-tiny")
     parser.add_argument("--params", type=int, default=1000, help="parameters of each update")
+    parser.add_argument("--tokens", type=int, default=1000, help="tokens times query heads of each head of attention")
     parser.add_argument("--seed", type=int, default=1, help="of the random values")
     parser.add_argument("--record", metavar="FILE", help="write a transcript that device `replay` plays back")
     parser.set_defaults(run=_selftest)
@@ -93,18 +94,13 @@ def _add_selftest(subparsers: Any) -> None:
 def _selftest(arguments: argparse.Namespace) -> int:
     from nearflash.device import open_device
     from nearflash.device.replay import RecordingDevice
-    from nearflash.device.selftest import compare
+    from nearflash.device.selftest.run import compare
 
     words = mismatches = 0
     device = open_device(arguments.device)
     with RecordingDevice(device, arguments.record) if arguments.record else device as device:
-        for result in compare(device, params=arguments.params, seed=arguments.seed):
-            adam = result.case.adam
-            optimizer = "AdamW" if adam.decoupled else "Adam"
-            print(
-                f"{adam.profile:<12}{optimizer:<6}{result.case.copy.name:<5}"
-                f"{result.words:>8} words {result.mismatches:>6} mismatches"
-            )
+        for result in compare(device, seed=arguments.seed, params=arguments.params, tokens=arguments.tokens):
+            print(f"{result.case:<28}{result.words:>8} words {result.mismatches:>6} mismatches")
             words, mismatches = words + result.words, mismatches + result.mismatches
     print(f"{arguments.device}: {words} words compared with the model, {mismatches} mismatches")
     return 1 if mismatches else 0

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "sim": {"abi", "model", "gateware", "device"},
 }
 #: Single modules that may import more.
-MORE = {"device.model": {"model"}, "demo.audit": {"model"}}
+MORE = {"device.model": {"model"}, "device.selftest.attend": {"model"}, "demo.audit": {"model"}}
 #: Third-party packages of those that stay lean; the others may use what pyproject.toml declares.
 LEAN = {
     "abi": set(),

@@ -12,9 +12,11 @@ from nearflash.abi.attend.faults import Fault
 from nearflash.abi.attend.pages import IndexFormat, PageEntry
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError, DeviceError
 from nearflash.device.attend import attend
+from nearflash.device.selftest.run import compare
+from nearflash.model.attend.case import differences
+from nearflash.model.attend.draw import MODES, random_case
 from nearflash.model.attend.head import attend_repeated
 from nearflash.model.attend.settings import Settings
-from nearflash.sim.attention import differences, random_case
 from nearflash.sim.heads import placed as heads_placed
 
 KERNEL = "attend"
@@ -47,6 +49,12 @@ def test_heads_equal_the_model(device, placed, contexts):
     for case, one in zip(heads, done.heads, strict=True):
         assert not differences(case, one.completion, one.out)
     assert done.batches[0].counters["heads_done"] == len(heads)
+
+
+def test_self_test(device):
+    rows = list(compare(device, seed=1, params=1, tokens=200))
+    assert {row.case.split()[0] for row in rows} == set(MODES)
+    assert not sum(row.mismatches for row in rows)
 
 
 def test_a_head_with_a_wrong_reference_is_computed_again(device, placed):

@@ -9,7 +9,7 @@ from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError
 from nearflash.device import open_device
-from nearflash.device.selftest import Case, random_state, run_update
+from nearflash.device.selftest.update import Case, random_state, run_update
 
 TAILS = [1, 2, 15, 16, 17, 1000]
 FUNCTIONAL = ("params_done", "nonfinite_gradients", "copy_overflows", "read_beats", "write_beats")

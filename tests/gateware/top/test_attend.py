@@ -10,8 +10,9 @@ from nearflash.abi.attend.faults import Fault
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.config import attend_config
 from nearflash.device.attend import attend
+from nearflash.model.attend.case import differences
+from nearflash.model.attend.draw import random_case
 from nearflash.model.attend.settings import Settings
-from nearflash.sim.attention import differences, random_case
 from nearflash.sim.cocotb_run import run_testbench
 from nearflash.sim.device import VerilatorDevice
 from nearflash.sim.heads import placed

@@ -6,7 +6,7 @@ import pytest
 from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import update_config
-from nearflash.device.selftest import Case, random_state, run_update
+from nearflash.device.selftest.update import Case, random_state, run_update
 from nearflash.gateware.update.lane import Lane
 from nearflash.model.update.lane import adam_step
 from nearflash.sim.cocotb_run import run_testbench

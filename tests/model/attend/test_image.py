@@ -8,7 +8,7 @@ import pytest
 from nearflash.abi.attend.codeword import CODEWORD_BYTES, RAW_BYTES, SEALED_BYTES, Owner, PageKind
 from nearflash.abi.attend.descriptor import Mode
 from nearflash.abi.attend.pages import IndexFormat, PageEntry
-from nearflash.model.attend.image import head_image
+from nearflash.model.attend.image import head_image, image_bytes
 from nearflash.model.attend.index import quantise
 from nearflash.model.attend.placement import MemoryStore, NandStore
 from nearflash.model.attend.settings import Settings
@@ -127,3 +127,30 @@ def test_units_fill_evenly():
     store.take(0, 1, 4096)
     pairs = [store.take(0, 2, 4096) for _ in range(3)]
     assert [(e.unit, e.row) for e in pairs] == [(2, 2), (0, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_pages_in_memory_are_copied_and_fill_it(make_head, interleaved):
+    _, k, v, _ = make_head(150, 64)
+    kind = settings(interleaved, INT8, 8, 64)
+    size = image_bytes(kind, len(k))
+    image = head_image(k, v, kind, OWNER, MemoryStore(0x1000, 2))
+    assert not image.flash_pages and sum(len(page.data) for page in image.pages) == size
+    memory = np.zeros(size, np.uint8)
+    image.copy_to_memory(memory, 0x1000)
+    assert memory.tobytes() == b"".join(page.data for page in sorted(image.pages, key=lambda page: page.entry.address))
+
+
+def test_the_last_group_is_in_memory_where_it_is_not_full(make_head):
+    _, k, v, _ = make_head(21, 64)
+    kind, memory = settings(False, FP16, 8, 512), MemoryStore(0, 2)
+    image = head_image(k, v, kind, OWNER, NandStore(2, 4), memory=memory, flushed=16)
+    assert len(image.flash_pages) == 4 and len(image.pages) == 5 and memory.end == image_bytes(kind, 5)
+
+
+def test_a_turn_is_another_channel(make_head):
+    _, k, v, _ = make_head(70, 64)
+    kind = settings(True, INT4, 8, 32)
+    entries = [[PageEntry.unpack(int(word)).channel for word in (*image.token_table, *image.index_table)]
+               for image in (head_image(k, v, kind, OWNER, NandStore(4, 4), turn=turn) for turn in (0, 1))]  # fmt: skip
+    assert entries[1] == [(channel + 1) % 4 for channel in entries[0]]

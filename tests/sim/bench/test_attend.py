@@ -3,10 +3,10 @@
 import pytest
 
 from nearflash.abi.errors import CommandError
+from nearflash.model.attend.draw import MODES
 from nearflash.sim.bench import attend
 from nearflash.sim.bench.attend import run, selector_rows
 from nearflash.sim.bench.attend_equality import equality_rows, random_heads
-from nearflash.sim.heads import MODES
 
 
 def test_heads_are_of_all_modes_and_the_same_for_a_seed():

@@ -16,9 +16,11 @@ import numpy as np
 from nearflash.abi.attend.codeword import Owner
 from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.device.attend import attend
-from nearflash.sim.attention import Case, differences
+from nearflash.model.attend.case import Case, differences
+from nearflash.model.attend.draw import MODES, random_head
+from nearflash.model.attend.settings import Addresses
 from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.heads import MODES, fits, placed, random_head
+from nearflash.sim.heads import placed
 from nearflash.sim.kernel import MemoryModel
 
 __all__ = ["ORDERS", "STALL_PERCENTS", "equality_rows", "random_heads"]
@@ -96,7 +98,8 @@ def _compare(batch: tuple[Sequence[_Named], Sequence[_Way]]) -> list[tuple[tuple
 
 def _contexts(config: AttendConfig, case: Case) -> int:
     """The most contexts that leave room for the head."""
+    head = case.settings.descriptor(case.owner, len(case.k), len(case.q), Addresses())
     contexts = config.contexts
-    while not fits(config, case.settings, len(case.k), len(case.q), contexts):
+    while not head.fits(config, contexts):
         contexts //= 2
     return contexts

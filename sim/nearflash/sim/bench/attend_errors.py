@@ -14,9 +14,10 @@ from nearflash.abi.attend.codeword import Owner
 from nearflash.abi.attend.faults import Fault
 from nearflash.abi.config import attend_config
 from nearflash.device.attend import attend
-from nearflash.sim.attention import differences
+from nearflash.model.attend.case import differences
+from nearflash.model.attend.draw import MODES, random_head
 from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.heads import MODES, placed, random_head
+from nearflash.sim.heads import placed
 
 __all__ = ["BIT_ERROR_RATES", "error_rows"]
 

@@ -16,8 +16,8 @@ import numpy as np
 from nearflash.abi.attend.codeword import Owner
 from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.device.attend import Head, PlacedBatch
+from nearflash.model.attend.case import Case
 from nearflash.model.attend.settings import Settings
-from nearflash.sim.attention import Case
 from nearflash.sim.bench.attend_events import Load, simulate
 from nearflash.sim.device import VerilatorDevice
 from nearflash.sim.heads import completion_records, page_settings, placed

@@ -15,7 +15,7 @@ from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.formats import FP32
 from nearflash.device.model import ModelDevice
-from nearflash.device.selftest import Case, differing_words, random_state, run_update
+from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
 from nearflash.sim.device import VerilatorDevice
 from nearflash.sim.kernel import MemoryModel
 

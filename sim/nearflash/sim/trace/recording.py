@@ -18,7 +18,8 @@ from nearflash.abi.attend.pages import PageEntry
 from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError, ConfigError
 from nearflash.device.attend import Head, PlacedBatch
-from nearflash.sim.attention import Case, random_case
+from nearflash.model.attend.case import Case
+from nearflash.model.attend.draw import random_case
 from nearflash.sim.device import VerilatorDevice, nand_model
 from nearflash.sim.heads import completion_records, page_settings, placed
 from nearflash.sim.nand.channel import NandChannel

@@ -12,10 +12,11 @@ from nearflash.abi.commands import Status
 from nearflash.abi.config import attend_config
 from nearflash.abi.registers import ATTEND, MAGIC
 from nearflash.gateware.top.attend import AttendKernel
+from nearflash.model.attend.case import Case, differences
+from nearflash.model.attend.draw import random_case
 from nearflash.model.attend.image import head_image
 from nearflash.model.attend.placement import MemoryStore
 from nearflash.model.attend.settings import Addresses, Settings
-from nearflash.sim.attention import Case, differences, random_case
 from nearflash.sim.kernel_testbench import KernelTestbench
 from nearflash.sim.testbench import start, test
 

@@ -1,4 +1,4 @@
-"""Heads for the attend kernel, and what the model says of them."""
+"""One head with its tensors, and how an answer differs from the model's."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,7 +13,7 @@ from nearflash.model.attend.head import HeadResult, attend, attend_repeated
 from nearflash.model.attend.settings import Settings
 from nearflash.model.attend.traffic import traffic
 
-__all__ = ["Case", "differences", "random_case"]
+__all__ = ["Case", "differences"]
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,6 @@ class Case:
         """What the kernel has to write back."""
         pages = traffic(self.settings, result.channels, result.chosen).all.requests
         return result.completion(pages)
-
-
-def random_case(settings: Settings, tokens: int, group: int, seed: int, *, head: int = 0) -> Case:
-    """Normal q, k, v with some large channels and some tokens that attract q."""
-    rng, dim = np.random.default_rng(seed), settings.dim
-    q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))
-    q[:, rng.choice(dim, max(1, dim // 8), replace=False)] *= 4
-    k[rng.choice(tokens, max(1, tokens // 32), replace=False)] += q[0] / 4
-    return Case.of(settings, Owner(seed, head % 7, head), q, k, v)
 
 
 def differences(

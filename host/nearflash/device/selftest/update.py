@@ -1,4 +1,4 @@
-"""Random updates on a device against the model: what `nearflash selftest` runs."""
+"""Random updates on a device, against the model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ from nearflash.abi.errors import CommandError
 from nearflash.device.base import Buffer, Device
 from nearflash.device.memory import PAGE_BYTES
 from nearflash.device.registry import open_device
+from nearflash.device.selftest.comparison import Comparison
 
-__all__ = ["Case", "Comparison", "compare", "differing_words", "random_state", "run_update"]
+__all__ = ["Case", "compare_updates", "differing_words", "random_state", "run_update"]
 
 STREAMS = ("p", "m", "v", "copy")
 
@@ -28,15 +29,9 @@ class Case:
     in_place: bool = False
     """Outputs over the inputs, or in a second slot."""
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """How far a device and the model agree on a case."""
-
-    case: Case
-    words: int
-    """Elements of p, m, v and the copy that were compared."""
-    mismatches: int
+    def __str__(self) -> str:
+        """Profile, optimizer, copy."""
+        return f"{self.adam.profile:<12}{'AdamW' if self.adam.decoupled else 'Adam':<6}{self.copy.name}"
 
 
 def random_state(rng: np.random.Generator, params: int) -> NDArray[np.float32]:
@@ -85,7 +80,7 @@ def differing_words(actual: Mapping[str, bytes], expected: Mapping[str, bytes]) 
     return words, mismatches
 
 
-def compare(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
+def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
     """Every profile, AdamW and Adam, both copies, in place and in two slots, against the model.
 
     Raises CommandError for less than one parameter, and what the device raises.
@@ -100,4 +95,4 @@ def compare(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
                 case = Case(adam, params, copy, in_place=decoupled)
                 state = random_state(rng, params)
                 (actual, _), (expected, _) = run_update(device, case, state), run_update(model, case, state)
-                yield Comparison(case, *differing_words(actual, expected))
+                yield Comparison(str(case), *differing_words(actual, expected))

@@ -1,0 +1,1 @@
+"""A device against the model: what `nearflash selftest` runs."""

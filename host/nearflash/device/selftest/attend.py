@@ -1,0 +1,96 @@
+"""Random heads of every mode on a device of the attend kernel, against the model.
+
+Their pages lie in the device's memory, as no device writes flash yet.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.codeword import Owner
+from nearflash.abi.attend.descriptor import HeadCompletion
+from nearflash.abi.config import AttendConfig
+from nearflash.abi.errors import CommandError
+from nearflash.device.attend import Head, attend
+from nearflash.device.base import Buffer, Device
+from nearflash.device.selftest.comparison import Comparison
+from nearflash.model.attend.case import Case
+from nearflash.model.attend.draw import MODES, random_head
+from nearflash.model.attend.image import PageImage, head_image, image_bytes
+from nearflash.model.attend.placement import MemoryStore, Store
+from nearflash.model.attend.settings import Addresses
+
+__all__ = ["compare_heads", "placed"]
+
+_SHAPES = ((64, 1), (80, 2), (128, 4))
+"""Head dimension and query heads."""
+
+
+@contextmanager
+def placed(
+    device: Device, cases: Iterable[Case], flash: Store | None = None, *, turn: int = 0
+) -> Iterator[tuple[list[Head], list[PageImage]]]:
+    """Put the pages of heads in the device's memory; with `flash` only the last group, where it is not full.
+
+    Gives the heads and the pages that are to be on flash. `turn` puts everything on another channel: pages then arrive
+    in another order. Memory is given back at the end.
+    """
+    config = device.identity.config
+    assert isinstance(config, AttendConfig)
+    heads: list[Head] = []
+    pages: list[PageImage] = []
+    buffers: list[Buffer] = []
+    try:
+        for case in cases:
+            settings, size = case.settings, len(case.k)
+            buffers.append(buffer := device.allocate(image_bytes(settings, size)))
+            memory = MemoryStore(buffer.address, config.channels)
+            whole = size // settings.group_tokens * settings.group_tokens
+            image = head_image(
+                case.k, case.v, settings, case.owner, flash or memory, memory=memory, flushed=whole, turn=turn
+            )
+            image.copy_to_memory(buffer.host, buffer.address)
+            buffer.sync_to_device()
+            pages += image.flash_pages
+            descriptor = settings.descriptor(case.owner, size, len(case.q), Addresses())
+            heads.append(Head(descriptor, case.q, case.v_mean, image.token_table, image.index_table))
+        yield heads, pages
+    finally:
+        for buffer in buffers:
+            device.free(buffer)
+
+
+def compare_heads(device: Device, *, tokens: int, seed: int) -> Iterator[Comparison]:
+    """Heads of every mode in one batch; S·g of each is about `tokens`.
+
+    Raises CommandError for less than one token, or more than the build has room for; what the device raises.
+    """
+    if tokens < 1:
+        raise CommandError(f"tokens must be at least 1, not {tokens!r}")
+    rng, config = np.random.default_rng(seed), device.identity.config
+    assert isinstance(config, AttendConfig)
+    drawn = [(mode, dim, group, -(-tokens // group)) for mode in MODES for dim, group in _SHAPES]
+    cases = [random_head(rng, *one, Owner(index, index % 7, index)) for index, one in enumerate(drawn)]
+    with placed(device, cases) as (heads, _):
+        done = attend(device, heads, contexts=_contexts(config, heads))
+    for (mode, dim, group, size), case, one in zip(drawn, cases, done.heads, strict=True):
+        result = case.result(repeated=True)
+        expected = _words(case, case.completion(result), result.out)
+        wrong = _words(case, one.completion, one.out) != expected
+        yield Comparison(f"{mode:<12}S {size:<6}d {dim:<4}g {group}", expected.size, int(wrong.sum()))
+
+
+def _contexts(config: AttendConfig, heads: Sequence[Head]) -> int:
+    """The most contexts that leave room for every head."""
+    for contexts in (config.contexts >> step for step in range(config.contexts.bit_length())):
+        if all(head.descriptor.fits(config, contexts) for head in heads):
+            return contexts
+    raise CommandError(f"tokens must be fewer for the room of {config.full_name}, not {heads[0].descriptor.tokens}")
+
+
+def _words(case: Case, completion: HeadCompletion, out: NDArray[np.float16] | None) -> NDArray[np.uint16]:
+    """Completion and output; NaN where there is none."""
+    values = np.full_like(case.q, np.nan) if out is None else out
+    return np.frombuffer(completion.pack() + values.tobytes(), np.uint16)
