@@ -2,8 +2,8 @@
 
     i_page, i ─► BeatFilter ─┬─► queue of V ─┐
                              └───────────────┴─► Issue ─► Lanes ─┬─► DotPath ─► WeightUnit ─► weights of Lanes
-                                                                 ├─► SumMemory ─► SumDrain ─► o_partial
-                                                                 └─► ScoreMemory ─► ScoreHarvest ─► o_score
+                                                                 └─► Accumulators ─┬─► SumDrain ─► o_partial
+                                                                                   └─► ScorePath ─► Harvest ─► o_score
 
 Everything behind Issue runs freely; places for its results are reserved before. A request holds a ticket from its
 header until its END has passed the lanes; faults are collected by ticket.
@@ -12,14 +12,17 @@ Timing: one beat of fp16 a cycle and set of heads; back-pressure: yes.
 Numerics: docs/attention.md, 1.
 """
 
-from amaranth import Module, Mux
+from amaranth import Cat, Module, Mux
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.faults import Fault
+from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.config import AttendConfig
+from nearflash.gateware.attn.accumulators import Accumulators
 from nearflash.gateware.attn.beats import ElementBeat, OpKind, What
 from nearflash.gateware.attn.blocks import BlockTable
+from nearflash.gateware.attn.choice import choose
 from nearflash.gateware.attn.dots import DotPath
 from nearflash.gateware.attn.drain import SumDrain
 from nearflash.gateware.attn.filter import BeatFilter
@@ -38,11 +41,10 @@ from nearflash.gateware.attn.interfaces import (
 from nearflash.gateware.attn.issue import EVENTS, Issue
 from nearflash.gateware.attn.lanes import Lanes
 from nearflash.gateware.attn.requests import RequestTable
-from nearflash.gateware.attn.scores import ScoreMemory
-from nearflash.gateware.attn.sums import SumMemory
+from nearflash.gateware.attn.scores import ScorePath
 from nearflash.gateware.attn.weight import WeightUnit
 from nearflash.gateware.datapath import Datapath, Timed
-from nearflash.gateware.fp.pipeline import wire
+from nearflash.gateware.fp.pipeline import register, wire
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["ChannelEngine"]
@@ -50,6 +52,7 @@ __all__ = ["ChannelEngine"]
 _GROUP_TOKENS_MAX = 64
 _GROUP_MAX = 8
 _VALUE_BEATS = 513
+_READ_CYCLE = Lanes.LATENCY - 1  # of a row of sums or scores
 _END_CYCLES = Lanes.LATENCY + DotPath.LATENCY + 2
 
 
@@ -97,9 +100,11 @@ class ChannelEngine(wiring.Component):
         m.submodules.lanes = self._lanes = Lanes(heads, config.query_rows, self._weights)
         m.submodules.dots = self._dots = DotPath(heads, slots)
         m.submodules.weight = self._weight = WeightUnit(heads, config.contexts, slots, self._weights)
-        m.submodules.sums = self._sums = SumMemory(heads, slots * self._slot_rows)
+        m.submodules.accumulators = self._accumulators = Accumulators(
+            heads, slots * self._slot_rows, config.score_blocks
+        )
         m.submodules.blocks = self._blocks = BlockTable(heads, config.score_blocks)
-        m.submodules.scores = self._scores = ScoreMemory(heads, config.score_blocks)
+        m.submodules.scores = self._scores = ScorePath(heads, config.score_blocks)
         m.submodules.harvest = self._harvest = ScoreHarvest(heads, config.score_blocks)
         m.submodules.drain = self._drain = SumDrain(heads, slots, self._slot_rows)
         m.d.comb += [
@@ -114,6 +119,7 @@ class ChannelEngine(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i), self._filter.i)
         self._route(m)
         self._operate(m)
+        self._accumulate(m)
         self._sum(m)
         self._score(m)
         self._end(m)
@@ -165,18 +171,34 @@ class ChannelEngine(wiring.Component):
             requests.fault[3].faults.eq(nonfinite),
         ]
 
-    def _sum(self, m: Module) -> None:
-        """p·V: a row of sums is read a cycle before its products are there."""
-        sums, drain, weight, read = self._sums, self._drain, self._weight, self._at(Lanes.LATENCY - 1)
-        seen = self._at(Lanes.LATENCY - 1 + SumMemory.READ_LATENCY)
+    def _accumulate(self, m: Module) -> None:
+        """A row of sums or scores is read a cycle before its products are there."""
+        accumulators, lanes, read = self._accumulators, self._lanes, self._at(_READ_CYCLE)
+        op, row, int4 = read.op, read.op.kind == OpKind.ROW, read.op.form == IndexFormat.INT4
+        halves = Cat(int4 | ~op.half[0], int4 | op.half[0])
+        scores = wire(m, row | (op.kind == OpKind.SCORES))
         m.d.comb += [
-            sums.i.address.eq(read.op.address),
-            sums.i.fresh.eq(read.op.fresh),
-            sums.i.element.eq(read.op.token),
-            sums.i.add.eq(read.valid & (read.op.kind == OpKind.VALUE)),
-            *(product.eq(lane) for product, lane in zip(sums.product, self._lanes.o, strict=True)),
-            drain.sum.valid.eq(seen.valid & (seen.op.kind == OpKind.SUMS)),
-            drain.sum.value.eq(sums.o),
+            accumulators.i.address.eq(Mux(scores, self._scores.address, op.address)),
+            accumulators.i.scores.eq(scores),
+            accumulators.i.fresh.eq(op.fresh),
+            accumulators.i.head.eq(op.token[2:]),
+            accumulators.i.pair.eq(int4),
+            accumulators.borrow.eq(lanes.borrow),
+            *(product.eq(lane) for product, lane in zip(accumulators.product, lanes.o, strict=True)),
+        ]
+        with m.If(read.valid & row):
+            m.d.comb += accumulators.i.write.eq(halves)
+        with m.If(read.valid & (op.kind == OpKind.VALUE)):
+            m.d.comb += accumulators.i.write.eq(0b11)
+
+    def _sum(self, m: Module) -> None:
+        """p·V."""
+        drain, weight, cycle = self._drain, self._weight, _READ_CYCLE + Accumulators.READ_LATENCY
+        seen = self._at(cycle)
+        lane, is_sum = seen.op.token[:2], wire(m, seen.valid & (seen.op.kind == OpKind.SUMS))
+        m.d.comb += [
+            drain.sum.valid.eq(register(m, is_sum)),
+            drain.sum.value.eq(register(m, choose(list(self._accumulators.o), lane)).as_signed()),
             drain.fresh.eq(self._issue.fresh),
             drain.total.eq(weight.total),
             drain.weight_busy.eq(weight.busy),
@@ -191,21 +213,19 @@ class ChannelEngine(wiring.Component):
     def _score(self, m: Module) -> None:
         """Approximate scores, of rows and of tails."""
         scores, harvest, lanes, blocks = self._scores, self._harvest, self._lanes, self._blocks
-        seen = self._at(Lanes.LATENCY + ScoreMemory.READ_LATENCY)
-        checked = self._at(Lanes.LATENCY + ScoreMemory.FAULT_LATENCY)
+        checked = self._at(_READ_CYCLE + ScorePath.FAULT_LATENCY)
         fault = self._requests.fault[4]
         m.d.comb += [
             scores.i_buffer.eq(blocks.o_buffer),
             harvest.i_buffer.eq(blocks.o_buffer),
             blocks.release.eq(harvest.release),
-            scores.i.eq(self._at(Lanes.LATENCY)),
-            *(product.eq(lane) for product, lane in zip(scores.product, lanes.o, strict=True)),
-            scores.borrow.eq(lanes.borrow),
+            scores.i.eq(self._at(_READ_CYCLE)),
+            *(product.eq(lane) for product, lane in zip(scores.product, lanes.o, strict=False)),
+            *(word.eq(read) for word, read in zip(scores.words, self._accumulators.o, strict=True)),
             scores.exceeds.eq(lanes.exceeds),
             scores.i_tail.eq(self._dots.o_tail),
             lanes.i_factor.eq(scores.o_factor),
-            harvest.scores.values.eq(scores.o.values),
-            harvest.scores.valid.eq(seen.valid & (seen.op.kind == OpKind.SCORES)),
+            harvest.scores.eq(scores.o),
             fault.ticket.eq(checked.op.ticket),
             fault.faults.eq(Mux(scores.o_fault, Fault.SCORE_RANGE.value, 0)),
         ]

@@ -2,13 +2,14 @@
 
 Contract: jobs in order; Done leaves after the job's last row has left.
 
-Timing: one row a cycle while the lanes have a cycle free, 20 cycles more a job; back-pressure: yes.
+Timing: one row a cycle while the lanes have a cycle free, one in four cycles of a tail, 20 cycles more a job;
+back-pressure: yes.
 """
 
 from typing import Any
 
-from amaranth import Module, Mux, Signal, Value
-from amaranth.hdl import signed
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import C, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -17,7 +18,7 @@ from nearflash.abi.attend.numbers import SCORE_BITS
 from nearflash.gateware.attn.blocks import BUFFER_WRITE, ScoreJob
 from nearflash.gateware.attn.interfaces import Done, RequestKind, ScoreRow
 from nearflash.gateware.attn.issue import MemoryRead
-from nearflash.gateware.attn.scores import BUFFER_WORDS
+from nearflash.gateware.attn.scores import TAIL_ADDRESS
 from nearflash.gateware.fp.pipeline import wire
 from nearflash.gateware.stream.queue import StreamQueue
 
@@ -35,7 +36,7 @@ class ScoreHarvest(wiring.Component):
     Members
     -------
     i_buffer : In, BUFFER_WRITE. i : In stream of ScoreJob.
-    o_read : Out stream of MemoryRead; scores : In, {valid, values}: what they read, in order, at most 24 reads behind.
+    o_read : Out stream of MemoryRead; scores : In, {valid, values}: rows that they read, in order, at most 24 behind.
     release : Out, {valid, tail, entry}. o : Out stream of ScoreRow. o_done : Out stream of Done.
     """
 
@@ -59,7 +60,10 @@ class ScoreHarvest(wiring.Component):
         m = Module()
         job, first, factor, added = Signal(ScoreJob), Signal(16), Signal(9), Signal(20)
         places = Signal(range(_PLACES + 1), init=_PLACES)
-        step = wire(m, self.o_read.valid & self.o_read.ready)
+        token = Signal(2)  # a tail's row takes four reads
+        read = wire(m, self.o_read.valid & self.o_read.ready)
+        step = wire(m, read & (~job.tail | token.all()))
+        m.d.sync += token.eq(token + (read & job.tail))
         m.d.sync += places.eq(places - step + (self.o.valid & self.o.ready))
         end = Signal()
         with m.FSM():
@@ -89,11 +93,11 @@ class ScoreHarvest(wiring.Component):
             self.o_done.payload.kind.eq(Mux(job.tail, RequestKind.TAIL, RequestKind.INDEX)),
             self.o_done.payload.faults.eq(job.faults),
         ]
-        row, head, last = self._walk(m, job, step, end)
+        row, head, last = self._walk(m, job, token, step, end)
         self._collect(m, job, step, wire(m, first + row), row, head, last)
         return m
 
-    def _walk(self, m: Module, job: data.View, step: Value, end: Signal) -> tuple[Value, Value, Value]:
+    def _walk(self, m: Module, job: data.View, token: Value, step: Value, end: Signal) -> tuple[Value, Value, Value]:
         """Row in the job and head of the next read, and where they lie."""
         start, row, head = Signal(9), Signal(5), Signal(3)
         place = wire(m, start + row)
@@ -110,16 +114,15 @@ class ScoreHarvest(wiring.Component):
         m.submodules.buffers = buffers = Memory(shape=4, depth=self._blocks * _GROUP_MAX, init=[])
         write, read = buffers.write_port(), buffers.read_port(domain="comb")
         turn = head >> bits
-        tail_place = wire(m, self._blocks * BUFFER_WORDS + (job.entry[0] << 6) + (turn << 3) + (place >> 1)[:3])
         m.d.comb += [
             write.addr.eq(self.i_buffer.turn + (self.i_buffer.entry << 3)),
             write.data.eq(self.i_buffer.buffer),
             write.en.eq(self.i_buffer.valid),
             read.addr.eq(turn + (job.entry << 3)),
             self.o_read.payload.address.eq(
-                Mux(job.tail, tail_place, (read.data << (BUFFER_WORDS - 1).bit_length()) + (place >> 1))
+                Mux(job.tail, TAIL_ADDRESS | Cat(place[:4], C(0, 3) | turn, job.entry[0]), Cat(place[1:8], read.data))
             ),
-            self.o_read.payload.element.eq(place[0] + (head[:bits] << 1 if bits else 0)),
+            self.o_read.payload.element.eq(Cat(Mux(job.tail, token, place[0]), head[:bits])),
         ]
         return place, head, group_end
 
