@@ -3,7 +3,7 @@ import pytest
 
 from nearflash.gateware.nfc.checker import CodewordChecker
 from nearflash.model.nfc.codeword import Checked, decode, raw
-from nearflash.sim.harness import transfer_cycles
+from nearflash.sim.harness import run_streams, transfer_cycles
 from nearflash.sim.ports import words_from_integers
 from nearflash.sim.stalls import STALLS, Stall, Stalls
 
@@ -113,3 +113,16 @@ def test_full_rate_latency_and_events(make_page):
     assert cycles["i"][-1] - cycles["i"][0] == 5 * 69 - 1
     assert cycles["o"][0] - cycles["i"][68] == CodewordChecker.LATENCY
     assert cycles["o"][-1] - cycles["i"][-1] == CodewordChecker.LATENCY + 64
+
+
+def test_aside_codewords_leave_with_their_owner_block(make_page):
+    page = make_page(3, 5)
+    block = [page.owner.block(page.index, page.kind, number) for number in range(3)]
+    inputs = {"i": page.beats(), "i_owner": [page.page_owner]}
+    found = run_streams(CodewordChecker(), inputs, {"o_aside": 3 * 68}, stalls="both", hold={"aside": 1})["o_aside"]
+    owned = [np.frombuffer(owner + sealed[:524].tobytes() + bytes(4), "<u8") for owner, sealed in
+             zip(block, page.sealed, strict=True)]  # fmt: skip
+    words = np.array([beat.data for beat in found], "<u8").reshape(3, 68)
+    words[:, 67] &= (1 << 32) - 1  # parity lies behind the CRC
+    np.testing.assert_array_equal(words, np.stack(owned))
+    assert not any(beat.corrected | beat.uncorrectable for beat in found)

@@ -116,16 +116,16 @@ def test_a_dead_unit_costs_its_own_pages_only(bench, pages):
     try:
         data = np.random.default_rng(3).integers(0, 256, (3, 8, 552), np.uint8)
         operations = [
-            Operation(2, 100, data[0]),
+            Operation(2, 100, data[0], begins=False),
             Operation(2, 0),
-            Operation(2, 101, data[1]),
+            Operation(2, 101, data[1], begins=False),
             Operation(0, 99, data[2]),
         ]
         answers, results = bench.run(reads, operations, timeout_cycles=2_000_000)
     finally:
         bench.channel.stick(2, -1)
-    assert [(result["unit"], result["erase"], result["timeout"]) for result in results] == [
-        *((2, 0, 1), (2, 1, 1), (2, 0, 1), (0, 0, 0))
+    assert [(result["number"], result["unit"], result["erase"], result["timeout"]) for result in results] == [
+        *((0, 2, 0, 1), (1, 2, 1, 1), (2, 2, 0, 1), (3, 0, 0, 0))
     ]
     assert np.array_equal(bench.channel.page(0, 99)[: 8 * 552], data[2].reshape(-1))
     assert sorted(answer.index for answer in answers) == list(range(12))

@@ -4,6 +4,7 @@ import random
 
 from amaranth.sim import Simulator
 
+from nearflash.gateware.attn.interfaces import RequestKind
 from nearflash.gateware.nfc.requests import RequestTable
 
 PAGE_CODEWORDS = {0: 8, 1: 32, 2: 1}
@@ -19,10 +20,18 @@ def test_jobs_pairs_and_slots():
     rng = random.Random(8)
     requests = []
     for index in range(60):
-        size = PAGE_CODEWORDS[context := rng.randrange(3)]
+        context, kind = rng.randrange(3), rng.choice([RequestKind.GATHER, RequestKind.PAGE])
+        size = 32 if kind is RequestKind.PAGE else PAGE_CODEWORDS[context]
         codewords = rng.choice([1, 1 << size, 1 << size | 1, 1 << size - 1, (1 << 2 * size) - 1])
         requests.append(
-            {"context": context, "index": index, "codewords": codewords, "address": rng.randrange(8) << 32 | index}
+            {
+                "context": context,
+                "kind": kind,
+                "index": index,
+                "codewords": codewords,
+                "address": rng.randrange(8) << 32 | index,
+                "size": size,
+            }
         )
     open_jobs, open_slots, done = [], {}, []
 
@@ -46,7 +55,7 @@ def test_jobs_pairs_and_slots():
             ctx.set(dut.release, release is not None)
             ctx.set(dut.i.valid, bool(waiting))
             if waiting:
-                ctx.set(dut.i.payload, waiting[0])
+                ctx.set(dut.i.payload, {name: value for name, value in waiting[0].items() if name != "size"})
             if release is not None:
                 assert ctx.get(dut.entry.header.index) == open_slots.pop(release)["index"]
             if waiting and ctx.get(dut.i.ready):
@@ -54,7 +63,7 @@ def test_jobs_pairs_and_slots():
             if ctx.get(dut.jobs.valid):
                 job, request = ctx.get(dut.jobs.payload), given[0]
                 wanted = request.setdefault(
-                    "jobs", jobs_of(request["address"] >> 32, request["codewords"], PAGE_CODEWORDS[request["context"]])
+                    "jobs", jobs_of(request["address"] >> 32, request["codewords"], request["size"])
                 )
                 assert job.unit == wanted.pop(0)
                 open_jobs.append(job.slot)

@@ -53,6 +53,8 @@ class RequestKind(enum.Enum, shape=2):
     """K of a token group, with q masked to the selected channels: approximate scores."""
     GATHER = 2
     """K and V of a token group: exact scores, weights, sums."""
+    PAGE = 3
+    """All of one page, for a page operation: it reaches no engine."""
 
 
 class ContextRecord(data.Struct):

@@ -1,26 +1,27 @@
 """Checker of one channel: from raw codewords to checked ones.
 
-    raw ──► ErrorCorrection ──► CrcChecker ──► CodewordBeat
-                  ▲ ▼
+    raw ──► ErrorCorrection ─┬─► CrcChecker ──► CodewordBeat
+                  ▲ ▼        └─► (aside) o_aside
             shared Corrector
 
 Contract: codewords leave in order, 65 beats each (aux, then data), with `uncorrectable` and `foreign` constant over the
 codeword. Uncorrectable: more bit errors than the code corrects, a wrong CRC after a correction, or a unit that failed.
-Foreign: no bit wrong, and a wrong CRC. Reset drops what is inside.
+Foreign: no bit wrong, and a wrong CRC. While `aside`, codewords leave on `o_aside` instead, corrected, 68 beats each
+(owner block, aux, data, CRC), no CRC looked at; it changes only while none is inside. Reset drops what is inside.
 
 Timing: a clean codeword's first beat leaves LATENCY cycles after its last one came; full rate (69 beats in, 65 out)
 while codewords are clean; back-pressure: yes.
 Numerics: equals nearflash.model.nfc.codeword.decode; data of a codeword that is not in order mean nothing.
 """
 
-from amaranth import Module
+from amaranth import Module, Mux
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.codeword import BCH_BITS
 from nearflash.gateware.attn.interfaces import CodewordBeat
 from nearflash.gateware.nfc.bch.key_equation import SYNDROMES_A_BEAT
-from nearflash.gateware.nfc.codeword import OWNED_BEATS, ErrorPosition, PageOwner
+from nearflash.gateware.nfc.codeword import OWNED_BEATS, ErrorPosition, OwnedBeat, PageOwner
 from nearflash.gateware.nfc.crc_checker import CrcChecker
 from nearflash.gateware.nfc.error_correction import ErrorCorrection
 from nearflash.gateware.nfc.link import RawBeat
@@ -37,6 +38,7 @@ class CodewordChecker(wiring.Component):
     i_owner : In stream of PageOwner, one a request (up to and with the `final` codeword).
     o_syndromes, i_errors : streams to and from a channel of CorrectorShare.
     o : Out stream of CodewordBeat, 65 beats a codeword.
+    aside : In. o_aside : Out stream of OwnedBeat.
     corrected, uncorrectable, foreign : Out, pulses: a codeword was found to be so.
     """
 
@@ -48,6 +50,8 @@ class CodewordChecker(wiring.Component):
     o_syndromes: Out(stream.Signature(BCH_BITS * SYNDROMES_A_BEAT))
     i_errors: In(stream.Signature(ErrorPosition))
     o: Out(stream.Signature(CodewordBeat))
+    aside: In(1)
+    o_aside: Out(stream.Signature(OwnedBeat))
     corrected: Out(1)
     uncorrectable: Out(1)
     foreign: Out(1)
@@ -61,7 +65,9 @@ class CodewordChecker(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i_owner), correction.i_owner)
         wiring.connect(m, correction.o_syndromes, wiring.flipped(self.o_syndromes))
         wiring.connect(m, wiring.flipped(self.i_errors), correction.i_errors)
-        wiring.connect(m, correction.o, crc.i)
+        for out, wanted in ((crc.i, ~self.aside), (self.o_aside, self.aside)):
+            m.d.comb += [out.payload.eq(correction.o.payload), out.valid.eq(correction.o.valid & wanted)]
+        m.d.comb += correction.o.ready.eq(Mux(self.aside, self.o_aside.ready, crc.i.ready))
         wiring.connect(m, crc.o, wiring.flipped(self.o))
         for event in ("corrected", "uncorrectable", "foreign"):
             m.d.comb += getattr(self, event).eq(getattr(crc, event))

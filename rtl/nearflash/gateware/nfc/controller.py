@@ -9,28 +9,29 @@ Contract: each request gives one header, then the codewords of its mask, ascendi
 order: the first one whose pages are in their registers goes first. Only those codewords cross the link: each run of
 neighbours takes one column change. The pages of all units are sensed at the same time; with `cached`, a unit senses its
 next page while the one before is read out. Programs and erases run on their unit while the others are read; each gives
-one result. Every wait of NandTiming is kept; other units are served while a column
+one result. A program's data are asked for by `due`, while the bus is held for them; one that cannot begin asks for
+none. Every wait of NandTiming is kept; other units are served while a column
 change settles. A unit that stays busy far beyond its time is reset, and the codewords of
 the page that it owes come as zeros, marked `failed`: nothing waits for it.
 
 Timing: the bus changes hands within 4 clocks. o.valid of `codewords` depends on link.read.valid in the same clock.
-Limits: a program's data must be on their way, for the bus waits for them. Units are independent: planes that must not
-be programmed apart are one unit. Rows have 24 bits on the bus.
+Limits: units are independent: planes that must not be programmed apart are one unit. Rows have 24 bits on the bus.
 Source: ONFI 4.2; independent units as with multi-plane asynchronous reads of current parts.
 """
 
 from dataclasses import dataclass
 
-from amaranth import Module, Mux, Signal
+from amaranth import Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.nand import NandTiming
 from nearflash.gateware.attn.interfaces import ContextRecord, PageHeader, PageRequest
 from nearflash.gateware.nfc.delivery import Delivery
 from nearflash.gateware.nfc.jobs import JobQueues
-from nearflash.gateware.nfc.link import BEATS_BITS, NandLinkSignature, RawBeat, codeword_beats
-from nearflash.gateware.nfc.operation import NandOperation, NandResult
+from nearflash.gateware.nfc.link import NandLinkSignature, RawBeat, codeword_beats
+from nearflash.gateware.nfc.operation import NUMBER_BITS, NandOperation, NandResult
 from nearflash.gateware.nfc.phrase import PhraseKind, PhrasePlayer
 from nearflash.gateware.nfc.progress import STATUS_FAIL, STATUS_READY, UnitProgress
 from nearflash.gateware.nfc.requests import RequestTable
@@ -68,6 +69,7 @@ class NandController(wiring.Component):
     context, context_valid : In, broadcast of ContextRecord.
     i : In stream of PageRequest. header : Out stream of PageHeader. codewords : Out stream of RawBeat.
     operations : In stream of NandOperation. program : In stream of 64 bits. results : Out stream of NandResult.
+    due : Out, the bus is held for the data of the program at hand.
     link : NandLinkSignature.
     late : Out, pulse: a page or an operation never came to its end; `late_unit` says where.
 
@@ -101,6 +103,7 @@ class NandController(wiring.Component):
                 "codewords": Out(stream.Signature(RawBeat)),
                 "operations": In(stream.Signature(NandOperation)),
                 "program": In(stream.Signature(64)),
+                "due": Out(1),
                 "results": Out(stream.Signature(NandResult)),
                 "link": Out(NandLinkSignature),
                 "late": Out(1),
@@ -124,8 +127,7 @@ class NandController(wiring.Component):
         )
         for name, part in vars(parts).items():
             m.submodules[name] = part
-        drain = Signal(BEATS_BITS)  # data of a program that cannot begin: they are dropped
-        self._connect(m, parts, drain)
+        self._connect(m, parts)
 
         slot, kind = Signal(range(self.requests)), Signal(PhraseKind)  # the request read out; the phrase played
         reading, final = Signal(), Signal()  # between column and data; the request is through
@@ -139,11 +141,11 @@ class NandController(wiring.Component):
                     m.d.comb += parts.requests.ready.ready.eq(1)
                     m.d.sync += slot.eq(parts.requests.ready.payload)
                     m.next = "OPEN"
-            self._serve(m, parts, kind, reading, drain)
+            self._serve(m, parts, kind, reading)
             self._transfer(m, parts, kind, reading, final)
         return m
 
-    def _connect(self, m: Module, parts: _Parts, drain: Signal) -> None:
+    def _connect(self, m: Module, parts: _Parts) -> None:
         table, requests, jobs = parts.table, parts.requests, parts.jobs
         operation = self.operations
         for inner, outer in (
@@ -152,6 +154,7 @@ class NandController(wiring.Component):
             (parts.player.o, wiring.flipped(self.link.cycles)),
             (parts.delivery.o, wiring.flipped(self.codewords)),
             (parts.results.o, wiring.flipped(self.results)),
+            (wiring.flipped(self.program), wiring.flipped(self.link.write)),
         ):
             wiring.connect(m, inner, outer)
         m.d.comb += [
@@ -159,25 +162,18 @@ class NandController(wiring.Component):
             requests.context_valid.eq(self.context_valid),
             jobs.unit.eq(table.unit),
             table.jobs.eq(jobs.some),
-            table.operation.eq(
-                operation.valid & (drain == 0) & (operation.payload.unit[: len(table.unit)] == table.unit)
-            ),
+            table.operation.eq(operation.valid & (operation.payload.unit[: len(table.unit)] == table.unit)),
             parts.delivery.read.payload.eq(self.link.read.payload),
             parts.runs.i.payload.codewords.eq(requests.entry.header.codewords),
             parts.runs.i.payload.page_log2.eq(requests.entry.page_log2),
             self.header.payload.eq(requests.entry.header),
             self.late_unit.eq(table.found_unit),
-            self.link.write.payload.eq(self.program.payload),
-            self.link.write.valid.eq(self.program.valid & (drain == 0)),
-            self.program.ready.eq(self.link.write.ready | (drain != 0)),
         ]
-        with m.If((drain != 0) & self.program.valid):
-            m.d.sync += drain.eq(drain - 1)
 
-    def _serve(self, m: Module, parts: _Parts, kind: Signal, reading: Signal, drain: Signal) -> None:
+    def _serve(self, m: Module, parts: _Parts, kind: Signal, reading: Signal) -> None:
         """States that give the unit that was found what it wants, and write its new record."""
         table, player, jobs = parts.table, parts.player, parts.jobs
-        operation = self.operations.payload
+        operation, number = self.operations.payload, self._numbers(m, table.found_unit)
         job, sensed = (
             Signal(range(self.requests)),
             Signal(range(self.requests)),
@@ -199,6 +195,7 @@ class NandController(wiring.Component):
             progress.status.eq(status),
             unbegun.eq(progress.late & owed & (phase == UnitPhase.RESET)),
             result.payload.unit.eq(table.found_unit),
+            result.payload.number.eq(Mux(unbegun, operation.number, number)),
             result.payload.failed.eq(~progress.late & status[STATUS_FAIL]),
             result.payload.timeout.eq(progress.late),
         ]
@@ -221,6 +218,7 @@ class NandController(wiring.Component):
                 player.i.payload.row.eq(Mux(works, operation.row, parts.requests.entry.row)),
                 player.i.payload.beats.eq(Mux(works, codeword_beats(operation.codewords), 1)),
                 self.link.read.ready.eq(kind == progress.status_kind),
+                self.due.eq(kind == PhraseKind.PROGRAM),
             ]
             with m.If(self.link.read.valid):
                 m.d.sync += status.eq(self.link.read.payload)
@@ -242,11 +240,21 @@ class NandController(wiring.Component):
                 result.payload.erase.eq(Mux(progress.ends, table.found_record.behind, operation.erase)),
             ]
             m.d.sync += self.late.eq(progress.late)
-            with m.If(unbegun):
-                m.d.sync += drain.eq(Mux(operation.erase, 0, codeword_beats(operation.codewords)))
             m.next = "DECIDE"
             with m.If(reading):
                 m.next = "SETTLE-COLUMN"
+
+    def _numbers(self, m: Module, unit: Value) -> Value:
+        """The number of the operation that `unit` works on."""
+        m.submodules.numbers = numbers = Memory(shape=NUMBER_BITS, depth=self.units, init=[])
+        write, read = numbers.write_port(), numbers.read_port(domain="comb")
+        m.d.comb += [
+            write.addr.eq(unit),
+            write.data.eq(self.operations.payload.number),
+            write.en.eq(self.operations.valid & self.operations.ready),
+            read.addr.eq(unit),
+        ]
+        return read.data
 
     def _transfer(self, m: Module, parts: _Parts, kind: Signal, reading: Signal, final: Signal) -> None:
         """States that read out one request, run after run."""

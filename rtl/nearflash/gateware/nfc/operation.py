@@ -2,7 +2,10 @@
 
 from amaranth.lib import data
 
-__all__ = ["NandOperation", "NandResult"]
+__all__ = ["NUMBER_BITS", "NandOperation", "NandResult"]
+
+NUMBER_BITS = 16
+"""Of an operation's number."""
 
 
 class NandOperation(data.Struct):
@@ -13,7 +16,9 @@ class NandOperation(data.Struct):
     row: 32
     """Of the page, or of any page of the block."""
     codewords: 6
-    """PROGRAM: raw codewords that follow on `program`, at least 1, from column 0 on."""
+    """PROGRAM: raw codewords to come on `program`, at least 1, from column 0 on."""
+    number: NUMBER_BITS
+    """Given back with the result."""
 
 
 class NandResult(data.Struct):
@@ -21,6 +26,7 @@ class NandResult(data.Struct):
 
     erase: 1
     unit: 8
+    number: NUMBER_BITS
     failed: 1
     """The unit says so: the block is bad."""
     timeout: 1

@@ -15,10 +15,19 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.attn.interfaces import CONTEXT_BITS, ContextRecord, PageHeader, PageRequest, header_of
+from nearflash.gateware.attn.interfaces import (
+    CONTEXT_BITS,
+    ContextRecord,
+    PageHeader,
+    PageRequest,
+    RequestKind,
+    header_of,
+)
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["RequestTable", "TableEntry"]
+
+_PAGE_LOG2_MAX = 5
 
 
 class TableEntry(data.Struct):
@@ -103,13 +112,14 @@ class RequestTable(wiring.Component):
         m.submodules.page_sizes = sizes = Memory(shape=3, depth=1 << CONTEXT_BITS, init=[])
         size_write, size = sizes.write_port(), sizes.read_port(domain="comb")
         pages = Signal(2)  # which ones are read
+        page_log2 = Mux(request.kind == RequestKind.PAGE, _PAGE_LOG2_MAX, size.data)
         m.d.comb += [
             size_write.addr.eq(self.context.context),
             size_write.data.eq(_log2(self.context.page_codewords)),
             size_write.en.eq(self.context_valid),
             size.addr.eq(request.context),
-            write.data.page_log2.eq(size.data),
-            pages.eq(_pages(request.codewords, size.data)),
+            write.data.page_log2.eq(page_log2),
+            pages.eq(_pages(request.codewords, page_log2)),
             write.data.both.eq(pages.all()),
             write.data.unit.eq(unit),
             write.data.row.eq(request.address[:32]),

@@ -50,6 +50,8 @@ class Operation:
     row: int
     data: NDArray[np.uint8] | None = None
     """Raw codewords."""
+    begins: bool = True
+    """Its data are asked for; not so where its unit is known to be dead."""
 
 
 class ControllerBench:
@@ -83,7 +85,7 @@ class ControllerBench:
             inputs["i"] = pack(PageRequest, columns)
         if operations:
             inputs["operations"] = _operations(operations)
-            beats = [one.data.reshape(-1).view(np.uint64) for one in operations if one.data is not None]
+            beats = [one.data.reshape(-1).view(np.uint64) for one in operations if one.data is not None and one.begins]
             inputs["program"] = np.concatenate(beats) if beats else ()
         context = pack(ContextRecord, {"page_codewords": page_codewords})[0]
         outputs = {"header": len(reads), "codewords": total * RAW_BEATS, "results": len(operations)}
@@ -102,9 +104,10 @@ class ControllerBench:
 def _operations(operations: Sequence[Operation]) -> NDArray[np.uint64]:
     layout = NandOperation.as_shape()
     values = []
-    for one in operations:
+    for number, one in enumerate(operations):
         codewords = 0 if one.data is None else one.data.size // RAW_BYTES
         columns = {"erase": one.data is None, "unit": one.unit, "row": one.row, "codewords": codewords}
+        columns["number"] = number
         values.append(sum(int(value) << layout[name].offset for name, value in columns.items()))
     return np.array(values, np.uint64)
 

@@ -19,6 +19,6 @@ def test_equals_model(stalls):
     assert [(beat.first, beat.last) for beat in found] == [(k == 0, k == 68) for k in range(69)] * 3
 
 
-def test_70_cycles_a_codeword():
+def test_138_cycles_a_codeword():
     cycles = transfer_cycles(Encoder(), {"i": BEATS}, {"o": 3 * 69})["o"]
-    assert cycles[69] - cycles[0] == 70
+    assert cycles[69] - cycles[0] == 138
