@@ -14,6 +14,8 @@ MAY_IMPORT = {
     "device": {"abi"},
     "storage": {"abi", "device"},
     "training": {"abi", "device", "storage"},
+    "inference": {"abi", "device", "storage"},
+    "inference": {"abi", "device", "storage"},
     "bench": {"abi", "device", "storage", "training", "model"},
     "demo": {"abi", "device", "storage", "training", "bench"},
     "cli": {"abi", "device", "storage", "training", "bench"},

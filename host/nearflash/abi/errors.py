@@ -4,21 +4,27 @@ Every error that nearflash raises on bad input derives from `NearflashError`, an
 would expect (`ValueError`, `TimeoutError`, …). Bad input never changes stored state.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 __all__ = [
     "AddressError",
     "AlignmentError",
     "CommandError",
     "ConfigError",
     "DeviceError",
+    "DeviceLostError",
     "DigestError",
     "FormatError",
     "NearflashError",
     "NonFiniteError",
+    "PageError",
     "ReplayError",
     "ShapeError",
     "StateError",
     "StorageFullError",
     "UnknownDeviceError",
+    "UnsupportedError",
     "WaitTimeoutError",
 ]
 
@@ -67,6 +73,10 @@ class DeviceError(NearflashError, RuntimeError):
     """The device finished a command with a fault; the message gives status, address and what to do."""
 
 
+class DeviceLostError(DeviceError):
+    """A device of an array failed; the message names it, its KV heads, and the sequences whose KV is lost."""
+
+
 class WaitTimeoutError(NearflashError, TimeoutError):
     """A device did not finish in time; the message names the streams that wait."""
 
@@ -79,5 +89,18 @@ class StorageFullError(StateError):
     """No room for the state; nothing that was stored before has changed."""
 
 
+class PageError(StateError):
+    """Pages of flash that are blank, damaged or another owner's; the message names the first."""
+
+    def __init__(self, message: str, pages: Sequence[tuple[int, Any]] = ()) -> None:
+        super().__init__(message)
+        self.pages = tuple(pages)
+        """Of each wrong page: its number on the flash, and the key that it should have had."""
+
+
 class ReplayError(NearflashError):
     """A run that departs from the recorded transcript."""
+
+
+class UnsupportedError(NearflashError, NotImplementedError):
+    """What KV on flash cannot do (give tokens back, reorder a batch), or what no device computes."""

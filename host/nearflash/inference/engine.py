@@ -1,0 +1,104 @@
+"""What computes attention over stored KV: the interface of HostEngine, DeviceEngine and CsdArray."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Engine", "EngineCounters"]
+
+
+@dataclass
+class EngineCounters:
+    """What an engine did since it was made, or since these counters were last taken (`take`)."""
+
+    heads: int = 0
+    """Heads attended: one for each sequence, layer and KV head of a call."""
+    flash_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes of pages asked of flash for attention, by kind: `token`, `index`."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall time by phase, as the engine names them: `append`, `attend`, …"""
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start
+
+    def count(self, kind: str, size_bytes: int) -> None:
+        """Add bytes asked of flash."""
+        self.flash_bytes[kind] = self.flash_bytes.get(kind, 0) + size_bytes
+
+    def take(self) -> "EngineCounters":
+        """What was counted so far; counting begins anew."""
+        taken = EngineCounters(self.heads, self.flash_bytes, self.seconds)
+        self.heads, self.flash_bytes, self.seconds = 0, {}, {}
+        return taken
+
+    def __add__(self, other: "EngineCounters") -> "EngineCounters":
+        total = EngineCounters(self.heads + other.heads, dict(self.flash_bytes), dict(self.seconds))
+        for kind, size_bytes in other.flash_bytes.items():
+            total.count(kind, size_bytes)
+        for phase, seconds in other.seconds.items():
+            total.seconds[phase] = total.seconds.get(phase, 0.0) + seconds
+        return total
+
+
+class Engine(ABC):
+    """Holds the KV of sequences and attends to it. Its calls may come from several threads: they run one by one.
+
+    What an engine raises beside the errors named here is what its store and its device raise.
+    """
+
+    name: str
+    """For messages: `host`, `verilator:attend-tiny`."""
+    kv_heads: int
+    """KV heads of a layer that this engine holds."""
+
+    @abstractmethod
+    def add(self) -> int:
+        """A new sequence's number."""
+
+    @abstractmethod
+    def free(self, sequence: int) -> None:
+        """Forget a sequence; its pages may be erased."""
+
+    @abstractmethod
+    def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
+        """Store k and v (kv_heads, t, d) of t tokens behind what is there.
+
+        Raises ShapeError; StorageFullError before anything changed.
+        """
+
+    @abstractmethod
+    def attend(
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float32], scaling: float | None = None
+    ) -> NDArray[np.float32]:
+        """Attention of each sequence's last token over all tokens appended, that one included.
+
+        q and the result are (len(sequences), kv_heads, g, d), g query heads of each KV head; `scaling` of q·K is
+        1/sqrt(d) by default.
+        """
+
+    @property
+    @abstractmethod
+    def counters(self) -> EngineCounters:
+        """What was done so far."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release store and device; it may be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,112 @@
+"""A small model, and an engine in plain arrays."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from nearflash.abi.errors import DeviceError, StorageFullError
+from nearflash.inference.attention import attach
+from nearflash.inference.engine import Engine, EngineCounters
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+class ArrayEngine(Engine):
+    """Dense attention in float32 over lists of arrays."""
+
+    def __init__(self, kv_heads, name="array"):
+        self.name, self.kv_heads = name, kv_heads
+        self.stored: dict[int, dict[int, list]] = {}
+        self.room = 1 << 30
+        self.broken = False
+        self.closed = 0
+        self._counters = EngineCounters()
+        self._next = 0
+
+    def add(self):
+        self._next += 1
+        self.stored[self._next] = {}
+        return self._next
+
+    def free(self, sequence):
+        del self.stored[sequence]
+
+    def append(self, sequence, layer, k, v):
+        assert k.dtype == v.dtype == np.float16 and k.shape == v.shape and k.shape[0] == self.kv_heads
+        self._fail()
+        if k.size > self.room:
+            raise StorageFullError("flash must have room")
+        self.room -= k.size
+        self.stored[sequence].setdefault(layer, []).append((k.copy(), v.copy()))
+
+    def kv(self, sequence, layer):
+        return [np.concatenate(arrays, 1) for arrays in zip(*self.stored[sequence][layer], strict=True)]
+
+    def attend(self, layer, sequences, q, scaling=None):
+        self._fail()
+        out = np.zeros_like(q)
+        for row, sequence in enumerate(sequences):
+            k, v = (x.astype(np.float32) for x in self.kv(sequence, layer))
+            score = np.einsum("hgd,htd->hgt", q[row], k) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+            p = np.exp(score - score.max(-1, keepdims=True))
+            out[row] = np.einsum("hgt,htd->hgd", p / p.sum(-1, keepdims=True), v)
+            self._counters.heads += self.kv_heads
+            self._counters.count("token", k.size * 4)
+        return out
+
+    def _fail(self):
+        if self.broken:
+            raise DeviceError("device must answer, not be silent")
+
+    @property
+    def counters(self):
+        return self._counters
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def doclm():
+    """doclm-7m in fp32, attached to near storage."""
+    return attach(AutoModelForCausalLM.from_pretrained(DATA / "doclm-7m", dtype=torch.float32).eval())
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(DATA / "doclm-7m", padding_side="left")
+
+
+@pytest.fixture
+def make_engine():
+    return ArrayEngine
+
+
+@pytest.fixture
+def engine(make_engine):
+    """For doclm-7m."""
+    return make_engine(2)
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """A random Llama, attached: layers, heads, KV heads, head dimension."""
+
+    def make(layers=2, heads=4, kv_heads=2, dim=16, dtype=torch.float32, seed=1, **more):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=97, hidden_size=heads * dim, intermediate_size=64, num_hidden_layers=layers, head_dim=dim,
+            num_attention_heads=heads, num_key_value_heads=kv_heads, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+            initializer_range=0.2, **more,
+        )  # fmt: skip
+        return attach(LlamaForCausalLM(config).to(dtype).eval())
+
+    return make
