@@ -15,7 +15,6 @@ MAY_IMPORT = {
     "storage": {"abi", "device"},
     "training": {"abi", "device", "storage"},
     "inference": {"abi", "device", "storage"},
-    "inference": {"abi", "device", "storage"},
     "bench": {"abi", "device", "storage", "training", "model"},
     "demo": {"abi", "device", "storage", "training", "bench"},
     "cli": {"abi", "device", "storage", "training", "bench"},
