@@ -1,0 +1,185 @@
+"""The attention modes of the attend kernel in torch: decode attention for many query positions at once, in fp32.
+
+    q ─► channels ─► approximate logits ─► entries ─► chosen tokens ─► attention ─► alpha·out + (1 - alpha)·mean V
+
+Each query position sees the tokens up to it, and chooses for itself. The numbers are those of docs/attention.md, 1,
+without its rounding to fixed point; selections differ from a device's only where keys nearly tie. Query heads of one
+KV head share channels and tokens.
+
+`torch.ops.nearflash.attend` is the same for one query position.
+
+Letters: N KV heads (of any batch), P query positions, g query heads of a KV head, S tokens, d head dimension.
+Source: InstInfer (arXiv 2409.04992), SparQ (arXiv 2312.04985).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearflash.abi.attend.numbers import LOG2E
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.errors import ShapeError
+from nearflash.inference.policy import AttentionMode, AttentionPolicy, PageLayout
+from nearflash.inference.sparse.index import indexed_keys
+from nearflash.inference.sparse.selection import choose, logit_scales, top_channels
+
+__all__ = ["Attended", "attend_chosen", "sparse_attention"]
+
+_PROBABILITY_KEY = 4096.0
+"""Factor from summed probabilities to keys."""
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Attention of N KV heads at P query positions."""
+
+    out: Tensor
+    """(N, P, g, d) fp32."""
+    chosen: Tensor
+    """Tokens attended to, (N, P, S) bool."""
+    channels: Tensor
+    """Channels of the approximate score, (N, P, d) bool; none in dense attention."""
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """How entries are chosen; scalars that hold for all heads and positions of a call."""
+
+    channels: int
+    local: int
+    mass: int
+    by_probability: bool
+    entry_tokens: int
+    block_tokens: int
+    form: IndexFormat
+
+
+def sparse_attention(
+    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, policy: AttentionPolicy, layout: PageLayout,
+    scaling: float | None = None,
+) -> Attended:  # fmt: skip
+    """Attend with q (N, P, g, d) to k and v (N, S, d); tokens (P,): how many of the S each position sees.
+
+    k and v count as stored: rounded to fp16. `policy` without its overrides; `scaling` is softmax's, by default
+    1/sqrt(d). Raises ShapeError for shapes that do not fit together, CommandError for channels above d.
+    """
+    _check(q, k, v, tokens)
+    dim = q.shape[-1]
+    scaling = dim**-0.5 if scaling is None else scaling
+    numbers = [policy.numbers(int(count), dim, layout) for count in tokens]
+    if policy.mode is AttentionMode.DENSE:
+        scan = None
+    else:
+        scan = _Scan(
+            numbers[0].channels, policy.local, numbers[0].mass, policy.by_probability,
+            policy.entry_tokens(layout), layout.block_tokens, layout.index_format,
+        )  # fmt: skip
+    budget = torch.tensor([each.budget for each in numbers], device=q.device)
+    return _attend(q, k, v, tokens, budget, scan, scaling)
+
+
+def attend_chosen(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, scaling: float) -> Tensor:
+    """Softmax attention of q (N, P, g, d) over the `chosen` (N, P, S) of k and v (N, S, d): (N, P, g, d)."""
+    scores = _scores(q, k) * scaling
+    return _values(scores.masked_fill(~chosen.unsqueeze(2), -torch.inf).softmax(dim=-1), v)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, budget: Tensor, scan: _Scan | None, scaling: float
+) -> Attended:
+    k, v = k.half(), v.half()
+    valid = torch.arange(k.shape[1], device=k.device) < tokens.unsqueeze(-1)  # (P, S) or (N, P, S)
+    if scan is None:
+        chosen = valid.expand(q.shape[0], -1, -1)
+        no_channels = torch.zeros(q.shape[:2] + q.shape[-1:], dtype=torch.bool, device=q.device)
+        return Attended(attend_chosen(q, k.float(), v.float(), chosen, scaling), chosen, no_channels)
+    channels = top_channels(q, scan.channels)
+    logits = _approximate(q, k, channels, tokens, scan) * logit_scales(q, channels, scaling).unsqueeze(-1)
+    logits = logits.masked_fill(~valid.unsqueeze(-2), -torch.inf)
+    probabilities = logits.softmax(dim=-1)
+    chosen = _choose(logits, probabilities, tokens, budget, scan) & valid
+    alpha = (probabilities * chosen.unsqueeze(2)).sum(dim=-1, keepdim=True)
+    mean = _running_mean(v, tokens).unsqueeze(2)
+    out = attend_chosen(q, k.float(), v.float(), chosen, scaling)
+    return Attended(alpha * out + (1 - alpha) * mean, chosen, channels)
+
+
+def _running_mean(v: Tensor, tokens: Tensor) -> Tensor:
+    """Mean of the V (N, S, d) that each position sees, (N, P, d)."""
+    last = (tokens - 1).expand(len(v), -1).unsqueeze(-1).expand(-1, -1, v.shape[-1])
+    return (v.double().cumsum(dim=1).gather(1, last) / tokens.unsqueeze(-1)).float()
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    """q·K, (N, P, g, S)."""
+    return (q.flatten(1, 2) @ k.transpose(1, 2)).unflatten(1, q.shape[1:3])
+
+
+def _values(weights: Tensor, v: Tensor) -> Tensor:
+    """Weights (N, P, g, S) times v (N, S, d)."""
+    return (weights.flatten(1, 2) @ v).unflatten(1, weights.shape[1:3])
+
+
+def _approximate(q: Tensor, k: Tensor, channels: Tensor, tokens: Tensor, scan: _Scan) -> Tensor:
+    """Scores over the chosen channels, (N, P, g, S): whole blocks from the index, a position's tail from K."""
+    part = q * channels.unsqueeze(2)
+    scores = _scores(part, indexed_keys(k, scan.block_tokens, scan.form))
+    covered = tokens // scan.block_tokens * scan.block_tokens
+    first = int(covered.min())
+    if scan.form is not IndexFormat.FP16 and first < k.shape[1]:
+        place = torch.arange(first, k.shape[1], device=k.device)
+        tail = (place >= covered.unsqueeze(-1)).unsqueeze(-2)  # (P, 1, S - first) or (N, P, 1, S - first)
+        scores[..., first:] = torch.where(tail, _scores(part, k[:, first:].float()), scores[..., first:])
+    return scores
+
+
+def _choose(logits: Tensor, probabilities: Tensor, tokens: Tensor, budget: Tensor, scan: _Scan) -> Tensor:
+    """Tokens that are read, (N, P, S); a chosen group's tokens all."""
+    each = scan.entry_tokens
+    space = -logits.shape[-1] % each
+    if scan.by_probability:
+        shares = torch.nn.functional.pad(probabilities.sum(dim=2), (0, space)).unflatten(-1, (-1, each)).sum(dim=-1)
+        keys = (shares * _PROBABILITY_KEY).half().float()
+    else:
+        padded = torch.nn.functional.pad(logits * LOG2E, (0, space), value=-torch.inf)
+        keys = padded.unflatten(-1, (-1, each)).amax(dim=-1).sum(dim=2).half().float()
+    weights = keys
+    entry = torch.arange(keys.shape[-1], device=keys.device) * each
+    count = tokens.unsqueeze(-1)
+    local = entry + each > (count - scan.local).clamp(min=0)
+    keys = keys.masked_fill(local, torch.inf).masked_fill(entry >= count, -torch.inf)
+    mask = choose(keys, budget.expand(keys.shape[:-1]), weights, scan.mass)
+    return mask.repeat_interleave(each, dim=-1)[..., : logits.shape[-1]]
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, tokens: Tensor) -> None:
+    heads, positions, _, dim = q.shape if q.dim() == 4 else (0, 0, 0, 0)
+    if q.dim() != 4 or k.shape != v.shape or k.dim() != 3 or k.shape[0] != heads or k.shape[2] != dim:
+        raise ShapeError(
+            "q must be (heads, positions, group, dim) and k, v (heads, tokens, dim), "
+            f"not {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    if tokens.shape[-1:] != (positions,) or int(tokens.min()) < 1 or int(tokens.max()) > k.shape[1]:
+        raise ShapeError(f"tokens must be 1 to {k.shape[1]} for each of {positions} positions, not {tokens!r}")
+
+
+@torch.library.custom_op("nearflash::attend", mutates_args=())
+def _attend_op(
+    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, budget: Tensor, channels: int, local: int, mass: int,
+    by_probability: bool, entry_tokens: int, block_tokens: int, index_format: int, scaling: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """One query position: q (N, g, d), k and v (N, S, d), tokens and budget (N,); out (N, g, d), chosen (N, S).
+
+    channels 0: dense. Numbers as an AttentionPolicy gives them, `index_format` an IndexFormat.
+    """
+    scan = _Scan(channels, local, mass, by_probability, entry_tokens, block_tokens, IndexFormat(index_format))
+    done = _attend(
+        q.float().unsqueeze(1), k, v, tokens.unsqueeze(-1), budget.unsqueeze(-1), scan if channels else None, scaling
+    )
+    return done.out.squeeze(1).to(q.dtype), done.chosen.squeeze(1).clone()
+
+
+@_attend_op.register_fake
+def _(q: Tensor, k: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), k.new_empty(k.shape[:2], dtype=torch.bool)

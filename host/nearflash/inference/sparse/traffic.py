@@ -1,0 +1,94 @@
+"""Flash bytes that a choice of channels and tokens asks for, as the kernel's walkers ask (docs/attention.md, 2).
+
+A request reads the codewords of a page that hold something wanted, whole. Of an embedding page those are the rows of
+the chosen channels; of a token group K of the tail's tokens, then K and V of the chosen tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearflash.abi.attend.codeword import CODEWORD_BYTES
+from nearflash.abi.attend.pages import IndexLayout, TokenLayout
+from nearflash.inference.policy import PageLayout
+
+__all__ = ["FlashReads", "Reads", "dense_bytes", "flash_reads"]
+
+_FP16_BYTES = 2
+
+
+def dense_bytes(tokens: Tensor, dim: int) -> Tensor:
+    """Bytes of K and V of S = `tokens`, a KV head."""
+    return tokens * 2 * dim * _FP16_BYTES
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Requests of one kind, int64, by KV head and query position."""
+
+    pages: Tensor
+    """Pages touched."""
+    codewords: Tensor
+    """Codewords asked for."""
+
+    @property
+    def bytes(self) -> Tensor:
+        """Data bytes of the codewords asked for."""
+        return self.codewords * CODEWORD_BYTES
+
+
+@dataclass(frozen=True)
+class FlashReads:
+    """Reads of N KV heads at P query positions, (N, P) each."""
+
+    index: Reads
+    tail: Reads
+    """K of the tokens behind the last whole embedding block, for the scan."""
+    gather: Reads
+
+    @property
+    def bytes(self) -> Tensor:
+        """Data bytes of all codewords asked for."""
+        return self.index.bytes + self.tail.bytes + self.gather.bytes
+
+    @property
+    def pages(self) -> Tensor:
+        """All pages touched: what is read where a page can only be read whole."""
+        return self.index.pages + self.tail.pages + self.gather.pages
+
+
+def flash_reads(channels: Tensor, chosen: Tensor, tokens: Tensor, layout: PageLayout) -> FlashReads:
+    """Reads for `channels` (N, P, d) and `chosen` (N, P, S) bool, tokens (P,) or (N, P); no channel: no scan."""
+    dim = channels.shape[-1]
+    covered = tokens // layout.block_tokens * layout.block_tokens
+    place = torch.arange(chosen.shape[-1], device=chosen.device)
+    tail = (place >= covered.unsqueeze(-1)) & (place < tokens.unsqueeze(-1)) & channels.any(dim=-1, keepdim=True)
+    groups = TokenLayout(layout.page_bytes, dim, layout.group_tokens, layout.interleaved)
+    return FlashReads(
+        _index(channels, covered, layout),
+        _groups(tail, groups, (False,)),
+        _groups(chosen, groups, (False, True)),
+    )
+
+
+def _index(channels: Tensor, covered: Tensor, layout: PageLayout) -> Reads:
+    rows = IndexLayout(layout.page_bytes, channels.shape[-1], layout.block_tokens, layout.index_format)
+    blocks = covered // layout.block_tokens
+    padded = torch.nn.functional.pad(channels, (0, -channels.shape[-1] % rows.rows))
+    pages = padded.unflatten(-1, (-1, rows.rows)).any(dim=-1).sum(dim=-1)
+    return Reads(blocks * pages, blocks * channels.sum(dim=-1) * rows.row_codewords)
+
+
+def _groups(wanted: Tensor, layout: TokenLayout, values: tuple[bool, ...]) -> Reads:
+    """Token groups with some token wanted (N, P, S); of each wanted token K (False) and V (True) as `values` say."""
+    holds = torch.zeros(layout.tokens, layout.pages * layout.page_codewords)
+    for token in range(layout.tokens):
+        for value in values:
+            start, end = layout.span(token, value=value)
+            holds[token, start // CODEWORD_BYTES : -(-end // CODEWORD_BYTES)] = 1
+    padded = torch.nn.functional.pad(wanted, (0, -wanted.shape[-1] % layout.tokens))
+    groups = padded.unflatten(-1, (-1, layout.tokens))
+    touched = (groups.float() @ holds.to(wanted.device)).gt(0).sum(dim=(-2, -1))
+    pages = groups.any(dim=-1).sum(dim=-1) * (layout.pages if len(values) > 1 else 1)
+    return Reads(pages, touched)

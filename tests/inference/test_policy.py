@@ -1,0 +1,103 @@
+"""Policies: their numbers for any S, their descriptors, and what they refuse."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from nearflash.abi.attend.codeword import Owner
+from nearflash.abi.attend.descriptor import Mode
+from nearflash.abi.attend.numbers import LOG2E
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.errors import CommandError
+from nearflash.inference.policy import AttentionPolicy, Numbers
+
+OWNER = Owner(3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Layout:
+    group_tokens: int = 16
+    interleaved: bool = False
+    block_tokens: int = 256
+    index_format: IndexFormat = IndexFormat.INT4
+    page_bytes: int = 4096
+
+
+@pytest.mark.parametrize(
+    ("kinds", "tokens", "numbers"),
+    [
+        (dict(mode="dense"), 1000, Numbers(0, 0, 64, 0)),
+        (dict(mode="sparf", channels=0.125, budget=1 / 16, local=16), 4096, Numbers(8, 256, 16, 0)),
+        (dict(mode="sparf-page", channels=32, budget=0.125), 4096, Numbers(32, 32, 64, 0)),
+        (dict(mode="sparf-page", channels=32, budget=40, mass=0.95), 4095, Numbers(32, 40, 64, 62259)),
+        # 70 entries in all
+        (dict(mode="sparf-page", channels=1.0, budget=100), 1111, Numbers(64, 70, 64, 0)),
+        # the local window 53..116 needs entries 3..7
+        (dict(mode="sparf-page", budget=1), 117, Numbers(16, 5, 64, 0)),
+        (dict(mode="sparf", budget=1), 20, Numbers(16, 20, 20, 0)),
+    ],
+)
+def test_numbers(kinds, tokens, numbers):
+    assert AttentionPolicy(**kinds).numbers(tokens, 64, Layout()) == numbers
+
+
+def test_a_descriptor_has_the_numbers_and_the_layout():
+    layout = Layout(8, True, 512, IndexFormat.INT8)
+    policy = AttentionPolicy("sparf-page", channels=32, budget=0.25, mass=0.5, local=10)
+    made = policy.descriptor(OWNER, 128, 1000, 3, layout)
+    assert made.mode == Mode.PAGE | Mode.PROBABILITY
+    assert (made.owner, made.dim, made.tokens, made.group) == (OWNER, 128, 1000, 3)
+    assert (made.channels, made.budget, made.local, made.mass) == (32, 31, 10, 32768)
+    assert (made.group_tokens, made.interleaved, made.block_tokens, made.index_format, made.page_bytes) == (
+        8, True, 512, IndexFormat.INT8, 4096
+    )  # fmt: skip
+    assert made.scale == pytest.approx(LOG2E / 128**0.5)
+    assert policy.descriptor(OWNER, 128, 1000, 3, layout, scaling=0.5).scale == pytest.approx(LOG2E / 2)
+    assert len(made.pack()) == 128
+
+
+def test_descriptors_carry_references():
+    dense = AttentionPolicy().descriptor(OWNER, 64, 10, 2, Layout())
+    assert (dense.mode, dense.reference) == (Mode.DENSE | Mode.REFERENCE, (0, 0))
+    again = AttentionPolicy("sparf", by_probability=False).descriptor(OWNER, 64, 10, 2, Layout(), reference=(5, 6))
+    assert (again.mode, again.reference) == (Mode.REFERENCE, (5, 6))
+
+
+def test_overrides_for_a_head_go_before_those_for_its_layer():
+    layer, head = AttentionPolicy(), AttentionPolicy("sparf", budget=7)
+    policy = AttentionPolicy("sparf-page", overrides={1: layer, (1, 2): head})
+    assert [policy.at(*place) for place in ((0, 2), (1, 1), (1, 2))] == [policy, layer, head]
+    assert policy.descriptor(OWNER, 64, 100, 2, Layout()).budget == 64  # the window
+    assert policy.descriptor(Owner(3, 1, 0), 64, 100, 2, Layout()).mode & Mode.DENSE
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        (dict(mode="quest"), "mode must be one of dense, sparq, sparf, sparf-page, not 'quest'"),
+        (dict(channels=0), "channels must be a count from 1 or a fraction above 0, up to 1.0, not 0"),
+        (dict(budget=1.5), "budget must be a count from 1 or a fraction above 0, up to 1.0, not 1.5"),
+        (dict(mode="sparf", mass=1.0), "mass must be 0, or below 1 and with by_probability, not 1.0"),
+        (dict(mode="sparf", mass=0.5, by_probability=False), "mass must be 0, or below 1 and with by_probability"),
+        (dict(local=0), "local must be a count from 1, not 0"),
+        (dict(overrides={0: AttentionPolicy(overrides={1: AttentionPolicy()})}), "policies without overrides"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(kinds, message):
+    with pytest.raises(CommandError) as raised:
+        AttentionPolicy(**kinds)
+    assert message in str(raised.value)
+
+
+def test_numbers_are_refused_for_no_tokens_and_too_many_channels():
+    with pytest.raises(CommandError, match="tokens must be at least 1, not 0"):
+        AttentionPolicy().numbers(0, 64, Layout())
+    with pytest.raises(CommandError, match="channels must be at most 64, the head dimension, not 65"):
+        AttentionPolicy("sparf", channels=65).numbers(10, 64, Layout())
+
+
+def test_the_policy_loads_no_torch():
+    code = "import sys, nearflash.inference.policy; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
