@@ -11,7 +11,7 @@ KERNEL ?= update
 FAMILY ?= xcup
 CONFIG ?= smartssd
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full sim lint format bench synth formal mutation generate clean
+.PHONY: help venv demo test test-full sim lint format bench synth formal mutation emit clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,8 +48,8 @@ format: venv ## rewrite sources in the house format
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-generate: venv ## write the generated headers and tables afresh
-	$(NEARFLASH) generate
+emit: venv ## write the generated headers and tables afresh
+	$(NEARFLASH) emit
 
 bench: venv ## every bench, one JSON object a line on standard output
 	$(NEARFLASH) bench all --json

@@ -87,9 +87,9 @@ def test_other_packages_add_commands(capsys, monkeypatch):
     assert code == 2 and "command 'synth' needs the package 'pyosys'; pip install 'nearflash[dev]'" in err
 
 
-def test_generate_writes_what_is_not_fresh(capsys, monkeypatch):
+def test_emit_writes_what_is_not_fresh(capsys, monkeypatch):
     monkeypatch.setattr(emit, "write", lambda root: ["docs/abi.json"] if (root / "pyproject.toml").exists() else [])
-    assert run(capsys, "generate")[:2] == (0, "docs/abi.json\n")
+    assert run(capsys, "emit")[:2] == (0, "docs/abi.json\n")
 
 
 def test_bench_goes_through_the_runner(capsys):

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--version", action="version", version=f"nearflash {version('nearflash')}, abi {abi.ABI_VERSION}"
     )
     subparsers = parser.add_subparsers(metavar="command", required=True)
-    for add in (_add_devices, _add_selftest, _add_generate, _add_bench):
+    for add in (_add_devices, _add_selftest, _add_emit, _add_bench):
         add(subparsers)
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
@@ -106,17 +106,17 @@ def _selftest(arguments: argparse.Namespace) -> int:
     return 1 if mismatches else 0
 
 
-def _add_generate(subparsers: Any) -> None:
-    parser = subparsers.add_parser("generate", help="write the generated headers and tables of this checkout afresh")
-    parser.set_defaults(run=_generate)
+def _add_emit(subparsers: Any) -> None:
+    parser = subparsers.add_parser("emit", help="write the generated headers and tables of this checkout afresh")
+    parser.set_defaults(run=_emit)
 
 
-def _generate(_: argparse.Namespace) -> int:
+def _emit(_: argparse.Namespace) -> int:
     from nearflash.abi import emit
 
     root = Path(abi.__file__).resolve().parents[3]
     if not (root / "pyproject.toml").exists():
-        raise ConfigError(f"generate must run in a checkout of nearflash, not from the package in {root}")
+        raise ConfigError(f"emit must run in a checkout of nearflash, not from the package in {root}")
     for path in emit.write(root):
         print(path)
     return 0

@@ -78,4 +78,4 @@ def test_generated_files_are_fresh(root):
     stale = [
         path for path, text in outputs().items() if not (root / path).exists() or (root / path).read_text() != text
     ]
-    assert not stale, f"run `make generate`: {stale}"
+    assert not stale, f"run `make emit`: {stale}"

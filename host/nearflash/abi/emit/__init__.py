@@ -1,6 +1,6 @@
 """Everything generated from the contract: C and HLS headers, tables for readers, JSON for tools.
 
-`outputs()` names each generated file (relative to the repository) and its text; `nearflash generate` writes them and a
+`outputs()` names each generated file (relative to the repository) and its text; `nearflash emit` writes them and a
 test compares them.
 """
 
