@@ -112,8 +112,18 @@ def test_programs_and_erases(unit, play):
     assert (unit.channels[0].page(0, 5) == 0xFF).all()
     unit.channels[0].spoil(0, 1)
     assert play(START + program, write=[1, 2])[0] == 0xE1
-    with pytest.raises(NandViolation, match=r"^unit 0 at \d+ ns: page 5 must be erased before it is programmed again$"):
-        play(START + program, write=[1, 2])
+
+
+def test_pages_of_a_block_are_programmed_once_and_upwards(unit, play):
+    def program(row):
+        return START + f"80h 00 00 {row:02X} 00 00 +400 W1 10h +75000 70h +120 R1"
+
+    assert play(program(10), write=[1])[0] == 0xE0
+    assert play(program(10), write=[2])[0] == play(program(9), write=[3])[0] == 0xE1
+    assert unit.channels[0].page(0, 10)[:8].view(np.uint64) == [1]
+    assert (unit.channels[0].page(0, 9) == 0xFF).all()
+    assert play(program(11), write=[4])[0] == 0xE0
+    assert play(program(16), write=[5])[0] == 0xE0  # of another block
 
 
 VIOLATIONS = {

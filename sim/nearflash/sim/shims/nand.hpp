@@ -3,7 +3,9 @@
 //
 // Per cycle: drive() sets the PHY's outputs from its state alone, the model settles, sample() takes the handshakes, the
 // clock edge follows. Times are in nanoseconds since the channel was made.
-// Limits: a page is programmed whole and once between erases; no multi-plane, copyback or suspend commands.
+// What the host asks for wrongly fails by its status, as in a bad block: a page is programmed whole and once between
+// erases of its block, and above all pages of the block that were programmed before.
+// Limits: no multi-plane, copyback or suspend commands.
 // Source: ONFI 4.2, "Command Definition" and "Timing Parameters".
 #pragma once
 #include <algorithm>
@@ -379,16 +381,26 @@ class NandChannel {
         if (!holds(row)) return;
         if (!u.programmed) return fail("10h must follow data");
         if (column + u.data.size() > settings.page_bytes) return fail("data in must end within the page");
-        if (u.pages.count(row)) return fail("page %u must be erased before it is programmed again", row);
         ++statistics.programs;
         u.cache_valid = u.array_valid = false;
         u.output = NandUnit::Output::none;
-        u.failed = u.bad_blocks.count(row / settings.pages_per_block);
-        auto& page = u.pages[row];
-        page.assign(settings.page_bytes, 0xFF);
-        if (!u.failed) std::copy(u.data.begin(), u.data.end(), page.begin() + column);
+        const uint32_t block = row / settings.pages_per_block;
+        u.failed = u.bad_blocks.count(block) || !ascends(u, row);
+        if (!u.failed) {
+            auto& page = u.pages[row];
+            page.assign(settings.page_bytes, 0xFF);
+            std::copy(u.data.begin(), u.data.end(), page.begin() + column);
+        }
         const double time = shortened(settings.program_ns);
         busy(u, time, time);
+    }
+
+    // Whether no page of the block from `row` on is programmed.
+    bool ascends(const NandUnit& u, uint32_t row) const {
+        const uint32_t end = (row / settings.pages_per_block + 1) * settings.pages_per_block;
+        for (uint32_t page = row; page < end; ++page)
+            if (u.pages.count(page)) return false;
+        return true;
     }
 
     void erase(NandUnit& u, uint32_t row) {
