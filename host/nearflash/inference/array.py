@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import (
-    ConfigError, DeviceError, DeviceLostError, NearflashError, PageError, ShapeError, StateError, StorageFullError,
+    ConfigError,
+    DeviceError,
+    DeviceLostError,
+    NearflashError,
+    PageError,
+    ShapeError,
+    StateError,
+    StorageFullError,
 )  # fmt: skip
 from nearflash.inference.engine import Engine, EngineCounters
 
