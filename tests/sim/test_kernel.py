@@ -235,6 +235,15 @@ def test_memory_outlives_the_library(open_copy):
         kernel.read_register(REVISION)
 
 
+def test_the_first_kernel_may_be_closed_last(open_copy):
+    """Freeing one used the Verilator context of the kernel opened last, which was gone: a deadlock."""
+    kernels = [open_copy() for _ in range(3)]
+    for kernel in reversed(kernels[1:]):
+        kernel.close()
+    copy(kernels[0], 0, 4096, 4)
+    kernels[0].close()
+
+
 def test_bad_arguments(open_copy):
     with pytest.raises(ValueError, match="memory_bytes must be a positive multiple of 4096, not 5000"):
         KernelLibrary(Copy(), "test_copy", memory_bytes=5000)

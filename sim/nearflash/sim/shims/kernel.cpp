@@ -104,6 +104,7 @@ void kernel_free(Kernel* kernel) {
 #if VM_TRACE
     if (kernel->trace) kernel->trace->close();
 #endif
+    Verilated::threadContextp(&kernel->context);  // scopes leave the context of the thread
     kernel->top.final();
     delete kernel;
 }
