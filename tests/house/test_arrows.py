@@ -22,13 +22,13 @@ MAY_IMPORT = {
     "sim": {"abi", "model", "gateware", "device"},
 }
 #: Single modules that may import more.
-MORE = {"device.model": {"model"}, "device.selftest.attend": {"model"}, "demo.audit": {"model"}}
+MORE = {module: {"model"} for module in ("device.model", "device.attend_model", "device.selftest.attend", "demo.audit")}
 #: Third-party packages of those that stay lean; the others may use what pyproject.toml declares.
 LEAN = {
     "abi": set(),
     "model": {"numpy"},
     "device": {"numpy"},
-    "storage": {"numpy"},
+    "storage": {"numpy", "google_crc32c"},
     "bench": set(),
     "cli": set(),
     "gateware": {"amaranth"},

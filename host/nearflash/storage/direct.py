@@ -11,7 +11,7 @@ import fcntl
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +25,8 @@ __all__ = ["BLOCK_BYTES", "DirectFile", "Engine", "PositionalEngine", "aligned_b
 
 BLOCK_BYTES = 4096
 _Call = Callable[[int, memoryview, int], int]
+_VECTORS = 1024
+"""Memories that one preadv takes (IOV_MAX)."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -34,6 +36,16 @@ class Engine(ABC):
     @abstractmethod
     def read(self, fd: int, memory: memoryview, offset: int) -> int:
         """Fill `memory` from `offset`; fewer bytes than asked for only at the end of the file."""
+
+    def scatter(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
+        """Fill one memory after another from `offset` on; fewer bytes than asked for only at the end of the file."""
+        done = 0
+        for memory in memories:
+            moved = self.read(fd, memory, offset + done)
+            done += moved
+            if moved < len(memory):
+                break
+        return done
 
     @abstractmethod
     def write(self, fd: int, memory: memoryview, offset: int) -> int:
@@ -50,6 +62,11 @@ class PositionalEngine(Engine):
     def read(self, fd: int, memory: memoryview, offset: int) -> int:
         """See Engine.read."""
         return self._all(lambda done: os.preadv(fd, [memory[done:]], offset + done), len(memory))
+
+    def scatter(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
+        """See Engine.scatter."""
+        done = os.preadv(fd, memories, offset) if len(memories) <= _VECTORS else 0
+        return done if done == sum(map(len, memories)) else super().scatter(fd, memories, offset)
 
     def write(self, fd: int, memory: memoryview, offset: int) -> int:
         """See Engine.write."""
@@ -145,6 +162,18 @@ class DirectFile:
         """Fill `memory` from the file. Raises AlignmentError, StateError (short file, I/O error)."""
         self._transfer("reading", self.engine.read, offset, memory)
 
+    def scatter(self, offset: int, memories: Sequence[NDArray[np.uint8]]) -> None:
+        """Fill one memory after another from the file, as `read`."""
+        total = sum(memory.nbytes for memory in memories)
+        for memory in memories:
+            self._check(offset, memory)
+        views = [memory.data.cast("B") for memory in memories]
+        try:
+            done = self.engine.scatter(self._fd, views, offset)
+        except OSError as error:
+            raise self._failure("reading", total, offset, error) from error
+        self._check_done(offset, done, total)
+
     def write(self, offset: int, memory: NDArray[np.uint8]) -> None:
         """Write `memory`; durable after `flush`. Raises AlignmentError, StorageFullError, StateError."""
         self._transfer("writing", self.engine.write, offset, memory)
@@ -168,16 +197,23 @@ class DirectFile:
         self.close()
 
     def _transfer(self, action: str, call: _Call, offset: int, memory: NDArray[np.uint8]) -> None:
-        for name, value in (("offset", offset), ("length", memory.nbytes), ("address", memory.ctypes.data)):
-            if value % BLOCK_BYTES:
-                raise AlignmentError(f"{name} of direct I/O must be a multiple of {BLOCK_BYTES}, not {value}")
+        self._check(offset, memory)
         try:
             done = call(self._fd, memory.data.cast("B"), offset)
         except OSError as error:
             raise self._failure(action, memory.nbytes, offset, error) from error
-        if done != memory.nbytes:
+        self._check_done(offset, done, memory.nbytes)
+
+    @staticmethod
+    def _check(offset: int, memory: NDArray[np.uint8]) -> None:
+        for name, value in (("offset", offset), ("length", memory.nbytes), ("address", memory.ctypes.data)):
+            if value % BLOCK_BYTES:
+                raise AlignmentError(f"{name} of direct I/O must be a multiple of {BLOCK_BYTES}, not {value}")
+
+    def _check_done(self, offset: int, done: int, size_bytes: int) -> None:
+        if done != size_bytes:
             raise StateError(
-                f"{self.path} must have {memory.nbytes} bytes at offset {offset}, not {done}: the file was cut short; "
+                f"{self.path} must have {size_bytes} bytes at offset {offset}, not {done}: the file was cut short; "
                 "restore it from a copy"
             )
 

@@ -1,0 +1,232 @@
+"""Flash in a file or on a block device, by direct I/O.
+
+    superblock | block 0: data pages, spare zone | block 1: … | …
+
+The superblock is sealed JSON: geometry, and what the file's user says about itself. Data is written before its spare
+records, and an erase writes a spare zone of zeros: a page counts only where its record is there and its CRC32C is
+right. Records are kept in memory too, so that a read of a page is one aligned read of its data.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.pages import PageEntry
+from nearflash.abi.errors import CommandError, StateError
+from nearflash.storage.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer
+from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
+from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
+from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, page_array, page_checksums
+from nearflash.storage.flash.spare import SpareRecords
+from nearflash.storage.sealed import is_blank, seal, unseal
+
+__all__ = ["FLASH_VERSION", "FileFlash"]
+
+FLASH_VERSION = 1
+"""Raised whenever the file's layout changes meaning; other versions are refused."""
+_KIND = "flash"
+_T = TypeVar("_T")
+DEFAULT_THREADS = 16
+
+
+class FileFlash(Flash):
+    """An open, locked file. Use `create` or `open`, then `close`.
+
+    `threads` transfers are in flight at once; a device answers few of them no faster than one.
+    """
+
+    about: Mapping[str, Any]
+    """What `create` was given: JSON values."""
+
+    def __init__(self, file: DirectFile, geometry: FlashGeometry, about: Mapping[str, Any], threads: int) -> None:
+        """Not for callers: see `create` and `open`."""
+        if threads < 1:
+            raise CommandError(f"threads must be at least 1, not {threads!r}")
+        self.geometry, self.about, self._file, self._threads = geometry, about, file, threads
+        self._spare = SpareRecords(geometry)
+        self._order = ProgramOrder(geometry)
+        self._pool = ThreadPoolExecutor(threads, "flash")
+
+    # Life
+
+    @classmethod
+    def create(
+        cls, path: Path, geometry: FlashGeometry, *, about: Mapping[str, Any] | None = None,
+        threads: int = DEFAULT_THREADS, direct: bool = True, engine: Engine | None = None,
+    ) -> Self:  # fmt: skip
+        """A blank flash; a flash file that is there is emptied, any other content is refused.
+
+        Raises StorageFullError where the disk has no room, StateError otherwise.
+        """
+        superblock = seal(_KIND, {"version": FLASH_VERSION, "geometry": asdict(geometry), "about": about or {}})
+        if superblock.nbytes != BLOCK_BYTES:
+            raise StateError(f"about must fit {BLOCK_BYTES} bytes as JSON, not {superblock.nbytes}")
+        if path.exists():
+            _check_replaceable(path, direct)
+        zone_bytes = SpareRecords(geometry).zone_bytes
+        size_bytes = BLOCK_BYTES + geometry.blocks * (geometry.block_bytes + zone_bytes)
+        file = DirectFile.create(path, size_bytes, direct=direct, engine=engine)
+        try:
+            file.write(0, superblock)
+            return cls(file, geometry, about or {}, threads)
+        except BaseException:
+            file.close()
+            raise
+
+    @classmethod
+    def open(
+        cls, path: Path, *, threads: int = DEFAULT_THREADS, direct: bool = True, engine: Engine | None = None
+    ) -> Self:
+        """An existing flash as it was left. Raises StateError, naming what is wrong; changes nothing."""
+        file = DirectFile.open(path, direct=direct, engine=engine)
+        try:
+            body = _superblock(file)
+            flash = cls(file, FlashGeometry(**body["geometry"]), body["about"], threads)
+            if file.size_bytes != flash._offset(flash.geometry.pages):
+                raise StateError(f"{path} must have {flash._offset(flash.geometry.pages)} bytes, not {file.size_bytes}")
+            flash._load()
+        except BaseException:
+            file.close()
+            raise
+        return flash
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        return self._file.path
+
+    def sync(self) -> None:
+        """See Flash.sync."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """See Flash.close."""
+        self._pool.shutdown()
+        self._file.close()
+
+    # Use
+
+    def program(self, pages: PageNumbers, batch: PageBatch) -> None:
+        """See Flash.program."""
+        self._order.check(pages)
+        checksums = page_checksums(batch.keys, batch.aux, batch.data)
+        runs = self._runs(pages)
+        self._all(lambda run: self._file.write(self._offset(int(pages[run.start])), _aligned(batch.data[run])), runs)
+        self._order.add(pages)
+        self._spare.put(pages, batch.aux, checksums)
+        self._all(lambda run: self._write_spare(pages[run]), runs)
+
+    def read(self, pages: PageNumbers, expected: PageKeys) -> PageData:
+        """See Flash.read."""
+        order = np.argsort(pages, kind="stable")
+        data = page_array(len(pages), self.geometry.page_bytes)
+        aux, checksums = self._spare.get(pages)
+        actual = np.empty(len(pages), np.uint32)
+        ordered = pages[order]
+
+        def load(run: slice) -> None:
+            rows = order[run]
+            together = rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all()
+            memories = [data[rows[0] : rows[-1] + 1]] if together else [data[row] for row in rows]
+            self._file.scatter(self._offset(int(ordered[run.start])), memories)
+            actual[rows] = page_checksums(expected[rows], aux[rows], data[rows])
+
+        self._all(load, self._runs(ordered))
+        keys, found = header_keys(aux)
+        blank = ~found & (checksums == 0)
+        check_pages(pages, expected, blank, keys, actual == checksums)
+        return PageData(data, aux)
+
+    def erase(self, block: int) -> None:
+        """See Flash.erase."""
+        self._spare.zone(block)[:] = 0
+        self._file.write(self._offset((block + 1) * self.geometry.pages_per_block) - self._spare.zone_bytes,
+                         self._spare.zone(block))  # fmt: skip
+        self._order.erase(block)
+
+    def entry(self, page: int) -> PageEntry:
+        """See Flash.entry: no device reaches a file."""
+        raise CommandError(f"pages of a device must lie in its memory or on its flash, not in {self.path}")
+
+    def peek(self, pages: PageNumbers) -> tuple[PageKeys, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Keys of pages as their records give them (`first` 0), which have a header, which are blank."""
+        keys, found = header_keys(self._spare.get(pages)[0])
+        return keys, found, self._spare.blank(pages)
+
+    # Parts
+
+    def _offset(self, page: int) -> int:
+        """Where a page begins; the first page of no block: the end of the file."""
+        block, place = divmod(page, self.geometry.pages_per_block)
+        block_bytes = self.geometry.block_bytes + self._spare.zone_bytes
+        return BLOCK_BYTES + block * block_bytes + place * self.geometry.page_bytes
+
+    def _runs(self, pages: PageNumbers) -> list[slice]:
+        starts = self.geometry.runs(pages)
+        return [slice(start, end) for start, end in pairwise(map(int, starts))]
+
+    def _write_spare(self, pages: PageNumbers) -> None:
+        block, span = int(pages[0]) // self.geometry.pages_per_block, self._spare.span(pages)
+        start = self._offset((block + 1) * self.geometry.pages_per_block) - self._spare.zone_bytes
+        self._file.write(start + span.start, self._spare.zone(block)[span])
+
+    def _load(self) -> None:
+        def load(block: int) -> None:
+            start = self._offset((block + 1) * self.geometry.pages_per_block) - self._spare.zone_bytes
+            self._file.read(start, self._spare.zone(block))
+
+        self._all(load, range(self.geometry.blocks))
+        pages = np.arange(self.geometry.pages)
+        self._order.add(pages[~self._spare.blank(pages)])
+
+    def _all(self, call: Callable[[_T], None], items: Iterable[_T]) -> None:
+        """Call for each item, on as many threads as there are."""
+        todo = list(items)
+        if len(todo) == 1:
+            call(todo[0])
+            return
+
+        def work(first: int) -> None:
+            for item in todo[first :: self._threads]:
+                call(item)
+
+        for done in [self._pool.submit(work, first) for first in range(min(self._threads, len(todo)))]:
+            done.result()
+
+
+def _aligned(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The pages as contiguous bytes fit for direct I/O, copied where they are not."""
+    if data.flags.c_contiguous and data.ctypes.data % BLOCK_BYTES == 0:
+        return data
+    copy = page_array(*data.shape)
+    copy[:] = data
+    return copy
+
+
+def _superblock(file: DirectFile) -> dict[str, Any]:
+    block = aligned_buffer(BLOCK_BYTES)
+    file.read(0, block)
+    try:
+        body = unseal(_KIND, block)
+    except StateError as error:
+        raise StateError(f"{file.path} must begin with the superblock of a flash: {error}") from error
+    if body["version"] != FLASH_VERSION:
+        raise StateError(f"{file.path} must have version {FLASH_VERSION}, not {body['version']!r}")
+    return body
+
+
+def _check_replaceable(path: Path, direct: bool) -> None:
+    """Raise StateError unless the file is a flash, or blank where a superblock would be."""
+    with DirectFile.open(path, direct=direct) as file:
+        if file.size_bytes == 0:
+            return
+        block = aligned_buffer(BLOCK_BYTES)
+        file.read(0, block)
+        if not is_blank(block):
+            _superblock(file)

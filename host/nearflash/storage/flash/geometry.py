@@ -1,0 +1,76 @@
+"""How pages are numbered: blocks, the unit of erasing, over the units of channels."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.codeword import CODEWORD_BYTES
+from nearflash.abi.errors import CommandError
+
+__all__ = ["FlashGeometry", "PageNumbers"]
+
+PageNumbers = NDArray[np.int64]
+PAGE_BYTES_LEAST, PAGE_BYTES_MOST = 1 << 12, 1 << 16
+
+
+@dataclass(frozen=True)
+class FlashGeometry:
+    """Page `block · pages_per_block + place` is page `place` of a block. Raises CommandError for what cannot be.
+
+    Block b lies on channel b mod channels, there on unit (b // channels) mod units. A *lane* is one unit of one
+    channel: block b's is b mod lanes.
+    """
+
+    page_bytes: int
+    """Of data: a power of two, 4,096 to 65,536."""
+    pages_per_block: int
+    channels: int
+    units: int
+    """Of each channel."""
+    blocks: int
+    """In all, a multiple of the lanes."""
+
+    def __post_init__(self) -> None:
+        size = self.page_bytes
+        rules = {
+            "page_bytes": (
+                PAGE_BYTES_LEAST <= size <= PAGE_BYTES_MOST and size & (size - 1) == 0,
+                f"a power of two, {PAGE_BYTES_LEAST} to {PAGE_BYTES_MOST}",
+            ),
+            "pages_per_block": (self.pages_per_block >= 1, "at least 1"),
+            "channels": (1 <= self.channels <= 256, "1 to 256"),
+            "units": (1 <= self.units <= 256, "1 to 256"),
+            "blocks": (
+                self.blocks >= 1 and self.lanes > 0 and self.blocks % self.lanes == 0,
+                f"a positive multiple of channels times units ({self.channels * self.units})",
+            ),
+        }
+        for name, (holds, rule) in rules.items():
+            if not holds:
+                raise CommandError(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+    @property
+    def lanes(self) -> int:
+        """Units of all channels."""
+        return self.channels * self.units
+
+    @property
+    def pages(self) -> int:
+        """Pages in all."""
+        return self.blocks * self.pages_per_block
+
+    @property
+    def codewords(self) -> int:
+        """Codewords of a page."""
+        return self.page_bytes // CODEWORD_BYTES
+
+    @property
+    def block_bytes(self) -> int:
+        """Data bytes of a block."""
+        return self.pages_per_block * self.page_bytes
+
+    def runs(self, pages: PageNumbers) -> NDArray[np.int64]:
+        """Starts, and the end, of the runs in `pages` in which each page follows the one before in its block."""
+        breaks = (np.diff(pages) != 1) | (pages[1:] % self.pages_per_block == 0)
+        return np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(pages)]]) if len(pages) else np.zeros(1, np.int64)

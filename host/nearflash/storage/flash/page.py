@@ -1,0 +1,135 @@
+"""Pages in arrays: whose they are, their bytes, and their checksums.
+
+A page's key is the owner block of its first codeword (docs/attention.md, 2), so that keys are compared, kept and
+covered by checksums as they are.
+"""
+
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nearflash.abi.attend.codeword import AUX_BYTES, CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, PageKind
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.storage.direct import BLOCK_BYTES, aligned_buffer
+
+__all__ = [
+    "PAGE_KEY",
+    "PageBatch",
+    "PageData",
+    "PageKeys",
+    "describe",
+    "header_keys",
+    "page_array",
+    "page_checksums",
+    "page_headers",
+    "page_keys",
+    "sealed_codewords",
+]
+
+PAGE_KEY = np.dtype(
+    {
+        "names": ["sequence", "layer", "head", "index", "kind", "first", "zero"],
+        "formats": ["<u4", "<u2", "<u2", "<u4", "u1", "u1", "<u2"],
+    }
+)
+"""Owner block of a page: owner, page index, kind (PageKind), number of the first codeword (of V's page of a separate
+token group: the codewords of a page; else 0), zero."""
+PageKeys = NDArray[np.void]
+Bytes = NDArray[np.uint8]
+_HEADER_WORDS = 8
+
+
+@dataclass(frozen=True)
+class PageData:
+    """What p pages hold."""
+
+    data: Bytes
+    """(p, page_bytes)."""
+    aux: Bytes
+    """(p, codewords, 8)."""
+
+
+@dataclass(frozen=True)
+class PageBatch:
+    """p pages to be programmed."""
+
+    keys: PageKeys
+    """(p,), of dtype PAGE_KEY."""
+    data: Bytes
+    """(p, page_bytes)."""
+    aux: Bytes
+    """(p, codewords, 8)."""
+
+
+def page_keys(
+    sequence: ArrayLike, layer: ArrayLike, head: ArrayLike, index: ArrayLike, kind: PageKind, first: ArrayLike = 0
+) -> PageKeys:
+    """Keys of pages, of the shape that the arguments broadcast to."""
+    parts = np.broadcast_arrays(sequence, layer, head, index, first)
+    keys = np.zeros(parts[0].shape, PAGE_KEY)
+    for name, part in zip(("sequence", "layer", "head", "index", "first"), parts, strict=True):
+        keys[name] = part
+    keys["kind"] = kind
+    return keys
+
+
+def describe(key: np.void) -> str:
+    """A key in words."""
+    part = " (V)" if key["first"] else ""
+    return (
+        f"sequence {key['sequence']}, layer {key['layer']}, head {key['head']}, "
+        f"{PageKind(key['kind']).name.lower()} page {key['index']}{part}"
+    )
+
+
+def page_array(pages: int, page_bytes: int) -> Bytes:
+    """Zeroed, (pages, page_bytes), aligned for direct I/O."""
+    size = pages * page_bytes
+    return aligned_buffer(max(-(-size // BLOCK_BYTES), 1) * BLOCK_BYTES)[:size].reshape(pages, page_bytes)
+
+
+def page_headers(keys: PageKeys, page_bytes: int, tokens: int, form: IndexFormat) -> Bytes:
+    """Header word of each codeword, (p, codewords, 4), of pages of `tokens` tokens."""
+    words = np.zeros((len(keys), _HEADER_WORDS), "<u4")
+    layout = int(form) << 8 | (page_bytes.bit_length() - 1) << 16
+    words[:, 0], words[:, 1] = HEADER_MAGIC, keys["sequence"]
+    words[:, 2] = keys["layer"] | keys["head"].astype("<u4") << 16
+    words[:, 3], words[:, 4], words[:, 6] = keys["kind"] | np.uint32(layout), keys["index"], tokens
+    repeats = page_bytes // CODEWORD_BYTES // _HEADER_WORDS
+    return np.tile(words, (1, repeats)).view(np.uint8).reshape(len(keys), -1, 4)
+
+
+def header_keys(aux: Bytes) -> tuple[PageKeys, NDArray[np.bool_]]:
+    """Keys as the headers in aux (p, codewords, 8) give them, `first` 0, and which headers carry the magic."""
+    words = np.ascontiguousarray(aux[:, :_HEADER_WORDS, 4:]).view("<u4")[..., 0]
+    keys = np.zeros(len(aux), PAGE_KEY)
+    keys["sequence"], keys["layer"], keys["head"] = words[:, 1], words[:, 2] & 0xFFFF, words[:, 2] >> 16
+    keys["index"], keys["kind"] = words[:, 4], words[:, 3] & 0xFF
+    return keys, words[:, 0] == HEADER_MAGIC
+
+
+def page_checksums(keys: PageKeys, aux: Bytes, data: Bytes) -> NDArray[np.uint32]:
+    """CRC32C over key ‖ aux ‖ data of each page."""
+    heads = np.hstack([np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), -1), aux.reshape(len(keys), -1)])
+    extend, value = google_crc32c.extend, google_crc32c.value
+    checksums = (extend(value(head), page) for head, page in zip(heads, data, strict=True))
+    return np.fromiter(checksums, np.uint32, len(keys))
+
+
+def sealed_codewords(batch: PageBatch) -> Bytes:
+    """The pages as they lie in memory: (p, codewords, 528), each codeword with its own CRC32C."""
+    pages, codewords = batch.aux.shape[:2]
+    covered = np.zeros((pages, codewords, PAGE_KEY.itemsize + SEALED_BYTES), np.uint8)
+    keys = np.repeat(batch.keys[:, None], codewords, axis=1)
+    keys["first"] += np.arange(codewords, dtype=np.uint8)
+    covered[..., : PAGE_KEY.itemsize] = keys.view(np.uint8).reshape(pages, codewords, -1)
+    sealed = covered[..., PAGE_KEY.itemsize :]
+    end = AUX_BYTES + CODEWORD_BYTES
+    sealed[..., :AUX_BYTES] = batch.aux
+    sealed[..., AUX_BYTES:end] = batch.data.reshape(pages, codewords, CODEWORD_BYTES)
+    rows = covered.reshape(pages * codewords, -1)[:, : PAGE_KEY.itemsize + end]
+    checksums = np.fromiter(map(google_crc32c.value, rows), "<u4", len(rows))
+    sealed[..., end : end + 4] = checksums.reshape(pages, codewords, 1).view(np.uint8)
+    return sealed

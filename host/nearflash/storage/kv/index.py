@@ -1,0 +1,39 @@
+"""Index rows of embedding blocks, for many heads at once, with the numbers of docs/attention.md, section 1.
+
+A quantised row: zero = the smallest element, scale = fp16((largest - smallest) / levels), code = (K - zero) / scale,
+rounded to nearest even, within 0 .. levels = 2^bits - 1; where the scale is zero, codes are zero. Every step is one
+IEEE 754 operation in double precision, so all platforms build the same bytes.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.pages import IndexFormat, IndexLayout
+
+__all__ = ["index_rows"]
+
+_F16 = NDArray[np.float16]
+
+
+def index_rows(k: _F16, layout: IndexLayout) -> tuple[NDArray[np.uint8], _F16]:
+    """Rows (b, d, T·bits/8) of the blocks k (b, T, d), and their scale and zero, (b, d, 2); fp16: zeros."""
+    if layout.format is IndexFormat.FP16:
+        rows = np.ascontiguousarray(np.swapaxes(k, 1, 2)).view(np.uint8)
+        return rows, np.zeros((len(k), layout.dim, 2), np.float16)
+    rows = np.empty((len(k), layout.dim, layout.block_tokens * layout.format.bits // 8), np.uint8)
+    factors = np.empty((len(k), layout.dim, 2), np.float16)
+    for block, (row, factor) in enumerate(zip(rows, factors, strict=True)):
+        row[:], factor[:, 0], factor[:, 1] = _quantised(k[block], layout.format)
+    return rows, factors
+
+
+def _quantised(k: _F16, form: IndexFormat) -> tuple[NDArray[np.uint8], _F16, _F16]:
+    """Rows, scale and zero of one block (T, d); one at a time, so that its doubles stay in the processor's cache."""
+    levels = (1 << form.bits) - 1
+    with np.errstate(all="ignore"):
+        zero = k.min(axis=0) + np.float16(0)  # never -0
+        scale = ((k.max(axis=0).astype(np.float64) - zero) / levels).astype(np.float16)
+        steps = np.rint((k.astype(np.float64) - zero) / np.where(scale > 0, scale, np.inf).astype(np.float64))
+    codes = np.ascontiguousarray(np.clip(np.nan_to_num(steps, nan=0.0), 0, levels).astype(np.uint8).T)
+    rows = codes if form.bits == 8 else codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
+    return rows, scale, zero

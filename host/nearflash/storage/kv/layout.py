@@ -1,0 +1,80 @@
+"""What a KV cache holds, and how it is cut into pages (docs/attention.md, 2)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.attend.pages import IndexFormat, IndexLayout, TokenLayout
+from nearflash.abi.errors import CommandError
+from nearflash.storage.flash.page import describe
+
+__all__ = ["KvLayout", "KvShape"]
+
+_FIELD_LIMIT = 1 << 16
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """K and V of `layers` layers, `kv_heads` heads of `dim` elements each. Raises CommandError for what cannot be."""
+
+    layers: int
+    kv_heads: int
+    dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "kv_heads"):
+            if not 1 <= getattr(self, name) <= _FIELD_LIMIT:
+                raise CommandError(f"{name} must be 1 to {_FIELD_LIMIT}, not {getattr(self, name)!r}")
+        if self.dim % 4 or not 4 <= self.dim <= 256:
+            raise CommandError(f"dim must be a multiple of 4, 4 to 256, not {self.dim!r}")
+
+    @property
+    def token_bytes(self) -> int:
+        """fp16 K and V of one token, all layers and heads."""
+        return 4 * self.layers * self.kv_heads * self.dim
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """Token groups of n tokens and embedding blocks of T tokens in pages."""
+
+    group_tokens: int
+    """n."""
+    interleaved: bool
+    """K and V of a token in one page; else K's page, and V's behind it."""
+    block_tokens: int
+    """T, a multiple of n."""
+    index_format: IndexFormat
+    page_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.block_tokens % self.group_tokens:
+            raise CommandError(f"block_tokens must be a multiple of {self.group_tokens}, not {self.block_tokens!r}")
+        object.__setattr__(self, "index_format", IndexFormat(self.index_format))
+
+    @property
+    def group_pages(self) -> int:
+        """Pages of a token group."""
+        return 1 if self.interleaved else 2
+
+    def token_layout(self, dim: int) -> TokenLayout:
+        """Layout of the token groups. Raises CommandError where they do not fit a page."""
+        return TokenLayout(self.page_bytes, dim, self.group_tokens, self.interleaved)
+
+    def index_layout(self, dim: int) -> IndexLayout:
+        """Layout of the embedding pages. Raises CommandError where they do not fit a page."""
+        return IndexLayout(self.page_bytes, dim, self.block_tokens, self.index_format)
+
+    def tokens(self, key: np.void, dim: int) -> range:
+        """Tokens of which a page holds a part."""
+        if key["kind"] == PageKind.TOKEN:
+            start, size = int(key["index"]) * self.group_tokens, self.group_tokens
+        else:
+            start, size = int(key["index"]) // self.index_layout(dim).pages * self.block_tokens, self.block_tokens
+        return range(start, start + size)
+
+    def describe(self, key: np.void, dim: int) -> str:
+        """A page's key in words, with its tokens."""
+        tokens = self.tokens(key, dim)
+        return f"{describe(key)}, tokens [{tokens.start}, {tokens.stop})"

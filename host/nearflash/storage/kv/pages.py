@@ -1,0 +1,86 @@
+"""Pages of full token groups and embedding blocks of one layer, for all heads at once, and K and V out of pages."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.codeword import CODEWORD_BYTES, PageKind
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.storage.flash.page import PageBatch, PageKeys, page_array, page_headers, page_keys
+from nearflash.storage.kv.index import index_rows
+from nearflash.storage.kv.layout import KvLayout, KvShape
+
+__all__ = ["PageMaker"]
+
+F16 = NDArray[np.float16]
+_SCALES = slice(0, 4)
+_HEADER = slice(4, 8)
+
+
+class PageMaker:
+    """Makes and reads pages. Raises CommandError where the layout does not fit the shape."""
+
+    def __init__(self, shape: KvShape, layout: KvLayout) -> None:
+        self.shape, self.layout = shape, layout
+        self.index_layout = layout.index_layout(shape.dim)
+        layout.token_layout(shape.dim)
+
+    def token_keys(self, sequence: int, layer: int, groups: range) -> PageKeys:
+        """(heads, groups, pages of a group)."""
+        first = np.arange(self.layout.group_pages) * (self.layout.page_bytes // CODEWORD_BYTES)
+        heads = np.arange(self.shape.kv_heads)[:, None, None]
+        return page_keys(sequence, layer, heads, np.asarray(groups)[:, None], PageKind.TOKEN, first)
+
+    def index_keys(self, sequence: int, layer: int, blocks: range) -> PageKeys:
+        """(heads, blocks, pages of a block)."""
+        pages = self.index_layout.pages
+        heads, indices = np.arange(self.shape.kv_heads), np.arange(blocks.start * pages, blocks.stop * pages)
+        return page_keys(sequence, layer, heads[:, None, None], indices.reshape(-1, pages), PageKind.INDEX)
+
+    def token_pages(self, keys: PageKeys, k: F16, v: F16) -> PageBatch:
+        """Pages of full groups: k and v (heads, groups·n, d); in the order of `keys`, as token_keys gives them."""
+        heads, groups, _ = keys.shape
+        n, dim = self.layout.group_tokens, self.shape.dim
+        data = page_array(keys.size, self.layout.page_bytes)
+        places = data.reshape(heads, groups, -1).view(np.float16)
+        for value, source in enumerate((k, v)):
+            self._values(places, value)[:] = source.reshape(heads, groups, n, dim)
+        flat = keys.reshape(-1)
+        aux = np.zeros((len(flat), self.layout.page_bytes // CODEWORD_BYTES, 8), np.uint8)
+        aux[..., _HEADER] = page_headers(flat, self.layout.page_bytes, n, IndexFormat.FP16)
+        return PageBatch(flat, data, aux)
+
+    def token_values(self, data: NDArray[np.uint8]) -> tuple[F16, F16]:
+        """k and v (groups, n, d), views into the pages of full groups, (groups · pages of a group, page_bytes)."""
+        places = data.reshape(-1, self.layout.group_pages * self.layout.page_bytes).view(np.float16)
+        return self._values(places, 0), self._values(places, 1)
+
+    def k_values(self, data: NDArray[np.uint8]) -> F16:
+        """k (groups, n, d), a view into the first pages of full groups, (groups, page_bytes)."""
+        return self._values(data.view(np.float16), 0)
+
+    def index_pages(self, keys: PageKeys, k: F16) -> PageBatch:
+        """Pages of embedding blocks: k (heads, blocks·T, d); in the order of `keys`, as index_keys gives them."""
+        heads, blocks, pages = keys.shape
+        layout, codewords = self.index_layout, self.layout.page_bytes // CODEWORD_BYTES
+        rows, factors = index_rows(k.reshape(heads * blocks, layout.block_tokens, layout.dim), layout)
+        data = page_array(keys.size, layout.page_bytes)
+        flat = keys.reshape(-1)
+        aux = np.zeros((len(flat), codewords, 8), np.uint8)
+        aux[..., _HEADER] = page_headers(flat, layout.page_bytes, layout.block_tokens, layout.format)
+        scales = factors.view(np.uint8).reshape(heads * blocks, layout.dim, 1, 4)
+        for page in range(pages):
+            own = slice(page * layout.rows, min((page + 1) * layout.rows, layout.dim))
+            count = own.stop - own.start
+            place = data[page::pages, : count * layout.stride_bytes].reshape(-1, count, layout.stride_bytes)
+            place[..., : rows.shape[2]] = rows[:, own]
+            spread = np.repeat(scales[:, own], layout.row_codewords, axis=2).reshape(len(rows), -1, 4)
+            aux[page::pages, : count * layout.row_codewords, _SCALES] = spread
+        return PageBatch(flat, data, aux)
+
+    def _values(self, places: F16, value: int) -> F16:
+        """The view (…, n, d) of K (value 0) or V (1) in groups (…, elements of a group)."""
+        n, dim = self.layout.group_tokens, self.shape.dim
+        if self.layout.interleaved:
+            return places[..., : 2 * n * dim].reshape(*places.shape[:-1], n, 2, dim)[..., value, :]
+        start = value * self.layout.page_bytes // 2
+        return places[..., start : start + n * dim].reshape(*places.shape[:-1], n, dim)

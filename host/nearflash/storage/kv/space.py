@@ -1,0 +1,133 @@
+"""Which pages of a flash hold what: blocks taken, filled, emptied and erased, each lane on its own.
+
+A block holds pages of one kind. Each lane (a unit of a channel) has at most one open block of each kind, into which
+pages go in order, and always keeps one free block, into which a block's live pages can be moved before it is erased.
+So a lane takes pages for as long as all of its live pages, kind by kind, fit all blocks but one.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.errors import StorageFullError
+from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
+from nearflash.storage.flash.page import PAGE_KEY, PageKeys
+
+__all__ = ["BlockSpace"]
+
+_NONE = -1
+_KINDS = len(PageKind)
+
+
+class BlockSpace:
+    """Counts only: what it says is programmed, moved and erased is for its user to do.
+
+    `need` is always (kinds, lanes), in pages.
+    """
+
+    def __init__(self, geometry: FlashGeometry) -> None:
+        self._geometry, self._size = geometry, geometry.pages_per_block
+        self.keys: PageKeys = np.zeros(geometry.pages, PAGE_KEY)
+        """Whose each live page is."""
+        self.live = np.zeros(geometry.pages, bool)
+        self.erases = np.zeros(geometry.blocks, np.int64)
+        self.reads = np.zeros(geometry.blocks, np.int64)
+        """Page reads of each block since its erase."""
+        self._taken = np.zeros(geometry.blocks, np.int64)
+        self._kind = np.full(geometry.blocks, _NONE)
+        self._live = np.zeros(geometry.blocks, np.int64)
+        self._open = np.full((_KINDS, geometry.lanes), _NONE)
+
+    # What there is
+
+    @property
+    def live_pages(self) -> int:
+        """Pages in use."""
+        return int(self._live.sum())
+
+    def check(self, need: NDArray[np.int64]) -> None:
+        """Raise StorageFullError where `need` more pages cannot be had, whatever is moved."""
+        geometry = self._geometry
+        lanes = np.arange(geometry.blocks) % geometry.lanes
+        live = np.stack([np.bincount(lanes, self._live * (self._kind == kind), geometry.lanes)
+                         for kind in PageKind]).astype(np.int64)  # fmt: skip
+        blocks = -(-(live + need) // self._size)
+        room = geometry.blocks // geometry.lanes - 1
+        if (full := np.flatnonzero((blocks.sum(axis=0) > room) & need.any(axis=0))).size:
+            lane = int(full[0])
+            raise StorageFullError(
+                f"no room for {int(need.sum())} pages: unit {lane // geometry.channels} of channel "
+                f"{lane % geometry.channels} has {room} blocks of {self._size} pages, of which {live[:, lane].sum()} "
+                "are in use; free sequences, or make the flash larger"
+            )
+
+    def lacking(self, need: NDArray[np.int64]) -> int | None:
+        """A lane that has not blocks enough for `need`, the one kept free left out; None where all have."""
+        open_, size = self._open, self._size
+        room = np.where(open_ == _NONE, 0, size - self._taken[open_])
+        blocks = -(-np.maximum(need - room, 0) // size)
+        free = np.bincount(np.flatnonzero(self._kind == _NONE) % need.shape[1], minlength=need.shape[1])
+        short = np.flatnonzero((blocks.sum(axis=0) > free - 1) & need.any(axis=0))
+        return int(short[0]) if short.size else None
+
+    def victim(self, lane: int) -> int:
+        """The block of a lane with fewest live pages among those that hold dead ones; of equals the least worn."""
+        blocks = np.arange(lane, self._geometry.blocks, self._geometry.lanes)
+        blocks = blocks[self._taken[blocks] > self._live[blocks]]
+        return int(blocks[np.lexsort((self.erases[blocks], self._live[blocks]))[0]])
+
+    def disturbed(self, limit: int) -> list[int]:
+        """Blocks in use that were read more than `limit` times since their erase."""
+        return [int(block) for block in np.flatnonzero((self.reads > limit) & (self._kind != _NONE))]
+
+    def pages_of(self, block: int) -> PageNumbers:
+        """The live pages of a block, rising."""
+        start = block * self._size
+        return start + np.flatnonzero(self.live[start : start + self._size])
+
+    # What changes
+
+    def take(self, kind: PageKind, lane: int, count: int) -> PageNumbers:
+        """The next `count` pages of a lane; live only after `own`. There must be room (`lacking`)."""
+        parts = []
+        while count:
+            block = self._open[kind, lane]
+            if block == _NONE:
+                block = self._open[kind, lane] = self._least_worn(lane)
+                self._kind[block] = kind
+            part = min(count, self._size - int(self._taken[block]))
+            parts.append(block * self._size + self._taken[block] + np.arange(part))
+            self._taken[block] += part
+            if self._taken[block] == self._size:
+                self._open[kind, lane] = _NONE
+            count -= part
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def own(self, pages: PageNumbers, keys: PageKeys) -> None:
+        """Pages taken are now live, and these are their keys."""
+        self.live[pages], self.keys[pages] = True, keys
+        np.add.at(self._live, pages // self._size, 1)
+
+    def release(self, pages: PageNumbers) -> None:
+        """Pages are no longer needed."""
+        self.live[pages] = False
+        np.subtract.at(self._live, pages // self._size, 1)
+
+    def close(self, block: int) -> None:
+        """Take no further pages of a block."""
+        self._open[self._open == block] = _NONE
+
+    def erase(self, block: int) -> None:
+        """A closed block without live pages is free again."""
+        self._taken[block] = self.reads[block] = 0
+        self._kind[block] = _NONE
+        self.erases[block] += 1
+
+    def kind(self, block: int) -> PageKind:
+        """What a block in use holds."""
+        return PageKind(int(self._kind[block]))
+
+    def _least_worn(self, lane: int) -> int:
+        blocks = np.arange(lane, self._geometry.blocks, self._geometry.lanes)
+        blocks = blocks[self._kind[blocks] == _NONE]
+        return int(blocks[np.argmin(self.erases[blocks])])

@@ -1,0 +1,125 @@
+"""Pages on their way to flash: readable here from when they are staged until they are programmed."""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import CommandError
+from nearflash.storage.flash.base import Flash
+from nearflash.storage.flash.geometry import PageNumbers
+from nearflash.storage.flash.page import PAGE_KEY, PageBatch, page_array
+
+__all__ = ["Stage"]
+
+
+class Stage:
+    """A ring of page buffers. Programs and erases reach the flash in the order in which they came.
+
+    In the `background` a thread of its own does them; the first error is raised by every later call. Calls come from
+    one thread.
+    """
+
+    def __init__(self, flash: Flash, buffer_bytes: int, *, background: bool) -> None:
+        geometry = flash.geometry
+        self._flash, self._size = flash, buffer_bytes // geometry.page_bytes
+        if self._size < 2:
+            raise CommandError(f"buffer_bytes must hold at least two pages, not {buffer_bytes!r} bytes")
+        self._batch = PageBatch(
+            np.zeros(self._size, PAGE_KEY), page_array(self._size, geometry.page_bytes),
+            np.zeros((self._size, geometry.codewords, 8), np.uint8),
+        )  # fmt: skip
+        self._pages = np.zeros(self._size, np.int64)
+        self._slots = np.full(geometry.pages, -1, np.int64)
+        # Counts of pages since the start: staged, handed over, programmed. A page's slot is its count mod size.
+        self._staged = self._handed = self._programmed = 0
+        self._pool = ThreadPoolExecutor(1, "kv-writer") if background else None
+        self._pending: deque[Future[None]] = deque()
+        self._error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise the error of an earlier program or erase, if there was one."""
+        if self._error is not None:
+            raise self._error
+
+    def put(self, pages: PageNumbers, batch: PageBatch) -> None:
+        """Stage pages; waits, or programs, while there is no room."""
+        done = 0
+        while done < len(pages):
+            self.check()
+            first = self._staged % self._size
+            count = min(len(pages) - done, self._size - first, self._size - (self._staged - self._programmed))
+            slots, rows = slice(first, first + count), slice(done, done + count)
+            self._batch.keys[slots], self._pages[slots] = batch.keys[rows], pages[rows]
+            self._batch.data[slots], self._batch.aux[slots] = batch.data[rows], batch.aux[rows]
+            self._slots[pages[rows]] = np.arange(first, first + count)
+            self._staged, done = self._staged + count, done + count
+            # In the background one half is programmed while the other is filled.
+            if self._staged - self._handed >= (self._size // 2 if self._pool else self._size):
+                self._hand()
+            while self._staged - self._programmed == self._size and self._pending:
+                self._pending.popleft().result()
+
+    def erase(self, block: int) -> None:
+        """Erase a block behind everything staged before."""
+        self._hand()
+        self._submit(lambda: self._flash.erase(block))
+
+    def flush(self) -> None:
+        """Return when everything staged is programmed."""
+        self._hand()
+        while self._pending:
+            self._pending.popleft().result()
+        self.check()
+
+    def find(self, pages: PageNumbers) -> NDArray[np.int64]:
+        """Slots of pages, -1 for those that are not here."""
+        return self._slots[pages]
+
+    def get(self, slots: NDArray[np.int64]) -> PageBatch:
+        """What lies in slots."""
+        return PageBatch(self._batch.keys[slots], self._batch.data[slots], self._batch.aux[slots])
+
+    def close(self) -> None:
+        """Wait for what was handed over, drop the rest; raises nothing. It may be called twice."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _hand(self) -> None:
+        """Program what is staged."""
+        start, end = self._handed, self._staged
+        self._handed = end
+        if start < end:
+            self._submit(lambda: self._program(start, end))
+
+    def _submit(self, call: Callable[[], None]) -> None:
+        self.check()
+        if self._pool is not None:
+            self._pending.append(self._pool.submit(self._guard, call))
+            return
+        self._guard(call)
+        self.check()
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        if self._error is not None:
+            return
+        try:
+            call()
+        except BaseException as error:
+            self._error = error
+
+    def _program(self, start: int, end: int) -> None:
+        slots = np.arange(start, end) % self._size
+        order = np.argsort(self._pages[slots], kind="stable")
+        if (order[1:] > order[:-1]).all() and slots[0] <= slots[-1]:
+            span = slice(slots[0], slots[-1] + 1)
+            batch = PageBatch(self._batch.keys[span], self._batch.data[span], self._batch.aux[span])
+        else:
+            slots = slots[order]
+            batch = self.get(slots)
+        pages = self._pages[slots]
+        self._flash.program(pages, batch)
+        self._slots[pages[self._slots[pages] == slots]] = -1
+        self._programmed = end

@@ -1,0 +1,58 @@
+"""Stores of the tests: small shapes, and K and V of sequences."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.flash.geometry import FlashGeometry
+from nearflash.storage.kv import KvLayout, KvShape, KvStore
+
+SHAPE = KvShape(layers=2, kv_heads=3, dim=32)
+
+
+@pytest.fixture
+def make_store(tmp_path) -> Callable[..., KvStore]:
+    """A store on a file; keywords of KvStore, FlashGeometry, KvLayout and FileFlash.create."""
+
+    def make(path=None, *, shape=SHAPE, blocks=32, pages_per_block=16, channels=1, units=1, page_bytes=4096,
+             group_tokens=16, interleaved=True, block_tokens=64, index_format=IndexFormat.INT4,
+             engine=None, **keywords):  # fmt: skip
+        geometry = FlashGeometry(page_bytes, pages_per_block, channels, units, blocks)
+        layout = KvLayout(group_tokens, interleaved, block_tokens, index_format, page_bytes)
+        flash = FileFlash.create(path or tmp_path / "kv", geometry, threads=2, engine=engine)
+        return KvStore(flash, shape, layout, **keywords)
+
+    return make
+
+
+@pytest.fixture
+def draw() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """K and V (heads, t, d) of a seed."""
+
+    def draw(seed, tokens, shape=SHAPE):
+        rng = np.random.default_rng(seed)
+        size = (2, shape.kv_heads, tokens, shape.dim)
+        return tuple(rng.standard_normal(size, dtype=np.float32).astype(np.float16))
+
+    return draw
+
+
+@pytest.fixture
+def stored() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """K and V (heads, S, d) of a layer as the store gives them back."""
+
+    def stored(store, sequence, layer):
+        shape, size = store.shape, store.layout.group_tokens
+        at = store.layer(sequence, layer)
+        groups = range(at.tokens // size)
+        pages = at.token_pages[..., None] + np.arange(store.layout.group_pages)
+        read = store.read(pages.reshape(-1), store.pages.token_keys(sequence, layer, groups).reshape(-1))
+        parts = zip(store.pages.token_values(read.data), (at.tail_k, at.tail_v), strict=True)
+        return tuple(
+            np.concatenate([full.reshape(shape.kv_heads, -1, shape.dim), tail], axis=1) for full, tail in parts
+        )
+
+    return stored
