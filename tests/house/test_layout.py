@@ -7,7 +7,8 @@ from nearflash.abi.emit import outputs
 
 #: Model modules with no gateware of the same path: what they hold is spread over several units there.
 MODEL_ONLY: set[str] = {"fp/bits.py", *(f"attend/{name}.py" for name in (
-    "case", "draw", "finite", "gather", "head", "image", "index", "placement", "settings", "traffic"))}  # fmt: skip
+    "case", "draw", "finite", "gather", "head", "image", "index", "placement", "settings", "source",
+    "traffic"))}  # fmt: skip
 
 
 def is_component(tree: ast.Module) -> bool:

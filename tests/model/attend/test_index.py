@@ -41,9 +41,8 @@ def test_infinities_and_nan_pass_into_the_factors():
 
 def test_low_nibble_first():
     codes = np.array([[1, 2], [3, 4], [5, 6], [15, 8]], np.uint8)
-    block = QuantisedBlock(codes, np.zeros(2, np.float16), np.zeros(2, np.float16))
-    assert block.rows(4).tolist() == [[0x31, 0xF5], [0x42, 0x86]]
-    assert block.rows(8).tolist() == codes.T.tolist()
+    for form, rows in ((IndexFormat.INT4, [[0x31, 0xF5], [0x42, 0x86]]), (IndexFormat.INT8, codes.T.tolist())):
+        assert QuantisedBlock(codes, *np.zeros((2, 2), np.float16), form).rows().tolist() == rows
 
 
 def test_fp16_is_no_quantised_format():

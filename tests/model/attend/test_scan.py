@@ -11,6 +11,7 @@ from nearflash.abi.attend.pages import IndexFormat
 from nearflash.model.attend.index import quantise
 from nearflash.model.attend.scan import approximate_scores, logit_scales, top_channels
 from nearflash.model.attend.settings import Settings
+from nearflash.model.attend.source import ArraySource
 
 CODE_LSB = {IndexFormat.INT8: Fraction(1, 1 << 14), IndexFormat.INT4: Fraction(1, 1 << 10)}
 SCORE_LSB = Fraction(1, 1 << 16)
@@ -19,6 +20,11 @@ SCORE_LSB = Fraction(1, 1 << 16)
 def settings(index, block=32, dim=16, channels=4):
     return Settings(Mode(0), dim, 0.25, channels=channels, budget=1, group_tokens=16, block_tokens=block,
                     index_format=index)  # fmt: skip
+
+
+def scored(q, k, channels, kind):
+    source = ArraySource(k, k, kind)
+    return approximate_scores(q[:, channels], source.blocks(channels), source.tail(channels))
 
 
 def exact_score(q, k, index, channels, t, covered, block):
@@ -42,7 +48,7 @@ def test_scores_are_exact_sums_of_rounded_products(index):
     rng = np.random.default_rng(2)
     q, k = (rng.standard_normal((n, 16)).astype(np.float16) for n in (2, 75))
     channels = np.array([1, 5, 6, 15])
-    scores, faults = approximate_scores(q, k, channels, settings(index))
+    scores, faults = scored(q, k, channels, settings(index))
     assert not faults
     expected = [[exact_score(head, k, index, channels, t, 64, 32) for t in range(75)] for head in q]
     np.testing.assert_array_equal(scores, expected)
@@ -61,7 +67,7 @@ def test_scores_are_exact_sums_of_rounded_products(index):
 def test_range_rule(index, q, k, fault):
     queries, keys = np.zeros((1, 16), np.float16), np.full((32, 16), k, np.float16)
     queries[0, 2] = q
-    _, faults = approximate_scores(queries, keys, np.array([0, 1, 2, 3]), settings(index))
+    _, faults = scored(queries, keys, np.array([0, 1, 2, 3]), settings(index))
     assert faults == (Fault.SCORE_RANGE if fault else 0)
 
 
@@ -70,7 +76,7 @@ def test_factor_of_18_bits(index, fits):
     keys = np.zeros((32, 16), np.float16)
     keys[1] = (1 << index.bits) - 1  # so the scale is 1
     for factor, fault in ((fits, 0), (fits + 0.2, 1), (-fits, 0), (-fits - 0.2, 1)):
-        _, faults = approximate_scores(np.full((1, 16), factor, np.float16), keys, np.array([3]), settings(index))
+        _, faults = scored(np.full((1, 16), factor, np.float16), keys, np.array([3]), settings(index))
         assert faults == (Fault.SCORE_RANGE if fault else 0)
 
 

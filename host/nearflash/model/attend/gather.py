@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attend.faults import Fault
-from nearflash.abi.attend.numbers import EXACT_LSB, LOGIT_LSB, REFERENCE_HEADROOM
+from nearflash.abi.attend.numbers import EXACT_LSB, LOGIT_BITS, LOGIT_LSB, REFERENCE_HEADROOM
 from nearflash.model.attend.finite import finite
 from nearflash.model.fp.convert import to_fp16
 from nearflash.model.fp.muladd import fma
@@ -20,6 +20,8 @@ __all__ = ["Gathered", "finish", "gather"]
 
 F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
+_LEAST = -1 << LOGIT_BITS - 1 >> -LOGIT_LSB
+"""Floor of the least logit: the maximum of no tokens."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def gather(q: F16, k: F16, v: F16, scale: float, reference: tuple[int, ...]) -> 
     logits, saturated = to_logit(scores, scale)
     top = np.array(reference)
     weights, high = to_weight(logits, top[:, None])
-    maximum = (logits >> -LOGIT_LSB).max(axis=1)
+    maximum = (logits >> -LOGIT_LSB).max(axis=1, initial=_LEAST)
     if outside.any() or saturated.any():
         faults |= Fault.SCORE_RANGE
     low = not faults and bool((maximum < top - REFERENCE_HEADROOM).any())

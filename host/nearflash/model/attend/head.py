@@ -2,7 +2,7 @@
 
     channels ─► approximate scores ─► logits ─► entries ─► selection ─► gather of the chosen tokens ─► output
 
-Pages change no number, so there are none here: `sparq` and `sparf` are the same, and traffic.py counts what is read.
+Pages change no number: `sparq` and `sparf` are the same, and traffic.py counts what is read.
 A fault of q ends the head before its scan, one of the scores before its gather.
 """
 
@@ -18,11 +18,12 @@ from nearflash.model.attend.finite import finite
 from nearflash.model.attend.gather import Gathered, finish, gather
 from nearflash.model.attend.scan import approximate_scores, logit_scales, top_channels
 from nearflash.model.attend.settings import Settings
+from nearflash.model.attend.source import ArraySource, Source
 from nearflash.model.num.logit import to_logit
 from nearflash.model.topk.entries import entries
 from nearflash.model.topk.selection import Selected, selection
 
-__all__ = ["HeadResult", "attend", "attend_repeated"]
+__all__ = ["HeadResult", "attend", "attend_from", "attend_repeated"]
 
 F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
@@ -66,19 +67,25 @@ def attend(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResul
     Raises FormatError for other dtypes, ShapeError for shapes that do not fit together or to `settings`.
     """
     _check(q, k, v, v_mean, settings)
+    return attend_from(ArraySource(k, v, settings), q, v_mean, settings)
+
+
+def attend_from(source: Source, q: F16, v_mean: F32, settings: Settings) -> HeadResult:
+    """`attend` over what `source` finds, whose faults are the head's too."""
     _, faults = finite(q)
     if faults:
-        return _without_gather(faults, np.empty(0, np.int64), len(k), settings)
-    scan = _dense(len(q), len(k), settings) if settings.mode & Mode.DENSE else _scan(q, k, settings)
+        return _without_gather(faults, np.empty(0, np.int64), source.tokens, settings)
+    scan = _dense(len(q), source.tokens, settings) if settings.mode & Mode.DENSE else _scan(q, source, settings)
     if not scan.choice:
-        return _without_gather(scan.faults, scan.channels, len(k), settings)
+        return _without_gather(scan.faults, scan.channels, source.tokens, settings)
     mask, alpha = scan.choice.mask, scan.choice.alpha
-    chosen = np.repeat(mask, settings.entry_tokens)[: len(k)]
+    wanted = np.repeat(mask, settings.entry_tokens)[: source.tokens]
     references = settings.reference or scan.choice.references
-    sums = gather(q, k[chosen], v[chosen], settings.scale, references)
-    faults = scan.faults | (sums.faults & ~Fault.REFERENCE_LOW if scan.faults else sums.faults)
+    sums = gather(q, *source.chosen(wanted), settings.scale, references)
+    before = scan.faults | source.faults
+    faults = before | (sums.faults & ~Fault.REFERENCE_LOW if before else sums.faults)
     out = None if faults else finish(sums, alpha, v_mean)
-    return HeadResult(faults, scan.channels, chosen, int(mask.sum()), len(mask), alpha, references, sums, out)
+    return HeadResult(faults, scan.channels, wanted, int(mask.sum()), len(mask), alpha, references, sums, out)
 
 
 def attend_repeated(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResult:
@@ -109,18 +116,19 @@ def _dense(group: int, tokens: int, settings: Settings) -> _Scan:
     return _Scan(np.empty(0, np.int64), choice, Fault(0))
 
 
-def _scan(q: F16, k: F16, settings: Settings) -> _Scan:
+def _scan(q: F16, source: Source, settings: Settings) -> _Scan:
     """Approximate scores, and the entries that they choose."""
-    channels = top_channels(q, settings.channels)
-    scores, faults = approximate_scores(q, k, channels, settings)
+    channels, tokens = top_channels(q, settings.channels), source.tokens
+    scores, faults = approximate_scores(q[:, channels], source.blocks(channels), source.tail(channels))
+    faults |= source.faults
     if faults:
         return _Scan(channels, None, faults)
     logits, saturated = to_logit(scores, logit_scales(q, channels, settings.scale)[:, None])
-    beyond = settings.entries(len(k))
+    beyond = settings.entries(tokens)
     choice = selection(
         entries(logits, settings.entry_tokens),
         settings.budget,
-        max(0, len(k) - settings.local) // settings.entry_tokens if settings.local else beyond,
+        max(0, tokens - settings.local) // settings.entry_tokens if settings.local else beyond,
         probability=bool(settings.mode & Mode.PROBABILITY),
         mass=settings.mass,
     )

@@ -183,7 +183,7 @@ def _index_rows(k: F16, layout: IndexLayout) -> tuple[Bytes, Bytes]:
         values = np.ascontiguousarray(k.T).view(np.uint8)
     else:
         block = quantise(k, layout.format)
-        values = block.rows(layout.format.bits)
+        values = block.rows()
         scales[:] = np.stack([block.scale, block.zero], axis=1)
     rows[:, : values.shape[1]] = values
     return rows, scales.view(np.uint8)

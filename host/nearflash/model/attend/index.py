@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.errors import FormatError
 
-__all__ = ["QuantisedBlock", "quantise"]
+__all__ = ["IndexBlock", "QuantisedBlock", "quantise"]
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,17 @@ class QuantisedBlock:
     """(d,)."""
     zero: NDArray[np.float16]
     """(d,)."""
+    format: IndexFormat
+    """INT8 or INT4."""
 
-    def rows(self, bits: int) -> NDArray[np.uint8]:
-        """Bytes of the rows, (d, T·bits/8), bits = 4 or 8; of two int4 codes the earlier token's is the low nibble."""
+    def rows(self) -> NDArray[np.uint8]:
+        """Bytes of the rows, (d, T·bits/8); of two int4 codes the earlier token's is the low nibble."""
         rows = np.ascontiguousarray(self.codes.T)
-        return rows if bits == 8 else rows[:, 0::2] | rows[:, 1::2] << np.uint8(4)
+        return rows if self.format is IndexFormat.INT8 else rows[:, 0::2] | rows[:, 1::2] << np.uint8(4)
+
+
+IndexBlock = NDArray[np.float16] | QuantisedBlock
+"""A block of the index: K itself, (T, d), in the fp16 index."""
 
 
 def quantise(k: NDArray[np.float16], form: IndexFormat) -> QuantisedBlock:
@@ -47,4 +53,4 @@ def quantise(k: NDArray[np.float16], form: IndexFormat) -> QuantisedBlock:
         scale = ((k.max(axis=0).astype(np.float64) - zero) / levels).astype(np.float16)
         steps = np.rint((k.astype(np.float64) - zero) / np.where(scale > 0, scale, np.inf).astype(np.float64))
     codes = np.clip(np.nan_to_num(steps, nan=0.0), 0, levels).astype(np.uint8)
-    return QuantisedBlock(codes, scale, zero)
+    return QuantisedBlock(codes, scale, zero, form)

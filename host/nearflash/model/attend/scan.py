@@ -1,5 +1,7 @@
 """The scan of one head: channels of the approximate score, scores, their factors to logits (docs/attention.md, 1)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,8 +9,7 @@ from nearflash.abi.attend.faults import Fault
 from nearflash.abi.attend.numbers import SCORE_LSB, score_limit_log2
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.model.attend.finite import finite
-from nearflash.model.attend.index import quantise
-from nearflash.model.attend.settings import Settings
+from nearflash.model.attend.index import IndexBlock, QuantisedBlock
 from nearflash.model.fp.div import div
 from nearflash.model.fp.mul import mul
 from nearflash.model.fp.sqrt import sqrt
@@ -40,18 +41,12 @@ def logit_scales(q: F16, channels: NDArray[np.int64], scale: float) -> NDArray[n
     return np.where(chosen > 0, corrected.view(np.float32), plain)
 
 
-def approximate_scores(q: F16, k: F16, channels: NDArray[np.int64], settings: Settings) -> Scores:
-    """Scores (g, S), least bit 2^-16, of finite q (g, d) against k (S, d) over the channels, and the faults.
+def approximate_scores(q: F16, blocks: Sequence[IndexBlock], tail: F16) -> Scores:
+    """Scores (g, S), least bit 2^-16, of finite q (g, r), and the faults.
 
-    Whole blocks are scored from the index, the tail from k; with the fp16 index that makes no difference.
+    r channels are those of the score, in q, in the blocks of the index and in the K of the tokens behind them (t, r).
     """
-    queries, block = q[:, channels], settings.block_tokens
-    covered = 0 if settings.index_format is IndexFormat.FP16 else settings.scanned(len(k))
-    parts = [
-        _coded(queries, k[start : start + block, channels], settings.index_format)
-        for start in range(0, covered, block)
-    ]  # fmt: skip
-    parts.append(_cut(queries, k[covered:, channels]))
+    parts = [_coded(q, block) if isinstance(block, QuantisedBlock) else _cut(q, block) for block in (*blocks, tail)]
     faults = Fault(0)
     for _, fault in parts:
         faults |= fault
@@ -68,9 +63,9 @@ def _cut(q: F16, k: F16) -> Scores:
     return scores, faults
 
 
-def _coded(q: F16, k: F16, form: IndexFormat) -> Scores:
-    """Scores of one block, k (T, r), from its quantised index."""
-    index, lsb = quantise(k, form), _FACTOR_LSB[form]
+def _coded(q: F16, index: QuantisedBlock) -> Scores:
+    """Scores of one block from its quantised index."""
+    form, lsb = index.format, _FACTOR_LSB[index.format]
     (scale, zero), faults = finite(index.scale, index.zero)
     factors, offsets = rounded_product(q, scale, lsb), rounded_product(q, zero, SCORE_LSB)
     limit, half = 2 ** score_limit_log2(q.shape[1]), 1 << _FACTOR_BITS - 1

@@ -1,6 +1,7 @@
 """How one head is attended to: what a descriptor says beside addresses."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 from nearflash.abi.attend.codeword import Owner
 from nearflash.abi.attend.descriptor import AttendDescriptor, Mode
@@ -66,6 +67,11 @@ class Settings:
         for name, (holds, rule) in rules.items():
             if not holds:
                 raise CommandError(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+    @classmethod
+    def of(cls, descriptor: AttendDescriptor) -> Self:
+        """What a descriptor says. Raises CommandError as the class does."""
+        return cls(**{field.name: getattr(descriptor, field.name) for field in fields(cls)})
 
     @property
     def token_layout(self) -> TokenLayout:

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attend.codeword import CODEWORD_BYTES, RAW_BYTES
+from nearflash.abi.attend.pages import TokenLayout
 from nearflash.model.attend.settings import Settings
 
-__all__ = ["Reads", "Traffic", "traffic"]
+__all__ = ["Reads", "Traffic", "group_codewords", "traffic"]
 
+Bools = NDArray[np.bool_]
 _FP16_BYTES = 2
 
 
@@ -79,13 +81,17 @@ def _index(settings: Settings, channels: NDArray[np.int64], covered: int) -> Rea
 def _groups(settings: Settings, wanted: NDArray[np.bool_], values: tuple[bool, ...]) -> Reads:
     """Token groups with some token wanted (S,); of each wanted token K (False) and V (True) as `values` say."""
     layout = settings.token_layout
+    groups = np.zeros((-(-len(wanted) // layout.tokens), layout.tokens), bool)
+    groups.reshape(-1)[: len(wanted)] = wanted
+    used = int(groups.sum()) * len(values) * settings.dim * _FP16_BYTES
+    return Reads(int(groups.any(axis=1).sum()), int(group_codewords(layout, groups, values).sum()), used)
+
+
+def group_codewords(layout: TokenLayout, wanted: Bools, values: tuple[bool, ...]) -> Bools:
+    """Codewords asked for (groups, codewords of K's and V's page), of groups with tokens `wanted` (groups, n)."""
     holds = np.zeros((layout.tokens, layout.pages * layout.page_codewords), bool)
     for token in range(layout.tokens):
         for value in values:
             start, end = layout.span(token, value=value)
             holds[token, start // CODEWORD_BYTES : -(-end // CODEWORD_BYTES)] = True
-    groups = np.zeros((-(-len(wanted) // layout.tokens), layout.tokens), bool)
-    groups.reshape(-1)[: len(wanted)] = wanted
-    touched = groups.astype(np.float32) @ holds.astype(np.float32) > 0
-    used = int(groups.sum()) * len(values) * settings.dim * _FP16_BYTES
-    return Reads(int(groups.any(axis=1).sum()), int(touched.sum()), used)
+    return wanted.astype(np.float32) @ holds.astype(np.float32) > 0

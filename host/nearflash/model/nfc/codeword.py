@@ -48,7 +48,7 @@ def _crc(owner: Owner, page_index: ArrayLike, kind: PageKind, first: int, covere
     indices = np.broadcast_to(np.expand_dims(page_index, -1), places)
     numbers = np.broadcast_to(first + np.arange(places[-1]), places)
     blocks = b"".join(owner.block(int(i), kind, int(n)) for i, n in zip(indices.flat, numbers.flat, strict=True))
-    rows = np.concatenate([np.frombuffer(blocks, np.uint8).reshape(*places, -1), covered], axis=-1)
+    rows = np.concatenate([np.frombuffer(blocks, np.uint8).reshape(*places, 16), covered], axis=-1)
     return crc32c(rows).astype("<u4")[..., None].view(np.uint8)
 
 
@@ -82,9 +82,12 @@ def raw(sealed: Bytes, row: ArrayLike, unit: ArrayLike, *, place: int = 0) -> By
     return (codewords ^ scrambling(rows, units, numbers)).reshape(*places, RAW_BYTES)
 
 
-def check(sealed: Bytes, owner: Owner, page_index: int, kind: PageKind, *, first: int = 0) -> Checked:
-    """What a sealed page from memory holds: codewords whose CRC is wrong are foreign."""
-    return _checked(sealed, owner, page_index, kind, first, np.zeros(len(sealed), np.int64))
+def check(sealed: Bytes, owner: Owner, page_index: ArrayLike, kind: PageKind, *, first: int = 0) -> Checked:
+    """What a sealed page from memory holds: codewords whose CRC is wrong are foreign.
+
+    Many pages at once: page_index (P,), sealed and the result (P, N, …).
+    """
+    return _checked(sealed, owner, page_index, kind, first, np.zeros(sealed.shape[:-1], np.int64))
 
 
 def decode(
@@ -100,14 +103,14 @@ def decode(
 
 
 def _checked(
-    codewords: Bytes, owner: Owner, page_index: int, kind: PageKind, first: int, errors: NDArray[np.int64]
+    codewords: Bytes, owner: Owner, page_index: ArrayLike, kind: PageKind, first: int, errors: NDArray[np.int64]
 ) -> Checked:
-    covered, crc = codewords[:, : MESSAGE_BYTES - 4], codewords[:, MESSAGE_BYTES - 4 : MESSAGE_BYTES]
-    wrong = (_crc(owner, page_index, kind, first, covered) != crc).any(axis=1)
+    covered, crc = codewords[..., : MESSAGE_BYTES - 4], codewords[..., MESSAGE_BYTES - 4 : MESSAGE_BYTES]
+    wrong = (_crc(owner, page_index, kind, first, covered) != crc).any(axis=-1)
     uncorrectable = (errors == UNCORRECTABLE) | wrong & (errors > 0)
     return Checked(
-        data=covered[:, AUX_BYTES:],
-        aux=covered[:, :AUX_BYTES],
+        data=covered[..., AUX_BYTES:],
+        aux=covered[..., :AUX_BYTES],
         uncorrectable=uncorrectable,
         foreign=wrong & (errors == 0),
         errors=np.where(uncorrectable, UNCORRECTABLE, errors),

@@ -1,0 +1,117 @@
+"""Device `model` of the attend kernel: the bit-exact reference, for correctness rather than speed."""
+
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+
+from nearflash.abi import ABI_VERSION
+from nearflash.abi.attend.batch import AttendBatch
+from nearflash.abi.attend.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTES, AttendDescriptor, HeadCompletion
+from nearflash.abi.attend.faults import Fault
+from nearflash.abi.commands import Command, Completion
+from nearflash.abi.config import AttendConfig, attend_config
+from nearflash.abi.errors import AddressError
+from nearflash.device.attend_pages import SimulatedPages
+from nearflash.device.base import Identity
+from nearflash.device.checked import CheckedDevice
+from nearflash.device.memory import SimulatedMemory
+from nearflash.model.attend.check import read_descriptor
+from nearflash.model.attend.head import attend_from
+from nearflash.model.attend.pages import PageSource, PagesRead
+from nearflash.model.attend.settings import Settings
+
+__all__ = ["AttendModelDevice"]
+
+_COUNTERS = (
+    "heads_done", "heads_faulty", "index_requests", "token_requests", "codewords_asked", "codewords_received",
+    "codewords_corrected", "codewords_uncorrectable", "codewords_foreign",
+)  # fmt: skip
+
+
+class AttendModelDevice(CheckedDevice):
+    """Computes the heads of a batch through nearflash.model when it is submitted, one after the other.
+
+    Cycles are not modelled, nor is the watchdog: a page always comes.
+    """
+
+    QUICK_TO_OPEN = True
+
+    def __init__(self, config: AttendConfig, memory: SimulatedMemory | None = None) -> None:
+        self.memory = memory or SimulatedMemory()
+        super().__init__(Identity("model", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
+        self._config = config
+        self._pages = SimulatedPages(config, self.memory)
+        self._completion = Completion({})
+
+    @classmethod
+    def open(cls, config: str) -> Self:
+        """Open with the build configuration of that name. Raises ConfigError."""
+        return cls(attend_config(config))
+
+    def _start(self, command: Command) -> None:
+        assert isinstance(command, AttendBatch)
+        heads, at = _Heads(self._config, self._pages, command.contexts), self._pages.bytes_at
+        for index in range(len(command.descriptors)):
+            record = at(command.descriptors_address + index * DESCRIPTOR_BYTES, DESCRIPTOR_BYTES)
+            completion = np.frombuffer(heads.run(record.tobytes()).pack(), np.uint8)
+            at(command.completions_address + index * COMPLETION_BYTES, COMPLETION_BYTES)[:] = completion
+        self._completion = Completion(heads.counters)
+
+    def _finish(self, timeout_s: float) -> Completion:
+        return self._completion
+
+    def _abort(self) -> None:
+        """Nothing runs between calls."""
+
+
+class _Heads:
+    """The heads of one batch. From the first read outside the memory on every head has MEMORY."""
+
+    def __init__(self, config: AttendConfig, pages: SimulatedPages, contexts: int) -> None:
+        self.counters = dict.fromkeys(_COUNTERS, 0)
+        self._config, self._pages, self._contexts = config, pages, contexts
+        self._memory_fault = Fault(0)
+
+    def run(self, record: bytes) -> HeadCompletion:
+        """Compute one head; its output is in memory where it has no fault."""
+        descriptor = read_descriptor(record, self._config, self._contexts)
+        ended = self._attend(descriptor) if descriptor else HeadCompletion(Fault.DESCRIPTOR, 0, 0, 0, ())
+        self.counters["heads_done"] += 1
+        self.counters["heads_faulty"] += bool(ended.faults)
+        return ended
+
+    def _attend(self, one: AttendDescriptor) -> HeadCompletion:
+        settings, at = Settings.of(one), self._pages.bytes_at
+        q = at(one.q_address, one.group * one.dim * 2).view(np.float16).reshape(one.group, -1)
+        v_mean = at(one.v_mean_address, one.dim * 4).view(np.float32)
+        try:
+            source = self._source(one, settings)
+            result = attend_from(source, q, v_mean, settings)
+        except AddressError:
+            self._memory_fault = Fault.MEMORY
+            return HeadCompletion(Fault.MEMORY, 0, settings.entries(one.tokens), 0, ())
+        self._count(source.read)
+        if result.out is not None and not self._memory_fault:
+            at(one.out_address, q.nbytes)[:] = result.out.reshape(-1).view(np.uint8)
+        ended = result.completion(source.read.requests)
+        return replace(ended, faults=ended.faults | self._memory_fault)
+
+    def _source(self, one: AttendDescriptor, settings: Settings) -> PageSource:
+        blocks, groups = settings.scanned(one.tokens) // max(one.block_tokens, 1), -(-one.tokens // one.group_tokens)
+        index_pages = blocks * settings.index_layout.pages if blocks else 0
+        index_table = self._pages.bytes_at(one.index_table_address, 8 * index_pages).view(np.uint64)
+        token_table = self._pages.bytes_at(one.token_table_address, 8 * groups).view(np.uint64)
+        return PageSource(settings, one.owner, one.tokens, index_table, token_table, self._pages)
+
+    def _count(self, read: PagesRead) -> None:
+        counts = {
+            "index_requests": read.index_requests,
+            "token_requests": read.token_requests,
+            "codewords_asked": read.codewords,
+            "codewords_received": read.codewords,
+            "codewords_uncorrectable": read.uncorrectable,
+            "codewords_foreign": read.foreign,
+        }
+        for name, count in counts.items():
+            self.counters[name] += count
