@@ -24,7 +24,7 @@ from nearflash.inference.policy import AttentionMode, AttentionPolicy, PageLayou
 from nearflash.inference.sparse.index import indexed_keys
 from nearflash.inference.sparse.selection import choose, logit_scales, top_channels
 
-__all__ = ["Attended", "attend_chosen", "sparse_attention"]
+__all__ = ["Attended", "Scan", "attend_chosen", "choose_tokens", "scan_of", "sparse_attention"]
 
 _PROBABILITY_KEY = 4096.0
 """Factor from summed probabilities to keys."""
@@ -43,8 +43,8 @@ class Attended:
 
 
 @dataclass(frozen=True)
-class _Scan:
-    """How entries are chosen; scalars that hold for all heads and positions of a call."""
+class Scan:
+    """How entries are chosen: scalars that hold for all heads and positions of a call."""
 
     channels: int
     local: int
@@ -68,15 +68,20 @@ def sparse_attention(
     dim = q.shape[-1]
     scaling = dim**-0.5 if scaling is None else scaling
     numbers = [policy.numbers(int(count), dim, layout) for count in tokens]
-    if policy.mode is AttentionMode.DENSE:
-        scan = None
-    else:
-        scan = _Scan(
-            numbers[0].channels, policy.local, numbers[0].mass, policy.by_probability,
-            policy.entry_tokens(layout), layout.block_tokens, layout.index_format,
-        )  # fmt: skip
+    scan = scan_of(policy, dim, layout)
     budget = torch.tensor([each.budget for each in numbers], device=q.device)
     return _attend(q, k, v, tokens, budget, scan, scaling)
+
+
+def scan_of(policy: AttentionPolicy, dim: int, layout: PageLayout) -> Scan | None:
+    """How `policy` (without its overrides) chooses; None: it is dense. Raises CommandError for channels above dim."""
+    if policy.mode is AttentionMode.DENSE:
+        return None
+    numbers = policy.numbers(1, dim, layout)
+    return Scan(
+        numbers.channels, policy.local, numbers.mass, policy.by_probability,
+        policy.entry_tokens(layout), layout.block_tokens, layout.index_format,
+    )  # fmt: skip
 
 
 def attend_chosen(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, scaling: float) -> Tensor:
@@ -86,7 +91,7 @@ def attend_chosen(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, scaling: floa
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, budget: Tensor, scan: _Scan | None, scaling: float
+    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, budget: Tensor, scan: Scan | None, scaling: float
 ) -> Attended:
     k, v = k.half(), v.half()
     valid = torch.arange(k.shape[1], device=k.device) < tokens.unsqueeze(-1)  # (P, S) or (N, P, S)
@@ -98,7 +103,7 @@ def _attend(
     logits = _approximate(q, k, channels, tokens, scan) * logit_scales(q, channels, scaling).unsqueeze(-1)
     logits = logits.masked_fill(~valid.unsqueeze(-2), -torch.inf)
     probabilities = logits.softmax(dim=-1)
-    chosen = _choose(logits, probabilities, tokens, budget, scan) & valid
+    chosen = choose_tokens(logits, probabilities, tokens, budget, scan) & valid
     alpha = (probabilities * chosen.unsqueeze(2)).sum(dim=-1, keepdim=True)
     mean = _running_mean(v, tokens).unsqueeze(2)
     out = attend_chosen(q, k.float(), v.float(), chosen, scaling)
@@ -121,7 +126,7 @@ def _values(weights: Tensor, v: Tensor) -> Tensor:
     return (weights.flatten(1, 2) @ v).unflatten(1, weights.shape[1:3])
 
 
-def _approximate(q: Tensor, k: Tensor, channels: Tensor, tokens: Tensor, scan: _Scan) -> Tensor:
+def _approximate(q: Tensor, k: Tensor, channels: Tensor, tokens: Tensor, scan: Scan) -> Tensor:
     """Scores over the chosen channels, (N, P, g, S): whole blocks from the index, a position's tail from K."""
     part = q * channels.unsqueeze(2)
     scores = _scores(part, indexed_keys(k, scan.block_tokens, scan.form))
@@ -134,8 +139,11 @@ def _approximate(q: Tensor, k: Tensor, channels: Tensor, tokens: Tensor, scan: _
     return scores
 
 
-def _choose(logits: Tensor, probabilities: Tensor, tokens: Tensor, budget: Tensor, scan: _Scan) -> Tensor:
-    """Tokens that are read, (N, P, S); a chosen group's tokens all."""
+def choose_tokens(logits: Tensor, probabilities: Tensor, tokens: Tensor, budget: Tensor, scan: Scan) -> Tensor:
+    """Tokens that are read, (N, P, S) bool; a chosen group's tokens all, and places behind S = `tokens` with them.
+
+    logits (N, P, g, S) are -inf behind S, probabilities their softmax; tokens and budget (P,) or (N, P).
+    """
     each = scan.entry_tokens
     space = -logits.shape[-1] % each
     if scan.by_probability:
@@ -173,7 +181,7 @@ def _attend_op(
 
     channels 0: dense. Numbers as an AttentionPolicy gives them, `index_format` an IndexFormat.
     """
-    scan = _Scan(channels, local, mass, by_probability, entry_tokens, block_tokens, IndexFormat(index_format))
+    scan = Scan(channels, local, mass, by_probability, entry_tokens, block_tokens, IndexFormat(index_format))
     done = _attend(
         q.float().unsqueeze(1), k, v, tokens.unsqueeze(-1), budget.unsqueeze(-1), scan if channels else None, scaling
     )
