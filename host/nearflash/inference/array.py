@@ -92,7 +92,7 @@ class CsdArray(Engine):
         self._torn.discard(sequence)
 
     def attend(
-        self, layer: int, sequences: Sequence[int], q: NDArray[np.float32], scaling: float | None = None
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
     ) -> NDArray[np.float32]:
         """Outputs of all engines, head by head. See Engine.attend."""
         self._check(q, 1)

@@ -3,9 +3,9 @@
     model = attach(model)
     model.generate(**inputs, past_key_values=NearflashCache(engine))
 
-K and V are stored as fp16, whatever the model computes in: of an fp16 model they are the model's own bits; of a bf16 or
-fp32 model each is rounded once to fp16 (11 significant bits; beyond 65504 a NonFiniteError), in decode only, as the
-first call attends to the model's own tensors.
+Queries, K and V go to the engine as fp16, whatever the model computes in: of an fp16 model they are the model's own
+bits; of a bf16 or fp32 model each is rounded once (to 11 significant bits; beyond 65504: NonFiniteError). That is so in
+decode only: the first call attends to the model's own tensors.
 """
 
 from functools import partial
@@ -32,7 +32,7 @@ class NearflashCache(Cache):
     what is stored go in with `generate(..., prefill_chunk_size=1)`.
 
     Raises UnsupportedError for what stored KV cannot do: crop, reordering (beam search), several tokens behind stored
-    ones, torch.compile; NonFiniteError for K or V beyond fp16; ShapeError for another batch size; what the engine
+    ones, torch.compile; NonFiniteError for q, K or V beyond fp16; ShapeError for another batch size; what the engine
     raises. After an error of the engine only `reset` helps. Use as a context manager, or `reset` when done: both free
     the sequences.
     """
@@ -111,9 +111,9 @@ class NewTokens:
         sequences = layer.cache.rows(len(query))
         self._append(kept)
         batch, heads, _, dim = query.shape
-        q = query.to("cpu", torch.float32).reshape(batch, engine.kv_heads, heads // engine.kv_heads, dim).numpy()
+        q = _fp16("query", layer.index, query).reshape(batch, engine.kv_heads, heads // engine.kv_heads, dim)
         full = [row for row, tokens in enumerate(layer.tokens) if tokens]
-        out = np.zeros_like(q)
+        out = np.zeros(q.shape, np.float32)
         if full:
             out[full] = engine.attend(layer.index, [sequences[row] for row in full], q[full], scaling)
         return torch.from_numpy(out).reshape(query.shape).to(query)

@@ -80,12 +80,12 @@ class Engine(ABC):
 
     @abstractmethod
     def attend(
-        self, layer: int, sequences: Sequence[int], q: NDArray[np.float32], scaling: float | None = None
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
     ) -> NDArray[np.float32]:
         """Attention of each sequence's last token over all tokens appended, that one included.
 
-        q and the result are (len(sequences), kv_heads, g, d), g query heads of each KV head; `scaling` of q·K is
-        1/sqrt(d) by default.
+        q and the result (fp32, of a precision that is the engine's) are (len(sequences), kv_heads, g, d); `scaling` of
+        q·K is 1/sqrt(d) by default.
         """
 
     @property

@@ -47,7 +47,8 @@ class ArrayEngine(Engine):
 
     def attend(self, layer, sequences, q, scaling=None):
         self._fail()
-        out = np.zeros_like(q)
+        out = np.zeros(q.shape, np.float32)
+        q = q.astype(np.float32)
         for row, sequence in enumerate(sequences):
             k, v = (x.astype(np.float32) for x in self.kv(sequence, layer))
             score = np.einsum("hgd,htd->hgt", q[row], k) * (q.shape[-1] ** -0.5 if scaling is None else scaling)

@@ -59,7 +59,7 @@ def test_outputs_are_those_of_one_engine(make_array, make_engine, heads):
         k, v = draw(rng, 4, 7, 8), draw(rng, 4, 7, 8)
         one.append(single, 3, k, v)
         array.append(several, 3, k, v)
-    q = rng.standard_normal((2, 4, 2, 8)).astype(np.float32)
+    q = rng.standard_normal((2, 4, 2, 8)).astype(np.float16)
     singles, severals = zip(*numbers, strict=True)
     assert np.array_equal(array.attend(3, severals, q, 0.5), one.attend(3, singles, q, 0.5))
     assert array.counters.heads == one.counters.heads == 8
@@ -83,7 +83,7 @@ def test_generated_tokens_do_not_depend_on_the_devices(make_model, make_array):
 
 def test_a_lost_device_names_its_heads_and_the_sequences(filled):
     filled.engines[1].broken = True
-    q = np.ones((2, 4, 1, 8), np.float32)
+    q = np.ones((2, 4, 1, 8), np.float16)
     message = (
         r"device 1 \(csd1\) with KV heads \[1, 4\) must not fail: device must answer, not be silent; "
         "lost: KV of sequences 1, 2; make an array without it"
@@ -102,9 +102,9 @@ def test_a_full_flash_spoils_the_sequence_alone(filled):
         filled.append(2, 0, draw(rng, 4, 1, 8), draw(rng, 4, 1, 8))
     assert raised.value.__notes__ == ["on device 0 (csd0) with KV heads [0, 1)"]
     with pytest.raises(StateError, match="sequence 2 must be freed: some devices hold tokens that others refused"):
-        filled.attend(0, [2], np.ones((1, 4, 1, 8), np.float32))
+        filled.attend(0, [2], np.ones((1, 4, 1, 8), np.float16))
     filled.free(2)
-    assert filled.attend(0, [1], np.ones((1, 4, 1, 8), np.float32)).shape == (1, 4, 1, 8)
+    assert filled.attend(0, [1], np.ones((1, 4, 1, 8), np.float16)).shape == (1, 4, 1, 8)
 
 
 def test_a_damaged_page_is_no_lost_device(filled, monkeypatch):
@@ -114,15 +114,15 @@ def test_a_damaged_page_is_no_lost_device(filled, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(filled.engines[0], "attend", damaged)
         with pytest.raises(PageError, match="page must be whole"):
-            filled.attend(0, [1], np.ones((1, 4, 1, 8), np.float32))
-    filled.attend(0, [1], np.ones((1, 4, 1, 8), np.float32))
+            filled.attend(0, [1], np.ones((1, 4, 1, 8), np.float16))
+    filled.attend(0, [1], np.ones((1, 4, 1, 8), np.float16))
 
 
 def test_operands_of_other_heads_are_refused(filled):
     with pytest.raises(ShapeError, match=r"operand must have 4 KV heads, not the shape \(3, 1, 8\)"):
         filled.append(1, 0, *[np.ones((3, 1, 8), np.float16)] * 2)
     with pytest.raises(ShapeError, match="operand must have 4 KV heads"):
-        filled.attend(0, [1], np.ones((1, 3, 1, 8), np.float32))
+        filled.attend(0, [1], np.ones((1, 3, 1, 8), np.float16))
 
 
 def test_close_closes_every_engine(filled):

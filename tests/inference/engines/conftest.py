@@ -1,0 +1,62 @@
+"""Stores on small flashes, and the same K and V in arrays."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.flash.geometry import FlashGeometry
+from nearflash.storage.kv import KvLayout, KvShape, KvStore
+
+
+@pytest.fixture
+def make_layout():
+    def make(group_tokens=8, interleaved=True, block_tokens=32, form=IndexFormat.INT4, page_bytes=4096):
+        return KvLayout(group_tokens, interleaved, block_tokens, form, page_bytes)
+
+    return make
+
+
+@pytest.fixture
+def make_store(tmp_path):
+    """On a file."""
+    stores = []
+
+    def make(shape, layout, blocks=32):
+        geometry = FlashGeometry(layout.page_bytes, 32, 2, 2, blocks)
+        flash = FileFlash.create(tmp_path / f"flash{len(stores)}", geometry, threads=2, direct=False)
+        stores.append(KvStore(flash, shape, layout, buffer_bytes=1 << 16))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def shape():
+    return KvShape(layers=2, kv_heads=3, dim=32)
+
+
+@pytest.fixture
+def filled():
+    """Sequences of these lengths appended to an engine in pieces: their numbers, and K and V (h, S, d) of layer 1."""
+
+    def fill(engine, shape, lengths, seed=1):
+        rng = np.random.default_rng(seed)
+        numbers, stored = [], []
+        for length in lengths:
+            spread = 3.0 ** rng.standard_normal((shape.kv_heads, 1, shape.dim))
+            kv = [
+                (rng.standard_normal((shape.kv_heads, length, shape.dim)) * spread).astype(np.float16) for _ in range(2)
+            ]
+            numbers.append(engine.add())
+            cuts = sorted({0, length // 3, max(length - 1, 0), length})
+            for start, end in pairwise(cuts):
+                engine.append(numbers[-1], 1, *(x[:, start:end] for x in kv))
+            stored.append(kv)
+        return numbers, stored
+
+    return fill

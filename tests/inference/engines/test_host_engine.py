@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+import torch
+
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.errors import PageError
+from nearflash.inference.host_engine import HostEngine
+from nearflash.inference.policy import AttentionPolicy
+from nearflash.inference.sparse.attention import sparse_attention
+
+LENGTHS = [1, 70, 64, 139, 8]
+POLICIES = {
+    "dense": AttentionPolicy(),
+    "sparq": AttentionPolicy("sparq", channels=0.5, budget=0.25, local=4),
+    "sparf": AttentionPolicy("sparf", channels=0.25, budget=16, local=8),
+    "logits": AttentionPolicy("sparf", channels=8, budget=16, local=2, by_probability=False),
+    "page": AttentionPolicy("sparf-page", channels=0.5, budget=0.25, local=8),
+    "mass": AttentionPolicy("sparf-page", channels=0.5, budget=0.5, mass=0.8, local=1),
+}
+
+
+def draw_q(shape, sequences, group, seed=7):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((sequences, shape.kv_heads, group, shape.dim)).astype(np.float16)
+
+
+def expected(q, stored, policy, layout, scaling=None):
+    """Each sequence by sparse_attention, its K and V in arrays."""
+    outs = []
+    for own, (k, v) in zip(q, stored, strict=True):
+        tokens = torch.tensor([k.shape[1]])
+        one = sparse_attention(torch.from_numpy(own).float()[:, None], torch.from_numpy(k), torch.from_numpy(v), tokens,
+                               policy, layout, scaling)  # fmt: skip
+        outs.append(one.out[:, 0].numpy())
+    return np.stack(outs)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_mode_gives_what_arrays_give(make_store, make_layout, shape, filled, name, interleaved):
+    policy, layout = POLICIES[name], make_layout(interleaved=interleaved)
+    engine = HostEngine(make_store(shape, layout), policy)
+    numbers, stored = filled(engine, shape, LENGTHS)
+    q = draw_q(shape, len(LENGTHS), 2)
+    out = engine.attend(1, numbers, q)
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out, expected(q, stored, policy, layout), rtol=1e-4, atol=1e-4)
+    assert engine.counters.heads == 15
+
+
+@pytest.mark.parametrize("form", IndexFormat)
+def test_every_index_format(make_store, make_layout, shape, filled, form):
+    policy, layout = POLICIES["page"], make_layout(form=form, block_tokens=48, group_tokens=4)
+    engine = HostEngine(make_store(shape, layout), policy)
+    numbers, stored = filled(engine, shape, [139, 97, 20])
+    q = draw_q(shape, 3, 1)
+    want = expected(q, stored, policy, layout, 0.3)
+    np.testing.assert_allclose(engine.attend(1, numbers, q, 0.3), want, rtol=1e-4, atol=1e-4)
+
+
+def test_only_pages_asked_for_are_read(make_store, make_layout, shape, filled):
+    """Dense: every full group. By page: index pages with a chosen channel, K of the tail's groups, chosen groups."""
+    layout = make_layout(block_tokens=64)
+    asked = {}
+    for name, policy in (("dense", POLICIES["dense"]), ("page", AttentionPolicy("sparf-page", 8, 3, local=8))):
+        engine = HostEngine(make_store(shape, layout), policy)
+        numbers, _ = filled(engine, shape, [140])
+        engine.attend(1, numbers, draw_q(shape, 1, 1))
+        asked[name] = {kind: size // 4096 for kind, size in engine.counters.flash_bytes.items()}
+    assert asked["dense"] == {"token": 3 * 17}
+    pages = layout.index_layout(shape.dim).pages
+    assert 3 * 2 <= asked["page"]["index"] <= 3 * 2 * pages
+    tail, last = 1, 1  # groups behind token 128: one full, one in memory, which is chosen and read from there
+    assert 3 * tail <= asked["page"]["token"] <= 3 * (tail + 3 - last)
+
+
+def test_heads_follow_their_own_policy(make_store, make_layout, shape, filled):
+    """By the model's head numbers: the store's first head is the model's head 4."""
+    layout = make_layout()
+    policy = AttentionPolicy(overrides={(1, 5): POLICIES["page"], 0: POLICIES["sparf"]})
+    engine = HostEngine(make_store(shape, layout), policy, first_head=4)
+    numbers, stored = filled(engine, shape, [139, 70])
+    q = draw_q(shape, 2, 1)
+    want = expected(q, stored, POLICIES["dense"], layout)
+    want[:, 1] = expected(q, stored, POLICIES["page"], layout)[:, 1]
+    np.testing.assert_allclose(engine.attend(1, numbers, q), want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_damaged_page_is_named(make_store, make_layout, shape, filled):
+    store = make_store(shape, make_layout())
+    engine = HostEngine(store, POLICIES["dense"])
+    numbers, _ = filled(engine, shape, [139])
+    store.flush()
+    page = int(store.head(numbers[0], 1, 2).token_pages[3])
+    path, place = store.flash.path, store.flash._offset(page)
+    with path.open("r+b") as file:
+        file.seek(place + 100)
+        byte = file.read(1)[0]
+        file.seek(place + 100)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(PageError, match=r"sequence 0, layer 1, head 2, token page 3 .*tokens \[24, 32\)"):
+        engine.attend(1, numbers, draw_q(shape, 1, 1))
+
+
+def test_freed_sequences_are_gone(make_store, make_layout, shape, filled):
+    engine = HostEngine(make_store(shape, make_layout()), POLICIES["dense"])
+    numbers, _ = filled(engine, shape, [20, 30])
+    engine.free(numbers[0])
+    assert list(engine.store.lengths) == [numbers[1]]
+    engine.close()
+    engine.close()
