@@ -22,7 +22,10 @@ MAY_IMPORT = {
     "sim": {"abi", "model", "gateware", "device"},
 }
 #: Single modules that may import more.
-MORE = {module: {"model"} for module in ("device.model", "device.attend_model", "device.selftest.attend", "demo.audit")}
+MORE = {
+    module: {"model"}
+    for module in ("device.model", "device.attend_model", "device.attend_nand", "device.selftest.attend", "demo.audit")
+}
 #: Third-party packages of those that stay lean; the others may use what pyproject.toml declares.
 LEAN = {
     "abi": set(),

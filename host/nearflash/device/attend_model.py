@@ -9,9 +9,12 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.attend.batch import AttendBatch
 from nearflash.abi.attend.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTES, AttendDescriptor, HeadCompletion
 from nearflash.abi.attend.faults import Fault
+from nearflash.abi.attend.operation import OPERATION_BYTES, OPERATION_COMPLETION_BYTES, OperationCompletion
+from nearflash.abi.attend.page_batch import PageBatch
 from nearflash.abi.commands import Command, Completion
 from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.abi.errors import AddressError
+from nearflash.device.attend_nand import PAGES_PER_BLOCK, SimulatedNand
 from nearflash.device.attend_pages import SimulatedPages
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice
@@ -30,18 +33,22 @@ _COUNTERS = (
 
 
 class AttendModelDevice(CheckedDevice):
-    """Computes the heads of a batch through nearflash.model when it is submitted, one after the other.
+    """Does a batch when it is submitted: heads through nearflash.model, and page operations, one after the other.
 
-    Cycles are not modelled, nor is the watchdog: a page always comes.
+    Cycles are not modelled, nor is the watchdog (a page always comes), nor bit errors. `nand` keeps its pages until the
+    device is closed.
     """
 
     QUICK_TO_OPEN = True
 
-    def __init__(self, config: AttendConfig, memory: SimulatedMemory | None = None) -> None:
+    def __init__(
+        self, config: AttendConfig, memory: SimulatedMemory | None = None, *, pages_per_block: int = PAGES_PER_BLOCK
+    ) -> None:
         self.memory = memory or SimulatedMemory()
         super().__init__(Identity("model", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
         self._config = config
-        self._pages = SimulatedPages(config, self.memory)
+        self.nand = SimulatedNand(pages_per_block)
+        self._pages = SimulatedPages(config, self.memory, self.nand)
         self._completion = Completion({})
 
     @classmethod
@@ -50,13 +57,28 @@ class AttendModelDevice(CheckedDevice):
         return cls(attend_config(config))
 
     def _start(self, command: Command) -> None:
-        assert isinstance(command, AttendBatch)
-        heads, at = _Heads(self._config, self._pages, command.contexts), self._pages.bytes_at
-        for index in range(len(command.descriptors)):
-            record = at(command.descriptors_address + index * DESCRIPTOR_BYTES, DESCRIPTOR_BYTES)
+        if isinstance(command, PageBatch):
+            self._run_operations(command)
+        else:
+            assert isinstance(command, AttendBatch)
+            self._run_heads(command)
+
+    def _run_heads(self, batch: AttendBatch) -> None:
+        heads, at = _Heads(self._config, self._pages, batch.contexts), self._pages.bytes_at
+        for index in range(len(batch.descriptors)):
+            record = at(batch.descriptors_address + index * DESCRIPTOR_BYTES, DESCRIPTOR_BYTES)
             completion = np.frombuffer(heads.run(record.tobytes()).pack(), np.uint8)
-            at(command.completions_address + index * COMPLETION_BYTES, COMPLETION_BYTES)[:] = completion
+            at(batch.completions_address + index * COMPLETION_BYTES, COMPLETION_BYTES)[:] = completion
         self._completion = Completion(heads.counters)
+
+    def _run_operations(self, batch: PageBatch) -> None:
+        at = self._pages.bytes_at
+        for index in range(len(batch.operations)):
+            record = at(batch.operations_address + index * OPERATION_BYTES, OPERATION_BYTES)
+            completion = OperationCompletion(self.nand.run(record.tobytes(), self._config, at))
+            place = at(batch.completions_address + index * OPERATION_COMPLETION_BYTES, OPERATION_COMPLETION_BYTES)
+            place[:] = np.frombuffer(completion.pack(), np.uint8)
+        self._completion = Completion(dict.fromkeys(_COUNTERS, 0))
 
     def _finish(self, timeout_s: float) -> Completion:
         return self._completion

@@ -33,12 +33,13 @@ class Memory:
     def legal(self, entries):
         return (entries >> np.uint64(48) & np.uint64(0xFF)) < CHANNELS
 
-    def read(self, entries, codewords):
+    def read(self, entries, pages, codewords):
+        codewords *= pages
         addresses = [PageEntry.unpack(int(entry)).address for entry in entries]
         size = codewords * SEALED_BYTES
-        pages = [self.bytes[a : a + size].reshape(codewords, SEALED_BYTES) for a in addresses]
+        found = [self.bytes[a : a + size].reshape(codewords, SEALED_BYTES) for a in addresses]
         lost = [[a in self.lost] * codewords for a in addresses]
-        return np.array(pages, np.uint8).reshape(-1, codewords, SEALED_BYTES), np.array(lost, bool).reshape(
+        return np.array(found, np.uint8).reshape(-1, codewords, SEALED_BYTES), np.array(lost, bool).reshape(
             -1, codewords
         )
 

@@ -34,8 +34,8 @@ class PageReader(Protocol):
     def legal(self, entries: Entries) -> Bools:
         """Whether there is such a place, (P,)."""
 
-    def read(self, entries: Entries, codewords: int) -> tuple[Bytes, Bools]:
-        """Sealed codewords (P, codewords, 528), of a second page those behind the first's; which are uncorrectable."""
+    def read(self, entries: Entries, pages: int, codewords: int) -> tuple[Bytes, Bools]:
+        """Sealed codewords (P, pages·codewords, 528) of one page each, or K's and V's; which are uncorrectable."""
 
 
 @dataclass
@@ -145,7 +145,8 @@ class PageSource:
 
     def _pages(self, entries: Entries, indices: Ints, kind: PageKind, wanted: Bools) -> tuple[Bytes, Bytes]:
         """Data (P, codewords, 512) and aux (P, codewords, 8); only those `wanted` (P, codewords) are judged."""
-        sealed, lost = self._reader.read(entries, wanted.shape[1])
+        per_page = self._settings.page_bytes // CODEWORD_BYTES
+        sealed, lost = self._reader.read(entries, wanted.shape[1] // per_page, per_page)
         found = check(sealed, self._owner, indices, kind)
         lost, foreign = lost & wanted, found.foreign & wanted & ~lost
         for mark, fault in ((lost, Fault.UNCORRECTABLE), (foreign, Fault.FOREIGN)):
