@@ -214,7 +214,7 @@ def index_image(layout, k):
         aux = [0] * len(data_rows)
     else:
         block = quantise(k, form)
-        data_rows = block.rows(form.bits)
+        data_rows = block.rows()
         aux = (block.zero.view(np.uint16).astype(np.uint64) << np.uint64(16) | block.scale.view(np.uint16)).tolist()
     image = np.full((len(data_rows), layout.stride_bytes), 0xA5, np.uint8)
     image[:, : data_rows.shape[1]] = data_rows
