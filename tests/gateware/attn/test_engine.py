@@ -22,10 +22,11 @@ from nearflash.gateware.attn.interfaces import (
     ScoreRow,
     query_write,
 )
+from nearflash.gateware.num.product import OPERAND
 from nearflash.model.attend.gather import gather
 from nearflash.model.attend.index import quantise
 from nearflash.model.num.dot import cut_dot
-from nearflash.model.num.product import rounded_product
+from nearflash.model.num.product import operand, rounded_product
 from nearflash.sim.ordered import Ordered
 from nearflash.sim.ports import integers_from_words, words_from_integers
 from nearflash.sim.stalls import STALLS
@@ -78,7 +79,8 @@ class Traffic:
                 part = bits[turn * self.heads : (turn + 1) * self.heads, 4 * row : 4 * row + 4]
                 selected = sum(int(chosen[4 * row + j]) << j for j in range(4))
                 address = 256 * context + turn * (dim // 4) + row
-                self.inputs["i_query"].append({"address": address, "values": part.tolist(), "selected": selected})
+                values = [[OPERAND.from_bits(one) for one in row] for row in operand(part.view(np.float16)).tolist()]
+                self.inputs["i_query"].append({"address": address, "values": values, "selected": selected})
         return q
 
     def page(self, header, codewords, flags=()):

@@ -4,6 +4,7 @@ from nearflash.gateware.attn.beats import OpKind
 from nearflash.gateware.attn.lanes import Lanes
 
 ONE, INFINITY = 0x3C00, 0x7C00
+ONE_OPERAND = {"value": 1 << 13, "places": 3, "negative": 0}
 
 
 def cycles_until(element, port):
@@ -11,7 +12,7 @@ def cycles_until(element, port):
     dut, found = Lanes(1, 4, 4), []
 
     async def testbench(ctx):
-        ctx.set(dut.i_query, {"valid": 1, "row": {"address": 0, "values": [[ONE] * 4], "selected": 0}})
+        ctx.set(dut.i_query, {"valid": 1, "row": {"address": 0, "values": [[ONE_OPERAND] * 4], "selected": 0}})
         await ctx.tick().repeat(12)
         ctx.set(dut.i_query.valid, 0)
         ctx.set(dut.op, {"kind": OpKind.KEY, "data": sum(element << 16 * j for j in range(4))})

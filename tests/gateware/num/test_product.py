@@ -4,8 +4,9 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.sim import Simulator
 
-from nearflash.gateware.num.product import PRODUCT, PRODUCT_BITS, Product, magnitude_exceeds
-from nearflash.model.num.product import cut_product, exact_product, exceeds
+from nearflash.gateware.num.product import MULTIPLICAND, MULTIPLIER, PRODUCT, PRODUCT_BITS, Product, magnitude_exceeds
+from nearflash.gateware.num.product import operand as operand_of
+from nearflash.model.num.product import cut_product, exact_product, exceeds, operand
 from nearflash.sim.ports import integers_from_words
 
 COUNT = 60_000
@@ -23,25 +24,31 @@ def values(words):
     return raw - (negative << PRODUCT_BITS + 1) + negative
 
 
+def numbers(a, b):
+    """Both operands of fp16 bits, as the ports hold them."""
+    inputs = {}
+    for name, bits, layout in (("a", a, MULTIPLICAND), ("b", b, MULTIPLIER)):
+        packed = operand(bits.view(np.float16))
+        inputs[name] = integers(packed & 0x3FFF, packed >> 14 & 7, layout) | packed >> 17 << layout.size - 1
+    return inputs
+
+
+def integers(values, places, layout):
+    bits = layout["value"].width
+    return values & (1 << bits) - 1 | np.int64(places) << bits
+
+
 def test_equals_the_model(unit, fp16_bits):
     a, b = fp16_bits(COUNT, 1), fp16_bits(COUNT, 2)
-    got = unit.run({"a": a, "b": b, "cut": 0})
+    got = unit.run({**numbers(a, b), "cut": 0})
     np.testing.assert_array_equal(values(got["o"]), exact_product(a.view(np.float16), b.view(np.float16)))
-    assert not got["nonfinite"].any()
 
 
 def test_cut_equals_the_model(unit, fp16_bits):
     a, b = fp16_bits(COUNT, 3), fp16_bits(COUNT, 4)
-    got = unit.run({"a": a, "b": b, "cut": 1})
+    got = unit.run({**numbers(a, b), "cut": 1})
     expected = cut_product(a.view(np.float16), b.view(np.float16)).astype(object)
     np.testing.assert_array_equal(values(got["o"]), expected << 32)
-
-
-def test_nonfinite(unit):
-    a, b = (np.random.default_rng(seed).integers(0, 1 << 16, COUNT, dtype=np.uint16) for seed in (5, 6))
-    got = unit.run({"a": a, "b": b, "cut": 0})
-    finite = np.isfinite(a.view(np.float16)) & np.isfinite(b.view(np.float16))
-    np.testing.assert_array_equal(got["nonfinite"], ~finite)
 
 
 def test_latency(unit):
@@ -91,20 +98,36 @@ def test_magnitude_exceeds_equals_the_model():
     assert 0.2 < np.mean(expected) < 0.8
 
 
-def test_integers_share_the_multiplier(num_unit, fp16_bits):
-    unit = num_unit(Product(integers=True))
+def test_integers(unit):
     rng = np.random.default_rng(8)
-    integer, short = rng.integers(0, 2, COUNT), rng.integers(0, 2, COUNT)
     factor, code = rng.integers(-(1 << 17), 1 << 17, COUNT), rng.integers(-(1 << 24), 1 << 24, COUNT)
-    a, b = fp16_bits(COUNT, 1), fp16_bits(COUNT, 2)
-    got = unit.run({"a": a, "b": b, "cut": 0, "integer": integer, "short": short, "factor": factor,
-                    "code": code})  # fmt: skip
-    exact = exact_product(a.view(np.float16), b.view(np.float16))
-    np.testing.assert_array_equal(values(got["o"])[integer == 0], exact[integer == 0])
-    expected = (factor * code).astype(object)
-    for chosen, place, bits in (
-        (integer & ~short, Product.INTEGER_PLACE, 43),
-        (integer & short, Product.SHORT_PLACE, 36),
+    factor[:4], code[:4] = [0, -1, -(1 << 17), (1 << 17) - 1], [-1, 1, -(1 << 24), -(1 << 24)]
+    for places, place, bits in (
+        (Product.INTEGER_PLACES, Product.INTEGER_PLACE, 43),
+        (Product.SHORT_PLACES, Product.SHORT_PLACE, 36),
     ):
-        low, mask = values(got["o"])[chosen == 1] >> place, (1 << bits) - 1
-        np.testing.assert_array_equal(low & mask, expected[chosen == 1] & mask)
+        a, b = integers(code, places[0], MULTIPLICAND), integers(factor, places[1], MULTIPLIER)
+        got, mask = unit.run({"a": a, "b": b, "cut": 0}), (1 << bits) - 1
+        expected = (factor * code).astype(object) & mask
+        np.testing.assert_array_equal(values(got["o"]) >> place & mask, expected)
+
+
+class Operand(wiring.Component):
+    """`operand` as a component."""
+
+    LATENCY = 0
+
+    def __init__(self):
+        super().__init__({"i": wiring.In(16), "o": wiring.Out(18)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.o.eq(operand_of(m, self.i))
+        return m
+
+
+def test_operand_equals_the_model(num_unit):
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    finite = np.isfinite(bits.view(np.float16))
+    got = num_unit(Operand()).run({"i": bits})["o"]
+    np.testing.assert_array_equal(got[finite], operand(bits.view(np.float16))[finite])

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attend.numbers import EXACT_LSB, SCORE_LSB, score_limit_log2
 
-__all__ = ["Fp16", "cut_product", "exact_product", "exceeds", "rounded_product"]
+__all__ = ["Fp16", "cut_product", "exact_product", "exceeds", "operand", "rounded_product"]
 
 Fp16 = NDArray[np.float16]
 
@@ -37,3 +37,13 @@ def rounded_product(a: Fp16, b: Fp16, lsb: int) -> NDArray[np.int64]:
 def exceeds(a: Fp16, b: Fp16, channels: int) -> NDArray[np.bool_]:
     """Where |a · b| breaks the range rule of fp16 scores over `channels` channels: at least twice the limit."""
     return np.asarray(np.abs(_wide(a, b)) >= 2.0 ** (1 + score_limit_log2(channels)))
+
+
+def operand(a: Fp16) -> NDArray[np.int64]:
+    """What the gateware stores for finite values, 18 bits: significand times 2^(exponent field mod 4), from bit 14
+    on the field's upper bits, the sign. A subnormal's field counts 1."""
+    bits = a.view(np.uint16).astype(np.int64)
+    field = bits >> 10 & 0x1F
+    significand = bits & 0x3FF | (field != 0).astype(np.int64) << 10
+    field = np.maximum(field, 1)
+    return np.asarray(significand << (field & 3) | field >> 2 << 14 | bits >> 15 << 17)

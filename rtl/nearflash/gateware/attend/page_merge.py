@@ -6,11 +6,12 @@ in between. Pages of one source in order, sources round robin.
 Timing: no latency; a page takes one cycle more than its codewords; back-pressure: yes.
 """
 
-from amaranth import Module, Signal
-from amaranth.lib import stream, wiring
+from amaranth import Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.attn.interfaces import CodewordBeat, PageHeader
+from nearflash.gateware.fp.pipeline import wire
 
 __all__ = ["PageMerge"]
 
@@ -30,26 +31,30 @@ class PageMerge(wiring.Component):
     o: Out(stream.Signature(CodewordBeat))
 
     def elaborate(self, platform: object) -> Module:
-        """A bit of `wanted` for each codeword that is still to come."""
+        """A bit of `wanted` for each codeword that is still to come, the one at hand lowest."""
         m = Module()
-        source, last, wanted = Signal(), Signal(), Signal(64)
-        with m.If(wanted == 0):
-            with m.If(self.i_page[0].valid & (last | ~self.i_page[1].valid)):
-                m.d.comb += source.eq(0)
-            with m.Else():
-                m.d.comb += source.eq(1)
-        with m.Else():
-            m.d.comb += source.eq(last)
-        for index in range(2):
-            with m.If(source == index):
-                page, codeword = self.i_page[index], self.i[index]
-                with m.If(wanted == 0):
-                    m.d.comb += [self.o_page.valid.eq(page.valid), page.ready.eq(self.o_page.ready)]
-                with m.Else():
-                    m.d.comb += [self.o.valid.eq(codeword.valid), codeword.ready.eq(self.o.ready)]
-                m.d.comb += [self.o_page.payload.eq(page.payload), self.o.payload.eq(codeword.payload)]
+        source, last, busy, wanted = Signal(), Signal(), Signal(), Signal(64)
+        first, second = self.i_page
+        m.d.comb += [
+            source.eq(~first.valid | (second.valid & ~last)),
+            self.o_page.valid.eq(~busy & (first.valid | second.valid)),
+            self.o_page.payload.eq(Mux(source, Value.cast(second.payload), Value.cast(first.payload))),
+            first.ready.eq(self.o_page.ready & ~busy & ~source),
+            second.ready.eq(self.o_page.ready & ~busy & source),
+        ]
+        # While a codeword passes, `wanted` moves down to its bit: only its last beat has to wait for that.
+        codeword = data.View(CodewordBeat, wire(m, Mux(last, *(Value.cast(i.payload) for i in reversed(self.i)))))
+        passes = wire(m, busy & (wanted[0] | ~codeword.last))
+        m.d.comb += [
+            self.o.payload.eq(codeword),
+            self.o.valid.eq(passes & Mux(last, self.i[1].valid, self.i[0].valid)),
+            *(i.ready.eq(self.o.ready & passes & (last == k)) for k, i in enumerate(self.i)),
+        ]
+        end = wire(m, self.o.valid & self.o.ready & codeword.last)
         with m.If(self.o_page.valid & self.o_page.ready):
-            m.d.sync += [last.eq(source), wanted.eq(self.o_page.payload.codewords)]
-        with m.If(self.o.valid & self.o.ready & self.o.payload.last):
-            m.d.sync += wanted.eq(wanted & (wanted - 1))
+            m.d.sync += [last.eq(source), busy.eq(1), wanted.eq(self.o_page.payload.codewords)]
+        with m.Elif(end | ~wanted[0]):
+            m.d.sync += wanted.eq(wanted >> 1)
+        with m.If(end):
+            m.d.sync += busy.eq(wanted[1:].any())
         return m

@@ -15,6 +15,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.gateware.attend.query import LANES, MAGNITUDE_BITS, ROW_BITS, QueryRow
 from nearflash.gateware.attn.interfaces import HEAD_BITS, MaskBeat, query_write
 from nearflash.gateware.fp.pipeline import register
+from nearflash.gateware.num.product import operand
 
 __all__ = ["SUM_BITS", "HeadSums", "QueryWriter"]
 
@@ -93,11 +94,12 @@ class QueryWriter(wiring.Component):
         with m.Elif(self.query_valid):
             m.d.sync += count.eq(count + 1)
         m.d.comb += self.query.address.eq(self.base + count)
+        operands = [operand(m, value) for value in self.i["values"]]
         with m.If(self.i.valid):
             m.d.sync += self.query.selected.eq(selected)
             for lane, values in enumerate(self.query["values"]):
                 with m.If(self.i.slot == lane):
-                    m.d.sync += values.eq(self.i["values"])
+                    m.d.sync += [value.eq(one) for value, one in zip(values, operands, strict=True)]
                 with m.Elif(self.i.slot == 0):
                     m.d.sync += values.eq(0)
         self._sum(m, selected)

@@ -18,7 +18,7 @@ from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["SumDrain"]
 
-_PLACES = 16
+_PLACES = 32
 _P_TO_SUM_BITS = 24  # from units of 2^-24 to 2^-48
 _MAXIMUM_LEAST = -(1 << 11)
 
@@ -59,7 +59,8 @@ class SumDrain(wiring.Component):
         wiring.connect(m, queue.o, wiring.flipped(self.o))
         command, head, places = Signal(DrainCommand), Signal(3), Signal(range(_PLACES + 1), init=_PLACES)
         fresh, room, reserve = Signal(), Signal(), Signal()
-        m.d.comb += [room.eq(places != 0), self.total_address.eq(head + (command.slot << 3))]
+        m.d.comb += self.total_address.eq(head + (command.slot << 3))
+        m.d.sync += [room.eq(places > 1), self.renew.valid.eq(0)]  # room: a cycle late, so one is left when it says so
         m.d.sync += places.eq(places - reserve + (self.o.valid & self.o.ready))
         total_valid, last_head = Signal(), wire(m, head + 1 == command.group)
         with m.FSM():
@@ -82,7 +83,7 @@ class SumDrain(wiring.Component):
             with m.State("READ-SUMS"):
                 m.d.comb += [self.o_read.valid.eq(room), reserve.eq(room & self.o_read.ready)]
                 with m.If(self._walk(m, command, head, fresh, reserve)):
-                    m.d.comb += [self.renew.valid.eq(1), self.renew.slot.eq(command.slot)]
+                    m.d.sync += [self.renew.valid.eq(1), self.renew.slot.eq(command.slot)]
                     m.next = "WAIT-COMMAND"
 
         from_total = delay(m, total_valid, 1)

@@ -19,7 +19,7 @@ from nearflash.gateware.attn.blocks import BUFFER_WRITE, ScoreJob
 from nearflash.gateware.attn.interfaces import Done, RequestKind, ScoreRow
 from nearflash.gateware.attn.issue import MemoryRead
 from nearflash.gateware.attn.scores import TAIL_ADDRESS
-from nearflash.gateware.fp.pipeline import wire
+from nearflash.gateware.fp.pipeline import register, wire
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["ScoreHarvest"]
@@ -61,6 +61,7 @@ class ScoreHarvest(wiring.Component):
         job, first, factor, added = Signal(ScoreJob), Signal(16), Signal(9), Signal(20)
         places = Signal(range(_PLACES + 1), init=_PLACES)
         token = Signal(2)  # a tail's row takes four reads
+        room = register(m, places > 1)  # a cycle late, so one is left when it says so
         read = wire(m, self.o_read.valid & self.o_read.ready)
         step = wire(m, read & (~job.tail | token.all()))
         m.d.sync += token.eq(token + (read & job.tail))
@@ -78,7 +79,7 @@ class ScoreHarvest(wiring.Component):
                 with m.If(factor == 0):
                     m.next = "READ"
             with m.State("READ"):
-                m.d.comb += self.o_read.valid.eq(places != 0)
+                m.d.comb += self.o_read.valid.eq(room)
                 with m.If(step & end):
                     m.next = "WAIT-ROWS"
             with m.State("WAIT-ROWS"):

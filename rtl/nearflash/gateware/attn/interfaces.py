@@ -10,6 +10,7 @@ from amaranth.hdl import Cat, Value, signed
 from amaranth.lib import data, enum
 
 from nearflash.abi.attend.numbers import PV_BITS, SCORE_BITS
+from nearflash.gateware.num.product import OPERAND
 
 __all__ = [
     "FAULT_BITS",
@@ -91,11 +92,11 @@ class ContextRecord(data.Struct):
 
 def query_write(heads_per_beat: int) -> data.StructLayout:
     """Broadcast by Prepare: one row of the query memories. Row of head h, channels 4i..4i+3: query_base + (h //
-    heads_per_beat)·dim_rows + i."""
+    heads_per_beat)·dim_rows + i. Values as multipliers take them."""
     return data.StructLayout(
         {
             "address": 12,
-            "values": data.ArrayLayout(data.ArrayLayout(16, 4), heads_per_beat),
+            "values": data.ArrayLayout(data.ArrayLayout(OPERAND, 4), heads_per_beat),
             "selected": 4,
         }
     )

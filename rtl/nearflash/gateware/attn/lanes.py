@@ -11,7 +11,7 @@ Numerics: exact; an element of `data` that is an infinity or a NaN counts 0.
 
 from typing import Any
 
-from amaranth import Cat, Module, Mux
+from amaranth import Cat, Module, Mux, Signal
 from amaranth.hdl import C, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
@@ -23,7 +23,15 @@ from nearflash.gateware.attn.choice import choose
 from nearflash.gateware.attn.interfaces import query_write
 from nearflash.gateware.datapath import Datapath, Timed
 from nearflash.gateware.fp.pipeline import delay, register, wire
-from nearflash.gateware.num.product import PRODUCT, Product, magnitude_exceeds
+from nearflash.gateware.num.product import (
+    MULTIPLICAND,
+    MULTIPLIER,
+    OPERAND,
+    PRODUCT,
+    Product,
+    magnitude_exceeds,
+    operand,
+)
 
 __all__ = ["FACTOR_BITS", "Lanes", "factor_write", "weight_write"]
 
@@ -31,12 +39,13 @@ _LANES = 4
 _GROUP_MAX = 8
 FACTOR_BITS = 18
 _AUX_LANES = ((0, 0), (0, 1))  # scale and zero
+_PLACES_A, _PLACES_B = zip(Product.INTEGER_PLACES, Product.SHORT_PLACES, strict=True)
 _OPERANDS = ("kind", "data", "lane", "tail", "form", "half")
 
 
 def weight_write(heads: int) -> data.StructLayout:
-    """Weights of one token for one set of heads."""
-    return data.StructLayout({"valid": 1, "address": 10, "values": data.ArrayLayout(16, heads)})
+    """Weights of one token for one set of heads, as multipliers take them."""
+    return data.StructLayout({"valid": 1, "address": 10, "values": data.ArrayLayout(OPERAND, heads)})
 
 
 def factor_write(heads: int) -> data.StructLayout:
@@ -98,30 +107,50 @@ class Lanes(wiring.Component):
         checked = wire(m, Mux(aux, Mux(fp16, 0, 0b0011), Mux(key | value | (row & fp16), counted, 0)))
         m.d.comb += self.nonfinite.eq(register(m, (special & checked).any()))
         kept = wire(m, counted & ~special)
+        integer, int4 = wire(m, row & ~fp16), wire(m, op["form"] == IndexFormat.INT4)
         codes, factors = self._codes(m, op), self._factors(m)
-        integer, cut = register(m, row & ~fp16), register(m, (op["tail"] & key) | (row & fp16))
-        int4 = wire(m, op["form"] == IndexFormat.INT4)
-        short = register(m, ~int4)
-        a = [register(m, op["data"].word_select(j, 16) & kept[j].replicate(16)) for j in range(_LANES)]
+        a = [self._element(m, op["data"].word_select(j, 16), kept[j], integer, int4, codes[j]) for j in range(_LANES)]
+        # What all lanes of a head multiply with, but for K.
+        shared = []
+        for head in range(self._heads):
+            element = choose([queries[head][j] for j in range(_LANES)], op["lane"])
+            number = data.View(OPERAND, wire(m, Mux(value, Value.cast(weights[head]), element)))
+            shared.append(
+                register(m, self._either(m, MULTIPLIER, number, integer, factors[head], Mux(int4, *_PLACES_B)))
+            )
+        keys = [[register(m, queries[head][j]) for j in range(_LANES)] for head in range(self._heads)]
+        aux_head = register(m, Mux(aux, op["half"], 0))
+        of_aux = data.View(MULTIPLIER, wire(m, choose(shared, aux_head)))
+        cut, key = register(m, (op["tail"] & key) | (row & fp16)), register(m, key)
         limit_shift, exceeds = path.delay(Timed(self.op.limit_shift, 0), self.LATENCY), []
-        shared = [
-            wire(m, Mux(value, weights[head], choose([queries[head][j] for j in range(_LANES)], op["lane"])))
-            for head in range(self._heads)
-        ]
-        aux_head = wire(m, choose(shared, Mux(aux, op["half"], 0)))
         for head in range(self._heads):
             for j in range(_LANES):
-                m.submodules[f"product_{head}_{j}"] = product = Product(integers=True)
-                b = register(m, Mux(key, queries[head][j], aux_head if (head, j) in _AUX_LANES else shared[head]))
-                m.d.comb += [product.a.eq(a[j]), product.b.eq(b), product.cut.eq(cut), product.integer.eq(integer)]
-                m.d.comb += product.short.eq(short)
-                m.d.comb += [product.code.eq(register(m, codes[j])), product.factor.eq(register(m, factors[head]))]
-                m.d.comb += self.o[head * _LANES + j].eq(product.o)
+                m.submodules[f"product_{head}_{j}"] = product = Product()
+                k, number = head * _LANES + j, keys[head][j]
+                other = of_aux if (head, j) in _AUX_LANES else shared[head]
+                m.d.comb += [product.b[name].eq(Mux(key, number[name], other[name])) for name, _ in OPERAND]
+                m.d.comb += [product.a.eq(a[j]), product.cut.eq(cut), self.o[k].eq(product.o)]
                 exceeds.append(magnitude_exceeds(m, product.o, limit_shift))
                 borrow = register(m, int4 & factors[head][-1] & codes[j][:4].any())
-                m.d.comb += self.borrow[head * _LANES + j].eq(delay(m, borrow, Product.LATENCY))
+                m.d.comb += self.borrow[k].eq(delay(m, borrow, Product.LATENCY))
         m.d.comb += self.exceeds.eq(Cat(exceeds))
         return m
+
+    def _element(self, m: Module, bits: Value, kept: Value, integer: Value, int4: Value, code: Value) -> Any:
+        """What a lane multiplies, in cycle 3: an element, or the code of one."""
+        number = operand(m, register(m, Mux(kept, bits, 0)))
+        integer, int4, code = register(m, integer), register(m, int4), register(m, code)
+        return self._either(m, MULTIPLICAND, number, integer, code, Mux(int4, *_PLACES_A))
+
+    def _either(self, m: Module, shape: Any, number: Any, is_integer: Value, integer: Value, places: Value) -> Any:
+        """An operand of Product: a number, or an integer with its places."""
+        o = Signal(shape)
+        m.d.comb += [
+            o.value.eq(Mux(is_integer, integer, number.value)),
+            o.places.eq(Mux(is_integer, places, number.places)),
+            o.negative.eq(~is_integer & number.negative),
+        ]
+        return o
 
     def _codes(self, m: Module, op: dict[str, Any]) -> list[Value]:
         """What the lanes multiply w with: one byte, or one nibble low and one, less 8, high."""

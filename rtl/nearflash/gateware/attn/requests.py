@@ -51,11 +51,9 @@ class RequestTable(wiring.Component):
         """Take requests; collect faults; end requests one by one."""
         m = Module()
         m.submodules.slots = slots = Memory(shape=SLOT_BITS, depth=max(2, self._contexts), init=[])
-        m.submodules.records = records = Memory(shape=TicketRecord, depth=TICKETS, init=[])
         m.submodules.ends = ends = StreamQueue(TICKET_BITS, TICKETS)
         new_slot, slot = slots.write_port(), slots.read_port(domain="comb")
-        write, reads = records.write_port(), [records.read_port(domain="comb") for _ in range(self._readers + 1)]
-        taken = Signal(TICKETS)
+        taken, new, begin = Signal(TICKETS), Signal(TicketRecord), Signal()
         ticket, i = self.i.payload.request.ticket, self.i.payload
         m.d.comb += [
             new_slot.addr.eq(self.i_gather.write.context),
@@ -63,21 +61,25 @@ class RequestTable(wiring.Component):
             new_slot.en.eq(self.i_gather.valid),
             slot.addr.eq(i.request.context),
             self.i.ready.eq(~taken.bit_select(ticket, 1)),
-            write.addr.eq(ticket),
-            write.data.eq(i),
-            write.data.slot.eq(slot.data),
-            write.en.eq(self.i.valid & self.i.ready),
+            new.eq(i),
+            new.slot.eq(slot.data),
+            begin.eq(self.i.valid & self.i.ready),
             ends.i.payload.eq(self.end.ticket),
             ends.i.valid.eq(self.end.valid),
         ]
-        for read, port, record in zip(reads, self.ticket, self.record, strict=False):
-            m.d.comb += [read.addr.eq(port), record.eq(read.data)]
-        faults = self._collect(m, wire(m, write.en), ticket)
+        # A memory a reader: each keeps only what is read of it.
+        records = []
+        for k, reader in enumerate([*self.ticket, ends.o.payload]):
+            m.submodules[f"records_{k}"] = memory = Memory(shape=TicketRecord, depth=TICKETS, init=[])
+            write, read = memory.write_port(), memory.read_port(domain="comb")
+            m.d.comb += [write.addr.eq(ticket), write.data.eq(new), write.en.eq(begin), read.addr.eq(reader)]
+            records.append(read.data)
+        m.d.comb += [port.eq(record) for port, record in zip(self.record, records, strict=False)]
+        faults = self._collect(m, begin, ticket)
 
-        record = reads[-1].data
+        record = records[-1]
         gather = wire(m, record.request.kind == RequestKind.GATHER)
         m.d.comb += [
-            reads[-1].addr.eq(ends.o.payload),
             self.o_done.payload.context.eq(record.request.context),
             self.o_done.payload.kind.eq(RequestKind.GATHER),
             self.o_done.payload.faults.eq(faults[ends.o.payload]),
@@ -87,7 +89,7 @@ class RequestTable(wiring.Component):
             self.o_ended.valid.eq(ends.o.valid & ~gather),
             ends.o.ready.eq(Mux(gather, self.o_done.ready, self.o_ended.ready)),
         ]
-        with m.If(write.en):
+        with m.If(begin):
             m.d.sync += taken.bit_select(ticket, 1).eq(1)
         with m.If(ends.o.valid & ends.o.ready):
             m.d.sync += taken.bit_select(ends.o.payload, 1).eq(0)

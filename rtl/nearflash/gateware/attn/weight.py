@@ -22,6 +22,7 @@ from nearflash.gateware.attn.lanes import weight_write
 from nearflash.gateware.datapath import Datapath, Timed
 from nearflash.gateware.fp.pipeline import delay, register, wire
 from nearflash.gateware.num.logit import ToLogit
+from nearflash.gateware.num.product import OPERAND, operand
 from nearflash.gateware.num.weight import ToWeight
 
 __all__ = ["TOTAL", "WeightUnit", "score_set"]
@@ -139,18 +140,18 @@ class WeightUnit(wiring.Component):
 
     def _collect(self, m: Module, item: dict[str, Value], unit: ToWeight) -> None:
         """The weights of a set leave together."""
-        o, place = self.o_weight, item["place"]
+        o, place, weight = self.o_weight, item["place"], operand(m, unit.o)
         address = Signal(10)
         last = wire(m, item["valid"] & (place == self._heads - 1))
         m.d.comb += [o.valid.eq(last), o.address.eq(address), self.o_token.eq(last & item["last"])]
         with m.If(last):
             m.d.sync += address.eq(Mux(address == self._weights - 1, 0, address + 1))
         for k in range(self._heads - 1):
-            kept = Signal(16, name=f"weight_{k}", reset_less=True)
+            kept = Signal(OPERAND, name=f"weight_{k}", reset_less=True)
             with m.If(place == k):
-                m.d.sync += kept.eq(unit.o)
-            m.d.comb += o.values[k].eq(kept)
-        m.d.comb += o.values[self._heads - 1].eq(unit.o)
+                m.d.sync += kept.eq(weight)
+            m.d.comb += o["values"][k].eq(kept)
+        m.d.comb += o["values"][self._heads - 1].eq(weight)
 
     def _total(self, m: Module, item: dict[str, Value], unit: ToWeight) -> None:
         """l and maximum, two and three cycles after the weight."""

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attend.numbers import QK_BITS
 from nearflash.gateware.fp.pipeline import delay
 from nearflash.gateware.num.dot import LANES, ExactDot
-from nearflash.gateware.num.product import Product
+from nearflash.gateware.num.product import OPERAND, Product, operand
 
 __all__ = ["ExactMac"]
 
@@ -43,10 +43,12 @@ class ExactMac(wiring.Component):
         nonfinite = []
         for lane in range(LANES):
             m.submodules[f"product_{lane}"] = product = Product()
-            m.d.comb += [product.a.eq(self.a[lane]), product.b.eq(self.b[lane]), product.cut.eq(self.cut)]
-            m.d.comb += dot.products[lane].eq(product.o)
-            nonfinite.append(product.nonfinite)
-        m.d.comb += dot.nonfinite.eq(Cat(nonfinite).any())
+            m.d.comb += [product.cut.eq(self.cut), dot.products[lane].eq(product.o)]
+            for bits, port in ((self.a[lane], product.a), (self.b[lane], product.b)):
+                one = operand(m, bits)
+                m.d.comb += [port[name].eq(one[name]) for name, _ in OPERAND]
+                nonfinite.append(bits[10:15].all())
+        m.d.comb += dot.nonfinite.eq(delay(m, Cat(nonfinite).any(), Product.LATENCY))
         for name in ("valid", "first", "last", "limit_shift"):
             m.d.comb += getattr(dot, name).eq(delay(m, getattr(self, name), Product.LATENCY))
         for name in ("o", "o_valid", "o_nonfinite", "o_exceeds"):
