@@ -127,6 +127,6 @@ def test_engine_errors_name_file_and_offset(tmp_path, number, expected):
 
 def test_only_one_holder(tmp_path):
     with DirectFile.create(tmp_path / "f", BLOCK_BYTES):
-        with pytest.raises(StateError, match="in use by another trainer"):
+        with pytest.raises(StateError, match="in use by another process"):
             DirectFile.open(tmp_path / "f")
     DirectFile.open(tmp_path / "f").close()

@@ -273,7 +273,7 @@ def test_missing_file_is_named(tmp_path):
 
 
 def test_locked_file(path):
-    with StateFile.open(path), pytest.raises(StateError, match="in use by another trainer"):
+    with StateFile.open(path), pytest.raises(StateError, match="in use by another process"):
         StateFile.open(path)
 
 

@@ -188,7 +188,7 @@ def test_existing_file_is_refused_with_both_choices(trained, tensors, open_optim
 
 def test_locked_file(trained, tensors, open_optimizer):
     _, unchanged = trained
-    with pytest.raises(StateError, match="in use by another trainer"):
+    with pytest.raises(StateError, match="in use by another process"):
         open_optimizer(tensors, resume=True)
     unchanged()
 

@@ -127,7 +127,7 @@ class DirectFile:
 
     @classmethod
     def open(cls, path: Path, *, direct: bool = True, engine: Engine | None = None) -> Self:
-        """An existing file, locked against other trainers. Raises StateError."""
+        """An existing file, locked against other processes. Raises StateError."""
         file = cls(path, 0, direct, engine)
         try:
             file.lock()
@@ -147,7 +147,7 @@ class DirectFile:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StateError(
-                f"{self.path} is in use by another trainer; close that one, or give this one a path of its own"
+                f"{self.path} is in use by another process; close that one, or give this one a path of its own"
             ) from error
 
     def _reserve(self, size_bytes: int) -> None:

@@ -6,23 +6,49 @@ import numpy as np
 import pytest
 
 from nearflash.abi.attend.pages import IndexFormat
+from nearflash.device import open_device
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
+from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
 
 SHAPE = KvShape(layers=2, kv_heads=3, dim=32)
 
 
+class CountingFlash(MemoryFlash):
+    """Counts pages programmed and erases, and takes the pages of a block without holes only, as NAND does."""
+
+    def __init__(self, device, geometry):
+        super().__init__(device, geometry)
+        self.ends, self.erases, self.programmed = {}, np.zeros(geometry.blocks, int), 0
+
+    def program(self, pages, batch):
+        for page in pages.tolist():
+            block, place = divmod(page, self.geometry.pages_per_block)
+            assert place == self.ends.get(block, 0)
+            self.ends[block] = place + 1
+        super().program(pages, batch)
+        self.programmed += len(pages)
+
+    def erase(self, block):
+        super().erase(block)
+        self.ends[block] = 0
+        self.erases[block] += 1
+
+
 @pytest.fixture
 def make_store(tmp_path) -> Callable[..., KvStore]:
-    """A store on a file; keywords of KvStore, FlashGeometry, KvLayout and FileFlash.create."""
+    """A store on a file, or in counted memory; keywords of KvStore, FlashGeometry, KvLayout and FileFlash.create."""
 
     def make(path=None, *, shape=SHAPE, blocks=32, pages_per_block=16, channels=1, units=1, page_bytes=4096,
              group_tokens=16, interleaved=True, block_tokens=64, index_format=IndexFormat.INT4,
-             engine=None, **keywords):  # fmt: skip
+             engine=None, memory=False, **keywords):  # fmt: skip
         geometry = FlashGeometry(page_bytes, pages_per_block, channels, units, blocks)
         layout = KvLayout(group_tokens, interleaved, block_tokens, index_format, page_bytes)
-        flash = FileFlash.create(path or tmp_path / "kv", geometry, threads=2, engine=engine)
+        if memory:
+            flash = CountingFlash(open_device("host:update-tiny"), geometry)
+        else:
+            flash = FileFlash.create(path or tmp_path / "kv", geometry, threads=2, engine=engine)
         return KvStore(flash, shape, layout, **keywords)
 
     return make
@@ -52,7 +78,8 @@ def stored() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         read = store.read(pages.reshape(-1), store.pages.token_keys(sequence, layer, groups).reshape(-1))
         parts = zip(store.pages.token_values(read.data), (at.tail_k, at.tail_v), strict=True)
         return tuple(
-            np.concatenate([full.reshape(shape.kv_heads, -1, shape.dim), tail], axis=1) for full, tail in parts
+            np.concatenate([full.reshape(shape.kv_heads, len(groups) * size, shape.dim), tail], axis=1)
+            for full, tail in parts
         )
 
     return stored

@@ -10,7 +10,6 @@ right. Records are kept in memory too, so that a read of a page is one aligned r
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -46,8 +45,6 @@ class FileFlash(Flash):
 
     def __init__(self, file: DirectFile, geometry: FlashGeometry, about: Mapping[str, Any], threads: int) -> None:
         """Not for callers: see `create` and `open`."""
-        if threads < 1:
-            raise CommandError(f"threads must be at least 1, not {threads!r}")
         self.geometry, self.about, self._file, self._threads = geometry, about, file, threads
         self._spare = SpareRecords(geometry)
         self._order = ProgramOrder(geometry)
@@ -64,6 +61,8 @@ class FileFlash(Flash):
 
         Raises StorageFullError where the disk has no room, StateError otherwise.
         """
+        if threads < 1:
+            raise CommandError(f"threads must be at least 1, not {threads!r}")
         superblock = seal(_KIND, {"version": FLASH_VERSION, "geometry": asdict(geometry), "about": about or {}})
         if superblock.nbytes != BLOCK_BYTES:
             raise StateError(f"about must fit {BLOCK_BYTES} bytes as JSON, not {superblock.nbytes}")
@@ -88,8 +87,8 @@ class FileFlash(Flash):
         try:
             body = _superblock(file)
             flash = cls(file, FlashGeometry(**body["geometry"]), body["about"], threads)
-            if file.size_bytes != flash._offset(flash.geometry.pages):
-                raise StateError(f"{path} must have {flash._offset(flash.geometry.pages)} bytes, not {file.size_bytes}")
+            if file.size_bytes != flash.offset(flash.geometry.pages):
+                raise StateError(f"{path} must have {flash.offset(flash.geometry.pages)} bytes, not {file.size_bytes}")
             flash._load()
         except BaseException:
             file.close()
@@ -116,14 +115,32 @@ class FileFlash(Flash):
         """See Flash.program."""
         self._order.check(pages)
         checksums = page_checksums(batch.keys, batch.aux, batch.data)
-        runs = self._runs(pages)
-        self._all(lambda run: self._file.write(self._offset(int(pages[run.start])), _aligned(batch.data[run])), runs)
+        runs = self.geometry.runs(pages)
+        self._all(lambda run: self._file.write(self.offset(int(pages[run.start])), _aligned(batch.data[run])), runs)
         self._order.add(pages)
         self._spare.put(pages, batch.aux, checksums)
         self._all(lambda run: self._write_spare(pages[run]), runs)
 
     def read(self, pages: PageNumbers, expected: PageKeys) -> PageData:
         """See Flash.read."""
+        read, checksums, actual = self._read(pages, expected)
+        keys, found = header_keys(read.aux)
+        check_pages(pages, expected, ~found & (checksums == 0), keys, actual == checksums)
+        return read
+
+    def whole(self, pages: PageNumbers, keys: PageKeys) -> NDArray[np.bool_]:
+        """Which pages are what these keys say, their data read for it."""
+        _, checksums, actual = self._read(pages, keys)
+        whole: NDArray[np.bool_] = actual == checksums
+        return whole
+
+    def headers(self, pages: PageNumbers) -> tuple[PageKeys, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Keys of pages as their records give them (`first` 0), which have a header, which are blank."""
+        keys, found = header_keys(self._spare.get(pages)[0])
+        return keys, found, self._spare.blank(pages)
+
+    def _read(self, pages: PageNumbers, keys: PageKeys) -> tuple[PageData, NDArray[np.uint32], NDArray[np.uint32]]:
+        """Pages, the CRC32C recorded of each, and that of what was read as a page of `keys`."""
         order = np.argsort(pages, kind="stable")
         data = page_array(len(pages), self.geometry.page_bytes)
         aux, checksums = self._spare.get(pages)
@@ -134,19 +151,16 @@ class FileFlash(Flash):
             rows = order[run]
             together = rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all()
             memories = [data[rows[0] : rows[-1] + 1]] if together else [data[row] for row in rows]
-            self._file.scatter(self._offset(int(ordered[run.start])), memories)
-            actual[rows] = page_checksums(expected[rows], aux[rows], data[rows])
+            self._file.scatter(self.offset(int(ordered[run.start])), memories)
+            actual[rows] = page_checksums(keys[rows], aux[rows], data[rows])
 
-        self._all(load, self._runs(ordered))
-        keys, found = header_keys(aux)
-        blank = ~found & (checksums == 0)
-        check_pages(pages, expected, blank, keys, actual == checksums)
-        return PageData(data, aux)
+        self._all(load, self.geometry.runs(ordered))
+        return PageData(data, aux), checksums, actual
 
     def erase(self, block: int) -> None:
         """See Flash.erase."""
         self._spare.zone(block)[:] = 0
-        self._file.write(self._offset((block + 1) * self.geometry.pages_per_block) - self._spare.zone_bytes,
+        self._file.write(self.offset((block + 1) * self.geometry.pages_per_block) - self._spare.zone_bytes,
                          self._spare.zone(block))  # fmt: skip
         self._order.erase(block)
 
@@ -154,31 +168,22 @@ class FileFlash(Flash):
         """See Flash.entry: no device reaches a file."""
         raise CommandError(f"pages of a device must lie in its memory or on its flash, not in {self.path}")
 
-    def peek(self, pages: PageNumbers) -> tuple[PageKeys, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Keys of pages as their records give them (`first` 0), which have a header, which are blank."""
-        keys, found = header_keys(self._spare.get(pages)[0])
-        return keys, found, self._spare.blank(pages)
-
     # Parts
 
-    def _offset(self, page: int) -> int:
+    def offset(self, page: int) -> int:
         """Where a page begins; the first page of no block: the end of the file."""
         block, place = divmod(page, self.geometry.pages_per_block)
         block_bytes = self.geometry.block_bytes + self._spare.zone_bytes
         return BLOCK_BYTES + block * block_bytes + place * self.geometry.page_bytes
 
-    def _runs(self, pages: PageNumbers) -> list[slice]:
-        starts = self.geometry.runs(pages)
-        return [slice(start, end) for start, end in pairwise(map(int, starts))]
-
     def _write_spare(self, pages: PageNumbers) -> None:
         block, span = int(pages[0]) // self.geometry.pages_per_block, self._spare.span(pages)
-        start = self._offset((block + 1) * self.geometry.pages_per_block) - self._spare.zone_bytes
+        start = self.offset((block + 1) * self.geometry.pages_per_block) - self._spare.zone_bytes
         self._file.write(start + span.start, self._spare.zone(block)[span])
 
     def _load(self) -> None:
         def load(block: int) -> None:
-            start = self._offset((block + 1) * self.geometry.pages_per_block) - self._spare.zone_bytes
+            start = self.offset((block + 1) * self.geometry.pages_per_block) - self._spare.zone_bytes
             self._file.read(start, self._spare.zone(block))
 
         self._all(load, range(self.geometry.blocks))

@@ -70,7 +70,8 @@ class FlashGeometry:
         """Data bytes of a block."""
         return self.pages_per_block * self.page_bytes
 
-    def runs(self, pages: PageNumbers) -> NDArray[np.int64]:
-        """Starts, and the end, of the runs in `pages` in which each page follows the one before in its block."""
-        breaks = (np.diff(pages) != 1) | (pages[1:] % self.pages_per_block == 0)
-        return np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(pages)]]) if len(pages) else np.zeros(1, np.int64)
+    def runs(self, pages: PageNumbers) -> list[slice]:
+        """Cuts `pages` into runs in which each page follows the one before in its block."""
+        breaks = np.flatnonzero((np.diff(pages) != 1) | (pages[1:] % self.pages_per_block == 0)) + 1
+        ends = [*breaks.tolist(), len(pages)]
+        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]

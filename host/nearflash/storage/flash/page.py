@@ -77,11 +77,9 @@ def page_keys(
 
 def describe(key: np.void) -> str:
     """A key in words."""
+    kind = PageKind(key["kind"]).name.lower() if key["kind"] < len(PageKind) else f"kind {key['kind']}"
     part = " (V)" if key["first"] else ""
-    return (
-        f"sequence {key['sequence']}, layer {key['layer']}, head {key['head']}, "
-        f"{PageKind(key['kind']).name.lower()} page {key['index']}{part}"
-    )
+    return f"sequence {key['sequence']}, layer {key['layer']}, head {key['head']}, {kind} page {key['index']}{part}"
 
 
 def page_array(pages: int, page_bytes: int) -> Bytes:
@@ -97,8 +95,8 @@ def page_headers(keys: PageKeys, page_bytes: int, tokens: int, form: IndexFormat
     words[:, 0], words[:, 1] = HEADER_MAGIC, keys["sequence"]
     words[:, 2] = keys["layer"] | keys["head"].astype("<u4") << 16
     words[:, 3], words[:, 4], words[:, 6] = keys["kind"] | np.uint32(layout), keys["index"], tokens
-    repeats = page_bytes // CODEWORD_BYTES // _HEADER_WORDS
-    return np.tile(words, (1, repeats)).view(np.uint8).reshape(len(keys), -1, 4)
+    codewords = page_bytes // CODEWORD_BYTES
+    return np.tile(words, (1, codewords // _HEADER_WORDS)).view(np.uint8).reshape(len(keys), codewords, 4)
 
 
 def header_keys(aux: Bytes) -> tuple[PageKeys, NDArray[np.bool_]]:
@@ -112,7 +110,8 @@ def header_keys(aux: Bytes) -> tuple[PageKeys, NDArray[np.bool_]]:
 
 def page_checksums(keys: PageKeys, aux: Bytes, data: Bytes) -> NDArray[np.uint32]:
     """CRC32C over key ‖ aux ‖ data of each page."""
-    heads = np.hstack([np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), -1), aux.reshape(len(keys), -1)])
+    owners = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), PAGE_KEY.itemsize)
+    heads = np.hstack([owners, aux.reshape(len(keys), aux.shape[1] * AUX_BYTES)])
     extend, value = google_crc32c.extend, google_crc32c.value
     checksums = (extend(value(head), page) for head, page in zip(heads, data, strict=True))
     return np.fromiter(checksums, np.uint32, len(keys))
@@ -124,12 +123,12 @@ def sealed_codewords(batch: PageBatch) -> Bytes:
     covered = np.zeros((pages, codewords, PAGE_KEY.itemsize + SEALED_BYTES), np.uint8)
     keys = np.repeat(batch.keys[:, None], codewords, axis=1)
     keys["first"] += np.arange(codewords, dtype=np.uint8)
-    covered[..., : PAGE_KEY.itemsize] = keys.view(np.uint8).reshape(pages, codewords, -1)
+    covered[..., : PAGE_KEY.itemsize] = keys.view(np.uint8).reshape(pages, codewords, PAGE_KEY.itemsize)
     sealed = covered[..., PAGE_KEY.itemsize :]
     end = AUX_BYTES + CODEWORD_BYTES
     sealed[..., :AUX_BYTES] = batch.aux
     sealed[..., AUX_BYTES:end] = batch.data.reshape(pages, codewords, CODEWORD_BYTES)
-    rows = covered.reshape(pages * codewords, -1)[:, : PAGE_KEY.itemsize + end]
+    rows = covered.reshape(pages * codewords, covered.shape[2])[:, : PAGE_KEY.itemsize + end]
     checksums = np.fromiter(map(google_crc32c.value, rows), "<u4", len(rows))
     sealed[..., end : end + 4] = checksums.reshape(pages, codewords, 1).view(np.uint8)
     return sealed

@@ -31,9 +31,13 @@ def _quantised(k: _F16, form: IndexFormat) -> tuple[NDArray[np.uint8], _F16, _F1
     """Rows, scale and zero of one block (T, d); one at a time, so that its doubles stay in the processor's cache."""
     levels = (1 << form.bits) - 1
     with np.errstate(all="ignore"):
-        zero = k.min(axis=0) + np.float16(0)  # never -0
-        scale = ((k.max(axis=0).astype(np.float64) - zero) / levels).astype(np.float16)
-        steps = np.rint((k.astype(np.float64) - zero) / np.where(scale > 0, scale, np.inf).astype(np.float64))
-    codes = np.ascontiguousarray(np.clip(np.nan_to_num(steps, nan=0.0), 0, levels).astype(np.uint8).T)
+        steps = k.astype(np.float64)
+        zero, largest = steps.min(axis=0) + 0.0, steps.max(axis=0)  # never -0
+        scale = ((largest - zero) / levels).astype(np.float16)
+        steps -= zero
+        steps /= np.where(scale > 0, scale, np.inf).astype(np.float64)
+        np.rint(steps, out=steps)
+        steps[np.isnan(steps)] = 0
+    codes = np.ascontiguousarray(np.clip(steps, 0, levels, out=steps).astype(np.uint8).T)
     rows = codes if form.bits == 8 else codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
-    return rows, scale, zero
+    return rows, scale, zero.astype(np.float16)

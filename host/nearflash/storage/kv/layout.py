@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.attend.codeword import CODEWORD_BYTES, PageKind
 from nearflash.abi.attend.pages import IndexFormat, IndexLayout, TokenLayout
 from nearflash.abi.errors import CommandError
 from nearflash.storage.flash.page import describe
@@ -52,6 +52,11 @@ class KvLayout:
         if self.block_tokens % self.group_tokens:
             raise CommandError(f"block_tokens must be a multiple of {self.group_tokens}, not {self.block_tokens!r}")
         object.__setattr__(self, "index_format", IndexFormat(self.index_format))
+
+    @property
+    def page_codewords(self) -> int:
+        """Codewords of a page."""
+        return self.page_bytes // CODEWORD_BYTES
 
     @property
     def group_pages(self) -> int:

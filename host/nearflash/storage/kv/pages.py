@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import CODEWORD_BYTES, PageKind
+from nearflash.abi.attend.codeword import PageKind
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.storage.flash.page import PageBatch, PageKeys, page_array, page_headers, page_keys
 from nearflash.storage.kv.index import index_rows
@@ -26,7 +26,7 @@ class PageMaker:
 
     def token_keys(self, sequence: int, layer: int, groups: range) -> PageKeys:
         """(heads, groups, pages of a group)."""
-        first = np.arange(self.layout.group_pages) * (self.layout.page_bytes // CODEWORD_BYTES)
+        first = np.arange(self.layout.group_pages) * self.layout.page_codewords
         heads = np.arange(self.shape.kv_heads)[:, None, None]
         return page_keys(sequence, layer, heads, np.asarray(groups)[:, None], PageKind.TOKEN, first)
 
@@ -41,11 +41,11 @@ class PageMaker:
         heads, groups, _ = keys.shape
         n, dim = self.layout.group_tokens, self.shape.dim
         data = page_array(keys.size, self.layout.page_bytes)
-        places = data.reshape(heads, groups, -1).view(np.float16)
+        places = data.reshape(heads, groups, self.layout.group_pages * self.layout.page_bytes).view(np.float16)
         for value, source in enumerate((k, v)):
             self._values(places, value)[:] = source.reshape(heads, groups, n, dim)
         flat = keys.reshape(-1)
-        aux = np.zeros((len(flat), self.layout.page_bytes // CODEWORD_BYTES, 8), np.uint8)
+        aux = np.zeros((len(flat), self.layout.page_codewords, 8), np.uint8)
         aux[..., _HEADER] = page_headers(flat, self.layout.page_bytes, n, IndexFormat.FP16)
         return PageBatch(flat, data, aux)
 
@@ -61,20 +61,19 @@ class PageMaker:
     def index_pages(self, keys: PageKeys, k: F16) -> PageBatch:
         """Pages of embedding blocks: k (heads, blocks·T, d); in the order of `keys`, as index_keys gives them."""
         heads, blocks, pages = keys.shape
-        layout, codewords = self.index_layout, self.layout.page_bytes // CODEWORD_BYTES
-        rows, factors = index_rows(k.reshape(heads * blocks, layout.block_tokens, layout.dim), layout)
-        data = page_array(keys.size, layout.page_bytes)
-        flat = keys.reshape(-1)
-        aux = np.zeros((len(flat), codewords, 8), np.uint8)
+        layout, count = self.index_layout, heads * blocks
+        rows, factors = index_rows(k.reshape(count, layout.block_tokens, layout.dim), layout)
+        # The last page of a block may have fewer rows than the others.
+        lines = np.zeros((count, pages * layout.rows, layout.stride_bytes), np.uint8)
+        lines[:, : layout.dim, : rows.shape[2]] = rows
+        scales = np.zeros((count, pages * layout.rows, layout.row_codewords, 4), np.uint8)
+        scales[:, : layout.dim] = factors.view(np.uint8).reshape(count, layout.dim, 1, 4)
+        flat, data = keys.reshape(-1), page_array(keys.size, layout.page_bytes)
+        data[:, : layout.rows * layout.stride_bytes] = lines.reshape(keys.size, layout.rows * layout.stride_bytes)
+        aux = np.zeros((keys.size, self.layout.page_codewords, 8), np.uint8)
         aux[..., _HEADER] = page_headers(flat, layout.page_bytes, layout.block_tokens, layout.format)
-        scales = factors.view(np.uint8).reshape(heads * blocks, layout.dim, 1, 4)
-        for page in range(pages):
-            own = slice(page * layout.rows, min((page + 1) * layout.rows, layout.dim))
-            count = own.stop - own.start
-            place = data[page::pages, : count * layout.stride_bytes].reshape(-1, count, layout.stride_bytes)
-            place[..., : rows.shape[2]] = rows[:, own]
-            spread = np.repeat(scales[:, own], layout.row_codewords, axis=2).reshape(len(rows), -1, 4)
-            aux[page::pages, : count * layout.row_codewords, _SCALES] = spread
+        used = layout.rows * layout.row_codewords
+        aux[:, :used, _SCALES] = scales.reshape(keys.size, used, 4)
         return PageBatch(flat, data, aux)
 
     def _values(self, places: F16, value: int) -> F16:

@@ -127,7 +127,7 @@ class KvStore:
             state.tokens[layer].extend(pages.reshape(token_keys.shape)[..., 0])
         if blocks:
             pages = self._store(PageKind.INDEX, self.pages.index_pages(index_keys, indexed), lanes[1], Cause.INDEX)
-            state.index[layer].extend(pages.reshape(self.shape.kv_heads, -1))
+            state.index[layer].extend(pages.reshape(self.shape.kv_heads, len(blocks) * self.pages.index_layout.pages))
         left = k_all.shape[1] - full
         state.tail_k[layer, :, :left], state.tail_v[layer, :, :left] = k_all[:, full:], v_all[:, full:]
         state.v_sum[layer] += v.sum(axis=1, dtype=np.float64)

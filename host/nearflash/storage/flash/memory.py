@@ -1,0 +1,71 @@
+"""Flash in a device's memory: sealed codewords, as the attend kernel reads them there (the SmartSSD case)."""
+
+import numpy as np
+
+from nearflash.abi.attend.codeword import AUX_BYTES, CODEWORD_BYTES, SEALED_BYTES
+from nearflash.abi.attend.pages import PageEntry
+from nearflash.device.base import Device
+from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
+from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
+from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, page_array, sealed_codewords
+
+__all__ = ["MemoryFlash"]
+
+
+class MemoryFlash(Flash):
+    """Pages one behind the other in a buffer of `device`: all of its traffic crosses the host link.
+
+    A channel is only the engine that computes with a page. A device's calls come from one thread, and so must a
+    MemoryFlash's. Raises AddressError where the device's memory has no room.
+    """
+
+    def __init__(self, device: Device, geometry: FlashGeometry) -> None:
+        self.geometry, self._device = geometry, device
+        self._page_bytes = geometry.codewords * SEALED_BYTES
+        self._buffer = device.allocate(geometry.pages * self._page_bytes)
+        self._order = ProgramOrder(geometry)
+        self._pages = self._buffer.host.reshape(geometry.pages, geometry.codewords, SEALED_BYTES)
+        self._open = True
+
+    def program(self, pages: PageNumbers, batch: PageBatch) -> None:
+        """See Flash.program."""
+        self._order.check(pages)
+        self._pages[pages] = sealed_codewords(batch)
+        for run in self.geometry.runs(pages):
+            self._buffer.sync_to_device(int(pages[run.start]) * self._page_bytes, len(pages[run]) * self._page_bytes)
+        self._order.add(pages)
+
+    def read(self, pages: PageNumbers, expected: PageKeys) -> PageData:
+        """See Flash.read."""
+        ordered = np.sort(pages)
+        for run in self.geometry.runs(ordered):
+            start, count = int(ordered[run.start]), run.stop - run.start
+            self._buffer.sync_from_device(start * self._page_bytes, count * self._page_bytes)
+        sealed = self._pages[pages]
+        aux, data = sealed[..., :AUX_BYTES], page_array(len(pages), self.geometry.page_bytes)
+        data.reshape(*sealed.shape[:2], CODEWORD_BYTES)[:] = sealed[..., AUX_BYTES : AUX_BYTES + CODEWORD_BYTES]
+        keys, found = header_keys(aux)
+        whole = (sealed_codewords(PageBatch(expected, data, aux)) == sealed).all(axis=(1, 2))
+        check_pages(pages, expected, ~found & ~sealed.any(axis=(1, 2)), keys, whole)
+        return PageData(data, np.ascontiguousarray(aux))
+
+    def erase(self, block: int) -> None:
+        """See Flash.erase."""
+        size = self.geometry.pages_per_block
+        self._pages[block * size : (block + 1) * size] = 0
+        self._buffer.sync_to_device(block * size * self._page_bytes, size * self._page_bytes)
+        self._order.erase(block)
+
+    def entry(self, page: int) -> PageEntry:
+        """See Flash.entry."""
+        block = page // self.geometry.pages_per_block
+        return PageEntry(block % self.geometry.channels, address=self._buffer.address + page * self._page_bytes)
+
+    def sync(self) -> None:
+        """See Flash.sync: memory is not durable."""
+
+    def close(self) -> None:
+        """See Flash.close."""
+        if self._open:
+            self._open = False
+            self._device.free(self._buffer)

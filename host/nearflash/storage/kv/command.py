@@ -1,0 +1,48 @@
+"""The command `nearflash kv`: what a KV store's file holds."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+__all__ = ["kv"]
+
+
+def kv(subparsers: Any) -> None:
+    """Register `nearflash kv verify FILE` and `nearflash kv status FILE`."""
+    parser = subparsers.add_parser("kv", help="look into the file of a KV cache")
+    actions = parser.add_subparsers(metavar="action", required=True)
+    for name, run, text in (
+        ("verify", _verify, "read every page: whole, blank or torn; exit code 1 where one is torn"),
+        ("status", _status, "shape, layout and counts of pages, from the records alone"),
+    ):
+        action = actions.add_parser(name, help=text)
+        action.add_argument("file", type=Path, help="as a KV store, that no one uses any more, left it")
+        action.add_argument("--buffered", action="store_true", help="through the page cache: no O_DIRECT there")
+        action.set_defaults(run=run)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from nearflash.storage.kv.verify import verify
+
+    found = verify(arguments.file, direct=not arguments.buffered)
+    for sequence, tokens, most in found.sequences():
+        print(f"sequence {sequence}: {tokens} tokens whole in every layer and head, up to {most} in some")
+    for torn in found.torn:
+        print(f"TORN {torn}")
+    print(f"{arguments.file}: {found.whole} pages whole, {found.blank} blank, {len(found.torn)} torn")
+    return 1 if found.torn else 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    import numpy as np
+
+    from nearflash.storage.flash.file import FileFlash
+    from nearflash.storage.kv.file import described
+
+    with FileFlash.open(arguments.file, direct=not arguments.buffered) as flash:
+        shape, layout = described(flash.about)
+        geometry = flash.geometry
+        _, _, blank = flash.headers(np.arange(geometry.pages))
+    print(f"{shape}\n{layout}\n{geometry}")
+    print(f"{arguments.file}: {geometry.pages} pages, {int((~blank).sum())} programmed, {int(blank.sum())} blank")
+    return 0

@@ -1,0 +1,119 @@
+"""What a file holds, page by page, as whatever ended its user left it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearflash.abi.attend.codeword import PageKind
+from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.flash.geometry import PageNumbers
+from nearflash.storage.flash.page import PageKeys
+from nearflash.storage.kv.file import described
+from nearflash.storage.kv.layout import KvLayout, KvShape
+
+__all__ = ["Coverage", "Verification", "verify"]
+
+_BATCH_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Whole pages of one head; pages that were moved or freed count until their block is erased."""
+
+    groups: frozenset[int]
+    """Token groups, of separate ones those with K and V."""
+    index: frozenset[int]
+    """Page indices of embedding pages."""
+
+    def tokens(self, layout: KvLayout) -> int:
+        """Tokens from the first on that are whole."""
+        return _leading(self.groups) * layout.group_tokens
+
+    def indexed(self, layout: KvLayout, dim: int) -> int:
+        """Tokens from the first on whose embedding pages are whole."""
+        return _leading(self.index) // layout.index_layout(dim).pages * layout.block_tokens
+
+
+@dataclass
+class Verification:
+    """Counts of pages, the torn ones in words, and what is whole by (sequence, layer, head)."""
+
+    shape: KvShape
+    layout: KvLayout
+    whole: int = 0
+    blank: int = 0
+    torn: list[str] = field(default_factory=list)
+    heads: dict[tuple[int, int, int], Coverage] = field(default_factory=dict)
+
+    def sequences(self) -> Iterator[tuple[int, int, int]]:
+        """Each sequence, the tokens that all of its heads have whole, and the most that one has."""
+        for sequence in sorted({sequence for sequence, _, _ in self.heads}):
+            tokens = [one.tokens(self.layout) for (number, _, _), one in self.heads.items() if number == sequence]
+            missing = len(tokens) < self.shape.layers * self.shape.kv_heads
+            yield sequence, 0 if missing else min(tokens), max(tokens)
+
+
+def verify(path: Path, **options: Any) -> Verification:
+    """Read every page of a KV store's file; `options` are FileFlash.open's. Raises StateError, also while in use."""
+    with FileFlash.open(path, **options) as flash:
+        shape, layout = described(flash.about)
+        found, whole = Verification(shape, layout), []
+        step = max(_BATCH_BYTES // flash.geometry.page_bytes // 2 * 2, 2)
+        for start in range(0, flash.geometry.pages, step):
+            pages = np.arange(start, min(start + step, flash.geometry.pages))
+            keys, known, blank = flash.headers(pages)
+            found.blank += int(blank.sum())
+            pages, keys, known = pages[~blank], keys[~blank], known[~blank] & (keys["kind"][~blank] < len(PageKind))
+            _set_first(keys, pages, layout)
+            good = known & flash.whole(pages, keys)
+            whole.append(keys[good])
+            found.torn += [_torn(flash, found, int(page), key if has else None)
+                           for page, key, has in zip(pages[~good], keys[~good], known[~good], strict=True)]  # fmt: skip
+        keys = np.concatenate(whole)
+        found.whole, found.heads = len(keys), _coverage(keys, layout)
+        return found
+
+
+def _set_first(keys: PageKeys, pages: PageNumbers, layout: KvLayout) -> None:
+    """Headers do not tell V's pages from K's; their places do: V's are the odd ones."""
+    second = (keys["kind"] == PageKind.TOKEN) & (pages % layout.group_pages == 1)
+    keys["first"][second] = layout.page_codewords
+
+
+def _torn(flash: FileFlash, found: Verification, page: int, key: np.void | None) -> str:
+    """A torn page in words."""
+    whose = "a page without header" if key is None else found.layout.describe(key, found.shape.dim)
+    return f"{whose}: page {page}, file offset {flash.offset(page)}"
+
+
+def _coverage(keys: PageKeys, layout: KvLayout) -> dict[tuple[int, int, int], Coverage]:
+    names = ("sequence", "layer", "head")
+    keys = keys[np.lexsort([keys[name] for name in reversed(names)])]
+    changes = np.zeros(max(len(keys) - 1, 0), bool)
+    for name in names:
+        changes |= keys[name][1:] != keys[name][:-1]
+    heads = {}
+    for own in np.split(keys, np.flatnonzero(changes) + 1):
+        if len(own):
+            sequence, layer, head = (int(own[name][0]) for name in names)
+            index = own["index"][own["kind"] == PageKind.INDEX]
+            heads[sequence, layer, head] = Coverage(_groups(own, layout), frozenset(index.tolist()))
+    return heads
+
+
+def _groups(keys: PageKeys, layout: KvLayout) -> frozenset[int]:
+    """Token groups of which all pages are there."""
+    tokens = np.unique(keys[keys["kind"] == PageKind.TOKEN])
+    groups, counts = np.unique(tokens["index"], return_counts=True)
+    return frozenset(groups[counts == layout.group_pages].tolist())
+
+
+def _leading(numbers: frozenset[int]) -> int:
+    """How many of 0, 1, 2, … there are before the first that is missing."""
+    count = 0
+    while count in numbers:
+        count += 1
+    return count

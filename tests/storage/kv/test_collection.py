@@ -1,0 +1,100 @@
+"""Garbage collection, read disturb and wear: whatever is moved, what is readable is what was appended."""
+
+import numpy as np
+import pytest
+
+from nearflash.abi.errors import StorageFullError
+from nearflash.storage.kv.statistics import Cause
+
+LAYERS, GROUP, BLOCK = 2, 16, 64
+
+
+class Expected:
+    """What a store must hold: K and V by sequence and layer, in memory."""
+
+    def __init__(self, store, seed):
+        self.store, self.rng = store, np.random.default_rng(seed)
+        self.sequences = {}
+        self.host_bytes = self.refused = 0
+
+    def act(self):
+        """One random call."""
+        action = self.rng.choice(["add", "append", "append", "append", "token", "free", "flush"])
+        if action == "add" or not self.sequences:
+            shape = self.store.shape
+            nothing = np.zeros((shape.kv_heads, 0, shape.dim), np.float16)
+            self.sequences[self.store.add()] = [(nothing, nothing)] * LAYERS
+        elif action in ("append", "token"):
+            self.append(1 if action == "token" else int(self.rng.integers(0, 150)))
+        elif action == "free":
+            number = int(self.rng.choice(list(self.sequences)))
+            del self.sequences[number]
+            self.store.free(number)
+        else:
+            self.store.flush()
+
+    def append(self, tokens):
+        number, layer = int(self.rng.choice(list(self.sequences))), int(self.rng.integers(LAYERS))
+        size = (2, self.store.shape.kv_heads, tokens, self.store.shape.dim)
+        new = self.rng.standard_normal(size, dtype=np.float32).astype(np.float16)
+        before = self.store.statistics
+        try:
+            self.store.append(number, layer, *new)
+        except StorageFullError:
+            after = self.store.statistics
+            assert (before.live_pages, before.host_bytes) == (after.live_pages, after.host_bytes)
+            self.refused += 1
+            return
+        self.host_bytes += new.nbytes
+        self.sequences[number][layer] = tuple(
+            np.concatenate(pair, axis=1) for pair in zip(self.sequences[number][layer], new, strict=True)
+        )
+
+    def check(self, stored):
+        """All of it is readable; counts are those of what the flash did."""
+        store, live, used = self.store, 0, []
+        for number, layers in self.sequences.items():
+            for layer, (k, v) in enumerate(layers):
+                found = stored(store, number, layer)
+                assert np.array_equal(found[0], k) and np.array_equal(found[1], v)
+                at = store.layer(number, layer)
+                assert (at.tokens, at.tail_k.shape[1]) == (k.shape[1], k.shape[1] % GROUP)
+                assert at.token_pages.shape[1] == at.tokens // GROUP
+                blocks = range(at.tokens // BLOCK)
+                keys = store.pages.index_keys(number, layer, blocks)
+                read = store.read(at.index_pages.reshape(-1), keys.reshape(-1))
+                direct = store.pages.index_pages(keys, k[:, : len(blocks) * BLOCK])
+                assert np.array_equal(read.data, direct.data) and np.array_equal(read.aux, direct.aux)
+                groups = at.token_pages[..., None] + np.arange(store.layout.group_pages)
+                used += [*groups.reshape(-1).tolist(), *at.index_pages.reshape(-1).tolist()]
+        counts = store.statistics
+        assert len(set(used)) == len(used) == counts.live_pages
+        assert counts.host_bytes == self.host_bytes
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    "interleaved, channels, units, blocks", [(True, 1, 1, 8), (False, 1, 1, 10), (False, 2, 2, 16)]
+)
+def test_random_calls(make_store, stored, interleaved, channels, units, blocks, background):
+    collected = disturbed = erases = refused = 0
+    for seed in range(3):
+        with make_store(
+            memory=True, interleaved=interleaved, channels=channels, units=units, blocks=blocks, pages_per_block=16,
+            buffer_bytes=12 * 4096, background=background, read_limit=50,
+        ) as store:  # fmt: skip
+            expected = Expected(store, seed)
+            for step in range(150):
+                expected.act()
+                if step % 10 == 0:
+                    expected.check(stored)
+            store.flush()
+            expected.check(stored)
+            counts = store.statistics
+            assert np.array_equal(counts.erases, store.flash.erases)
+            assert sum(counts.programmed.values()) == store.flash.programmed
+            assert counts.write_amplification == pytest.approx(store.flash.programmed * 4096 / expected.host_bytes)
+            collected += counts.programmed[Cause.COLLECTION]
+            disturbed += counts.programmed[Cause.DISTURB]
+            erases, refused = erases + counts.erases.sum(), refused + expected.refused
+    assert collected and disturbed and erases and refused

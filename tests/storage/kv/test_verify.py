@@ -1,0 +1,154 @@
+"""`nearflash kv verify`: what a file holds, also where its user was killed in the middle."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.errors import StateError
+from nearflash.cli import main
+from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.kv import KvLayout, KvShape, KvStore
+from nearflash.storage.kv.file import create_flash, file_geometry
+from nearflash.storage.kv.pages import PageMaker
+from nearflash.storage.kv.verify import verify
+
+SHAPE = KvShape(2, 3, 32)
+SEPARATE = KvLayout(16, False, 64, IndexFormat.INT4, 4096)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "kv"
+
+
+@pytest.fixture
+def filled(path, draw):
+    """A file of two sequences: 200 tokens in each layer; 100 tokens in layer 0 alone."""
+    with KvStore(create_flash(path, file_geometry(16 << 20, 4096), SHAPE, SEPARATE), SHAPE, SEPARATE) as store:
+        full, part = store.add(), store.add()
+        for sequence, layer, tokens in ((full, 0, 200), (full, 1, 200), (part, 0, 100)):
+            store.append(sequence, layer, *draw([sequence, layer], tokens, SHAPE))
+    return path
+
+
+def flip(path, offset):
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_whole_file(filled, capsys):
+    assert main(["kv", "verify", str(filled)]) == 0
+    programmed = 3 * (2 * (12 * 2 + 3 * 4) + 6 * 2 + 1 * 4)
+    assert capsys.readouterr().out.splitlines() == [
+        "sequence 0: 192 tokens whole in every layer and head, up to 192 in some",
+        "sequence 1: 0 tokens whole in every layer and head, up to 96 in some",
+        f"{filled}: {programmed} pages whole, {15 * 256 - programmed} blank, 0 torn",
+    ]
+    found = verify(filled).heads[0, 1, 2]
+    assert (found.tokens(SEPARATE), found.indexed(SEPARATE, 32)) == (192, 192)
+    assert main(["kv", "status", str(filled)]) == 0
+    assert f"3840 pages, {programmed} programmed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("key, names", [
+    ((0, 1, 2, 5, 0, 8), r"sequence 0, layer 1, head 2, token page 5 \(V\), tokens \[80, 96\): page \d+, file offset"),
+    ((1, 0, 0, 2, 1, 0), r"sequence 1, layer 0, head 0, index page 2, tokens \[0, 64\): page \d+"),
+])  # fmt: skip
+def test_a_torn_page_is_named(filled, capsys, key, names):
+    with FileFlash.open(filled) as flash:
+        keys, _, blank = flash.headers(np.arange(flash.geometry.pages))
+        sequence, layer, head, index, kind, first = key
+        same = (keys["sequence"] == sequence) & (keys["layer"] == layer) & (keys["head"] == head)
+        pages = np.flatnonzero(~blank & same & (keys["index"] == index) & (keys["kind"] == kind))
+        offset = flash.offset(int(pages[-1] if first else pages[0]))
+    flip(filled, offset + 100)
+    assert main(["kv", "verify", str(filled)]) == 1
+    torn = [line for line in capsys.readouterr().out.splitlines() if line.startswith("TORN")]
+    assert len(torn) == 1 and re.search(names, torn[0])
+    found = verify(filled).heads[sequence, layer, head]
+    assert found.tokens(SEPARATE) == (80 if kind == 0 else 96)
+
+
+def test_a_record_without_header_is_torn(filled):
+    with FileFlash.open(filled) as flash:
+        zone = flash.offset(256) - 256 * 128
+    flip(filled, zone + 4)
+    assert verify(filled).torn == [f"a page without header: page 0, file offset {4096}"]
+
+
+def test_what_is_no_kv_store_is_refused(path, tmp_path, capsys):
+    FileFlash.create(path, file_geometry(16 << 20, 4096)).close()
+    with pytest.raises(StateError, match="the flash must hold a KV store"):
+        verify(path)
+    (tmp_path / "text").write_bytes(b"text" * 1024)
+    assert main(["kv", "verify", str(tmp_path / "text")]) == 2
+    assert "must begin with the superblock of a flash" in capsys.readouterr().err
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.storage.kv import KvLayout, KvShape, KvStore
+from nearflash.storage.kv.file import create_flash, file_geometry
+
+shape, layout = KvShape(2, 3, 32), KvLayout(16, False, 64, IndexFormat.INT4, 4096)
+flash = create_flash(Path(sys.argv[1]), file_geometry(16 << 20, 4096), shape, layout, threads=3)
+store = KvStore(flash, shape, layout, buffer_bytes=1 << 17, background=sys.argv[2] == "1")
+heads, channels = np.arange(3)[:, None, None], np.arange(32)
+print("ready", flush=True)
+while True:
+    number = store.add()
+    for start in range(0, 800, 40):
+        for layer in range(2):
+            tokens = np.arange(start, start + 40)[:, None]
+            k = ((number * 7 + layer * 5 + heads * 11 + tokens * 3 + channels) % 997).astype(np.float16)
+            store.append(number, layer, k, -k)
+    if number >= 2:
+        store.free(number - 2)
+"""
+
+
+@pytest.mark.parametrize("background", [0, 1])
+def test_killed_while_it_writes(path, background):
+    most = 0
+    for attempt in range(3):
+        process = subprocess.Popen([sys.executable, "-c", WRITER, path, str(background)], stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.1 + 0.13 * attempt)
+        with pytest.raises(StateError, match="in use by another process"):
+            verify(path)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        found = verify(path)
+        assert found.torn == []
+        most = max(most, found.whole)
+        check_contents(path)
+    assert most > 100
+
+
+def check_contents(path):
+    """Every token page that is accepted holds what the writer computes for its key."""
+    maker = PageMaker(SHAPE, SEPARATE)
+    with FileFlash.open(path) as flash:
+        pages = np.arange(flash.geometry.pages)
+        keys, known, _ = flash.headers(pages)
+        pages, keys = (x[known & (keys["kind"] == PageKind.TOKEN)] for x in (pages, keys))
+        keys["first"] = np.where(pages % 2, SEPARATE.page_codewords, 0)
+        values = maker.k_values(flash.read(pages, keys).data)
+    whose = keys["sequence"] * np.int64(7) + keys["layer"] * np.int64(5) + keys["head"] * np.int64(11)
+    tokens = keys["index"].astype(np.int64)[:, None] * 16 + np.arange(16)
+    expected = (whose[:, None, None] + tokens[..., None] * 3 + np.arange(32)) % 997
+    assert np.array_equal(values, np.where(keys["first"] > 0, -1, 1)[:, None, None] * expected)
