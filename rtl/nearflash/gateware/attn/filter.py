@@ -133,11 +133,11 @@ class BeatFilter(wiring.Component):
         ]
         with m.If(row_end):
             m.d.sync += [plan.row.eq(0), plan.unit.eq(plan.unit + 1)]
+        with m.If(plan.beats.any()):
+            m.d.sync += plan.beats.eq(plan.beats - 1)
         with m.If(index):
-            # The codeword's part is in the upper bits of `row` since its aux beat; plan.beats counts down.
+            # The codeword's part is in the upper bits of `row` since its aux beat.
             m.d.sync += o.what.eq(What.ROW)
-            with m.If(plan.beats.any()):
-                m.d.sync += plan.beats.eq(plan.beats - 1)
             m.d.sync += o.row.eq(Mux(o.what == What.AUX, o.row, o.row + 1))
         with m.Else():
             m.d.sync += [

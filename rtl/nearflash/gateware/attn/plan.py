@@ -126,7 +126,12 @@ class Planner(wiring.Component):
                 with m.If(self._walk(m, header, record)):
                     m.d.sync += ticket.eq(ticket + 1)
                     m.next = "TAKE"
-        m.d.comb += [self.o.payload.ticket.eq(ticket), self.o.payload.kind.eq(header.kind)]
+        m.d.comb += [
+            self.o.payload.ticket.eq(ticket),
+            self.o.payload.kind.eq(header.kind),
+            self.o.payload.dim_rows.eq(record.dim_rows),
+            self.o.payload.interleaved.eq(record.interleaved & (header.kind != RequestKind.INDEX)),
+        ]
         return m
 
     def _lookup(self, m: Module) -> data.View:
@@ -146,19 +151,15 @@ class Planner(wiring.Component):
         return record
 
     def _begin(self, m: Module, header: data.View, record: data.View) -> None:
-        plan, index = self.o.payload, header.kind == RequestKind.INDEX
+        plan = self.o.payload
         fp16, int8 = (record.index_format == form for form in (IndexFormat.FP16, IndexFormat.INT8))
         rows = record.block_rows
         beats = wire(m, Mux(fp16, rows, Mux(int8, rows >> 1, rows >> 2)))
-        self._rows = Signal(8)
-        self._left, self._beats, self._number = Signal(9), Signal(9), Signal(6)
+        self._rows, self._tail, self._number = Signal(8), Signal(6), Signal(6)
         m.d.sync += [
-            self._left.eq(beats),
-            self._beats.eq(beats),
+            self._tail.eq(beats),
             self._number.eq(0),
             plan.rows.eq(header.rows),
-            plan.dim_rows.eq(record.dim_rows),
-            plan.interleaved.eq(record.interleaved & ~index),
             plan.unit.eq(0),
             plan.row.eq(0),
             plan.value.eq(0),
@@ -171,17 +172,17 @@ class Planner(wiring.Component):
         """One codeword a cycle; returns whether that was the last one."""
         plan = self.o.payload
         step, last, asked = Signal(), Signal(), header.codewords[0]
-        left, row_end = self._left, Signal()
+        tail, row_end = self._tail, Signal()
         m.d.comb += [
             last.eq(~header.codewords[1:].any()),
             plan.last.eq(last),
-            plan.beats.eq(Mux(header.rows[0], Mux(left[6:].any(), _BEATS, left), 0)),
+            row_end.eq(plan.part + 1 == record.row_codewords),
+            plan.beats.eq(Mux(header.rows[0], Mux(row_end & tail.any(), tail, _BEATS), 0)),
             self.o.valid.eq(asked),
             step.eq(self.o.ready | ~asked),
-            row_end.eq(plan.part + 1 == record.row_codewords),
         ]
         quotient, remainder = (
-            Array(C(table(_BEATS, max(rows, 1))) for rows in range(_BEATS + 1))[plan.dim_rows]
+            Array(C(table(_BEATS, rows or _BEATS)) for rows in range(_BEATS))[plan.dim_rows[:6]]
             for table in (lambda a, b: a // b, lambda a, b: a % b)
         )
         row = wire(m, plan.row + wire(m, remainder))
@@ -196,9 +197,8 @@ class Planner(wiring.Component):
                 plan.unit.eq(Mux(page_end, 0, unit)),
                 plan.value.eq(plan.value | page_end),
                 plan.part.eq(plan.part + 1),
-                left.eq(left - _BEATS),
             ]
             with m.If(row_end):
-                m.d.sync += [plan.part.eq(0), left.eq(self._beats), plan.channel.eq(plan.channel + 1)]
+                m.d.sync += [plan.part.eq(0), plan.channel.eq(plan.channel + 1)]
                 m.d.sync += header.rows.eq(header.rows >> 1)
         return step & last
