@@ -72,6 +72,15 @@ def test_stalls_cost_cycles(sums):
     assert cycles[90] == pytest.approx(1000 * (10 + 10 - 1 / 0.19), rel=0.1)
 
 
+def test_one_stream_may_stall_alone(sums):
+    items = {"i_a": np.zeros(1000, int), "i_b": np.zeros(1000, int)}
+    late = Stalls(named={"i_b": Stall(50)})
+    sums.run(items, {"o_sum": 1000, "o_wide": 1000}, stalls=late)
+    assert sums.cycles == pytest.approx(2000, rel=0.05)
+    pysim = run_streams(Sums(), {"i_a": [1] * 40, "i_b": [2] * 40}, {"o_sum": 40, "o_wide": 40}, stalls=late)
+    assert len(pysim["o_sum"]) == 40
+
+
 def test_waiting_streams_are_named(sums):
     text = (
         "no end after 500 cycles: o_sum waits for data: 7 of 9 received; o_wide .*; i_a waits for ready: 7 of 9 sent$"

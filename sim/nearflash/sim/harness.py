@@ -93,7 +93,7 @@ def _ends(component: Any, stalls: Stalls, seed: int) -> dict[str, _End]:
         name: _End(
             **parts,
             is_source=is_source[name],
-            stall=stalls.source if is_source[name] else stalls.sink,
+            stall=stalls.of(name, is_source=is_source[name]),
             rng=random.Random(f"{seed} {name}"),
         )
         for name, parts in signals.items()

@@ -1,8 +1,8 @@
 """Stall patterns, the timeout error and its text: what the stream harnesses share."""
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from nearflash.abi.errors import NearflashError, WaitTimeoutError
 
@@ -53,10 +53,16 @@ class Stall:
 
 @dataclass(frozen=True)
 class Stalls:
-    """The pattern of all sources (inputs of the component) and of all sinks (its outputs)."""
+    """The pattern of all sources (inputs of the component) and of all sinks (its outputs), but for those in `named`."""
 
     source: Stall = Stall()
     sink: Stall = Stall()
+    named: Mapping[str, Stall] = field(default_factory=dict)
+    """By stream."""
+
+    def of(self, stream: str, *, is_source: bool) -> Stall:
+        """How this stream holds back."""
+        return self.named.get(stream, self.source if is_source else self.sink)
 
 
 _HALF, _BURSTY = Stall(50), Stall(50, burst_cycles=8)

@@ -128,8 +128,10 @@ class StreamUnit:
         pattern = find_stalls(stalls)
         fed = {name: _rows(port, inputs.get(name, ())) for name, port in self.sources.items()}
         results = {name: _empty(port, outputs.get(name, 0)) for name, port in self.sinks.items()}
-        sources = (_End * len(fed))(*(_End.of(array, pattern.source) for array in fed.values()))
-        sinks = (_End * len(results))(*(_End.of(array, pattern.sink) for array in results.values()))
+        sources, sinks = (
+            (_End * len(arrays))(*(_End.of(array, pattern.of(name, is_source=fills)) for name, array in arrays.items()))
+            for arrays, fills in ((fed, True), (results, False))
+        )
         held = [checked(port, (hold or {}).get(name, _zero(port)), 1) for name, port in self.held.items()]
         longest = max((end.count for end in (*sources, *sinks)), default=0)
         limit = 1000 + 200 * longest if timeout_cycles is None else timeout_cycles

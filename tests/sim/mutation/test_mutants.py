@@ -1,3 +1,4 @@
+from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.sim.mutation.mutants import MUTANT, make_mutants
 
 
@@ -21,3 +22,10 @@ def test_clocks_are_left_alone(sum_component, tmp_path):
     made = make_mutants(sum_component(), 200, 1, tmp_path)
     assert made.commands
     assert not [command for command in made.commands if "CLK" in command]
+
+
+def test_constant_ports_of_a_read_without_clock_are_left_alone(tmp_path):
+    """Yosys cannot write a mutant of them as Verilog."""
+    made = make_mutants(StreamQueue(4, 4), 10_000, 1, tmp_path)
+    assert [command for command in made.commands if "-port ADDR" in command]
+    assert not [command for command in made.commands if "ARST" in command]

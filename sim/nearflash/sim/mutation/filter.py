@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ __all__ = ["ObservedFilter", "vectors"]
 
 _CONTEXTS, _REQUESTS = 64, 160
 _CODEWORD_BEATS = 64
+_ALL_ONES = (1 << data.Layout.cast(ContextRecord).size) - 1
 _UNITS = 256
 """Tokens of a page (of K or V) that the filter tells apart: nobody asks for what lies behind."""
 _Place = dict[str, Any]
@@ -28,9 +29,9 @@ _Place = dict[str, Any]
 
 
 class ObservedFilter(wiring.Component):
-    """BeatFilter for `_CONTEXTS` contexts; fields of `o` are zero where they mean nothing.
+    """BeatFilter for `_CONTEXTS` contexts; payloads and fields of `o` are zero where they mean nothing.
 
-    Contexts are a stream, and pages wait until all are written. `o_fault` is a stream of one item a codeword.
+    Contexts are a stream, and pages wait until all are written, twice. `o_fault` is a stream of one item a codeword.
     """
 
     def __init__(self) -> None:
@@ -43,10 +44,10 @@ class ObservedFilter(wiring.Component):
         """Build the filter, the waits and the gates."""
         m = Module()
         m.submodules.filter = inner = self._filter
-        written, free, all_written = Signal(range(_CONTEXTS + 1)), Signal(), Signal()
+        written, free, all_written = Signal(range(2 * _CONTEXTS + 1)), Signal(), Signal()
         m.d.sync += written.eq(written + (self.i_context.valid & ~all_written))
         m.d.comb += [
-            all_written.eq(written == _CONTEXTS),
+            all_written.eq(written == 2 * _CONTEXTS),
             self.i_context.ready.eq(1),
             inner.i_context.valid.eq(self.i_context.valid),
             inner.i_context.record.eq(self.i_context.payload),
@@ -59,13 +60,20 @@ class ObservedFilter(wiring.Component):
             inner.i.payload.eq(self.i.payload),
             inner.i.valid.eq(self.i.valid & free),
             self.i.ready.eq(inner.i.ready & free),
-            self.o_fault.payload.eq(inner.o_fault),
             self.o_fault.valid.eq(self.i.valid & self.i.ready & self.i.payload.first | inner.o_fault.faults.any()),
+            self.o_fault.payload.eq(Mux(self.o_fault.valid, Value.cast(inner.o_fault), 0)),
+            self.o_request.valid.eq(inner.o_request.valid),
+            self.o_request.payload.eq(Mux(inner.o_request.valid, Value.cast(inner.o_request.payload), 0)),
+            inner.o_request.ready.eq(self.o_request.ready),
             self.o.valid.eq(inner.o.valid),
             inner.o.ready.eq(self.o.ready),
         ]
-        wiring.connect(m, inner.o_request, wiring.flipped(self.o_request))
-        beat, out = inner.o.payload, self.o.payload
+        with m.If(inner.o.valid):
+            self._gate(m, inner.o.payload)
+        return m
+
+    def _gate(self, m: Module, beat: data.View) -> None:
+        out = self.o.payload
         m.d.comb += [out.what.eq(beat.what), out.ticket.eq(beat.ticket), out.gather.eq(beat.gather)]
         with m.If(beat.what != What.END):
             m.d.comb += [out.data.eq(beat.data), out.first.eq(beat.first)]
@@ -75,7 +83,6 @@ class ObservedFilter(wiring.Component):
                 m.d.comb += out.channel.eq(beat.channel)
             with m.Else():
                 m.d.comb += [out.token.eq(beat.token), out.last.eq(beat.last)]
-        return m
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,13 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             beats += [_packed(ElementBeat, every | place | {"data": word}) for word, place in wanted if place]
         beats.append(_packed(ElementBeat, every | {"what": What.END}))
     writes = [context.record(number) for number, context in enumerate(contexts)]
-    inputs = {"i_context": _rows(ContextRecord, writes), "i_page": _rows(PageHeader, pages), "i": np.concatenate(words)}
+    # First the opposite of every bit: else a memory that a mutant cannot write holds what another one wrote.
+    opposite = [record ^ _ALL_ONES & ~(_CONTEXTS - 1) for record in writes]
+    inputs = {
+        "i_context": _rows(ContextRecord, opposite + writes),
+        "i_page": _rows(PageHeader, pages),
+        "i": np.concatenate(words),
+    }
     expected = {"o_request": _rows(RequestRecord, records), "o": _rows(ElementBeat, beats)}
     return inputs, expected | {"o_fault": np.array(faults, np.uint16)}
 
@@ -177,13 +190,15 @@ def _context(rng: np.random.Generator, dim: int) -> _Context:
 
 
 def _some(rng: np.random.Generator, count: int) -> list[int]:
-    """At least one of `count` numbers: one, a few, about half, or all."""
+    """At least one of `count` numbers: the last, any one, a few, about half, or all."""
+    if rng.integers(5) == 0:
+        return [count - 1]
     size = int(rng.choice([1, min(3, count), (count + 1) // 2, count]))
     return sorted(rng.choice(count, size, replace=False).tolist())
 
 
 def _tokens(rng: np.random.Generator, context: _Context, gather: bool) -> _Request:
-    """Tokens of a group, from the codewords that hold them, and at times from one that does not."""
+    """Tokens of a group, from the codewords that hold them, and at times from some that do not."""
     layout, wanted = context.token_layout, _some(rng, context.tokens)
     places: dict[int, _Place] = {}
     for token in wanted:
@@ -193,8 +208,9 @@ def _tokens(rng: np.random.Generator, context: _Context, gather: bool) -> _Reque
                 ends = {"first": row == 0, "last": row + 1 == len(span)}
                 places[byte // 8] = {"what": what, "token": token, "row": row} | ends
     reachable = min(layout.page_codewords, _UNITS * context.dim // 4 // _CODEWORD_BEATS)
-    more = int(rng.integers(layout.pages)) * layout.page_codewords + int(rng.integers(reachable))
-    numbers = sorted({beat // _CODEWORD_BEATS for beat in places} | ({more} if rng.integers(2) else set()))
+    more = {int(rng.integers(layout.pages)) * layout.page_codewords + int(rng.integers(reachable))
+            for _ in range(rng.choice([0, 0, 1, 1, 5]))}  # fmt: skip
+    numbers = sorted({beat // _CODEWORD_BEATS for beat in places} | more)
     codewords = {
         number: [None, *(places.get(_CODEWORD_BEATS * number + beat) for beat in range(_CODEWORD_BEATS))]
         for number in numbers
@@ -203,13 +219,12 @@ def _tokens(rng: np.random.Generator, context: _Context, gather: bool) -> _Reque
 
 
 def _index(rng: np.random.Generator, context: _Context) -> _Request:
-    """Rows of an embedding page, from their codewords, and at times a codeword of another row."""
+    """Rows of an embedding page, from their codewords, and at times from those of other rows."""
     layout = context.index_layout
     page = int(rng.integers(layout.pages))
     rows = _some(rng, min(layout.rows, context.dim - page * layout.rows))
     numbers = {row * layout.row_codewords + part for row in rows for part in range(layout.row_codewords)}
-    if rng.integers(2):
-        numbers.add(int(rng.integers(layout.rows * layout.row_codewords)))
+    numbers |= {int(rng.integers(layout.rows * layout.row_codewords)) for _ in range(rng.choice([0, 0, 1, 1, 5]))}
     used = context.block_tokens * context.form.bits // 64
     codewords: dict[int, list[_Place | None]] = {}
     for number in sorted(numbers):

@@ -19,6 +19,9 @@ __all__ = ["MUTANT", "Mutants", "MutatedDesign", "make_mutants"]
 MUTANT = "mutant"
 _FLATTEN = ["read_rtlil top.il", f"hierarchy -top {TOP}", "proc", "flatten", "opt_expr", "opt_merge", "opt_clean"]
 _CLOCK = re.compile(r" -port \S*CLK ")
+_UNCLOCKED_READ = re.compile(r"^  cell \$memrd_v2 (\S+)\n(?:    .*\n)*?    parameter \\CLK_ENABLE 0", re.MULTILINE)
+_CONSTANT = re.compile(r" -cell (\S+) -port (?:EN|ARST|SRST) ")
+"""Of such a read, Yosys wants these as they are."""
 _CELLS = "t:$meminit* %n"  # a memory's first contents stay constants
 _ALL = 1 << 30  # drawing among them is ours: that of `mutate` may not end for a small design
 
@@ -55,8 +58,8 @@ def make_mutants(component: Any, count: int, seed: int, folder: Path) -> Mutants
     listing = f"mutate -list {_ALL} -seed {seed} -o candidates.txt {_CELLS}"
     if not yosys(folder, [*_FLATTEN, "write_rtlil flat.il", listing]):
         raise YosysError(f"yosys must accept the design:\n{(folder / 'yosys.log').read_text()[-2000:]}")
-    candidates = [line.strip() for line in (folder / "candidates.txt").read_text().splitlines()]
-    candidates = [line for line in candidates if line and not _CLOCK.search(line)]
+    flat = (folder / "flat.il").read_text()
+    candidates = _candidates((folder / "candidates.txt").read_text(), flat)
     commands = random.Random(seed).sample(candidates, min(count, len(candidates)))
     bits = len(commands).bit_length()
     selected = [f"{command} -ctrl {MUTANT} {bits} {k + 1}" for k, command in enumerate(commands)]
@@ -71,4 +74,11 @@ def make_mutants(component: Any, count: int, seed: int, folder: Path) -> Mutants
         verilog,
         getattr(component, "LATENCY", 0),
     )
-    return Mutants(mutated, (folder / "flat.il").read_text(), tuple(commands))
+    return Mutants(mutated, flat, tuple(commands))
+
+
+def _candidates(listing: str, flat: str) -> list[str]:
+    """The commands of a listing, but for those at clocks and at what Yosys wants constant."""
+    reads = set(_UNCLOCKED_READ.findall(flat))
+    lines = [line.strip() for line in listing.splitlines() if not _CLOCK.search(line)]
+    return [line for line in lines if line and not ((found := _CONSTANT.search(line)) and found[1] in reads)]

@@ -12,7 +12,7 @@ from nearflash.sim.burst import BurstUnit
 from nearflash.sim.mutation.equivalence import is_equivalent
 from nearflash.sim.mutation.mutants import MUTANT, Mutants, make_mutants
 from nearflash.sim.mutation.targets import TARGETS, Target, Vectors
-from nearflash.sim.stalls import SimulationTimeout, UnexpectedItems
+from nearflash.sim.stalls import SimulationTimeout, Stalls, UnexpectedItems
 from nearflash.sim.streams import StreamUnit
 
 __all__ = ["run", "run_target"]
@@ -58,14 +58,14 @@ def run_target(name: str, target: Target, count: int, seed: int) -> tuple[dict[s
 def _living(name: str, target: Target, made: Mutants, seed: int) -> list[str]:
     """Commands of the mutants that no vector tells from the model."""
     library = f"mutation_{name.replace('.', '_')}"
-    unit = StreamUnit(made.design, library) if target.streams else BurstUnit(made.design, library)
+    unit = StreamUnit(made.design, library) if target.stalls else BurstUnit(made.design, library)
     rng = np.random.default_rng(seed)
     living = list(range(1 + len(made.commands)))
     for _ in range(target.batches):
         vectors = target.vectors(rng)
         if isinstance(unit, StreamUnit):
-            cycles: dict[str, int] = {}
-            living = [mutant for mutant in living if _streams_agree(unit, vectors, mutant, seed, cycles)]
+            for stalls in target.stalls:
+                living = _streams_agree(unit, vectors, living, stalls, seed)
         else:
             living = [mutant for mutant in living if _agrees(unit, vectors, mutant)]
         if 0 not in living:
@@ -80,18 +80,20 @@ def _agrees(unit: BurstUnit, vectors: Vectors, mutant: int) -> bool:
     return all(np.array_equal(got[port], items) for port, items in expected.items())
 
 
-def _streams_agree(unit: StreamUnit, vectors: Vectors, mutant: int, seed: int, cycles: dict[str, int]) -> bool:
-    """Without stalls, in as many cycles as the original, and under stalls; `cycles` of the original, by pattern."""
+def _streams_agree(
+    unit: StreamUnit, vectors: Vectors, mutants: list[int], stalls: str | Stalls, seed: int
+) -> list[int]:
+    """Those whose items are the model's and come in as many cycles as the first one's, the original."""
     inputs, expected = vectors
     counts = {stream: len(items) for stream, items in expected.items()}
-    for stalls in ("none", "both"):
-        limit = 2 * cycles[stalls] if stalls in cycles else None
+    living, cycles = [], None
+    for mutant in mutants:
+        limit = cycles and 2 * cycles
         try:
             got = unit.run(inputs, counts, stalls=stalls, seed=seed, hold={MUTANT: mutant}, timeout_cycles=limit)
         except (SimulationTimeout, UnexpectedItems):
-            return False
-        if not all(np.array_equal(got[port], items) for port, items in expected.items()):
-            return False
-        if unit.cycles != cycles.setdefault(stalls, unit.cycles) and stalls == "none":
-            return False
-    return True
+            continue
+        cycles = cycles or unit.cycles
+        if unit.cycles == cycles and all(np.array_equal(got[port], items) for port, items in expected.items()):
+            living.append(mutant)
+    return living

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from nearflash.sim.mutation import filter as beat_filter
 from nearflash.sim.mutation import mac, selector
+from nearflash.sim.stalls import Stall, Stalls
 
 __all__ = ["TARGETS", "Target", "Vectors"]
 
@@ -21,19 +22,21 @@ class Target:
     """A unit, its vectors, and how many mutants to make.
 
     Outputs are compared at every vector: a component whose outputs mean something only sometimes comes in a wrapper
-    that makes them zero otherwise. `streams`: it is a stream component, run under random stalls. `batches`: how often
-    vectors are drawn, for those mutants that have lived so far.
+    that makes them zero otherwise. `stalls`: patterns under which a stream component runs; none for others. `batches`:
+    how often vectors are drawn, for those mutants that have lived so far.
     """
 
     component: Callable[[], Any]
     vectors: Callable[[np.random.Generator], Vectors]
     mutants: int = 300
-    streams: bool = False
+    stalls: tuple[str | Stalls, ...] = ()
     batches: int = 1
 
 
+#: Pages that come late, so that what is planned ahead runs out, and behind one another.
+_LATE = Stalls(named={"i_page": Stall(99, burst_cycles=300)})
 TARGETS: dict[str, Target] = {
     "num.mac": Target(mac.ObservedMac, mac.vectors),
-    "attn.filter": Target(beat_filter.ObservedFilter, beat_filter.vectors, streams=True, batches=8),
-    "topk.selector": Target(selector.selector, selector.vectors, streams=True, batches=15),
+    "attn.filter": Target(beat_filter.ObservedFilter, beat_filter.vectors, stalls=("none", "both", _LATE), batches=8),
+    "topk.selector": Target(selector.selector, selector.vectors, stalls=("none", "both"), batches=15),
 }
