@@ -15,9 +15,9 @@ VALUES = {"count": 3, "descriptors_address": 0x1080, "completions_address": 0x20
 VALUES |= {"command": 0}
 
 
-def run(values, *, lost=0, limit=200):
+def run(values, *, lost=0, limit=200, config="attend-tiny"):
     """Descriptors, cycles from start to done, status, fault address, contexts_log2 while it runs."""
-    dut = Batch(CONFIGS["attend-tiny"], ARGUMENTS)
+    dut = Batch(CONFIGS[config], ARGUMENTS)
     seen = {"descriptors": [], "begins": 0}
 
     async def bench(ctx):
@@ -34,7 +34,7 @@ def run(values, *, lost=0, limit=200):
             if ctx.get(dut.o.valid):
                 seen["descriptors"].append(ctx.get(dut.o.payload))
                 pending += 1
-                seen["log2"] = ctx.get(dut.contexts_log2)
+                seen.update(log2=ctx.get(dut.contexts_log2), pages=ctx.get(dut.pages))
             if ctx.get(dut.done):
                 seen.update(cycles=cycle + 1, status=Status(ctx.get(dut.status)))
                 seen["address"] = ctx.get(dut.fault_address)
@@ -68,7 +68,8 @@ def test_contexts_are_a_power_of_two_that_the_build_has(contexts, log2):
     [
         ({"count": 0}, Status.EMPTY, 0),
         ({"contexts": 0}, Status.EMPTY, 0),
-        ({"command": 1}, Status.UNSUPPORTED, 0),
+        ({"command": 2}, Status.UNSUPPORTED, 0),
+        ({"command": 1, "count": 1 << 16}, Status.UNSUPPORTED, 0),
         ({"descriptors_address": 0x1040}, Status.MISALIGNED, 0x1040),
         ({"completions_address": 0x2010}, Status.MISALIGNED, 0x2010),
     ],
@@ -76,6 +77,16 @@ def test_contexts_are_a_power_of_two_that_the_build_has(contexts, log2):
 def test_what_cannot_begin_ends_at_once(changes, status, address):
     got = run(VALUES | changes)
     assert (got["descriptors"], got["cycles"], got["status"], got["address"]) == ([], 2, status, address)
+
+
+@pytest.mark.parametrize("command", [0, 1])
+def test_page_operations_are_told_from_heads(command):
+    got = run(VALUES | {"command": command})
+    assert (got["descriptors"], got["status"], got["pages"]) == ([0, 1, 2], Status.OK, command)
+
+
+def test_a_build_without_nand_has_no_page_operations():
+    assert run(VALUES | {"command": 1}, config="attend-pynq-z2")["status"] == Status.UNSUPPORTED
 
 
 def test_a_lost_completion_is_a_fault_of_the_batch():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from nearflash.abi.attend.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTES
 from nearflash.abi.attend.operation import (
     OPERATION_BYTES,
     OPERATION_COMPLETION_BYTES,
@@ -18,7 +19,8 @@ __all__ = ["OPERATIONS_MAX", "PageBatch"]
 
 OPERATIONS_MAX = (1 << 16) - 1
 """Operations of a batch."""
-_UNITS = {"operations_address": OPERATION_BYTES, "completions_address": OPERATION_COMPLETION_BYTES}
+_UNITS = {"operations_address": DESCRIPTOR_BYTES, "completions_address": COMPLETION_BYTES}
+"""Those of a batch of heads."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class PageBatch:
 
     operations: tuple[PageOperation, ...]
     operations_address: int
-    """A multiple of 32."""
+    """A multiple of 128."""
     completions_address: int
-    """A multiple of 8."""
+    """A multiple of 32."""
 
     def pack(self) -> bytes:
         """What must lie at `operations_address`. Raises CommandError for a field that does not fit its place."""
@@ -82,4 +84,5 @@ class PageBatch:
             "count": len(self.operations),
             "descriptors_address": self.operations_address,
             "completions_address": self.completions_address,
+            "contexts": 1,
         }

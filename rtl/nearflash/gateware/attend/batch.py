@@ -1,16 +1,16 @@
 """Batch: runs one command of the attend kernel from `start` to `done`.
 
-Contract: a batch that is empty, misaligned or not of heads ends at once, nothing read or written. Any other gives the
-numbers of all its descriptors on `o` and ends when as many heads have ended. A head's faults are the head's affair;
-status is not OK where a completion could not be written. `contexts` is rounded down to a power of two that the build
-has.
+Contract: a batch that is empty, misaligned or of a kind that the build does not have ends at once, nothing read or
+written. Any other gives the numbers of all its descriptors (or page operations) on `o` and ends when as many heads (or
+operations) have ended. Their faults are their own affair; status is not OK where a completion could not be written.
+`contexts` is rounded down to a power of two that the build has.
 
 Timing: `done` comes at the earliest 2 cycles after `start`; a descriptor a cycle; back-pressure: yes.
 """
 
 from typing import Any
 
-from amaranth import Module, Signal
+from amaranth import Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -19,6 +19,7 @@ from nearflash.abi.commands import AttendCommand, Status
 from nearflash.abi.config import AttendConfig
 from nearflash.gateware.attn.interfaces import CONTEXT_BITS
 from nearflash.gateware.bus.transfer import BusError
+from nearflash.gateware.nfc.operation import NUMBER_BITS
 
 __all__ = ["Batch"]
 
@@ -35,8 +36,9 @@ class Batch(wiring.Component):
     -------
     values : In, arguments; must stay as they are until `done`.
     start : In, pulse. done : Out, pulse. begin : Out, pulse: a batch begins; forgets the errors of the one before.
+    pages : Out, it is one of page operations; changes only with `begin`, and only in builds with NAND units.
     contexts_log2 : Out, contexts in use, as a power of two; constant over a batch.
-    o : Out stream of descriptor numbers. ended : In, pulse: a head has ended.
+    o : Out stream of descriptor numbers. ended : In, pulse: a head or an operation has ended.
     lost, error : In, a completion could not be written, and where.
     status : Out, Status code. fault_address : Out, byte address of the first fault that is no head's.
     """
@@ -49,6 +51,7 @@ class Batch(wiring.Component):
                 "start": In(1),
                 "done": Out(1),
                 "begin": Out(1),
+                "pages": Out(1),
                 "contexts_log2": Out(range(CONTEXT_BITS + 1)),
                 "o": Out(stream.Signature(32)),
                 "ended": In(1),
@@ -84,7 +87,10 @@ class Batch(wiring.Component):
                 with m.If((values.count == 0) | (values.contexts == 0)):
                     m.d.sync += [self.status.eq(Status.EMPTY), self.fault_address.eq(0)]
                     m.next = "FINISH"
-                with m.If(values.command != AttendCommand.HEADS):
+                pages = (values.command == AttendCommand.PAGES) & bool(self.config.units)
+                too_many = values.count[NUMBER_BITS:].any()
+                m.d.sync += self.pages.eq(pages)
+                with m.If(Mux(pages, too_many, values.command != AttendCommand.HEADS)):
                     m.d.sync += [self.status.eq(Status.UNSUPPORTED), self.fault_address.eq(0)]
                     m.next = "FINISH"
             with m.State("RUN"):

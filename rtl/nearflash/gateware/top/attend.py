@@ -7,7 +7,8 @@
     channels ─► Finish ─► out, completions
 
 docs/attention.md draws the heads' way through them. All memory traffic is on gmem0: five readers share its read
-channels, Finish has its write channels.
+channels, Finish has its write channels. With NAND units a batch may also be one of page operations: then PageMover has
+the channels, a place among the readers, and the write channels.
 
 Contract: the registers of nearflash.abi.registers.ATTEND, started as an XRT kernel (ap_ctrl_chain); descriptors and
 completions of nearflash.abi.attend. `waiting` is live, all other status stands still from `done` to the next start.
@@ -41,6 +42,7 @@ from nearflash.gateware.bus.registers import RegisterFile
 from nearflash.gateware.nfc.bch.share import CorrectorShare
 from nearflash.gateware.nfc.link import NandLinkSignature
 from nearflash.gateware.nfc.sealed import SealedChecker
+from nearflash.gateware.pages.mover import PageMover
 from nearflash.gateware.topk.selection import Selection
 
 __all__ = ["AttendKernel"]
@@ -101,7 +103,7 @@ class AttendKernel(wiring.Component):
         m.submodules.contexts = self._contexts = ContextTable(config)
         m.submodules.scan = self._scan = ScanWalker(config)
         m.submodules.tokens = self._tokens = TokenWalker(config)
-        m.submodules.router = self._router = RequestRouter(config)
+        m.submodules.router = self._router = RequestRouter(config, 3 if config.units else 2)
         m.submodules.memory = self._memory = MemorySource(config)
         m.submodules.sealed = self._sealed = SealedChecker()
         m.submodules.pages = self._pages = PageDelivery(config.channels, config.contexts)
@@ -117,6 +119,10 @@ class AttendKernel(wiring.Component):
         self._connect_requests(m)
         self._connect_channels(m)
         self._connect_memory(m)
+        if config.units:
+            self._connect_mover(m)
+        else:
+            wiring.connect(m, self._batch.o, self._prepare.i)
         self._count(m)
         self._show_waiting(m)
         return m
@@ -141,7 +147,7 @@ class AttendKernel(wiring.Component):
         batch, prepare, contexts, scan, tokens = self._batch, self._prepare, self._contexts, self._scan, self._tokens
         selection, finish, values = self._selection, self._finish, self._registers.values
         for source, sink in (
-            (batch.o, prepare.i), (contexts.o_free, prepare.i_context), (prepare.o, contexts.i),
+            (contexts.o_free, prepare.i_context), (prepare.o, contexts.i),
             (prepare.o_scan, scan.i), (prepare.o_mask, scan.i_mask), (contexts.o_tail, tokens.i_tail),
             (contexts.o_dense, tokens.i_dense), (contexts.o_slot, tokens.i_slot), (scan.o_end, contexts.i_end[0]),
             (tokens.o_end, contexts.i_end[1]), (contexts.o_select, selection.i_command),
@@ -222,13 +228,39 @@ class AttendKernel(wiring.Component):
         """The readers share the port; their first errors are kept until the next batch."""
         readers: list[Any] = [self._prepare, self._scan, self._tokens, self._memory]
         buses = [*(reader.bus for reader in readers), self._finish.read_bus]
+        if self.config.units:
+            m.submodules.mover = self._mover = PageMover(self.config)
+            buses.append(self._mover.read_bus)
         m.submodules.arbiter = arbiter = ReadArbiter(len(buses), self.config.port_bits)
         for bus, port in zip(buses, arbiter.port, strict=True):
             wiring.connect(m, bus, port)
         connect_channels(m, arbiter.bus, self.m_axi_gmem0)
-        connect_channels(m, self._finish.write_bus, self.m_axi_gmem0)
+        if not self.config.units:
+            connect_channels(m, self._finish.write_bus, self.m_axi_gmem0)
         m.d.comb += [part.clear.eq(self._batch.begin) for part in (*readers, self._finish)]
         m.d.comb += self._contexts.memory_error.eq(Cat(reader.error.seen for reader in readers).any())
+
+    def _connect_mover(self, m: Module) -> None:
+        """A batch's numbers, its ends and the write channels belong to heads or to page operations."""
+        mover, batch, prepare, finish = self._mover, self._batch, self._prepare, self._finish
+        wiring.connect(m, mover.o_request, self._router.i[2])
+        for port, channel in zip(mover.channel, self._channels, strict=True):
+            wiring.connect(m, port, channel.pages)
+        m.d.comb += [
+            mover.active.eq(batch.pages),
+            mover.begin.eq(batch.begin),
+            mover.operations_address.eq(self._registers.values.descriptors_address),
+            mover.completions_address.eq(self._registers.values.completions_address),
+            *(sink.payload.eq(batch.o.payload) for sink in (prepare.i, mover.i)),
+            prepare.i.valid.eq(batch.o.valid & ~batch.pages),
+            mover.i.valid.eq(batch.o.valid & batch.pages),
+            batch.o.ready.eq(Mux(batch.pages, mover.i.ready, prepare.i.ready)),
+        ]
+        with m.If(batch.pages):
+            m.d.comb += [batch.ended.eq(mover.ended), batch.lost.eq(mover.lost), batch.error.eq(mover.error)]
+            connect_channels(m, mover.write_bus, self.m_axi_gmem0)
+        with m.Else():
+            connect_channels(m, finish.write_bus, self.m_axi_gmem0)
 
     def _count(self, m: Module) -> None:
         """Events in a register on their way to the counters: they come from everywhere."""
@@ -240,8 +272,8 @@ class AttendKernel(wiring.Component):
         walkers = (self._scan.o, self._tokens.o)  # either may ask in a cycle, or both
         events: dict[str, Any] = {
             "cycles": 1,
-            "heads_done": self._batch.ended,
-            "heads_faulty": self._batch.ended & finish.faulty,
+            "heads_done": finish.o_free.valid & finish.o_free.ready,
+            "heads_faulty": finish.o_free.valid & finish.o_free.ready & finish.faulty,
             "index_requests": self._scan.o.valid & self._scan.o.ready,
             "token_requests": self._tokens.o.valid & self._tokens.o.ready,
             "codewords_asked": sum(Mux(o.valid & o.ready, sum(o.payload.request.codewords), 0) for o in walkers),
@@ -276,6 +308,7 @@ class AttendKernel(wiring.Component):
             waiting.select.eq(self._selection.busy),
             waiting.gather.eq(phases.gather != 0),
             waiting.finish.eq(self._finish.busy),
+            waiting.pages.eq(self._mover.busy if self.config.units else 0),
             waiting.channels.eq(Cat(channels)),
         ]
 
