@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from nearflash import cli
 from nearflash.abi import emit
@@ -33,6 +34,14 @@ def test_selftest_counts_words(capsys):
     assert out.splitlines()[-1] == f"host:update-tiny: {6 * 33 * 4} words compared with the model, 0 mismatches"
 
 
+def test_selftest_of_the_attend_kernel(capsys):
+    code, out, _ = run(capsys, "selftest", "--device", "model:attend-tiny", "--tokens", "60")
+    assert code == 0 and len(out.splitlines()) == 13
+    assert out.splitlines()[-1].endswith(" words compared with the model, 0 mismatches")
+    code, _, err = run(capsys, "selftest", "--device", "model:attend-tiny", "--tokens", "9000")
+    assert code == 2 and err == "nearflash: tokens must be fewer for the room of attend-tiny, not 9000\n"
+
+
 def test_selftest_finds_a_wrong_word(capsys, monkeypatch):
     finish = HostDevice._finish
 
@@ -46,13 +55,14 @@ def test_selftest_finds_a_wrong_word(capsys, monkeypatch):
     assert code == 1 and not out.splitlines()[-1].endswith(" 0 mismatches")
 
 
-def test_a_recorded_selftest_replays(capsys, monkeypatch, tmp_path):
-    path = tmp_path / "selftest.jsonl"
-    assert run(capsys, "selftest", "--device", "host:update-tiny", "--record", str(path))[0] == 0
+@pytest.mark.parametrize(("spec", "line"), [("host:update-tiny", 10), ("model:attend-tiny", 2)])
+def test_a_recorded_selftest_replays(capsys, monkeypatch, tmp_path, spec, line):
+    path, replay = tmp_path / "selftest.jsonl", f"replay:{spec.partition(':')[2]}"
+    assert run(capsys, "selftest", "--device", spec, "--record", str(path))[0] == 0
     monkeypatch.setenv("NEARFLASH_REPLAY", str(path))
-    assert run(capsys, "selftest", "--device", "replay:update-tiny")[0] == 0
-    code, _, err = run(capsys, "selftest", "--device", "replay:update-tiny", "--seed", "2")
-    assert code == 2 and err.startswith("nearflash: line 10 of ")
+    assert run(capsys, "selftest", "--device", replay)[0] == 0
+    code, _, err = run(capsys, "selftest", "--device", replay, "--seed", "2")
+    assert code == 2 and err.startswith(f"nearflash: line {line} of ")
 
 
 def test_errors_are_one_line_without_a_traceback(capsys):

@@ -20,7 +20,7 @@ import numpy as np
 
 from nearflash.abi import ABI_VERSION, errors
 from nearflash.abi.commands import Command, Completion
-from nearflash.abi.config import update_config as named_config
+from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import DigestError, NearflashError, ReplayError, UnknownDeviceError
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import anonymous
