@@ -20,7 +20,7 @@ from nearflash.sim.verilog import cached_design
 
 __all__ = ["VerilatorDevice", "kernel_component", "nand_model"]
 
-#: A kernel that moves no data for so long will never move any.
+#: A kernel that moves no data for so long, and for the time of an erase, will never move any.
 QUIET_CYCLES = 100_000
 
 
@@ -74,6 +74,9 @@ class VerilatorDevice(RegisterDevice):
         )
         memory = SimulatedMemory(base=self.kernel.base_address, storage=self.kernel.memory)
         super().__init__("verilator", config, memory)
+        self._quiet_cycles = QUIET_CYCLES
+        if isinstance(config, AttendConfig) and config.units:
+            self._quiet_cycles += config.nand.cycles(config.nand.erase_ns, config.clock_hz)
         self._enable_interrupt()
 
     @classmethod
@@ -95,15 +98,15 @@ class VerilatorDevice(RegisterDevice):
         self.kernel.write_register(offset, value)
 
     def pause(self) -> None:
-        """Run until the interrupt, or for QUIET_CYCLES.
+        """Run until the interrupt, or for as long as a kernel may be quiet.
 
         Raises WaitTimeoutError, naming what waits, when no data moved in all that time.
         """
         before = self._moved_bytes()
-        self.kernel.advance(QUIET_CYCLES, until_interrupt=True)
+        self.kernel.advance(self._quiet_cycles, until_interrupt=True)
         if not self.kernel.interrupt and self._moved_bytes() == before:
             raise WaitTimeoutError(
-                f"{self.identity.name} must move data or end, not stand still for {QUIET_CYCLES} cycles: "
+                f"{self.identity.name} must move data or end, not stand still for {self._quiet_cycles} cycles: "
                 f"{self.kernel.waits_text()}; reset the device"
             )
 

@@ -4,22 +4,26 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.abi.attend.codeword import MESSAGE_BYTES, RAW_BYTES, SEALED_BYTES
 from nearflash.abi.attend.descriptor import COMPLETION_BYTES
 from nearflash.abi.attend.numbers import LOG2E
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attend.pages import IndexFormat, PageEntry
 from nearflash.abi.config import AttendConfig
 from nearflash.device.attend import Head, PlacedBatch
 from nearflash.device.base import Device
+from nearflash.device.nand import NandPage, erase, program
 from nearflash.device.selftest.attend import placed as placed_in_memory
 from nearflash.model.attend.case import Case
 from nearflash.model.attend.draw import MODES
 from nearflash.model.attend.image import PageImage
 from nearflash.model.attend.placement import NandStore
 from nearflash.model.attend.settings import Settings
+from nearflash.model.nfc.scramble import scrambling
 from nearflash.sim.device import VerilatorDevice
 
 __all__ = ["completion_records", "page_settings", "placed"]
@@ -43,10 +47,13 @@ def page_settings(mode: str, dim: int, tokens: int, page_bytes: int = 4096) -> S
 
 
 @contextmanager
-def placed(device: Device, cases: Iterable[Case], *, memory: bool = False, turn: int = 0) -> Iterator[list[Head]]:
+def placed(
+    device: Device, cases: Iterable[Case], *, memory: bool = False, turn: int = 0, written: bool = False
+) -> Iterator[list[Head]]:
     """Heads whose pages are on the device's NAND, where it has one, or in its `memory`, given back at the end.
 
-    `turn` puts everything on another channel. Pages on NAND stay until others take their rows.
+    `turn` puts everything on another channel. Pages on NAND stay until others take their rows. With `written` the
+    kernel itself puts them there, in erased blocks, which takes time; else they are there at once.
     """
     config = device.identity.config
     assert isinstance(config, AttendConfig)
@@ -54,7 +61,7 @@ def placed(device: Device, cases: Iterable[Case], *, memory: bool = False, turn:
     with placed_in_memory(device, cases, nand, turn=turn) as (heads, pages):
         if pages:
             assert isinstance(device, VerilatorDevice)
-            _to_nand(device, pages)
+            (_write if written else _to_nand)(device, pages)
         yield heads
 
 
@@ -63,6 +70,24 @@ def completion_records(device: VerilatorDevice, batch: PlacedBatch) -> NDArray[n
     count, kernel = len(batch.batch.descriptors), device.kernel
     start = batch.batch.completions_address - kernel.base_address
     return kernel.memory[start:][: count * COMPLETION_BYTES].reshape(count, -1)
+
+
+def _write(device: VerilatorDevice, pages: Iterable[PageImage]) -> None:
+    """Have the kernel erase the blocks and program the pages."""
+    size = device.kernel.channels[0].model.part.pages_per_block
+    own = sorted(pages, key=lambda page: page.entry.row)
+    erase(device, sorted({replace(page.entry, row=page.entry.row // size * size) for page in own}, key=PageEntry.pack))
+    names = [NandPage(page.entry, page.owner, page.index, page.kind, page.second) for page in own]
+    program(device, names, [_sealed(page) for page in own])
+
+
+def _sealed(page: PageImage) -> NDArray[np.uint8]:
+    """The page's codewords as in memory, (codewords, 528)."""
+    codewords = np.frombuffer(page.data, np.uint8).reshape(-1, RAW_BYTES)
+    plain = codewords ^ scrambling(page.entry.row, page.entry.unit, np.arange(len(codewords)))
+    sealed = np.zeros((len(codewords), SEALED_BYTES), np.uint8)
+    sealed[:, :MESSAGE_BYTES] = plain[:, :MESSAGE_BYTES]
+    return sealed
 
 
 def _to_nand(device: VerilatorDevice, pages: Iterable[PageImage]) -> None:

@@ -24,10 +24,18 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class PageImage:
-    """A page where it lies: sealed codewords at an address of memory, or raw ones at (unit, row) of a channel."""
+    """A page where it lies: sealed codewords at an address of memory, or raw ones at (unit, row) of a channel.
+
+    In memory it is all that one request reads: where K's and V's pages are separate, both.
+    """
 
     entry: PageEntry
     data: bytes
+    owner: Owner
+    index: int
+    kind: PageKind
+    second: bool = False
+    """V's page of a separate token group, on NAND."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +135,18 @@ class _Builder:
         data, indices = np.stack([page.data for page in pages]), [page.index for page in pages]
         sealed = seal(self.owner, indices, kind, data, aux)
         flash = []
-        for entry, codewords in zip(self.entries[kind], sealed, strict=True):
+        for entry, index, codewords in zip(self.entries[kind], indices, sealed, strict=True):
             if entry.address is not None:
-                yield PageImage(entry, codewords.tobytes())
+                yield PageImage(entry, codewords.tobytes(), self.owner, index, kind)
                 continue
             halves = np.split(codewords, data[0].size // self.settings.page_bytes)
-            flash += [(replace(entry, unit=entry.unit ^ i), half) for i, half in enumerate(halves)]
+            flash += [(replace(entry, unit=entry.unit ^ i), index, i, half) for i, half in enumerate(halves)]
         if flash:
-            rows, units = ([getattr(entry, name) for entry, _ in flash] for name in ("row", "unit"))
-            for (entry, _), codewords in zip(
-                flash, raw(np.stack([half for _, half in flash]), rows, units), strict=True
-            ):
-                yield PageImage(entry, codewords.tobytes())
+            places, numbers, seconds, parts = zip(*flash, strict=True)
+            rows, units = ([getattr(entry, name) for entry in places] for name in ("row", "unit"))
+            found = raw(np.stack(parts), rows, units)
+            for entry, index, second, codewords in zip(places, numbers, seconds, found, strict=True):
+                yield PageImage(entry, codewords.tobytes(), self.owner, index, kind, bool(second))
 
     def _header(self, page: _Page) -> Bytes:
         """The header's word of each codeword, (codewords, 4)."""
