@@ -17,7 +17,7 @@ from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError, DeviceError, ShapeError
 from nearflash.device.base import Buffer, Device
 
-__all__ = ["Attended", "Head", "HeadOutput", "PlacedBatch", "attend"]
+__all__ = ["Attended", "Head", "HeadOutput", "PlacedBatch", "attend", "most_contexts"]
 
 _ALIGNMENT_BYTES = 8
 
@@ -106,6 +106,15 @@ def attend(
             if again and result.completion.faults and not result.completion.faults & ~REFERENCE_FAULTS
         }
     return Attended(tuple(ended[index] for index in range(len(heads))), tuple(batches))
+
+
+def most_contexts(config: AttendConfig, heads: Sequence[Head]) -> int:
+    """The most contexts that leave room for every head. Raises CommandError where one needs more than the build has."""
+    for contexts in (config.contexts >> step for step in range(config.contexts.bit_length())):
+        if all(head.descriptor.fits(config, contexts) for head in heads):
+            return contexts
+    tokens = max(head.descriptor.tokens for head in heads)
+    raise CommandError(f"tokens must be fewer for the room of {config.full_name}, not {tokens}")
 
 
 def _referenced(descriptor: AttendDescriptor, completion: HeadCompletion) -> AttendDescriptor:

@@ -3,7 +3,7 @@
 Their pages lie in the device's memory, as no device writes flash yet.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,7 +13,7 @@ from nearflash.abi.attend.codeword import Owner
 from nearflash.abi.attend.descriptor import HeadCompletion
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError
-from nearflash.device.attend import Head, attend
+from nearflash.device.attend import Head, attend, most_contexts
 from nearflash.device.base import Buffer, Device
 from nearflash.device.selftest.comparison import Comparison
 from nearflash.model.attend.case import Case
@@ -74,20 +74,12 @@ def compare_heads(device: Device, *, tokens: int, seed: int) -> Iterator[Compari
     drawn = [(mode, dim, group, -(-tokens // group)) for mode in MODES for dim, group in _SHAPES]
     cases = [random_head(rng, *one, Owner(index, index % 7, index)) for index, one in enumerate(drawn)]
     with placed(device, cases) as (heads, _):
-        done = attend(device, heads, contexts=_contexts(config, heads))
+        done = attend(device, heads, contexts=most_contexts(config, heads))
     for (mode, dim, group, size), case, one in zip(drawn, cases, done.heads, strict=True):
         result = case.result(repeated=True)
         expected = _words(case, case.completion(result), result.out)
         wrong = _words(case, one.completion, one.out) != expected
         yield Comparison(f"{mode:<12}S {size:<6}d {dim:<4}g {group}", expected.size, int(wrong.sum()))
-
-
-def _contexts(config: AttendConfig, heads: Sequence[Head]) -> int:
-    """The most contexts that leave room for every head."""
-    for contexts in (config.contexts >> step for step in range(config.contexts.bit_length())):
-        if all(head.descriptor.fits(config, contexts) for head in heads):
-            return contexts
-    raise CommandError(f"tokens must be fewer for the room of {config.full_name}, not {heads[0].descriptor.tokens}")
 
 
 def _words(case: Case, completion: HeadCompletion, out: NDArray[np.float16] | None) -> NDArray[np.uint16]:

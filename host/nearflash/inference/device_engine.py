@@ -1,0 +1,178 @@
+"""Attention by an attend device: page tables and queries go down, outputs come back.
+
+Full token groups and embedding pages are read where the store's flash has them; the last group, where it is not full,
+is sealed into the device's memory for the call.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attend.codeword import CODEWORD_BYTES, Owner
+from nearflash.abi.attend.descriptor import Mode
+from nearflash.abi.attend.faults import Fault
+from nearflash.abi.attend.pages import PageEntry
+from nearflash.abi.config import AttendConfig
+from nearflash.abi.errors import CommandError, DeviceError, NearflashError, NonFiniteError, PageError
+from nearflash.device.attend import Head, HeadOutput, attend, most_contexts
+from nearflash.device.base import Buffer, Device
+from nearflash.inference.engine import Engine, EngineCounters
+from nearflash.inference.policy import AttentionPolicy
+from nearflash.storage.flash.page import PageBatch, sealed_codewords
+from nearflash.storage.kv import KvStore, StoredHead
+
+__all__ = ["DeviceEngine"]
+
+_FAULT_ERRORS: dict[Fault, type[NearflashError]] = {
+    Fault.UNCORRECTABLE: PageError, Fault.FOREIGN: PageError, Fault.NONFINITE: NonFiniteError,
+    Fault.SCORE_RANGE: CommandError, Fault.DESCRIPTOR: CommandError,
+}  # fmt: skip
+"""What a fault of one head says of its pages or numbers; every other one is the device's."""
+_REFERENCE_LIMIT = (1 << 11) - 1
+
+
+class DeviceEngine(Engine):
+    """Attends by the policy on `device`, whose memory or flash the store is on.
+
+    `first_head` is the number, in the model, of the store's first KV head: overrides of the policy go by that. Store
+    and device are the engine's own from now on. Raises CommandError for a device that is no attend kernel, or whose
+    pages are smaller than the store's. A head's fault is raised as PageError, NonFiniteError or CommandError where its
+    pages or numbers are at fault, else as DeviceError.
+    """
+
+    def __init__(self, device: Device, store: KvStore, policy: AttentionPolicy, *, first_head: int = 0) -> None:
+        config = device.identity.config
+        if not isinstance(config, AttendConfig) or store.layout.page_bytes > config.page_bytes:
+            raise CommandError(
+                f"device must be an attend kernel for pages of {store.layout.page_bytes} bytes, not {config.full_name}"
+            )
+        self.device, self.store, self.policy, self.first_head = device, store, policy, first_head
+        self.name, self.kv_heads = device.identity.name, store.shape.kv_heads
+        self._config = config
+        self._tails: Buffer | None = None
+        self._references: dict[Owner, tuple[int, ...]] = {}
+        self._counters = EngineCounters()
+        self._lock = threading.Lock()
+
+    def add(self) -> int:
+        """See Engine.add."""
+        with self._lock:
+            return self.store.add()
+
+    def free(self, sequence: int) -> None:
+        """See Engine.free."""
+        with self._lock:
+            self.store.free(sequence)
+            for owner in [owner for owner in self._references if owner.sequence == sequence]:
+                del self._references[owner]
+
+    def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
+        """See Engine.append."""
+        with self._lock, self._counters.timed("append"):
+            self.store.append(sequence, layer, k, v)
+
+    def attend(
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
+    ) -> NDArray[np.float32]:
+        """See Engine.attend."""
+        with self._lock:
+            with self._counters.timed("place"):
+                stored = [self.store.layer(sequence, layer) for sequence in sequences]
+                tails = self._place_tails(stored)
+                heads = [
+                    self._head(one, head, queries[head], tails[row][head], scaling)
+                    for row, (one, queries) in enumerate(zip(stored, q, strict=True))
+                    for head in range(self.kv_heads)
+                ]
+            with self._counters.timed("attend"):
+                done = attend(self.device, heads, contexts=most_contexts(self._config, heads))
+            for batch in done.batches:
+                self._counters.count("codeword", batch.counters["codewords_asked"] * CODEWORD_BYTES)
+            for head, result in zip(heads, done.heads, strict=True):
+                if result.completion.faults:
+                    raise _error(head.descriptor.owner, result)
+                if head.descriptor.mode & Mode.DENSE:
+                    self._references[head.descriptor.owner] = _reference(result.completion.maximum[: q.shape[2]])
+            self._counters.heads += len(heads)
+            return np.stack([result.value() for result in done.heads]).reshape(q.shape).astype(np.float32)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """See Engine.counters; bytes of `codeword` are all that the kernel asked for, of groups in memory too."""
+        return self._counters
+
+    def close(self) -> None:
+        """See Engine.close."""
+        if self._tails is not None:
+            self.device.free(self._tails)
+            self._tails = None
+        self.store.close()
+        self.device.close()
+
+    def _head(
+        self, stored: StoredHead, head: int, q: NDArray[np.float16], tail: NDArray[np.uint64], scaling: float | None
+    ) -> Head:
+        owner = Owner(stored.owner.sequence, stored.owner.layer, head)
+        policy = self.policy.at(owner.layer, self.first_head + head)
+        descriptor = policy.descriptor(
+            owner, self.store.shape.dim, stored.tokens, len(q), self.store.layout,
+            scaling=scaling, reference=self._references.get(owner, ()),
+        )  # fmt: skip
+        index = stored.index_pages[head] if not descriptor.mode & Mode.DENSE else stored.index_pages[head, :0]
+        self.store.count_reads(np.concatenate([stored.token_pages[head], index]))
+        tokens = np.concatenate([self.store.table(stored.token_pages[head]), tail])
+        return Head(descriptor, q, stored.v_mean[head], tokens, self.store.table(index))
+
+    def _place_tails(self, stored: Sequence[StoredHead]) -> list[NDArray[np.uint64]]:
+        """Last groups that are not full, sealed in the device's memory: of each row (heads, 0 or 1) page entries."""
+        batches = [self._tail(one) for one in stored if one.tail_k.shape[1]]
+        empty = np.zeros((self.kv_heads, 0), np.uint64)
+        if not batches:
+            return [empty] * len(stored)
+        joined = (np.concatenate([getattr(one, name) for one in batches]) for name in ("keys", "data", "aux"))
+        address, group_bytes = self._put(sealed_codewords(PageBatch(*joined)), len(batches) * self.kv_heads)
+        entries = iter(
+            np.array([
+                [PageEntry((row + head) % self._config.channels, address=address + place * group_bytes).pack()]
+                for head, place in enumerate(range(row * self.kv_heads, (row + 1) * self.kv_heads))
+            ], np.uint64)
+            for row in range(len(batches))
+        )  # fmt: skip
+        return [next(entries) if one.tail_k.shape[1] else empty for one in stored]
+
+    def _put(self, sealed: NDArray[np.uint8], groups: int) -> tuple[int, int]:
+        """Bring sealed groups into the device's memory: address of the first, bytes of each."""
+        if self._tails is None or self._tails.size_bytes < sealed.nbytes:
+            if self._tails is not None:
+                self.device.free(self._tails)
+                self._tails = None
+            self._tails = self.device.allocate(sealed.nbytes)
+        self._tails.host[: sealed.nbytes] = sealed.reshape(-1)
+        self._tails.sync_to_device(0, sealed.nbytes)
+        return self._tails.address, sealed.nbytes // groups
+
+    def _tail(self, stored: StoredHead) -> PageBatch:
+        """Pages of the last group of all heads, zeros behind its tokens."""
+        owner, each = stored.owner, self.store.layout.group_tokens
+        group = stored.tokens // each
+        keys = self.store.pages.token_keys(owner.sequence, owner.layer, range(group, group + 1))
+        space = ((0, 0), (0, each - stored.tail_k.shape[1]), (0, 0))
+        return self.store.pages.token_pages(keys, np.pad(stored.tail_k, space), np.pad(stored.tail_v, space))
+
+
+def _reference(maximum: tuple[int, ...]) -> tuple[int, ...]:
+    """What to expect of the head's next token."""
+    return tuple(max(-_REFERENCE_LIMIT, min(value, _REFERENCE_LIMIT)) for value in maximum)
+
+
+def _error(owner: Owner, result: HeadOutput) -> NearflashError:
+    """What a head's faults mean, with its owner."""
+    fault = next(fault for fault in Fault if fault & result.completion.faults)
+    try:
+        result.value()
+    except DeviceError as error:
+        kind = _FAULT_ERRORS.get(fault, DeviceError)
+        return kind(f"sequence {owner.sequence}, layer {owner.layer}, head {owner.head}: {error}")
+    raise AssertionError("a head with faults has no output")
