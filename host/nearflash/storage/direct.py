@@ -65,8 +65,13 @@ class PositionalEngine(Engine):
 
     def scatter(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
         """See Engine.scatter."""
-        done = os.preadv(fd, memories, offset) if len(memories) <= _VECTORS else 0
-        return done if done == sum(map(len, memories)) else super().scatter(fd, memories, offset)
+        total = 0
+        for start in range(0, len(memories), _VECTORS):
+            part = memories[start : start + _VECTORS]
+            size_bytes = sum(map(len, part))
+            done = os.preadv(fd, part, offset + total)
+            total += done if done == size_bytes else super().scatter(fd, part, offset + total)
+        return total
 
     def write(self, fd: int, memory: memoryview, offset: int) -> int:
         """See Engine.write."""
@@ -162,14 +167,12 @@ class DirectFile:
         """Fill `memory` from the file. Raises AlignmentError, StateError (short file, I/O error)."""
         self._transfer("reading", self.engine.read, offset, memory)
 
-    def scatter(self, offset: int, memories: Sequence[NDArray[np.uint8]]) -> None:
-        """Fill one memory after another from the file, as `read`."""
-        total = sum(memory.nbytes for memory in memories)
-        for memory in memories:
-            self._check(offset, memory)
-        views = [memory.data.cast("B") for memory in memories]
+    def scatter(self, offset: int, memories: Sequence[memoryview]) -> None:
+        """Fill one memory (bytes, aligned, of whole blocks) after another from the file, as `read`."""
+        total = sum(map(len, memories))
+        self._check(offset, total)
         try:
-            done = self.engine.scatter(self._fd, views, offset)
+            done = self.engine.scatter(self._fd, memories, offset)
         except OSError as error:
             raise self._failure("reading", total, offset, error) from error
         self._check_done(offset, done, total)
@@ -197,7 +200,7 @@ class DirectFile:
         self.close()
 
     def _transfer(self, action: str, call: _Call, offset: int, memory: NDArray[np.uint8]) -> None:
-        self._check(offset, memory)
+        self._check(offset, memory.nbytes, memory.ctypes.data)
         try:
             done = call(self._fd, memory.data.cast("B"), offset)
         except OSError as error:
@@ -205,8 +208,8 @@ class DirectFile:
         self._check_done(offset, done, memory.nbytes)
 
     @staticmethod
-    def _check(offset: int, memory: NDArray[np.uint8]) -> None:
-        for name, value in (("offset", offset), ("length", memory.nbytes), ("address", memory.ctypes.data)):
+    def _check(offset: int, size_bytes: int, address: int = 0) -> None:
+        for name, value in (("offset", offset), ("length", size_bytes), ("address", address)):
             if value % BLOCK_BYTES:
                 raise AlignmentError(f"{name} of direct I/O must be a multiple of {BLOCK_BYTES}, not {value}")
 

@@ -18,6 +18,8 @@ SHAPE = KvShape(layers=2, kv_heads=3, dim=32)
 class CountingFlash(MemoryFlash):
     """Counts pages programmed and erases, and takes the pages of a block without holes only, as NAND does."""
 
+    concurrent = True  # as host memory is
+
     def __init__(self, device, geometry):
         super().__init__(device, geometry)
         self.ends, self.erases, self.programmed = {}, np.zeros(geometry.blocks, int), 0

@@ -52,7 +52,7 @@ class Expected:
 
     def check(self, stored):
         """All of it is readable; counts are those of what the flash did."""
-        store, live, used = self.store, 0, []
+        store, used = self.store, []
         for number, layers in self.sequences.items():
             for layer, (k, v) in enumerate(layers):
                 found = stored(store, number, layer)

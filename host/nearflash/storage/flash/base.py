@@ -1,7 +1,7 @@
 """The interface of every flash: pages programmed once, read and checked, erased by blocks."""
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,11 @@ __all__ = ["Flash", "ProgramOrder", "check_pages"]
 
 
 class Flash(ABC):
-    """Pages by number. One thread may program and erase while others read other pages."""
+    """Pages by number."""
 
     geometry: FlashGeometry
+    concurrent: ClassVar[bool] = False
+    """One thread may program and erase while others read other pages."""
 
     @abstractmethod
     def program(self, pages: PageNumbers, batch: PageBatch) -> None:

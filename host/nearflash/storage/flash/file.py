@@ -7,7 +7,7 @@ records, and an erase writes a spare zone of zeros: a page counts only where its
 right. Records are kept in memory too, so that a read of a page is one aligned read of its data.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +31,7 @@ FLASH_VERSION = 1
 """Raised whenever the file's layout changes meaning; other versions are refused."""
 _KIND = "flash"
 _T = TypeVar("_T")
+_Pages = TypeVar("_Pages", int, PageNumbers)
 DEFAULT_THREADS = 16
 
 
@@ -40,6 +41,7 @@ class FileFlash(Flash):
     `threads` transfers are in flight at once; a device answers few of them no faster than one.
     """
 
+    concurrent = True
     about: Mapping[str, Any]
     """What `create` was given: JSON values."""
 
@@ -141,20 +143,23 @@ class FileFlash(Flash):
 
     def _read(self, pages: PageNumbers, keys: PageKeys) -> tuple[PageData, NDArray[np.uint32], NDArray[np.uint32]]:
         """Pages, the CRC32C recorded of each, and that of what was read as a page of `keys`."""
-        order = np.argsort(pages, kind="stable")
-        data = page_array(len(pages), self.geometry.page_bytes)
+        data, size = page_array(len(pages), self.geometry.page_bytes), self.geometry.page_bytes
         aux, checksums = self._spare.get(pages)
-        actual = np.empty(len(pages), np.uint32)
-        ordered = pages[order]
+        actual, memory = np.empty(len(pages), np.uint32), data.reshape(-1).data
+        order = np.argsort(pages, kind="stable")
+        rows = order.tolist()
+        offsets = self.offset(pages[order]).tolist()
 
-        def load(run: slice) -> None:
-            rows = order[run]
-            together = rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all()
-            memories = [data[rows[0] : rows[-1] + 1]] if together else [data[row] for row in rows]
-            self._file.scatter(self.offset(int(ordered[run.start])), memories)
-            actual[rows] = page_checksums(keys[rows], aux[rows], data[rows])
+        def load(runs: Sequence[slice]) -> None:
+            for run in runs:
+                together = rows[run] == list(range(rows[run.start], rows[run.start] + run.stop - run.start))
+                spans = [(rows[run.start], rows[run.stop - 1] + 1)] if together else [(r, r + 1) for r in rows[run]]
+                self._file.scatter(offsets[run.start], [memory[start * size : end * size] for start, end in spans])
+            own = np.concatenate([order[run] for run in runs])
+            actual[own] = page_checksums(keys[own], aux[own], (data[row] for row in own.tolist()))
 
-        self._all(load, self.geometry.runs(ordered))
+        runs = self.geometry.runs(pages[order])
+        self._all(load, [runs[first :: self._threads] for first in range(min(self._threads, len(runs)))])
         return PageData(data, aux), checksums, actual
 
     def erase(self, block: int) -> None:
@@ -170,9 +175,9 @@ class FileFlash(Flash):
 
     # Parts
 
-    def offset(self, page: int) -> int:
-        """Where a page begins; the first page of no block: the end of the file."""
-        block, place = divmod(page, self.geometry.pages_per_block)
+    def offset(self, page: _Pages) -> _Pages:
+        """Where a page, or each, begins; the first page of no block: the end of the file."""
+        block, place = page // self.geometry.pages_per_block, page % self.geometry.pages_per_block
         block_bytes = self.geometry.block_bytes + self._spare.zone_bytes
         return BLOCK_BYTES + block * block_bytes + place * self.geometry.page_bytes
 

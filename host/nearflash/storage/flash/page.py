@@ -4,6 +4,7 @@ A page's key is the owner block of its first codeword (docs/attention.md, 2), so
 covered by checksums as they are.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import google_crc32c
@@ -108,8 +109,8 @@ def header_keys(aux: Bytes) -> tuple[PageKeys, NDArray[np.bool_]]:
     return keys, words[:, 0] == HEADER_MAGIC
 
 
-def page_checksums(keys: PageKeys, aux: Bytes, data: Bytes) -> NDArray[np.uint32]:
-    """CRC32C over key ‖ aux ‖ data of each page."""
+def page_checksums(keys: PageKeys, aux: Bytes, data: Iterable[Bytes]) -> NDArray[np.uint32]:
+    """CRC32C over key ‖ aux ‖ data of each page, (p,)."""
     owners = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), PAGE_KEY.itemsize)
     heads = np.hstack([owners, aux.reshape(len(keys), aux.shape[1] * AUX_BYTES)])
     extend, value = google_crc32c.extend, google_crc32c.value

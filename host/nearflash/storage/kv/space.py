@@ -37,20 +37,21 @@ class BlockSpace:
         self._kind = np.full(geometry.blocks, _NONE)
         self._live = np.zeros(geometry.blocks, np.int64)
         self._open = np.full((_KINDS, geometry.lanes), _NONE)
+        # Sums over the blocks of each lane.
+        self._lane_live = np.zeros((_KINDS, geometry.lanes), np.int64)
+        self._lane_free = np.full(geometry.lanes, geometry.blocks // geometry.lanes)
 
     # What there is
 
     @property
     def live_pages(self) -> int:
         """Pages in use."""
-        return int(self._live.sum())
+        return int(self._lane_live.sum())
 
     def check(self, need: NDArray[np.int64]) -> None:
         """Raise StorageFullError where `need` more pages cannot be had, whatever is moved."""
         geometry = self._geometry
-        lanes = np.arange(geometry.blocks) % geometry.lanes
-        live = np.stack([np.bincount(lanes, self._live * (self._kind == kind), geometry.lanes)
-                         for kind in PageKind]).astype(np.int64)  # fmt: skip
+        live = self._lane_live
         blocks = -(-(live + need) // self._size)
         room = geometry.blocks // geometry.lanes - 1
         if (full := np.flatnonzero((blocks.sum(axis=0) > room) & need.any(axis=0))).size:
@@ -66,8 +67,7 @@ class BlockSpace:
         open_, size = self._open, self._size
         room = np.where(open_ == _NONE, 0, size - self._taken[open_])
         blocks = -(-np.maximum(need - room, 0) // size)
-        free = np.bincount(np.flatnonzero(self._kind == _NONE) % need.shape[1], minlength=need.shape[1])
-        short = np.flatnonzero((blocks.sum(axis=0) > free - 1) & need.any(axis=0))
+        short = np.flatnonzero((blocks.sum(axis=0) > self._lane_free - 1) & need.any(axis=0))
         return int(short[0]) if short.size else None
 
     def victim(self, lane: int) -> int:
@@ -95,6 +95,7 @@ class BlockSpace:
             if block == _NONE:
                 block = self._open[kind, lane] = self._least_worn(lane)
                 self._kind[block] = kind
+                self._lane_free[lane] -= 1
             part = min(count, self._size - int(self._taken[block]))
             parts.append(block * self._size + self._taken[block] + np.arange(part))
             self._taken[block] += part
@@ -106,12 +107,12 @@ class BlockSpace:
     def own(self, pages: PageNumbers, keys: PageKeys) -> None:
         """Pages taken are now live, and these are their keys."""
         self.live[pages], self.keys[pages] = True, keys
-        np.add.at(self._live, pages // self._size, 1)
+        self._count(pages, 1)
 
     def release(self, pages: PageNumbers) -> None:
         """Pages are no longer needed."""
         self.live[pages] = False
-        np.subtract.at(self._live, pages // self._size, 1)
+        self._count(pages, -1)
 
     def close(self, block: int) -> None:
         """Take no further pages of a block."""
@@ -121,11 +122,17 @@ class BlockSpace:
         """A closed block without live pages is free again."""
         self._taken[block] = self.reads[block] = 0
         self._kind[block] = _NONE
+        self._lane_free[block % self._geometry.lanes] += 1
         self.erases[block] += 1
 
     def kind(self, block: int) -> PageKind:
         """What a block in use holds."""
         return PageKind(int(self._kind[block]))
+
+    def _count(self, pages: PageNumbers, change: int) -> None:
+        blocks = pages // self._size
+        np.add.at(self._live, blocks, change)
+        np.add.at(self._lane_live, (self._kind[blocks], blocks % self._geometry.lanes), change)
 
     def _least_worn(self, lane: int) -> int:
         blocks = np.arange(lane, self._geometry.blocks, self._geometry.lanes)

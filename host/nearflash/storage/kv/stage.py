@@ -38,10 +38,12 @@ class Stage:
         self._pool = ThreadPoolExecutor(1, "kv-writer") if background else None
         self._pending: deque[Future[None]] = deque()
         self._error: BaseException | None = None
+        self._told = False
 
     def check(self) -> None:
         """Raise the error of an earlier program or erase, if there was one."""
         if self._error is not None:
+            self._told = True
             raise self._error
 
     def put(self, pages: PageNumbers, batch: PageBatch) -> None:
@@ -83,9 +85,14 @@ class Stage:
         return PageBatch(self._batch.keys[slots], self._batch.data[slots], self._batch.aux[slots])
 
     def close(self) -> None:
-        """Wait for what was handed over, drop the rest; raises nothing. It may be called twice."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        """Program what is staged, unless an earlier error was raised already. It may be called twice."""
+        try:
+            if not self._told:
+                self.flush()
+        finally:
+            self._told = True
+            if self._pool is not None:
+                self._pool.shutdown()
 
     def _hand(self) -> None:
         """Program what is staged."""

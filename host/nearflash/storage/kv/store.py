@@ -8,15 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attend.codeword import Owner, PageKind
-from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeError
+from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeError, StorageFullError
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.geometry import PageNumbers
-from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, page_array
+from nearflash.storage.flash.page import PageData, PageKeys
 from nearflash.storage.kv.layout import KvLayout, KvShape
 from nearflash.storage.kv.pages import PageMaker
+from nearflash.storage.kv.pool import PagePool
 from nearflash.storage.kv.sequence import StoredSequence
-from nearflash.storage.kv.space import BlockSpace
-from nearflash.storage.kv.stage import Stage
 from nearflash.storage.kv.statistics import Cause, KvStatistics
 
 __all__ = ["KvStore", "StoredHead"]
@@ -24,6 +23,10 @@ __all__ = ["KvStore", "StoredHead"]
 F16 = NDArray[np.float16]
 DEFAULT_BUFFER_BYTES = 16 << 20
 DEFAULT_READ_LIMIT = 100_000
+_LANE_BLOCKS_LEAST = 3
+"""One to take token groups, one to take index pages, one kept free."""
+_NAMED = 4
+"""Lost pages that a message names."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +67,20 @@ class KvStore:
         geometry = flash.geometry
         if geometry.page_bytes != layout.page_bytes:
             raise CommandError(f"page_bytes must be the flash's {geometry.page_bytes}, not {layout.page_bytes}")
-        if geometry.blocks // geometry.lanes < 3:
-            raise CommandError(f"blocks must be at least 3 on each unit of each channel, not {geometry.blocks}")
+        if geometry.blocks // geometry.lanes < _LANE_BLOCKS_LEAST:
+            raise StorageFullError(
+                f"blocks must be at least {_LANE_BLOCKS_LEAST} on each unit of each channel, not {geometry.blocks}"
+            )
         if geometry.pages_per_block % layout.group_pages:
             raise CommandError(f"pages_per_block must be even for separate groups, not {geometry.pages_per_block}")
         self.flash, self.shape, self.layout = flash, shape, layout
         self.pages = PageMaker(shape, layout)
-        self._read_limit = read_limit
+        self._pool = PagePool(
+            flash, self._moved, buffer_bytes=buffer_bytes, background=background, read_limit=read_limit
+        )
         self._sequences: dict[int, StoredSequence] = {}
-        self._next = 0
-        self._space = BlockSpace(geometry)
-        self._stage = Stage(flash, buffer_bytes, background=background)
-        self._host_bytes = self._read_pages = 0
-        self._programmed = dict.fromkeys(Cause, 0)
+        self._next = self._host_bytes = 0
+        self._open = True
 
     # Sequences
 
@@ -93,7 +97,7 @@ class KvStore:
 
     def free(self, sequence: int) -> None:
         """Forget a sequence; its pages are erased when their blocks are needed. Raises CommandError."""
-        self._space.release(self._sequence(sequence).pages(self.layout.group_pages))
+        self._pool.space.release(self._sequence(sequence).pages(self.layout.group_pages))
         del self._sequences[sequence]
 
     # Writing
@@ -104,30 +108,17 @@ class KvStore:
         Raises CommandError, ShapeError and FormatError; StorageFullError before anything changed; what a program or
         an erase raised before, and PageError where pages that must be moved or indexed cannot be read.
         """
-        self._stage.check()
         state = self._sequence(sequence)
         self._check(layer, k, v)
-        self._reclaim()
-        start, size = int(state.lengths[layer]), self.layout.group_tokens
-        tail = start % size
-        k_all, v_all = (np.concatenate([old[layer, :, :tail], new], axis=1)
-                        for old, new in ((state.tail_k, k), (state.tail_v, v)))  # fmt: skip
-        end, block = start + k.shape[1], self.layout.block_tokens
+        self._pool.reclaim()
+        start, size, block = int(state.lengths[layer]), self.layout.group_tokens, self.layout.block_tokens
+        end = start + k.shape[1]
         groups, blocks = range(start // size, end // size), range(start // block, end // block)
-        token_keys = self.pages.token_keys(sequence, layer, groups)
-        index_keys = self.pages.index_keys(sequence, layer, blocks)
-        lanes = self._token_lanes(token_keys), self._index_lanes(index_keys)
-        self._make_room(lanes)
-        indexed = self._indexed(state, layer, k_all, groups.start * size, blocks)
-
-        full = len(groups) * size
+        k_all, v_all = (np.concatenate([old[layer, :, : start % size], new], axis=1)
+                        for old, new in ((state.tail_k, k), (state.tail_v, v)))  # fmt: skip
         if groups:
-            batch = self.pages.token_pages(token_keys, k_all[:, :full], v_all[:, :full])
-            pages = self._store(PageKind.TOKEN, batch, lanes[0], Cause.TOKEN)
-            state.tokens[layer].extend(pages.reshape(token_keys.shape)[..., 0])
-        if blocks:
-            pages = self._store(PageKind.INDEX, self.pages.index_pages(index_keys, indexed), lanes[1], Cause.INDEX)
-            state.index[layer].extend(pages.reshape(self.shape.kv_heads, len(blocks) * self.pages.index_layout.pages))
+            self._store(sequence, layer, groups, blocks, k_all, v_all)
+        full = len(groups) * size
         left = k_all.shape[1] - full
         state.tail_k[layer, :, :left], state.tail_v[layer, :, :left] = k_all[:, full:], v_all[:, full:]
         state.v_sum[layer] += v.sum(axis=1, dtype=np.float64)
@@ -136,21 +127,17 @@ class KvStore:
 
     def flush(self) -> None:
         """Program what is staged, and return when it is durable. Groups that are not full stay in memory."""
-        self._reclaim()
-        self._stage.flush()
-        self.flash.sync()
+        self._pool.reclaim()
+        self._pool.flush()
 
     def close(self) -> None:
-        """Program what is staged and release the flash; it may be called twice. Raises what programming raised."""
-        try:
-            if self._open:
-                self._stage.flush()
-        finally:
-            self._open = False
-            self._stage.close()
-            self.flash.close()
+        """Program what is staged and release the flash; it may be called twice.
 
-    _open = True
+        Raises what programming raised, unless an earlier call did.
+        """
+        if self._open:
+            self._open = False
+            self._pool.close()
 
     # Reading
 
@@ -166,41 +153,28 @@ class KvStore:
 
     def read(self, pages: PageNumbers, expected: PageKeys) -> PageData:
         """Pages as `head` gave them, from flash or from the stage. Raises PageError that names the tokens lost."""
-        slots = self._stage.find(pages)
-        staged, missing = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
-        self.count_reads(pages[missing])
         try:
-            if not staged.size:
-                return self.flash.read(pages, expected)
-            found = self._stage.get(slots[staged])
-            if (found.keys != expected[staged]).any():
-                raise PageError("pages must be read before the next append, free or flush")
-            read = self.flash.read(pages[missing], expected[missing])
+            return self._pool.read(pages, expected)
         except PageError as error:
-            lost = "; ".join(self.layout.describe(key, self.shape.dim) for _, key in error.pages[:4])
+            lost = "; ".join(self.layout.describe(key, self.shape.dim) for _, key in error.pages[:_NAMED])
             raise PageError(f"{error}: {lost}", error.pages) from error
-        aux = np.empty((len(pages), *found.aux.shape[1:]), np.uint8)
-        both = PageData(page_array(len(pages), self.layout.page_bytes), aux)
-        for rows, part in ((staged, found), (missing, read)):
-            both.data[rows], both.aux[rows] = part.data, part.aux
-        return both
 
     def count_reads(self, pages: PageNumbers) -> None:
-        """Count pages that were read, by `read` or by a device: blocks read often are moved."""
-        np.add.at(self._space.reads, pages // self.flash.geometry.pages_per_block, 1)
-        self._read_pages += len(pages)
+        """Count pages that a device read: blocks read often are moved."""
+        self._pool.count_reads(pages)
 
     def table(self, pages: PageNumbers) -> NDArray[np.uint64]:
         """Words of a device's page table; what is staged is programmed before. Raises CommandError."""
-        self._stage.flush()
+        self._pool.stage.flush()
         return self.flash.entries(pages)
 
     @property
     def statistics(self) -> KvStatistics:
         """What was done so far."""
+        pool, space = self._pool, self._pool.space
         return KvStatistics(
-            self._host_bytes, self._read_pages, dict(self._programmed), self.layout.page_bytes,
-            self._space.live_pages, self._space.erases.copy(), self._space.reads.copy(),
+            self._host_bytes, pool.reads, dict(pool.programmed), self.layout.page_bytes, space.live_pages,
+            space.erases.copy(), space.reads.copy(),
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -241,16 +215,31 @@ class KvStore:
         if k.shape != v.shape:
             raise ShapeError(f"v must have the shape of k, {k.shape}, not {v.shape}")
 
-    def _indexed(self, state: StoredSequence, layer: int, k: F16, start: int, blocks: range) -> F16:
+    def _store(self, sequence: int, layer: int, groups: range, blocks: range, k: F16, v: F16) -> None:
+        """Store token groups and embedding blocks; k and v begin with the first of the groups."""
+        state, size = self._sequences[sequence], self.layout.group_tokens
+        keys = self.pages.token_keys(sequence, layer, groups), self.pages.index_keys(sequence, layer, blocks)
+        lanes = self._token_lanes(keys[0]), self._index_lanes(keys[1])
+        self._pool.make_room(np.stack([np.bincount(one, minlength=self.flash.geometry.lanes) for one in lanes]))
+        indexed = self._indexed(sequence, layer, k, groups.start * size, blocks) if blocks else k
+        full = len(groups) * size
+        batch = self.pages.token_pages(keys[0], k[:, :full], v[:, :full])
+        pages = self._pool.put(PageKind.TOKEN, batch, lanes[0], Cause.TOKEN)
+        state.tokens[layer].extend(pages.reshape(keys[0].shape)[..., 0])
+        if blocks:
+            pages = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys[1], indexed), lanes[1], Cause.INDEX)
+            state.index[layer].extend(pages.reshape(self.shape.kv_heads, keys[1][0].size))
+
+    def _indexed(self, sequence: int, layer: int, k: F16, start: int, blocks: range) -> F16:
         """K of whole blocks, (heads, tokens, d), of which k holds the tokens from `start` on."""
         first, end = blocks.start * self.layout.block_tokens, blocks.stop * self.layout.block_tokens
-        if not blocks or first >= start:
+        if first >= start:
             return k[:, first - start : end - start]
-        size, heads = self.layout.group_tokens, self.shape.kv_heads
-        groups = range(first // size, start // size)
-        pages = state.tokens[layer].pages[:, groups.start : groups.stop].reshape(-1)
-        read = self.read(pages, self._space.keys[pages])
-        stored = self.pages.k_values(read.data).reshape(heads, start - first, self.shape.dim)
+        groups = range(first // self.layout.group_tokens, start // self.layout.group_tokens)
+        pages = self._sequences[sequence].tokens[layer].pages[:, groups.start : groups.stop]
+        keys = self.pages.token_keys(sequence, layer, groups)[..., 0]
+        read = self.read(pages.reshape(-1), keys.reshape(-1))
+        stored = self.pages.k_values(read.data).reshape(self.shape.kv_heads, start - first, self.shape.dim)
         return np.concatenate([stored, k[:, : end - start]], axis=1)
 
     def _token_lanes(self, keys: PageKeys) -> NDArray[np.int64]:
@@ -268,44 +257,10 @@ class KvStore:
         lanes: NDArray[np.int64] = (turn % geometry.channels + geometry.channels * unit).reshape(-1)
         return lanes
 
-    def _store(self, kind: PageKind, batch: PageBatch, lanes: NDArray[np.int64], cause: Cause) -> PageNumbers:
-        """Give pages places, and stage them; their page numbers, in the order of the batch."""
-        pages = np.empty(len(lanes), np.int64)
-        for lane in np.unique(lanes):
-            own = np.flatnonzero(lanes == lane)
-            pages[own] = self._space.take(kind, int(lane), len(own))
-        self._space.own(pages, batch.keys)
-        self._stage.put(pages, batch)
-        self._programmed[cause] += len(pages)
-        return pages
-
-    def _make_room(self, lanes: tuple[NDArray[np.int64], NDArray[np.int64]]) -> None:
-        """Move pages until there are free blocks enough for pages of both kinds in these lanes."""
-        need = np.stack([np.bincount(lane, minlength=self.flash.geometry.lanes) for lane in lanes])
-        self._space.check(need)
-        while (lane := self._space.lacking(need)) is not None:
-            self._move(self._space.victim(lane), Cause.COLLECTION)
-
-    def _reclaim(self) -> None:
-        self._stage.check()
-        for block in self._space.disturbed(self._read_limit):
-            self._move(block, Cause.DISTURB)
-
-    def _move(self, block: int, cause: Cause) -> None:
-        """Move a block's live pages to other blocks of its lane, and erase it."""
-        old, lane = self._space.pages_of(block), block % self.flash.geometry.lanes
-        if old.size:
-            keys = self._space.keys[old]
-            data = self.read(old, keys)
-            kind = self._space.kind(block)
-            self._space.close(block)
-            new = self._store(kind, PageBatch(keys, data.data, data.aux), np.full(len(old), lane), cause)
-            self._space.release(old)
-            for page, key in zip(new, keys, strict=True):
-                if not key["first"]:
-                    state, layer = self._sequences[int(key["sequence"])], int(key["layer"])
-                    tables = state.tokens if kind is PageKind.TOKEN else state.index
-                    tables[layer].pages[key["head"], key["index"]] = page
-        self._space.close(block)
-        self._stage.erase(block)
-        self._space.erase(block)
+    def _moved(self, keys: PageKeys, pages: PageNumbers) -> None:
+        """Pages have other numbers: V's are found by K's."""
+        for key, page in zip(keys, pages.tolist(), strict=True):
+            if not key["first"]:
+                state = self._sequences[int(key["sequence"])]
+                table = (state.tokens if key["kind"] == PageKind.TOKEN else state.index)[int(key["layer"])]
+                table.pages[key["head"], key["index"]] = page
