@@ -86,8 +86,8 @@ def scan_of(policy: AttentionPolicy, dim: int, layout: PageLayout) -> Scan | Non
 
 def attend_chosen(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, scaling: float) -> Tensor:
     """Softmax attention of q (N, P, g, d) over the `chosen` (N, P, S) of k and v (N, S, d): (N, P, g, d)."""
-    scores = _scores(q, k) * scaling
-    return _values(scores.masked_fill(~chosen.unsqueeze(2), -torch.inf).softmax(dim=-1), v)
+    scores = _scores(q * scaling, k).masked_fill_(~chosen.unsqueeze(2), -torch.inf)
+    return _values(scores.softmax(dim=-1), v)
 
 
 def _attend(
@@ -100,11 +100,10 @@ def _attend(
         no_channels = torch.zeros(q.shape[:2] + q.shape[-1:], dtype=torch.bool, device=q.device)
         return Attended(attend_chosen(q, k.float(), v.float(), chosen, scaling), chosen, no_channels)
     channels = top_channels(q, scan.channels)
-    logits = _approximate(q, k, channels, tokens, scan) * logit_scales(q, channels, scaling).unsqueeze(-1)
-    logits = logits.masked_fill(~valid.unsqueeze(-2), -torch.inf)
+    logits = _approximate(q * logit_scales(q, channels, scaling).unsqueeze(-1), k, channels, tokens, scan)
     probabilities = logits.softmax(dim=-1)
     chosen = choose_tokens(logits, probabilities, tokens, budget, scan) & valid
-    alpha = (probabilities * chosen.unsqueeze(2)).sum(dim=-1, keepdim=True)
+    alpha = probabilities @ chosen.float().unsqueeze(-1)
     mean = _running_mean(v, tokens).unsqueeze(2)
     out = attend_chosen(q, k.float(), v.float(), chosen, scaling)
     return Attended(alpha * out + (1 - alpha) * mean, chosen, channels)
@@ -127,15 +126,19 @@ def _values(weights: Tensor, v: Tensor) -> Tensor:
 
 
 def _approximate(q: Tensor, k: Tensor, channels: Tensor, tokens: Tensor, scan: Scan) -> Tensor:
-    """Scores over the chosen channels, (N, P, g, S): whole blocks from the index, a position's tail from K."""
+    """q·K over the chosen channels, (N, P, g, S): whole blocks from the index, a position's tail from K.
+
+    -inf for the tokens that a position does not see.
+    """
     part = q * channels.unsqueeze(2)
     scores = _scores(part, indexed_keys(k, scan.block_tokens, scan.form))
+    place = torch.arange(k.shape[1], device=k.device)
     covered = tokens // scan.block_tokens * scan.block_tokens
-    first = int(covered.min())
+    first, hidden = int(covered.min()), int(tokens.min())
     if scan.form is not IndexFormat.FP16 and first < k.shape[1]:
-        place = torch.arange(first, k.shape[1], device=k.device)
-        tail = (place >= covered.unsqueeze(-1)).unsqueeze(-2)  # (P, 1, S - first) or (N, P, 1, S - first)
+        tail = (place[first:] >= covered.unsqueeze(-1)).unsqueeze(-2)  # (P, 1, S - first) or (N, P, 1, S - first)
         scores[..., first:] = torch.where(tail, _scores(part, k[:, first:].float()), scores[..., first:])
+    scores[..., hidden:].masked_fill_((place[hidden:] >= tokens.unsqueeze(-1)).unsqueeze(-2), -torch.inf)
     return scores
 
 

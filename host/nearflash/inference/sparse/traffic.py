@@ -89,6 +89,6 @@ def _groups(wanted: Tensor, layout: TokenLayout, values: tuple[bool, ...]) -> Re
             holds[token, start // CODEWORD_BYTES : -(-end // CODEWORD_BYTES)] = 1
     padded = torch.nn.functional.pad(wanted, (0, -wanted.shape[-1] % layout.tokens))
     groups = padded.unflatten(-1, (-1, layout.tokens))
-    touched = (groups.float() @ holds.to(wanted.device)).gt(0).sum(dim=(-2, -1))
+    touched = (groups.float() @ holds.to(wanted.device)).clamp_(max=1).sum(dim=(-2, -1)).long()
     pages = groups.any(dim=-1).sum(dim=-1) * (layout.pages if len(values) > 1 else 1)
     return Reads(pages, touched)
