@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.config import attend_config
 from nearflash.device import open_device
+from nearflash.device.attend_model import AttendModelDevice
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
+from nearflash.storage.flash.nand import NandFlash
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
 
 SHAPE = KvShape(layers=2, kv_heads=3, dim=32)
@@ -40,15 +43,18 @@ class CountingFlash(MemoryFlash):
 
 @pytest.fixture
 def make_store(tmp_path) -> Callable[..., KvStore]:
-    """A store on a file, or in counted memory; keywords of KvStore, FlashGeometry, KvLayout and FileFlash.create."""
+    """A store on a file, in counted memory, or on NAND; keywords of what it is made of."""
 
     def make(path=None, *, shape=SHAPE, blocks=32, pages_per_block=16, channels=1, units=1, page_bytes=4096,
              group_tokens=16, interleaved=True, block_tokens=64, index_format=IndexFormat.INT4,
-             engine=None, memory=False, **keywords):  # fmt: skip
+             engine=None, memory=False, nand=False, **keywords):  # fmt: skip
         geometry = FlashGeometry(page_bytes, pages_per_block, channels, units, blocks)
         layout = KvLayout(group_tokens, interleaved, block_tokens, index_format, page_bytes)
         if memory:
             flash = CountingFlash(open_device("host:update-tiny"), geometry)
+        elif nand:
+            device = AttendModelDevice(attend_config("attend-tiny"), pages_per_block=pages_per_block)
+            flash = NandFlash(device, pages_per_block=pages_per_block, blocks_per_unit=blocks, paired=not interleaved)
         else:
             flash = FileFlash.create(path or tmp_path / "kv", geometry, threads=2, engine=engine)
         return KvStore(flash, shape, layout, **keywords)

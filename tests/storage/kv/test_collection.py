@@ -98,3 +98,16 @@ def test_random_calls(make_store, stored, interleaved, channels, units, blocks, 
             disturbed += counts.programmed[Cause.DISTURB]
             erases, refused = erases + counts.erases.sum(), refused + expected.refused
     assert collected and disturbed and erases and refused
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_random_calls_on_nand(make_store, stored, interleaved):
+    with make_store(nand=True, interleaved=interleaved, blocks=3, pages_per_block=4, read_limit=1) as store:
+        expected = Expected(store, seed=9)
+        for step in range(60):
+            expected.act()
+            if step % 20 == 0:
+                expected.check(stored)
+        expected.check(stored)
+        programmed = store.statistics.programmed
+        assert programmed[Cause.COLLECTION] + programmed[Cause.DISTURB] > 0

@@ -50,7 +50,7 @@ def test_a_heads_groups_go_round_channels_and_units(make_store, draw):
         assert (np.sort(lanes.reshape(3, 2, 4)) == np.arange(4)).all()
         blocks = at.index_pages.reshape(3, 2, -1) // geometry.pages_per_block
         channels, units = blocks % 2, blocks // 2 % 2
-        assert (channels == channels[..., :1]).all()  # of one embedding block all lie on one channel
+        assert (channels == channels[..., :1]).all()
         assert (channels[:, 0] != channels[:, 1]).all() and (units[..., 0] != units[..., 1]).all()
 
 

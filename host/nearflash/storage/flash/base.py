@@ -1,6 +1,7 @@
 """The interface of every flash: pages programmed once, read and checked, erased by blocks."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import numpy as np
@@ -11,7 +12,10 @@ from nearflash.abi.errors import PageError, StateError
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, describe
 
-__all__ = ["Flash", "ProgramOrder", "check_pages"]
+__all__ = ["BLANK", "Flash", "ProgramOrder", "check_pages", "wrong_pages"]
+
+Flags = NDArray[np.bool_]
+BLANK = "is blank: it was never written, or erased"
 
 
 class Flash(ABC):
@@ -87,30 +91,42 @@ class ProgramOrder:
         blocks, places = np.divmod(pages, self._pages_per_block)
         np.maximum.at(self._ends, blocks, places + 1)
 
+    def blank(self, pages: PageNumbers) -> Flags:
+        """Which pages lie above all that are programmed in their block."""
+        blocks, places = np.divmod(pages, self._pages_per_block)
+        blank: Flags = places >= self._ends[blocks]
+        return blank
+
     def erase(self, block: int) -> None:
         """Begin the block anew."""
         self._ends[block] = 0
 
 
-def check_pages(pages: PageNumbers, expected: PageKeys, blank: NDArray[np.bool_], found: PageKeys,
-                whole: NDArray[np.bool_]) -> None:  # fmt: skip
-    """Raise PageError for the first page that is blank, whose header gives another key (`found`), or is not whole."""
-    names = ("sequence", "layer", "head", "index", "kind")
+def check_pages(
+    pages: PageNumbers, expected: PageKeys, blank: Flags, found: PageKeys, whole: Flags
+) -> None:  # fmt: skip
+    """Raise PageError for pages that are blank, whose header gives another key (`found`), or that are not whole."""
     foreign = np.zeros(len(pages), bool)
-    for name in names:
+    for name in ("sequence", "layer", "head", "index", "kind"):
         foreign |= expected[name] != found[name]
-    wrong = np.flatnonzero(blank | foreign | ~whole)
-    if not wrong.size:
-        return
-    at = int(wrong[0])
-    if blank[at]:
-        reason = "is blank: it was never written, or erased"
-    elif foreign[at]:
-        reason = f"is another's: {describe(found[at])}"
-    else:
-        reason = "is damaged: its CRC32C is wrong"
-    more = f" ({wrong.size - 1} more of these pages are wrong)" if wrong.size > 1 else ""
-    raise PageError(
-        f"{describe(expected[at])} {reason}, at page {pages[at]} of the flash; append the sequence anew{more}",
-        tuple((int(pages[i]), expected[i]) for i in wrong),
+    reasons = {}
+    for row in np.flatnonzero(blank | foreign | ~whole).tolist():
+        if blank[row]:
+            reasons[row] = BLANK
+        elif foreign[row]:
+            reasons[row] = f"is another's: {describe(found[row])}"
+        else:
+            reasons[row] = "is damaged: its CRC32C is wrong"
+    if reasons:
+        raise wrong_pages(pages, expected, reasons)
+
+
+def wrong_pages(pages: PageNumbers, expected: PageKeys, reasons: Mapping[int, str]) -> PageError:
+    """The error of the pages at these rows."""
+    first, *others = sorted(reasons)
+    more = f" ({len(others)} more of these pages are wrong)" if others else ""
+    return PageError(
+        f"{describe(expected[first])} {reasons[first]}, at page {pages[first]} of the flash; append the sequence "
+        f"anew{more}",
+        tuple((int(pages[row]), expected[row]) for row in (first, *others)),
     )

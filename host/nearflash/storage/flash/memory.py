@@ -1,15 +1,19 @@
 """Flash in a device's memory: sealed codewords, as the attend kernel reads them there (the SmartSSD case)."""
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import AUX_BYTES, CODEWORD_BYTES, SEALED_BYTES
+from nearflash.abi.attend.codeword import SEALED_BYTES
 from nearflash.abi.attend.pages import PageEntry
 from nearflash.device.base import Device
 from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
-from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, page_array, sealed_codewords
+from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, sealed_codewords, unsealed
 
 __all__ = ["MemoryFlash"]
+
+_MEMORY, _CHANNEL = (np.uint64(entry.pack()) for entry in (PageEntry(0, address=0), PageEntry(1)))
+"""A page entry's word is the sum of these, times channel, and the address."""
 
 
 class MemoryFlash(Flash):
@@ -42,12 +46,9 @@ class MemoryFlash(Flash):
             start, count = int(ordered[run.start]), run.stop - run.start
             self._buffer.sync_from_device(start * self._page_bytes, count * self._page_bytes)
         sealed = self._pages[pages]
-        aux, data = sealed[..., :AUX_BYTES], page_array(len(pages), self.geometry.page_bytes)
-        data.reshape(*sealed.shape[:2], CODEWORD_BYTES)[:] = sealed[..., AUX_BYTES : AUX_BYTES + CODEWORD_BYTES]
-        keys, found = header_keys(aux)
-        whole = (sealed_codewords(PageBatch(expected, data, aux)) == sealed).all(axis=(1, 2))
-        check_pages(pages, expected, ~found & ~sealed.any(axis=(1, 2)), keys, whole)
-        return PageData(data, np.ascontiguousarray(aux))
+        read, whole = unsealed(sealed, expected)
+        check_pages(pages, expected, self._order.blank(pages), header_keys(read.aux)[0], whole)
+        return read
 
     def erase(self, block: int) -> None:
         """See Flash.erase."""
@@ -60,6 +61,12 @@ class MemoryFlash(Flash):
         """See Flash.entry."""
         block = page // self.geometry.pages_per_block
         return PageEntry(block % self.geometry.channels, address=self._buffer.address + page * self._page_bytes)
+
+    def entries(self, pages: PageNumbers) -> NDArray[np.uint64]:
+        """See Flash.entries."""
+        channels = pages // self.geometry.pages_per_block % self.geometry.channels
+        words = _MEMORY + np.uint64(self._buffer.address) + (pages * self._page_bytes).astype(np.uint64)
+        return words + channels.astype(np.uint64) * _CHANNEL
 
     def sync(self) -> None:
         """See Flash.sync: memory is not durable."""

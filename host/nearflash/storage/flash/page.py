@@ -27,6 +27,7 @@ __all__ = [
     "page_headers",
     "page_keys",
     "sealed_codewords",
+    "unsealed",
 ]
 
 PAGE_KEY = np.dtype(
@@ -116,6 +117,16 @@ def page_checksums(keys: PageKeys, aux: Bytes, data: Iterable[Bytes]) -> NDArray
     extend, value = google_crc32c.extend, google_crc32c.value
     checksums = (extend(value(head), page) for head, page in zip(heads, data, strict=True))
     return np.fromiter(checksums, np.uint32, len(keys))
+
+
+def unsealed(sealed: Bytes, expected: PageKeys) -> tuple[PageData, NDArray[np.bool_]]:
+    """Data and aux of pages (p, codewords, 528), and which are whole pages of their expected keys."""
+    pages, codewords = sealed.shape[:2]
+    data, end = page_array(pages, codewords * CODEWORD_BYTES), AUX_BYTES + CODEWORD_BYTES
+    data.reshape(pages, codewords, CODEWORD_BYTES)[:] = sealed[..., AUX_BYTES:end]
+    aux = np.ascontiguousarray(sealed[..., :AUX_BYTES])
+    again = sealed_codewords(PageBatch(expected, data, aux))
+    return PageData(data, aux), (again == sealed).all(axis=(1, 2))
 
 
 def sealed_codewords(batch: PageBatch) -> Bytes:

@@ -1,0 +1,89 @@
+"""Flash on NAND: pages lie where the kernel's walkers look for them; faults are named."""
+
+import numpy as np
+import pytest
+
+from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.attend.pages import IndexFormat, PageEntry
+from nearflash.abi.config import attend_config
+from nearflash.abi.errors import CommandError, PageError, StateError
+from nearflash.device import open_device
+from nearflash.device.attend_model import AttendModelDevice
+from nearflash.device.memory import SimulatedMemory
+from nearflash.device.nand import NandError
+from nearflash.storage.flash.nand import NandFlash
+from nearflash.storage.flash.page import PageBatch, page_headers, page_keys
+
+ROWS = 4
+
+
+@pytest.fixture
+def device():
+    with AttendModelDevice(attend_config("attend-tiny"), SimulatedMemory(1 << 24), pages_per_block=ROWS) as device:
+        yield device
+
+
+def flash_of(device, **keywords):
+    return NandFlash(device, **{"pages_per_block": ROWS, "blocks_per_unit": 3, "paired": False} | keywords)
+
+
+def batch(indices, first=0, seed=1):
+    keys = page_keys(3, 1, 2, np.asarray(indices), PageKind.TOKEN, first)
+    aux = np.zeros((len(keys), 8, 8), np.uint8)
+    aux[..., 4:] = page_headers(keys, 4096, 16, IndexFormat.FP16)
+    return PageBatch(keys, np.random.default_rng(seed).integers(0, 256, (len(keys), 4096), dtype=np.uint8), aux)
+
+
+def test_pages_come_back(device):
+    flash, written = flash_of(device), batch(range(6))
+    pages = np.array([0, 1, 2, 20, 9, 21])
+    flash.program(pages, written)
+    asked = np.array([3, 0, 5, 5, 1])
+    read = flash.read(pages[asked], written.keys[asked])
+    assert np.array_equal(read.data, written.data[asked]) and np.array_equal(read.aux, written.aux[asked])
+    assert flash.read(pages[:0], written.keys[:0]).data.shape == (0, 4096)
+
+
+def test_where_pages_lie(device):
+    flash = flash_of(device, first_block=5)
+    assert flash.geometry.lanes == 8 and flash.geometry.blocks == 24
+    assert flash.entry(0) == PageEntry(0, 0, 20)
+    assert flash.entry(11 * ROWS + 3) == PageEntry(1, 1, 20 + ROWS + 3)
+    paired = flash_of(device, paired=True)
+    assert paired.geometry.lanes == 4 and paired.geometry.pages_per_block == 2 * ROWS
+    assert paired.entry(3 * 2 * ROWS + 4) == PageEntry(1, 2, 2)
+    assert paired.entry(3 * 2 * ROWS + 5) == PageEntry(1, 3, 2)
+
+
+def test_blocks_are_erased_before_their_first_use_and_on_demand(device):
+    flash = flash_of(device, paired=True)
+    flash.program(np.array([0, 1]), batch([0, 0], first=[0, 8]))
+    assert device.nand.erases == {(0, 0, 0): 1, (0, 1, 0): 1}
+    flash.erase(0)
+    with pytest.raises(PageError, match="token page 0 is blank"):
+        flash.read(np.array([0]), batch([0]).keys)
+    flash.program(np.array([0, 1]), batch([1, 1], first=[0, 8]))
+    assert device.nand.erases == {(0, 0, 0): 2, (0, 1, 0): 2}
+    with pytest.raises(StateError, match="rising order"):
+        flash.program(np.array([0]), batch([1]))
+    flash_of(device, first_block=3, erased=True).program(np.array([0]), batch([1]))
+    assert len(device.nand.erases) == 2
+
+
+def test_faults_are_named(device):
+    flash, written = flash_of(device), batch(range(3))
+    flash.program(np.arange(3), written)
+    with pytest.raises(PageError, match=r"sequence 3, layer 1, head 2, token page 0 is another's, at page 2"):
+        flash.read(np.array([2]), written.keys[:1])
+    device.nand.page(0, 0, 1)[:] ^= 0xA5
+    with pytest.raises(PageError, match=r"token page 1 is .*, at page 1 of the flash") as caught:
+        flash.read(np.arange(3), written.keys)
+    assert [page for page, _ in caught.value.pages] == [1]
+    other = flash_of(device, erased=True)
+    with pytest.raises(NandError, match="retire the block"):
+        other.program(np.array([0]), batch([0]))
+
+
+def test_devices_without_nand_are_refused():
+    with open_device("host:update-tiny") as device, pytest.raises(CommandError, match="attend kernel with NAND"):
+        flash_of(device)
