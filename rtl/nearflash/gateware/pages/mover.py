@@ -102,7 +102,8 @@ class PageMover(wiring.Component):
         m.submodules.transfer = self._transfer = PageTransfer()
         m.submodules.router = self._router = PageRouter(self.config.channels)
         self._record, self._number, self._faults = Signal(OPERATION), Signal(NUMBER_BITS), Signal(_FAULT_BITS)
-        self._page = Signal(ChannelPage)  # that is moved
+        self._page, self._again = Signal(ChannelPage), Signal()  # that is moved; its record is read for the second time
+        self._moving, self._completing = Signal(), Signal()  # the next transfer is of a page; of a completion
         self._kept = Signal()  # its record came; else it moves all the same, for its channel waits
         self._completions = Signal(NUMBER_BITS)  # written
         # The record that could not go when it was fetched, so that it is fetched again when it can.
@@ -139,6 +140,15 @@ class PageMover(wiring.Component):
             writer.i.payload.strb.eq(-1),
             writer.i.payload.data.eq(Mux(transfer.o_memory.valid, transfer.o_memory.payload, completion)),
         ]
+        table = Mux(self._completing, self.completions_address, self.operations_address)
+        place = Mux(self._completing, self._number << _COMPLETION_LOG2, self._number << _RECORD_LOG2)
+        page_beats = (self._page.item.codewords << 6) + (self._page.item.codewords << 1)
+        for unit, beats in ((reader, _RECORD_BEATS), (writer, 1)):
+            command = unit.i_command.payload
+            m.d.comb += [
+                command.address.eq(Mux(self._moving, self._record.address, table + place)),
+                command.beats.eq(Mux(self._moving, page_beats, beats)),
+            ]
         with m.If(self.begin):
             m.d.sync += [self.lost.eq(0), self._completions.eq(0), self._blocked.eq(0)]
 
@@ -210,30 +220,28 @@ class PageMover(wiring.Component):
             with m.Elif(pages.valid):
                 m.d.comb += pages.ready.eq(1)
                 m.d.sync += [self._page.eq(pages.payload), self._number.eq(pages.payload.item.number)]
-                m.next = "LOAD-AGAIN"
+                m.d.sync += self._again.eq(1)
+                m.next = "LOAD"
             with m.Elif(self.active & self.i.valid & can_go):
-                m.d.sync += self._number.eq(self.i.payload)
+                m.d.sync += [self._number.eq(self.i.payload), self._again.eq(0)]
                 m.next = "LOAD"
 
     def _load(self, m: Module) -> None:
         """The record comes; a new one goes to its channel, or ends at once, or has to be fetched again later."""
         reader, record = self._reader, self._record
-        for state, after in (("LOAD", "JUDGE"), ("LOAD-AGAIN", "OPEN")):
-            beat = Signal(range(_RECORD_BEATS), name=f"{after.lower()}_beat")
-            with m.State(state):
-                m.d.comb += [
-                    reader.i_command.payload.address.eq(self.operations_address + (self._number << _RECORD_LOG2)),
-                    reader.i_command.payload.beats.eq(_RECORD_BEATS),
-                    reader.i_command.valid.eq(1),
-                ]
-                with m.If(reader.i_command.ready):
-                    m.next = f"{state}-BEATS"
-            with m.State(f"{state}-BEATS"):
-                m.d.comb += reader.o.ready.eq(1)
-                with m.If(reader.o.valid):
-                    m.d.sync += [record.eq(Cat(record, reader.o.payload)[64:]), beat.eq(beat + 1)]
-                    with m.If(beat == _RECORD_BEATS - 1):
-                        m.next = after
+        beat = Signal(range(_RECORD_BEATS))
+        with m.State("LOAD"):
+            m.d.comb += reader.i_command.valid.eq(1)
+            with m.If(reader.i_command.ready):
+                m.next = "AWAIT-RECORD"
+        with m.State("AWAIT-RECORD"):
+            m.d.comb += reader.o.ready.eq(1)
+            with m.If(reader.o.valid):
+                m.d.sync += [record.eq(Cat(record, reader.o.payload)[64:]), beat.eq(beat + 1)]
+                with m.If(beat == _RECORD_BEATS - 1):
+                    m.next = "JUDGE"
+                    with m.If(self._again):
+                        m.next = "OPEN"
         with m.State("JUDGE"):
             read, goes = record.kind == OperationKind.READ, Signal()
             m.d.sync += [self._blocked_channel.eq(record.channel), self._blocked_read.eq(read), self._blocked.eq(0)]
@@ -256,12 +264,11 @@ class PageMover(wiring.Component):
             m.d.sync += self._kept.eq(~reader.error.seen)
             m.next = "COMMAND"
         with m.State("COMMAND"):
-            for unit, mine in ((reader, ~page.read), (writer, page.read)):
-                m.d.comb += [
-                    unit.i_command.valid.eq(mine & self._kept),
-                    unit.i_command.payload.address.eq(self._record.address),
-                    unit.i_command.payload.beats.eq((page.codewords << 6) + (page.codewords << 1)),
-                ]
+            m.d.comb += [
+                self._moving.eq(1),
+                reader.i_command.valid.eq(self._kept & ~page.read),
+                writer.i_command.valid.eq(self._kept & page.read),
+            ]
             with m.If(~self._kept | Mux(page.read, writer.i_command.ready, reader.i_command.ready)):
                 m.d.comb += transfer.start.eq(1)
                 m.next = "MOVE"
@@ -283,15 +290,10 @@ class PageMover(wiring.Component):
 
     def _complete(self, m: Module) -> None:
         """A completion is written, and answered before the next one."""
-        writer, command = self._writer, self._writer.i_command
+        writer = self._writer
         with m.State("COMPLETE"):
-            m.d.comb += [
-                writer.clear.eq(1),
-                command.payload.address.eq(self.completions_address + (self._number << _COMPLETION_LOG2)),
-                command.payload.beats.eq(1),
-                command.valid.eq(1),
-            ]
-            with m.If(command.ready):
+            m.d.comb += [self._completing.eq(1), writer.clear.eq(1), writer.i_command.valid.eq(1)]
+            with m.If(writer.i_command.ready):
                 m.next = "WRITE"
         with m.State("WRITE"):
             m.d.comb += writer.i.valid.eq(1)

@@ -90,12 +90,14 @@ class PageRouter(wiring.Component):
                 port.program.valid.eq(self.i_program.valid & (self.at == index)),
                 port.sealed.ready.eq(self.o_sealed.ready & (self.at == index)),
             ]
-            with m.If(self.at == index):
-                m.d.comb += [
-                    self.i_program.ready.eq(port.program.ready),
-                    self.o_sealed.valid.eq(port.sealed.valid),
-                    self.o_sealed.payload.eq(port.sealed.payload),
-                ]
+        with m.Switch(self.at):
+            for index, port in enumerate(self.channel):
+                with m.Case(index):
+                    m.d.comb += [
+                        self.i_program.ready.eq(port.program.ready),
+                        self.o_sealed.valid.eq(port.sealed.valid),
+                        self.o_sealed.payload.eq(port.sealed.payload),
+                    ]
         self._choose(m, self.o_result, [port.result for port in self.channel])
         self._choose(m, self.o_wanted, [port.wanted for port in self.channel])
         return m
@@ -104,6 +106,9 @@ class PageRouter(wiring.Component):
         """The first one that has anything."""
         m.d.comb += o.valid.eq(Cat(one.valid for one in streams).any())
         for index, one in reversed(list(enumerate(streams))):
-            m.d.comb += one.ready.eq(o.ready & (o.payload.channel == index))
             with m.If(one.valid):
-                m.d.comb += [o.payload.item.eq(one.payload), o.payload.channel.eq(index)]
+                m.d.comb += o.payload.channel.eq(index)
+        with m.Switch(o.payload.channel):
+            for index, one in enumerate(streams):
+                with m.Case(index):
+                    m.d.comb += [o.payload.item.eq(one.payload), one.ready.eq(o.ready)]
