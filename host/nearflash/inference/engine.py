@@ -15,7 +15,7 @@ __all__ = ["Engine", "EngineCounters"]
 
 @dataclass
 class EngineCounters:
-    """What an engine did since it was made, or since these counters were last taken (`take`)."""
+    """What an engine did since it was made."""
 
     heads: int = 0
     """Heads attended: one for each sequence, layer and KV head of a call."""
@@ -38,18 +38,24 @@ class EngineCounters:
         self.flash_bytes[kind] = self.flash_bytes.get(kind, 0) + size_bytes
 
     def take(self) -> "EngineCounters":
-        """What was counted so far; counting begins anew."""
+        """What these counters hold, which begin anew; of an engine whose counters are a copy (CsdArray) use `-`."""
         taken = EngineCounters(self.heads, self.flash_bytes, self.seconds)
         self.heads, self.flash_bytes, self.seconds = 0, {}, {}
         return taken
 
     def __add__(self, other: "EngineCounters") -> "EngineCounters":
-        total = EngineCounters(self.heads + other.heads, dict(self.flash_bytes), dict(self.seconds))
-        for kind, size_bytes in other.flash_bytes.items():
-            total.count(kind, size_bytes)
-        for phase, seconds in other.seconds.items():
-            total.seconds[phase] = total.seconds.get(phase, 0.0) + seconds
-        return total
+        return self._joined(other, 1)
+
+    def __sub__(self, earlier: "EngineCounters") -> "EngineCounters":
+        return self._joined(earlier, -1)
+
+    def _joined(self, other: "EngineCounters", sign: int) -> "EngineCounters":
+        kinds, phases = (self.flash_bytes | other.flash_bytes), (self.seconds | other.seconds)
+        return EngineCounters(
+            self.heads + sign * other.heads,
+            {kind: self.flash_bytes.get(kind, 0) + sign * other.flash_bytes.get(kind, 0) for kind in kinds},
+            {phase: self.seconds.get(phase, 0.0) + sign * other.seconds.get(phase, 0.0) for phase in phases},
+        )
 
 
 class Engine(ABC):
@@ -91,7 +97,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def counters(self) -> EngineCounters:
-        """What was done so far."""
+        """What was done so far; it may go on counting, or be a copy."""
 
     @abstractmethod
     def close(self) -> None:

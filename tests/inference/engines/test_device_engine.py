@@ -75,9 +75,9 @@ def test_a_dense_head_knows_its_last_maximum(make_engine, make_layout, shape, fi
     numbers, _ = filled(engine, shape, [39])
     q = draw_q(shape, 1, 1) * np.float16(20)
     first = engine.attend(1, numbers, q)
-    tried = engine.counters.take().flash_bytes["codeword"]
+    tried = engine.counters.flash_bytes["codeword"]
     assert np.array_equal(engine.attend(1, numbers, q), first)
-    assert engine.counters.flash_bytes["codeword"] < tried
+    assert engine.counters.flash_bytes["codeword"] - tried < tried
     engine.free(numbers[0])
     assert not engine._references
 
@@ -91,7 +91,7 @@ def test_what_is_wrong_with_a_page_or_a_number_is_named(make_engine, make_layout
     engine.store.flush()
     page = int(engine.store.head(numbers[0], 1, 2).token_pages[1])
     engine.store.flash._buffer.p2p[page * 8 * 528 + 40] ^= 1
-    with pytest.raises(PageError, match="sequence 0, layer 1, head 2: .* FOREIGN"):
+    with pytest.raises(PageError, match=r"sequence 0, layer 1, head 2: .* FOREIGN"):
         engine.attend(1, numbers, q)
 
 

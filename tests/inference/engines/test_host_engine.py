@@ -92,7 +92,7 @@ def test_a_damaged_page_is_named(make_store, make_layout, shape, filled):
     numbers, _ = filled(engine, shape, [139])
     store.flush()
     page = int(store.head(numbers[0], 1, 2).token_pages[3])
-    path, place = store.flash.path, store.flash._offset(page)
+    path, place = store.flash.path, store.flash.offset(page)
     with path.open("r+b") as file:
         file.seek(place + 100)
         byte = file.read(1)[0]
@@ -109,3 +109,26 @@ def test_freed_sequences_are_gone(make_store, make_layout, shape, filled):
     assert list(engine.store.lengths) == [numbers[1]]
     engine.close()
     engine.close()
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 3, 100])
+def test_index_rows_kept_in_memory_give_the_same(make_store, make_layout, shape, filled, blocks):
+    """Room for none, some or all rows of a sequence that grows."""
+    layout = make_layout(block_tokens=32)
+    room = blocks * shape.kv_heads * shape.dim * (16 + 4)
+    engine = HostEngine(make_store(shape, layout), POLICIES["page"], index_bytes=room)
+    (number,), ((k, v),) = filled(engine, shape, [139])
+    for grown in range(3):
+        q = draw_q(shape, 1, 2, seed=grown)
+        want = expected(q, [(k, v)], POLICIES["page"], layout)
+        for _ in range(2):
+            engine.counters.take()
+            np.testing.assert_allclose(engine.attend(1, [number], q), want, rtol=1e-4, atol=1e-4)
+        held = engine.memory_bytes // (shape.kv_heads * shape.dim * 20)
+        assert held == (k.shape[1] // 32 if blocks == 100 else held) and held <= blocks
+        assert ("index" in engine.counters.flash_bytes) == (held < k.shape[1] // 32)
+        more = np.random.default_rng(grown).standard_normal((2, shape.kv_heads, 30, shape.dim)).astype(np.float16)
+        engine.append(number, 1, *more)
+        k, v = (np.concatenate([old, new], axis=1) for old, new in zip((k, v), more, strict=True))
+    engine.free(number)
+    assert engine.memory_bytes == 0

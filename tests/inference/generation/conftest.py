@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from nearflash.abi.errors import DeviceError, StorageFullError
 from nearflash.inference.attention import attach
 from nearflash.inference.engine import Engine, EngineCounters
+from nearflash.inference.models import load_model
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -76,14 +77,24 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
-def doclm():
-    """doclm-7m in fp32, attached to near storage."""
-    return attach(AutoModelForCausalLM.from_pretrained(DATA / "doclm-7m", dtype=torch.float32).eval())
+def doclm_folder():
+    return DATA / "doclm-7m"
 
 
 @pytest.fixture(scope="session")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(DATA / "doclm-7m", padding_side="left")
+def loaded(doclm_folder):
+    return load_model(doclm_folder)
+
+
+@pytest.fixture(scope="session")
+def doclm(loaded):
+    """doclm-7m in fp32, attached to near storage."""
+    return loaded[0]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(loaded):
+    return loaded[1]
 
 
 @pytest.fixture

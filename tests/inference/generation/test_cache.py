@@ -23,7 +23,6 @@ PROMPTS = [
 @pytest.fixture
 def batch(tokenizer):
     """Eight prompts of unequal length, padded on the left."""
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token or "<|endoftext|>"
     return tokenizer(PROMPTS, return_tensors="pt", padding=True, return_token_type_ids=False)
 
 

@@ -1,0 +1,109 @@
+"""`nearflash generate`: prompts of a file continued, their KV near storage."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nearflash.abi.errors import CommandError
+
+if TYPE_CHECKING:
+    from nearflash.inference.generate import Generated, Progress
+
+__all__ = ["generate"]
+
+_MODES = ("dense", "sparq", "sparf", "sparf-page")
+
+
+def generate(subparsers: Any) -> None:
+    """Add the command."""
+    from importlib import import_module
+
+    import_module("transformers")  # without it the command says what to install
+    parser = subparsers.add_parser("generate", help="continue prompts, with the KV cache on flash")
+    parser.add_argument("--model", required=True, help="a transformers folder, or smollm2")
+    parser.add_argument("--prompts", required=True, type=Path, help="text file, one prompt a line")
+    parser.add_argument("--attention", default="dense", choices=_MODES)
+    parser.add_argument(
+        "--channels", type=_amount, default=0.25, help="of the approximate score: a count or a fraction"
+    )
+    parser.add_argument("--budget", type=_amount, default=0.125, help="tokens or token groups: a count or a fraction")
+    parser.add_argument(
+        "--mass", type=float, default=0.0, help="take entries until this share of probability, up to the budget"
+    )
+    parser.add_argument("--local", type=int, default=64, help="last tokens, always taken")
+    parser.add_argument("--device", default="host", help="host, or a device such as model:attend-tiny")
+    parser.add_argument("--devices", type=int, default=1, help="KV heads over so many of them")
+    parser.add_argument("--path", type=Path, help="file for the pages (device host); default: one that is deleted")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--mini-batches", type=int, default=1, help="one computes while another is attended to")
+    parser.add_argument(
+        "--dtype", default="fp32", choices=("fp32", "fp16", "bf16"), help="of the model's own arithmetic"
+    )
+    parser.add_argument("--chat", action="store_true", help="each prompt is a message to an instructed model")
+    parser.set_defaults(run=_generate)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from nearflash.inference.generate import generate as continued
+    from nearflash.inference.models import kv_shape, load_model
+    from nearflash.inference.policy import AttentionPolicy
+    from nearflash.inference.setup import open_engine
+
+    prompts = _prompts(arguments.prompts)
+    policy = AttentionPolicy(arguments.attention, arguments.channels, arguments.budget, arguments.mass, arguments.local)
+    model, tokenizer = load_model(arguments.model, arguments.dtype)
+    longest = max(map(len, tokenizer(prompts)["input_ids"])) + _TEMPLATE_TOKENS * arguments.chat
+    with open_engine(
+        kv_shape(model), policy, tokens=longest + arguments.max_new_tokens, sequences=len(prompts),
+        device=arguments.device, devices=arguments.devices, path=arguments.path,
+    ) as engine:  # fmt: skip
+        done = continued(
+            model, tokenizer, prompts, engine, max_new_tokens=arguments.max_new_tokens, chat=arguments.chat,
+            mini_batches=arguments.mini_batches, progress=_tell,
+        )  # fmt: skip
+    for prompt, text in zip(prompts, done.texts, strict=True):
+        print(f"{prompt}{' => ' if arguments.chat else ''}{text}\n")
+    print(_summary(done), file=sys.stderr)
+    return 0
+
+
+_TEMPLATE_TOKENS = 128
+"""Room for what a chat template puts around a prompt."""
+
+
+def _amount(text: str) -> int | float:
+    return int(text) if text.isdigit() else float(text)
+
+
+def _prompts(path: Path) -> list[str]:
+    try:
+        prompts = [line for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise CommandError(f"prompts must be in a readable file, not {str(path)!r}: {error.strerror}") from error
+    if not prompts:
+        raise CommandError(f"prompts must be at least one line of {str(path)!r}, not none")
+    return prompts
+
+
+def _tell(progress: "Progress") -> None:
+    """A line that is overwritten on a terminal; elsewhere some of them."""
+    terminal = sys.stderr.isatty()
+    if terminal or progress.step in (1, progress.steps) or progress.step % 16 == 0:
+        line = (
+            f"token {progress.step}/{progress.steps}  {progress.tokens_per_s:.1f} tokens/s  "
+            f"{progress.flash_bytes / 1e6:.1f} MB asked of flash  {progress.remaining_s:.0f} s left"
+        )
+        print(f"\r{line:<78}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+        if terminal and progress.step == progress.steps:
+            print(file=sys.stderr)
+
+
+def _summary(done: "Generated") -> str:
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in done.counters.seconds.items())
+    kinds = ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in done.counters.flash_bytes.items())
+    return (
+        f"{sum(map(len, done.tokens))} tokens: prefill {done.prefill_s:.1f} s, decode {done.decode_s:.1f} s, "
+        f"{done.tokens_per_s:.1f} tokens/s; engine: {phases}\n"
+        f"{done.flash_bytes_per_token / 1e6:.3f} MB of flash a token, in all {kinds or 'none'}"
+    )

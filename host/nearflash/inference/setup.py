@@ -1,0 +1,114 @@
+"""Engines by name, with stores as large as a job needs."""
+
+import tempfile
+from dataclasses import replace
+from itertools import accumulate
+from math import lcm
+from pathlib import Path
+
+from nearflash.abi.attend.pages import IndexFormat, TokenLayout
+from nearflash.abi.errors import CommandError
+from nearflash.device import open_device
+from nearflash.inference.array import CsdArray, split_heads
+from nearflash.inference.engine import Engine
+from nearflash.inference.policy import AttentionMode, AttentionPolicy
+from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.flash.geometry import FlashGeometry
+from nearflash.storage.flash.memory import MemoryFlash
+from nearflash.storage.kv import KvLayout, KvShape, KvStore
+
+__all__ = ["HOST", "default_layout", "flash_geometry", "open_engine"]
+
+HOST = "host"
+"""The name of HostEngine; any other one is a device's."""
+_PAGE_BYTES = 4096
+_PAGES_PER_BLOCK = 64
+_UNITS = 2
+_SPARE_BLOCKS = 4
+"""Of each lane, beside those that data fills: two being written, some for garbage collection."""
+
+
+def open_engine(
+    shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = HOST, devices: int = 1,
+    path: Path | None = None, layout: KvLayout | None = None,
+) -> Engine:  # fmt: skip
+    """An engine with room for `sequences` of up to `tokens` tokens each; of several devices a CsdArray.
+
+    `host` keeps pages in a file: `path` (its name with .0, .1, … for several devices), by direct I/O; or, by default,
+    one that is gone when it is closed, through the page cache. A device keeps them in its memory, and takes no path.
+    Raises CommandError for that, ConfigError for more devices than KV heads, what opening raises.
+    """
+    if device != HOST and path is not None:
+        raise CommandError(f"path must be given with device {HOST} alone, not with {device!r}: it has its own memory")
+    layout = layout or default_layout(shape.dim, policy, tokens)
+    counts = split_heads(shape.kv_heads, [1.0] * devices)
+    engines: list[Engine] = []
+    try:
+        for place, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
+            own = replace(shape, kv_heads=count)
+            file = path if path is None or devices == 1 else path.with_name(f"{path.name}.{place}")
+            if device == HOST:
+                engines.append(_host(own, policy, layout, tokens, sequences, file, end - count))
+            else:
+                engines.append(_device(device, own, policy, layout, tokens, sequences, end - count))
+    except BaseException:
+        for engine in engines:
+            engine.close()
+        raise
+    return engines[0] if devices == 1 else CsdArray(engines)
+
+
+def default_layout(dim: int, policy: AttentionPolicy, tokens: int) -> KvLayout:
+    """Pages of 4 KiB, an int4 index, blocks of about an eighth of `tokens` (what is behind them is read in full).
+
+    K and V of a token lie together unless single tokens are chosen.
+    """
+    interleaved = policy.mode in (AttentionMode.DENSE, AttentionMode.SPARF_PAGE)
+    group = TokenLayout.capacity(_PAGE_BYTES, dim, interleaved)
+    unit = lcm(group, 16)
+    block = max(1, min(1024, tokens // 8) // unit) * unit
+    return KvLayout(group, interleaved, block, IndexFormat.INT4, _PAGE_BYTES)
+
+
+def flash_geometry(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, channels: int) -> FlashGeometry:
+    """Blocks for as many tokens of as many sequences, an eighth more, and what the store needs to work with."""
+    groups, blocks = tokens // layout.group_tokens, tokens // layout.block_tokens
+    pages = groups * layout.group_pages + blocks * layout.index_layout(shape.dim).pages
+    lanes = channels * _UNITS
+    filled = -(-pages * shape.layers * shape.kv_heads * sequences * 9 // (8 * _PAGES_PER_BLOCK * lanes))
+    return FlashGeometry(layout.page_bytes, _PAGES_PER_BLOCK, channels, _UNITS, (filled + _SPARE_BLOCKS) * lanes)
+
+
+def _host(
+    shape: KvShape,
+    policy: AttentionPolicy,
+    layout: KvLayout,
+    tokens: int,
+    sequences: int,
+    path: Path | None,
+    first: int,
+) -> Engine:
+    from nearflash.inference.host_engine import HostEngine
+
+    geometry = flash_geometry(shape, layout, tokens, sequences, channels=1)
+    if path is not None:
+        flash, name = FileFlash.create(path, geometry), f"host on {path}"
+    else:
+        with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
+            flash, name = FileFlash.create(Path(folder) / "kv", geometry, direct=False), HOST
+    return HostEngine(KvStore(flash, shape, layout, background=True), policy, first_head=first, name=name)
+
+
+def _device(
+    spec: str, shape: KvShape, policy: AttentionPolicy, layout: KvLayout, tokens: int, sequences: int, first: int
+) -> Engine:
+    from nearflash.inference.device_engine import DeviceEngine
+
+    device = open_device(spec)
+    try:
+        channels = getattr(device.identity.config, "channels", 1)
+        flash = MemoryFlash(device, flash_geometry(shape, layout, tokens, sequences, channels))
+        return DeviceEngine(device, KvStore(flash, shape, layout), policy, first_head=first)
+    except BaseException:
+        device.close()
+        raise

@@ -1,0 +1,33 @@
+from nearflash import cli
+
+
+def run(capsys, *argv):
+    code = cli.main(argv)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_prompts_are_continued(capsys, tmp_path, doclm_folder):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("The committee met in the spring\n\nWater\n")
+    settings = ("generate", "--model", str(doclm_folder), "--prompts", str(prompts), "--max-new-tokens", "4")
+    code, out, err = run(capsys, *settings)
+    assert code == 0 and out.startswith("The committee met in the spring") and "\nWater" in out
+    assert "token 4/4  " in err and "\n8 tokens: prefill" in err and " MB of flash a token, in all token " in err
+    page = run(capsys, *settings, "--attention", "sparf-page", "--channels", "64", "--budget", "1.0", "--devices", "2",
+               "--path", str(tmp_path / "kv"), "--mini-batches", "2", "--dtype", "fp16")  # fmt: skip
+    assert page[:2] == (0, out) and (tmp_path / "kv.1").exists()
+
+
+def test_errors_say_what_to_do(capsys, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts))
+    assert code == 2 and err.startswith("nearflash: prompts must be in a readable file, not ")
+    prompts.write_text("\n")
+    code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts))
+    assert code == 2 and "must be at least one line of" in err
+    prompts.write_text("Water\n")
+    code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts))
+    assert code == 2 and "model must be smollm2 or a folder" in err
+    code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts), "--budget", "0.0")
+    assert code == 2 and "budget must be a count from 1 or a fraction" in err

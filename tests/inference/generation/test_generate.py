@@ -1,0 +1,101 @@
+import threading
+import time
+
+import pytest
+
+from nearflash.abi.errors import CommandError, DeviceError
+from nearflash.inference.generate import generate
+from nearflash.inference.models import kv_shape
+from nearflash.inference.policy import AttentionPolicy
+from nearflash.inference.setup import open_engine
+
+PROMPTS = ["The committee met in the spring of that year and", "Water", "He said that", "A short history of the town:"]
+
+
+@pytest.fixture(scope="module")
+def dense(doclm, tokenizer):
+    """What the host gives."""
+    with open_engine(kv_shape(doclm), AttentionPolicy(), tokens=40, sequences=4) as engine:
+        return generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6)
+
+
+def test_texts_figures_and_progress(doclm, tokenizer, engine, dense):
+    told = []
+    done = generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6, progress=told.append)
+    assert done.tokens == dense.tokens
+    assert done.texts == [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in done.tokens]
+    assert [one.step for one in told] == list(range(1, 7)) and {one.steps for one in told} == {6}
+    assert told[-1].remaining_s == 0 < told[2].remaining_s and told[-1].tokens_per_s > 0
+    assert told[-1].flash_bytes == sum(done.counters.flash_bytes.values())
+    assert done.counters.heads == 5 * 6 * 2 * 4
+    assert done.flash_bytes_per_token == sum(done.counters.flash_bytes.values()) / 20
+    assert done.prefill_s > 0 and done.decode_s > 0 and done.tokens_per_s == pytest.approx(20 / done.decode_s)
+    assert not engine.stored
+    again = generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6)
+    assert again.counters.flash_bytes == done.counters.flash_bytes
+
+
+def test_the_model_device_gives_the_tokens_of_the_host(doclm, tokenizer, dense):
+    shape = kv_shape(doclm)
+    with open_engine(shape, AttentionPolicy(), tokens=40, sequences=4, device="model:attend-tiny") as engine:
+        assert generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6).tokens == dense.tokens
+
+
+def test_two_devices_give_the_tokens_of_one(doclm, tokenizer, dense):
+    with open_engine(kv_shape(doclm), AttentionPolicy(), tokens=40, sequences=4, devices=2) as engine:
+        done = generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6)
+        asked = [one.counters.flash_bytes["token"] for one in engine.engines]
+    assert done.tokens == dense.tokens and asked[0] == asked[1]
+    assert done.counters.flash_bytes == dense.counters.flash_bytes
+
+
+@pytest.mark.parametrize("mode", ["sparq", "sparf", "sparf-page"])
+def test_all_channels_and_tokens_are_dense(doclm, tokenizer, dense, mode):
+    """The approximate score then decides nothing."""
+    policy = AttentionPolicy(mode, channels=1.0, budget=1.0)
+    with open_engine(kv_shape(doclm), policy, tokens=40, sequences=4) as engine:
+        assert generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6).tokens == dense.tokens
+
+
+def test_mini_batches_compute_while_others_are_attended_to(doclm, tokenizer, engine, dense, monkeypatch):
+    """Same tokens; and some call of a model runs while an engine is at work for another mini-batch."""
+    attend, lock = type(engine).attend, threading.Lock()
+    busy = threading.Event()
+    overlaps = []
+
+    def slow(self, *arguments):
+        with lock:
+            busy.set()
+            time.sleep(0.005)
+            busy.clear()
+            return attend(self, *arguments)
+
+    watched = doclm.model.layers[0].mlp.register_forward_hook(lambda *_: overlaps.append(busy.is_set()))
+    monkeypatch.setattr(type(engine), "attend", slow)
+    done = generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6, mini_batches=2)
+    watched.remove()
+    assert done.tokens == dense.tokens and any(overlaps)
+
+
+def test_the_first_end_of_text_token_ends_a_sequence(doclm, tokenizer, engine, dense, monkeypatch):
+    end = dense.tokens[0][2]
+    monkeypatch.setattr(doclm.generation_config, "eos_token_id", end)
+    done = generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6)
+    for tokens, own in zip(done.tokens, dense.tokens, strict=True):
+        assert tokens == (own[: own.index(end) + 1] if end in own else own)
+
+
+def test_an_engines_error_frees_the_sequences(doclm, tokenizer, engine):
+    engine.broken = True
+    with pytest.raises(DeviceError, match="device must answer"):
+        generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6, mini_batches=2)
+    assert not engine.stored
+
+
+def test_prompts_batches_and_templates_are_checked(doclm, tokenizer, engine):
+    with pytest.raises(CommandError, match="prompts must be at least one"):
+        generate(doclm, tokenizer, [], engine)
+    with pytest.raises(CommandError, match="mini_batches must be 1 to 4, the prompts, not 5"):
+        generate(doclm, tokenizer, PROMPTS, engine, mini_batches=5)
+    with pytest.raises(CommandError, match="chat must be asked of a model whose tokenizer has a template"):
+        generate(doclm, tokenizer, PROMPTS, engine, chat=True)

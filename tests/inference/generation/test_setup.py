@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+
+from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.errors import CommandError, ConfigError, StorageFullError, UnknownDeviceError
+from nearflash.inference.policy import AttentionPolicy
+from nearflash.inference.setup import default_layout, open_engine
+from nearflash.storage.kv import KvLayout, KvShape
+
+SHAPE = KvShape(layers=2, kv_heads=4, dim=32)
+PAGE = AttentionPolicy("sparf-page", channels=0.5, budget=0.5, local=8)
+
+
+def fill(engine, sequences, tokens, seed=3):
+    rng = np.random.default_rng(seed)
+    numbers = [engine.add() for _ in range(sequences)]
+    for number in numbers:
+        for layer in range(SHAPE.layers):
+            engine.append(number, layer, *rng.standard_normal((2, 4, tokens, 32)).astype(np.float16))
+    return numbers
+
+
+@pytest.mark.parametrize("policy", [AttentionPolicy(), AttentionPolicy("sparf", local=4), PAGE])
+@pytest.mark.parametrize("device", ["host", "model:attend-tiny"])
+def test_there_is_room_for_what_was_asked(device, policy):
+    with open_engine(SHAPE, policy, tokens=100, sequences=3, device=device) as engine:
+        numbers = fill(engine, 3, 100)
+        out = engine.attend(1, numbers, np.ones((3, 4, 1, 32), np.float16))
+        assert np.isfinite(out).all()
+
+
+def test_devices_share_the_heads_and_give_the_same(tmp_path):
+    q = np.random.default_rng(5).standard_normal((2, 4, 2, 32)).astype(np.float16)
+    outs = []
+    layout = KvLayout(8, True, 32, IndexFormat.INT4, 4096)
+    for devices in (1, 2, 4):
+        path = tmp_path / f"kv{devices}"
+        with open_engine(SHAPE, PAGE, tokens=200, sequences=2, devices=devices, path=path, layout=layout) as engine:
+            outs.append(engine.attend(0, fill(engine, 2, 200), q))
+    assert np.array_equal(outs[0], outs[1]) and np.array_equal(outs[0], outs[2])
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "kv1",
+        *(f"kv2.{i}" for i in range(2)),
+        *(f"kv4.{i}" for i in range(4)),
+    ]
+
+
+def test_a_full_flash_is_an_error(tmp_path):
+    with open_engine(SHAPE, AttentionPolicy(), tokens=8, sequences=1, path=tmp_path / "kv") as engine:
+        with pytest.raises(StorageFullError):
+            fill(engine, 40, 2000)
+
+
+def test_what_does_not_go_together_is_refused(tmp_path):
+    with pytest.raises(CommandError, match="path must be given with device host alone, not with 'model:attend-tiny'"):
+        open_engine(SHAPE, PAGE, tokens=8, sequences=1, device="model:attend-tiny", path=tmp_path / "kv")
+    with pytest.raises(ConfigError, match=r"devices must be 1 to 4 \(the KV heads\)"):
+        open_engine(SHAPE, PAGE, tokens=8, sequences=1, devices=5)
+    with pytest.raises(UnknownDeviceError):
+        open_engine(SHAPE, PAGE, tokens=8, sequences=1, device="model:attend-huge")
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparq", "sparf", "sparf-page"])
+@pytest.mark.parametrize("dim", [32, 64, 80, 128, 256])
+@pytest.mark.parametrize("tokens", [1, 100, 4096, 1 << 17])
+def test_the_layout_fits(mode, dim, tokens):
+    layout = default_layout(dim, AttentionPolicy(mode), tokens)
+    assert layout.token_layout(dim).tokens == layout.group_tokens
+    assert 16 <= layout.index_layout(dim).block_tokens <= 1024 and layout.block_tokens % layout.group_tokens == 0
+    assert layout.interleaved == (mode in ("dense", "sparf-page"))
