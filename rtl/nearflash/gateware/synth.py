@@ -215,6 +215,8 @@ def _attend(build: AttendConfig) -> _Kernel:
     from nearflash.gateware.nfc.controller import NandController
     from nearflash.gateware.num.exp2 import Exp2
     from nearflash.gateware.num.mac import ExactMac
+    from nearflash.gateware.pages.mover import PageMover
+    from nearflash.gateware.pages.transfer import PageTransfer
     from nearflash.gateware.top.attend import AttendKernel
     from nearflash.gateware.topk.select import RadixSelector
     from nearflash.gateware.topk.selection import Selection
@@ -222,6 +224,7 @@ def _attend(build: AttendConfig) -> _Kernel:
     nand = {
         "nand_controller": NandController(build.units, build.nand, build.clock_hz),
         "codeword_checker": CodewordChecker(), "corrector": CorrectorShare(min(4, build.channels)),
+        "page_transfer": PageTransfer(), "page_mover": PageMover(build),
     } if build.units else {}  # fmt: skip
     units = {
         "exact_mac": ExactMac(), "exp2": Exp2(), "argtopk": RadixSelector(build.selector_keys), **nand,

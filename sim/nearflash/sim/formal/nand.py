@@ -5,15 +5,17 @@ from typing import Any
 from amaranth.hdl import Cat, Mux, Signal
 
 from nearflash.abi.attend.nand import NandTiming
+from nearflash.gateware.nfc.bch.encoder import Encoder
 from nearflash.gateware.nfc.link import CycleKind
 from nearflash.gateware.nfc.phrase import PhraseKind, PhrasePlayer
 from nearflash.gateware.nfc.progress import UnitProgress
 from nearflash.gateware.nfc.runs import RunFinder
+from nearflash.gateware.nfc.seal_check import SealCheck
 from nearflash.gateware.nfc.units import TRIES_MAX, UnitPhase
 from nearflash.sim.formal.bench import Bench
 from nearflash.sim.formal.properties import accept, check_source, moves, offer
 
-__all__ = ["phrase", "progress", "runs"]
+__all__ = ["encoder", "phrase", "progress", "runs", "seal_check"]
 
 _CLOCK_HZ = 100_000_000
 _TIMING = NandTiming(
@@ -137,3 +139,44 @@ def progress() -> Bench:
     bench.cover("chain", acts & (phase == UnitPhase.CHAIN) & (dut.kind == PhraseKind.CACHE_READ))
     bench.cover("erased", acts & dut.ends & record.behind)
     return bench
+
+
+def seal_check() -> Bench:
+    """Beats pass one for one; an owner stays for the 66 beats of its codeword."""
+    dut = SealCheck()
+    bench = Bench(dut)
+    offer(bench, dut.i)
+    offer(bench, dut.i_owner, "i_owner")
+    accept(bench, dut.o)
+    check_source(bench, dut.o)
+    beat = _beats(bench, dut.o, 66)
+    bench.prove("one_for_one", moves(dut.i) == moves(dut.o))
+    bench.prove("same", ~dut.o.valid | (dut.o.payload.data == dut.i.payload))
+    bench.prove("last", ~dut.o.valid | (dut.o.payload.last == (beat == 65)))
+    bench.prove("an_owner_a_codeword", moves(dut.i_owner) == (moves(dut.o) & dut.o.payload.last))
+    bench.cover("second_beat", moves(dut.o) & (beat == 1))
+    return bench
+
+
+def encoder() -> Bench:
+    """66 beats in, 69 out; those before the CRC pass unchanged."""
+    dut = Encoder()
+    bench = Bench(dut)
+    offer(bench, dut.i)
+    accept(bench, dut.o)
+    check_source(bench, dut.o)
+    beat = _beats(bench, dut.o, 69)
+    bench.prove("taken_as_given", moves(dut.i) == (moves(dut.o) & (beat < 66)))
+    bench.prove("same", ~(dut.o.valid & (beat < 65)) | (dut.o.payload.data == dut.i.payload))
+    bench.prove("first", ~dut.o.valid | (dut.o.payload.first == (beat == 0)))
+    bench.prove("last", ~dut.o.valid | (dut.o.payload.last == (beat == 68)))
+    bench.cover("second_beat", moves(dut.o) & (beat == 1))
+    return bench
+
+
+def _beats(bench: Bench, source: Any, count: int) -> Any:
+    """Number of the beat that `source` shows in its codeword of `count` beats."""
+    beat = Signal(range(count), name="beat")
+    with bench.m.If(moves(source)):
+        bench.m.d.sync += beat.eq(Mux(beat == count - 1, 0, beat + 1))
+    return beat

@@ -47,6 +47,8 @@ PROOFS = {
         Proof("bus.registers", bus.registers, engine="induction", depth=3),
         Proof("nfc.runs", nand.runs),
         Proof("nfc.phrase", nand.phrase),
+        Proof("nfc.seal_check", nand.seal_check),
+        Proof("nfc.encoder", nand.encoder),
         Proof("nfc.progress", nand.progress, engine="induction", depth=3),
         Proof("topk.selector", topk.selector, engine="bounded", depth=topk.RUN_CYCLES + 2, cover_depth=topk.RUN_CYCLES),
     )
