@@ -13,7 +13,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Engine(ABC):
     """Moves bytes between an open file and memory. May raise OSError; returns how many bytes were moved."""
 
+    queued: ClassVar[bool] = False
+    """`read_many` keeps many reads in flight; else it takes a thread for each."""
+
     @abstractmethod
     def read(self, fd: int, memory: memoryview, offset: int) -> int:
         """Fill `memory` from `offset`; fewer bytes than asked for only at the end of the file."""
@@ -46,6 +49,10 @@ class Engine(ABC):
             if moved < len(memory):
                 break
         return done
+
+    def read_many(self, fd: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
+        """Fill each row of `memory` (p, bytes) from its offset (p,), in any order."""
+        return sum(self.read(fd, row.data, offset) for row, offset in zip(memory, offsets.tolist(), strict=True))
 
     @abstractmethod
     def write(self, fd: int, memory: memoryview, offset: int) -> int:
@@ -166,6 +173,17 @@ class DirectFile:
     def read(self, offset: int, memory: NDArray[np.uint8]) -> None:
         """Fill `memory` from the file. Raises AlignmentError, StateError (short file, I/O error)."""
         self._transfer("reading", self.engine.read, offset, memory)
+
+    def read_many(self, offsets: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
+        """Fill each row of `memory` (p, bytes) from its offset (p,). Raises as `read`."""
+        if not len(offsets):
+            return
+        self._check(int(np.bitwise_or.reduce(offsets)), memory.shape[1], memory.ctypes.data | memory.strides[0])
+        try:
+            done = self.engine.read_many(self._fd, memory, offsets)
+        except OSError as error:
+            raise self._failure("reading", memory.nbytes, int(offsets.min()), error) from error
+        self._check_done(int(offsets.min()), done, memory.nbytes)
 
     def scatter(self, offset: int, memories: Sequence[memoryview]) -> None:
         """Fill one memory (bytes, aligned, of whole blocks) after another from the file, as `read`."""

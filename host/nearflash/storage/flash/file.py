@@ -145,6 +145,9 @@ class FileFlash(Flash):
         """Pages, the CRC32C recorded of each, and that of what was read as a page of `keys`."""
         data, size = page_array(len(pages), self.geometry.page_bytes), self.geometry.page_bytes
         aux, checksums = self._spare.get(pages)
+        if self._file.engine.queued:
+            self._file.read_many(self.offset(pages), data)
+            return PageData(data, aux), checksums, page_checksums(keys, aux, data)
         actual, memory = np.empty(len(pages), np.uint32), data.reshape(-1).data
         order = np.argsort(pages, kind="stable")
         rows = order.tolist()
