@@ -111,6 +111,8 @@ class DirectFile:
     def __init__(self, path: Path, flags: int, direct: bool, engine: Engine | None) -> None:
         self.path = path
         self.engine = engine or PositionalEngine()
+        if path.is_block_device():
+            flags = os.O_EXCL  # which Linux refuses where the device, or a part of it, is mounted
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags | (os.O_DIRECT if direct else 0), 0o600)
         except OSError as error:
@@ -124,7 +126,7 @@ class DirectFile:
 
     @classmethod
     def create(cls, path: Path, size_bytes: int, *, direct: bool = True, engine: Engine | None = None) -> Self:
-        """A new or emptied file (mode 0600), locked, with room for all of its bytes.
+        """A new or emptied file (mode 0600), locked, with room for all of its bytes; or a block device as it is.
 
         Raises StorageFullError where the disk has no room (the file is then removed), StateError otherwise.
         """
@@ -150,8 +152,8 @@ class DirectFile:
 
     @property
     def size_bytes(self) -> int:
-        """Length of the file, in bytes."""
-        return os.fstat(self._fd).st_size
+        """Length of the file or block device, in bytes."""
+        return os.lseek(self._fd, 0, os.SEEK_END)
 
     def lock(self) -> None:
         """Take the file for this open file alone. Raises StateError when another one holds it."""
@@ -163,6 +165,10 @@ class DirectFile:
             ) from error
 
     def _reserve(self, size_bytes: int) -> None:
+        if self.path.is_block_device():
+            if self.size_bytes < size_bytes:
+                raise StorageFullError(f"{self.path} must have {size_bytes} bytes, not {self.size_bytes}; ask for less")
+            return
         try:
             os.ftruncate(self._fd, 0)
             os.posix_fallocate(self._fd, 0, size_bytes)

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +128,42 @@ def test_a_flash_is_emptied_and_other_files_are_left_alone(path):
         with pytest.raises(StateError, match="must begin with the superblock of a flash"):
             refused(path)
     assert path.read_bytes() == b"precious" * 1024
+    path.write_bytes(b"short")
+    with pytest.raises(StateError, match="must begin with the superblock of a flash"):
+        FileFlash.create(path, GEOMETRY)
+
+
+@pytest.fixture
+def block_device(tmp_path):
+    """A loop device of 1 MiB."""
+    backing = tmp_path / "backing"
+    backing.write_bytes(bytes(1 << 20))
+    done = subprocess.run(["losetup", "-f", "--show", backing], capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.skip("loop devices need root")
+    yield Path(done.stdout.strip())
+    subprocess.run(["losetup", "-d", done.stdout.strip()], check=True, timeout=60)
+
+
+def test_block_devices(block_device):
+    device, written = block_device, batch([1, 2])
+    for _ in range(2):
+        with FileFlash.create(device, GEOMETRY) as flash:
+            with pytest.raises(PageError, match="blank"):
+                flash.read(np.array([0]), written.keys[:1])
+            flash.program(np.array([0, 1]), written)
+            with pytest.raises(StateError, match="busy"):
+                FileFlash.open(device)
+        with FileFlash.open(device) as flash:
+            assert np.array_equal(flash.read(np.array([0, 1]), written.keys).data, written.data)
+    with pytest.raises(StorageFullError, match=r"must have \d+ bytes, not 1048576; ask for less"):
+        FileFlash.create(device, FlashGeometry(4096, 256, 1, 1, 3))
+    with device.open("r+b") as raw:  # a file system that begins at 64 KiB
+        raw.write(bytes(4096))
+        raw.seek(64 << 10)
+        raw.write(b"_BHRfS_M")
+    with pytest.raises(StateError, match="must begin with the superblock of a flash"):
+        FileFlash.create(device, GEOMETRY)
 
 
 def test_a_file_cut_short_is_refused(path):

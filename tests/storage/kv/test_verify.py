@@ -55,6 +55,9 @@ def test_a_whole_file(filled, capsys):
         "sequence 1: 0 tokens whole in every layer and head, up to 96 in some",
         f"{filled}: {programmed} pages whole, {15 * 256 - programmed} blank, 0 torn",
     ]
+    assert main(["kv", "verify", "--heads", str(filled)]) == 0
+    heads = capsys.readouterr().out.splitlines()[2:-1]
+    assert len(heads) == 9 and heads[5] == "sequence 0, layer 1, head 2: 192 tokens whole, 192 indexed"
     found = verify(filled).heads[0, 1, 2]
     assert (found.tokens(SEPARATE), found.indexed(SEPARATE, 32)) == (192, 192)
     assert main(["kv", "status", str(filled)]) == 0

@@ -30,6 +30,8 @@ __all__ = ["FLASH_VERSION", "FileFlash"]
 FLASH_VERSION = 1
 """Raised whenever the file's layout changes meaning; other versions are refused."""
 _KIND = "flash"
+_LOOK_BYTES = 128 << 10
+"""What is looked at before a file is written over: file systems and partition tables begin within it."""
 _T = TypeVar("_T")
 _Pages = TypeVar("_Pages", int, PageNumbers)
 DEFAULT_THREADS = 16
@@ -59,7 +61,7 @@ class FileFlash(Flash):
         cls, path: Path, geometry: FlashGeometry, *, about: Mapping[str, Any] | None = None,
         threads: int = DEFAULT_THREADS, direct: bool = True, engine: Engine | None = None,
     ) -> Self:  # fmt: skip
-        """A blank flash; a flash file that is there is emptied, any other content is refused.
+        """A blank flash. A flash that is there is emptied; other files, and devices that are not blank, are refused.
 
         Raises StorageFullError where the disk has no room, StateError otherwise.
         """
@@ -74,8 +76,11 @@ class FileFlash(Flash):
         size_bytes = BLOCK_BYTES + geometry.blocks * (geometry.block_bytes + zone_bytes)
         file = DirectFile.create(path, size_bytes, direct=direct, engine=engine)
         try:
+            flash = cls(file, geometry, about or {}, threads)
+            if path.is_block_device():
+                flash._all(flash.erase, range(geometry.blocks))
             file.write(0, superblock)
-            return cls(file, geometry, about or {}, threads)
+            return flash
         except BaseException:
             file.close()
             raise
@@ -89,7 +94,7 @@ class FileFlash(Flash):
         try:
             body = _superblock(file)
             flash = cls(file, FlashGeometry(**body["geometry"]), body["about"], threads)
-            if file.size_bytes != flash.offset(flash.geometry.pages):
+            if file.size_bytes < flash.offset(flash.geometry.pages):
                 raise StateError(f"{path} must have {flash.offset(flash.geometry.pages)} bytes, not {file.size_bytes}")
             flash._load()
         except BaseException:
@@ -224,8 +229,8 @@ def _aligned(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _superblock(file: DirectFile) -> dict[str, Any]:
     block = aligned_buffer(BLOCK_BYTES)
-    file.read(0, block)
     try:
+        file.read(0, block)
         body = unseal(_KIND, block)
     except StateError as error:
         raise StateError(f"{file.path} must begin with the superblock of a flash: {error}") from error
@@ -235,11 +240,10 @@ def _superblock(file: DirectFile) -> dict[str, Any]:
 
 
 def _check_replaceable(path: Path, direct: bool) -> None:
-    """Raise StateError unless the file is a flash, or blank where a superblock would be."""
+    """Raise StateError unless the file is a flash, or blank where superblocks and partition tables are."""
     with DirectFile.open(path, direct=direct) as file:
-        if file.size_bytes == 0:
-            return
-        block = aligned_buffer(BLOCK_BYTES)
-        file.read(0, block)
-        if not is_blank(block):
+        start = aligned_buffer(max(min(file.size_bytes, _LOOK_BYTES) // BLOCK_BYTES, 1) * BLOCK_BYTES)
+        if file.size_bytes >= BLOCK_BYTES:
+            file.read(0, start)
+        if file.size_bytes % BLOCK_BYTES or not is_blank(start):
             _superblock(file)

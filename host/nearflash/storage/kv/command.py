@@ -18,6 +18,8 @@ def kv(subparsers: Any) -> None:
         action = actions.add_parser(name, help=text)
         action.add_argument("file", type=Path, help="as a KV store, that no one uses any more, left it")
         action.add_argument("--buffered", action="store_true", help="through the page cache: no O_DIRECT there")
+        if run is _verify:
+            action.add_argument("--heads", action="store_true", help="a line for each layer and head")
         action.set_defaults(run=run)
 
 
@@ -27,6 +29,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     found = verify(arguments.file, direct=not arguments.buffered)
     for sequence, tokens, most in found.sequences():
         print(f"sequence {sequence}: {tokens} tokens whole in every layer and head, up to {most} in some")
+    for (sequence, layer, head), one in found.heads.items() if arguments.heads else ():
+        tokens, indexed = one.tokens(found.layout), one.indexed(found.layout, found.shape.dim)
+        print(f"sequence {sequence}, layer {layer}, head {head}: {tokens} tokens whole, {indexed} indexed")
     for torn in found.torn:
         print(f"TORN {torn}")
     print(f"{arguments.file}: {found.whole} pages whole, {found.blank} blank, {len(found.torn)} torn")
