@@ -32,8 +32,11 @@ _VERILATOR_FLAGS = (
     # g++ takes much longer over one huge function than over its parts.
     *("--output-split", "20000", "--output-split-cfuncs", "2000"),
 )
-_CXX_FLAGS = ("-std=c++20", "-march=native", "-fPIC", "-fno-plt", "-w", "-DVERILATOR=1")
+_CXX_FLAGS = ("-std=c++20", "-march=native", "-fPIC", "-fno-plt", "-fpch-preprocess", "-w", "-DVERILATOR=1")
 _CXX_DEFINES = ("VM_COVERAGE=0", "VM_SC=0", "VM_TIMING=0")
+_FAST, _SLOW = "-O2", "-O0"
+_HEADER = f"obj/V{TOP}__pch.h"
+"""All of Verilator's files begin with it, and reading it takes as long as compiling most of what follows."""
 
 
 class BuildError(NearflashError, RuntimeError):
@@ -136,7 +139,8 @@ def _build(
     for name, text in texts.items():
         (work / name).write_text(text)
     root = verilator_root()
-    environment = {**os.environ, "VERILATOR_ROOT": str(root)}
+    # ccache takes precompiled headers only where it is told to.
+    environment = {**os.environ, "VERILATOR_ROOT": str(root), "CCACHE_SLOPPINESS": "pch_defines,time_macros"}
     _verilate(design, work, environment, trace, show_streams)
     runtime = ["verilated.cpp", "verilated_threads.cpp", *(["verilated_vcd_c.cpp"] if trace else [])]
     include = root / "include"
@@ -146,14 +150,20 @@ def _build(
     cxx += [f"-D{define}" for define in _CXX_DEFINES] + [f"-DVM_TRACE={int(trace)}"]
     cxx += ["-I.", "-Iobj", f"-I{_SHIMS}", f"-isystem{include}", f"-isystem{include / 'vltstd'}"]
 
+    def precompile(level: str) -> None:
+        # g++ looks through a folder of that name for the one with its own options.
+        _call([*cxx, level, "-x", "c++-header", _HEADER, "-o", f"{_HEADER}.gch/{level}"], work, environment)
+
     def compile_one(source: str) -> str:
         target = f"obj/{Path(source).stem}.o"
         # Verilator's __Slow files run once (construction, first settling): optimising them only costs build time.
-        level = "-O0" if source.endswith("__Slow.cpp") else "-O2"
+        level = _SLOW if source.endswith("__Slow.cpp") else _FAST
         _call([*cxx, level, *(flags if source == "shim.cpp" else []), "-c", source, "-o", target], work, environment)
         return target
 
+    (work / f"{_HEADER}.gch").mkdir()
     with ThreadPoolExecutor(_JOBS) as pool:
+        list(pool.map(precompile, (_FAST, _SLOW)))
         objects = list(pool.map(compile_one, sources))
     _call([_compiler(), "-shared", *objects, "-lpthread", "-o", library], work, environment)
     shutil.rmtree(work / "obj")
