@@ -6,6 +6,7 @@ from itertools import accumulate
 from math import lcm
 from pathlib import Path
 
+from nearflash.abi.attend.codeword import CODEWORD_BYTES
 from nearflash.abi.attend.pages import IndexFormat, TokenLayout
 from nearflash.abi.errors import CommandError
 from nearflash.device import open_device
@@ -23,6 +24,8 @@ HOST = "host"
 """The name of HostEngine; any other one is a device's."""
 _PAGE_BYTES = 4096
 _PAGES_PER_BLOCK = 64
+_INDEX_FORMATS = ((4096, IndexFormat.INT4), (1024, IndexFormat.INT8))
+"""Least tokens of a sequence for each; fp16 below."""
 _UNITS = 2
 _SPARE_BLOCKS = 4
 """Of each lane, beside those that data fills: two being written, some for garbage collection."""
@@ -59,15 +62,17 @@ def open_engine(
 
 
 def default_layout(dim: int, policy: AttentionPolicy, tokens: int) -> KvLayout:
-    """Pages of 4 KiB, an int4 index, blocks of about an eighth of `tokens` (what is behind them is read in full).
+    """Pages of 4 KiB; K and V of a token lie together unless single tokens are chosen.
 
-    K and V of a token lie together unless single tokens are chosen.
+    A row of an embedding block fills a codeword: 1,024 tokens of int4, 512 of int8, 256 of fp16. What is behind the
+    last whole block is scored from its token groups, so short contexts take short blocks, of wider elements.
     """
     interleaved = policy.mode in (AttentionMode.DENSE, AttentionMode.SPARF_PAGE)
     group = TokenLayout.capacity(_PAGE_BYTES, dim, interleaved)
     unit = lcm(group, 16)
-    block = max(1, min(1024, tokens // 8) // unit) * unit
-    return KvLayout(group, interleaved, block, IndexFormat.INT4, _PAGE_BYTES)
+    form = next((form for least, form in _INDEX_FORMATS if tokens >= least), IndexFormat.FP16)
+    block = 8 * CODEWORD_BYTES // form.bits // unit * unit
+    return KvLayout(group, interleaved, block, form, _PAGE_BYTES)
 
 
 def flash_geometry(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, channels: int) -> FlashGeometry:

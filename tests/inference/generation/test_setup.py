@@ -66,5 +66,5 @@ def test_what_does_not_go_together_is_refused(tmp_path):
 def test_the_layout_fits(mode, dim, tokens):
     layout = default_layout(dim, AttentionPolicy(mode), tokens)
     assert layout.token_layout(dim).tokens == layout.group_tokens
-    assert 16 <= layout.index_layout(dim).block_tokens <= 1024 and layout.block_tokens % layout.group_tokens == 0
+    assert layout.index_layout(dim).row_codewords == 1 and layout.block_tokens % layout.group_tokens == 0
     assert layout.interleaved == (mode in ("dense", "sparf-page"))

@@ -1,0 +1,1 @@
+"""Programs to begin with: `python -m nearflash.inference.examples.summarise`, `… .chat`."""
