@@ -17,7 +17,15 @@ __all__ = ["MUTANT", "Mutants", "MutatedDesign", "make_mutants"]
 
 #: The input that selects a mutant; 0 is the original.
 MUTANT = "mutant"
-_FLATTEN = ["read_rtlil top.il", f"hierarchy -top {TOP}", "proc", "flatten", "opt_expr", "opt_merge", "opt_clean"]
+_FLATTEN = [
+    "read_rtlil top.il",
+    f"hierarchy -top {TOP}",
+    "proc -norom",
+    "flatten",
+    "opt_expr",
+    "opt_merge",
+    "opt_clean",
+]
 _CLOCK = re.compile(r" -port \S*CLK ")
 _UNCLOCKED_READ = re.compile(r"^  cell \$memrd_v2 (\S+)\n(?:    .*\n)*?    parameter \\CLK_ENABLE 0", re.MULTILINE)
 _CONSTANT = re.compile(r" -cell (\S+) -port (?:EN|ARST|SRST) ")
@@ -48,8 +56,10 @@ class Mutants:
     commands: tuple[str, ...]
 
 
-def make_mutants(component: Any, count: int, seed: int, folder: Path) -> Mutants:
+def make_mutants(component: Any, count: int, seed: int, folder: Path, *, part: str = "") -> Mutants:
     """`count` mutants of `component` (fewer where it has not so many), the same ones for the same seed.
+
+    part: name of the submodule in which the mutants are; by default everywhere.
 
     Raises YosysError where Yosys fails.
     """
@@ -59,7 +69,7 @@ def make_mutants(component: Any, count: int, seed: int, folder: Path) -> Mutants
     if not yosys(folder, [*_FLATTEN, "write_rtlil flat.il", listing]):
         raise YosysError(f"yosys must accept the design:\n{(folder / 'yosys.log').read_text()[-2000:]}")
     flat = (folder / "flat.il").read_text()
-    candidates = _candidates((folder / "candidates.txt").read_text(), flat)
+    candidates = _candidates((folder / "candidates.txt").read_text(), flat, part)
     commands = random.Random(seed).sample(candidates, min(count, len(candidates)))
     bits = len(commands).bit_length()
     selected = [f"{command} -ctrl {MUTANT} {bits} {k + 1}" for k, command in enumerate(commands)]
@@ -77,8 +87,8 @@ def make_mutants(component: Any, count: int, seed: int, folder: Path) -> Mutants
     return Mutants(mutated, flat, tuple(commands))
 
 
-def _candidates(listing: str, flat: str) -> list[str]:
-    """The commands of a listing, but for those at clocks and at what Yosys wants constant."""
-    reads = set(_UNCLOCKED_READ.findall(flat))
-    lines = [line.strip() for line in listing.splitlines() if not _CLOCK.search(line)]
+def _candidates(listing: str, flat: str, part: str) -> list[str]:
+    """The commands of a listing that are in `part`, but for those at clocks and at what Yosys wants constant."""
+    reads, inside = set(_UNCLOCKED_READ.findall(flat)), f"\\{part}." if part else ""
+    lines = [line.strip() for line in listing.splitlines() if inside in line and not _CLOCK.search(line)]
     return [line for line in lines if line and not ((found := _CONSTANT.search(line)) and found[1] in reads)]

@@ -39,7 +39,7 @@ def run(
 def run_target(name: str, target: Target, count: int, seed: int) -> tuple[dict[str, Any], list[str]]:
     """The row of one unit, and Yosys' commands of the mutants that live and are not proven equivalent."""
     with tempfile.TemporaryDirectory() as folder:
-        made = make_mutants(target.component(), count, seed, Path(folder))
+        made = make_mutants(target.component(), count, seed, Path(folder), part=target.part)
         living = _living(name, target, made, seed)
         left = [command for command in living if not is_equivalent(made.original, command, Path(folder))]
     total, equivalent = len(made.commands), len(living) - len(left)

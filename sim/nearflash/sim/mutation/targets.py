@@ -22,13 +22,15 @@ class Target:
     """A unit, its vectors, and how many mutants to make.
 
     Outputs are compared at every vector: a component whose outputs mean something only sometimes comes in a wrapper
-    that makes them zero otherwise. `stalls`: patterns under which a stream component runs; none for others. `batches`:
-    how often vectors are drawn, for those mutants that have lived so far.
+    that makes them zero otherwise, and mutants are only in `part`, the submodule that it wraps. `stalls`: patterns
+    under which a stream component runs; none for others. `batches`: how often vectors are drawn, for those mutants that
+    have lived so far.
     """
 
     component: Callable[[], Any]
     vectors: Callable[[np.random.Generator], Vectors]
     mutants: int = 300
+    part: str = ""
     stalls: tuple[str | Stalls, ...] = ()
     batches: int = 1
 
@@ -36,7 +38,9 @@ class Target:
 #: Pages that come late, so that what is planned ahead runs out, and behind one another.
 _LATE = Stalls(named={"i_page": Stall(99, burst_cycles=300)})
 TARGETS: dict[str, Target] = {
-    "num.mac": Target(mac.ObservedMac, mac.vectors),
-    "attn.filter": Target(beat_filter.ObservedFilter, beat_filter.vectors, stalls=("none", "both", _LATE), batches=8),
+    "num.mac": Target(mac.ObservedMac, mac.vectors, part="mac"),
+    "attn.filter": Target(
+        beat_filter.ObservedFilter, beat_filter.vectors, part="filter", stalls=("none", "both", _LATE), batches=6
+    ),
     "topk.selector": Target(selector.selector, selector.vectors, stalls=("none", "both"), batches=15),
 }
