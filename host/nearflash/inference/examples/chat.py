@@ -14,12 +14,12 @@ from nearflash.inference.attention import attach
 from nearflash.inference.cache import NearflashCache
 from nearflash.inference.engine import Engine
 from nearflash.inference.models import SMOLLM2, kv_shape, load_model
-from nearflash.inference.policy import AttentionPolicy
+from nearflash.inference.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.setup import HOST, open_engine
 
 __all__ = ["Conversation", "main"]
 
-POLICY = AttentionPolicy("sparf-page", channels=0.5, budget=0.25, mass=0.95, local=64)
+POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, channels=0.5, budget=0.25, mass=0.95, local=64)
 
 
 class Conversation:

@@ -11,12 +11,12 @@ from typing import Any
 
 from nearflash.inference.generate import Generated, generate
 from nearflash.inference.models import SMOLLM2, kv_shape, load_model
-from nearflash.inference.policy import AttentionPolicy
+from nearflash.inference.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.setup import HOST, open_engine
 
 __all__ = ["POLICY", "main", "summarise"]
 
-POLICY = AttentionPolicy("sparf-page", channels=0.5, budget=0.25, mass=0.95, local=64)
+POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, channels=0.5, budget=0.25, mass=0.95, local=64)
 """Token groups until their approximate probabilities reach 0.95, at most a quarter of them."""
 
 
