@@ -1,3 +1,7 @@
+from amaranth.hdl import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.sim.mutation.mutants import MUTANT, make_mutants
 
@@ -29,3 +33,19 @@ def test_constant_ports_of_a_read_without_clock_are_left_alone(tmp_path):
     made = make_mutants(StreamQueue(4, 4), 10_000, 1, tmp_path)
     assert [command for command in made.commands if "-port ADDR" in command]
     assert not [command for command in made.commands if "ARST" in command]
+
+
+def test_mutants_may_be_in_one_part_alone(sum_component, tmp_path):
+    class Inverted(wiring.Component):
+        a: In(8)
+        o: Out(9)
+
+        def elaborate(self, platform):
+            m = Module()
+            m.submodules.inner = inner = sum_component()
+            m.d.comb += [inner.a.eq(~self.a), inner.b.eq(self.a + 1), self.o.eq(inner.o - self.a)]
+            return m
+
+    everywhere, inside = (make_mutants(Inverted(), 10_000, 1, tmp_path, part=part).commands for part in ("", "inner"))
+    assert set(inside) < set(everywhere)
+    assert all("inner." in command for command in inside)
