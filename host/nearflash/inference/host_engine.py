@@ -2,15 +2,14 @@
 
     index rows of the chosen channels ─► approximate logits ─► chosen tokens ─► their groups ─► attention
 
-A thread reads ahead: groups of one sequence come while another's index is scored, or its groups are attended to. The
-numbers are those of docs/attention.md, 1, without its rounding to fixed point; pages are read whole, and checked.
+One thread reads, others compute: the groups of one sequence come while another's index is scored, or its groups are
+attended to. The numbers are those of docs/attention.md, 1, without its rounding to fixed point; pages are read whole,
+and checked.
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from nearflash.abi.attend.codeword import PageKind
 from nearflash.inference.engine import Engine, EngineCounters
-from nearflash.inference.host_reads import Groups, SequenceReads
+from nearflash.inference.host_reads import SequenceReads
 from nearflash.inference.index_rows import IndexMemory, score_rows
 from nearflash.inference.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import Scan, choose_tokens, scan_of
@@ -30,23 +29,8 @@ from nearflash.storage.kv import KvStore
 __all__ = ["HostEngine"]
 
 Ints = NDArray[np.int64]
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-@dataclass
-class _Part:
-    """Some heads of one sequence."""
-
-    reads: SequenceReads
-    q: Tensor
-    """(H, g, d)."""
-    chosen: Tensor
-    """(H, S) bool."""
-    alpha: Tensor
-    """(H, g, 1)."""
-    groups: Future[Groups] | None = None
-    """Of the chosen tokens, on their way."""
+_THREADS = 4
+"""That compute; some of them wait for pages."""
 
 
 class HostEngine(Engine):
@@ -65,7 +49,7 @@ class HostEngine(Engine):
         self._counters = EngineCounters()
         self._lock = threading.Lock()
         self._reader = ThreadPoolExecutor(1, "kv-reader")
-        self._asked: list[Future[object]] = []
+        self._workers = ThreadPoolExecutor(_THREADS, "kv-attend")
 
     def add(self) -> int:
         """See Engine.add."""
@@ -89,14 +73,18 @@ class HostEngine(Engine):
         """See Engine.attend."""
         out = np.empty(q.shape, np.float32)
         scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
-        with self._lock, torch.no_grad():
-            stored = [self.store.layer(sequence, layer) for sequence in sequences]
-            for policy, heads in self._policies(layer).items():
-                parts = [
-                    _part(SequenceReads(self.store, one, heads, self._read), torch.from_numpy(own[heads]).float())
-                    for one, own in zip(stored, q, strict=True)
-                ]
-                out[:, heads] = self._attend(parts, policy, scaling)
+        with self._lock, self._counters.timed("attend"):
+            work = {}
+            for row, sequence in enumerate(sequences):
+                stored = self.store.layer(sequence, layer)
+                for policy, heads in self._policies(layer, apart=len(sequences) == 1):
+                    reads = SequenceReads(self.store, stored, heads, self._read)
+                    queries = torch.from_numpy(q[row, heads].astype(np.float32))
+                    done = self._workers.submit(self._attend, reads, queries, policy, scaling)
+                    work[done] = row, heads
+            wait(work)  # for all, after a failure too: nothing reads the store while it is written to
+            for done, place in work.items():
+                out[place] = done.result()
             self._counters.heads += len(sequences) * self.kv_heads
         return out
 
@@ -107,110 +95,84 @@ class HostEngine(Engine):
 
     @property
     def counters(self) -> EngineCounters:
-        """See Engine.counters."""
+        """See Engine.counters. Phase `read` is within `attend`."""
         return self._counters
 
     def close(self) -> None:
         """See Engine.close."""
+        self._workers.shutdown()
         self._reader.shutdown()
         self.store.close()
 
-    def _policies(self, layer: int) -> dict[AttentionPolicy, list[int]]:
-        """The store's heads by the policy that they follow."""
-        policies: dict[AttentionPolicy, list[int]] = {}
+    def _policies(self, layer: int, *, apart: bool) -> list[tuple[AttentionPolicy, list[int]]]:
+        """The store's heads by the policy that they follow; each head `apart`, so that one's pages come while another
+        is computed."""
+        heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
         for head in range(self.kv_heads):
-            policies.setdefault(self.policy.at(layer, self.first_head + head), []).append(head)
-        return policies
+            heads.setdefault((self.policy.at(layer, self.first_head + head), head if apart else 0), []).append(head)
+        return [(policy, own) for (policy, _), own in heads.items()]
 
-    def _attend(self, parts: list[_Part], policy: AttentionPolicy, scaling: float) -> NDArray[np.float32]:
-        """Outputs (parts, H, g, d)."""
-        scan = scan_of(policy, self.store.shape.dim, self.store.layout)
-        try:
-            if scan is not None:
-                with self._counters.timed("scan"):
-                    self._choose(parts, policy, scan, scaling)
-            else:
-                for part in parts:
-                    part.groups = self._ahead(part.reads.groups, self._wanted(part))
-            return np.stack([self._output(part, scaling) for part in parts])
-        finally:
-            wait(self._asked)  # after a failure too: the store is not read while it is written to
-            self._asked.clear()
+    def _attend(self, reads: SequenceReads, q: Tensor, policy: AttentionPolicy, scaling: float) -> NDArray[np.float32]:
+        """Some heads of a sequence: q (H, g, d) -> (H, g, d)."""
+        stored, scan = reads.stored, scan_of(policy, self.store.shape.dim, self.store.layout)
+        if scan is None:
+            every = torch.ones(len(q), stored.tokens, dtype=torch.bool)
+            return self._attend_chosen(reads, q, every, scaling).numpy()
+        budget = policy.numbers(stored.tokens, q.shape[-1], self.store.layout).budget
+        chosen, alpha = self._choose(reads, q, scan, budget, scaling)
+        mean = torch.from_numpy(stored.v_mean[reads.heads])[:, None]
+        return (alpha * self._attend_chosen(reads, q, chosen, scaling) + (1 - alpha) * mean).numpy()
 
-    def _choose(self, parts: list[_Part], policy: AttentionPolicy, scan: Scan, scaling: float) -> None:
-        """Choose tokens part by part. What all scans need is asked for first, then a part's groups when chosen."""
-        layout = self.store.layout
-        channels = top_channels(torch.stack([part.q for part in parts]), scan.channels)
-        places = channels.nonzero()[:, -1].reshape(*channels.shape[:2], scan.channels)
-        reads = [
-            (self._ahead(part.reads.index, own.numpy(), self._index), self._ahead(part.reads.tail))
-            for part, own in zip(parts, places, strict=True)
-        ]
-        for part, mask, own, (index, tail) in zip(parts, channels, places, reads, strict=True):
-            near = part.q.gather(2, own[:, None].expand(-1, part.q.shape[1], -1))
-            keys = torch.from_numpy(tail.result()).float()
-            scores = torch.cat([score_rows(near, index.result(), scan.form), _scores(part.q * mask[:, None], keys)], 2)
-            logits = scores * logit_scales(part.q, mask, scaling)[..., None]
-            probabilities = logits.softmax(dim=-1)
-            tokens = part.reads.tokens
-            budget = policy.numbers(tokens, part.q.shape[-1], layout).budget
-            part.chosen = choose_tokens(
-                logits[:, None], probabilities[:, None], torch.tensor([tokens]), torch.tensor([budget]), scan
-            )[:, 0]
-            part.alpha = (probabilities * part.chosen[:, None]).sum(dim=-1, keepdim=True)
-            part.groups = self._ahead(part.reads.groups, self._wanted(part))
+    def _choose(
+        self, reads: SequenceReads, q: Tensor, scan: Scan, budget: int, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        """Chosen tokens (H, S), and alpha (H, g, 1)."""
+        channels = top_channels(q, scan.channels)
+        places = channels.nonzero()[:, 1].reshape(len(q), scan.channels)
+        index = self._reader.submit(reads.index, places.numpy(), self._index)
+        tail = self._reader.submit(reads.tail)
+        near = q.gather(2, places[:, None].expand(-1, q.shape[1], -1))
+        scores = [score_rows(near, index.result(), scan.form)]
+        scores.append(q * channels[:, None] @ torch.from_numpy(tail.result()).float().transpose(1, 2))
+        logits = torch.cat(scores, dim=2) * logit_scales(q, channels, scaling)[..., None]
+        probabilities = logits.softmax(dim=-1)
+        counts = torch.tensor([reads.stored.tokens]), torch.tensor([budget])
+        chosen = choose_tokens(logits[:, None], probabilities[:, None], *counts, scan)[:, 0]
+        return chosen, (probabilities * chosen[:, None]).sum(dim=-1, keepdim=True)
 
-    def _wanted(self, part: _Part) -> NDArray[np.bool_]:
-        """Full groups with a chosen token, (H, groups)."""
-        each = self.store.layout.group_tokens
-        full = part.reads.tokens // each
-        return part.chosen[:, : full * each].unflatten(1, (full, each)).any(dim=-1).numpy()
+    def _attend_chosen(self, reads: SequenceReads, q: Tensor, chosen: Tensor, scaling: float) -> Tensor:
+        """Softmax attention over the chosen tokens (H, S)."""
+        stored, each = reads.stored, self.store.layout.group_tokens
+        full = stored.tokens // each
+        grouped = chosen[:, : full * each].unflatten(1, (full, each))
+        groups = self._reader.submit(reads.groups, grouped.any(dim=-1).numpy()).result()
+        outs = []
+        for place, head in enumerate(reads.heads):
+            k, v = self._values(torch.from_numpy(groups.data[place]).float())
+            last_k, last_v = (torch.from_numpy(tail[head]).float() for tail in (stored.tail_k, stored.tail_v))
+            taken = torch.cat([grouped[place, groups.number[place]].flatten(), chosen[place, full * each :]])
+            outs.append(_attend_head(q[place] * scaling, (k, last_k), (v, last_v), taken))
+        return torch.stack(outs)
 
-    def _output(self, part: _Part, scaling: float) -> NDArray[np.float32]:
-        """(H, g, d)."""
-        assert part.groups is not None
-        with self._counters.timed("gather"):
-            groups = part.groups.result()
-        with self._counters.timed("attend"):
-            each, stored = self.store.layout.group_tokens, part.reads.stored
-            full = stored.tokens // each
-            outs = []
-            for place, head in enumerate(part.reads.heads):
-                chosen = part.chosen[place]
-                taken = torch.cat([
-                    chosen[: full * each].unflatten(0, (full, each))[groups.number[place]].flatten(),
-                    chosen[full * each :],
-                ])  # fmt: skip
-                kv = (groups.k[place], stored.tail_k[head]), (groups.v[place], stored.tail_v[head])
-                outs.append(_attend_head(part.q[place] * scaling, *kv, taken))
-            mean = torch.from_numpy(stored.v_mean[part.reads.heads])[:, None]
-            return (part.alpha * torch.stack(outs) + (1 - part.alpha) * mean).numpy()
-
-    def _ahead(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
-        """Have the reader do it behind what it was given before."""
-        asked = self._reader.submit(call, *args, **kwargs)
-        self._asked.append(asked)  # type: ignore[arg-type]
-        return asked
+    def _values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V (tokens, d) in the elements (groups, …) of pages; views where the pages are full."""
+        n, dim = self.store.layout.group_tokens, self.store.shape.dim
+        if self.store.layout.interleaved:
+            k, v = pages[:, : 2 * n * dim].unflatten(1, (n, 2, dim)).unbind(2)
+        else:
+            k, v = pages.unflatten(1, (2, -1))[..., : n * dim].unflatten(2, (n, dim)).unbind(1)
+        return k.reshape(-1, dim), v.reshape(-1, dim)
 
     def _read(self, kind: PageKind, pages: Ints, keys: PageKeys) -> PageData:
         self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
-        return self.store.read(pages, keys)
+        with self._counters.timed("read"):
+            return self.store.read(pages, keys)
 
 
-def _part(reads: SequenceReads, q: Tensor) -> _Part:
-    """All tokens are chosen."""
-    return _Part(reads, q, torch.ones(len(q), reads.tokens, dtype=torch.bool), torch.ones(()))
-
-
-def _scores(q: Tensor, k: Tensor) -> Tensor:
-    return q @ k.transpose(1, 2)
-
-
-def _attend_head(q: Tensor, keys: tuple, values: tuple, taken: Tensor) -> Tensor:
-    """Softmax attention of scaled q (g, d) to the `taken` tokens (t,) of groups (…, n, d) and of those behind them."""
-    k, v = ([torch.from_numpy(x).float().reshape(-1, q.shape[1]) for x in both] for both in (keys, values))
-    logits = torch.cat([q @ x.T for x in k], dim=1)
+def _attend_head(q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...], taken: Tensor) -> Tensor:
+    """Softmax attention of scaled q (g, d) to the `taken` (t,) of the tokens of k, and of v, one behind the other."""
+    logits = torch.cat([q @ part.T for part in k], dim=1)
     if not taken.all():
         logits = logits.masked_fill(~taken, -torch.inf)
-    weights = logits.softmax(dim=1).split([len(x) for x in v], dim=1)
+    weights = logits.softmax(dim=1).split([len(part) for part in v], dim=1)
     return weights[0] @ v[0] + weights[1] @ v[1]

@@ -21,14 +21,12 @@ Read = Callable[[PageKind, Ints, PageKeys], PageData]
 
 @dataclass(frozen=True)
 class Groups:
-    """Full token groups, those of one head behind those of another, in rising order."""
+    """Full token groups, by head."""
 
     number: list[Ints]
-    """Which groups, by head."""
-    k: list[F16]
-    """(groups, n, d), by head."""
-    v: list[F16]
-    """Alike; empty where only K was wanted."""
+    """Which groups, rising."""
+    data: list[F16]
+    """Their pages, (groups, elements of a group's pages)."""
 
 
 class SequenceReads:
@@ -48,10 +46,9 @@ class SequenceReads:
         heads = np.array(self.heads)[rows][:, None]
         keys = page_keys(owner.sequence, owner.layer, heads, number[:, None], PageKind.TOKEN, first)
         data = self._read(PageKind.TOKEN, pages.reshape(-1), keys.reshape(-1)).data
-        k, v = self._store.pages.token_values(data) if values else (self._store.pages.k_values(data),) * 2
         ends = np.cumsum(wanted.sum(axis=1))[:-1]
-        none = [k[:0]] * len(self.heads)
-        return Groups(np.split(number, ends), np.split(k, ends), np.split(v, ends) if values else none)
+        places = data.reshape(len(number), len(parts) * layout.page_bytes).view(np.float16)
+        return Groups(np.split(number, ends), np.split(places, ends))
 
     def index(self, channels: Ints, memory: IndexMemory) -> IndexRows:
         """Rows of all whole blocks over `channels` (heads, r)."""
@@ -77,8 +74,9 @@ class SequenceReads:
         own = self.stored.tail_k[self.heads]
         if first == full:
             return own
-        k = np.stack(self.groups(wanted, values=False).k)
-        return np.concatenate([k.reshape(len(k), -1, k.shape[-1]), own], axis=1)
+        data = np.stack(self.groups(wanted, values=False).data)
+        k = self._store.pages.k_values(data.reshape(-1, data.shape[-1]).view(np.uint8))
+        return np.concatenate([k.reshape(*own.shape[:1], -1, own.shape[-1]), own], axis=1)
 
     def _layer_bytes(self, blocks: int) -> int:
         layout = self._store.pages.index_layout

@@ -65,7 +65,9 @@ def score_rows(q: Tensor, rows: IndexRows, form: IndexFormat) -> Tensor:
     if form is IndexFormat.INT4:
         # A byte is its low code and 16 times its high one: nothing has to be unpacked but the low codes.
         low = weights @ (codes & 15).float()
-        sums = torch.stack([low, (sums - low) / 16], dim=-1).flatten(-2)
+        pairs = torch.empty(*sums.shape, 2)
+        pairs[..., 0], pairs[..., 1] = low, sums.sub_(low).div_(16)
+        sums = pairs.flatten(-2)
     sums += torch.einsum("hgr,hbr->hbg", q, zero)[..., None]
     return sums.transpose(1, 2).flatten(2)
 

@@ -21,7 +21,15 @@ from nearflash.abi.errors import CommandError, StateError
 from nearflash.storage.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer
 from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
-from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, page_array, page_checksums
+from nearflash.storage.flash.page import (
+    PageBatch,
+    PageData,
+    PageKeys,
+    header_keys,
+    page_array,
+    page_checksums,
+    page_space,
+)
 from nearflash.storage.flash.spare import SpareRecords
 from nearflash.storage.sealed import is_blank, seal, unseal
 
@@ -148,7 +156,7 @@ class FileFlash(Flash):
 
     def _read(self, pages: PageNumbers, keys: PageKeys) -> tuple[PageData, NDArray[np.uint32], NDArray[np.uint32]]:
         """Pages, the CRC32C recorded of each, and that of what was read as a page of `keys`."""
-        data, size = page_array(len(pages), self.geometry.page_bytes), self.geometry.page_bytes
+        data, size = page_space(len(pages), self.geometry.page_bytes), self.geometry.page_bytes
         aux, checksums = self._spare.get(pages)
         if self._file.engine.queued:
             self._file.read_many(self.offset(pages), data)

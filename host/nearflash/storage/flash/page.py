@@ -26,6 +26,7 @@ __all__ = [
     "page_checksums",
     "page_headers",
     "page_keys",
+    "page_space",
     "sealed_codewords",
     "unsealed",
 ]
@@ -88,6 +89,14 @@ def page_array(pages: int, page_bytes: int) -> Bytes:
     """Zeroed, (pages, page_bytes), aligned for direct I/O."""
     size = pages * page_bytes
     return aligned_buffer(max(-(-size // BLOCK_BYTES), 1) * BLOCK_BYTES)[:size].reshape(pages, page_bytes)
+
+
+def page_space(pages: int, page_bytes: int) -> Bytes:
+    """As `page_array`, with any content: memory that was in use before is had without page faults."""
+    size = pages * page_bytes
+    memory = np.empty(size + BLOCK_BYTES, np.uint8)
+    start = -memory.ctypes.data % BLOCK_BYTES
+    return memory[start : start + size].reshape(pages, page_bytes)
 
 
 def page_headers(keys: PageKeys, page_bytes: int, tokens: int, form: IndexFormat) -> Bytes:
