@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,10 @@ _MODES = ("dense", "sparq", "sparf", "sparf-page")
 
 
 def generate(subparsers: Any) -> None:
-    """Add the command."""
-    from importlib import import_module
-
-    import_module("transformers")  # without it the command says what to install
+    """Add the command. Raises ImportError, loading nothing, where a package that it needs is not installed."""
+    for package in ("torch", "transformers"):
+        if not find_spec(package):
+            raise ModuleNotFoundError(f"no {package}", name=package)
     parser = subparsers.add_parser("generate", help="continue prompts, with the KV cache on flash")
     parser.add_argument("--model", required=True, help="a transformers folder, or smollm2")
     parser.add_argument("--prompts", required=True, type=Path, help="text file, one prompt a line")

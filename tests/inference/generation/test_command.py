@@ -1,3 +1,10 @@
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+import nearflash.inference.cli
 from nearflash import cli
 
 
@@ -31,3 +38,16 @@ def test_errors_say_what_to_do(capsys, tmp_path):
     assert code == 2 and "model must be smollm2 or a folder" in err
     code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts), "--budget", "0.0")
     assert code == 2 and "budget must be a count from 1 or a fraction" in err
+
+
+def test_the_command_alone_loads_no_torch():
+    script = "import sys; from nearflash.cli import main; main(['devices']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_without_its_packages_there_is_no_command(monkeypatch):
+    monkeypatch.setattr(nearflash.inference.cli, "find_spec", lambda name: name != "transformers")
+    with pytest.raises(ModuleNotFoundError) as raised:
+        nearflash.inference.cli.generate(argparse.ArgumentParser().add_subparsers())
+    assert raised.value.name == "transformers"
