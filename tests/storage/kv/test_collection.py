@@ -111,3 +111,29 @@ def test_random_calls_on_nand(make_store, stored, interleaved):
         expected.check(stored)
         programmed = store.statistics.programmed
         assert programmed[Cause.COLLECTION] + programmed[Cause.DISTURB] > 0
+
+
+def test_wear_is_even(make_store, draw):
+    with make_store(memory=True, blocks=12, interleaved=True) as store:
+        kept = store.add()
+        store.append(kept, 0, *draw(1, 40))
+        for turn in range(120):
+            sequence = store.add()
+            store.append(sequence, 0, *draw(turn, 64))
+            store.free(sequence)
+        erases = np.sort(store.statistics.erases)
+        assert erases[-1] - erases[2] <= 2 and erases[2] >= 10  # all but those that hold what is kept
+
+
+def test_blocks_read_often_are_moved_by_the_next_append(make_store, draw, stored):
+    with make_store(memory=True, read_limit=30) as store:
+        sequence, (k, v) = store.add(), draw(1, 64)
+        store.append(sequence, 0, k, v)
+        pages = store.layer(sequence, 0).token_pages.copy()
+        for _ in range(11):
+            store.count_reads(pages[:, 0])
+        store.append(sequence, 1, k[:, :1], v[:, :1])
+        assert store.statistics.programmed[Cause.DISTURB] == 12
+        assert not np.intersect1d(pages, store.layer(sequence, 0).token_pages).size
+        assert np.array_equal(stored(store, sequence, 0)[0], k)
+        assert store.statistics.reads.max() <= 30
