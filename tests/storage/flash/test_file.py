@@ -15,6 +15,7 @@ from nearflash.storage.direct import PositionalEngine
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.page import PageBatch, page_headers, page_keys
+from nearflash.storage.queue import QueueEngine
 
 GEOMETRY = FlashGeometry(4096, 8, 2, 1, 4)
 
@@ -33,12 +34,12 @@ def batch(indices, page_bytes=4096, sequence=7, kind=PageKind.TOKEN, seed=1):
 
 
 @pytest.mark.parametrize("page_bytes", [4096, 16384, 65536])
-@pytest.mark.parametrize("threads", [1, 5])
-def test_pages_come_back_in_any_order(path, page_bytes, threads):
+@pytest.mark.parametrize("threads, queue", [(1, False), (5, False), (1, True)])
+def test_pages_come_back_in_any_order(path, page_bytes, threads, queue):
     geometry = FlashGeometry(page_bytes, 8, 2, 1, 4)
     pages = np.array([0, 1, 2, 8, 9, 3, 24, 10])
     written = batch(range(8), page_bytes)
-    with FileFlash.create(path, geometry, threads=threads) as flash:
+    with FileFlash.create(path, geometry, threads=threads, engine=QueueEngine() if queue else None) as flash:
         flash.program(pages, written)
         asked = np.random.default_rng(2).permutation(np.arange(8).repeat(2))
         read = flash.read(pages[asked], written.keys[asked])

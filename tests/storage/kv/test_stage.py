@@ -35,7 +35,8 @@ class SlowFlash(Flash):
         self.began.release()
         assert self.gate.wait(TIMEOUT_S)
         if self.error:
-            raise self.error
+            error, self.error = self.error, None
+            raise error
         self.log.append(call)
 
     def read(self, pages, expected):
@@ -101,7 +102,6 @@ def test_nothing_follows_an_error(background):
         stage.erase(1)
         stage.put(np.array([1, 2]), batch([2, 3]))
         stage.flush()
-    flash.error = None
     for call in (stage.check, stage.flush, lambda: stage.put(np.array([3]), batch([4]))):
         with pytest.raises(StateError, match="broken"):
             call()

@@ -188,6 +188,8 @@ def test_bad_arguments(make_store, draw):
 
 
 def test_what_does_not_fit_together_is_refused(make_store):
+    with pytest.raises(CommandError, match="background must be False on NandFlash, whose calls come from one thread"):
+        make_store(nand=True, blocks=3, background=True)
     for error, match, keywords in [
         (StorageFullError, "blocks must be at least 3 on each unit of each channel, not 4", {"blocks": 4, "units": 2}),
         (CommandError, "pages_per_block must be even", {"interleaved": False, "pages_per_block": 15}),
