@@ -93,7 +93,7 @@ def _tell(progress: "Progress") -> None:
     if terminal or progress.step in (1, progress.steps) or progress.step % 16 == 0:
         line = (
             f"token {progress.step}/{progress.steps}  {progress.tokens_per_s:.1f} tokens/s  "
-            f"{progress.flash_bytes / 1e6:.1f} MB asked of flash  {progress.remaining_s:.0f} s left"
+            f"{progress.flash_bytes_per_token / 1e6:.3f} MB of flash a token  {progress.remaining_s:.0f} s left"
         )
         print(f"\r{line:<78}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
         if terminal and progress.step == progress.steps:

@@ -27,15 +27,10 @@ class Progress:
     """Of these at most."""
     tokens_per_s: float
     """All sequences' together, since the first token."""
-    flash_bytes: int
-    """Asked for attention so far."""
-
-    @property
-    def remaining_s(self) -> float:
-        """Time left at this rate, if no sequence ends early."""
-        return self._per_step_s * (self.steps - self.step)
-
-    _per_step_s: float = 0.0
+    flash_bytes_per_token: float
+    """Asked for attention so far, by token behind the first ones."""
+    remaining_s: float
+    """Time left at this rate, if no sequence ends early."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,8 @@ class _Clock:
             per_step_s = self.decode_s / max(step - 1, 1)
             rate = self.sequences / per_step_s if step > 1 else 0.0
             flash_bytes = sum((self.engine.counters - self.before).flash_bytes.values())
-            self.tell(Progress(step, self.max_new_tokens, rate, flash_bytes, per_step_s))
+            per_token = flash_bytes / max((step - 1) * self.sequences, 1)
+            self.tell(Progress(step, self.max_new_tokens, rate, per_token, per_step_s * (self.max_new_tokens - step)))
 
 
 class _Tick(StoppingCriteria):
