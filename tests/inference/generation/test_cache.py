@@ -1,4 +1,5 @@
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -193,3 +194,21 @@ def test_compilation_is_refused(make_model, make_engine):
     model = torch.compile(make_model(layers=1), backend="eager")
     with torch.no_grad(), pytest.raises(UnsupportedError, match=r"must be used without torch\.compile"):
         model(**random_inputs([4, 2]), past_key_values=NearflashCache(make_engine(2)))
+
+
+def test_the_next_layer_computes_while_values_are_appended(make_model, make_engine, monkeypatch):
+    """Values of the first layer are appended only when the second one has begun."""
+    model, engine, begun = make_model(), make_engine(2), threading.Event()
+    append, waited = type(engine).append, []
+
+    def slow(self, sequence, layer, k, v):
+        if layer == 0:
+            waited.append(begun.wait(10))
+        append(self, sequence, layer, k, v)
+
+    monkeypatch.setattr(type(engine), "append", slow)
+    model.model.layers[1].register_forward_pre_hook(lambda *_: begun.set())
+    with torch.no_grad(), NearflashCache(engine) as cache:
+        model(**random_inputs([4, 2]), past_key_values=cache)
+        cache.behind.wait()
+        assert waited == [True, True] and engine.kv(cache.sequences[0], 0)[0].shape == (2, 4, 16)

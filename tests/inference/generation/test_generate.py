@@ -66,7 +66,7 @@ def test_mini_batches_compute_while_others_are_attended_to(doclm, tokenizer, eng
         with turn:
             computed.clear()
             busy.set()
-            overlaps.append(computed.wait(0.2))
+            overlaps.append(computed.wait(0.1))
             busy.clear()
             return attend(self, *arguments)
 
