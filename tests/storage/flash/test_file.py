@@ -52,19 +52,27 @@ def test_pages_come_back_in_any_order(path, page_bytes, threads, queue):
             flash.program(np.array([3]), batch([0], page_bytes))
 
 
-def test_pages_next_to_each_other_are_one_transfer(path):
-    class Counting(PositionalEngine):
-        calls = 0
+@pytest.mark.parametrize("base", [PositionalEngine, QueueEngine])
+def test_pages_next_to_each_other_are_one_transfer(path, base):
+    class Counting(base):
+        scattered = queued_pages = 0
 
         def scatter(self, fd, memories, offset):
-            self.calls += 1
+            self.scattered += 1
             return super().scatter(fd, memories, offset)
+
+        def read_many(self, fd, memory, offsets):
+            self.queued_pages += len(memory)
+            return super().read_many(fd, memory, offsets)
 
     engine, written = Counting(), batch(range(8))
     with FileFlash.create(path, GEOMETRY, engine=engine) as flash:
         flash.program(np.arange(8), written)
         flash.read(np.arange(8)[::-1], written.keys[::-1])
-    assert engine.calls == 1
+        assert (engine.scattered, engine.queued_pages) == (1, 0)
+        read = flash.read(np.array([6, 0, 3]), written.keys[[6, 0, 3]])
+        assert np.array_equal(read.data, written.data[[6, 0, 3]])
+        assert (engine.scattered, engine.queued_pages) == ((1, 3) if engine.queued else (4, 0))
 
 
 def test_blank_and_erased_pages_are_named(path):

@@ -43,6 +43,8 @@ _LOOK_BYTES = 128 << 10
 _T = TypeVar("_T")
 _Pages = TypeVar("_Pages", int, PageNumbers)
 DEFAULT_THREADS = 16
+_QUEUED_RUN = 4
+"""Pages next to each other, on average, from which on a call for each run is quicker than a queue of pages."""
 
 
 class FileFlash(Flash):
@@ -158,11 +160,12 @@ class FileFlash(Flash):
         """Pages, the CRC32C recorded of each, and that of what was read as a page of `keys`."""
         data, size = page_space(len(pages), self.geometry.page_bytes), self.geometry.page_bytes
         aux, checksums = self._spare.get(pages)
-        if self._file.engine.queued:
+        order = np.argsort(pages, kind="stable")
+        runs = self.geometry.runs(pages[order])
+        if self._file.engine.queued and len(pages) < _QUEUED_RUN * len(runs):
             self._file.read_many(self.offset(pages), data)
             return PageData(data, aux), checksums, page_checksums(keys, aux, data)
         actual, memory = np.empty(len(pages), np.uint32), data.reshape(-1).data
-        order = np.argsort(pages, kind="stable")
         rows = order.tolist()
         offsets = self.offset(pages[order]).tolist()
 
@@ -174,7 +177,6 @@ class FileFlash(Flash):
             own = np.concatenate([order[run] for run in runs])
             actual[own] = page_checksums(keys[own], aux[own], (data[row] for row in own.tolist()))
 
-        runs = self.geometry.runs(pages[order])
         self._all(load, [runs[first :: self._threads] for first in range(min(self._threads, len(runs)))])
         return PageData(data, aux), checksums, actual
 
