@@ -128,10 +128,15 @@ def test_only_the_owner_may_read_and_one_process_use_it(path):
 
 def test_a_flash_is_emptied_and_other_files_are_left_alone(path):
     written = batch([1])
-    with FileFlash.create(path, GEOMETRY, about={"for": "a test"}) as flash:
+    with FileFlash.create(path, GEOMETRY) as flash:
+        flash.label({"for": "a test"})
         flash.program(np.array([0]), written)
+    with FileFlash.open(path) as flash:
+        assert flash.about == {"for": "a test"}
     with FileFlash.create(path, GEOMETRY) as flash, pytest.raises(PageError, match="blank"):
         flash.read(np.array([0]), written.keys)
+    with FileFlash.open(path) as flash:
+        assert flash.about == {}
     path.write_bytes(b"precious" * 1024)
     for refused in (FileFlash.open, lambda path: FileFlash.create(path, GEOMETRY)):
         with pytest.raises(StateError, match="must begin with the superblock of a flash"):
@@ -219,5 +224,5 @@ def test_a_file_is_no_place_for_a_device(path):
 def test_arguments(path):
     with pytest.raises(CommandError, match="threads must be at least 1, not 0"):
         FileFlash.create(path, GEOMETRY, threads=0)
-    with pytest.raises(StateError, match="about must fit 4096 bytes"):
-        FileFlash.create(path, GEOMETRY, about={"text": "x" * 5000})
+    with FileFlash.create(path, GEOMETRY) as flash, pytest.raises(StateError, match="flash must fit 4096 bytes"):
+        flash.label({"text": "x" * 5000})

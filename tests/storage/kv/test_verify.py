@@ -16,7 +16,7 @@ from nearflash.abi.errors import StateError
 from nearflash.cli import main
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
-from nearflash.storage.kv.file import create_flash, file_geometry
+from nearflash.storage.kv.file import file_geometry
 from nearflash.storage.kv.pages import PageMaker
 from nearflash.storage.kv.verify import verify
 
@@ -32,7 +32,7 @@ def path(tmp_path):
 @pytest.fixture
 def filled(path, draw):
     """A file of two sequences: 200 tokens in each layer; 100 tokens in layer 0 alone."""
-    with KvStore(create_flash(path, file_geometry(16 << 20, 4096), SHAPE, SEPARATE), SHAPE, SEPARATE) as store:
+    with KvStore(FileFlash.create(path, file_geometry(16 << 20, 4096)), SHAPE, SEPARATE) as store:
         full, part = store.add(), store.add()
         for sequence, layer, tokens in ((full, 0, 200), (full, 1, 200), (part, 0, 100)):
             store.append(sequence, layer, *draw([sequence, layer], tokens, SHAPE))
@@ -104,11 +104,12 @@ import sys
 from pathlib import Path
 import numpy as np
 from nearflash.abi.attend.pages import IndexFormat
+from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
-from nearflash.storage.kv.file import create_flash, file_geometry
+from nearflash.storage.kv.file import file_geometry
 
 shape, layout = KvShape(2, 3, 32), KvLayout(16, False, 64, IndexFormat.INT4, 4096)
-flash = create_flash(Path(sys.argv[1]), file_geometry(16 << 20, 4096), shape, layout, threads=3)
+flash = FileFlash.create(Path(sys.argv[1]), file_geometry(16 << 20, 4096), threads=3)
 store = KvStore(flash, shape, layout, buffer_bytes=1 << 17, background=sys.argv[2] == "1")
 heads, channels = np.arange(3)[:, None, None], np.arange(32)
 print("ready", flush=True)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,9 @@ class Flash(ABC):
     def entries(self, pages: PageNumbers) -> NDArray[np.uint64]:
         """Words of a device's page table, (p,). Raises CommandError where it cannot reach them."""
         return np.array([self.entry(int(page)).pack() for page in pages], np.uint64)
+
+    def label(self, about: Mapping[str, Any]) -> None:  # noqa: B027
+        """Note what the flash holds, as JSON values, where it outlasts its user. Raises StateError."""
 
     @abstractmethod
     def sync(self) -> None:

@@ -55,7 +55,7 @@ class FileFlash(Flash):
 
     concurrent = True
     about: Mapping[str, Any]
-    """What `create` was given: JSON values."""
+    """What the flash is said to hold (`label`): JSON values; empty before."""
 
     def __init__(self, file: DirectFile, geometry: FlashGeometry, about: Mapping[str, Any], threads: int) -> None:
         """Not for callers: see `create` and `open`."""
@@ -68,8 +68,8 @@ class FileFlash(Flash):
 
     @classmethod
     def create(
-        cls, path: Path, geometry: FlashGeometry, *, about: Mapping[str, Any] | None = None,
-        threads: int = DEFAULT_THREADS, direct: bool = True, engine: Engine | None = None,
+        cls, path: Path, geometry: FlashGeometry, *, threads: int = DEFAULT_THREADS, direct: bool = True,
+        engine: Engine | None = None,
     ) -> Self:  # fmt: skip
         """A blank flash. A flash that is there is emptied; other files, and devices that are not blank, are refused.
 
@@ -77,19 +77,16 @@ class FileFlash(Flash):
         """
         if threads < 1:
             raise CommandError(f"threads must be at least 1, not {threads!r}")
-        superblock = seal(_KIND, {"version": FLASH_VERSION, "geometry": asdict(geometry), "about": about or {}})
-        if superblock.nbytes != BLOCK_BYTES:
-            raise StateError(f"about must fit {BLOCK_BYTES} bytes as JSON, not {superblock.nbytes}")
         if path.exists():
             _check_replaceable(path, direct)
         zone_bytes = SpareRecords(geometry).zone_bytes
         size_bytes = BLOCK_BYTES + geometry.blocks * (geometry.block_bytes + zone_bytes)
         file = DirectFile.create(path, size_bytes, direct=direct, engine=engine)
         try:
-            flash = cls(file, geometry, about or {}, threads)
+            flash = cls(file, geometry, {}, threads)
             if path.is_block_device():
                 flash._all(flash.erase, range(geometry.blocks))
-            file.write(0, superblock)
+            flash.label({})
             return flash
         except BaseException:
             file.close()
@@ -116,6 +113,12 @@ class FileFlash(Flash):
     def path(self) -> Path:
         """Where the file lies."""
         return self._file.path
+
+    def label(self, about: Mapping[str, Any]) -> None:
+        """See Flash.label."""
+        body = {"version": FLASH_VERSION, "geometry": asdict(self.geometry), "about": about}
+        self._file.write(0, seal(_KIND, body, BLOCK_BYTES))
+        self.about = about
 
     def sync(self) -> None:
         """See Flash.sync."""

@@ -1,18 +1,15 @@
-"""A KV store in a file: its superblock says what it holds."""
+"""A KV store in a file: how large it gets, and what its superblock says."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError, StateError, StorageFullError
 from nearflash.storage.direct import BLOCK_BYTES
-from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.spare import SpareRecords
 from nearflash.storage.kv.layout import KvLayout, KvShape
 
-__all__ = ["create_flash", "described", "file_geometry"]
+__all__ = ["described", "file_geometry"]
 
 _BLOCK_BYTES = 1 << 20
 _PAGES_PER_BLOCK_LEAST = 16
@@ -29,11 +26,6 @@ def file_geometry(size_bytes: int, page_bytes: int, *, channels: int = 1) -> Fla
         least = BLOCK_BYTES + _BLOCKS_LEAST * channels * each
         raise StorageFullError(f"size_bytes must be at least {least} for pages of {page_bytes}, not {size_bytes!r}")
     return FlashGeometry(page_bytes, pages, channels, 1, blocks)
-
-
-def create_flash(path: Path, geometry: FlashGeometry, shape: KvShape, layout: KvLayout, **options: Any) -> FileFlash:
-    """A blank flash for a KvStore; `options` are FileFlash.create's, as are the errors."""
-    return FileFlash.create(path, geometry, about={"shape": asdict(shape), "layout": asdict(layout)}, **options)
 
 
 def described(about: Mapping[str, Any]) -> tuple[KvShape, KvLayout]:

@@ -1,7 +1,7 @@
 """K and V of sequences on a flash: appended token by token or many at once, found by sequence, layer and head."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Self
 
 import numpy as np
@@ -78,6 +78,7 @@ class KvStore:
         self._pool = PagePool(
             flash, self._moved, buffer_bytes=buffer_bytes, background=background, read_limit=read_limit
         )
+        flash.label({"shape": asdict(shape), "layout": asdict(layout)})
         self._sequences: dict[int, StoredSequence] = {}
         self._next = self._host_bytes = 0
         self._open = True
