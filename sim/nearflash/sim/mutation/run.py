@@ -10,7 +10,7 @@ import numpy as np
 from nearflash.abi.errors import ConfigError
 from nearflash.sim.burst import BurstUnit
 from nearflash.sim.mutation.equivalence import is_equivalent
-from nearflash.sim.mutation.mutants import MUTANT, Mutants, make_mutants
+from nearflash.sim.mutation.mutants import MUTANT, make_mutants
 from nearflash.sim.mutation.targets import TARGETS, Target, Vectors
 from nearflash.sim.stalls import SimulationTimeout, Stalls, UnexpectedItems
 from nearflash.sim.streams import StreamUnit
@@ -38,39 +38,40 @@ def run(
 
 def run_target(name: str, target: Target, count: int, seed: int) -> tuple[dict[str, Any], list[str]]:
     """The row of one unit, and Yosys' commands of the mutants that live and are not proven equivalent."""
+    rng, library = np.random.default_rng(seed), f"mutation_{name.replace('.', '_')}"
     with tempfile.TemporaryDirectory() as folder:
         made = make_mutants(target.component(), count, seed, Path(folder), part=target.part)
-        living = _living(name, target, made, seed)
-        left = [command for command in living if not is_equivalent(made.original, command, Path(folder))]
-    total, equivalent = len(made.commands), len(living) - len(left)
-    killed = total - len(living)
+        unit = StreamUnit(made.design, library) if target.stalls else BurstUnit(made.design, library)
+        total = len(made.commands)
+        living = _living(name, target, unit, target.vectors(rng), [*range(1 + total)], seed)
+        equal = {one for one in living[1:] if is_equivalent(made.original, made.commands[one - 1], Path(folder))}
+    left = [mutant for mutant in living if mutant not in equal]
+    for _ in range(target.batches - 1):
+        left = _living(name, target, unit, target.vectors(rng), left, seed)
+    killed = total - len(equal) - len(left[1:])
     row = {
         "bench": "mutation",
         "unit": name,
         "mutants": total,
         "killed": killed,
-        "equivalent": equivalent,
-        "kill_fraction": round(killed / max(total - equivalent, 1), 4),
+        "equivalent": len(equal),
+        "kill_fraction": round(killed / max(total - len(equal), 1), 4),
     }
-    return row, left
+    return row, [made.commands[mutant - 1] for mutant in left[1:]]
 
 
-def _living(name: str, target: Target, made: Mutants, seed: int) -> list[str]:
-    """Commands of the mutants that no vector tells from the model."""
-    library = f"mutation_{name.replace('.', '_')}"
-    unit = StreamUnit(made.design, library) if target.stalls else BurstUnit(made.design, library)
-    rng = np.random.default_rng(seed)
-    living = list(range(1 + len(made.commands)))
-    for _ in range(target.batches):
-        vectors = target.vectors(rng)
-        if isinstance(unit, StreamUnit):
-            for stalls in target.stalls:
-                living = _streams_agree(unit, vectors, living, stalls, seed)
-        else:
-            living = [mutant for mutant in living if _agrees(unit, vectors, mutant)]
-        if 0 not in living:
-            raise ConfigError(f"{name} must equal its model before it is mutated")
-    return [made.commands[mutant - 1] for mutant in living if mutant]
+def _living(
+    name: str, target: Target, unit: StreamUnit | BurstUnit, vectors: Vectors, mutants: list[int], seed: int
+) -> list[int]:
+    """Of `mutants`, the original (0) first, those that the vectors do not tell from the model."""
+    if isinstance(unit, StreamUnit):
+        for stalls in target.stalls:
+            mutants = _streams_agree(unit, vectors, mutants, stalls, seed)
+    else:
+        mutants = [mutant for mutant in mutants if _agrees(unit, vectors, mutant)]
+    if 0 not in mutants:
+        raise ConfigError(f"{name} must equal its model before it is mutated")
+    return mutants
 
 
 def _agrees(unit: BurstUnit, vectors: Vectors, mutant: int) -> bool:
