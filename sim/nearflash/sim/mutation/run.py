@@ -87,9 +87,10 @@ def _streams_agree(
     """Those whose items are the model's and come in as many cycles as the first one's, the original."""
     inputs, expected = vectors
     counts = {stream: len(items) for stream, items in expected.items()}
-    living, cycles = [], None
+    living: list[int] = []
+    cycles: int | None = None
     for mutant in mutants:
-        limit = cycles and 2 * cycles
+        limit = None if cycles is None else 2 * cycles
         try:
             got = unit.run(inputs, counts, stalls=stalls, seed=seed, hold={MUTANT: mutant}, timeout_cycles=limit)
         except (SimulationTimeout, UnexpectedItems):
