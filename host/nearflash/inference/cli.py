@@ -36,6 +36,10 @@ def generate(subparsers: Any) -> None:
     parser.add_argument("--device", default="host", help="host, or a device such as model:attend-tiny")
     parser.add_argument("--devices", type=int, default=1, help="KV heads over so many of them")
     parser.add_argument("--path", type=Path, help="file for the pages (device host); default: one that is deleted")
+    parser.add_argument(
+        "--nand-block-pages", type=int, default=0, metavar="N",
+        help="keep pages on the device's NAND, of N pages a block (768 behind attend-tiny), not in its memory",
+    )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--mini-batches", type=int, default=1, help="one computes while another is attended to")
     parser.add_argument(
@@ -58,6 +62,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     with open_engine(
         kv_shape(model), policy, tokens=longest + arguments.max_new_tokens, sequences=len(prompts),
         device=arguments.device, devices=arguments.devices, path=arguments.path,
+        nand_block_pages=arguments.nand_block_pages,
     ) as engine:  # fmt: skip
         done = continued(
             model, tokenizer, prompts, engine, max_new_tokens=arguments.max_new_tokens, chat=arguments.chat,

@@ -1,21 +1,27 @@
 """Engines by name, with stores as large as a job needs."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from math import lcm
 from pathlib import Path
 
 from nearflash.abi.attend.codeword import CODEWORD_BYTES
 from nearflash.abi.attend.pages import IndexFormat, TokenLayout
+from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError
 from nearflash.device import open_device
+from nearflash.device.base import Device
 from nearflash.inference.array import CsdArray, split_heads
 from nearflash.inference.engine import Engine
 from nearflash.inference.policy import AttentionMode, AttentionPolicy
+from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
+from nearflash.storage.flash.nand import NandFlash
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
 
 __all__ = ["HOST", "default_layout", "flash_geometry", "open_engine"]
@@ -33,16 +39,21 @@ _SPARE_BLOCKS = 4
 
 def open_engine(
     shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = HOST, devices: int = 1,
-    path: Path | None = None, layout: KvLayout | None = None,
+    path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None,
 ) -> Engine:  # fmt: skip
     """An engine with room for `sequences` of up to `tokens` tokens each; of several devices a CsdArray.
 
     `host` keeps pages in a file: `path` (its name with .0, .1, … for several devices), by direct I/O; or, by default,
-    one that is gone when it is closed, through the page cache. A device keeps them in its memory, and takes no path.
-    Raises CommandError for that, ConfigError for more devices than KV heads, what opening raises.
+    one that is gone when it is closed, through the page cache. A device keeps them in its memory; or, where
+    `nand_block_pages` says how many pages a block of its NAND has, there. Raises CommandError for a path or NAND where
+    there is none, ConfigError for more devices than KV heads, what opening raises.
     """
     if device != HOST and path is not None:
         raise CommandError(f"path must be given with device {HOST} alone, not with {device!r}: it has its own memory")
+    if device == HOST and nand_block_pages:
+        raise CommandError(
+            f"nand_block_pages must be 0 with device {HOST}, which has no NAND, not {nand_block_pages!r}"
+        )
     layout = layout or default_layout(shape.dim, policy, tokens)
     counts = split_heads(shape.kv_heads, [1.0] * devices)
     engines: list[Engine] = []
@@ -53,7 +64,8 @@ def open_engine(
             if device == HOST:
                 engines.append(_host(own, policy, layout, tokens, sequences, file, end - count))
             else:
-                engines.append(_device(device, own, policy, layout, tokens, sequences, end - count))
+                flash = partial(_device_flash, own, layout, tokens, sequences, nand_block_pages)
+                engines.append(_device(device, own, policy, layout, flash, end - count))
     except BaseException:
         for engine in engines:
             engine.close()
@@ -77,11 +89,16 @@ def default_layout(dim: int, policy: AttentionPolicy, tokens: int) -> KvLayout:
 
 def flash_geometry(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, channels: int) -> FlashGeometry:
     """Blocks for as many tokens of as many sequences, an eighth more, and what the store needs to work with."""
+    lanes = channels * _UNITS
+    blocks = _lane_blocks(shape, layout, tokens, sequences, lanes * _PAGES_PER_BLOCK)
+    return FlashGeometry(layout.page_bytes, _PAGES_PER_BLOCK, channels, _UNITS, blocks * lanes)
+
+
+def _lane_blocks(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, pages_each: int) -> int:
+    """Blocks of each lane, where one of every lane together hold `pages_each` pages."""
     groups, blocks = tokens // layout.group_tokens, tokens // layout.block_tokens
     pages = groups * layout.group_pages + blocks * layout.index_layout(shape.dim).pages
-    lanes = channels * _UNITS
-    filled = -(-pages * shape.layers * shape.kv_heads * sequences * 9 // (8 * _PAGES_PER_BLOCK * lanes))
-    return FlashGeometry(layout.page_bytes, _PAGES_PER_BLOCK, channels, _UNITS, (filled + _SPARE_BLOCKS) * lanes)
+    return -(-pages * shape.layers * shape.kv_heads * sequences * 9 // (8 * pages_each)) + _SPARE_BLOCKS
 
 
 def _host(
@@ -105,15 +122,26 @@ def _host(
 
 
 def _device(
-    spec: str, shape: KvShape, policy: AttentionPolicy, layout: KvLayout, tokens: int, sequences: int, first: int
+    spec: str, shape: KvShape, policy: AttentionPolicy, layout: KvLayout, make: Callable[[Device], Flash], first: int
 ) -> Engine:
     from nearflash.inference.device_engine import DeviceEngine
 
     device = open_device(spec)
     try:
-        channels = getattr(device.identity.config, "channels", 1)
-        flash = MemoryFlash(device, flash_geometry(shape, layout, tokens, sequences, channels))
-        return DeviceEngine(device, KvStore(flash, shape, layout), policy, first_head=first)
+        return DeviceEngine(device, KvStore(make(device), shape, layout), policy, first_head=first)
     except BaseException:
         device.close()
         raise
+
+
+def _device_flash(
+    shape: KvShape, layout: KvLayout, tokens: int, sequences: int, nand_block_pages: int, device: Device
+) -> Flash:
+    """The device's memory, or its NAND."""
+    config = device.identity.config
+    if not isinstance(config, AttendConfig):
+        raise CommandError(f"device must be an attend kernel, not {config.full_name}")
+    if not nand_block_pages:
+        return MemoryFlash(device, flash_geometry(shape, layout, tokens, sequences, config.channels))
+    blocks = _lane_blocks(shape, layout, tokens, sequences, nand_block_pages * config.channels * max(config.units, 1))
+    return NandFlash(device, pages_per_block=nand_block_pages, blocks_per_unit=blocks, paired=not layout.interleaved)

@@ -45,6 +45,17 @@ def test_devices_share_the_heads_and_give_the_same(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("policy", [PAGE, AttentionPolicy("sparf", channels=0.5, budget=0.25, local=4)])
+def test_pages_on_nand_give_the_bits_of_pages_in_memory(policy):
+    q = np.random.default_rng(5).standard_normal((2, 4, 2, 32)).astype(np.float16)
+    outs = []
+    for pages in (0, 64):
+        options = {"tokens": 300, "sequences": 2, "device": "model:attend-tiny", "nand_block_pages": pages}
+        with open_engine(SHAPE, policy, **options) as engine:
+            outs.append(engine.attend(1, fill(engine, 2, 300), q))
+    assert np.array_equal(*outs)
+
+
 def test_a_full_flash_is_an_error(tmp_path):
     with open_engine(SHAPE, AttentionPolicy(), tokens=8, sequences=1, path=tmp_path / "kv") as engine:
         with pytest.raises(StorageFullError):
@@ -54,6 +65,10 @@ def test_a_full_flash_is_an_error(tmp_path):
 def test_what_does_not_go_together_is_refused(tmp_path):
     with pytest.raises(CommandError, match="path must be given with device host alone, not with 'model:attend-tiny'"):
         open_engine(SHAPE, PAGE, tokens=8, sequences=1, device="model:attend-tiny", path=tmp_path / "kv")
+    with pytest.raises(CommandError, match="nand_block_pages must be 0 with device host, which has no NAND, not 64"):
+        open_engine(SHAPE, PAGE, tokens=8, sequences=1, nand_block_pages=64)
+    with pytest.raises(CommandError, match="device must be an attend kernel, not update-tiny"):
+        open_engine(SHAPE, PAGE, tokens=8, sequences=1, device="model:update-tiny")
     with pytest.raises(ConfigError, match=r"devices must be 1 to 4 \(the KV heads\)"):
         open_engine(SHAPE, PAGE, tokens=8, sequences=1, devices=5)
     with pytest.raises(UnknownDeviceError):
