@@ -31,6 +31,8 @@ __all__ = ["HostEngine"]
 Ints = NDArray[np.int64]
 _THREADS = 4
 """That compute; some of them wait for pages."""
+_APART_TOKENS = 16_384
+"""From here on the heads of a sequence are worked on one by one: pages of one come while another is computed."""
 
 
 class HostEngine(Engine):
@@ -77,7 +79,8 @@ class HostEngine(Engine):
             work = {}
             for row, sequence in enumerate(sequences):
                 stored = self.store.layer(sequence, layer)
-                for policy, heads in self._policies(layer, apart=len(sequences) == 1):
+                apart = len(sequences) == 1 or stored.tokens >= _APART_TOKENS
+                for policy, heads in self._policies(layer, apart=apart):
                     reads = SequenceReads(self.store, stored, heads, self._read)
                     queries = torch.from_numpy(q[row, heads].astype(np.float32))
                     done = self._workers.submit(self._attend, reads, queries, policy, scaling)
@@ -105,8 +108,7 @@ class HostEngine(Engine):
         self.store.close()
 
     def _policies(self, layer: int, *, apart: bool) -> list[tuple[AttentionPolicy, list[int]]]:
-        """The store's heads by the policy that they follow; each head `apart`, so that one's pages come while another
-        is computed."""
+        """The store's heads by the policy that they follow, or each `apart`."""
         heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
         for head in range(self.kv_heads):
             heads.setdefault((self.policy.at(layer, self.first_head + head), head if apart else 0), []).append(head)
