@@ -59,6 +59,14 @@ def test_parts_go_to_a_bench_that_has_them(points):
         list(runner.measure("all", ["b"]))
 
 
+def test_a_mode_goes_to_a_bench_that_has_them(points):
+    points.append(Point("modes", lambda mode="any": iter([{"mode": mode}])))
+    assert [row["mode"] for row in runner.measure("modes", mode="one")] == ["one"]
+    assert [row["mode"] for row in runner.measure("modes")] == ["any"]
+    with pytest.raises(CommandError, match="bench 'fp' must be run without a mode, not with 'one'"):
+        list(runner.measure("fp", mode="one"))
+
+
 def test_json_goes_to_stdout_and_text_to_stderr(points, capsys):
     runner.print_rows(runner.measure("update"), as_json=True)
     captured = capsys.readouterr()

@@ -1,8 +1,8 @@
 """Run benches and print what they measure.
 
 A bench is a function in the entry-point group `nearflash.bench` that yields one dict a measurement; a long one takes
-the names of those `parts` of it that are wanted. The runner adds to each dict: bench, digest (of the build that it
-names under `config`), git (revision of this checkout), tools (versions).
+the names of those `parts` of it that are wanted, or the one `mode` to measure. The runner adds to each dict: bench,
+digest (of the build that it names under `config`), git (revision of this checkout), tools (versions).
 """
 
 import json
@@ -30,13 +30,13 @@ def bench_names() -> list[str]:
     return sorted(point.name for point in entry_points(group=GROUP))
 
 
-def measure(name: str, parts: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Run a bench, or `all` of them; of a bench that has them, only these `parts`.
+def measure(name: str, parts: Collection[str] | None = None, mode: str | None = None) -> Iterator[dict[str, Any]]:
+    """Run a bench, or `all` of them; of a bench that has them, only these `parts`, or this `mode`.
 
-    Raises CommandError for a bench or a part that does not exist, or where packages are missing.
+    Raises CommandError for a bench, a part or a mode that does not exist, or where packages are missing.
     """
     if name == "all":
-        if parts is not None:
+        if parts is not None or mode is not None:
             raise CommandError("parts must be of one bench, not of all")
         for each in bench_names():
             yield from measure(each)
@@ -52,7 +52,10 @@ def measure(name: str, parts: Collection[str] | None = None) -> Iterator[dict[st
         ) from missing
     if parts is not None and "parts" not in signature(run).parameters:
         raise CommandError(f"bench {name!r} must be run as a whole, not in the parts {', '.join(parts)}")
-    for row in run() if parts is None else run(parts=parts):
+    if mode is not None and "mode" not in signature(run).parameters:
+        raise CommandError(f"bench {name!r} must be run without a mode, not with {mode!r}")
+    options = {"parts": parts, "mode": mode}
+    for row in run(**{key: value for key, value in options.items() if value is not None}):
         yield with_origin({"bench": name, **row})
 
 

@@ -24,7 +24,16 @@ from nearflash.inference.policy import AttentionMode, AttentionPolicy, PageLayou
 from nearflash.inference.sparse.index import indexed_keys
 from nearflash.inference.sparse.selection import choose, logit_scales, top_channels
 
-__all__ = ["Attended", "Scan", "attend_chosen", "choose_tokens", "scan_of", "sparse_attention"]
+__all__ = [
+    "Attended",
+    "Scan",
+    "approximate_logits",
+    "attend_chosen",
+    "attend_mixed",
+    "choose_tokens",
+    "scan_of",
+    "sparse_attention",
+]
 
 _PROBABILITY_KEY = 4096.0
 """Factor from summed probabilities to keys."""
@@ -99,14 +108,19 @@ def _attend(
         chosen = valid.expand(q.shape[0], -1, -1)
         no_channels = torch.zeros(q.shape[:2] + q.shape[-1:], dtype=torch.bool, device=q.device)
         return Attended(attend_chosen(q, k.float(), v.float(), chosen, scaling), chosen, no_channels)
-    channels = top_channels(q, scan.channels)
-    logits = _approximate(q * logit_scales(q, channels, scaling).unsqueeze(-1), k, channels, tokens, scan)
+    channels, logits = approximate_logits(q, k, tokens, scan, scaling)
     probabilities = logits.softmax(dim=-1)
     chosen = choose_tokens(logits, probabilities, tokens, budget, scan) & valid
+    return Attended(attend_mixed(q, k, v, probabilities, chosen, tokens, scaling), chosen, channels)
+
+
+def attend_mixed(
+    q: Tensor, k: Tensor, v: Tensor, probabilities: Tensor, chosen: Tensor, tokens: Tensor, scaling: float
+) -> Tensor:
+    """`attend_chosen`, and the mean of V for what approximate `probabilities` (N, P, g, S) give the other tokens."""
     alpha = probabilities @ chosen.float().unsqueeze(-1)
-    mean = _running_mean(v, tokens).unsqueeze(2)
     out = attend_chosen(q, k.float(), v.float(), chosen, scaling)
-    return Attended(alpha * out + (1 - alpha) * mean, chosen, channels)
+    return alpha * out + (1 - alpha) * _running_mean(v, tokens).unsqueeze(2)
 
 
 def _running_mean(v: Tensor, tokens: Tensor) -> Tensor:
@@ -125,12 +139,13 @@ def _values(weights: Tensor, v: Tensor) -> Tensor:
     return (weights.flatten(1, 2) @ v).unflatten(1, weights.shape[1:3])
 
 
-def _approximate(q: Tensor, k: Tensor, channels: Tensor, tokens: Tensor, scan: Scan) -> Tensor:
-    """q·K over the chosen channels, (N, P, g, S): whole blocks from the index, a position's tail from K.
+def approximate_logits(q: Tensor, k: Tensor, tokens: Tensor, scan: Scan, scaling: float) -> tuple[Tensor, Tensor]:
+    """Channels (N, P, d) bool, and logits over them (N, P, g, S): whole blocks from the index, the tail from K.
 
-    -inf for the tokens that a position does not see.
+    -inf for the tokens that a position does not see; k is fp16.
     """
-    part = q * channels.unsqueeze(2)
+    channels = top_channels(q, scan.channels)
+    part = q * logit_scales(q, channels, scaling).unsqueeze(-1) * channels.unsqueeze(2)
     scores = _scores(part, indexed_keys(k, scan.block_tokens, scan.form))
     place = torch.arange(k.shape[1], device=k.device)
     covered = tokens // scan.block_tokens * scan.block_tokens
@@ -139,7 +154,7 @@ def _approximate(q: Tensor, k: Tensor, channels: Tensor, tokens: Tensor, scan: S
         tail = (place[first:] >= covered.unsqueeze(-1)).unsqueeze(-2)  # (P, 1, S - first) or (N, P, 1, S - first)
         scores[..., first:] = torch.where(tail, _scores(part, k[:, first:].float()), scores[..., first:])
     scores[..., hidden:].masked_fill_((place[hidden:] >= tokens.unsqueeze(-1)).unsqueeze(-2), -torch.inf)
-    return scores
+    return channels, scores
 
 
 def choose_tokens(logits: Tensor, probabilities: Tensor, tokens: Tensor, budget: Tensor, scan: Scan) -> Tensor:

@@ -47,4 +47,4 @@ def heavy_hitters(history: Tensor, probabilities: Tensor, tokens: Tensor, count:
     seen = tokens.unsqueeze(-1)
     keys = keys.masked_fill(place >= seen - (count // 2).unsqueeze(-1), torch.inf)
     keys = keys.masked_fill(place >= seen, -torch.inf)
-    return choose(keys, count.expand(keys.shape[:-1]))
+    return choose(keys, count.expand(keys.shape[:-1])) & (place < seen)

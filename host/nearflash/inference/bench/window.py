@@ -1,0 +1,137 @@
+"""The loss of a text's last tokens with their attention replaced; that of all tokens before is dense.
+
+    prefix ─► dense attention ─► K, V ─┐
+                            window ────┴─► every layer's attention by `Attend` ─► logits, loss, flash bytes
+
+Every position of the window attends to the tokens up to it, as in decode, and later layers see what the earlier ones
+made of that. K and V count as stored, in fp16.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+__all__ = ["NAME", "Attend", "FlashUse", "HeadWindow", "Prefix"]
+
+NAME = "replaced"
+"""For `attn_implementation`: dense, unless the model is called with `attend`."""
+_CHUNK = 512
+_HISTORY_STEP = 8
+
+
+@dataclass(frozen=True)
+class FlashUse:
+    """Flash bytes of a KV head as fractions of its K and V in fp16; means over positions and heads."""
+
+    index: float = 0.0
+    tail: float = 0.0
+    """K of the tokens behind the last whole embedding block, for the scan."""
+    gather: float = 0.0
+    pages: float = 0.0
+    """All three, where pages can only be read whole."""
+
+    @property
+    def all(self) -> float:
+        """All three, by codewords."""
+        return self.index + self.tail + self.gather
+
+    @classmethod
+    def mean(cls, uses: list[Self]) -> Self:
+        """Mean of several heads or texts."""
+        return cls(*(sum(getattr(use, each.name) for use in uses) / len(uses) for each in fields(cls)))
+
+
+@dataclass(frozen=True)
+class HeadWindow:
+    """What one KV head has to attend with: N = 1, P positions (shapes as in nearflash.inference.sparse.attention)."""
+
+    layer: int
+    head: int
+    q: Tensor
+    """(1, P, g, d)."""
+    k: Tensor
+    """(1, S, d)."""
+    v: Tensor
+    tokens: Tensor
+    """Tokens that each position sees, (P,)."""
+    scaling: float
+    history: Tensor
+    """Probability that each token of the prefix had there, summed over every eighth position and the group, (1, S)."""
+
+
+Attend = Callable[[HeadWindow], tuple[Tensor, FlashUse]]
+"""Output (1, P, g, d) and flash bytes of one KV head."""
+
+
+class Prefix:
+    """The dense beginning of a text: computed once, then continued with any tokens and any `Attend`.
+
+    ids: token ids (S,). The model's attention must be NAME.
+    """
+
+    def __init__(self, model: Any, ids: Tensor) -> None:
+        self._model = model
+        self._history: dict[tuple[int, int], Tensor] = {}
+        self._cache = DynamicCache(config=model.config)
+        self._prefill(ids)
+
+    @torch.no_grad()
+    def _prefill(self, ids: Tensor) -> None:
+        options = {"history": self._history, "prefix": len(ids)}
+        for part in ids.split(_CHUNK):
+            self._model(part[None], past_key_values=self._cache, logits_to_keep=1, **options)
+
+    @torch.no_grad()
+    def logits(self, window: Tensor, attend: Attend) -> tuple[Tensor, FlashUse]:
+        """Logits (P, vocabulary) behind each token of the window (P,), and the flash bytes of all heads."""
+        uses: list[FlashUse] = []
+        options = {"attend": attend, "uses": uses, "history": self._history}
+        done = self._model(window[None], past_key_values=self._cache, **options)
+        self._cache.crop(-len(window))
+        return done.logits[0], FlashUse.mean(uses)
+
+    def loss(self, window: Tensor, attend: Attend) -> tuple[float, FlashUse]:
+        """Mean loss (nats) of the window's tokens but the first, each from those before it; flash bytes."""
+        logits, use = self.logits(window, attend)
+        return float(torch.nn.functional.cross_entropy(logits[:-1], window[1:])), use
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float,
+    attend: Attend | None = None, history: dict[tuple[int, int], Tensor] | None = None, **options: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """transformers' call: query (1, heads, P, d) -> (1, P, heads, d)."""
+    positions, total = query.shape[2], key.shape[2]
+    seen = torch.arange(total - positions + 1, total + 1)
+    grouped = query[0].unflatten(0, (key.shape[1], -1)).transpose(1, 2)  # (KV heads, P, g, d)
+    if attend is None:
+        if history is not None:
+            for head, q in enumerate(grouped):
+                sums = history.setdefault((module.layer_idx, head), torch.zeros(1, options["prefix"]))
+                sums[0, :total] += _column_sums(q[::_HISTORY_STEP] * scaling, key[0, head], seen[::_HISTORY_STEP])
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)
+    outs = []
+    for head, q in enumerate(grouped):
+        own = slice(head, head + 1)
+        past = torch.nn.functional.pad((history or {})[module.layer_idx, head], (0, positions))
+        given = HeadWindow(module.layer_idx, head, q[None], key[0, own], value[0, own], seen, scaling, past)
+        out, use = attend(given)
+        outs.append(out[0])
+        options["uses"].append(use)
+    return torch.cat(outs, dim=1)[None], None
+
+
+def _column_sums(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    """Probability of each token (S,), summed over positions and query heads of q (P, g, d)."""
+    hidden = (torch.arange(len(k)) >= seen.unsqueeze(-1)).unsqueeze(1)
+    return (q @ k.T).masked_fill_(hidden, -torch.inf).softmax(dim=-1).sum(dim=(0, 1))
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
