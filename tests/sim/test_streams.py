@@ -43,6 +43,23 @@ class Sums(wiring.Component):
         return m
 
 
+class Kept(wiring.Component):
+    """Gives once, in cycle 4, what it last took, before the last reset too."""
+
+    i: In(stream.Signature(8))
+    o: Out(stream.Signature(8))
+
+    def elaborate(self, platform):
+        m = Module()
+        kept, cycle = Signal(8, reset_less=True), Signal(3)
+        m.d.comb += [self.i.ready.eq(1), self.o.payload.eq(kept), self.o.valid.eq(cycle == 4)]
+        with m.If(self.i.valid):
+            m.d.sync += kept.eq(self.i.payload)
+        with m.If(cycle < 5):
+            m.d.sync += cycle.eq(cycle + 1)
+        return m
+
+
 @pytest.fixture(scope="module")
 def sums():
     return StreamUnit(Sums(), "test_sums")
@@ -70,6 +87,13 @@ def test_stalls_cost_cycles(sums):
     # Both inputs must be there: the wait for the later of two geometric draws.
     assert cycles[50] == pytest.approx(1000 * (2 + 2 - 1 / 0.75), rel=0.05)
     assert cycles[90] == pytest.approx(1000 * (10 + 10 - 1 / 0.19), rel=0.1)
+
+
+def test_a_new_model_has_forgotten_the_old_ones_memory():
+    unit = StreamUnit(Kept(), "test_kept")
+    assert [unit.run({"i": items}, {"o": 1})["o"][0] for items in ([7], [])] == [7, 7]
+    unit.renew()
+    assert unit.run({"i": []}, {"o": 1})["o"][0] == 0
 
 
 def test_one_stream_may_stall_alone(sums):

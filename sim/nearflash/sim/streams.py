@@ -95,6 +95,11 @@ class StreamUnit:
         if hasattr(self, "_unit"):
             self._library.unit_free(self._unit)
 
+    def renew(self) -> None:
+        """Begin with a new model: memories, and registers without reset, are as at its construction, zero."""
+        self._library.unit_free(self._unit)
+        self._unit = ctypes.c_void_p(self._library.unit_new())
+
     def device(self, index: int) -> int:
         """Address of model `index`."""
         return int(self._library.unit_device(self._unit, index))

@@ -36,7 +36,7 @@ class CodewordPlan(data.Struct):
     interleaved: 1
     unit: 8
     """Token, or with interleaved pages 2·token + value."""
-    row: 7
+    row: 6
     value: 1
     """A codeword of a separate V page."""
     channel: 8

@@ -21,7 +21,6 @@ __all__ = ["ObservedFilter", "vectors"]
 
 _CONTEXTS, _REQUESTS = 64, 160
 _CODEWORD_BEATS = 64
-_ALL_ONES = (1 << data.Layout.cast(ContextRecord).size) - 1
 _UNITS = 256
 """Tokens of a page (of K or V) that the filter tells apart: nobody asks for what lies behind."""
 _Place = dict[str, Any]
@@ -31,7 +30,7 @@ _Place = dict[str, Any]
 class ObservedFilter(wiring.Component):
     """BeatFilter for `_CONTEXTS` contexts; payloads and fields of `o` are zero where they mean nothing.
 
-    Contexts are a stream, and pages wait until all are written, twice. `o_fault` is a stream of one item a codeword.
+    Contexts are a stream, and pages wait until all are written. `o_fault` is a stream of one item a codeword.
     """
 
     def __init__(self) -> None:
@@ -44,10 +43,10 @@ class ObservedFilter(wiring.Component):
         """Build the filter, the waits and the gates."""
         m = Module()
         m.submodules.filter = inner = self._filter
-        written, free, all_written = Signal(range(2 * _CONTEXTS + 1)), Signal(), Signal()
+        written, free, all_written = Signal(range(_CONTEXTS + 1)), Signal(), Signal()
         m.d.sync += written.eq(written + (self.i_context.valid & ~all_written))
         m.d.comb += [
-            all_written.eq(written == 2 * _CONTEXTS),
+            all_written.eq(written == _CONTEXTS),
             self.i_context.ready.eq(1),
             inner.i_context.valid.eq(self.i_context.valid),
             inner.i_context.record.eq(self.i_context.payload),
@@ -164,10 +163,8 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             beats += [_packed(ElementBeat, every | place | {"data": word}) for word, place in wanted if place]
         beats.append(_packed(ElementBeat, every | {"what": What.END}))
     writes = [context.record(number) for number, context in enumerate(contexts)]
-    # First the opposite of every bit: else a memory that a mutant cannot write holds what another one wrote.
-    opposite = [record ^ _ALL_ONES & ~(_CONTEXTS - 1) for record in writes]
     inputs = {
-        "i_context": _rows(ContextRecord, opposite + writes),
+        "i_context": _rows(ContextRecord, writes),
         "i_page": _rows(PageHeader, pages),
         "i": np.concatenate(words),
     }

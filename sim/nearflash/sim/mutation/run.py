@@ -91,6 +91,7 @@ def _streams_agree(
     cycles: int | None = None
     for mutant in mutants:
         limit = None if cycles is None else 2 * cycles
+        unit.renew()
         try:
             got = unit.run(inputs, counts, stalls=stalls, seed=seed, hold={MUTANT: mutant}, timeout_cycles=limit)
         except (SimulationTimeout, UnexpectedItems):
