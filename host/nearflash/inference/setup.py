@@ -23,6 +23,7 @@ from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
+from nearflash.storage.queue import QueueEngine
 
 __all__ = ["HOST", "default_layout", "flash_geometry", "open_engine"]
 
@@ -39,14 +40,15 @@ _SPARE_BLOCKS = 4
 
 def open_engine(
     shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = HOST, devices: int = 1,
-    path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None,
+    path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, index_bytes: int = 0,
 ) -> Engine:  # fmt: skip
     """An engine with room for `sequences` of up to `tokens` tokens each; of several devices a CsdArray.
 
     `host` keeps pages in a file: `path` (its name with .0, .1, … for several devices), by direct I/O; or, by default,
-    one that is gone when it is closed, through the page cache. A device keeps them in its memory; or, where
-    `nand_block_pages` says how many pages a block of its NAND has, there. Raises CommandError for a path or NAND where
-    there is none, ConfigError for more devices than KV heads, what opening raises.
+    one that is gone when it is closed, through the page cache; of the index up to `index_bytes` stay in memory. A
+    device keeps them in its memory; or, where `nand_block_pages` says how many pages a block of its NAND has, there.
+    Raises CommandError for a path or NAND where there is none, ConfigError for more devices than KV heads, what opening
+    raises.
     """
     if device != HOST and path is not None:
         raise CommandError(f"path must be given with device {HOST} alone, not with {device!r}: it has its own memory")
@@ -62,7 +64,7 @@ def open_engine(
             own = replace(shape, kv_heads=count)
             file = path if path is None or devices == 1 else path.with_name(f"{path.name}.{place}")
             if device == HOST:
-                engines.append(_host(own, policy, layout, tokens, sequences, file, end - count))
+                engines.append(_host(own, policy, layout, tokens, sequences, file, end - count, index_bytes // devices))
             else:
                 flash = partial(_device_flash, own, layout, tokens, sequences, nand_block_pages)
                 engines.append(_device(device, own, policy, layout, flash, end - count))
@@ -109,16 +111,18 @@ def _host(
     sequences: int,
     path: Path | None,
     first: int,
+    index_bytes: int,
 ) -> Engine:
     from nearflash.inference.host_engine import HostEngine
 
     geometry = flash_geometry(shape, layout, tokens, sequences, channels=1)
     if path is not None:
-        flash, name = FileFlash.create(path, geometry), f"host on {path}"
+        flash, name = FileFlash.create(path, geometry, engine=QueueEngine()), f"host on {path}"
     else:
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
             flash, name = FileFlash.create(Path(folder) / "kv", geometry, direct=False), HOST
-    return HostEngine(KvStore(flash, shape, layout, background=True), policy, first_head=first, name=name)
+    store = KvStore(flash, shape, layout, background=True)
+    return HostEngine(store, policy, first_head=first, index_bytes=index_bytes, name=name)
 
 
 def _device(
