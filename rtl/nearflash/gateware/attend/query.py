@@ -92,7 +92,8 @@ class QueryBuffer(wiring.Component):
         tag, settle = Signal(QueryRow), Signal(range(self.LATENCY))
         loaded = Signal(10)
         m.d.comb += [write.addr.eq(loaded), write.data.eq(self.i.payload), write.en.eq(self.i.valid & self.i.ready)]
-        m.d.sync += self.rows.eq(self.group * self.dim_rows)
+        # A product so small would still take a DSP block.
+        m.d.sync += self.rows.eq(sum(Mux(bit, self.dim_rows << k, 0) for k, bit in enumerate(self.group)))
         finish = self._walk(m, tag, read.addr)
         with m.FSM() as fsm:
             with m.State("WAIT"):

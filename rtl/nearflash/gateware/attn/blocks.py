@@ -147,24 +147,26 @@ class BlockTable(wiring.Component):
         wiring.connect(m, jobs.o, wiring.flipped(self.o_job))
         counts = Array(Signal(9, name=f"count_{k}") for k in range(self._blocks))
         faults = Array(Signal(FAULT_BITS, name=f"faults_{k}") for k in range(self._blocks))
-        record, entry = self.i_ended.payload.record, self.i_ended.payload.record.entry
-        request = record.request
+        ended = register(m, self.i_ended.payload)
+        valid, request, entry = Signal(), ended.record.request, ended.record.entry
+        m.d.sync += valid.eq(self.i_ended.valid)
+        before_last = register(m, (self.i_ended.payload.record.request.expected - 1)[:9])
         is_tail = wire(m, request.kind == RequestKind.TAIL)
-        count, every = wire(m, counts[entry] + 1), wire(m, faults[entry] | self.i_ended.payload.faults)
-        complete = wire(m, is_tail | (count == request.expected))
+        count, every = wire(m, counts[entry]), wire(m, faults[entry] | ended.faults)
+        complete = wire(m, is_tail | (count == before_last))
         job = jobs.i.payload
         m.d.comb += [
             self.i_ended.ready.eq(1),
-            jobs.i.valid.eq(self.i_ended.valid & complete),
+            jobs.i.valid.eq(valid & complete),
             *(job[name].eq(request[name]) for name in ("context", "group", "group_rows", "rows")),
             job.tail.eq(is_tail),
             job.entry.eq(entry),
             job.unit_rows.eq(Mux(is_tail, request.group_rows, request.block_rows)),
             job.number.eq(Mux(is_tail, request.index, request.block)),
-            job.faults.eq(Mux(is_tail, self.i_ended.payload.faults, every)),
+            job.faults.eq(Mux(is_tail, ended.faults, every)),
         ]
-        with m.If(self.i_ended.valid & ~is_tail):
-            m.d.sync += [counts[entry].eq(Mux(complete, 0, count)), faults[entry].eq(Mux(complete, 0, every))]
+        with m.If(valid & ~is_tail):
+            m.d.sync += [counts[entry].eq(Mux(complete, 0, count + 1)), faults[entry].eq(Mux(complete, 0, every))]
 
 
 def _lowest(bits: Value) -> Value:

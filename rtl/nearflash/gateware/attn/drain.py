@@ -13,7 +13,7 @@ from nearflash.abi.attend.numbers import PV_BITS
 from nearflash.gateware.attn.interfaces import SLOT_BITS, DrainCommand, Partial
 from nearflash.gateware.attn.issue import MemoryRead
 from nearflash.gateware.attn.weight import TOTAL
-from nearflash.gateware.fp.pipeline import delay, wire
+from nearflash.gateware.fp.pipeline import delay, register, wire
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["SumDrain"]
@@ -62,7 +62,8 @@ class SumDrain(wiring.Component):
         m.d.comb += self.total_address.eq(head + (command.slot << 3))
         m.d.sync += [room.eq(places > 1), self.renew.valid.eq(0)]  # room: a cycle late, so one is left when it says so
         m.d.sync += places.eq(places - reserve + (self.o.valid & self.o.ready))
-        total_valid, last_head = Signal(), wire(m, head + 1 == command.group)
+        self._last_row = register(m, (command.dim_rows - 1)[:7])
+        total_valid, last_head = Signal(), wire(m, head == register(m, (command.group - 1)[:4]))
         with m.FSM():
             with m.State("WAIT-COMMAND"):
                 m.d.comb += self.i.ready.eq(1)
@@ -82,7 +83,7 @@ class SumDrain(wiring.Component):
                         m.next = "READ-SUMS"
             with m.State("READ-SUMS"):
                 m.d.comb += [self.o_read.valid.eq(room), reserve.eq(room & self.o_read.ready)]
-                with m.If(self._walk(m, command, head, fresh, reserve)):
+                with m.If(self._walk(m, command, head, last_head, fresh, reserve)):
                     m.d.sync += [self.renew.valid.eq(1), self.renew.slot.eq(command.slot)]
                     m.next = "WAIT-COMMAND"
 
@@ -97,10 +98,12 @@ class SumDrain(wiring.Component):
             m.d.comb += queue.i.payload.sum.eq(Mux(fresh, 0, self.total.sum << _P_TO_SUM_BITS))
         return m
 
-    def _walk(self, m: Module, command: data.View, head: Signal, fresh: Signal, step: Signal) -> Signal:
+    def _walk(
+        self, m: Module, command: data.View, head: Signal, last_head: Signal, fresh: Signal, step: Signal
+    ) -> Signal:
         """Address and element of the next sum; whether it is the last one."""
         lane, row, place, offset = Signal(2), Signal(7), Signal(range(self._heads)), Signal(9)
-        row_end, last_head = wire(m, row + 1 == command.dim_rows), wire(m, head + 1 == command.group)
+        row_end = wire(m, row == self._last_row)
         head_end = wire(m, step & (lane == 3) & row_end)
         read = self.o_read.payload
         m.d.comb += [

@@ -46,6 +46,7 @@ from nearflash.gateware.attn.weight import WeightUnit
 from nearflash.gateware.datapath import Datapath, Timed
 from nearflash.gateware.fp.pipeline import register, wire
 from nearflash.gateware.stream.queue import StreamQueue
+from nearflash.gateware.stream.skid import SkidBuffer
 
 __all__ = ["ChannelEngine"]
 
@@ -126,18 +127,24 @@ class ChannelEngine(wiring.Component):
         return m
 
     def _route(self, m: Module) -> None:
-        """Beats of V wait in a queue until their weights are there, and so does the END behind them."""
+        """Beats of V wait in a queue until their weights are there, and so does the END behind them.
+
+        A beat moves when both ways are free, whichever it takes, so that the filter need not know which. Nothing waits
+        for itself: weights come from beats that are ahead of those that wait for them.
+        """
         beat, issue = self._filter.o, self._issue
         m.submodules.values = values = StreamQueue(ElementBeat, _VALUE_BEATS, memory="block")
+        m.submodules.others = others = SkidBuffer(ElementBeat)  # Issue chooses late; the filter must not wait for that
         what = beat.payload.what
         late = wire(m, beat.payload.gather & ((what == What.VALUE) | (what == What.END)))
         m.d.comb += [
             values.i.payload.eq(beat.payload),
-            issue.i.payload.eq(beat.payload),
-            values.i.valid.eq(beat.valid & late),
-            issue.i.valid.eq(beat.valid & ~late),
-            beat.ready.eq(Mux(late, values.i.ready, issue.i.ready)),
+            others.i.payload.eq(beat.payload),
+            values.i.valid.eq(beat.valid & late & others.i.ready),
+            others.i.valid.eq(beat.valid & ~late & values.i.ready),
+            beat.ready.eq(values.i.ready & others.i.ready),
         ]
+        wiring.connect(m, others.o, issue.i)
         wiring.connect(m, values.o, issue.i_value)
 
     def _operate(self, m: Module) -> None:

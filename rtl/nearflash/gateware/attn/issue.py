@@ -17,13 +17,15 @@ Timing: latency LATENCY cycles; one operation a cycle; back-pressure: yes, on th
 from typing import Any
 
 from amaranth import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.gateware.attn.beats import TICKET_BITS, ElementBeat, Op, OpKind, TicketRecord, What
 from nearflash.gateware.attn.interfaces import SLOT_BITS, RequestKind
-from nearflash.gateware.fp.pipeline import wire
+from nearflash.gateware.fp.pipeline import register, wire
+from nearflash.gateware.stream.skid import SkidBuffer
 
 __all__ = ["EVENTS", "SET_PLACES", "Issue", "MemoryRead"]
 
@@ -84,60 +86,56 @@ class Issue(wiring.Component):
         """Cycle 0: choose a beat. Cycle 1: one operation a turn."""
         m = Module()
         free = Signal()
-        drain, beat, beat_valid, beat_is_value = self._candidates(m)
-        allowed = self._allowed(m, beat, beat_is_value)
-        load_beat, load_drain = wire(m, free & beat_valid & ~drain.valid & allowed), wire(m, free & drain.valid)
-        m.d.comb += [
-            self.i_sums.ready.eq(free),
-            self.i_scores.ready.eq(free & ~self.i_sums.valid),
-            self.i_value.ready.eq(load_beat & beat_is_value),
-            self.i.ready.eq(load_beat & ~beat_is_value),
-        ]
-        self._run(m, free, drain, beat, load_beat, load_drain)
-        self._credits(m, beat, load_beat)
+        drain = self._drain(m, free)
+        beat, is_value, allowed = self._candidates(m)
+        load_drain, place = wire(m, free & drain.valid), wire(m, free & ~drain.valid)
+        load_value = wire(m, place & is_value)
+        load_other = wire(m, place & ~is_value & self.i.valid & allowed)
+        load_beat = wire(m, load_value | load_other)
+        m.d.comb += [self.i_value.ready.eq(load_value), self.i.ready.eq(load_other)]
+        self._run(m, free, drain.payload, beat, load_beat, load_drain)
+        self._credits(m, load_value, load_other)
         works = wire(m, (beat.what != What.END) & (beat.what != What.AUX))
         m.d.comb += [
             self.events.beat_used.eq(load_beat & works),
-            self.events.wait_data.eq(free & ~beat_valid & ~drain.valid),
-            self.events.wait_score.eq(free & beat_valid & ~drain.valid & ~allowed),
+            self.events.wait_data.eq(place & ~is_value & ~self.i.valid),
+            self.events.wait_score.eq(place & ~is_value & self.i.valid & ~allowed),
         ]
         return m
 
-    def _candidates(self, m: Module) -> tuple[Any, Any, Any, Any]:
-        """The drain's read that waits; the beat that waits, V first where it may go; whether it is of V."""
-        layout = data.StructLayout({"valid": 1, "kind": OpKind, "read": MemoryRead})
-        drain, beat = Signal(layout), Signal(ElementBeat)
-        m.d.comb += drain.valid.eq(self.i_sums.valid | self.i_scores.valid)
-        with m.If(self.i_sums.valid):
-            m.d.comb += [drain.kind.eq(OpKind.SUMS), drain.read.eq(self.i_sums.payload)]
-        with m.Else():
-            m.d.comb += [drain.kind.eq(OpKind.SCORES), drain.read.eq(self.i_scores.payload)]
-        value, self._tokens, self._gap = self.i_value, Signal(range(self._weights + 1)), Signal(range(_SUM_GAP + 1))
-        self._may_begin = Signal()
-        begins = wire(m, value.payload.first & (value.payload.what == What.VALUE))
-        self._places, self._sets = Signal(range(self._weights + 1)), Signal(range(SET_PLACES + 1))
-        scarce = Signal()  # a cycle late, so there is room for two tokens when it says so
-        m.d.sync += scarce.eq(
-            (self._places > self._weights - 2 * _GROUP_MAX) | (self._sets > SET_PLACES - 2 * _GROUP_MAX)
-        )
-        other = self.i.payload
-        is_key = wire(m, other.gather & (other.what == What.KEY))
-        self._waits = wire(m, is_key & other.first & scarce)
-        key_first = wire(m, self.i.valid & is_key & ~self._waits)
-        is_value = wire(m, value.valid & ~key_first & (~begins | self._may_begin))
-        m.d.comb += beat.eq(Mux(is_value, value.payload.as_value(), self.i.payload.as_value()))
-        m.d.comb += self.o_ticket.eq(beat.ticket)
-        return drain, beat, wire(m, is_value | self.i.valid), is_value
+    def _drain(self, m: Module, free: Any) -> Any:
+        """The drain's read that waits. The drains do not wait for what is decided here."""
+        m.submodules.reads = reads = SkidBuffer(data.StructLayout({"kind": OpKind, "read": MemoryRead}))
+        sums, scores, i = self.i_sums, self.i_scores, reads.i
+        m.d.comb += [
+            i.valid.eq(sums.valid | scores.valid),
+            i.payload.kind.eq(Mux(sums.valid, OpKind.SUMS, OpKind.SCORES)),
+            i.payload.read.eq(Mux(sums.valid, Value.cast(sums.payload), Value.cast(scores.payload))),
+            sums.ready.eq(i.ready),
+            scores.ready.eq(i.ready & ~sums.valid),
+            reads.o.ready.eq(free),
+        ]
+        return reads.o
 
-    def _allowed(self, m: Module, beat: Any, is_value: Any) -> Any:
-        """Whether a beat that is not of V may go."""
-        request = self.record.request
-        shift = (self._heads - 1).bit_length()
-        self._last_turn = wire(m, ((request.group - 1) >> shift)[:3])
-        self._begins = wire(m, beat.gather & beat.first & (beat.what == What.KEY))
-        row = wire(m, self.i.payload.what == What.ROW)
-        self._row_gap = Signal(range(_FACTOR_GAP + 1))
-        return wire(m, is_value | ~(self._waits | (row & (self._row_gap != 0))))
+    def _candidates(self, m: Module) -> tuple[Any, Any, Any]:
+        """The beat that waits, V first where it may go; whether it is of V; whether, if not, it may go."""
+        beat, other, value = Signal(ElementBeat), self.i.payload, self.i_value
+        self._tokens, self._gap = Signal(range(self._weights + 1)), Signal(range(_SUM_GAP + 1))
+        self._places, self._sets = Signal(range(self._weights + 1)), Signal(range(SET_PLACES + 1))
+        self._may_begin, self._row_gap = Signal(), Signal(range(_FACTOR_GAP + 1))
+        self._value_begins = wire(m, value.payload.first & (value.payload.what == What.VALUE))
+        # Two cycles behind the beginning of a token: room for three when it says so.
+        scarce, room = Signal(), 3 * (_GROUP_MAX // self._heads)
+        m.d.sync += scarce.eq((self._places > self._weights - room) | (self._sets > SET_PLACES - room))
+        # Of what is gathered only K comes here.
+        self._key_begins = wire(m, other.gather & other.first)
+        waits = wire(m, self._key_begins & scarce)
+        key_first = wire(m, self.i.valid & other.gather & ~waits)
+        is_value = wire(m, value.valid & ~key_first & (~self._value_begins | self._may_begin))
+        m.d.comb += beat.eq(Mux(is_value, value.payload.as_value(), other.as_value()))
+        m.d.comb += self.o_ticket.eq(beat.ticket)
+        self._last_turn = wire(m, ((self.record.request.group - 1) >> (self._heads - 1).bit_length())[:3])
+        return beat, is_value, wire(m, ~waits & ((other.what != What.ROW) | (self._row_gap == 0)))
 
     def _run(self, m: Module, free: Any, drain: Any, beat: Any, load_beat: Any, load_drain: Any) -> None:
         """Hold the beat for its turns."""
@@ -171,9 +169,9 @@ class Issue(wiring.Component):
                 group.eq(request.group),
                 limit_shift.eq(request.limit_shift),
             ]
-            with m.If(~drain.valid & (beat.what == What.ROW)):
+            with m.If(~load_drain & (beat.what == What.ROW)):
                 m.d.sync += halves.eq(request.index_format != IndexFormat.FP16)
-            with m.If(~drain.valid & (beat.what == What.AUX) & beat.first):
+            with m.If(~load_drain & (beat.what == What.AUX) & beat.first):
                 m.d.sync += halves.eq(self._heads - 1)
         with m.Elif(final):
             m.d.sync += [turn.eq(0), offset.eq(0), half.eq(half + 1)]
@@ -233,14 +231,14 @@ class Issue(wiring.Component):
             m.d.sync += self._row_gap.eq(self._row_gap - 1)
         return initial
 
-    def _credits(self, m: Module, beat: Any, load_beat: Any) -> None:
+    def _credits(self, m: Module, load_value: Any, load_other: Any) -> None:
         """Places of weights and score sets that are promised; tokens whose weights are there."""
-        turns = wire(m, self._last_turn + 1)
-        begin_key = wire(m, load_beat & self._begins)
-        begin_value = wire(m, load_beat & beat.first & (beat.what == What.VALUE))
+        begun = register(m, load_other & self._key_begins)
+        begin_value = wire(m, load_value & self._value_begins)
+        promised = wire(m, Mux(begun, self._held_turns, 0))
         m.d.sync += [
-            self._places.eq(self._places + Mux(begin_key, turns, 0) - Mux(self._value_done, self._held_turns, 0)),
-            self._sets.eq(self._sets + Mux(begin_key, turns, 0) - self.set_taken),
+            self._places.eq(self._places + promised - Mux(self._value_done, self._held_turns, 0)),
+            self._sets.eq(self._sets + promised - self.set_taken),
             self._tokens.eq(self._tokens + self.token - begin_value),
         ]
         m.d.sync += self._may_begin.eq((self._tokens != 0) & (self._gap <= 1) & ~begin_value)
