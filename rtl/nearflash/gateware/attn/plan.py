@@ -18,7 +18,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.gateware.attn.beats import TICKET_BITS, RequestRecord
 from nearflash.gateware.attn.interfaces import ContextRecord, PageHeader, RequestKind
-from nearflash.gateware.fp.pipeline import wire
+from nearflash.gateware.fp.pipeline import register, wire
 
 __all__ = ["CodewordPlan", "Planner"]
 
@@ -92,6 +92,10 @@ class Planner(wiring.Component):
         """Look the context up, announce the request, walk its codewords."""
         m = Module()
         header, record = Signal(PageHeader), self._lookup(m)
+        self._quotient, self._remainder = (
+            register(m, Array(C(table(_BEATS, rows or _BEATS)) for rows in range(_BEATS))[record.dim_rows[:6]])
+            for table in (lambda a, b: a // b, lambda a, b: a % b)
+        )
         ticket = Signal(TICKET_BITS)
         m.d.comb += [
             self.o_request.payload[name].eq(value)
@@ -181,13 +185,9 @@ class Planner(wiring.Component):
             self.o.valid.eq(asked),
             step.eq(self.o.ready | ~asked),
         ]
-        quotient, remainder = (
-            Array(C(table(_BEATS, rows or _BEATS)) for rows in range(_BEATS))[plan.dim_rows[:6]]
-            for table in (lambda a, b: a // b, lambda a, b: a % b)
-        )
-        row = wire(m, plan.row + wire(m, remainder))
+        row = wire(m, plan.row + self._remainder)
         carry = wire(m, row >= plan.dim_rows)
-        unit = plan.unit + wire(m, quotient) + carry
+        unit = plan.unit + self._quotient + carry
         page_end = wire(m, ~record.interleaved & (self._number + 1 == record.page_codewords))
         with m.If(step):
             m.d.sync += [
