@@ -21,22 +21,21 @@ PHASES = ["prepare_cycles", "scan_cycles", "select_cycles", "gather_cycles", "fi
 
 
 def link_bound(tokens, gathered, part):
-    """Cycles of all links for one head, spread evenly."""
+    """Cycles of all links for one head, spread evenly; for the index its codewords alone."""
     timing = ChannelTiming(part, CONFIG.clock_hz)
-    page = timing.link(0, 0)
-    per_block = 32 * (timing.link(1, 1) - page)  # 32 rows, each a codeword and a run; beside the pages' commands
+    per_block = 32 * (timing.link(2, 1) - timing.link(1, 1))
     groups = round(tokens / 8 * gathered)
     return (tokens // 1024 * per_block + groups * timing.link(8, 1)) / CONFIG.channels
 
 
-@pytest.mark.parametrize("name", ["slc-1400", "instinfer-1400"])
-def test_many_heads_in_flight_keep_the_links_busy(name):
+@pytest.mark.parametrize(("name", "least"), [("slc-1400", 0.95), ("instinfer-1400", 0.8)])
+def test_many_heads_in_flight_keep_the_links_busy(name, least):
     part, load = nand_part(name), Load(SETTINGS, 4096, 4, 1 / 8)
-    outcomes = [simulate(CONFIG, part, load, contexts) for contexts in (1, 4, 32)]
+    outcomes = [simulate(CONFIG, part, load, contexts, heads=3 * contexts) for contexts in (2, 8, 32)]
     busy = [outcome.channel_busy_fraction for outcome in outcomes]
-    assert busy == sorted(busy) and busy[0] < 0.5 and 0.9 < busy[2] <= 1
+    assert busy == sorted(busy) and busy[0] < 0.6 and least < busy[2] <= 1
     assert all(outcome.cycles_per_head >= link_bound(4096, 1 / 8, part) for outcome in outcomes)
-    assert outcomes[2].cycles_per_head < 1.3 * link_bound(4096, 1 / 8, part)
+    assert outcomes[2].cycles_per_head < 1.3 / least * link_bound(4096, 1 / 8, part)
     assert all(list(outcome.phases) == PHASES and min(outcome.phases.values()) > 0 for outcome in outcomes)
 
 
@@ -44,13 +43,19 @@ def test_one_head_alone_is_the_sum_of_its_phases():
     outcome = simulate(CONFIG, nand_part("slc-1400"), Load(SETTINGS, 2048, 1, 1 / 8), 1)
     assert outcome.cycles_per_head == pytest.approx(sum(outcome.phases.values()), rel=0.02)
     slower = simulate(CONFIG, nand_part("slc-1400"), Load(SETTINGS, 2048, 1, 1 / 8), 1, cycles=Cycles(select=5600))
-    assert slower.phases["select_cycles"] == outcome.phases["select_cycles"] + 5000
+    assert slower.phases["select_cycles"] == pytest.approx(outcome.phases["select_cycles"] + 5000)
 
 
 def test_score_buffers_hide_the_time_of_sensing():
     part, load = nand_part("instinfer-1400"), Load(SETTINGS, 4096, 4, 1 / 8)
-    few = simulate(replace(CONFIG, score_blocks=2), part, load, 32)
-    assert few.channel_busy_fraction < 0.7 < 0.9 < simulate(CONFIG, part, load, 32).channel_busy_fraction
+    few, many = (simulate(replace(CONFIG, score_blocks=blocks), part, load, 32, heads=96) for blocks in (2, 8))
+    assert few.channel_busy_fraction < 0.7 < 0.8 < many.channel_busy_fraction
+
+
+def test_with_few_contexts_a_head_takes_several_slots():
+    part, load = nand_part("slc-1400"), Load(SETTINGS, 4096, 4, 1 / 8)
+    shared, single = (simulate(replace(CONFIG, gather_slots=slots), part, load, 8, heads=24) for slots in (4, 32))
+    assert shared.cycles_per_head > single.cycles_per_head
 
 
 def test_a_tail_is_scored_from_its_groups():

@@ -15,10 +15,10 @@ def timing():
     return timing
 
 
-def run(timing, requests):
+def run(timing, requests, *, cached=False):
     """Times at which requests (unit, link cycles, lane cycles), all asked for at 0, are done; and the channel."""
     clock, times = Clock(), [0.0] * len(requests)
-    channel = Channel(clock, timing, units=4)
+    channel = Channel(clock, timing, units=4, cached=cached)
     for i, (unit, link, lanes) in enumerate(requests):
         channel.ask(Request(0, unit, link, lanes, lambda i=i: times.__setitem__(i, clock.now)))
     clock.run()
@@ -27,20 +27,24 @@ def run(timing, requests):
 
 def test_one_page(timing):
     times, channel = run(timing, [(0, 70, 30)])
-    assert times == [1170] and (channel.link_cycles, channel.lane_cycles) == (70, 30)
+    assert times == [1070] and (channel.link_cycles, channel.lane_cycles) == (70, 30)
 
 
 def test_units_sense_together_and_share_the_link(timing):
-    assert run(timing, [(0, 70, 0), (1, 50, 0), (2, 20, 0)])[0] == [1170, 1220, 1240]
+    assert run(timing, [(0, 70, 0), (1, 50, 0), (2, 20, 0)])[0] == [1070, 1120, 1140]
 
 
-def test_a_unit_senses_while_its_last_page_is_read_out(timing):
-    assert run(timing, [(0, 70, 0), (0, 70, 0)])[0] == [1170, 2170]
-    assert run(timing, [(0, 1500, 0), (0, 70, 0), (0, 70, 0)])[0] == [2600, 2770, 3770]
+def test_a_unit_holds_its_page_until_it_is_read_out(timing):
+    assert run(timing, [(0, 70, 0), (0, 70, 0)])[0] == [1070, 2140]
+
+
+def test_with_cache_reads_a_unit_senses_while_its_last_page_is_read_out(timing):
+    assert run(timing, [(0, 70, 0), (0, 70, 0)], cached=True)[0] == [1170, 2170]
+    assert run(timing, [(0, 1500, 0), (0, 70, 0), (0, 70, 0)], cached=True)[0] == [2600, 2770, 3770]
 
 
 def test_slow_lanes_hold_the_link(timing):
-    assert run(timing, [(0, 50, 200), (1, 50, 200)])[0] == [1300, 1500]
+    assert run(timing, [(0, 50, 200), (1, 50, 200)])[0] == [1200, 1400]
 
 
 def test_a_server_takes_one_at_a_time():
@@ -56,10 +60,11 @@ def test_a_server_takes_one_at_a_time():
 def test_times_of_a_part():
     part = nand_part("slc-1400")
     timing = ChannelTiming(part, 285_000_000)
-    assert timing.sense == pytest.approx((100 + 4000 * 0.95) * 0.285)
+    assert timing.sense == 4000 * 0.285 + 16
+    column = timing.link(2, 2) - timing.link(2, 1)
+    assert timing.link(2, 1) > 2 * column, "a page is sensed, asked for its status, and named"
     codeword = timing.link(2, 1) - timing.link(1, 1)
     assert codeword == pytest.approx(552 / 1.4e9 * 285e6)
     fast = replace(part, timing=replace(part.timing, link_bytes_per_s=4_800_000_000))
-    assert ChannelTiming(fast, 285_000_000).link(2, 0) - ChannelTiming(fast, 285_000_000).link(1, 0) == 69, (
-        "8 bytes a clock"
-    )
+    timing = ChannelTiming(fast, 285_000_000)
+    assert timing.link(2, 1) - timing.link(1, 1) == pytest.approx(69), "8 bytes a clock"

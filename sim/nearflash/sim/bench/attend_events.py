@@ -4,16 +4,16 @@
                  ▲ score buffers free                              (one way for all channels)
 
 A head goes through its phases as in the kernel; what there is once (prepare, each walker, score path, selection,
-finish) serves one head or block at a time. A unit senses its next page while the one before waits in its cache register
-or is read out; a link serves pages in the order in which they are ready. Selected pages are random: clustering is for
-recorded traffic to tell.
+finish) serves one head or block at a time. A unit senses a page and holds it until it is read out: the kernel does
+without cache reads. A link serves pages in the order in which they are ready. Pages of a block lie on consecutive
+units. Selected pages are random: clustering is for recorded traffic to tell.
 
 Times are clock cycles. `Cycles` holds what the gateware's docstrings state; runs of the RTL correct it.
 Limits: no bit errors, no programs or erases, a memory that is never slow, groups of tokens on NAND only.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +23,7 @@ from nearflash.abi.attend.descriptor import Mode
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.config import AttendConfig
 from nearflash.model.attend.settings import Settings
-from nearflash.sim.bench.channel_events import Channel, ChannelTiming, Clock, Request, Server
+from nearflash.sim.bench.channel_events import Channel, ChannelTiming, Clock, Request, Server, Walker
 from nearflash.sim.nand.parts import NandPart
 
 __all__ = ["Cycles", "Load", "Outcome", "simulate"]
@@ -42,6 +42,7 @@ class Cycles:
     """Beside one cycle an element of the output."""
     select: int = 600
     """Beside its passes over the entries and the selector's two over the keys."""
+    page_walked: int = 2
     group_skipped: int = 2
     group_walked: int = 4
     """Beside n / 4."""
@@ -60,7 +61,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Means over the heads that were finished in the middle half of the run."""
+    """Means over the heads that were finished while all contexts were in use, the first quarter left out."""
 
     cycles_per_head: float
     channel_busy_fraction: float
@@ -93,18 +94,18 @@ class _Kernel:
         self.channels = [Channel(self.clock, self._timing, units) for _ in range(config.channels)]
         self._units = units
         self._passes = -(-load.group // config.heads_per_beat)
-        self._prepare, self._scores, self._select, self._finish, self._scan_walk, self._gather_walk = (
-            Server(self.clock) for _ in range(6)
-        )
+        self._prepare, self._scores, self._finish = (Server(self.clock) for _ in range(3))
+        self._scan_walk, self._gather_walk = (Walker(self.clock, self.channels) for _ in range(2))
         self._credits = [config.score_blocks // self._passes] * config.channels
         self._blocks: deque[tuple[_Head, int]] = deque()
-        self._slots, self._selected = config.gather_slots, deque[_Head]()
-        self._left = 0
+        self._slots, self._selecting = config.gather_slots, False
+        self._scored_heads, self._starting = deque[_Head](), deque[_Head]()
         self.done: list[tuple[_Head, float, float]] = []
         """Finished heads, with the links' and the lanes' cycles until then."""
 
     def run(self, heads: int, contexts: int) -> None:
-        """All heads, at most `contexts` at a time."""
+        """All heads, at most `contexts` at a time: with fewer, each has a larger share of the slots."""
+        self._slots = max(1, self._slots * contexts // self._config.contexts)
         self._waiting = deque(_Head(number) for number in range(heads))
         for _ in range(contexts):
             self._begin()
@@ -125,28 +126,28 @@ class _Kernel:
         head.pending = blocks + tail
         self._blocks.extend((head, block) for block in range(blocks))
         for group in range(-(-tokens // settings.group_tokens) - tail, -(-tokens // settings.group_tokens)):
-            self._ask(
-                head, group, self._token_codewords(value=False), lambda: self._scored(head, settings.group_tokens)
-            )
+            request = self._group(head, group, lambda: self._scored(head, settings.group_tokens), value=False)
+            self.channels[request.channel].ask(request)
         self._walk_blocks()
 
     def _walk_blocks(self) -> None:
         """Ask for the pages of the first block in the queue, when its channel has room for its scores."""
-        while self._blocks:
-            head, block = self._blocks[0]
-            channel = (head.number + block) % len(self.channels)
-            if not self._credits[channel]:
-                return
+        if not self._blocks or not self._scan_walk.idle:
+            return
+        head, block = self._blocks[0]
+        channel = (head.number + block) % len(self.channels)
+        if self._credits[channel]:
             self._credits[channel] -= 1
             self._blocks.popleft()
-            self._walk_block(head, channel)
+            self._scan_walk.walk(self._block(head, channel), self._walk_blocks)
 
-    def _walk_block(self, head: _Head, channel: int) -> None:
+    def _block(self, head: _Head, channel: int) -> Iterator[tuple[float, Request]]:
         settings, layout = self.load.settings, self.load.settings.index_layout
-        chosen = self._rng.choice(settings.dim, settings.channels, replace=False)
-        pages = np.bincount(chosen // layout.rows)
-        pages = pages[pages > 0]
-        left = len(pages)
+        chosen = np.sort(self._rng.choice(settings.dim, settings.channels, replace=False))
+        begins = (np.diff(chosen, prepend=-2) > 1) | (chosen % layout.rows == 0)  # of a run of rows
+        counts, runs = np.bincount(chosen // layout.rows), np.bincount(chosen // layout.rows, begins)
+        pages = [one for one in zip(counts.tolist(), runs.tolist(), strict=True) if one[0]]
+        left, start = len(pages), int(self._rng.integers(self._units))
 
         def page_done() -> None:
             nonlocal left
@@ -160,18 +161,12 @@ class _Kernel:
             self._ready_to_select(head)
             self._walk_blocks()
 
-        def ask() -> None:
-            for rows in pages.tolist():
-                codewords = rows * layout.row_codewords
-                beats = codewords * CODEWORD_BYTES // _BEAT_BYTES
-                lanes = beats * _ROW_BEAT_CYCLES[layout.format] * self._passes
-                self._read(channel, codewords, rows, lanes, page_done)
-
-        self._scan_walk.serve(len(pages), ask)
-
-    def _read(self, channel: int, codewords: float, runs: float, lanes: float, done: Callable[[], None]) -> None:
-        unit = int(self._rng.integers(self._units))
-        self.channels[channel].ask(Request(channel, unit, self._timing.link(codewords, runs), lanes, done))
+        for page, (rows, begun) in enumerate(pages):
+            codewords = rows * layout.row_codewords
+            beats = codewords * CODEWORD_BYTES // _BEAT_BYTES
+            lanes = beats * _ROW_BEAT_CYCLES[layout.format] * self._passes
+            unit, link = (start + page) % self._units, self._timing.link(codewords, begun)
+            yield self.cycles.page_walked, Request(channel, unit, link, lanes, page_done)
 
     def _token_codewords(self, *, value: bool) -> tuple[float, float]:
         """Codewords of a whole token group (K alone, or V too), and beats of them that the lanes work on."""
@@ -181,10 +176,11 @@ class _Kernel:
         asked = used if value or not settings.interleaved else 2 * used
         return asked / CODEWORD_BYTES, used / _BEAT_BYTES
 
-    def _ask(self, head: _Head, group: int, what: tuple[float, float], done: Callable[[], None]) -> None:
-        """One request for a token group; separate pages are counted as one read of twice the codewords."""
-        codewords, beats = what
-        self._read((head.number + group) % len(self.channels), codewords, 1, beats * self._passes, done)
+    def _group(self, head: _Head, group: int, done: Callable[[], None], *, value: bool) -> Request:
+        """A token group; separate pages are counted as one read of twice the codewords."""
+        codewords, beats = self._token_codewords(value=value)
+        channel, unit = (head.number + group) % len(self.channels), int(self._rng.integers(self._units))
+        return Request(channel, unit, self._timing.link(codewords, 1), beats * self._passes, done)
 
     def _scored(self, head: _Head, tokens: int) -> None:
         self._scores.serve(tokens / _LANES * self.load.group, lambda: self._ready_to_select(head))
@@ -195,33 +191,43 @@ class _Kernel:
         if head.pending:
             return
         head.times.append(self.clock.now)
-        settings = self.load.settings
+        self._scored_heads.append(head)
+        self._select()
+
+    def _select(self) -> None:
+        """Select of the first head whose scores are complete; the unit is free when the mask has been walked."""
+        if self._selecting or not self._scored_heads:
+            return
+        self._selecting, head, settings = True, self._scored_heads.popleft(), self.load.settings
         rows = -(-settings.entries(self.load.tokens) // _LANES)
         passes = 3 if settings.mode & Mode.PROBABILITY else 2
         work = passes * rows * self.load.group + 2 * rows + self.cycles.select
-        self._select.serve(work, lambda: self._wants_slot(head))
+        self.clock.at(self.clock.now + work, lambda: self._selected(head))
 
-    def _wants_slot(self, head: _Head) -> None:
+    def _selected(self, head: _Head) -> None:
         head.times.append(self.clock.now)
-        self._selected.append(head)
+        self._starting.append(head)
         self._gather()
 
     def _gather(self) -> None:
-        """Walk over the groups of the first selected head, when a slot for its sums is free."""
-        while self._slots and self._selected:
+        """Walk over the groups of the selected head, when a slot for its sums is free."""
+        if self._slots and self._starting:
             self._slots -= 1
-            head, settings = self._selected.popleft(), self.load.settings
-            groups = -(-self.load.tokens // settings.group_tokens)
-            chosen = np.sort(self._rng.choice(groups, max(1, round(groups * self.load.gathered)), replace=False))
-            head.pending = len(chosen)
-            each = settings.group_tokens / 4 + self.cycles.group_walked
-            skipped = groups - len(chosen)
-            total = len(chosen) * each + skipped * self.cycles.group_skipped
-            begin = self._gather_walk.serve(total, lambda: None)
-            for i, group in enumerate(chosen.tolist()):
-                at = begin + (i + 1) * each + (group - i) * self.cycles.group_skipped
-                self.clock.at(at, lambda h=head, g=group: self._ask(  # type: ignore[misc]
-                    h, g, self._token_codewords(value=True), lambda: self._gathered(h)))  # fmt: skip
+            self._gather_walk.walk(self._groups(self._starting.popleft()), self._gather_walked)
+
+    def _gather_walked(self) -> None:
+        self._selecting = False
+        self._select()
+
+    def _groups(self, head: _Head) -> Iterator[tuple[float, Request]]:
+        settings = self.load.settings
+        groups = -(-self.load.tokens // settings.group_tokens)
+        chosen = np.sort(self._rng.choice(groups, max(1, round(groups * self.load.gathered)), replace=False))
+        head.pending = len(chosen)
+        walked = settings.group_tokens / 4 + self.cycles.group_walked
+        skipped = (np.diff(chosen, prepend=-1) - 1) * self.cycles.group_skipped
+        for group, before in zip(chosen.tolist(), skipped.tolist(), strict=True):
+            yield before + walked, self._group(head, group, lambda: self._gathered(head), value=True)
 
     def _gathered(self, head: _Head) -> None:
         head.pending -= 1
@@ -247,12 +253,13 @@ def simulate(
     kernel = _Kernel(config, part, load, cycles or Cycles(), seed)
     heads = heads or max(16, 4 * contexts)
     kernel.run(heads, contexts)
-    first, last = kernel.done[heads // 4], kernel.done[heads * 3 // 4]
-    middle = [head for head, *_ in kernel.done[heads // 4 : heads * 3 // 4]]
+    begin, end = heads // 4, heads - contexts  # all contexts are in use until then
+    first, last = kernel.done[begin], kernel.done[end]
+    middle = [head for head, *_ in kernel.done[begin + 1 : end + 1]]
     elapsed = last[0].times[-1] - first[0].times[-1]
     spent = np.diff([head.times for head in middle], axis=1).mean(axis=0)
     return Outcome(
-        cycles_per_head=elapsed / (heads * 3 // 4 - heads // 4),
+        cycles_per_head=elapsed / len(middle),
         channel_busy_fraction=(last[1] - first[1]) / elapsed / len(kernel.channels),
         lane_busy_fraction=(last[2] - first[2]) / elapsed / len(kernel.channels),
         phases={f"{name}_cycles": float(value) for name, value in zip(_PHASES, spent, strict=True)},

@@ -1,9 +1,10 @@
 """Bench `attend`, performance: heads in flight on eight NAND channels, cycle by cycle, beside the event model.
 
-All heads of a row are alike in shape and differ in q; a few share their K and V, so that many fit. A batch runs to its
-end; figures are of the window between the completions of two heads in the middle, so that neither filling nor emptying
-the contexts counts. A channel is busy while its link moves pages, commands, addresses or status, or waits between them
-as ONFI demands; `channel_data_fraction` counts page data alone.
+All heads of a row are alike in shape; each has a q, K and V of its own. (Heads that share pages want the same ones
+again, and the channels of those are busier than others.) A batch runs to its end; figures are of the window from the
+end of a quarter of its heads to the beginning of the last one, so that neither filling nor emptying the contexts
+counts. A channel is busy while its link moves pages, commands, addresses or status, or waits between them as ONFI
+demands; `channel_data_fraction` counts page data alone. Some heads are compared with the model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,8 @@ import numpy as np
 
 from nearflash.abi.attend.codeword import Owner
 from nearflash.abi.config import AttendConfig, attend_config
-from nearflash.device.attend import Head, PlacedBatch
-from nearflash.model.attend.case import Case
+from nearflash.device.attend import Head, HeadOutput, PlacedBatch
+from nearflash.model.attend.case import Case, differences
 from nearflash.model.attend.settings import Settings
 from nearflash.sim.bench.attend_events import Load, simulate
 from nearflash.sim.device import VerilatorDevice
@@ -27,7 +28,8 @@ from nearflash.sim.nand.parts import nand_part
 __all__ = ["EVENTS", "RTL", "Point", "performance_rows"]
 
 CONFIG = "attend-zynq7045"
-_DIM, _STEP_CYCLES, _STORED_HEADS = 128, 256, 4
+_DIM, _STEP_CYCLES, _COMPARED_HEADS = 128, 256, 4
+_MEMORY_BYTES, _WATCHDOG_CYCLES = 1 << 30, 1_000_000
 _OF = "all channels' clock cycles in which their links are taken, commands and waits of ONFI included"
 
 
@@ -41,12 +43,13 @@ class Point:
     heads: int
     group: int = 4
     mode: str = "sparf-page"
+    build: str = CONFIG
 
     @property
     def config(self) -> AttendConfig:
         """The build for the part: its timing and its pages."""
         part = nand_part(self.part)
-        return replace(attend_config(CONFIG), nand=part.timing, page_bytes=part.page_bytes)
+        return replace(attend_config(self.build), nand=part.timing, page_bytes=part.page_bytes)
 
     @property
     def settings(self) -> Settings:
@@ -55,10 +58,10 @@ class Point:
 
 
 RTL = (
-    Point("slc-1400", 1024, 32, 96), Point("slc-1400", 4096, 32, 64), Point("slc-1400", 16384, 8, 16),
-    Point("page16k-1400", 1024, 32, 96), Point("page16k-1400", 4096, 32, 64), Point("page16k-1400", 16384, 32, 48),
+    Point("slc-1400", 1024, 32, 192), Point("slc-1400", 4096, 32, 96), Point("slc-1400", 16384, 8, 32),
+    Point("page16k-1400", 1024, 32, 192), Point("page16k-1400", 4096, 32, 96), Point("page16k-1400", 16384, 16, 48),
 )  # fmt: skip
-EVENTS = (Point("slc-1400", 131072, 4, 12), Point("page16k-1400", 131072, 4, 12))
+EVENTS = (Point("slc-1400", 131072, 1, 8), Point("page16k-1400", 131072, 4, 24))
 
 
 def performance_rows(points: Sequence[Point] = RTL, events: Sequence[Point] = EVENTS) -> Iterator[dict[str, Any]]:
@@ -71,7 +74,7 @@ def performance_rows(points: Sequence[Point] = RTL, events: Sequence[Point] = EV
 
 
 def _row(point: Point, source: str, figures: dict[str, float]) -> dict[str, Any]:
-    return {"config": CONFIG, "digest": point.config.digest, "mode": point.mode, "part": point.part,
+    return {"config": point.build, "digest": point.config.digest, "mode": point.mode, "part": point.part,
             "tokens": point.tokens, "group": point.group, "contexts": point.contexts, "heads": point.heads,
             **figures, "source": source, "of": _OF, "unit": "clock cycles"}  # fmt: skip
 
@@ -85,24 +88,24 @@ def _modelled(point: Point) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _stored(point: Point) -> list[Case]:
-    rng = np.random.default_rng(1)
-    heads = []
-    for index in range(_STORED_HEADS):
-        k, v = (rng.standard_normal((point.tokens, _DIM)) for _ in range(2))
-        q = rng.standard_normal((point.group, _DIM))
-        heads.append(Case.of(point.settings, Owner(index, 0, 2 * index), q, k, v))
-    return heads
+def _case(point: Point, index: int) -> Case:
+    rng = np.random.default_rng(index)
+    q, k, v = (rng.standard_normal((size, _DIM)) for size in (point.group, point.tokens, point.tokens))
+    return Case.of(point.settings, Owner(index, 0, index), q, k, v)
 
 
 def _measured(point: Point) -> dict[str, float]:
-    config, rng = point.config, np.random.default_rng(2)
+    config, cases = point.config, (_case(point, index) for index in range(point.heads))
     model = NandModel(nand_part(point.part), config.units, config.clock_hz)
-    with VerilatorDevice(config, nand=model, memory_bytes=1 << 28) as device, placed(device, _stored(point)) as stored:
-        shape = (point.group, _DIM)
-        heads = [replace(stored[index % len(stored)], q=rng.standard_normal(shape).astype(np.float16))
-                 for index in range(point.heads)]  # fmt: skip
-        return _Window(device, heads, point.contexts).run()
+    with (
+        VerilatorDevice(config, nand=model, memory_bytes=_MEMORY_BYTES) as device,
+        placed(device, cases) as heads,
+    ):
+        window = _Window(device, heads, point.contexts)
+        figures, results = window.run(), window.results()
+    compared = range(0, point.heads, -(-point.heads // _COMPARED_HEADS))
+    wrong = [differences(_case(point, index), results[index].completion, results[index].out) for index in compared]
+    return {**figures, "heads_compared": len(compared), "mismatches": sum(map(bool, wrong))}
 
 
 class _Window:
@@ -110,30 +113,37 @@ class _Window:
 
     def __init__(self, device: VerilatorDevice, heads: Sequence[Head], contexts: int) -> None:
         self._device, self._kernel, self._count = device, device.kernel, len(heads)
-        self._batch = PlacedBatch(device, heads, contexts, 1_000_000)
+        self._batch = PlacedBatch(device, heads, contexts, _WATCHDOG_CYCLES)
+        self._first, self._last = self._count // 4, self._count - contexts
 
     def run(self) -> dict[str, float]:
         """Figures of the window; counters of the kernel, over the whole batch, a head."""
-        first, last = self._count // 3, self._count * 2 // 3
         ticket = self._device.submit(self._batch.batch)
-        begin = self._until(first)
+        begin = self._until(self._first)
         for channel in self._kernel.channels:
             channel.statistics(clear=True)
-        window = self._until(last) - begin
+        window = self._until(self._last) - begin
         channels = [channel.statistics() for channel in self._kernel.channels]
         counters = self._device.wait(ticket, 3600).counters
         assert not counters["heads_faulty"]
+        busy = [channel.busy for channel in channels]
         taken = len(channels) * counters["cycles"]
         return {
-            "channel_busy_fraction": fmean(channel.busy for channel in channels),
+            "channel_busy_fraction": fmean(busy),
+            "channel_busy_least": min(busy),
+            "channel_busy_most": max(busy),
             "channel_data_fraction": fmean(channel.data for channel in channels),
             "mac_duty": counters["lane_cycles"] / taken,
-            "cycles_per_head": window / (last - first),
+            "cycles_per_head": window / (self._last - self._first),
             "score_wait_fraction": counters["wait_score_cycles"] / taken,
             **{f"{phase}_cycles": counters[f"{phase}_cycles"] / self._count
                for phase in ("prepare", "scan", "select", "gather", "finish")},
             "batch_cycles": counters["cycles"],
         }  # fmt: skip
+
+    def results(self) -> list[HeadOutput]:
+        """Of all heads, in order."""
+        return self._batch.results()
 
     def _until(self, ended: int) -> int:
         """Run until so many heads have ended; the cycle."""

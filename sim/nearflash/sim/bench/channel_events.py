@@ -2,15 +2,23 @@
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from nearflash.abi.attend.codeword import RAW_BYTES
+from nearflash.abi.attend.nand import NandTiming
+from nearflash.gateware.nfc.units import TICK_LOG2
 from nearflash.sim.nand.parts import NandPart
 
-__all__ = ["Channel", "ChannelTiming", "Clock", "Request", "Server"]
+__all__ = ["Channel", "ChannelTiming", "Clock", "Request", "Server", "Walker"]
 
 _BEAT_BYTES = 8
+_NAME_CYCLES, _COLUMN_CYCLES = 7, 4
+"""Bus cycles of a command with column and row, and of one with a column."""
+_PLACES = 64
+"""Requests that a channel's queue and its controller hold."""
+_HIDDEN_SHARE = 0.52
+"""Of the cycles for sensing pages and their status, those in which a column of another page settles; from the RTL."""
 
 
 @dataclass
@@ -59,33 +67,47 @@ class Server:
 
 
 class _Unit:
-    """A unit: pages asked for, one being sensed, one in the cache register."""
+    """A unit: pages asked for, one being sensed, one that it holds for the link."""
 
     def __init__(self) -> None:
         self.waiting: deque[Request] = deque()
         self.sensed: Request | None = None
-        self.sensing = self.cached = False
+        self.sensing = self.holds = False
 
 
 class Channel:
-    """Units, link and lanes of one channel."""
+    """Units, link and lanes of one channel; `cached`: with cache reads, which the kernel does without."""
 
-    def __init__(self, clock: Clock, timing: "ChannelTiming", units: int) -> None:
-        self._clock, self._sense, self._cache = clock, timing.sense, timing.cache
+    def __init__(self, clock: Clock, timing: "ChannelTiming", units: int, *, cached: bool = False) -> None:
+        self._clock, self._sense, self._cache = clock, timing.sense, timing.cache if cached else 0.0
+        self._cached = cached
         self._units = [_Unit() for _ in range(units)]
         self._ready: deque[Request] = deque()
+        self._wait: deque[Callable[[], None]] = deque()
         self._busy = False
+        self._asked = 0
         self._lanes_free = 0.0
         self.link_cycles = self.lane_cycles = 0.0
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no place for a request."""
+        return self._asked >= _PLACES
+
+    def when_free(self, action: Callable[[], None]) -> None:
+        """Call `action` once, when a page has been read."""
+        self._wait.append(action)
+
     def ask(self, request: Request) -> None:
         """Read a page."""
+        self._asked += 1
         unit = self._units[request.unit]
         unit.waiting.append(request)
         self._start(unit)
 
     def _start(self, unit: _Unit) -> None:
-        if unit.waiting and not unit.sensing and unit.sensed is None:
+        free = unit.sensed is None and (self._cached or not unit.holds)
+        if unit.waiting and free and not unit.sensing:
             unit.sensing, request = True, unit.waiting.popleft()
             self._clock.at(self._clock.now + self._sense, lambda: self._sensed(unit, request))
 
@@ -94,10 +116,10 @@ class Channel:
         self._move(unit)
 
     def _move(self, unit: _Unit) -> None:
-        """To the cache register, when that is free; then the next page is sensed."""
-        if unit.sensed is None or unit.cached:
+        """Hold the page for the link, when none is held; with cache reads the next one is sensed."""
+        if unit.sensed is None or unit.holds:
             return
-        request, unit.sensed, unit.cached = unit.sensed, None, True
+        request, unit.sensed, unit.holds = unit.sensed, None, True
         self._clock.at(self._clock.now + self._cache, lambda: self._offer(request))
         self._start(unit)
 
@@ -118,26 +140,67 @@ class Channel:
 
     def _transferred(self, request: Request) -> None:
         unit = self._units[request.unit]
-        unit.cached = False
+        unit.holds = False
+        self._asked -= 1
+        if self._wait:
+            self._wait.popleft()()
         self._move(unit)
+        self._start(unit)
         self._transfer()
         request.done()
+
+
+class Walker:
+    """Asks for pages one after the other, one head or block at a time; a channel without a place holds it."""
+
+    def __init__(self, clock: Clock, channels: Sequence[Channel]) -> None:
+        self._clock, self._channels = clock, channels
+        self.idle = True
+
+    def walk(self, steps: Iterable[tuple[float, Request]], done: Callable[[], None]) -> None:
+        """Ask for each request so many cycles after the one before was taken; then call `done`."""
+        self.idle = False
+        self._steps, self._done = iter(steps), done
+        self._go_on()
+
+    def _go_on(self) -> None:
+        step = next(self._steps, None)
+        if step is None:
+            self.idle = True
+            self._done()
+            return
+        cycles, request = step
+        self._clock.at(self._clock.now + cycles, lambda: self._ask(request))
+
+    def _ask(self, request: Request) -> None:
+        channel = self._channels[request.channel]
+        if channel.full:
+            channel.when_free(lambda: self._ask(request))
+            return
+        channel.ask(request)
+        self._go_on()
 
 
 class ChannelTiming:
     """A part's times in clock cycles of a build."""
 
     def __init__(self, part: NandPart, clock_hz: int) -> None:
-        timing, per_ns = part.timing, clock_hz / 1e9
-        mean_array_time = 1 - part.jitter / 2
-        self.sense = (timing.wb_ns + timing.read_ns * mean_array_time) * per_ns
-        self.cache = timing.cache_busy_ns * per_ns
-        poll = 2 * timing.command_ns + timing.whr_ns + timing.preamble_ns
-        self._page = (7 * timing.command_ns + 2 * poll) * per_ns
-        self._run = (7 * timing.command_ns + timing.preamble_ns + timing.rhw_ns) * per_ns
+        timing = part.timing
+
+        def cycles(time_ns: int) -> int:
+            return NandTiming.cycles(time_ns, clock_hz)
+
+        self.sense = cycles(timing.read_ns) + (1 << TICK_LOG2)
+        """The controller asks when tR is over, however soon the page was there."""
+        self.cache = cycles(timing.cache_busy_ns)
+        command, free = cycles(timing.command_ns), cycles(timing.rhw_ns)
+        status = 2 * command + cycles(timing.whr_ns) + free
+        data = cycles(timing.ccs_ns) + cycles(timing.preamble_ns) + free
+        self._page = (1 - _HIDDEN_SHARE) * (_NAME_CYCLES * command + status)
+        self._select, self._column = _NAME_CYCLES * command + data, _COLUMN_CYCLES * command + data
         beat = max(1.0, _BEAT_BYTES / timing.link_bytes_per_s * clock_hz)
         self._codeword = RAW_BYTES / _BEAT_BYTES * beat
 
     def link(self, codewords: float, runs: float) -> float:
-        """Cycles of the link for a page: sense and status commands, a column change a run, the codewords."""
-        return self._page + runs * self._run + codewords * self._codeword
+        """Cycles of the link for a page: sensing, its status, runs of codewords, of which the first names the page."""
+        return self._page + self._select + (runs - 1) * self._column + codewords * self._codeword
