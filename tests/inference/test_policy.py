@@ -37,6 +37,9 @@ class Layout:
         # the local window 53..116 needs entries 3..7
         (dict(mode="sparf-page", budget=1), 117, Numbers(16, 5, 64, 0)),
         (dict(mode="sparf", budget=1), 20, Numbers(16, 20, 20, 0)),
+        # 7 of 8 entries, then all 4
+        (dict(mode="sparf-page", budget=1, local=1, least=100), 128, Numbers(16, 7, 1, 0)),
+        (dict(mode="sparf-page", budget=1, local=1, least=100), 60, Numbers(16, 4, 1, 0)),
     ],
 )
 def test_numbers(kinds, tokens, numbers):
@@ -81,6 +84,7 @@ def test_overrides_for_a_head_go_before_those_for_its_layer():
         (dict(budget=1.5), "budget must be a count from 1 or a fraction above 0, up to 1.0, not 1.5"),
         (dict(mode="sparf", mass=1.0), "mass must be 0, or below 1 and with by_probability, not 1.0"),
         (dict(mode="sparf", mass=0.5, by_probability=False), "mass must be 0, or below 1 and with by_probability"),
+        (dict(least=-1), "least must be a count, or 0, not -1"),
         (dict(local=0), "local must be a count from 1, not 0"),
         (dict(overrides={0: AttentionPolicy(overrides={1: AttentionPolicy()})}), "policies without overrides"),
     ],

@@ -33,6 +33,7 @@ def generate(subparsers: Any) -> None:
         "--mass", type=float, default=0.0, help="take entries until this share of probability, up to the budget"
     )
     parser.add_argument("--local", type=int, default=64, help="last tokens, always taken")
+    parser.add_argument("--least", type=int, default=256, help="tokens: shorter contexts are attended to in full")
     parser.add_argument("--device", default="host", help="host, or a device such as model:attend-tiny")
     parser.add_argument("--devices", type=int, default=1, help="KV heads over so many of them")
     parser.add_argument("--path", type=Path, help="file for the pages (device host); default: one that is deleted")
@@ -56,7 +57,14 @@ def _generate(arguments: argparse.Namespace) -> int:
     from nearflash.inference.setup import open_engine
 
     prompts = _prompts(arguments.prompts)
-    policy = AttentionPolicy(arguments.attention, arguments.channels, arguments.budget, arguments.mass, arguments.local)
+    policy = AttentionPolicy(
+        arguments.attention,
+        arguments.channels,
+        arguments.budget,
+        arguments.mass,
+        arguments.local,
+        least=arguments.least,
+    )
     model, tokenizer = load_model(arguments.model, arguments.dtype)
     longest = max(map(len, tokenizer(prompts)["input_ids"])) + _TEMPLATE_TOKENS * arguments.chat
     with open_engine(

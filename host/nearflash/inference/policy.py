@@ -90,6 +90,8 @@ class AttentionPolicy:
     """Rank by probability summed over the query heads of a group (else by logits)."""
     overrides: Mapping[int | tuple[int, int], "AttentionPolicy"] = field(default_factory=dict, hash=False)
     """Another policy for a layer, or for a (layer, KV head), which goes first."""
+    least: int = 0
+    """`budget` is never less than this many tokens: what is short is attended to in full."""
 
     def __post_init__(self) -> None:
         try:
@@ -103,6 +105,7 @@ class AttentionPolicy:
             "budget": (_is_amount(self.budget), "a count from 1 or a fraction above 0, up to 1.0"),
             "mass": (self.mass == 0 or (0 < self.mass < 1 and by_mass), "0, or below 1 and with by_probability"),
             "local": (_is_count(self.local), "a count from 1"),
+            "least": (self.least == 0 or _is_count(self.least), "a count, or 0"),
             "overrides": (not any(o.overrides for o in self.overrides.values()), "policies without overrides"),
         }
         for name, (holds, rule) in rules.items():
@@ -129,7 +132,7 @@ class AttentionPolicy:
         each = self.entry_tokens(layout)
         entries, local = -(-tokens // each), min(self.local, tokens)
         window = entries - (tokens - local) // each
-        budget = min(entries, max(window, _count(self.budget, entries)))
+        budget = min(entries, max(window, -(-self.least // each), _count(self.budget, entries)))
         return Numbers(channels, budget, local, min(round(self.mass * _MASS_ONE), _MASS_ONE - 1))
 
     def descriptor(

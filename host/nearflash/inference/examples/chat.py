@@ -19,7 +19,7 @@ from nearflash.inference.setup import HOST, open_engine
 
 __all__ = ["Conversation", "main"]
 
-POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, channels=0.5, budget=0.25, mass=0.95, local=64)
+POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, channels=0.5, budget=0.25, mass=0.95, least=256)
 
 
 class Conversation:

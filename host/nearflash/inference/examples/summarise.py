@@ -16,8 +16,8 @@ from nearflash.inference.setup import HOST, open_engine
 
 __all__ = ["POLICY", "main", "summarise"]
 
-POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, channels=0.5, budget=0.25, mass=0.95, local=64)
-"""Token groups until their approximate probabilities reach 0.95, at most a quarter of them."""
+POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, channels=0.5, budget=0.25, mass=0.95, least=256)
+"""Token groups until their approximate probabilities reach 0.95, at most a quarter of them (or 256 tokens)."""
 
 
 def summarise(
