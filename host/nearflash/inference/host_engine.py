@@ -2,14 +2,16 @@
 
     index rows of the chosen channels ─► approximate logits ─► chosen tokens ─► their groups ─► attention
 
-One thread reads, others compute: the groups of one sequence come while another's index is scored, or its groups are
-attended to. The numbers are those of docs/attention.md, 1, without its rounding to fixed point; pages are read whole,
-and checked.
+A thread of its own reads: the groups of one sequence come while another's index is scored, or its groups are attended
+to. (More threads that compute would wait for one another's hold of the interpreter.) The numbers are those of
+docs/attention.md, 1, without its rounding to fixed point; pages are read whole, and checked.
 """
 
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +20,8 @@ from torch import Tensor
 
 from nearflash.abi.attend.codeword import PageKind
 from nearflash.inference.engine import Engine, EngineCounters
-from nearflash.inference.host_reads import SequenceReads
-from nearflash.inference.index_rows import IndexMemory, score_rows
+from nearflash.inference.host_reads import Groups, SequenceReads
+from nearflash.inference.index_rows import IndexMemory, IndexRows, score_rows
 from nearflash.inference.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import Scan, choose_tokens, scan_of
 from nearflash.inference.sparse.selection import logit_scales, top_channels
@@ -29,10 +31,51 @@ from nearflash.storage.kv import KvStore
 __all__ = ["HostEngine"]
 
 Ints = NDArray[np.int64]
-_THREADS = 4
-"""That compute; some of them wait for pages."""
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _APART_TOKENS = 16_384
 """From here on the heads of a sequence are worked on one by one: pages of one come while another is computed."""
+
+
+@dataclass
+class _PartScan:
+    """A scan on its way."""
+
+    scan: Scan
+    channels: Tensor
+    """(H, d) bool."""
+    places: Tensor
+    """The same as indices, (H, r)."""
+    index: Future[IndexRows]
+    tail: Future[NDArray[np.float16]]
+    """K (H, t, d) of the tokens behind the index."""
+
+    def logits(self, q: Tensor, scaling: float) -> Tensor:
+        """(H, g, S) of q (H, g, d)."""
+        near = q.gather(2, self.places[:, None].expand(-1, q.shape[1], -1))
+        keys = torch.from_numpy(self.tail.result()).float()
+        scores = [score_rows(near, self.index.result(), self.scan.form), q * self.channels[:, None] @ keys.mT]
+        return torch.cat(scores, dim=2) * logit_scales(q, self.channels, scaling)[..., None]
+
+
+@dataclass
+class _Part:
+    """Some heads of one sequence in a call."""
+
+    row: int
+    reads: SequenceReads
+    q: Tensor
+    """(H, g, d)."""
+    policy: AttentionPolicy
+    scan: _PartScan | None = None
+    """None: dense."""
+    chosen: Tensor = field(init=False)
+    """Tokens, (H, S) bool."""
+    grouped: Tensor = field(init=False)
+    """Those of full groups, (H, groups, n)."""
+    alpha: Tensor | None = None
+    """(H, g, 1)."""
+    groups: Future[Groups] = field(init=False)
 
 
 class HostEngine(Engine):
@@ -51,7 +94,7 @@ class HostEngine(Engine):
         self._counters = EngineCounters()
         self._lock = threading.Lock()
         self._reader = ThreadPoolExecutor(1, "kv-reader")
-        self._workers = ThreadPoolExecutor(_THREADS, "kv-attend")
+        self._asked: list[Future[object]] = []
 
     def add(self) -> int:
         """See Engine.add."""
@@ -76,18 +119,16 @@ class HostEngine(Engine):
         out = np.empty(q.shape, np.float32)
         scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
         with self._lock, self._counters.timed("attend"):
-            work = {}
-            for row, sequence in enumerate(sequences):
-                stored = self.store.layer(sequence, layer)
-                apart = len(sequences) == 1 or stored.tokens >= _APART_TOKENS
-                for policy, heads in self._policies(layer, apart=apart):
-                    reads = SequenceReads(self.store, stored, heads, self._read)
-                    queries = torch.from_numpy(q[row, heads].astype(np.float32))
-                    done = self._workers.submit(self._attend, reads, queries, policy, scaling)
-                    work[done] = row, heads
-            wait(work)  # for all, after a failure too: nothing reads the store while it is written to
-            for done, place in work.items():
-                out[place] = done.result()
+            try:
+                # Everything that scans need is asked for first; then each part's groups, as soon as they are chosen.
+                parts = [part for row, number in enumerate(sequences) for part in self._parts(layer, number, row, q)]
+                for part in parts:
+                    self._choose(part, scaling)
+                for part in parts:
+                    out[part.row, part.reads.heads] = self._output(part, scaling)
+            finally:
+                wait(self._asked)  # after a failure too: the store is not read while it is written to
+                self._asked.clear()
             self._counters.heads += len(sequences) * self.kv_heads
         return out
 
@@ -103,58 +144,59 @@ class HostEngine(Engine):
 
     def close(self) -> None:
         """See Engine.close."""
-        self._workers.shutdown()
         self._reader.shutdown()
         self.store.close()
 
-    def _policies(self, layer: int, *, apart: bool) -> list[tuple[AttentionPolicy, list[int]]]:
-        """The store's heads by the policy that they follow, or each `apart`."""
+    def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list["_Part"]:
+        """The heads of a sequence by the policy that they follow, or each on its own; their scans' reads asked for."""
+        stored = self.store.layer(sequence, layer)
+        apart = len(q) == 1 or stored.tokens >= _APART_TOKENS
         heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
         for head in range(self.kv_heads):
             heads.setdefault((self.policy.at(layer, self.first_head + head), head if apart else 0), []).append(head)
-        return [(policy, own) for (policy, _), own in heads.items()]
+        parts = []
+        for (policy, _), own in heads.items():
+            reads = SequenceReads(self.store, stored, own, self._read)
+            part = _Part(row, reads, torch.from_numpy(q[row, own].astype(np.float32)), policy)
+            scan = scan_of(policy, self.store.shape.dim, self.store.layout)
+            if scan is not None:
+                channels = top_channels(part.q, scan.channels)
+                places = channels.nonzero()[:, 1].reshape(len(own), scan.channels)
+                index = self._ask(reads.index, places.numpy(), self._index)
+                part.scan = _PartScan(scan, channels, places, index, self._ask(reads.tail))
+            parts.append(part)
+        return parts
 
-    def _attend(self, reads: SequenceReads, q: Tensor, policy: AttentionPolicy, scaling: float) -> NDArray[np.float32]:
-        """Some heads of a sequence: q (H, g, d) -> (H, g, d)."""
-        stored, scan = reads.stored, scan_of(policy, self.store.shape.dim, self.store.layout)
-        if scan is None:
-            every = torch.ones(len(q), stored.tokens, dtype=torch.bool)
-            return self._attend_chosen(reads, q, every, scaling).numpy()
-        budget = policy.numbers(stored.tokens, q.shape[-1], self.store.layout).budget
-        chosen, alpha = self._choose(reads, q, scan, budget, scaling)
-        mean = torch.from_numpy(stored.v_mean[reads.heads])[:, None]
-        return (alpha * self._attend_chosen(reads, q, chosen, scaling) + (1 - alpha) * mean).numpy()
+    def _choose(self, part: "_Part", scaling: float) -> None:
+        """Choose tokens, and ask for their groups."""
+        stored, layout = part.reads.stored, self.store.layout
+        part.chosen = torch.ones(len(part.q), stored.tokens, dtype=torch.bool)
+        if part.scan is not None:
+            logits = part.scan.logits(part.q, scaling)
+            probabilities = logits.softmax(dim=-1)
+            budget = part.policy.numbers(stored.tokens, part.q.shape[-1], layout).budget
+            counts = torch.tensor([stored.tokens]), torch.tensor([budget])
+            part.chosen = choose_tokens(logits[:, None], probabilities[:, None], *counts, part.scan.scan)[:, 0]
+            part.alpha = (probabilities * part.chosen[:, None]).sum(dim=-1, keepdim=True)
+        full = stored.tokens // layout.group_tokens
+        part.grouped = part.chosen[:, : full * layout.group_tokens].unflatten(1, (full, layout.group_tokens))
+        part.groups = self._ask(part.reads.groups, part.grouped.any(dim=-1).numpy())
 
-    def _choose(
-        self, reads: SequenceReads, q: Tensor, scan: Scan, budget: int, scaling: float
-    ) -> tuple[Tensor, Tensor]:
-        """Chosen tokens (H, S), and alpha (H, g, 1)."""
-        channels = top_channels(q, scan.channels)
-        places = channels.nonzero()[:, 1].reshape(len(q), scan.channels)
-        index = self._reader.submit(reads.index, places.numpy(), self._index)
-        tail = self._reader.submit(reads.tail)
-        near = q.gather(2, places[:, None].expand(-1, q.shape[1], -1))
-        scores = [score_rows(near, index.result(), scan.form)]
-        scores.append(q * channels[:, None] @ torch.from_numpy(tail.result()).float().transpose(1, 2))
-        logits = torch.cat(scores, dim=2) * logit_scales(q, channels, scaling)[..., None]
-        probabilities = logits.softmax(dim=-1)
-        counts = torch.tensor([reads.stored.tokens]), torch.tensor([budget])
-        chosen = choose_tokens(logits[:, None], probabilities[:, None], *counts, scan)[:, 0]
-        return chosen, (probabilities * chosen[:, None]).sum(dim=-1, keepdim=True)
-
-    def _attend_chosen(self, reads: SequenceReads, q: Tensor, chosen: Tensor, scaling: float) -> Tensor:
-        """Softmax attention over the chosen tokens (H, S)."""
-        stored, each = reads.stored, self.store.layout.group_tokens
-        full = stored.tokens // each
-        grouped = chosen[:, : full * each].unflatten(1, (full, each))
-        groups = self._reader.submit(reads.groups, grouped.any(dim=-1).numpy()).result()
-        outs = []
-        for place, head in enumerate(reads.heads):
+    def _output(self, part: "_Part", scaling: float) -> NDArray[np.float32]:
+        """(H, g, d)."""
+        stored, groups, outs = part.reads.stored, part.groups.result(), []
+        for place, head in enumerate(part.reads.heads):
             k, v = self._values(torch.from_numpy(groups.data[place]).float())
             last_k, last_v = (torch.from_numpy(tail[head]).float() for tail in (stored.tail_k, stored.tail_v))
-            taken = torch.cat([grouped[place, groups.number[place]].flatten(), chosen[place, full * each :]])
-            outs.append(_attend_head(q[place] * scaling, (k, last_k), (v, last_v), taken))
-        return torch.stack(outs)
+            taken = torch.cat([
+                part.grouped[place, groups.number[place]].flatten(),
+                part.chosen[place, part.grouped[place].numel() :],
+            ])  # fmt: skip
+            outs.append(_attend_head(part.q[place] * scaling, (k, last_k), (v, last_v), taken))
+        if part.alpha is None:
+            return torch.stack(outs).numpy()
+        mean = torch.from_numpy(stored.v_mean[part.reads.heads])[:, None]
+        return (part.alpha * torch.stack(outs) + (1 - part.alpha) * mean).numpy()
 
     def _values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         """K and V (tokens, d) in the elements (groups, …) of pages; views where the pages are full."""
@@ -164,6 +206,12 @@ class HostEngine(Engine):
         else:
             k, v = pages.unflatten(1, (2, -1))[..., : n * dim].unflatten(2, (n, dim)).unbind(1)
         return k.reshape(-1, dim), v.reshape(-1, dim)
+
+    def _ask(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
+        """Have the reader do it behind what it was asked for before."""
+        asked = self._reader.submit(call, *args, **kwargs)
+        self._asked.append(asked)  # type: ignore[arg-type]
+        return asked
 
     def _read(self, kind: PageKind, pages: Ints, keys: PageKeys) -> PageData:
         self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
