@@ -122,6 +122,7 @@ def test_another_kernel_or_page_size_is_refused(make_engine, make_layout, make_s
 def test_a_device_fault_is_the_devices(make_engine, make_layout, shape, filled, monkeypatch):
     engine = make_engine(POLICIES["dense"], make_layout())
     numbers, _ = filled(engine, shape, [39])
-    monkeypatch.setattr(type(engine.store.flash), "entry", lambda *_: PageEntry(7, address=4096))
+    elsewhere = PageEntry(7, address=4096).pack()
+    monkeypatch.setattr(type(engine.store.flash), "entries", lambda _, pages: np.full(len(pages), elsewhere, np.uint64))
     with pytest.raises(DeviceError, match="not ENTRY: check the page tables"):
         engine.attend(1, numbers, draw_q(shape, 1, 1))
