@@ -25,6 +25,7 @@ from nearflash.gateware.nfc.codeword import OWNED_BEATS, ErrorPosition, OwnedBea
 from nearflash.gateware.nfc.crc_checker import CrcChecker
 from nearflash.gateware.nfc.error_correction import ErrorCorrection
 from nearflash.gateware.nfc.link import RawBeat
+from nearflash.gateware.stream.skid import SkidBuffer
 
 __all__ = ["CodewordChecker"]
 
@@ -64,7 +65,9 @@ class CodewordChecker(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i), correction.i)
         wiring.connect(m, wiring.flipped(self.i_owner), correction.i_owner)
         wiring.connect(m, correction.o_syndromes, wiring.flipped(self.o_syndromes))
-        wiring.connect(m, wiring.flipped(self.i_errors), correction.i_errors)
+        m.submodules.errors = errors = SkidBuffer(ErrorPosition)  # far from the corrector, and a long way from here on
+        wiring.connect(m, wiring.flipped(self.i_errors), errors.i)
+        wiring.connect(m, errors.o, correction.i_errors)
         for out, wanted in ((crc.i, ~self.aside), (self.o_aside, self.aside)):
             m.d.comb += [out.payload.eq(correction.o.payload), out.valid.eq(correction.o.valid & wanted)]
         m.d.comb += correction.o.ready.eq(Mux(self.aside, self.o_aside.ready, crc.i.ready))
