@@ -29,7 +29,7 @@ def test_prompts_hold_every_fact_once(seed):
         found = [place for place in range(len(tokens)) if tokens[place : place + len(fact)] == fact]
         assert len(found) == 1
         places += found
-    assert max(b - a for a, b in pairwise(sorted(places))) < 0.2 * len(tokens)
+    assert max(b - a for a, b in pairwise(sorted(places))) < 0.3 * len(tokens)
 
 
 def test_prompts_are_drawn_with_a_seed():

@@ -93,6 +93,7 @@ def _row(name: str, setting: Setting, measured: _Losses, dense: _Losses, dim: in
         "delta_nll_percent": delta,
         "delta_nll_percent_error": error,
         "nll": float(np.mean(measured.losses)),
+        "nll_dense": float(np.mean(dense.losses)),
         "texts": len(measured.losses),
         "tokens": TOKENS,
         "positions": _WINDOW,
@@ -103,7 +104,7 @@ def _row(name: str, setting: Setting, measured: _Losses, dense: _Losses, dim: in
 def _delta(losses: np.ndarray, dense: np.ndarray) -> tuple[float, float | None]:
     """Percent by which the losses are above dense, and the jackknife's standard error; None for one text."""
     count = len(losses)
-    delta = 100 * (losses.sum() / dense.sum() - 1)
+    delta = float(100 * (losses.sum() / dense.sum() - 1))
     if count == 1:
         return delta, None
     without = 100 * ((losses.sum() - losses) / (dense.sum() - dense) - 1)

@@ -22,7 +22,7 @@ __all__ = ["measure", "prompt"]
 
 _MODEL = "SmolLM2-135M-Instruct"
 _MODES = ("dense", "sparf", "sparf-page", "local")
-_NAMES = ("Alice", "Boris", "Chen", "Dana", "Emil", "Fatima", "Goran", "Hanna", "Ivan", "Julia", "Karim", "Lena")
+_NAMES = ("Alice", "Boris", "Chen", "Dana", "Emil", "Fatima")
 _WORDS = (
     " apple", " garden", " silver", " tiger", " window", " coffee", " ocean", " paper", " rocket", " winter",
     " music", " bread", " castle", " forest", " mirror", " sugar",
