@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _APART_TOKENS = 16_384
-"""From here on the heads of a sequence are worked on one by one: pages of one come while another is computed."""
+"""From here on the groups of each head are read apart: those of one come while another is computed."""
 
 
 @dataclass
@@ -75,7 +75,8 @@ class _Part:
     """Those of full groups, (H, groups, n)."""
     alpha: Tensor | None = None
     """(H, g, 1)."""
-    groups: Future[Groups] = field(init=False)
+    groups: list[Future[Groups]] = field(init=False)
+    """Of each head."""
 
 
 class HostEngine(Engine):
@@ -148,14 +149,13 @@ class HostEngine(Engine):
         self.store.close()
 
     def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list["_Part"]:
-        """The heads of a sequence by the policy that they follow, or each on its own; their scans' reads asked for."""
+        """The heads of a sequence by the policy that they follow; their scans' reads asked for."""
         stored = self.store.layer(sequence, layer)
-        apart = len(q) == 1 or stored.tokens >= _APART_TOKENS
-        heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
+        heads: dict[AttentionPolicy, list[int]] = {}
         for head in range(self.kv_heads):
-            heads.setdefault((self.policy.at(layer, self.first_head + head), head if apart else 0), []).append(head)
+            heads.setdefault(self.policy.at(layer, self.first_head + head), []).append(head)
         parts = []
-        for (policy, _), own in heads.items():
+        for policy, own in heads.items():
             reads = SequenceReads(self.store, stored, own, self._read)
             part = _Part(row, reads, torch.from_numpy(q[row, own].astype(np.float32)), policy)
             scan = scan_of(policy, self.store.shape.dim, self.store.layout)
@@ -180,12 +180,18 @@ class HostEngine(Engine):
             part.alpha = (probabilities * part.chosen[:, None]).sum(dim=-1, keepdim=True)
         full = stored.tokens // layout.group_tokens
         part.grouped = part.chosen[:, : full * layout.group_tokens].unflatten(1, (full, layout.group_tokens))
-        part.groups = self._ask(part.reads.groups, part.grouped.any(dim=-1).numpy())
+        wanted = part.grouped.any(dim=-1).numpy()
+        if stored.tokens < _APART_TOKENS:
+            part.groups = [self._ask(part.reads.groups, wanted)] * len(wanted)
+        else:
+            own = np.eye(len(wanted), dtype=bool)
+            part.groups = [self._ask(part.reads.groups, wanted & one[:, None]) for one in own]
 
     def _output(self, part: "_Part", scaling: float) -> NDArray[np.float32]:
         """(H, g, d)."""
-        stored, groups, outs = part.reads.stored, part.groups.result(), []
+        stored, outs = part.reads.stored, []
         for place, head in enumerate(part.reads.heads):
+            groups = part.groups[place].result()
             k, v = self._values(torch.from_numpy(groups.data[place]).float())
             last_k, last_v = (torch.from_numpy(tail[head]).float() for tail in (stored.tail_k, stored.tail_v))
             taken = torch.cat([

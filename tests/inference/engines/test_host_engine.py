@@ -4,6 +4,7 @@ import torch
 
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.errors import PageError
+from nearflash.inference import host_engine
 from nearflash.inference.host_engine import HostEngine
 from nearflash.inference.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import sparse_attention
@@ -109,6 +110,16 @@ def test_freed_sequences_are_gone(make_store, make_layout, shape, filled):
     assert list(engine.store.lengths) == [numbers[1]]
     engine.close()
     engine.close()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_heads_read_one_by_one_give_the_same(make_store, make_layout, shape, filled, monkeypatch, name):
+    monkeypatch.setattr(host_engine, "_APART_TOKENS", 64)
+    engine = HostEngine(make_store(shape, make_layout()), POLICIES[name])
+    numbers, stored = filled(engine, shape, LENGTHS)
+    q = draw_q(shape, len(LENGTHS), 2)
+    want = expected(q, stored, POLICIES[name], make_layout())
+    np.testing.assert_allclose(engine.attend(1, numbers, q), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3, 100])
