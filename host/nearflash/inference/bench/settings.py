@@ -49,14 +49,15 @@ def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
         parts = (reads.index.bytes, reads.tail.bytes, reads.gather.bytes, reads.pages * layout.page_bytes)
         return done.out, FlashUse(*(float((part / dense_bytes(given.tokens, dim)).mean()) for part in parts))
 
-    numbers = policy.numbers(layout.block_tokens, dim, layout)
+    own = list(policy.overrides.values()) or [policy]
+    channels = sum(each.numbers(layout.block_tokens, dim, layout).channels for each in own) / len(own)
     row_bytes = layout.index_layout(dim).row_codewords * 512 / layout.block_tokens
     keys = {
-        "channels": numbers.channels, "budget": policy.budget, "mass": policy.mass, "local": policy.local,
+        "channels": channels, "budget": policy.budget, "mass": policy.mass, "local": policy.local,
         "by_probability": policy.by_probability, "index_bits": layout.index_format.bits,
         "group_tokens": layout.group_tokens, "interleaved": layout.interleaved, "block_tokens": layout.block_tokens,
     }  # fmt: skip
-    return Setting(str(policy.mode), keys, attend, numbers.channels * row_bytes)
+    return Setting(str(policy.mode), keys, attend, channels * row_bytes)
 
 
 def baseline(mode: str, budget: float) -> Setting:
