@@ -19,8 +19,8 @@ from nearflash.gateware.attn.interfaces import ContextRecord, MaskBeat, ScaleWri
 from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.model.attend.scan import logit_scales, top_channels
-from nearflash.model.num.product import operand
 from nearflash.sim.harness import run_streams, transfer_cycles
+from nearflash.sim.query import query_rows
 from nearflash.sim.read_memory import WithMemory
 from nearflash.sim.stalls import STALLS
 
@@ -105,19 +105,7 @@ class Head:
 
     @property
     def rows(self):
-        operands, found, lanes = operand(self.q), [], CONFIG.heads_per_beat
-        for first in range(0, self.one.group, lanes):
-            for row in range(self.one.dim // 4):
-                values = [
-                    [
-                        {"value": int(v) & 0x3FFF, "places": int(v) >> 14 & 7, "negative": int(v) >> 17}
-                        for v in (operands[h, 4 * row : 4 * row + 4] if h < self.one.group else [0] * 4)
-                    ]
-                    for h in range(first, first + lanes)
-                ]
-                selected = sum(1 << k for k in range(4) if 4 * row + k in self.chosen)
-                found.append({"address": self.base + len(found), "values": values, "selected": selected})
-        return found
+        return query_rows(self.q, self.chosen, CONFIG.heads_per_beat, self.base)
 
     @property
     def scales(self):

@@ -11,6 +11,7 @@ from nearflash.gateware.attend.query import QueryBuffer
 from nearflash.gateware.attend.rows import QueryWriter
 from nearflash.model.attend.scan import logit_scales
 from nearflash.model.num.fp16 import order_key
+from nearflash.sim.query import query_rows
 
 SCALE = np.float32(0.127)
 
@@ -112,14 +113,7 @@ def test_keys_rows_and_scales(group, dim, heads_per_beat):
     assert [int(key) for row in run.keys for key in row["keys"]] == list(map(int, expected))
     assert [int(row.last) for row in run.keys] == [0] * (dim // 4 - 1) + [1]
 
-    bits, rows = q.view(np.uint16), []
-    for first in range(0, group, heads_per_beat):
-        for row in range(dim // 4):
-            heads = range(first, first + heads_per_beat)
-            values = [[int(v) for v in bits[h, 4 * row : 4 * row + 4]] if h < group else [0] * 4 for h in heads]
-            selected = sum(int(chosen[4 * row + k]) << k for k in range(4))
-            rows.append({"address": 100 + len(rows), "values": values, "selected": selected})
-    assert run.rows == rows
+    assert run.rows == query_rows(q, set(np.flatnonzero(chosen)), heads_per_beat, base=100)
     scales = logit_scales(q, np.flatnonzero(chosen), SCALE).view(np.uint32)
     assert run.scales == {head: int(scale) for head, scale in enumerate(scales)}
     assert not run.nonfinite
