@@ -4,7 +4,6 @@ Full token groups and embedding pages are read where the store's flash has them;
 is sealed into the device's memory for the call.
 """
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +17,9 @@ from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError, DeviceError, NearflashError, NonFiniteError, PageError
 from nearflash.device.attend import Head, HeadOutput, attend, most_contexts
 from nearflash.device.base import Buffer, Device
-from nearflash.inference.engine import Engine, EngineCounters
+from nearflash.inference.engine import EngineCounters
 from nearflash.inference.policy import AttentionPolicy
+from nearflash.inference.store_engine import StoreEngine
 from nearflash.storage.flash.page import PageBatch, sealed_codewords
 from nearflash.storage.kv import KvStore, StoredHead
 
@@ -33,13 +33,12 @@ _FAULT_ERRORS: dict[Fault, type[NearflashError]] = {
 _REFERENCE_LIMIT = (1 << 11) - 1
 
 
-class DeviceEngine(Engine):
+class DeviceEngine(StoreEngine):
     """Attends by the policy on `device`, whose memory or flash the store is on.
 
-    `first_head` is the number, in the model, of the store's first KV head: overrides of the policy go by that. Store
-    and device are the engine's own from now on. Raises CommandError for a device that is no attend kernel, or whose
-    pages are smaller than the store's. A head's fault is raised as PageError, NonFiniteError or CommandError where its
-    pages or numbers are at fault, else as DeviceError.
+    The device is the engine's own from now on, as the store is. Raises CommandError for a device that is no attend
+    kernel, or whose pages are smaller than the store's. A head's fault is raised as PageError, NonFiniteError or
+    CommandError where its pages or numbers are at fault, else as DeviceError.
     """
 
     def __init__(self, device: Device, store: KvStore, policy: AttentionPolicy, *, first_head: int = 0) -> None:
@@ -48,30 +47,10 @@ class DeviceEngine(Engine):
             raise CommandError(
                 f"device must be an attend kernel for pages of {store.layout.page_bytes} bytes, not {config.full_name}"
             )
-        self.device, self.store, self.policy, self.first_head = device, store, policy, first_head
-        self.name, self.kv_heads = device.identity.name, store.shape.kv_heads
-        self._config = config
+        super().__init__(store, policy, first_head, device.identity.name)
+        self.device, self._config = device, config
         self._tails: Buffer | None = None
         self._references: dict[Owner, tuple[int, ...]] = {}
-        self._counters = EngineCounters()
-        self._lock = threading.Lock()
-
-    def add(self) -> int:
-        """See Engine.add."""
-        with self._lock:
-            return self.store.add()
-
-    def free(self, sequence: int) -> None:
-        """See Engine.free."""
-        with self._lock:
-            self.store.free(sequence)
-            for owner in [owner for owner in self._references if owner.sequence == sequence]:
-                del self._references[owner]
-
-    def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
-        """See Engine.append."""
-        with self._lock, self._counters.timed("append"):
-            self.store.append(sequence, layer, k, v)
 
     def attend(
         self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
@@ -108,14 +87,18 @@ class DeviceEngine(Engine):
         if self._tails is not None:
             self.device.free(self._tails)
             self._tails = None
-        self.store.close()
+        super().close()
         self.device.close()
+
+    def _forget(self, sequence: int) -> None:
+        for owner in [owner for owner in self._references if owner.sequence == sequence]:
+            del self._references[owner]
 
     def _head(
         self, stored: StoredHead, head: int, q: NDArray[np.float16], tail: NDArray[np.uint64], scaling: float | None
     ) -> Head:
         owner = Owner(stored.owner.sequence, stored.owner.layer, head)
-        policy = self.policy.at(owner.layer, self.first_head + head)
+        policy = self._policy_at(owner.layer, head)
         descriptor = policy.descriptor(
             owner, self.store.shape.dim, stored.tokens, len(q), self.store.layout,
             scaling=scaling, reference=self._references.get(owner, ()),

@@ -7,7 +7,6 @@ to. (More threads that compute would wait for one another's hold of the interpre
 docs/attention.md, 1, without its rounding to fixed point; pages are read whole, and checked.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -19,12 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.attend.codeword import PageKind
-from nearflash.inference.engine import Engine, EngineCounters
+from nearflash.inference.engine import EngineCounters
 from nearflash.inference.host_reads import Groups, SequenceReads
 from nearflash.inference.index_rows import IndexMemory, IndexRows, score_rows
 from nearflash.inference.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import Scan, choose_tokens, scan_of
 from nearflash.inference.sparse.selection import logit_scales, top_channels
+from nearflash.inference.store_engine import StoreEngine
 from nearflash.storage.flash.page import PageData, PageKeys
 from nearflash.storage.kv import KvStore
 
@@ -79,39 +79,19 @@ class _Part:
     """Of each head."""
 
 
-class HostEngine(Engine):
+class HostEngine(StoreEngine):
     """Attends by the policy to what the store holds.
 
-    `first_head` is the number, in the model, of the store's first KV head: overrides of the policy go by that. Of the
-    index up to `index_bytes` stay in memory once they were read. The store is the engine's own from now on.
+    Of the index up to `index_bytes` stay in memory once they were read.
     """
 
     def __init__(
         self, store: KvStore, policy: AttentionPolicy, *, first_head: int = 0, index_bytes: int = 0, name: str = "host"
     ) -> None:
-        self.store, self.policy, self.first_head, self.name = store, policy, first_head, name
-        self.kv_heads = store.shape.kv_heads
+        super().__init__(store, policy, first_head, name)
         self._index = IndexMemory(index_bytes)
-        self._counters = EngineCounters()
-        self._lock = threading.Lock()
         self._reader = ThreadPoolExecutor(1, "kv-reader")
         self._asked: list[Future[object]] = []
-
-    def add(self) -> int:
-        """See Engine.add."""
-        with self._lock:
-            return self.store.add()
-
-    def free(self, sequence: int) -> None:
-        """See Engine.free."""
-        with self._lock:
-            self._index.drop(sequence)
-            self.store.free(sequence)
-
-    def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
-        """See Engine.append."""
-        with self._lock, self._counters.timed("append"):
-            self.store.append(sequence, layer, k, v)
 
     def attend(
         self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
@@ -146,14 +126,17 @@ class HostEngine(Engine):
     def close(self) -> None:
         """See Engine.close."""
         self._reader.shutdown()
-        self.store.close()
+        super().close()
+
+    def _forget(self, sequence: int) -> None:
+        self._index.drop(sequence)
 
     def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list["_Part"]:
         """The heads of a sequence by the policy that they follow; their scans' reads asked for."""
         stored = self.store.layer(sequence, layer)
         heads: dict[AttentionPolicy, list[int]] = {}
         for head in range(self.kv_heads):
-            heads.setdefault(self.policy.at(layer, self.first_head + head), []).append(head)
+            heads.setdefault(self._policy_at(layer, head), []).append(head)
         parts = []
         for policy, own in heads.items():
             reads = SequenceReads(self.store, stored, own, self._read)
