@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _APART_TOKENS = 16_384
-"""From here on the groups of each head are read apart: those of one come while another is computed."""
+"""From here on each head is a part of its own: the groups of one come while another is scored or computed."""
 
 
 @dataclass
@@ -75,8 +75,7 @@ class _Part:
     """Those of full groups, (H, groups, n)."""
     alpha: Tensor | None = None
     """(H, g, 1)."""
-    groups: list[Future[Groups]] = field(init=False)
-    """Of each head."""
+    groups: Future[Groups] = field(init=False)
 
 
 class HostEngine(StoreEngine):
@@ -134,11 +133,12 @@ class HostEngine(StoreEngine):
     def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list["_Part"]:
         """The heads of a sequence by the policy that they follow; their scans' reads asked for."""
         stored = self.store.layer(sequence, layer)
-        heads: dict[AttentionPolicy, list[int]] = {}
+        apart = stored.tokens >= _APART_TOKENS
+        heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
         for head in range(self.kv_heads):
-            heads.setdefault(self._policy_at(layer, head), []).append(head)
+            heads.setdefault((self._policy_at(layer, head), head * apart), []).append(head)
         parts = []
-        for policy, own in heads.items():
+        for (policy, _), own in heads.items():
             reads = SequenceReads(self.store, stored, own, self._read)
             part = _Part(row, reads, torch.from_numpy(q[row, own].astype(np.float32)), policy)
             scan = scan_of(policy, self.store.shape.dim, self.store.layout)
@@ -163,18 +163,12 @@ class HostEngine(StoreEngine):
             part.alpha = (probabilities * part.chosen[:, None]).sum(dim=-1, keepdim=True)
         full = stored.tokens // layout.group_tokens
         part.grouped = part.chosen[:, : full * layout.group_tokens].unflatten(1, (full, layout.group_tokens))
-        wanted = part.grouped.any(dim=-1).numpy()
-        if stored.tokens < _APART_TOKENS:
-            part.groups = [self._ask(part.reads.groups, wanted)] * len(wanted)
-        else:
-            own = np.eye(len(wanted), dtype=bool)
-            part.groups = [self._ask(part.reads.groups, wanted & one[:, None]) for one in own]
+        part.groups = self._ask(part.reads.groups, part.grouped.any(dim=-1).numpy())
 
     def _output(self, part: "_Part", scaling: float) -> NDArray[np.float32]:
         """(H, g, d)."""
-        stored, outs = part.reads.stored, []
+        stored, groups, outs = part.reads.stored, part.groups.result(), []
         for place, head in enumerate(part.reads.heads):
-            groups = part.groups[place].result()
             k, v = self._values(torch.from_numpy(groups.data[place]).float())
             last_k, last_v = (torch.from_numpy(tail[head]).float() for tail in (stored.tail_k, stored.tail_v))
             taken = torch.cat([
