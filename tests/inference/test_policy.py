@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import pytest
 
@@ -12,17 +11,13 @@ from nearflash.abi.attend.numbers import LOG2E
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.errors import CommandError
 from nearflash.inference.policy import AttentionPolicy, Numbers
+from nearflash.storage.kv import KvLayout
 
 OWNER = Owner(3, 1, 2)
 
 
-@dataclass(frozen=True)
-class Layout:
-    group_tokens: int = 16
-    interleaved: bool = False
-    block_tokens: int = 256
-    index_format: IndexFormat = IndexFormat.INT4
-    page_bytes: int = 4096
+def make_layout(group_tokens=16, interleaved=False, block_tokens=256, index_format=IndexFormat.INT4, page_bytes=4096):
+    return KvLayout(group_tokens, interleaved, block_tokens, index_format, page_bytes)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +38,11 @@ class Layout:
     ],
 )
 def test_numbers(kinds, tokens, numbers):
-    assert AttentionPolicy(**kinds).numbers(tokens, 64, Layout()) == numbers
+    assert AttentionPolicy(**kinds).numbers(tokens, 64, make_layout()) == numbers
 
 
 def test_a_descriptor_has_the_numbers_and_the_layout():
-    layout = Layout(8, True, 512, IndexFormat.INT8)
+    layout = make_layout(8, True, 512, IndexFormat.INT8)
     policy = AttentionPolicy("sparf-page", channels=32, budget=0.25, mass=0.5, local=10)
     made = policy.descriptor(OWNER, 128, 1000, 3, layout)
     assert made.mode == Mode.PAGE | Mode.PROBABILITY
@@ -62,9 +57,9 @@ def test_a_descriptor_has_the_numbers_and_the_layout():
 
 
 def test_descriptors_carry_references():
-    dense = AttentionPolicy().descriptor(OWNER, 64, 10, 2, Layout())
+    dense = AttentionPolicy().descriptor(OWNER, 64, 10, 2, make_layout())
     assert (dense.mode, dense.reference) == (Mode.DENSE | Mode.REFERENCE, (0, 0))
-    again = AttentionPolicy("sparf", by_probability=False).descriptor(OWNER, 64, 10, 2, Layout(), reference=(5, 6))
+    again = AttentionPolicy("sparf", by_probability=False).descriptor(OWNER, 64, 10, 2, make_layout(), reference=(5, 6))
     assert (again.mode, again.reference) == (Mode.REFERENCE, (5, 6))
 
 
@@ -72,8 +67,8 @@ def test_overrides_for_a_head_go_before_those_for_its_layer():
     layer, head = AttentionPolicy(), AttentionPolicy("sparf", budget=7)
     policy = AttentionPolicy("sparf-page", overrides={1: layer, (1, 2): head})
     assert [policy.at(*place) for place in ((0, 2), (1, 1), (1, 2))] == [policy, layer, head]
-    assert policy.descriptor(OWNER, 64, 100, 2, Layout()).budget == 64  # the window
-    assert policy.descriptor(Owner(3, 1, 0), 64, 100, 2, Layout()).mode & Mode.DENSE
+    assert policy.descriptor(OWNER, 64, 100, 2, make_layout()).budget == 64  # the window
+    assert policy.descriptor(Owner(3, 1, 0), 64, 100, 2, make_layout()).mode & Mode.DENSE
 
 
 @pytest.mark.parametrize(
@@ -97,9 +92,9 @@ def test_what_makes_no_sense_is_refused(kinds, message):
 
 def test_numbers_are_refused_for_no_tokens_and_too_many_channels():
     with pytest.raises(CommandError, match="tokens must be at least 1, not 0"):
-        AttentionPolicy().numbers(0, 64, Layout())
+        AttentionPolicy().numbers(0, 64, make_layout())
     with pytest.raises(CommandError, match="channels must be at most 64, the head dimension, not 65"):
-        AttentionPolicy("sparf", channels=65).numbers(10, 64, Layout())
+        AttentionPolicy("sparf", channels=65).numbers(10, 64, make_layout())
 
 
 def test_the_policy_loads_no_torch():

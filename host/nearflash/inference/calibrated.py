@@ -4,6 +4,7 @@ Files are JSON, in the folder `calibrated`; `nearflash.inference.bench.calibrate
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from nearflash.abi.attend.pages import IndexFormat
@@ -44,14 +45,10 @@ def write_calibrated(model: str, policy: AttentionPolicy, layout: KvLayout, made
         "made_by": made_by,
         "budget": policy.budget,
         "local": policy.local,
-        "layout": {
-            "group_tokens": layout.group_tokens, "interleaved": layout.interleaved,
-            "block_tokens": layout.block_tokens, "index_format": layout.index_format.name,
-            "page_bytes": layout.page_bytes,
-        },
+        "layout": asdict(layout) | {"index_format": layout.index_format.name},
         "channels": [[each.channels for each in row] for row in table],
         "mass": [[each.mass for each in row] for row in table],
-    }  # fmt: skip
+    }
     lines = json.dumps(own, indent=1).replace("\n   ", " ").replace("\n  ]", "]")
     _FOLDER.mkdir(exist_ok=True)
     path = _FOLDER / f"{model}.json"

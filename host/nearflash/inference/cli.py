@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.inference.policy import AttentionMode, AttentionPolicy
 
 if TYPE_CHECKING:
     from nearflash.inference.generate import Generated, Progress
 
 __all__ = ["generate"]
-
-_MODES = ("dense", "sparq", "sparf", "sparf-page")
 
 
 def generate(subparsers: Any) -> None:
@@ -24,15 +23,14 @@ def generate(subparsers: Any) -> None:
     parser = subparsers.add_parser("generate", help="continue prompts, with the KV cache on flash")
     parser.add_argument("--model", required=True, help="a transformers folder, or smollm2")
     parser.add_argument("--prompts", required=True, type=Path, help="text file, one prompt a line")
-    parser.add_argument("--attention", default="dense", choices=_MODES)
-    parser.add_argument(
-        "--channels", type=_amount, default=0.25, help="of the approximate score: a count or a fraction"
-    )
-    parser.add_argument("--budget", type=_amount, default=0.125, help="tokens or token groups: a count or a fraction")
-    parser.add_argument(
-        "--mass", type=float, default=0.0, help="take entries until this share of probability, up to the budget"
-    )
-    parser.add_argument("--local", type=int, default=64, help="last tokens, always taken")
+    parser.add_argument("--attention", default=AttentionPolicy.mode, choices=[*AttentionMode])
+    for name, kind, meaning in (
+        ("channels", _amount, "of the approximate score: a count or a fraction"),
+        ("budget", _amount, "tokens or token groups: a count or a fraction"),
+        ("mass", float, "take entries until this share of probability, up to the budget"),
+        ("local", int, "last tokens, always taken"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=getattr(AttentionPolicy, name), help=meaning)
     parser.add_argument("--least", type=int, default=256, help="tokens: shorter contexts are attended to in full")
     parser.add_argument("--device", default="host", help="host, or a device such as model:attend-tiny")
     parser.add_argument("--devices", type=int, default=1, help="KV heads over so many of them")
@@ -53,7 +51,6 @@ def generate(subparsers: Any) -> None:
 def _generate(arguments: argparse.Namespace) -> int:
     from nearflash.inference.generate import generate as continued
     from nearflash.inference.models import kv_shape, load_model
-    from nearflash.inference.policy import AttentionPolicy
     from nearflash.inference.setup import open_engine
 
     prompts = _prompts(arguments.prompts)

@@ -1,21 +1,20 @@
 """How to attend, for any number of tokens: an AttentionPolicy, and the descriptors that it makes for devices.
 
-A policy says nothing of pages; where tokens and index rows lie is a `PageLayout` (`nearflash.storage.kv.KvLayout`).
+A policy says nothing of pages; where tokens and index rows lie is a KvLayout.
 Loads no torch.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 from nearflash.abi.attend.codeword import Owner
 from nearflash.abi.attend.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attend.numbers import LOG2E
-from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.errors import CommandError
+from nearflash.storage.kv import KvLayout
 
-__all__ = ["AttentionMode", "AttentionPolicy", "Numbers", "PageLayout"]
+__all__ = ["AttentionMode", "AttentionPolicy", "Numbers"]
 
 _MASS_ONE = 1 << 16
 
@@ -30,30 +29,6 @@ class AttentionMode(StrEnum):
     """The same tokens, read from pages and filtered (InstInfer)."""
     SPARF_PAGE = "sparf-page"
     """Whole token groups by approximate scores."""
-
-
-class PageLayout(Protocol):
-    """Where K and V lie on flash (docs/attention.md, 2)."""
-
-    @property
-    def group_tokens(self) -> int:
-        """n, tokens of a token group."""
-
-    @property
-    def interleaved(self) -> bool:
-        """A token's K and V lie together."""
-
-    @property
-    def block_tokens(self) -> int:
-        """T, tokens of an embedding block."""
-
-    @property
-    def index_format(self) -> IndexFormat:
-        """Elements of the embedding-indexed copy of K."""
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +91,11 @@ class AttentionPolicy:
         """The policy of one KV head, overrides applied."""
         return self.overrides.get((layer, head)) or self.overrides.get(layer) or self
 
-    def entry_tokens(self, layout: PageLayout) -> int:
+    def entry_tokens(self, layout: KvLayout) -> int:
         """Tokens that one entry of the selection can hold: n in `sparf-page`, else 1."""
         return layout.group_tokens if self.mode is AttentionMode.SPARF_PAGE else 1
 
-    def numbers(self, tokens: int, dim: int, layout: PageLayout) -> Numbers:
+    def numbers(self, tokens: int, dim: int, layout: KvLayout) -> Numbers:
         """What this policy comes to for S = `tokens`, without overrides. Raises CommandError for channels above dim."""
         if tokens < 1:
             raise CommandError(f"tokens must be at least 1, not {tokens!r}")
@@ -136,7 +111,7 @@ class AttentionPolicy:
         return Numbers(channels, budget, local, min(round(self.mass * _MASS_ONE), _MASS_ONE - 1))
 
     def descriptor(
-        self, owner: Owner, dim: int, tokens: int, group: int, layout: PageLayout, *,
+        self, owner: Owner, dim: int, tokens: int, group: int, layout: KvLayout, *,
         scaling: float | None = None, reference: tuple[int, ...] = (),
     ) -> AttendDescriptor:  # fmt: skip
         """The descriptor of `owner`'s head, overrides applied; its addresses are 0, for the caller to replace.

@@ -1,27 +1,22 @@
 """Page layouts and random heads."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
 from nearflash.abi.attend.pages import IndexFormat
+from nearflash.storage.kv import KvLayout
 
 
-@dataclass(frozen=True)
-class Layout:
-    group_tokens: int = 16
-    interleaved: bool = False
-    block_tokens: int = 256
-    index_format: IndexFormat = IndexFormat.INT4
-    page_bytes: int = 4096
+def _layout(group_tokens=16, interleaved=False, block_tokens=256, index_format=IndexFormat.INT4, page_bytes=4096):
+    return KvLayout(group_tokens, interleaved, block_tokens, index_format, page_bytes)
 
 
 @pytest.fixture
 def make_layout():
-    return Layout
+    return _layout
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearflash.abi.attend.codeword import CODEWORD_BYTES
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.inference.bench.subjects import DOCLM, SUBJECTS, held_out, model_folder, subject
 from nearflash.inference.bench.window import FlashUse, HeadWindow, Prefix
@@ -65,7 +64,7 @@ class Calibration:
                 out = attend_mixed(q, k, v, probabilities, chosen, tokens, given.scaling)
                 error = ((out - exact)[0].flatten(1) @ output.T).square().sum(dim=-1).mean() / self._norms[given.layer]
                 table[:, row, column] = float(error), float((chosen.sum(dim=-1) / tokens).mean())
-        row_bytes = self._layout.index_layout(q.shape[-1]).row_codewords * CODEWORD_BYTES / self._layout.block_tokens
+        row_bytes = self._layout.index_layout(q.shape[-1]).stride_bytes / self._layout.block_tokens
         table[1] += np.array(_CHANNELS)[:, None] * row_bytes / (4 * q.shape[-1])
         self._tables.setdefault((given.layer, given.head), []).append(table)
         return dense, FlashUse()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nearflash.abi.errors import StateError
 from nearflash.inference.engine import Engine, EngineCounters
-from nearflash.storage.direct import DirectFile, aligned_buffer
+from nearflash.storage.direct import BLOCK_BYTES, DirectFile, aligned_buffer
 from nearflash.storage.kv import KvShape
 
 __all__ = ["FullKvEngine"]
@@ -42,7 +42,7 @@ class FullKvEngine(Engine):
     def __init__(self, path: Path, shape: KvShape, *, sequences: int, tokens: int) -> None:
         self.kv_heads, self._shape = shape.kv_heads, shape
         self._kv_shape = (sequences, 2, shape.kv_heads, tokens, shape.dim)
-        self._layer_bytes = -(-2 * int(np.prod(self._kv_shape)) // 4096) * 4096
+        self._layer_bytes = -(-2 * int(np.prod(self._kv_shape)) // BLOCK_BYTES) * BLOCK_BYTES
         self._file = DirectFile.create(path, self._layer_bytes * shape.layers)
         self._buffers = [aligned_buffer(self._layer_bytes) for _ in range(2)]
         self._pool = ThreadPoolExecutor(_THREADS, "full-kv")

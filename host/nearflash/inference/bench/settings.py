@@ -51,7 +51,7 @@ def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
 
     own = list(policy.overrides.values()) or [policy]
     channels = sum(each.numbers(layout.block_tokens, dim, layout).channels for each in own) / len(own)
-    row_bytes = layout.index_layout(dim).row_codewords * 512 / layout.block_tokens
+    row_bytes = layout.index_layout(dim).stride_bytes / layout.block_tokens
     keys = {
         "channels": channels, "budget": policy.budget, "mass": policy.mass, "local": policy.local,
         "by_probability": policy.by_probability, "index_bits": layout.index_format.bits,

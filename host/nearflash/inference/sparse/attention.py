@@ -20,9 +20,10 @@ from torch import Tensor
 from nearflash.abi.attend.numbers import LOG2E
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.errors import ShapeError
-from nearflash.inference.policy import AttentionMode, AttentionPolicy, PageLayout
+from nearflash.inference.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.sparse.index import indexed_keys
 from nearflash.inference.sparse.selection import choose, logit_scales, top_channels
+from nearflash.storage.kv import KvLayout
 
 __all__ = [
     "Attended",
@@ -65,7 +66,7 @@ class Scan:
 
 
 def sparse_attention(
-    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, policy: AttentionPolicy, layout: PageLayout,
+    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, policy: AttentionPolicy, layout: KvLayout,
     scaling: float | None = None,
 ) -> Attended:  # fmt: skip
     """Attend with q (N, P, g, d) to k and v (N, S, d); tokens (P,): how many of the S each position sees.
@@ -82,7 +83,7 @@ def sparse_attention(
     return _attend(q, k, v, tokens, budget, scan, scaling)
 
 
-def scan_of(policy: AttentionPolicy, dim: int, layout: PageLayout) -> Scan | None:
+def scan_of(policy: AttentionPolicy, dim: int, layout: KvLayout) -> Scan | None:
     """How `policy` (without its overrides) chooses; None: it is dense. Raises CommandError for channels above dim."""
     if policy.mode is AttentionMode.DENSE:
         return None

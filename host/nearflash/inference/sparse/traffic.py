@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nearflash.abi.attend.codeword import CODEWORD_BYTES
-from nearflash.abi.attend.pages import IndexLayout, TokenLayout
-from nearflash.inference.policy import PageLayout
+from nearflash.abi.attend.pages import TokenLayout
+from nearflash.storage.kv import KvLayout
 
 __all__ = ["FlashReads", "Reads", "dense_bytes", "flash_reads"]
 
@@ -58,13 +58,13 @@ class FlashReads:
         return self.index.pages + self.tail.pages + self.gather.pages
 
 
-def flash_reads(channels: Tensor, chosen: Tensor, tokens: Tensor, layout: PageLayout) -> FlashReads:
+def flash_reads(channels: Tensor, chosen: Tensor, tokens: Tensor, layout: KvLayout) -> FlashReads:
     """Reads for `channels` (N, P, d) and `chosen` (N, P, S) bool, tokens (P,) or (N, P); no channel: no scan."""
     dim = channels.shape[-1]
     covered = tokens // layout.block_tokens * layout.block_tokens
     place = torch.arange(chosen.shape[-1], device=chosen.device)
     tail = (place >= covered.unsqueeze(-1)) & (place < tokens.unsqueeze(-1)) & channels.any(dim=-1, keepdim=True)
-    groups = TokenLayout(layout.page_bytes, dim, layout.group_tokens, layout.interleaved)
+    groups = layout.token_layout(dim)
     return FlashReads(
         _index(channels, covered, layout),
         _groups(tail, groups, (False,)),
@@ -72,8 +72,8 @@ def flash_reads(channels: Tensor, chosen: Tensor, tokens: Tensor, layout: PageLa
     )
 
 
-def _index(channels: Tensor, covered: Tensor, layout: PageLayout) -> Reads:
-    rows = IndexLayout(layout.page_bytes, channels.shape[-1], layout.block_tokens, layout.index_format)
+def _index(channels: Tensor, covered: Tensor, layout: KvLayout) -> Reads:
+    rows = layout.index_layout(channels.shape[-1])
     blocks = covered // layout.block_tokens
     padded = torch.nn.functional.pad(channels, (0, -channels.shape[-1] % rows.rows))
     pages = padded.unflatten(-1, (-1, rows.rows)).any(dim=-1).sum(dim=-1)
