@@ -23,6 +23,7 @@ __all__ = [
     "ShapeError",
     "StateError",
     "StorageFullError",
+    "StreamError",
     "UnknownDeviceError",
     "UnsupportedError",
     "WaitTimeoutError",
@@ -75,6 +76,15 @@ class DeviceError(NearflashError, RuntimeError):
 
 class DeviceLostError(DeviceError):
     """A device of an array failed; the message names it, its KV heads, and the sequences whose KV is lost."""
+
+
+class StreamError(DeviceError, ValueError):
+    """A gradient stream that is damaged or makes no sense; it was not applied, and the slot written to is discarded."""
+
+    def __init__(self, message: str, fault: int) -> None:
+        super().__init__(message)
+        self.fault = fault
+        """Which rule it breaks: a StreamFault (nearflash.abi.topk)."""
 
 
 class WaitTimeoutError(NearflashError, TimeoutError):

@@ -10,7 +10,6 @@ __all__ = [
     "BCH_ERRORS",
     "BCH_POLYNOMIAL",
     "CODEWORD_BYTES",
-    "CRC_POLYNOMIAL",
     "HEADER_MAGIC",
     "MESSAGE_BYTES",
     "PARITY_BYTES",
@@ -32,8 +31,6 @@ BCH_POLYNOMIAL = 0x201B
 """x^13 + x^4 + x^3 + x + 1, of which alpha is a root: bit k is the coefficient of x^k."""
 BCH_ERRORS = 16
 """Bit errors that are corrected in a codeword."""
-CRC_POLYNOMIAL = 0x82F63B78
-"""CRC32C (Castagnoli): bit 31 - k is the coefficient of x^k, x^32 left out."""
 MESSAGE_BYTES = AUX_BYTES + CODEWORD_BYTES + 4
 """What the BCH code protects: aux, data, CRC32C."""
 PARITY_BYTES = BCH_BITS * BCH_ERRORS // 8

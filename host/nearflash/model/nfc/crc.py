@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import CRC_POLYNOMIAL
+from nearflash.abi.crc import CRC_POLYNOMIAL
 
 __all__ = ["crc32c"]
 

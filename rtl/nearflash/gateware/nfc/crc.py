@@ -12,7 +12,7 @@ from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.attend.codeword import CRC_POLYNOMIAL
+from nearflash.abi.crc import CRC_POLYNOMIAL
 from nearflash.gateware.fp.pipeline import wire
 from nearflash.gateware.nfc import linear
 

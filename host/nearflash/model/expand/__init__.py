@@ -1,0 +1,1 @@
+"""Reference of the expanders: compressed gradients and weights to dense ones."""
