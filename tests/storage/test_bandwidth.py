@@ -14,8 +14,9 @@ def moved(monkeypatch):
     """(call, block) of each transfer."""
     calls = []
     for name in ("read", "write"):
+        real = getattr(DirectFile, name)
 
-        def note(self, offset, memory, name=name, real=getattr(DirectFile, name)):
+        def note(self, offset, memory, name=name, real=real):
             calls.append((name, offset // BLOCK))
             real(self, offset, memory)
 
