@@ -2,7 +2,18 @@
 
 from nearflash.storage.direct import BLOCK_BYTES, DirectFile, aligned_buffer
 from nearflash.storage.layout import ARRAYS
-from nearflash.storage.manifest import Extent, Manifest, TensorEntry
+from nearflash.storage.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray, TensorEntry
 from nearflash.storage.state import StateFile
 
-__all__ = ["ARRAYS", "BLOCK_BYTES", "DirectFile", "Extent", "Manifest", "StateFile", "TensorEntry", "aligned_buffer"]
+__all__ = [
+    "ADAM_ARRAYS",
+    "ARRAYS",
+    "BLOCK_BYTES",
+    "DirectFile",
+    "Extent",
+    "Manifest",
+    "StateArray",
+    "StateFile",
+    "TensorEntry",
+    "aligned_buffer",
+]

@@ -1,36 +1,44 @@
 """Byte offsets of a state file's parts."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from nearflash.abi.formats import FP32
 from nearflash.storage.direct import BLOCK_BYTES
-from nearflash.storage.manifest import Manifest
+from nearflash.storage.manifest import Extent, Manifest
 
-__all__ = ["ARRAYS", "Layout"]
+__all__ = ["ARRAYS", "EXTRA_BYTES", "Layout"]
 
 ARRAYS = ("p", "m", "v")
-"""Stored arrays, fp32: master parameters, first moments (exp_avg), second moments (exp_avg_sq)."""
+"""Arrays stored unless told: master parameters, first moments (exp_avg), second moments (exp_avg_sq)."""
+EXTRA_BYTES = 64 << 10
+"""Room for `extra`, as JSON, in the checksum table of each slot: a scaler, a scheduler, generators' states."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Offsets, in bytes, all multiples of 4096. What belongs to step t lies in slot t mod 2."""
+    """Offsets, in bytes, all multiples of 4096. What belongs to step t lies in slot t mod 2.
+
+    Within a slot extent follows extent, and within an extent array follows array.
+    """
 
     manifest: Manifest
     manifest_bytes: int
+    extents: tuple[Extent, ...]
+    """Those that lie in this file, in order."""
 
     manifest_offset = 2 * BLOCK_BYTES
 
-    @property
+    @cached_property
     def table_bytes(self) -> int:
         """Room for the checksum table of one slot: 11 characters a checksum, up to 12 a tensor's step count."""
-        longest = 256 + 11 * len(ARRAYS) * len(self.manifest.extents) + 12 * len(self.manifest.tensors)
+        checksums = sum(len(array.name) + 8 + 11 * len(self.extents) for array in self.manifest.arrays)
+        longest = 256 + checksums + 12 * len(self.manifest.tensors) + EXTRA_BYTES
         return -(-longest // BLOCK_BYTES) * BLOCK_BYTES
 
     @property
     def size_bytes(self) -> int:
         """Length of the file."""
-        return self.array_offset(1, ARRAYS[-1]) + self.manifest.params * FP32.bytes
+        return self._slot_offset(0) + 2 * self._slot_bytes
 
     def superblock_offset(self, step: int) -> int:
         """Where the superblock of that step lies."""
@@ -40,8 +48,26 @@ class Layout:
         """Where the checksum table of that step lies."""
         return self.manifest_offset + self.manifest_bytes + step % 2 * self.table_bytes
 
-    def array_offset(self, step: int, array: str, start: int = 0) -> int:
-        """Where parameter `start` of an array lies in that step's slot."""
-        arrays_before = step % 2 * len(ARRAYS) + ARRAYS.index(array)
-        slots = self.manifest_offset + self.manifest_bytes + 2 * self.table_bytes
-        return slots + (arrays_before * self.manifest.params + start) * FP32.bytes
+    def array_offset(self, step: int, array: str, extent: Extent) -> int:
+        """Where an extent of an array lies in that step's slot."""
+        before = 0
+        for each in self.manifest.arrays:
+            if each.name == array:
+                break
+            before += each.extent_bytes(extent)
+        return self._slot_offset(step) + self._positions[extent.index] * self._record_bytes(self.extents[0]) + before
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {extent.index: position for position, extent in enumerate(self.extents)}
+
+    @cached_property
+    def _slot_bytes(self) -> int:
+        # Only the last extent of all may be shorter, and where it is here it is the last one here.
+        return sum(map(self._record_bytes, self.extents))
+
+    def _slot_offset(self, step: int) -> int:
+        return self.table_offset(0) + 2 * self.table_bytes + step % 2 * self._slot_bytes
+
+    def _record_bytes(self, extent: Extent) -> int:
+        return sum(array.extent_bytes(extent) for array in self.manifest.arrays)

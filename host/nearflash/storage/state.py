@@ -1,6 +1,6 @@
 """The state file of one device: master parameters p and the moments m, v, in two slots.
 
-    superblock 0 | superblock 1 | manifest | table 0 | table 1 | slot 0: p, m, v | slot 1: p, m, v
+    superblock 0 | superblock 1 | manifest | table 0 | table 1 | slot 0 | slot 1        slot: p, m, v of each extent
 
 A step reads the current slot, writes every extent of the spare one, flushes, then writes the superblock of that slot
 and flushes again. Until that last write the file opens at the step before. Since a step rewrites all of p, m and v
@@ -27,7 +27,7 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.errors import AlignmentError, StateError
 from nearflash.abi.formats import FP32
 from nearflash.storage.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer
-from nearflash.storage.layout import ARRAYS, Layout
+from nearflash.storage.layout import Layout
 from nearflash.storage.manifest import Extent, Manifest
 from nearflash.storage.sealed import crc32, is_blank, is_sealed, seal, unseal
 
@@ -35,7 +35,7 @@ __all__ = ["STATE_VERSION", "StateFile"]
 
 _Checksums = dict[str, dict[int, int]]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Raised whenever the file's layout changes meaning; files of a higher version are refused."""
 
 
@@ -56,8 +56,9 @@ class StateFile:
         self._file, self._layout, self._manifest_crc = file, layout, manifest_crc
         self.manifest, self.identity, self.profile = layout.manifest, identity, profile
         self.step, self.tensor_steps = -1, (0,) * len(layout.manifest.tensors)
+        self._names = [array.name for array in self.manifest.arrays]
         self._checksums: _Checksums = {}
-        self._written: _Checksums = {array: {} for array in ARRAYS}
+        self._written: _Checksums = {name: {} for name in self._names}
         self._poisoned = False
 
     # Life
@@ -82,7 +83,7 @@ class StateFile:
             raise StateError(f"{path} must not exist yet; open it, or choose another path")
         partial = path.with_name(path.name + ".partial")
         block = seal("manifest", manifest.to_json())
-        layout = Layout(manifest, block.nbytes)
+        layout = Layout(manifest, block.nbytes, manifest.extents)
         file = DirectFile.create(partial, layout.size_bytes, direct=direct, engine=engine)
         try:
             state = cls(file, layout, secrets.token_hex(8), profile, crc32(block))
@@ -130,8 +131,8 @@ class StateFile:
 
     def read(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         """Fill `memory` (page aligned, extent.size_bytes long) with the committed array. Raises StateError."""
-        self._check_length(extent, memory)
-        self._file.read(self._layout.array_offset(self.step, array, extent.start), memory)
+        self._check_length(array, extent, memory)
+        self._file.read(self._layout.array_offset(self.step, array, extent), memory)
         if crc32(memory) != self._checksums[array][extent.index]:
             raise StateError(self._damage(array, extent))
 
@@ -145,20 +146,20 @@ class StateFile:
 
     def write(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         """Write `memory` to the spare slot; it counts from `commit` on. Raises StorageFullError, StateError."""
-        self._check_length(extent, memory)
+        self._check_length(array, extent, memory)
         self._check_usable()
-        self._file.write(self._layout.array_offset(self.step + 1, array, extent.start), memory)
+        self._file.write(self._layout.array_offset(self.step + 1, array, extent), memory)
         self._written[array][extent.index] = crc32(memory)
 
     def commit(self, tensor_steps: Sequence[int]) -> None:
         """Make the spare slot the current one, durably. Raises StateError where extents were not written."""
         self._check_usable()
-        missing = len(ARRAYS) * len(self.manifest.extents) - sum(map(len, self._written.values()))
+        missing = len(self._names) * len(self.manifest.extents) - sum(map(len, self._written.values()))
         if missing:
             raise StateError(f"every extent must be written before a commit; {missing} are not")
         step = self.step + 1
         body = {"tensor_steps": list(tensor_steps),
-                **{a: [self._written[a][e.index] for e in self.manifest.extents] for a in ARRAYS}}  # fmt: skip
+                **{a: [self._written[a][e.index] for e in self.manifest.extents] for a in self._names}}  # fmt: skip
         table = seal("table", body, self._layout.table_bytes)
         superblock = seal("superblock", self._superblock(step, crc32(table)), BLOCK_BYTES)
         self._file.write(self._layout.table_offset(step), table)
@@ -172,16 +173,15 @@ class StateFile:
 
     def discard(self) -> None:
         """Forget what was written since the last commit."""
-        self._written = {name: {} for name in ARRAYS}
+        self._written = {name: {} for name in self._names}
 
     def verify(self) -> list[str]:
         """Read everything that is committed; one message for each damaged extent."""
         found = []
         for extent in self.manifest.extents:
-            memory = aligned_buffer(extent.size_bytes)
-            for array in ARRAYS:
+            for array in self.manifest.arrays:
                 try:
-                    self.read(array, extent, memory)
+                    self.read(array.name, extent, aligned_buffer(array.extent_bytes(extent)))
                 except StateError as error:
                     found.append(str(error))
         return found
@@ -190,9 +190,9 @@ class StateFile:
 
     def _fill(self, initial: Callable[[Extent, NDArray[np.float32]], None]) -> None:
         for extent in self.manifest.extents:
+            for array in self.manifest.arrays[1:]:
+                self.write(array.name, extent, aligned_buffer(array.extent_bytes(extent)))
             memory = aligned_buffer(extent.size_bytes)
-            for array in ("m", "v"):
-                self.write(array, extent, memory)
             initial(extent, memory.view(np.float32))
             self.write("p", extent, memory)
         self.commit(self.tensor_steps)
@@ -240,7 +240,8 @@ class StateFile:
         checksum = body["manifest_crc32"]
         block = _read(file, Layout.manifest_offset, body["manifest_bytes"])
         cls._check_block(file.path, "manifest", Layout.manifest_offset, block, checksum)
-        layout = Layout(Manifest.from_json(unseal("manifest", block)), block.nbytes)
+        manifest = Manifest.from_json(unseal("manifest", block))
+        layout = Layout(manifest, block.nbytes, manifest.extents)
         if file.size_bytes != layout.size_bytes:
             raise StateError(
                 f"{file.path} must have {layout.size_bytes} bytes, not {file.size_bytes}; restore it from a copy"
@@ -251,7 +252,7 @@ class StateFile:
         cls._check_block(file.path, "checksum table", layout.table_offset(state.step), table, body["table_crc32"])
         content = unseal("table", table)
         state.tensor_steps = tuple(content["tensor_steps"])
-        state._checksums = {array: dict(enumerate(content[array])) for array in ARRAYS}
+        state._checksums = {array: dict(enumerate(content[array])) for array in state._names}
         return state
 
     def _superblock(self, step: int, table_crc: int) -> dict[str, Any]:
@@ -270,13 +271,13 @@ class StateFile:
         if self._poisoned:
             raise StateError(f"{self.path}: a flush failed, so the drive's contents are unknown; close and open again")
 
-    @staticmethod
-    def _check_length(extent: Extent, memory: NDArray[np.uint8]) -> None:
-        if memory.nbytes != extent.size_bytes:
-            raise AlignmentError(f"memory must have the extent's {extent.size_bytes} bytes, not {memory.nbytes}")
+    def _check_length(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
+        size_bytes = self.manifest.array(array).extent_bytes(extent)
+        if memory.nbytes != size_bytes:
+            raise AlignmentError(f"memory must have the extent's {size_bytes} bytes, not {memory.nbytes}")
 
     def _damage(self, array: str, extent: Extent) -> str:
-        offset = self._layout.array_offset(self.step, array, extent.start)
+        offset = self._layout.array_offset(self.step, array, extent)
         return (
             f"{self.path}: array {array} of step {self.step} is damaged in tensors {self.manifest.names_in(extent)} "
             f"(parameters [{extent.start}, {extent.stop})), file offset {offset}; restore the file from a copy"
