@@ -1,0 +1,9 @@
+// Expander<Format, Lanes>: compressed numbers to dense ones, Lanes a cycle. Formats: TopK (topk.hpp), Bitmap (bitmap.hpp).
+#pragma once
+
+namespace nearflash {
+
+template <typename Format, int Lanes>
+struct Expander;
+
+}  // namespace nearflash

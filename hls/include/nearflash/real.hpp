@@ -1,0 +1,47 @@
+// Real: the scalar that kernels compute with, and what an optimizer may do with it.
+//
+// An optimizer is written for any scalar F: `float` (simulation), `Fp32` (synthesis: integers, subnormals kept),
+// `Counted` (counts operations). All three have + - * / and comparisons, sqrt(x), fma(a, b, c), and F(1) for a constant.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "nearflash/fp32.hpp"
+
+namespace nearflash {
+
+#if defined(NEARFLASH_REAL)
+using Real = NEARFLASH_REAL;
+#elif defined(__SYNTHESIS__) || defined(__VITIS_HLS__)
+using Real = Fp32;
+#else
+using Real = float;
+#endif
+
+inline float sqrt(float value) { return std::sqrt(value); }
+inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
+
+inline std::uint32_t bits_of(Fp32 value) { return value.bits; }
+inline std::uint32_t bits_of(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+template <typename F>
+inline bool is_finite(F value) {
+    return (bits_of(value) & 0x7f800000u) != 0x7f800000u;
+}
+
+// The value, or the one NaN of the contract.
+inline Fp32 one_nan(Fp32 value) { return value.is_nan() ? Fp32::of_bits(Fp32::nan_bits) : value; }
+inline float one_nan(float value) {
+    const std::uint32_t bits = Fp32::nan_bits;
+    float nan;
+    std::memcpy(&nan, &bits, sizeof nan);
+    return value != value ? nan : value;
+}
+
+}  // namespace nearflash

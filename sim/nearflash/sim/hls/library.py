@@ -1,0 +1,45 @@
+"""A kernel's top, compiled with g++ and called through a C ABI: one 64-bit word an argument."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.errors import DeviceError
+from nearflash.sim.hls.build import build_shim, shim
+
+__all__ = ["HlsLibrary"]
+
+
+class HlsLibrary:
+    """The function `name` of the C++ text `text`, for the lanes and ports of `config`.
+
+    real: scalar type of the lanes, `float` (the host's) or `Fp32` (what is synthesised). folder: of a user's headers.
+
+    Raises CompileError.
+    """
+
+    def __init__(
+        self, name: str, text: str, config: UpdateConfig, real: str = "float", folder: Path | None = None
+    ) -> None:
+        defines = {"KERNEL": name, "KERNEL_FILE": '"kernel.cpp"', "NEARFLASH_REAL": real,
+                   "NEARFLASH_CONFIG": config.full_name.replace("-", "_")}  # fmt: skip
+        path = build_shim(name, shim("hls_kernel.cpp"), defines=defines, files={"kernel.cpp": text},
+                          include=[folder] if folder else [])  # fmt: skip
+        self._name, self._library = name, ctypes.CDLL(str(path))
+        self._library.hls_run.restype, self._library.hls_run.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+        self._arguments: int = self._library.hls_arguments()
+
+    def run(self, words: Sequence[int]) -> None:
+        """Call the kernel: addresses in this process, numbers, bits of fp32 scalars, in the order of its arguments.
+
+        Raises DeviceError with what a stage threw (a stream that stays empty or full).
+        """
+        if len(words) != self._arguments:
+            raise ValueError(f"{self._name} must get {self._arguments} arguments, not {len(words)}")
+        array = np.array(words, np.uint64)
+        error = self._library.hls_run(array.ctypes.data)
+        if error is not None:
+            raise DeviceError(f"HLS kernel {self._name}: {error.decode()}")
