@@ -8,10 +8,10 @@ from time import process_time
 
 import pytest
 
-from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import Completion, CopyFormat, UpdateCommand
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError, DeviceError, WaitTimeoutError
+from nearflash.abi.rules import AdamStep
 from nearflash.device.base import Identity, LinkBytes
 from nearflash.device.checked import CheckedDevice, check_ranges, port_beats
 from nearflash.device.memory import SimulatedMemory
@@ -46,9 +46,11 @@ class Scripted(CheckedDevice):
 
 
 def command(base: int, params: int = N, **changes) -> UpdateCommand:
-    streams = {"g": 0, "p": 1, "m": 2, "v": 3, "p_out": 4, "m_out": 5, "v_out": 6, "copy_out": 7}
-    addresses = {f"{name}_address": base + i * SLOT for name, i in streams.items()}
-    return UpdateCommand(ADAM, params, **(addresses | changes))
+    """Slots of g, p, m, v and the new p, m, v, copy from `base` on; changes: `copy`, or addresses such as `v_out`."""
+    streams = ("g", "p", "m", "v", "p_out", "m_out", "v_out", "copy_out")
+    at = {name: base + i * SLOT for i, name in enumerate(streams)} | changes
+    inputs, outputs = {name: at[name] for name in streams[:4]}, {name[:-4]: at[name] for name in streams[4:]}
+    return UpdateCommand(ADAM, params, inputs, outputs, at.get("copy", CopyFormat.NONE))
 
 
 def test_a_command_outside_the_allocated_buffers_never_starts():
@@ -57,16 +59,16 @@ def test_a_command_outside_the_allocated_buffers_never_starts():
     base = one.address
     device.free(two)
     bad = {
-        "v read": dict(v_address=base + 8 * SLOT),  # freed
-        "g read": dict(g_address=base - SLOT),
-        "p write": dict(p_out_address=base + 7 * SLOT + 8),  # its last 8 bytes
-        "m write": dict(m_out_address=1 << 50),
-        "copy write": dict(copy_out_address=0, copy=CopyFormat.BF16),
+        "v read": dict(v=base + 8 * SLOT),  # freed
+        "g read": dict(g=base - SLOT),
+        "p write": dict(p_out=base + 7 * SLOT + 8),  # its last 8 bytes
+        "m write": dict(m_out=1 << 50),
+        "copy write": dict(copy_out=0, copy=CopyFormat.BF16),
     }
     for name, changes in bad.items():
         with pytest.raises(AddressError, match=rf"{name} range must .* 1048576 bytes of memory, not \[0x"):
             device.submit(command(base, **changes))
-    device.submit(command(base, copy_out_address=0))
+    device.submit(command(base, copy_out=0))
     assert len(device.started) == 1
 
 
@@ -82,18 +84,18 @@ def test_a_range_over_two_buffers_is_refused():
 def test_outputs_may_replace_inputs_but_not_overlap_them():
     device = Scripted({})
     base = device.allocate(9 * SLOT).address
-    in_place = dict(p_out_address=base + SLOT, m_out_address=base + 2 * SLOT, v_out_address=base + 3 * SLOT)
+    in_place = dict(p_out=base + SLOT, m_out=base + 2 * SLOT, v_out=base + 3 * SLOT)
     device.submit(command(base, **in_place))
     for changes, first, second in (
-        (dict(p_out_address=base + SLOT + 8), "p write", "p read"),
-        (dict(m_out_address=base + 2 * SLOT - 8), "m write", "p read"),
-        (dict(v_out_address=base + 4 * SLOT), "p write", "v write"),
-        (dict(copy_out_address=base, copy=CopyFormat.FP16), "copy write", "g read"),
-        (dict(copy_out_address=base + 7 * SLOT - 2048, copy=CopyFormat.FP16), "v write", "copy write"),
+        (dict(p_out=base + SLOT + 8), "p write", "p read"),
+        (dict(m_out=base + 2 * SLOT - 8), "m write", "p read"),
+        (dict(v_out=base + 4 * SLOT), "p write", "v write"),
+        (dict(copy_out=base, copy=CopyFormat.FP16), "copy write", "g read"),
+        (dict(copy_out=base + 7 * SLOT - 2048, copy=CopyFormat.FP16), "v write", "copy write"),
     ):
         with pytest.raises(AddressError, match=rf"{first} range must be apart from the {second} range .* not \[0x"):
             device.submit(command(base, **changes))
-    device.submit(command(base, p_out_address=base))  # over the gradients: read before they are written
+    device.submit(command(base, p_out=base))  # over the gradients: read before they are written
     assert len(device.started) == 2
 
 
@@ -142,7 +144,7 @@ def test_contract_checks_come_first():
     with pytest.raises(CommandError, match=r"params must be between 1 and .*, not 0"):
         device.submit(command(base, params=0))
     with pytest.raises(AlignmentError, match="g read address must be a multiple of 8 bytes"):
-        device.submit(command(base, g_address=base + 4))
+        device.submit(command(base, g=base + 4))
     assert not device.started
 
 

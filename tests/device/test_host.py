@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import CommandError, WaitTimeoutError
+from nearflash.abi.rules import AdamStep
 from nearflash.device.host import THREADS, HostDevice
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.vector_lane import BLOCK_PARAMS
@@ -21,8 +21,8 @@ def host():
 
 
 def in_place(device, params=PARAMS) -> UpdateCommand:
-    g, p, m, v = (device.allocate(4 * params).address for _ in range(4))
-    return UpdateCommand(AdamStep(1e-3, 1), params, g, p, m, v, p, m, v)
+    state = {name: device.allocate(4 * params).address for name in ("p", "m", "v")}
+    return UpdateCommand(AdamStep(1e-3, 1), params, state | {"g": device.allocate(4 * params).address}, state)
 
 
 def test_a_slow_update_times_out_and_can_be_waited_for_again(host, monkeypatch):
@@ -59,8 +59,10 @@ def test_counts_add_up_over_threads(host):
     for buffer, value in zip(buffers, (float("inf"), 1e6, 0, 0), strict=False):
         buffer.host.view("<f4")[:] = value
         buffer.sync_to_device()
-    g, p, m, v, copy = (buffer.address for buffer in buffers)
-    command = UpdateCommand(AdamStep(0.0, 1), PARAMS, g, p, m, v, p, m, v, CopyFormat.FP16, copy)
+    g, *rest = (buffer.address for buffer in buffers)
+    outputs = dict(zip(("p", "m", "v", "copy"), rest, strict=True))
+    inputs = {"g": g} | {name: outputs[name] for name in ("p", "m", "v")}
+    command = UpdateCommand(AdamStep(0.0, 1), PARAMS, inputs, outputs, CopyFormat.FP16)
     assert host.run(command).counters["nonfinite_gradients"] == PARAMS
     buffers[0].host[:] = 0
     for buffer in buffers[:4]:

@@ -3,7 +3,6 @@
 import pytest
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.adam import AdamStep
 from nearflash.abi.attend.batch import AttendBatch
 from nearflash.abi.attend.codeword import Owner
 from nearflash.abi.attend.descriptor import AttendDescriptor, Mode
@@ -12,6 +11,7 @@ from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError, DeviceError, DigestError, WaitTimeoutError
 from nearflash.abi.fields import Access
 from nearflash.abi.registers import MAGIC, REGISTER_MAPS, UPDATE
+from nearflash.abi.rules import AdamStep
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.registers import RegisterDevice
 
@@ -91,7 +91,8 @@ class FakeAttendKernel(FakeKernel):
 
 def command(device) -> UpdateCommand:
     a = device.allocate(8 * 4096).address
-    return UpdateCommand(AdamStep(1e-3, 1), 1000, *(a + i * 4096 for i in range(7)))
+    inputs = {name: a + i * 4096 for i, name in enumerate(("g", "p", "m", "v"))}
+    return UpdateCommand(AdamStep(1e-3, 1), 1000, inputs, {name: inputs[name] for name in ("p", "m", "v")})
 
 
 def test_a_command_is_written_then_started_and_its_counters_come_back():

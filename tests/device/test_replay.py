@@ -4,14 +4,21 @@ import stat
 import numpy as np
 import pytest
 
-from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import AddressError, CommandError, DigestError, ReplayError, UnknownDeviceError
+from nearflash.abi.rules import AdamStep
 from nearflash.device import open_device
 from nearflash.device.replay import VARIABLE, RecordingDevice, ReplayDevice
 
 N = 1000
 SLOT = 4096
+
+
+def update(lr, a) -> UpdateCommand:
+    """A command over eight slots from address `a`."""
+    inputs = {name: a + i * SLOT for i, name in enumerate(("g", "p", "m", "v"))}
+    outputs = {name: a + i * SLOT for i, name in enumerate(("p", "m", "v", "copy"), 4)}
+    return UpdateCommand(AdamStep(lr, 1), N, inputs, outputs, CopyFormat.BF16)
 
 
 def host_line(device, lr=1e-3, scale=1.0):
@@ -22,9 +29,9 @@ def host_line(device, lr=1e-3, scale=1.0):
         values = np.random.default_rng(4).standard_normal(8 * SLOT // 4, dtype=np.float32) * np.float32(scale)
         buffer.host[:] = np.abs(values).view(np.uint8)
         buffer.sync_to_device()
-        command = UpdateCommand(AdamStep(lr, 1), N, *(a + i * SLOT for i in range(7)), CopyFormat.BF16, a + 7 * SLOT)
+        command = update(lr, a)
         with pytest.raises(AddressError) as refused:
-            device.submit(UpdateCommand(AdamStep(lr, 1), N, *(i * SLOT for i in range(7))))
+            device.submit(update(lr, 0))
         counters = device.run(command).counters
         buffer.sync_from_device(4 * SLOT)
         result = buffer.host.tobytes()

@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.device.vector_lane import BLOCK_PARAMS, VectorLane
 from nearflash.model.update.lane import adam_step
 

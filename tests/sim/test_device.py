@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.config import CONFIGS, update_config
 from nearflash.abi.errors import ConfigError, DeviceError, WaitTimeoutError
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.device import open_device
 from nearflash.device.model import ModelDevice
 
@@ -37,9 +37,9 @@ def command_on(device, params, **options):
     command = UpdateCommand(
         AdamStep(lr=1e-3, step=3, weight_decay=0.1, **options),
         params,
-        **{f"{name}_address": buffers[name].address for name in STREAMS},
-        **{f"{name}_out_address": buffers[name].address for name in ("p", "m", "v", "copy")},
-        copy=CopyFormat.BF16,
+        {name: buffers[name].address for name in STREAMS},
+        {name: buffers[name].address for name in ("p", "m", "v", "copy")},
+        CopyFormat.BF16,
     )
     return command, buffers
 
@@ -93,7 +93,8 @@ def test_a_hang_names_what_waits_and_reset_recovers(device):
 
 def test_a_bus_fault_is_a_device_error(device):
     # Past the checks of submit: what the kernel itself says of addresses that no memory answers.
-    device._start(UpdateCommand(AdamStep(lr=1e-3, step=1), 64, *[0x40] * 7))
+    inputs = dict.fromkeys(STREAMS, 0x40)
+    device._start(UpdateCommand(AdamStep(lr=1e-3, step=1), 64, inputs, inputs))
     with pytest.raises(DeviceError, match="verilator:update-tiny ended with READ_ERROR at address 0x40"):
         device._finish(60)
     command, buffers = command_on(device, 64)

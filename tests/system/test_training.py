@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import CopyFormat
+from nearflash.abi.rules import AdamStep
 from nearflash.model.update.lane import adam_step
 from nearflash.training import NearStorageAdamW
 

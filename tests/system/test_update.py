@@ -5,15 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.device import open_device
 from nearflash.device.selftest.update import Case, random_state, run_update
 
 TAILS = [1, 2, 15, 16, 17, 1000]
 FUNCTIONAL = ("params_done", "nonfinite_gradients", "copy_overflows", "read_beats", "write_beats")
 SLOT = 8192
+
+
+def slots_command(a, rule, params, copy=CopyFormat.NONE) -> UpdateCommand:
+    """A command over eight neighbouring slots from address `a`: g, p, m, v, and the new p, m, v and copy."""
+    inputs = {name: a + i * SLOT for i, name in enumerate(("g", "p", "m", "v"))}
+    outputs = {name: a + i * SLOT for i, name in enumerate(("p", "m", "v", "copy"), 4)}
+    return UpdateCommand(rule, params, inputs, outputs, copy)
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +79,9 @@ def test_a_sequence_of_steps_stays_equal(device, reference):
             g.host[: gradient.nbytes] = gradient.view(np.uint8)
             g.sync_to_device(0, gradient.nbytes)
             old, new = (a.address for a in ((first, second) if step % 2 else (second, first)))
-            each.run(UpdateCommand(AdamStep(0.1, step, weight_decay=0.01), params, g.address,
-                                   old, old + SLOT, old + 2 * SLOT, new, new + SLOT, new + 2 * SLOT))  # fmt: skip
+            inputs, outputs = (dict(p=at, m=at + SLOT, v=at + 2 * SLOT) for at in (old, new))
+            adam = AdamStep(0.1, step, weight_decay=0.01)
+            each.run(UpdateCommand(adam, params, inputs | {"g": g.address}, outputs))
         first.sync_from_device()
         runs.append([first.host[i * SLOT : i * SLOT + 4 * params].tobytes() for i in range(3)])
         for buffer in (g, first, second):
@@ -88,9 +96,7 @@ def test_bytes_past_the_end_stay(device):
     buffer.sync_to_device()
     a = buffer.address
     params = 17
-    device.run(
-        UpdateCommand(AdamStep(1e-3, 1), params, *(a + i * SLOT for i in range(7)), CopyFormat.BF16, a + 7 * SLOT)
-    )
+    device.run(slots_command(a, AdamStep(1e-3, 1), params, CopyFormat.BF16))
     buffer.sync_from_device()
     slots = buffer.host.reshape(8, SLOT)
     for slot, size_bytes in ((4, 4 * params), (5, 4 * params), (6, 4 * params), (7, 2 * params)):
@@ -103,7 +109,8 @@ def test_link_bytes_are_counted_and_a_forgotten_sync_shows(device):
     down, up = device.links.to_device, device.links.from_device
     buffer = device.allocate(4 * SLOT)
     a, params = buffer.address, 64
-    command = UpdateCommand(AdamStep(0.5, 1), params, a, *(a + i * SLOT for i in (1, 2, 3, 1, 2, 3)))
+    state = {name: a + i * SLOT for i, name in enumerate(("p", "m", "v"), 1)}
+    command = UpdateCommand(AdamStep(0.5, 1), params, state | {"g": a}, state)
     buffer.host[:] = np.ones(SLOT, np.float32).view(np.uint8)
     buffer.sync_to_device()
     buffer.host[: 4 * params] = 0  # this gradient never reaches the device
@@ -122,12 +129,14 @@ def test_bad_commands_leave_memory_as_it_was(device):
     buffer.sync_to_device()
     before = buffer.host.copy()
     a = buffer.address
-    good = UpdateCommand(AdamStep(1e-3, 1), 100, *(a + i * SLOT for i in range(7)))
+    good = slots_command(a, AdamStep(1e-3, 1), 100)
+    inputs, outputs = good.inputs, good.outputs
     bad = {
-        AddressError: (replace(good, v_out_address=a + 8 * SLOT), replace(good, g_address=1 << 40),
-                       replace(good, params=10_000), replace(good, p_out_address=a + SLOT + 64)),
-        AlignmentError: (replace(good, m_address=a + 2 * SLOT + 4),),
-        CommandError: (replace(good, params=0), replace(good, params=-1)),
+        AddressError: (replace(good, outputs=outputs | {"v": a + 8 * SLOT}),
+                       replace(good, inputs=inputs | {"g": 1 << 40}), replace(good, params=10_000),
+                       replace(good, outputs=outputs | {"p": a + SLOT + 64})),
+        AlignmentError: (replace(good, inputs=inputs | {"m": a + 2 * SLOT + 4}),),
+        CommandError: (replace(good, params=0), replace(good, params=-1), replace(good, inputs=outputs)),
     }  # fmt: skip
     for error, commands in bad.items():
         for command in commands:
@@ -144,13 +153,13 @@ def test_freed_memory_is_refused(device):
     a = buffer.address
     device.free(buffer)
     with pytest.raises(AddressError, match="g read range must lie in one allocated buffer"):
-        device.submit(UpdateCommand(AdamStep(1e-3, 1), 100, *(a + i * SLOT for i in range(7))))
+        device.submit(slots_command(a, AdamStep(1e-3, 1), 100))
 
 
 def test_commands_queue_and_tickets_end_in_any_order(device):
     buffer = device.allocate(8 * SLOT)
     a = buffer.address
-    command = UpdateCommand(AdamStep(1e-3, 1), 50, *(a + i * SLOT for i in range(7)))
+    command = slots_command(a, AdamStep(1e-3, 1), 50)
     tickets = [device.submit(replace(command, params=params)) for params in (10, 20, 30)]
     assert [device.wait(tickets[i]).counters["params_done"] for i in (2, 0, 1)] == [30, 10, 20]
     with pytest.raises(CommandError, match="ticket must be one"):

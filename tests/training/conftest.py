@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.adam import AdamStep
+from nearflash.abi.rules import AdamStep
 from nearflash.model.update.lane import adam_step
 from nearflash.storage import ARRAYS, StateFile
 from nearflash.training import NearStorageAdamW

@@ -1,24 +1,25 @@
 """Commands that a device takes, their register encoding, and the status that comes back."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Protocol
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.config import KernelConfig, UpdateConfig
 from nearflash.abi.errors import AlignmentError, CommandError
-from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat, fp32_bits
-from nearflash.abi.registers import FACTOR_BITS, UPDATE
+from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat
+from nearflash.abi.program import program_registers
+from nearflash.abi.registers import UPDATE
+from nearflash.abi.rules import OptimizerStep
 
 __all__ = [
     "AttendCommand",
     "Command",
     "Completion",
     "CopyFormat",
-    "DecayMode",
+    "GradientFormat",
     "Status",
     "UpdateCommand",
-    "denominator_factor",
 ]
 
 
@@ -65,14 +66,6 @@ class Command(Protocol):
         """Values of the kernel's argument registers, by register name."""
 
 
-class DecayMode(IntEnum):
-    """What the decay operation makes (field `decay_mode`)."""
-
-    SCALE = 0
-    SELF = 1
-    GRADIENT = 2
-
-
 class CopyFormat(IntEnum):
     """Low-precision copy of the parameters (field `copy_format`)."""
 
@@ -86,49 +79,12 @@ class CopyFormat(IntEnum):
         return {CopyFormat.FP16: FP16, CopyFormat.BF16: BF16}.get(self)
 
 
-def denominator_factor(adam: AdamStep) -> int:
-    """Register `denominator_factor`: what multiplies sqrt(v).
+class GradientFormat(IntEnum):
+    """How the gradient of a command is stored."""
 
-    Profile deepspeed: the fp32 scalar 1/sqrt(1 - beta2^t), exact. Others: the reciprocal of the fp32 scalar
-    s = sqrt(1 - beta2^t), cut (not rounded) to 51 bits: times a 24-bit significand and rounded to nearest that equals
-    the division by s, since a quotient of two 24-bit significands is at least 2^-49 (relative) off any rounding
-    boundary.
-    """
-    inverse = adam.profile is not Profile.DEEPSPEED
-    bits = fp32_bits(adam.bias_correction2_sqrt if inverse else adam.inverse_bias_correction2_sqrt)
-    exponent, significand = (bits >> 23) - 127, (bits & 0x7FFFFF) | 0x800000
-    if not 0 < bits < 0x7F800000 or bits >> 23 == 0:
-        raise CommandError(f"1 - beta2^step must be a normal positive fp32 number; beta2 is {adam.beta2!r}")
-    if not inverse:
-        significand <<= FACTOR_BITS - 24
-    elif significand == 1 << 23:
-        significand, exponent = 1 << FACTOR_BITS - 1, -exponent
-    else:
-        significand, exponent = (1 << FACTOR_BITS + 23) // significand, -exponent - 1
-    return UPDATE["denominator_factor"].pack({"significand": significand, "exponent": exponent & 0x3FF})
-
-
-def _program(adam: AdamStep, copy: CopyFormat) -> int:
-    fused = adam.profile is not Profile.IEEE
-    torch, deepspeed = adam.profile is Profile.TORCH_FUSED, adam.profile is Profile.DEEPSPEED
-    mode = DecayMode.SCALE
-    if adam.weight_decay and not adam.decoupled:
-        mode = DecayMode.GRADIENT
-    elif adam.weight_decay and deepspeed:
-        mode = DecayMode.SELF
-    return UPDATE["program"].pack(
-        {
-            "decay_mode": mode,
-            "decay_fused": fused,
-            "m_difference": torch,
-            "m_fused": fused,
-            "v_square_first": deepspeed,
-            "v_fused": fused,
-            "denominator_fused": deepspeed,
-            "p_fused": deepspeed,
-            "copy_format": copy,
-        }
-    )
+    FP32 = 0
+    TOPK = 1
+    """A Top-K stream (docs/training.md)."""
 
 
 @dataclass(frozen=True)
@@ -136,69 +92,98 @@ class UpdateCommand:
     """One optimizer step over `params` consecutive parameters.
 
     Addresses are device byte addresses; inputs and outputs may be the same ranges (update in place) or two slots.
-    p, m, v and g are fp32. `copy_out_address` is used when `copy` is not NONE.
+    g and p are fp32, the rule's arrays have the rule's state format.
     """
 
     kernel: ClassVar[str] = "update"
 
-    adam: AdamStep
+    rule: OptimizerStep
     params: int
-    g_address: int
-    p_address: int
-    m_address: int
-    v_address: int
-    p_out_address: int
-    m_out_address: int
-    v_out_address: int
+    inputs: Mapping[str, int]
+    """Addresses of what is read: g, p, and the rule's arrays."""
+    outputs: Mapping[str, int]
+    """Addresses of what is written: p, the rule's arrays, and `copy` where one is made."""
     copy: CopyFormat = CopyFormat.NONE
-    copy_out_address: int = 0
+    gradient: GradientFormat = GradientFormat.FP32
+    gradient_bytes: int = 0
+    """Bytes of a Top-K stream; a dense gradient has its size from `params`."""
+    first_param: int = 0
+    """Index of the first parameter in the flat vector: what the dither of bf16 and mx8 state is a function of."""
 
     def reads(self) -> dict[str, tuple[int, int]]:
-        """Ranges read, by stream: (address, bytes)."""
-        return {k: (getattr(self, f"{k}_address"), self.params * FP32.bytes) for k in ("g", "p", "m", "v")}
+        """Ranges read, by array: (address, bytes)."""
+        dense = self.gradient is GradientFormat.FP32
+        sizes = {"g": self.params * FP32.bytes if dense else self.gradient_bytes} | self._state_bytes()
+        return {name: (self.inputs[name], size_bytes) for name, size_bytes in sizes.items()}
 
     def writes(self) -> dict[str, tuple[int, int]]:
-        """Ranges written, by stream: (address, bytes)."""
-        ranges = {k: (getattr(self, f"{k}_out_address"), self.params * FP32.bytes) for k in ("p", "m", "v")}
+        """Ranges written, by array: (address, bytes)."""
+        sizes = self._state_bytes()
         if self.copy.number_format:
-            ranges["copy"] = (self.copy_out_address, self.params * self.copy.number_format.bytes)
-        return ranges
+            sizes["copy"] = self.params * self.copy.number_format.bytes
+        return {name: (self.outputs[name], size_bytes) for name, size_bytes in sizes.items()}
+
+    def _state_bytes(self) -> dict[str, int]:
+        state_format = self.rule.state_format
+        return {name: state_format.array_bytes(name, self.params) for name in ("p", *self.rule.arrays)}
 
     def check(self, config: KernelConfig) -> None:
         """Raise CommandError or AlignmentError where the kernel would refuse the command."""
         if not isinstance(config, UpdateConfig):
             raise CommandError(f"an update must go to an update kernel, not to {config.full_name}")
-        if not 0 < self.params < 1 << 32:
-            raise CommandError(f"params must be between 1 and 2^32 - 1, not {self.params!r}")
+        for name, value, known in (
+            ("optimizer", self.rule.optimizer, config.optimizers),
+            ("state_format", self.rule.state_format, config.state_formats),
+            ("gradient", self.gradient.name.lower(), config.gradients),
+        ):
+            if value not in known:
+                raise CommandError(f"{name} must be {' or '.join(known)} on {config.full_name}, not {value}")
+        self._check_counts()
+        self._check_names("inputs", set(self.inputs), {"g", "p", *self.rule.arrays})
+        copy = {"copy"} if self.copy else set()
+        self._check_names("outputs", set(self.outputs) - ({"copy"} - copy), {"p", *self.rule.arrays, *copy})
         for kind, ranges in (("read", self.reads()), ("write", self.writes())):
             for name, (address, _) in ranges.items():
-                if address % config.port_bytes:
+                multiple = self._alignment(name, config.port_bytes)
+                if address % multiple:
                     raise AlignmentError(
-                        f"{name} {kind} address must be a multiple of {config.port_bytes} bytes, not {address:#x}"
+                        f"{name} {kind} address must be a multiple of {multiple} bytes, not {address:#x}"
                     )
 
+    def _check_counts(self) -> None:
+        block = self.rule.state_format.block_params
+        if not 0 < self.params < 1 << 32:
+            raise CommandError(f"params must be between 1 and 2^32 - 1, not {self.params!r}")
+        if not 0 <= self.first_param < 1 << 40:
+            raise CommandError(f"first_param must be between 0 and 2^40 - 1, not {self.first_param!r}")
+        for name, value in (("params", self.params), ("first_param", self.first_param)):
+            if value % block:
+                raise CommandError(
+                    f"{name} must be a multiple of {block} in state format {self.rule.state_format}, not {value!r}"
+                )
+
+    @staticmethod
+    def _check_names(what: str, given: set[str], needed: set[str]) -> None:
+        if given != needed:
+            raise CommandError(
+                f"{what} must be addresses of {', '.join(sorted(needed))}, not of {', '.join(sorted(given))}"
+            )
+
+    def _alignment(self, array: str, port_bytes: int) -> int:
+        """Bytes of narrow state that as many parameters take as a port's width of fp32 words."""
+        if array in self.rule.arrays:
+            return max(1, self.rule.state_format.array_bytes(array, port_bytes // FP32.bytes))
+        return port_bytes
+
     def registers(self) -> dict[str, int]:
-        """Values of the kernel's argument registers, by register name."""
-        adam = self.adam
-        torch = adam.profile is Profile.TORCH_FUSED
-        post = -1.0 if torch else -adam.step_size
-        scalars = {
-            "decay": adam.decay if adam.weight_decay else 1.0,
-            "m_decay": 1.0 if torch else adam.beta1,
-            "m_gain": adam.one_minus_beta1,
-            "v_decay": adam.beta2,
-            "v_gain": adam.one_minus_beta2,
-            "eps": adam.eps,
-            "pre_scale": adam.step_size if torch else 1.0,
-            "post_scale": post,
-        }
+        """Values of the kernel's argument registers, by register name; addresses of absent arrays are zero."""
+        values = program_registers(self.rule)
         return {
-            "program": _program(adam, self.copy),
+            **values,
+            "program": values["program"] | UPDATE["program"].pack({"copy_format": self.copy}),
             "params": self.params,
-            **{f"{k}_address": address for k, (address, _) in self.reads().items()},
-            **{f"{k}_out_address": getattr(self, f"{k}_out_address") for k in ("p", "m", "v", "copy")},
-            **{name: fp32_bits(value) for name, value in scalars.items()},
-            "denominator_factor": denominator_factor(adam),
+            **{f"{name}_address": self.inputs.get(name, 0) for name in ("g", "p", "m", "v")},
+            **{f"{name}_out_address": self.outputs.get(name, 0) for name in ("p", "m", "v", "copy")},
         }
 
 

@@ -7,13 +7,14 @@ how to talk to the device. Boards of later storeys add their names here.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.attend.nand import NandTiming
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.registers import REGISTER_MAPS
+from nearflash.abi.rules import OPTIMIZERS, StateFormat
 
 __all__ = ["CONFIGS", "AttendConfig", "KernelConfig", "UpdateConfig", "attend_config", "config", "update_config"]
 
@@ -79,6 +80,12 @@ class UpdateConfig(KernelConfig):
     """Longest burst, bytes; a divisor of 4096, at most 256 beats."""
     clock_hz: int
     """Clock that the build aims at, Hz."""
+    optimizers: tuple[str, ...] = ("adam",)
+    """Rules that the lanes compute (OptimizerStep.optimizer)."""
+    state_formats: tuple[str, ...] = ("fp32",)
+    """Formats of m and v that the kernel reads and writes."""
+    gradients: tuple[str, ...] = ("fp32",)
+    """Formats of gradients that it reads."""
     kernel: str = "update"
 
     def __post_init__(self) -> None:
@@ -96,6 +103,10 @@ class UpdateConfig(KernelConfig):
     def ports(self) -> int:
         """AXI4 ports: gmem0 (g in, copy out), gmem1 (p), gmem2 (m), gmem3 (v)."""
         return 4
+
+    def in_software(self) -> "UpdateConfig":
+        """What a device in software makes of the build: every rule and every format, at the build's ports."""
+        return replace(self, optimizers=OPTIMIZERS, state_formats=tuple(map(str, StateFormat)))
 
 
 @dataclass(frozen=True)

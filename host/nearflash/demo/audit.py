@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearflash.abi.adam import AdamStep
+from nearflash.abi.rules import AdamStep
 from nearflash.model.update.lane import adam_step
 from nearflash.storage import ARRAYS, Manifest
 from nearflash.training import NearStorageAdamW

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.rules import AdamStep
 from nearflash.device import Device
 
 __all__ = ["record_waves"]
@@ -29,8 +29,9 @@ def record_waves(device: Device, path: Path) -> bool:
             buffer.host.view(np.float32)[:PARAMS] = row
             buffer.sync_to_device()
         g, p, m, v, copy = (buffer.address for buffer in buffers)
+        state = {"p": p, "m": m, "v": v}
         adam = AdamStep(1e-3, 1, weight_decay=0.01)
         twin.kernel.start_trace(path, WINDOW_CYCLES)
-        twin.run(UpdateCommand(adam, PARAMS, g, p, m, v, p, m, v, CopyFormat.BF16, copy))
+        twin.run(UpdateCommand(adam, PARAMS, state | {"g": g}, state | {"copy": copy}, CopyFormat.BF16))
         twin.kernel.stop_trace()
     return True

@@ -10,6 +10,7 @@ from nearflash.abi.commands import Command, Completion, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.config import update_config as named_config
 from nearflash.abi.errors import WaitTimeoutError
+from nearflash.abi.rules import AdamStep
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats
 from nearflash.device.memory import SimulatedMemory
@@ -77,7 +78,8 @@ class HostDevice(CheckedDevice):
         outputs = [
             self.memory.view(*r).view("<u2" if stream == "copy" else "<f4") for stream, r in command.writes().items()
         ]
-        lane = VectorLane(command.adam, command.copy)
+        assert isinstance(command.rule, AdamStep)
+        lane = VectorLane(command.rule, command.copy)
         nonfinite = overflows = 0
         for start in range(thread * BLOCK_PARAMS, command.params, THREADS * BLOCK_PARAMS):
             if self._aborted.is_set():

@@ -6,6 +6,7 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.commands import Command, Completion, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.config import update_config as named_config
+from nearflash.abi.rules import AdamStep
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats
 from nearflash.device.memory import SimulatedMemory
@@ -31,8 +32,9 @@ class ModelDevice(CheckedDevice):
 
     def _start(self, command: Command) -> None:
         assert isinstance(command, UpdateCommand)
+        assert isinstance(command.rule, AdamStep)
         g, p, m, v = (self.memory.view(*r).view("<f4") for r in command.reads().values())
-        new = adam_step(command.adam, g, p, m, v, command.copy)
+        new = adam_step(command.rule, g, p, m, v, command.copy)
         for stream, (address, size_bytes) in command.writes().items():
             self.memory.view(address, size_bytes)[:] = getattr(new, stream).view("u1")
         self._completion = Completion(

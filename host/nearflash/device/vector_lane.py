@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.formats import FP16, FP32
+from nearflash.abi.rules import AdamStep, Profile
 
 __all__ = ["BLOCK_PARAMS", "VectorLane"]
 

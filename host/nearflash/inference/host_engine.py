@@ -72,7 +72,7 @@ class _Part:
     chosen: Tensor = field(init=False)
     """Tokens, (H, S) bool."""
     grouped: Tensor = field(init=False)
-    """Those of full groups, (H, groups, n)."""
+    """Those of groups that are not in memory, (H, groups, n)."""
     alpha: Tensor | None = None
     """(H, g, 1)."""
     groups: Future[Groups] = field(init=False)
@@ -161,7 +161,7 @@ class HostEngine(StoreEngine):
             counts = torch.tensor([stored.tokens]), torch.tensor([budget])
             part.chosen = choose_tokens(logits[:, None], probabilities[:, None], *counts, part.scan.scan)[:, 0]
             part.alpha = (probabilities * part.chosen[:, None]).sum(dim=-1, keepdim=True)
-        full = stored.tokens // layout.group_tokens
+        full = stored.flash_tokens // layout.group_tokens
         part.grouped = part.chosen[:, : full * layout.group_tokens].unflatten(1, (full, layout.group_tokens))
         part.groups = self._ask(part.reads.groups, part.grouped.any(dim=-1).numpy())
 

@@ -68,11 +68,11 @@ class SequenceReads:
     def tail(self) -> F16:
         """K (heads, t, d) of the tokens behind the whole blocks."""
         layout = self._store.layout
-        full = self.tokens // layout.group_tokens
+        full = self.stored.flash_tokens // layout.group_tokens
         first = self.tokens // layout.block_tokens * layout.block_tokens // layout.group_tokens
         wanted = np.broadcast_to(np.arange(full) >= first, (len(self.heads), full))
         own = self.stored.tail_k[self.heads]
-        if first == full:
+        if first >= full:
             return own
         data = np.stack(self.groups(wanted, values=False).data)
         k = self._store.pages.k_values(data.reshape(-1, data.shape[-1]).view(np.uint8))

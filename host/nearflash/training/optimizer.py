@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearflash.abi.adam import Profile
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import FormatError, NearflashError, StateError
+from nearflash.abi.rules import Profile
 from nearflash.device import Device, open_device
 from nearflash.storage import Extent, Manifest, StateFile, aligned_buffer
 from nearflash.training.parameters import FlatParameters

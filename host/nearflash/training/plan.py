@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.training.parameters import FlatParameters
 
 __all__ = ["Rule", "Run", "plan"]

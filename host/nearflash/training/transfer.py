@@ -10,9 +10,9 @@ are then counted on the host link as well. One extent after another: an overlapp
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.formats import FP32
+from nearflash.abi.rules import OptimizerStep
 from nearflash.device import Buffer, Device
 from nearflash.storage import ARRAYS, Extent, StateFile, aligned_buffer
 from nearflash.training.traffic import Traffic
@@ -63,7 +63,7 @@ class Transfer:
         """Where to put the gradients of positions [start, stop), fp32, before `update`."""
         return self._host("g").view(np.float32)[start:stop]
 
-    def update(self, adam: AdamStep, start: int, stop: int, copy: CopyFormat) -> NDArray[np.uint8]:
+    def update(self, rule: OptimizerStep, start: int, stop: int, copy: CopyFormat) -> NDArray[np.uint8]:
         """Update positions [start, stop); returns the new parameters' bytes (fp32, or in the copy's format).
 
         The result is valid until the next call. Raises DeviceError, WaitTimeoutError.
@@ -71,9 +71,9 @@ class Transfer:
         offset, params = start * FP32.bytes, stop - start
         self._down(self._buffers["g"], offset, params * FP32.bytes)
         at = {name: buffer.address + offset for name, buffer in self._buffers.items()}
-        command = UpdateCommand(
-            adam, params, at["g"], at["p"], at["m"], at["v"], at["p"], at["m"], at["v"], copy, at["copy"]
-        )
+        inputs = {name: at[name] for name in ("g", "p", *rule.arrays)}
+        outputs = {name: at[name] for name in ("p", *rule.arrays, "copy")}
+        command = UpdateCommand(rule, params, inputs, outputs, copy)
         self._traffic.add_counters(self._device.run(command, TIMEOUT_S).counters)
         self._traffic.params += params
         number_format = copy.number_format or FP32

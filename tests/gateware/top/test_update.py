@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import update_config
+from nearflash.abi.rules import AdamStep
 from nearflash.device.selftest.update import Case, random_state, run_update
 from nearflash.gateware.update.lane import Lane
 from nearflash.model.update.lane import adam_step

@@ -7,9 +7,9 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.registers import UPDATE
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.gateware.update.lane import PROGRAM, Lane, LaneInput, LaneOutput
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
 from nearflash.model.update.lane import adam_step
@@ -46,7 +46,7 @@ def unit() -> BurstUnit:
 
 
 def _run(unit: BurstUnit, adam: AdamStep, copy: CopyFormat, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    values = UpdateCommand(adam, 1, 0, 0, 0, 0, 0, 0, 0, copy).registers()
+    values = UpdateCommand(adam, 1, {}, {}, copy).registers()
     static = {name: np.asarray(values[name], np.uint64) for name in (*SCALARS, "denominator_factor", "program")}
     return unit.run({"i": words, **static})["o"]
 
@@ -111,7 +111,7 @@ def test_equals_the_model_on_millions_of_parameters(unit: BurstUnit, profile: Pr
 def test_latency_is_as_stated(unit: BurstUnit) -> None:
     adam = AdamStep(lr=1e-3, step=1)
     words = np.repeat(_ordinary(2, 5), [300, 300], axis=0)
-    values = UpdateCommand(adam, 1, 0, 0, 0, 0, 0, 0, 0).registers()
+    values = UpdateCommand(adam, 1, {}, {}).registers()
     static = {name: np.asarray(values[name], np.uint64) for name in (*SCALARS, "denominator_factor", "program")}
     trace = unit._run({"i": words, **static}, 0)["o"]
     first = int((trace[300:] != trace[299]).any(axis=1).argmax())

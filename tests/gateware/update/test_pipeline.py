@@ -8,8 +8,8 @@ from amaranth import Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import UpdateCommand
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.gateware.update.lane import PROGRAM
 from nearflash.gateware.update.pipeline import UpdatePipeline, input_group, output_group
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
@@ -31,7 +31,7 @@ class PipelineUnderTest(wiring.Component):
         m = Module()
         m.submodules.pipeline = pipeline = UpdatePipeline(LANES)
         m.submodules.scalars = scalars = UpdateScalars()
-        values = UpdateCommand(ADAM, 1, 0, 0, 0, 0, 0, 0, 0).registers()
+        values = UpdateCommand(ADAM, 1, {}, {}).registers()
         for name in (*SCALARS, "denominator_factor"):
             m.d.comb += getattr(scalars.i, name).eq(values[name])
         m.d.comb += [pipeline.scalars.eq(scalars.o), pipeline.program.eq(PROGRAM.from_bits(values["program"]))]

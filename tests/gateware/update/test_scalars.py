@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 from amaranth.sim import Simulator
 
-from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import UpdateCommand
+from nearflash.abi.rules import AdamStep
 from nearflash.gateware.fp.raw import EXP_ZERO
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
 
@@ -45,7 +45,7 @@ def test_zeros_keep_their_sign() -> None:
 
 def test_the_denominators_factor_is_the_reciprocal() -> None:
     adam = AdamStep(lr=1e-3, step=2)
-    word = UpdateCommand(adam, 1, 0, 0, 0, 0, 0, 0, 0).registers()["denominator_factor"]
+    word = UpdateCommand(adam, 1, {}, {}).registers()["denominator_factor"]
     raw = _unpacked({"denominator_factor": word})["denominator_factor"]
     value = Fraction(raw["sig"], 1 << 50) * Fraction(2) ** raw["exp"]
     assert 0 <= 1 / Fraction(adam.bias_correction2_sqrt) - value < Fraction(2) ** (raw["exp"] - 50)

@@ -7,9 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nearflash.abi.adam import AdamStep
-from nearflash.abi.commands import denominator_factor
+from nearflash.abi.program import denominator_factor
 from nearflash.abi.registers import UPDATE
+from nearflash.abi.rules import AdamStep
 from nearflash.model.fp.bits import canonical
 from nearflash.model.fp.muladd import RECIPROCAL_BITS, Reciprocal, fma, mul_reciprocal, muladd
 from nearflash.sim.softfloat import softfloat

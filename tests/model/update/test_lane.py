@@ -8,9 +8,9 @@ import pytest
 import softfloatpy as sf
 import torch
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import CommandError, FormatError, ShapeError
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.model.update.lane import BLOCK_PARAMS, adam_step, low_precision
 
 SPECIAL_BITS = [0x00000000, 0x00000001, 0x007FFFFF, 0x00800000, 0x00FFFFFF, 0x1F800000, 0x3F7FFFFF, 0x3F800000,

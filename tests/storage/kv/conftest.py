@@ -81,8 +81,8 @@ def stored() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     def stored(store, sequence, layer):
         shape, size = store.shape, store.layout.group_tokens
         at = store.layer(sequence, layer)
-        groups = range(at.tokens // size)
-        pages = at.token_pages[..., None] + np.arange(store.layout.group_pages)
+        groups = range(at.flash_tokens // size)
+        pages = at.token_pages[:, : len(groups), None] + np.arange(store.layout.group_pages)
         read = store.read(pages.reshape(-1), store.pages.token_keys(sequence, layer, groups).reshape(-1))
         parts = zip(store.pages.token_values(read.data), (at.tail_k, at.tail_v), strict=True)
         return tuple(

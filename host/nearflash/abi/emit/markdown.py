@@ -47,4 +47,8 @@ def _parameters(config: UpdateConfig | AttendConfig) -> str:
     hidden = ("name", "kernel")
     values = asdict(config)
     values |= {f"nand_{name}": value for name, value in values.pop("nand", {}).items()}
-    return ", ".join(f"{name} {value:,}" for name, value in values.items() if name not in hidden)
+    return ", ".join(f"{name} {_text(value)}" for name, value in values.items() if name not in hidden)
+
+
+def _text(value: int | tuple[str, ...]) -> str:
+    return f"{value:,}" if isinstance(value, int) else "/".join(value)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import CommandError
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.device.base import Buffer, Device
 from nearflash.device.memory import PAGE_BYTES
 from nearflash.device.registry import open_device
@@ -56,9 +56,13 @@ def run_update(device: Device, case: Case, state: NDArray[np.float32]) -> tuple[
             outputs = {**buffers, "copy": buffers["copy_out"]}
         else:
             outputs = {name: buffers[f"{name}_out"] for name in STREAMS}
-        g, p, m, v = (buffers[name].address for name in ("g", "p", "m", "v"))
-        new_p, new_m, new_v, copy = (outputs[name].address for name in STREAMS)
-        command = UpdateCommand(case.adam, case.params, g, p, m, v, new_p, new_m, new_v, case.copy, copy)
+        command = UpdateCommand(
+            case.adam,
+            case.params,
+            {name: buffers[name].address for name in ("g", "p", "m", "v")},
+            {name: outputs[name].address for name in STREAMS},
+            case.copy,
+        )
         counters = device.run(command).counters
         results = {}
         for name, (_, size_bytes) in command.writes().items():

@@ -1,8 +1,8 @@
 """Reference of the updater lane: one Adam or AdamW step, equal to the gateware to the bit.
 
 Written from the formulas, operation by operation, and independent of the lane's program bits. With the scalars
-s = step_size, c = bias_correction2_sqrt (deepspeed: 1/c is the scalar) and w = decay of abi.adam, rn one rounding to
-fp32 and fma one rounding of a product and a sum:
+s = step_size, c = bias_correction2_sqrt (deepspeed: 1/c is the scalar) and w = decay of abi.rules.adam, rn one rounding
+to fp32 and fma one rounding of a product and a sum:
 
     ieee         m = rn(rn(b1·m) + rn((1-b1)·g))     v = rn(rn(b2·v) + rn(rn((1-b2)·g)·g))
                  d = rn(rn(sqrt(v)/c) + eps)         p = rn(p1 - rn(s·rn(m/d)))
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.abi.formats import BF16, FP16, FP32
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.model.fp.convert import to_bf16, to_fp16
 from nearflash.model.fp.muladd import fma
 

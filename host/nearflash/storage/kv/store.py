@@ -23,6 +23,7 @@ __all__ = ["KvStore", "StoredHead"]
 F16 = NDArray[np.float16]
 DEFAULT_BUFFER_BYTES = 16 << 20
 DEFAULT_READ_LIMIT = 100_000
+DEFAULT_TAIL_BYTES = 256 << 20
 _LANE_BLOCKS_LEAST = 3
 """One to take token groups, one to take index pages, one kept free."""
 _NAMED = 4
@@ -44,10 +45,15 @@ class StoredHead:
     """Of the full token groups; of separate ones K's page, V's being the next."""
     index_pages: PageNumbers
     tail_k: F16
-    """(u, d): tokens behind the last full group."""
+    """(u, d): the last tokens, which are in memory."""
     tail_v: F16
     v_mean: NDArray[np.float32]
     """(d,): of all values."""
+
+    @property
+    def flash_tokens(self) -> int:
+        """Tokens that are not in memory, a multiple of n."""
+        return self.tokens - self.tail_k.shape[-2]
 
 
 class KvStore:
@@ -57,12 +63,15 @@ class KvStore:
     error every later call raises. A block read more than `read_limit` times since its erase is moved by the next
     `append` or `flush`.
 
+    A sequence's tail (K and V behind its last whole embedding block) stays in memory, beside being programmed, where
+    `tail_bytes` have room when the sequence is added: T · shape.token_bytes for each.
+
     Raises CommandError where layout, shape and flash do not fit together.
     """
 
     def __init__(
         self, flash: Flash, shape: KvShape, layout: KvLayout, *, buffer_bytes: int = DEFAULT_BUFFER_BYTES,
-        background: bool = False, read_limit: int = DEFAULT_READ_LIMIT,
+        background: bool = False, read_limit: int = DEFAULT_READ_LIMIT, tail_bytes: int = DEFAULT_TAIL_BYTES,
     ) -> None:  # fmt: skip
         geometry = flash.geometry
         if geometry.page_bytes != layout.page_bytes:
@@ -80,6 +89,7 @@ class KvStore:
         )
         flash.label({"shape": asdict(shape), "layout": asdict(layout)})
         self._sequences: dict[int, StoredSequence] = {}
+        self._tail_bytes = tail_bytes
         self._next = self._host_bytes = 0
         self._open = True
 
@@ -93,8 +103,17 @@ class KvStore:
     def add(self) -> int:
         """A new sequence's number."""
         number, self._next = self._next, self._next + 1
-        self._sequences[number] = StoredSequence(self.shape, self.layout)
+        whole = self.layout.block_tokens
+        has_room = self.tail_bytes + whole * self.shape.token_bytes <= self._tail_bytes
+        self._sequences[number] = StoredSequence(
+            self.shape, self.layout, whole if has_room else self.layout.group_tokens
+        )
         return number
+
+    @property
+    def tail_bytes(self) -> int:
+        """Memory for the tails of all sequences."""
+        return sum(sequence.tail_bytes for sequence in self._sequences.values())
 
     def free(self, sequence: int) -> None:
         """Forget a sequence; its pages are erased when their blocks are needed. Raises CommandError."""
@@ -115,19 +134,15 @@ class KvStore:
         start, size, block = int(state.lengths[layer]), self.layout.group_tokens, self.layout.block_tokens
         end = start + k.shape[1]
         groups, blocks = range(start // size, end // size), range(start // block, end // block)
-        k_all, v_all = (np.concatenate([old[layer, :, : start % size], new], axis=1)
-                        for old, new in ((state.tail_k, k), (state.tail_v, v)))  # fmt: skip
+        kv = state.with_tail(layer, np.stack([k, v]))
         if groups:
-            self._store(sequence, layer, groups, blocks, k_all, v_all)
-        full = len(groups) * size
-        left = k_all.shape[1] - full
-        state.tail_k[layer, :, :left], state.tail_v[layer, :, :left] = k_all[:, full:], v_all[:, full:]
+            self._store(sequence, layer, groups, blocks, kv)
+        state.extend(layer, kv)
         state.v_sum[layer] += v.sum(axis=1, dtype=np.float64)
-        state.lengths[layer] = end
         self._host_bytes += k.nbytes + v.nbytes
 
     def flush(self) -> None:
-        """Program what is staged, and return when it is durable. Groups that are not full stay in memory."""
+        """Program what is staged, and return when it is durable. Groups that are not full are in memory alone."""
         self._pool.reclaim()
         self._pool.flush()
 
@@ -195,10 +210,10 @@ class KvStore:
         state = self._sequence(sequence)
         self._check_layer(layer)
         tokens = int(state.lengths[layer])
-        tail = tokens % self.layout.group_tokens
+        tail_k, tail_v = state.tail(layer)
         return StoredHead(
             Owner(sequence, layer, first), tokens, state.tokens[layer].pages[heads], state.index[layer].pages[heads],
-            state.tail_k[layer, heads, ..., :tail, :], state.tail_v[layer, heads, ..., :tail, :],
+            tail_k[heads], tail_v[heads],
             (state.v_sum[layer, heads] / max(tokens, 1)).astype(np.float32),
         )  # fmt: skip
 
@@ -216,15 +231,15 @@ class KvStore:
         if k.shape != v.shape:
             raise ShapeError(f"v must have the shape of k, {k.shape}, not {v.shape}")
 
-    def _store(self, sequence: int, layer: int, groups: range, blocks: range, k: F16, v: F16) -> None:
-        """Store token groups and embedding blocks; k and v begin with the first of the groups."""
+    def _store(self, sequence: int, layer: int, groups: range, blocks: range, kv: F16) -> None:
+        """Store token groups and embedding blocks; kv (2, heads, t, d) begin with the tokens in memory."""
         state, size = self._sequences[sequence], self.layout.group_tokens
         keys = self.pages.token_keys(sequence, layer, groups), self.pages.index_keys(sequence, layer, blocks)
         lanes = self._token_lanes(keys[0]), self._index_lanes(keys[1])
         self._pool.make_room(np.stack([np.bincount(one, minlength=self.flash.geometry.lanes) for one in lanes]))
-        indexed = self._indexed(sequence, layer, k, groups.start * size, blocks) if blocks else k
-        full = len(groups) * size
-        batch = self.pages.token_pages(keys[0], k[:, :full], v[:, :full])
+        first = int(state.lengths[layer]) // state.tail_tokens * state.tail_tokens
+        indexed = self._indexed(sequence, layer, kv[0], first, blocks) if blocks else kv[0]
+        batch = self.pages.token_pages(keys[0], *kv[:, :, groups.start * size - first : groups.stop * size - first])
         pages = self._pool.put(PageKind.TOKEN, batch, lanes[0], Cause.TOKEN)
         state.tokens[layer].extend(pages.reshape(keys[0].shape)[..., 0])
         if blocks:

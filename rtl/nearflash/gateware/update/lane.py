@@ -10,7 +10,7 @@ division of √v' by a scalar is a product with its 51-bit reciprocal, rounded o
 
 Timing: latency LATENCY cycles; one parameter a cycle; free-running, no back-pressure.
 Numerics: fp32, subnormals kept, RNE; equals nearflash.model.update.lane to the bit for the named profiles.
-Limits: scalars must be zero or normal fp32 numbers (nearflash.abi.adam refuses others).
+Limits: scalars must be zero or normal fp32 numbers (nearflash.abi.rules refuses others).
 Source: Kingma & Ba 2015; Smart-Infinity (HPCA'24), section V; docs/numerics.md.
 """
 
@@ -20,8 +20,8 @@ from amaranth import Module
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.commands import DecayMode
 from nearflash.abi.fields import Register
+from nearflash.abi.program import DecayMode
 from nearflash.abi.registers import FACTOR_BITS, UPDATE
 from nearflash.gateware.datapath import Datapath, Timed, select
 from nearflash.gateware.fp.add import Add

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.adam import AdamStep
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.formats import FP16, FP32
+from nearflash.abi.rules import AdamStep
 from nearflash.device import Device, open_device
 
 __all__ = ["PARAMS", "REPEATS", "run"]
@@ -57,8 +57,7 @@ def _command(device: Device, params: int) -> UpdateCommand:
     return UpdateCommand(
         AdamStep(lr=1e-3, step=10, weight_decay=0.01),
         params,
-        **{f"{name}_address": address for name, address in addresses.items()},
-        **{f"{name}_out_address": addresses[name] for name in ("p", "m", "v")},
-        copy=CopyFormat.FP16,
-        copy_out_address=device.allocate(params * FP16.bytes).address,
+        addresses,
+        {name: addresses[name] for name in ("p", "m", "v")} | {"copy": device.allocate(params * FP16.bytes).address},
+        CopyFormat.FP16,
     )

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.formats import FP32
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.device.model import ModelDevice
 from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
 from nearflash.sim.device import VerilatorDevice

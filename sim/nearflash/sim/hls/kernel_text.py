@@ -47,7 +47,6 @@ static_assert(fields<Update::Scalars, Real> == {scalar_count}, "{optimizer}::Sca
 {call}
 }}
 """
-_BURSTS = "offset = slave max_read_burst_length = 64 max_write_burst_length = 64"
 _COUNTERS = ("nonfinite_gradients", "copy_overflows")
 
 
@@ -64,8 +63,12 @@ def update_kernel(name: str, optimizer: str, header: str, arrays: Sequence[str],
     inner = [*pointers, "std::uint32_t params", "std::uint32_t copies", "Copy copy_format", "Update::Scalars scalars"]
     passed = ["g", *arrays, *outputs, "copy", "params", "copies", "copy_format", "scalars", *_COUNTERS]
     registers = ["params", "copy_format", *scalars, *_COUNTERS, "return"]
-    bundles = [("g", 0), ("copy", 0), *((port, k) for k, a in enumerate(arrays, 1) for port in (a, f"{a}_out"))]
-    pragmas = [f"#pragma HLS INTERFACE m_axi port = {port} bundle = gmem{k} {_BURSTS}" for port, k in bundles]
+    reads, writes = ["g", *arrays], ["copy", *outputs]
+    pragmas = [
+        f"#pragma HLS INTERFACE m_axi port = {port} bundle = gmem{k} offset = slave max_{kind}_burst_length = 64"
+        for k, pair in enumerate(zip(reads, writes, strict=True))
+        for port, kind in zip(pair, ("read", "write"), strict=True)
+    ]
     pragmas += [f"#pragma HLS INTERFACE s_axilite port = {register}" for register in registers]
     return _TEXT.format(
         name=name,

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.adam import AdamStep, Profile
 from nearflash.abi.commands import CopyFormat, Status, UpdateCommand
 from nearflash.abi.config import update_config
 from nearflash.abi.registers import MAGIC, UPDATE
+from nearflash.abi.rules import AdamStep, Profile
 from nearflash.gateware.top.update import UpdateKernel
 from nearflash.model.update.lane import adam_step
 from nearflash.sim.kernel_testbench import KernelTestbench
@@ -46,8 +46,9 @@ async def equals_the_model_while_channels_pause(dut: Any) -> None:
         for name, values in state.items():
             bench.memory.write(_BASE[name], values.tobytes())
         bench.memory.write(_BASE["copy"], b"\xee" * (2 * params + 2))
-        g, p, m, v = (_BASE[name] for name in ("g", "p", "m", "v"))
-        command = UpdateCommand(adam, params, g, p, m, v, p, m, v, copy, _BASE["copy"])
+        outputs = {name: _BASE[name] for name in ("p", "m", "v", "copy")}
+        inputs = {name: _BASE[name] for name in ("g", "p", "m", "v")}
+        command = UpdateCommand(adam, params, inputs, outputs, copy)
         await bench.run(command.registers())
         assert await bench.read("status") == Status.OK
         assert await bench.read("params_done") == params
@@ -76,8 +77,9 @@ async def a_misaligned_command_touches_nothing(dut: Any) -> None:
     await start(dut)
     bench = _bench(dut)
     traffic = bench.watch_addresses()
-    addresses = (0x1000, 0x2004, 0x3000, 0x4000, 0x2000, 0x3000, 0x4000)
-    await bench.run(UpdateCommand(AdamStep(lr=1e-3, step=1), 5, *addresses).registers())
+    inputs = {"g": 0x1000, "p": 0x2004, "m": 0x3000, "v": 0x4000}
+    outputs = {"p": 0x2000, "m": 0x3000, "v": 0x4000}
+    await bench.run(UpdateCommand(AdamStep(lr=1e-3, step=1), 5, inputs, outputs).registers())
     assert await bench.read("status") == Status.MISALIGNED
     assert await bench.read("fault_address") == 0x2004
     assert not traffic

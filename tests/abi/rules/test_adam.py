@@ -2,15 +2,17 @@
 
 import math
 import struct
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
-from nearflash.abi.adam import AdamStep, Profile
-from nearflash.abi.commands import CopyFormat, DecayMode, UpdateCommand, denominator_factor
+from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import AlignmentError, CommandError
+from nearflash.abi.program import DecayMode, denominator_factor
 from nearflash.abi.registers import UPDATE
+from nearflash.abi.rules import AdamStep, Profile, StateFormat
 
 
 def test_one_minus_beta_is_taken_in_double_precision() -> None:
@@ -70,16 +72,15 @@ def test_deepspeed_multiplies_by_the_fp32_scalar_itself() -> None:
 )
 def test_the_program_says_what_the_decay_makes(profile: str, decoupled: bool, decay: float, mode: DecayMode) -> None:
     adam = AdamStep(lr=1e-3, step=1, weight_decay=decay, decoupled=decoupled, profile=Profile(profile))
-    values = UpdateCommand(adam, 1, 0, 0, 0, 0, 0, 0, 0).registers()
+    values = UpdateCommand(adam, 1, {}, {}).registers()
     assert UPDATE["program"].unpack(values["program"])["decay_mode"] == mode
     if not decay:
         assert values["decay"] == 0x3F800000
 
 
 def test_registers_of_a_command_all_exist_in_the_map() -> None:
-    values = UpdateCommand(
-        AdamStep(lr=1e-3, step=1), 5, 0, 64, 128, 192, 256, 320, 384, CopyFormat.BF16, 448
-    ).registers()
+    inputs, outputs = {"g": 0, "p": 64, "m": 128, "v": 192}, {"p": 256, "m": 320, "v": 384, "copy": 448}
+    values = UpdateCommand(AdamStep(lr=1e-3, step=1), 5, inputs, outputs, CopyFormat.BF16).registers()
     assert all(
         UPDATE[name].access == "rw" and 0 <= value < 1 << UPDATE[name].width_bits for name, value in values.items()
     )
@@ -88,7 +89,30 @@ def test_registers_of_a_command_all_exist_in_the_map() -> None:
 
 def test_a_command_is_checked_before_anything_starts() -> None:
     adam, config = AdamStep(lr=1e-3, step=1), CONFIGS["update-smartssd"]
+    outputs = dict.fromkeys(("p", "m", "v"), 0)
+    good = UpdateCommand(adam, 1, outputs | {"g": 0}, outputs)
+    good.check(config)
     with pytest.raises(CommandError, match="params must be between 1"):
-        UpdateCommand(adam, 0, 0, 0, 0, 0, 0, 0, 0).check(config)
+        replace(good, params=0).check(config)
+    with pytest.raises(CommandError, match=r"first_param must be between 0 and 2\^40 - 1, not -1"):
+        replace(good, first_param=-1).check(config)
     with pytest.raises(AlignmentError, match="v write address must be a multiple of 64 bytes, not 0x20"):
-        UpdateCommand(adam, 1, 0, 0, 0, 0, 0, 0, 0x20).check(config)
+        replace(good, outputs=outputs | {"v": 0x20}).check(config)
+    with pytest.raises(CommandError, match="inputs must be addresses of g, m, p, v, not of m, p, v"):
+        replace(good, inputs=outputs).check(config)
+    with pytest.raises(CommandError, match="outputs must be addresses of copy, m, p, v, not of m, p, v"):
+        replace(good, copy=CopyFormat.BF16).check(config)
+    with pytest.raises(CommandError, match="gradient must be fp32 on update-smartssd, not topk"):
+        replace(good, gradient=GradientFormat.TOPK).check(config)
+
+
+def test_what_a_build_does_not_compute_is_refused_and_software_computes_all() -> None:
+    config = CONFIGS["update-smartssd"]
+    narrow = AdamStep(1e-3, 1, state_format=StateFormat.MX8)
+    arrays = dict.fromkeys(("p", *narrow.arrays), 0)
+    command = UpdateCommand(narrow, 32, arrays | {"g": 0}, arrays)
+    with pytest.raises(CommandError, match="state_format must be fp32 on update-smartssd, not mx8"):
+        command.check(config)
+    command.check(config.in_software())
+    with pytest.raises(CommandError, match="params must be a multiple of 32 in state format mx8, not 33"):
+        replace(command, params=33).check(config.in_software())

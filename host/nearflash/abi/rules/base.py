@@ -1,0 +1,117 @@
+"""What all rules share: profile, state format, the arrays beside the parameters, and the checks of their scalars.
+
+Scalars are computed in double precision, as torch does, and rounded once to fp32 (docs/numerics.md has the formulas).
+"""
+
+import math
+from abc import ABC
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from nearflash.abi.errors import CommandError
+from nearflash.abi.formats import FP32, FP32_MIN_NORMAL, fp32_round
+
+__all__ = ["BLOCK_PARAMS", "OptimizerStep", "Profile", "StateFormat", "non_negative", "unit_interval"]
+
+BLOCK_PARAMS = 32
+"""Parameters that share a scale in state format mx8."""
+
+
+class Profile(StrEnum):
+    """Operation order of the update. Results are equal to the bit on every backend under one profile."""
+
+    IEEE = "ieee"
+    """Every operation rounded, no fused multiply-add."""
+    TORCH_FUSED = "torch_fused"
+    """torch.optim's fused kernels on CPU."""
+    DEEPSPEED = "deepspeed"
+    """DeepSpeed's vectorised CPU Adam."""
+
+
+class StateFormat(StrEnum):
+    """How m and v are stored; parameters are fp32 always."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    """Rounded with a dither."""
+    MX8 = "mx8"
+    """One byte an element and one byte a block of 32 for the block's power of two, rounded with a dither."""
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of m or v."""
+        return {StateFormat.FP32: 4, StateFormat.BF16: 2, StateFormat.MX8: 1}[self]
+
+    @property
+    def block_params(self) -> int:
+        """A command covers whole blocks of so many parameters of the flat vector."""
+        return BLOCK_PARAMS if self is StateFormat.MX8 else 1
+
+    def array_bytes(self, array: str, params: int) -> int:
+        """Bytes of `params` parameters' part of an array: p, m, v, m_scale or v_scale."""
+        if array.endswith("_scale"):
+            return -(-params // BLOCK_PARAMS)
+        return params * (FP32.bytes if array == "p" else self.element_bytes)
+
+
+class OptimizerStep(ABC):
+    """One optimizer step as scalars; frozen, and equal to another of the same scalars.
+
+    Every rule has the fields `lr`, `step` (of the tensor, from 1), `weight_decay`, `profile` and `state_format`.
+    Construction raises CommandError for a value outside its range.
+    """
+
+    optimizer: ClassVar[str]
+    """Name of the rule: adam, sgd, adagrad, lion."""
+    PROFILES: ClassVar[tuple[Profile, ...]] = (Profile.IEEE,)
+    """Operation orders that are defined for the rule."""
+
+    lr: float
+    step: int
+    weight_decay: float
+    profile: Profile
+    state_format: StateFormat
+
+    @property
+    def torch_names(self) -> dict[str, str]:
+        """State arrays by role ("m", "v"), with torch's name of each."""
+        raise NotImplementedError
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Arrays beside p, in the order of the streams: the roles, and in state format mx8 the scales of each."""
+        scales = self.state_format is StateFormat.MX8
+        return tuple(name for role in self.torch_names for name in (role, f"{role}_scale")[: 2 if scales else 1])
+
+    def _check(self, rules: dict[str, tuple[bool, str]], scalars: tuple[str, ...]) -> None:
+        """Raise CommandError for the first value outside its range, and for scalars that fp32 cannot hold normally."""
+        for name, kind in (("profile", Profile), ("state_format", StateFormat)):
+            object.__setattr__(self, name, kind(getattr(self, name)))
+        common = {
+            "profile": (self.profile in self.PROFILES, f"{' or '.join(self.PROFILES)} for {type(self).__name__}"),
+            "lr": (math.isfinite(self.lr) and self.lr >= 0, "finite and at least 0"),
+            "step": (self.step >= 1, "at least 1"),
+            "weight_decay": (math.isfinite(self.weight_decay) and self.weight_decay >= 0, "finite and at least 0"),
+        }
+        for name, (holds, rule) in (common | rules).items():
+            self._require(holds, name, rule, getattr(self, name))
+        for name in ("lr", *scalars):
+            value = fp32_round(getattr(self, name))
+            self._require(value == 0 or abs(value) >= FP32_MIN_NORMAL, name, "zero or a normal fp32 number", value)
+
+    @staticmethod
+    def _require(condition: bool, name: str, rule: str, value: Any) -> None:
+        if not condition:
+            raise CommandError(
+                f"{name} must be {rule}, not {str(value) if isinstance(value, StrEnum) else repr(value)}"
+            )
+
+
+def unit_interval(value: float) -> tuple[bool, str]:
+    """The check of a beta or a momentum."""
+    return 0 <= value < 1, "in [0, 1)"
+
+
+def non_negative(value: float) -> tuple[bool, str]:
+    """The check of an eps or a decay."""
+    return math.isfinite(value) and value >= 0, "finite and at least 0"

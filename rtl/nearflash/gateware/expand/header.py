@@ -1,0 +1,126 @@
+"""Header check of Top-K gradient streams: the first four words, then the rest as it is.
+
+Contract: a command takes exactly its words from `i`. After the header's, `o_start` says what is to come; the rest
+passes to `o` where the header is good, and is dropped where it is not. Reset drops what is inside.
+
+Timing: a word a cycle; `o_start` comes LATENCY cycles after the header's last word; i to o is combinational;
+back-pressure: yes.
+Source: nearflash.abi.topk.StreamHeader.
+"""
+
+from amaranth import C, Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.crc import CRC_RESIDUE
+from nearflash.abi.topk import HEADER_BYTES, MAGIC, TILE_BITS, TILE_PARAMS, VERSION, WORD_BYTES, StreamFault, ValueFormat
+from nearflash.gateware.nfc.crc import Crc32c
+
+__all__ = ["HeaderCheck", "TilesCommand", "TopKCommand"]
+
+_MAGIC = int.from_bytes(MAGIC, "little") | VERSION << 32
+_WORDS = HEADER_BYTES // WORD_BYTES
+_WORD_BITS = WORD_BYTES.bit_length() - 1
+
+
+class TopKCommand(data.Struct):
+    """Expand a stream of `stream_bytes` bytes to the gradients of `params` parameters."""
+
+    params: 32
+    stream_bytes: 32
+
+
+class TilesCommand(data.Struct):
+    """`words` words of tiles for `params` parameters, with `pairs` pairs; none of that where `fault` is not 0."""
+
+    params: 32
+    pairs: 32
+    words: 32 - _WORD_BITS
+    value_format: ValueFormat
+    fault: StreamFault
+
+
+class HeaderCheck(wiring.Component):
+    """Checks a stream's header against the command.
+
+    Members
+    -------
+    i_command : In stream of TopKCommand; taken when the words of the one before were.
+    i : In stream of 64-bit words.
+    o_start : Out stream of TilesCommand.
+    o : Out stream of 64-bit words, those behind a good header.
+    """
+
+    #: Cycles from the header's last word to `o_start`.
+    LATENCY = 2
+
+    i_command: In(stream.Signature(TopKCommand))
+    i: In(stream.Signature(64))
+    o_start: Out(stream.Signature(TilesCommand))
+    o: Out(stream.Signature(64))
+
+    def elaborate(self, platform: object) -> Module:
+        """Collect what is wrong with each word; judge once the checksum is there."""
+        m = Module()
+        m.submodules.crc = crc = Crc32c()
+        command, start = Signal(TopKCommand), self.o_start.payload
+        number, words_left, taken = Signal(range(_WORDS)), Signal.like(start.words), Signal()
+        other_magic, other_shape, other_length = Signal(), Signal(), Signal()
+        tiles = (command.params + (TILE_PARAMS - 1)) >> TILE_BITS
+        m.d.comb += [
+            taken.eq(self.i.valid & self.i.ready),
+            crc.enable.eq(taken),
+            crc.data.eq(self.i.payload),
+            crc.first.eq(number == 0),
+            self.o.payload.eq(self.i.payload),
+        ]
+        with m.If(taken):
+            m.d.sync += words_left.eq(words_left - 1)
+
+        with m.FSM():
+            with m.State("WAIT-COMMAND"):
+                m.d.comb += self.i_command.ready.eq(1)
+                m.d.sync += [command.eq(self.i_command.payload), number.eq(0), start.fault.eq(StreamFault.NONE)]
+                m.d.sync += words_left.eq(self.i_command.payload.stream_bytes >> _WORD_BITS)
+                with m.If(self.i_command.valid):
+                    m.next = "HEADER"
+            with m.State("HEADER"):
+                m.d.comb += self.i.ready.eq(words_left != 0)
+                with m.If(taken):
+                    m.d.sync += number.eq(number + 1)
+                    word = self.i.payload
+                    with m.Switch(number):
+                        with m.Case(0):
+                            shape = (word[48:56] >= len(ValueFormat)) | (word[56:] != TILE_BITS)
+                            m.d.sync += [other_magic.eq(word[:48] != _MAGIC), other_shape.eq(shape)]
+                            m.d.sync += start.value_format.eq(word[48:])
+                        with m.Case(1):
+                            shape = word != Cat(command.params, tiles, C(0, 31 - len(tiles)))
+                            m.d.sync += other_shape.eq(other_shape | shape)
+                        with m.Case(2):
+                            m.d.sync += other_length.eq(word[32:] != command.stream_bytes)
+                            m.d.sync += start.pairs.eq(word[:32])
+                        with m.Default():
+                            m.next = "JUDGE"
+                with m.If(words_left == 0):
+                    m.d.sync += start.fault.eq(StreamFault.LENGTH)
+                    m.next = "START"
+            with m.State("JUDGE"):
+                bad_length = other_length | command.stream_bytes[:_WORD_BITS].any()
+                length = Mux(bad_length, StreamFault.LENGTH, StreamFault.NONE)
+                shape = Mux(other_shape, StreamFault.HEADER, length)
+                damaged = Mux(crc.o != CRC_RESIDUE, StreamFault.CHECKSUM, shape)
+                m.d.sync += start.fault.eq(Mux(other_magic, StreamFault.HEADER, damaged))
+                m.next = "START"
+            with m.State("START"):
+                m.d.comb += self.o_start.valid.eq(1)
+                with m.If(self.o_start.ready):
+                    m.next = "PASS"
+            with m.State("PASS"):
+                good = start.fault == StreamFault.NONE
+                m.d.comb += self.o.valid.eq(self.i.valid & good & (words_left != 0))
+                m.d.comb += self.i.ready.eq((self.o.ready | ~good) & (words_left != 0))
+                with m.If(words_left == 0):
+                    m.next = "WAIT-COMMAND"
+        m.d.comb += [start.params.eq(command.params), start.words.eq(words_left)]
+        return m

@@ -1,0 +1,167 @@
+"""Tile check of Top-K gradient streams: sections to their queues, tiles released once they are known to be good.
+
+                  ┌─► o_index, words of four 12-bit indices
+    i ─► Crc32c, ─┼─► o_value, words of values
+     IndexCheck   └─► o_tile, the pairs of a tile, when its last word was checked
+
+Contract: a command takes exactly its words. `fault` is the first one in stream order, and within a tile the first of
+CHECKSUM, ORDER, RANGE, LENGTH. The tile it is in and those behind it are not released, though words of theirs may have
+left on `o_index` and `o_value`. `fault` stands until the next command. Reset drops what is inside.
+
+Timing: a word a cycle; a tile is released LATENCY cycle after its last word; back-pressure: yes.
+Source: nearflash.abi.topk.
+"""
+
+from typing import Any
+
+from amaranth import C, Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.topk import TILE_BITS, TILE_PARAMS, StreamFault, ValueFormat
+from nearflash.gateware.expand.header import TilesCommand
+from nearflash.gateware.expand.indices import COUNT_BITS, IndexCheck
+from nearflash.gateware.expand.values import ROW_PAIRS, ValueWord
+from nearflash.gateware.nfc.crc import Crc32c
+
+__all__ = ["TileCheck"]
+
+_TILE = data.StructLayout({"count": COUNT_BITS, "limit": COUNT_BITS, "crc": 32, "last": 1})
+
+
+class TileCheck(wiring.Component):
+    """Takes tiles apart.
+
+    Members
+    -------
+    i_start : In stream of TilesCommand; taken when the words of the one before were.
+    i : In stream of 64-bit words.
+    o_index : Out stream of four 12-bit indices; a tile's last word may hold fewer.
+    o_value : Out stream of ValueWord. o_tile : Out stream of the number of pairs of a good tile.
+    room : In, `o_tile` takes two tiles or more.
+    value_format : Out; fault : Out. Both stand until the next command.
+    idle : Out, all words of the command were taken and checked.
+    """
+
+    #: Cycles from a tile's last word to `o_tile`.
+    LATENCY = 1
+
+    i_start: In(stream.Signature(TilesCommand))
+    i: In(stream.Signature(64))
+    o_index: Out(stream.Signature(ROW_PAIRS * TILE_BITS))
+    o_value: Out(stream.Signature(ValueWord))
+    o_tile: Out(stream.Signature(COUNT_BITS))
+    room: In(1)
+    value_format: Out(ValueFormat)
+    fault: Out(StreamFault)
+    idle: Out(1)
+
+    def elaborate(self, platform: object) -> Module:
+        """States that take words; beside them the checks, whose verdict comes a cycle after a tile's last word."""
+        m = Module()
+        m.submodules.crc = crc = Crc32c()
+        m.submodules.indices = indices = IndexCheck()
+        left = Signal(TilesCommand)  # parameters, pairs and words that are still to come
+        tile, number = Signal(_TILE), Signal(32)
+        words = Signal(COUNT_BITS)  # of the section that are still to come
+        taken, stop, ends, last, judge = Signal(), Signal(), Signal(), Signal(), Signal()
+        word = self.i.payload
+        count = word[:16]
+        m.d.comb += [
+            taken.eq(self.i.valid & self.i.ready),
+            stop.eq((left.words == 0) | (self.fault != StreamFault.NONE)),
+            last.eq(left.params <= TILE_PARAMS),
+            self.value_format.eq(left.value_format),
+            self.o_index.payload.eq(Cat(word.word_select(k, 16)[:TILE_BITS] for k in range(ROW_PAIRS))),
+            self.o_value.payload.data.eq(word),
+            self.o_value.payload.last.eq(words == 1),
+        ]
+        m.d.sync += judge.eq(ends)
+        with m.If(taken):
+            m.d.sync += [left.words.eq(left.words - 1), words.eq(words - 1)]
+        with m.If(ends):
+            m.d.sync += [left.params.eq(left.params - TILE_PARAMS), number.eq(number + 1), tile.last.eq(last)]
+
+        with m.FSM() as fsm:
+            with m.State("WAIT-COMMAND"):
+                m.d.comb += [self.idle.eq(1), self.i_start.ready.eq(1)]
+                m.d.sync += [left.eq(self.i_start.payload), number.eq(0)]
+                with m.If(self.i_start.valid):
+                    m.d.sync += self.fault.eq(self.i_start.payload.fault)
+                    m.next = "TILE-WORD"
+            with m.State("TILE-WORD"):
+                m.d.comb += self.i.ready.eq(self.room & ~stop)
+                with m.If(taken):
+                    limit = Mux(last, left.params, TILE_PARAMS)
+                    m.d.sync += [tile.count.eq(count), tile.crc.eq(word[32:]), tile.limit.eq(limit)]
+                    m.d.sync += [left.pairs.eq(left.pairs - count), words.eq(_rows(count))]
+                    m.d.comb += ends.eq(count == 0)
+                    with m.If(count > TILE_PARAMS):
+                        m.d.sync += self.fault.eq(StreamFault.COUNT)
+                    with m.If(count != 0):
+                        m.next = "INDICES"
+                    with m.Elif(last):
+                        m.next = "DRAIN"
+                self._stop(m, stop)
+            with m.State("INDICES"):
+                m.d.comb += [self.o_index.valid.eq(self.i.valid & ~stop), self.i.ready.eq(self.o_index.ready & ~stop)]
+                with m.If(taken & (words == 1)):
+                    fp32 = left.value_format == ValueFormat.FP32
+                    m.d.sync += words.eq(Mux(fp32, (tile.count + 1) >> 1, _rows(tile.count)))
+                    m.next = "VALUES"
+                self._stop(m, stop)
+            with m.State("VALUES"):
+                m.d.comb += [self.o_value.valid.eq(self.i.valid & ~stop), self.i.ready.eq(self.o_value.ready & ~stop)]
+                with m.If(taken & (words == 1)):
+                    m.d.comb += ends.eq(1)
+                    m.next = "TILE-WORD"
+                    with m.If(last):
+                        m.next = "DRAIN"
+                self._stop(m, stop)
+            with m.State("DRAIN"):
+                m.d.comb += self.i.ready.eq(left.words != 0)
+                with m.If(left.words == 0):
+                    m.next = "WAIT-COMMAND"
+
+        first = fsm.ongoing("TILE-WORD")
+        m.d.comb += [
+            crc.enable.eq(taken),
+            crc.first.eq(first),
+            crc.data.eq(Mux(first, Cat(number, word[:32]), word)),
+            indices.begin.eq(taken & first),
+            indices.count.eq(count),
+            indices.enable.eq(taken & fsm.ongoing("INDICES")),
+            indices.word.eq(word),
+            indices.limit.eq(tile.limit),
+        ]
+        self._judge(m, judge, tile, crc, indices, (left.words != 0) | (left.pairs != 0))
+        return m
+
+    def _stop(self, m: Module, stop: Signal) -> None:
+        """In a state within tiles: no words any more, or a fault."""
+        with m.If(stop):
+            with m.If(self.fault == StreamFault.NONE):
+                m.d.sync += self.fault.eq(StreamFault.LENGTH)
+            m.next = "DRAIN"
+
+    def _judge(self, m: Module, judge: Signal, tile: Any, crc: Crc32c, indices: IndexCheck, rest: Any) -> None:
+        """Release a tile, or say what is wrong with it; an earlier fault wins over what the states have found."""
+        fault = Signal(StreamFault)
+        m.d.comb += self.o_tile.payload.eq(tile.count)
+        for wrong, kind in (
+            (tile.last & rest, StreamFault.LENGTH),
+            (indices.beyond, StreamFault.RANGE),
+            (indices.unordered, StreamFault.ORDER),
+            (crc.o != tile.crc, StreamFault.CHECKSUM),
+        ):
+            with m.If(wrong):
+                m.d.comb += fault.eq(kind)
+        with m.If(judge & (self.fault == StreamFault.NONE)):
+            m.d.comb += self.o_tile.valid.eq(fault == StreamFault.NONE)
+            with m.If(fault != StreamFault.NONE):
+                m.d.sync += self.fault.eq(fault)
+
+
+def _rows(count: Any) -> Any:
+    """Words of four."""
+    return (count + C(ROW_PAIRS - 1, 2)) >> 2

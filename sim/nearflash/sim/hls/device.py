@@ -1,0 +1,108 @@
+"""Device `hls`: the update kernels of the folder hls/, compiled with g++, behind the same driver as a board.
+
+A kernel is built at the first command that needs it (seconds) and taken from the build cache after. Cycles are not
+modelled.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+
+from nearflash.abi import ABI_VERSION
+from nearflash.abi.commands import Command, Completion, UpdateCommand
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.config import update_config as named_config
+from nearflash.abi.errors import WaitTimeoutError
+from nearflash.abi.formats import fp32_bits
+from nearflash.abi.rules import OPTIMIZERS
+from nearflash.device.base import Identity
+from nearflash.device.checked import CheckedDevice, port_beats
+from nearflash.device.memory import SimulatedMemory
+from nearflash.sim.hls.build import include_path
+from nearflash.sim.hls.kernels import HlsCall, HlsKernel, call_of
+from nearflash.sim.hls.library import HlsLibrary
+from nearflash.sim.hls.rule import HlsRule
+
+__all__ = ["HlsDevice"]
+
+
+class HlsDevice(CheckedDevice):
+    """The threaded simulation of the HLS kernels with the lanes and ports of `config`.
+
+    rules: optimizers of the user's own that commands may name beside the shipped ones.
+    real: scalar type of the lanes: float, or Fp32, the integers that are synthesised.
+    """
+
+    def __init__(
+        self,
+        config: UpdateConfig,
+        memory: SimulatedMemory | None = None,
+        *,
+        rules: Iterable[type[HlsRule]] = (),
+        real: str = "float",
+    ) -> None:
+        include_path()
+        self.memory = memory or SimulatedMemory()
+        config = replace(config, optimizers=(*OPTIMIZERS, *(rule.optimizer for rule in rules)))
+        super().__init__(Identity("hls", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
+        self._real = real
+        self._libraries: dict[HlsKernel, HlsLibrary] = {}
+        self._thread = ThreadPoolExecutor(1, "nearflash-hls")
+        self._work: Future[Completion] = self._thread.submit(Completion, {})
+
+    @classmethod
+    def open(cls, config: str) -> Self:
+        """Open with the build configuration of that name. Raises ConfigError, CompileError outside a checkout."""
+        return cls(named_config(config))
+
+    def close(self) -> None:
+        """Wait for what runs and end the thread; may be called twice."""
+        super().close()
+        self._thread.shutdown()
+
+    def _start(self, command: Command) -> None:
+        assert isinstance(command, UpdateCommand)
+        call = call_of(command.rule)
+        if call.kernel not in self._libraries:
+            self._libraries[call.kernel] = call.kernel.library(self._config, self._real)
+        self._work = self._thread.submit(self._run, self._libraries[call.kernel], command, call)
+
+    def _finish(self, timeout_s: float) -> Completion:
+        try:
+            return self._work.result(timeout_s)
+        except FutureTimeoutError:
+            raise WaitTimeoutError(f"an update must end within {timeout_s} s; it still runs") from None
+
+    def _abort(self) -> None:
+        """A kernel cannot be stopped: wait for it."""
+        wait([self._work])
+
+    def _run(self, library: HlsLibrary, command: UpdateCommand, call: HlsCall) -> Completion:
+        counters = np.zeros(2, np.uint32)
+        arrays = call.kernel.arrays
+        library.run([
+            *(self._host_address(command.inputs[name]) for name in ("g", *arrays)),
+            *(self._host_address(command.outputs[name]) for name in arrays),
+            self._host_address(command.outputs["copy"]) if command.copy else 0,
+            command.params, command.copy,
+            *(fp32_bits(call.scalars[name]) for name in call.kernel.scalars),
+            counters.ctypes.data, counters.ctypes.data + counters.itemsize,
+        ])  # fmt: skip
+        nonfinite, overflows = map(int, counters)
+        return Completion({
+            "params_done": command.params, "nonfinite_gradients": nonfinite, "copy_overflows": overflows,
+            **port_beats(command, self._config.port_bytes),
+        })  # fmt: skip
+
+    def _host_address(self, address: int) -> int:
+        return int(self.memory.storage.ctypes.data) + address - self.memory.base
+
+    @property
+    def _config(self) -> UpdateConfig:
+        config = self.identity.config
+        assert isinstance(config, UpdateConfig)
+        return config

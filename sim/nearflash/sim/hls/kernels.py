@@ -1,0 +1,119 @@
+"""Which HLS kernel runs a rule, with which scalars."""
+
+from dataclasses import dataclass
+from functools import singledispatch
+from pathlib import Path
+
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.errors import CommandError
+from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep, StateFormat
+from nearflash.sim.hls.kernel_text import update_kernel
+from nearflash.sim.hls.library import HlsLibrary
+from nearflash.sim.hls.rule import HlsRule
+
+__all__ = ["SHIPPED", "HlsCall", "HlsKernel", "call_of"]
+
+
+@dataclass(frozen=True)
+class HlsKernel:
+    """An update kernel: a struct template, its header, and the names of its fields."""
+
+    name: str
+    optimizer: str
+    header: str
+    arrays: tuple[str, ...]
+    """Fields of State, p first."""
+    scalars: tuple[str, ...]
+    folder: Path | None = None
+    """Where the header lies, for one that is not of hls/include."""
+
+    @property
+    def text(self) -> str:
+        """C++ of the kernel's top."""
+        return update_kernel(self.name, self.optimizer, self.header, self.arrays, self.scalars)
+
+    def library(self, config: UpdateConfig, real: str = "float") -> HlsLibrary:
+        """The kernel, compiled for the lanes and ports of `config` with the scalar type `real`, float or Fp32.
+
+        Raises CompileError.
+        """
+        return HlsLibrary(f"update_{self.name}", self.text, config, real, self.folder)
+
+
+@dataclass(frozen=True)
+class HlsCall:
+    """A kernel and the values of its scalars for one rule."""
+
+    kernel: HlsKernel
+    scalars: dict[str, float]
+
+
+def _shipped(name: str, optimizer: str, file: str, arrays: str, scalars: str) -> HlsKernel:
+    return HlsKernel(name, optimizer, f"nearflash/optimizers/{file}", tuple(arrays.split()), tuple(scalars.split()))
+
+
+_ADAM = "beta1 one_minus_beta1 beta2 one_minus_beta2 eps step_size root decay decays"
+_ADAMS = {
+    (profile, decoupled): _shipped(
+        f"{'adamw' if decoupled else 'adam'}{suffix.lower() and f'_{profile}'}",
+        f"{'AdamW' if decoupled else 'Adam'}{suffix}", "adam.hpp", "p m v", _ADAM,
+    )
+    for profile, suffix in ((Profile.IEEE, ""), (Profile.TORCH_FUSED, "TorchFused"), (Profile.DEEPSPEED, "DeepSpeed"))
+    for decoupled in (True, False)
+}  # fmt: skip
+_SGD = _shipped("sgd", "Sgd", "sgd.hpp", "p", "lr decay")
+_SGD_MOMENTUM = _shipped("sgd_momentum", "SgdMomentum", "sgd.hpp", "p m", "lr retained gain nesterov decay")
+_ADAGRAD = _shipped("adagrad", "Adagrad", "adagrad.hpp", "p v", "step_size eps decay")
+_LION = _shipped("lion", "Lion", "lion.hpp", "p m", "lr beta1 one_minus_beta1 beta2 one_minus_beta2 decay")
+SHIPPED = (*_ADAMS.values(), _SGD, _SGD_MOMENTUM, _ADAGRAD, _LION)
+"""Kernels of hls/kernels/update_<name>.cpp."""
+
+
+def call_of(rule: OptimizerStep) -> HlsCall:
+    """The kernel and the scalars of a rule. Raises CommandError for one that has no HLS kernel."""
+    if rule.state_format is not StateFormat.FP32:
+        raise CommandError(f"state_format must be fp32 on an HLS kernel, not {rule.state_format}")
+    return _call_of(rule)
+
+
+@singledispatch
+def _call_of(rule: OptimizerStep) -> HlsCall:
+    raise CommandError(f"rule must be one that has an HLS kernel, not {rule!r}; derive it from HlsRule")
+
+
+@_call_of.register
+def _(rule: HlsRule) -> HlsCall:
+    header, scalars = rule.header(), rule.scalars()
+    name, arrays = type(rule).optimizer, ("p", *rule.ARRAYS)
+    return HlsCall(HlsKernel(name, type(rule).__name__, header.name, arrays, tuple(scalars), header.parent), scalars)
+
+
+@_call_of.register
+def _(rule: AdamStep) -> HlsCall:
+    inverse = rule.profile is Profile.DEEPSPEED
+    values = {
+        **{name: getattr(rule, name) for name in _ADAM.split()[:6]},
+        "root": rule.inverse_bias_correction2_sqrt if inverse else rule.bias_correction2_sqrt,
+        "decay": rule.decay,
+        "decays": float(rule.weight_decay > 0),
+    }
+    return HlsCall(_ADAMS[rule.profile, rule.decoupled], values)
+
+
+@_call_of.register
+def _(rule: SgdStep) -> HlsCall:
+    if not rule.momentum:
+        return HlsCall(_SGD, {"lr": rule.lr, "decay": rule.decay})
+    nesterov = rule.momentum if rule.nesterov else 0.0
+    values = {"lr": rule.lr, "retained": rule.retained, "gain": rule.gain, "nesterov": nesterov, "decay": rule.decay}
+    return HlsCall(_SGD_MOMENTUM, values)
+
+
+@_call_of.register
+def _(rule: AdagradStep) -> HlsCall:
+    return HlsCall(_ADAGRAD, {name: getattr(rule, name) for name in _ADAGRAD.scalars})
+
+
+@_call_of.register
+def _(rule: LionStep) -> HlsCall:
+    return HlsCall(_LION, {name: getattr(rule, name) for name in _LION.scalars})
