@@ -14,7 +14,8 @@ using namespace nearflash;
 using Update = Updater<Adagrad, NEARFLASH_CONFIG::lanes, NEARFLASH_CONFIG::port_bits>;
 using State = Update::State;
 static_assert(Update::arrays == 2, "Adagrad::State must have the fields p, v");
-static_assert(fields<Update::Scalars, Real> == 3, "Adagrad::Scalars must have 3 fields");
+static_assert(fields<Update::Scalars, Real> == 3,
+              "Adagrad::Scalars must have the fields step_size, eps, decay");
 
 void run(const Update::Port* g, const Update::Port* p, const Update::Port* v, Update::Port* p_out,
          Update::Port* v_out, Update::CopyPort* copy, std::uint32_t params, std::uint32_t copies, Copy copy_format,
@@ -39,12 +40,12 @@ extern "C" void update_adagrad(const Update::Port* g, const Update::Port* p, con
                                Update::Port* p_out, Update::Port* v_out, Update::CopyPort* copy, std::uint32_t params,
                                Copy copy_format, Real step_size, Real eps, Real decay,
                                std::uint32_t* nonfinite_gradients, std::uint32_t* copy_overflows) {
-#pragma HLS INTERFACE m_axi port = g bundle = gmem0 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = copy bundle = gmem0 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = p bundle = gmem1 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = p_out bundle = gmem1 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = v bundle = gmem2 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = v_out bundle = gmem2 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = g bundle = gmem0 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = copy bundle = gmem0 offset = slave max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = p bundle = gmem1 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = p_out bundle = gmem1 offset = slave max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = v bundle = gmem2 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = v_out bundle = gmem2 offset = slave max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = params
 #pragma HLS INTERFACE s_axilite port = copy_format
 #pragma HLS INTERFACE s_axilite port = step_size

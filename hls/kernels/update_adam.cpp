@@ -14,7 +14,9 @@ using namespace nearflash;
 using Update = Updater<Adam, NEARFLASH_CONFIG::lanes, NEARFLASH_CONFIG::port_bits>;
 using State = Update::State;
 static_assert(Update::arrays == 3, "Adam::State must have the fields p, m, v");
-static_assert(fields<Update::Scalars, Real> == 9, "Adam::Scalars must have 9 fields");
+static_assert(fields<Update::Scalars, Real> == 9,
+              "Adam::Scalars must have the fields beta1, one_minus_beta1, beta2, one_minus_beta2, eps, "
+              "step_size, root, decay, decays");
 
 void run(const Update::Port* g, const Update::Port* p, const Update::Port* m, const Update::Port* v,
          Update::Port* p_out, Update::Port* m_out, Update::Port* v_out, Update::CopyPort* copy, std::uint32_t params,
@@ -44,14 +46,14 @@ extern "C" void update_adam(const Update::Port* g, const Update::Port* p, const 
                             Real one_minus_beta1, Real beta2, Real one_minus_beta2, Real eps, Real step_size,
                             Real root, Real decay, Real decays, std::uint32_t* nonfinite_gradients,
                             std::uint32_t* copy_overflows) {
-#pragma HLS INTERFACE m_axi port = g bundle = gmem0 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = copy bundle = gmem0 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = p bundle = gmem1 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = p_out bundle = gmem1 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = m bundle = gmem2 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = m_out bundle = gmem2 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = v bundle = gmem3 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = v_out bundle = gmem3 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = g bundle = gmem0 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = copy bundle = gmem0 offset = slave max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = p bundle = gmem1 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = p_out bundle = gmem1 offset = slave max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = m bundle = gmem2 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = m_out bundle = gmem2 offset = slave max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = v bundle = gmem3 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = v_out bundle = gmem3 offset = slave max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = params
 #pragma HLS INTERFACE s_axilite port = copy_format
 #pragma HLS INTERFACE s_axilite port = beta1

@@ -14,7 +14,8 @@ using namespace nearflash;
 using Update = Updater<Lion, NEARFLASH_CONFIG::lanes, NEARFLASH_CONFIG::port_bits>;
 using State = Update::State;
 static_assert(Update::arrays == 2, "Lion::State must have the fields p, m");
-static_assert(fields<Update::Scalars, Real> == 6, "Lion::Scalars must have 6 fields");
+static_assert(fields<Update::Scalars, Real> == 6,
+              "Lion::Scalars must have the fields lr, beta1, one_minus_beta1, beta2, one_minus_beta2, decay");
 
 void run(const Update::Port* g, const Update::Port* p, const Update::Port* m, Update::Port* p_out,
          Update::Port* m_out, Update::CopyPort* copy, std::uint32_t params, std::uint32_t copies, Copy copy_format,
@@ -39,12 +40,12 @@ extern "C" void update_lion(const Update::Port* g, const Update::Port* p, const 
                             Update::Port* m_out, Update::CopyPort* copy, std::uint32_t params, Copy copy_format,
                             Real lr, Real beta1, Real one_minus_beta1, Real beta2, Real one_minus_beta2, Real decay,
                             std::uint32_t* nonfinite_gradients, std::uint32_t* copy_overflows) {
-#pragma HLS INTERFACE m_axi port = g bundle = gmem0 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = copy bundle = gmem0 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = p bundle = gmem1 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = p_out bundle = gmem1 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = m bundle = gmem2 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = m_out bundle = gmem2 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = g bundle = gmem0 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = copy bundle = gmem0 offset = slave max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = p bundle = gmem1 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = p_out bundle = gmem1 offset = slave max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = m bundle = gmem2 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = m_out bundle = gmem2 offset = slave max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = params
 #pragma HLS INTERFACE s_axilite port = copy_format
 #pragma HLS INTERFACE s_axilite port = lr

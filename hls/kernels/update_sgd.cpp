@@ -14,7 +14,8 @@ using namespace nearflash;
 using Update = Updater<Sgd, NEARFLASH_CONFIG::lanes, NEARFLASH_CONFIG::port_bits>;
 using State = Update::State;
 static_assert(Update::arrays == 1, "Sgd::State must have the fields p");
-static_assert(fields<Update::Scalars, Real> == 2, "Sgd::Scalars must have 2 fields");
+static_assert(fields<Update::Scalars, Real> == 2,
+              "Sgd::Scalars must have the fields lr, decay");
 
 void run(const Update::Port* g, const Update::Port* p, Update::Port* p_out, Update::CopyPort* copy,
          std::uint32_t params, std::uint32_t copies, Copy copy_format, Update::Scalars scalars,
@@ -36,10 +37,10 @@ void run(const Update::Port* g, const Update::Port* p, Update::Port* p_out, Upda
 extern "C" void update_sgd(const Update::Port* g, const Update::Port* p, Update::Port* p_out, Update::CopyPort* copy,
                            std::uint32_t params, Copy copy_format, Real lr, Real decay,
                            std::uint32_t* nonfinite_gradients, std::uint32_t* copy_overflows) {
-#pragma HLS INTERFACE m_axi port = g bundle = gmem0 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = copy bundle = gmem0 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = p bundle = gmem1 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = p_out bundle = gmem1 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = g bundle = gmem0 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = copy bundle = gmem0 offset = slave max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = p bundle = gmem1 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = p_out bundle = gmem1 offset = slave max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = params
 #pragma HLS INTERFACE s_axilite port = copy_format
 #pragma HLS INTERFACE s_axilite port = lr

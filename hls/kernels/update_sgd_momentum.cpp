@@ -14,7 +14,8 @@ using namespace nearflash;
 using Update = Updater<SgdMomentum, NEARFLASH_CONFIG::lanes, NEARFLASH_CONFIG::port_bits>;
 using State = Update::State;
 static_assert(Update::arrays == 2, "SgdMomentum::State must have the fields p, m");
-static_assert(fields<Update::Scalars, Real> == 5, "SgdMomentum::Scalars must have 5 fields");
+static_assert(fields<Update::Scalars, Real> == 5,
+              "SgdMomentum::Scalars must have the fields lr, retained, gain, nesterov, decay");
 
 void run(const Update::Port* g, const Update::Port* p, const Update::Port* m, Update::Port* p_out,
          Update::Port* m_out, Update::CopyPort* copy, std::uint32_t params, std::uint32_t copies, Copy copy_format,
@@ -40,12 +41,12 @@ extern "C" void update_sgd_momentum(const Update::Port* g, const Update::Port* p
                                     std::uint32_t params, Copy copy_format, Real lr, Real retained, Real gain,
                                     Real nesterov, Real decay, std::uint32_t* nonfinite_gradients,
                                     std::uint32_t* copy_overflows) {
-#pragma HLS INTERFACE m_axi port = g bundle = gmem0 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = copy bundle = gmem0 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = p bundle = gmem1 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = p_out bundle = gmem1 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = m bundle = gmem2 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = m_out bundle = gmem2 offset = slave max_read_burst_length = 64 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = g bundle = gmem0 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = copy bundle = gmem0 offset = slave max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = p bundle = gmem1 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = p_out bundle = gmem1 offset = slave max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = m bundle = gmem2 offset = slave max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = m_out bundle = gmem2 offset = slave max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = params
 #pragma HLS INTERFACE s_axilite port = copy_format
 #pragma HLS INTERFACE s_axilite port = lr

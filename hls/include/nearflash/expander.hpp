@@ -1,4 +1,4 @@
-// Expander<Format, Lanes>: compressed numbers to dense ones, Lanes a cycle. Formats: TopK (topk.hpp), Bitmap (bitmap.hpp).
+// Expander<Format, Lanes>: compressed numbers to dense ones, Lanes a cycle, for TopK (topk.hpp) and Bitmap (bitmap.hpp).
 #pragma once
 
 namespace nearflash {

@@ -46,12 +46,11 @@ template <template <typename> class Optimizer, typename F>
 constexpr bool has_step = std::is_invocable_r_v<typename Optimizer<F>::State, decltype(Optimizer<F>::step),
                                                 typename Optimizer<F>::State, F, typename Optimizer<F>::Scalars>;
 
-#define NEARFLASH_OPTIMIZER(Name)                                                                                      \
-    static_assert(::nearflash::made_of<Name<float>::State, float>, #Name "::State must hold fields of type F only");    \
-    static_assert(::nearflash::made_of<Name<float>::Scalars, float>, #Name "::Scalars must hold fields of type F only"); \
-    static_assert(::nearflash::fields<Name<float>::State, float> <= ::nearflash::most_arrays,                          \
-                  #Name "::State must have 8 fields at most, p among them");                                           \
-    static_assert(::nearflash::has_step<Name, float>,                                                                  \
-                  #Name "::step must be static and callable as State step(State, F g, Scalars)")
+#define NEARFLASH_OPTIMIZER(Name)                                                                                     \
+    static_assert(::nearflash::made_of<Name<float>::State, float>, #Name "::State must hold F's alone");              \
+    static_assert(::nearflash::made_of<Name<float>::Scalars, float>, #Name "::Scalars must hold F's alone");          \
+    static_assert(::nearflash::fields<Name<float>::State, float> <= ::nearflash::most_arrays,                         \
+                  #Name "::State must have 8 fields at most, p among them");                                          \
+    static_assert(::nearflash::has_step<Name, float>, #Name "::step must be static State step(State, F g, Scalars)")
 
 }  // namespace nearflash

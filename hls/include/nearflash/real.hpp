@@ -1,7 +1,7 @@
 // Real: the scalar that kernels compute with, and what an optimizer may do with it.
 //
 // An optimizer is written for any scalar F: `float` (simulation), `Fp32` (synthesis: integers, subnormals kept),
-// `Counted` (counts operations). All three have + - * / and comparisons, sqrt(x), fma(a, b, c), and F(1) for a constant.
+// `Counted` (counts operations). All have + - * / and comparisons, sqrt(x), fma(a, b, c), and F(1) for a constant.
 #pragma once
 
 #include <cmath>

@@ -89,7 +89,7 @@ struct Expander<TopK, Lanes> {
         static std::uint32_t tile_buffer[2][TopK::tile_params];
 #pragma HLS ARRAY_PARTITION variable = tile_buffer dim = 1 complete
 #pragma HLS ARRAY_PARTITION variable = tile_buffer dim = 2 cyclic factor = Lanes
-        // Invariant: before step t, tile t - 1 lies in buffer (t - 1) mod 2, the other is zero, tiles below t - 1 are out.
+        // Invariant: before step t, tile t - 1 lies in buffer (t - 1) mod 2, the other is zero, tiles [0, t - 1) are out.
         for (std::uint32_t t = 0; t <= tiles; ++t) {
             const std::uint32_t rest = t == 0 ? 0 : words - (t - 1) * tile_words;
             const std::uint32_t ready = rest < tile_words ? rest : tile_words;
@@ -130,7 +130,8 @@ struct Expander<TopK, Lanes> {
         for (int i = 0; i < 3; ++i) crc = crc32c(crc, words[i]);
         crc = crc32c(crc, words[3], 4);
         format = (words[0] >> 48) & 0xff, pairs = std::uint32_t(words[2]);
-        if (std::uint32_t(words[0]) != TopK::magic || ((words[0] >> 32) & 0xffff) != TopK::version) return Fault::header;
+        if (std::uint32_t(words[0]) != TopK::magic) return Fault::header;
+        if (((words[0] >> 32) & 0xffff) != TopK::version) return Fault::header;
         if (~crc != std::uint32_t(words[3] >> 32)) return Fault::checksum;
         if (format > 2 || words[0] >> 56 != TopK::tile_bits) return Fault::header;
         if (std::uint32_t(words[1]) != params || words[1] >> 32 != tiles) return Fault::header;

@@ -83,17 +83,16 @@ def _headers(sources: Sequence[str], folders: Sequence[Path]) -> dict[str, str]:
 
 
 def _diagnosis(log: str, include: Sequence[Path]) -> str:
-    """The first error, or the first place in a file of the user's that led to it; with the lines that g++ shows."""
+    """The first error, at the line of the user's file (in `include`) that it is in or that led to it."""
     lines = log.splitlines()
-    errors = [index for index, line in enumerate(lines) if " error: " in line]
-    if not errors:
+    first = next((index for index, line in enumerate(lines) if " error: " in line), None)
+    if first is None:
         return log[-2000:]
-    own = [str(folder) for folder in include]
-    chosen = next((index for index in errors if any(lines[index].startswith(folder) for folder in own)), errors[0])
-    shown = [lines[chosen], *(line for line in lines[chosen + 1 : chosen + 3] if line.startswith(" "))]
-    if own and not lines[chosen].startswith(tuple(own)):
-        shown += [line for line in lines if line.startswith(tuple(own)) and "required from" in line][:1]
-    return "\n".join(shown)
+    own = tuple(str(folder) for folder in include)
+    place = next((index for index in range(first, len(lines)) if own and lines[index].startswith(own)), first)
+    where, message = lines[place].split(": ")[0], lines[first].partition(" error: ")[2]
+    shown = [line for line in lines[place + 1 : place + 3] if re.match(r" +\d* \|", line)]
+    return "\n".join([f"{where.strip(':,')}: {message}", *shown])
 
 
 def _compiler() -> str:

@@ -23,7 +23,7 @@ __all__ = ["STEPS", "CaseResult", "Difference", "check_rule", "load_rule", "run_
 
 STEPS = (1, 2, 1000)
 _DECAYS = (0.0, 0.1)
-_REALS = ("float", "Fp32")
+_REALS = ("Fp32", "float")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def check_rule(
 
 
 def run_kernel(library: HlsLibrary, rule: HlsRule, state: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Patterns of p and the arrays after the step, (1 + arrays, n); state: g, p and the arrays, fp32, (2 + arrays, n)."""
+    """Patterns of p and the arrays after the step, (rows, n); state: g, p, arrays before it, fp32, (1 + rows, n)."""
     call, count = call_of(rule), state.shape[1]
     buffers = [anonymous(-(-state[0].nbytes // 4096) * 4096) for _ in range(2 * len(state) - 1)]
     for buffer, row in zip(buffers, state, strict=False):

@@ -22,7 +22,8 @@ using namespace nearflash;
 using Update = Updater<{optimizer}, NEARFLASH_CONFIG::lanes, NEARFLASH_CONFIG::port_bits>;
 using State = Update::State;
 static_assert(Update::arrays == {array_count}, "{optimizer}::State must have the fields {arrays}");
-static_assert(fields<Update::Scalars, Real> == {scalar_count}, "{optimizer}::Scalars must have {scalar_count} fields");
+static_assert(fields<Update::Scalars, Real> == {scalar_count},
+{scalar_names}
 
 {inner}
 #pragma HLS DATAFLOW
@@ -77,6 +78,7 @@ def update_kernel(name: str, optimizer: str, header: str, arrays: Sequence[str],
         arrays=", ".join(arrays),
         array_count=len(arrays),
         scalar_count=len(scalars),
+        scalar_names=_literal(f"{optimizer}::Scalars must have the fields {', '.join(scalars)}"),
         inner=_wrapped("void run(", [*inner, *counters], ") {"),
         loads=_stages(f"load({array}, params, in[{k}])" for k, array in enumerate(arrays)),
         members=", ".join(f"&State::{array}" for array in arrays),
@@ -92,6 +94,12 @@ def update_kernel(name: str, optimizer: str, header: str, arrays: Sequence[str],
 
 def _stages(calls: Iterable[str]) -> str:
     return "\n".join(f"    NEARFLASH_STAGE({call});" for call in calls)
+
+
+def _literal(message: str) -> str:
+    """The message of a static_assert on lines of its own, and the end of the assertion."""
+    lines = textwrap.wrap(message, 96, drop_whitespace=False)
+    return "\n".join(f'              "{line}"' for line in lines) + ");"
 
 
 def _wrapped(head: str, items: Iterable[str], tail: str) -> str:

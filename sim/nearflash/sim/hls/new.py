@@ -59,7 +59,9 @@ class {Name}(HlsRule):
         m = c.momentum * m + g
         return p - c.lr * m, m
 '''
-_README = "{name}: `nearflash hls check {name}.hpp` compares C++ and Python, `nearflash hls analyze {name}.hpp` estimates.\n"
+_README = """\
+{name}: `nearflash hls check {name}.hpp` compares C++ and Python, `nearflash hls analyze {name}.hpp` estimates its rate.
+"""
 
 
 def new_rule(name: str, folder: Path) -> list[Path]:

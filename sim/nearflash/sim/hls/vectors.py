@@ -7,8 +7,26 @@ from numpy.typing import NDArray
 
 __all__ = ["EDGES", "edge_state"]
 
-EDGES = np.array([0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x00800000, 0x1E3CE508, 0x33800000,
-                  0x3F7FFFFF, 0x3F800000, 0x3F800001, 0xBF800000, 0x5F000000, 0xDF000000, 0x7F7FFFFF], np.uint32)
+EDGES = np.array(
+    [
+        0x00000000,
+        0x80000000,
+        0x00000001,
+        0x80000001,
+        0x007FFFFF,
+        0x00800000,
+        0x1E3CE508,
+        0x33800000,
+        0x3F7FFFFF,
+        0x3F800000,
+        0x3F800001,
+        0xBF800000,
+        0x5F000000,
+        0xDF000000,
+        0x7F7FFFFF,
+    ],
+    np.uint32,
+)
 """Zeros of both signs, subnormals, the smallest normal, 1e-20, around one, 2^63, the largest."""  # fmt: skip
 
 

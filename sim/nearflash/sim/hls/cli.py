@@ -1,0 +1,112 @@
+"""The command `nearflash hls`: start, check and estimate optimizers of one's own for the HLS kernels."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+__all__ = ["hls"]
+
+
+def hls(subparsers: Any) -> None:
+    """Register `nearflash hls new|check|analyze|kernel`."""
+    parser = subparsers.add_parser("hls", help="optimizers of your own for the HLS kernels (hls/README.md)")
+    commands = parser.add_subparsers(metavar="what", required=True)
+
+    new = commands.add_parser("new", help="write a struct, its Python definition and a line of README to start from")
+    new.add_argument("name", help="lower-case letters and digits; the classes are called so, capitalised")
+    new.add_argument("--folder", type=Path, default=Path(), help="where to write; by default here")
+    new.set_defaults(run=_new)
+
+    check = commands.add_parser("check", help="compare the C++ struct with the Python definition, to the bit")
+    check.add_argument("file", type=Path, help="the .hpp or the .py")
+    check.add_argument("--params", type=int, default=1 << 16, help="parameters of each case")
+    check.add_argument("--seed", type=int, default=0, help="of the random values")
+    check.set_defaults(run=_check)
+
+    analyze = commands.add_parser("analyze", help="operations, and which of lanes, ports, DDR and flash binds")
+    analyze.add_argument("file", help="a .hpp or .py, or a shipped kernel (adamw, sgd_momentum, …)")
+    analyze.add_argument("--config", default="update-smartssd", help="build: lanes, port width, clock")
+    analyze.add_argument("--report", type=Path, help="csynth.xml of Vitis HLS: its II and clock in place of the aims")
+    analyze.add_argument("--flash", type=float, default=3.3, help="P2P link, GB/s each direction")
+    analyze.add_argument("--ddr", type=float, default=19.2, help="device memory, GB/s")
+    analyze.set_defaults(run=_analyze)
+
+    kernel = commands.add_parser("kernel", help="write the top with ports and pragmas, for synthesis")
+    kernel.add_argument("file", type=Path, help="the .hpp or the .py")
+    kernel.set_defaults(run=_kernel)
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from nearflash.sim.hls.new import new_rule
+
+    for path in new_rule(arguments.name, arguments.folder):
+        print(path)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from nearflash.sim.hls.check import check_rule, load_rule
+
+    kind, cases, words, mismatches = load_rule(arguments.file), 0, 0, 0
+    shown: set[str] = set()
+    for case in check_rule(kind, params=arguments.params, seed=arguments.seed):
+        cases, words, mismatches = cases + 1, words + case.words, mismatches + case.mismatches
+        state = f"{case.mismatches:,} words differ" if case.mismatches else "equal to the bit"
+        print(f"step {case.rule.step:<6}weight_decay {case.rule.weight_decay:<5g}{case.real:<7}"
+              f"{arguments.params:,} parameters: {state}")  # fmt: skip
+        for difference in case.first:
+            if difference.array not in shown:
+                print(f"  {difference}")
+        shown |= {difference.array for difference in case.first}
+    print(f"{kind.__name__}: {cases} cases, {words:,} words compared, {mismatches:,} mismatches")
+    return 1 if mismatches else 0
+
+
+def _analyze(arguments: argparse.Namespace) -> int:
+    from nearflash.abi.config import update_config
+    from nearflash.sim.hls.analyze import Machine, estimate
+    from nearflash.sim.hls.report import read_report
+
+    calls = _calls(arguments.file)
+    report = read_report(arguments.report) if arguments.report else None
+    machine = Machine(arguments.flash * 1e9, arguments.ddr * 1e9)
+    found = estimate(calls, update_config(arguments.config), machine, ii=report.slowest_ii if report else 1,
+                     clock_hz=report.clock_hz if report else None)  # fmt: skip
+    build, counts = found.config, "  ".join(f"{n} {name}" for name, n in found.operations.items() if n)
+    origin = "of the report" if report else "by construction"
+    print(f"{calls[0].kernel.optimizer} on {build.full_name}: {build.lanes} lanes, {build.port_bits}-bit ports, "
+          f"{found.clock_hz / 1e6:.0f} MHz, II {found.ii} ({origin})")  # fmt: skip
+    print(f"  a parameter: {counts}; lane about {found.depth_cycles} cycles deep; {found.arrays} state arrays")
+    for name, rate in found.rates.items():
+        print(f"  {name:<6}{rate / 1e6:8.0f} M parameters/s{'   <- binds' if name == found.bound else ''}")
+    if report:
+        print(f"  report: {report.top} on {report.part}, {report.estimated_ns} ns of {report.target_ns} ns, "
+              + ", ".join(f"{name} {n}" for name, n in report.resources.items()))  # fmt: skip
+        for loop in report.loops:
+            print(f"  loop {loop.module}/{loop.name}: II {loop.ii}, depth {loop.depth_cycles}")
+    return 0
+
+
+def _calls(file: str) -> list[Any]:
+    from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
+    from nearflash.sim.hls.analyze import rule_calls
+    from nearflash.sim.hls.check import load_rule
+    from nearflash.sim.hls.kernels import call_of
+
+    options: dict[str, Any] = {"lr": 1e-3, "step": 10, "weight_decay": 0.1}
+    shipped: list[OptimizerStep] = [SgdStep(**options), AdagradStep(**options), LionStep(**options)]
+    shipped += [AdamStep(**options, profile=order, decoupled=both) for order in Profile for both in (True, False)]
+    shipped += [SgdStep(**options, momentum=0.9, nesterov=True)]
+    calls = {call.kernel.name: call for call in map(call_of, shipped)}
+    return [calls[file]] if file in calls else list(rule_calls(load_rule(Path(file))))
+
+
+def _kernel(arguments: argparse.Namespace) -> int:
+    from nearflash.sim.hls.check import load_rule
+    from nearflash.sim.hls.kernels import call_of
+
+    kernel = call_of(load_rule(arguments.file)(lr=1e-3, step=1)).kernel
+    path = arguments.file.with_name(f"update_{kernel.name}.cpp")
+    path.write_text(kernel.text)
+    print(path)
+    return 0
