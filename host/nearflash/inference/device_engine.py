@@ -1,7 +1,7 @@
 """Attention by an attend device: page tables and queries go down, outputs come back.
 
-Full token groups and embedding pages are read where the store's flash has them; the last group, where it is not full,
-is sealed into the device's memory for the call.
+Token groups and embedding pages are read where the store's flash has them; what of the groups the store has in memory
+is sealed into the device's, too.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from nearflash.abi.attend.codeword import CODEWORD_BYTES, Owner
 from nearflash.abi.attend.descriptor import Mode
 from nearflash.abi.attend.faults import Fault
-from nearflash.abi.attend.pages import PageEntry
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError, DeviceError, NearflashError, NonFiniteError, PageError
 from nearflash.device.attend import Head, HeadOutput, attend, most_contexts
-from nearflash.device.base import Buffer, Device
+from nearflash.device.base import Device
+from nearflash.inference.device_tails import DeviceTails
 from nearflash.inference.engine import EngineCounters
 from nearflash.inference.policy import AttentionPolicy
 from nearflash.inference.store_engine import StoreEngine
-from nearflash.storage.flash.page import PageBatch, sealed_codewords
 from nearflash.storage.kv import KvStore, StoredHead
 
 __all__ = ["DeviceEngine"]
@@ -49,7 +48,7 @@ class DeviceEngine(StoreEngine):
             )
         super().__init__(store, policy, first_head, device.identity.name)
         self.device, self._config = device, config
-        self._tails: Buffer | None = None
+        self._tails = DeviceTails(device, store, config.channels)
         self._references: dict[Owner, tuple[int, ...]] = {}
 
     def attend(
@@ -59,7 +58,7 @@ class DeviceEngine(StoreEngine):
         with self._lock:
             with self._counters.timed("place"):
                 stored = [self.store.layer(sequence, layer) for sequence in sequences]
-                tails = self._place_tails(stored)
+                tails = [self._tails.entries(one) for one in stored]
                 heads = [
                     self._head(one, head, queries[head], tails[row][head], scaling)
                     for row, (one, queries) in enumerate(zip(stored, q, strict=True))
@@ -84,13 +83,12 @@ class DeviceEngine(StoreEngine):
 
     def close(self) -> None:
         """See Engine.close."""
-        if self._tails is not None:
-            self.device.free(self._tails)
-            self._tails = None
+        self._tails.free()
         super().close()
         self.device.close()
 
     def _forget(self, sequence: int) -> None:
+        self._tails.free(sequence)
         for owner in [owner for owner in self._references if owner.sequence == sequence]:
             del self._references[owner]
 
@@ -104,45 +102,10 @@ class DeviceEngine(StoreEngine):
             scaling=scaling, reference=self._references.get(owner, ()),
         )  # fmt: skip
         index = stored.index_pages[head] if not descriptor.mode & Mode.DENSE else stored.index_pages[head, :0]
-        self.store.count_reads(np.concatenate([stored.token_pages[head], index]))
-        tokens = np.concatenate([self.store.table(stored.token_pages[head]), tail])
+        pages = stored.token_pages[head, : stored.flash_tokens // self.store.layout.group_tokens]
+        self.store.count_reads(np.concatenate([pages, index]))
+        tokens = np.concatenate([self.store.table(pages), tail])
         return Head(descriptor, q, stored.v_mean[head], tokens, self.store.table(index))
-
-    def _place_tails(self, stored: Sequence[StoredHead]) -> list[NDArray[np.uint64]]:
-        """Last groups that are not full, sealed in the device's memory: of each row (heads, 0 or 1) page entries."""
-        batches = [self._tail(one) for one in stored if one.tail_k.shape[1]]
-        empty = np.zeros((self.kv_heads, 0), np.uint64)
-        if not batches:
-            return [empty] * len(stored)
-        joined = (np.concatenate([getattr(one, name) for one in batches]) for name in ("keys", "data", "aux"))
-        address, group_bytes = self._put(sealed_codewords(PageBatch(*joined)), len(batches) * self.kv_heads)
-        entries = iter(
-            np.array([
-                [PageEntry((row + head) % self._config.channels, address=address + place * group_bytes).pack()]
-                for head, place in enumerate(range(row * self.kv_heads, (row + 1) * self.kv_heads))
-            ], np.uint64)
-            for row in range(len(batches))
-        )  # fmt: skip
-        return [next(entries) if one.tail_k.shape[1] else empty for one in stored]
-
-    def _put(self, sealed: NDArray[np.uint8], groups: int) -> tuple[int, int]:
-        """Bring sealed groups into the device's memory: address of the first, bytes of each."""
-        if self._tails is None or self._tails.size_bytes < sealed.nbytes:
-            if self._tails is not None:
-                self.device.free(self._tails)
-                self._tails = None
-            self._tails = self.device.allocate(sealed.nbytes)
-        self._tails.host[: sealed.nbytes] = sealed.reshape(-1)
-        self._tails.sync_to_device(0, sealed.nbytes)
-        return self._tails.address, sealed.nbytes // groups
-
-    def _tail(self, stored: StoredHead) -> PageBatch:
-        """Pages of the last group of all heads, zeros behind its tokens."""
-        owner, each = stored.owner, self.store.layout.group_tokens
-        group = stored.tokens // each
-        keys = self.store.pages.token_keys(owner.sequence, owner.layer, range(group, group + 1))
-        space = ((0, 0), (0, each - stored.tail_k.shape[1]), (0, 0))
-        return self.store.pages.token_pages(keys, np.pad(stored.tail_k, space), np.pad(stored.tail_v, space))
 
 
 def _reference(maximum: tuple[int, ...]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
-from nearflash.storage.kv import KvLayout, KvShape, KvStore
+from nearflash.storage.kv import DEFAULT_TAIL_BYTES, KvLayout, KvShape, KvStore
 from nearflash.storage.queue import QueueEngine
 
 __all__ = ["HOST", "default_layout", "flash_geometry", "open_engine"]
@@ -41,12 +41,14 @@ _SPARE_BLOCKS = 4
 def open_engine(
     shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = HOST, devices: int = 1,
     path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, index_bytes: int = 0,
+    tail_bytes: int = DEFAULT_TAIL_BYTES,
 ) -> Engine:  # fmt: skip
     """An engine with room for `sequences` of up to `tokens` tokens each; of several devices a CsdArray.
 
     `host` keeps pages in a file: `path` (its name with .0, .1, … for several devices), by direct I/O; or, by default,
     one that is gone when it is closed, through the page cache; of the index up to `index_bytes` stay in memory. A
     device keeps them in its memory; or, where `nand_block_pages` says how many pages a block of its NAND has, there.
+    Tails stay in memory up to `tail_bytes` (KvStore), except of pages that are in a device's memory anyway.
     Raises CommandError for a path or NAND where there is none, ConfigError for more devices than KV heads, what opening
     raises.
     """
@@ -64,10 +66,12 @@ def open_engine(
             own = replace(shape, kv_heads=count)
             file = path if path is None or devices == 1 else path.with_name(f"{path.name}.{place}")
             if device == HOST:
-                engines.append(_host(own, policy, layout, tokens, sequences, file, end - count, index_bytes // devices))
+                room = index_bytes // devices, tail_bytes // devices
+                engines.append(_host(own, policy, layout, tokens, sequences, file, end - count, *room))
             else:
                 flash = partial(_device_flash, own, layout, tokens, sequences, nand_block_pages)
-                engines.append(_device(device, own, policy, layout, flash, end - count))
+                kept = tail_bytes // devices if nand_block_pages else 0
+                engines.append(_device(device, own, policy, layout, flash, end - count, kept))
     except BaseException:
         for engine in engines:
             engine.close()
@@ -112,6 +116,7 @@ def _host(
     path: Path | None,
     first: int,
     index_bytes: int,
+    tail_bytes: int,
 ) -> Engine:
     from nearflash.inference.host_engine import HostEngine
 
@@ -121,18 +126,20 @@ def _host(
     else:
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
             flash, name = FileFlash.create(Path(folder) / "kv", geometry, direct=False), HOST
-    store = KvStore(flash, shape, layout, background=True)
+    store = KvStore(flash, shape, layout, background=True, tail_bytes=tail_bytes)
     return HostEngine(store, policy, first_head=first, index_bytes=index_bytes, name=name)
 
 
 def _device(
-    spec: str, shape: KvShape, policy: AttentionPolicy, layout: KvLayout, make: Callable[[Device], Flash], first: int
-) -> Engine:
+    spec: str, shape: KvShape, policy: AttentionPolicy, layout: KvLayout, make: Callable[[Device], Flash], first: int,
+    tail_bytes: int,
+) -> Engine:  # fmt: skip
     from nearflash.inference.device_engine import DeviceEngine
 
     device = open_device(spec)
     try:
-        return DeviceEngine(device, KvStore(make(device), shape, layout), policy, first_head=first)
+        store = KvStore(make(device), shape, layout, tail_bytes=tail_bytes)
+        return DeviceEngine(device, store, policy, first_head=first)
     except BaseException:
         device.close()
         raise

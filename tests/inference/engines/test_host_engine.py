@@ -60,11 +60,11 @@ def test_every_index_format(make_store, make_layout, shape, filled, form):
 
 
 def test_only_pages_asked_for_are_read(make_store, make_layout, shape, filled):
-    """Dense: every full group. By page: index pages with a chosen channel, K of the tail's groups, chosen groups."""
+    """Dense: every group on flash. By page: index pages with a chosen channel, K of the tail's groups, chosen ones."""
     layout = make_layout(block_tokens=64)
     asked = {}
     for name, policy in (("dense", POLICIES["dense"]), ("page", AttentionPolicy("sparf-page", 8, 3, local=8))):
-        engine = HostEngine(make_store(shape, layout), policy)
+        engine = HostEngine(make_store(shape, layout, tail_bytes=0), policy)
         numbers, _ = filled(engine, shape, [140])
         engine.attend(1, numbers, draw_q(shape, 1, 1))
         asked[name] = {kind: size // 4096 for kind, size in engine.counters.flash_bytes.items()}
@@ -73,6 +73,25 @@ def test_only_pages_asked_for_are_read(make_store, make_layout, shape, filled):
     assert 3 * 2 <= asked["page"]["index"] <= 3 * 2 * pages
     tail, last = 1, 1  # groups behind token 128: one full, one in memory, which is chosen and read from there
     assert 3 * tail <= asked["page"]["token"] <= 3 * (tail + 3 - last)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_tails_in_memory_are_not_read(make_store, make_layout, shape, filled, name):
+    """Whole blocks alone are; where there is none, nothing is. Outputs are the same."""
+    q, reads, outs = draw_q(shape, 1, 2), {}, {}
+    for kept in (True, False):
+        layout = make_layout(block_tokens=64)
+        store = make_store(shape, layout, tail_bytes=3 * 64 * shape.token_bytes * kept)
+        engine = HostEngine(store, POLICIES[name])
+        numbers, _ = filled(engine, shape, [61, 140, 140])
+        for length, number in zip((61, 140), numbers, strict=False):
+            outs[kept, length] = engine.attend(1, [number], q)
+            reads[kept, length] = engine.counters.take().flash_bytes.get("token", 0) // 4096
+    assert reads[True, 61] == 0 < reads[False, 61] and reads[True, 140] < reads[False, 140]
+    if name == "dense":
+        assert reads[True, 140] == 3 * 16
+    for length in (61, 140):
+        np.testing.assert_allclose(outs[True, length], outs[False, length], rtol=1e-4, atol=1e-4)
 
 
 def test_heads_follow_their_own_policy(make_store, make_layout, shape, filled):

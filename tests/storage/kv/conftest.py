@@ -76,17 +76,18 @@ def draw() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
 
 @pytest.fixture
 def stored() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-    """K and V (heads, S, d) of a layer as the store gives them back."""
+    """K and V (heads, S, d) of a layer as the store gives them back: full groups from their pages."""
 
     def stored(store, sequence, layer):
         shape, size = store.shape, store.layout.group_tokens
         at = store.layer(sequence, layer)
-        groups = range(at.flash_tokens // size)
-        pages = at.token_pages[:, : len(groups), None] + np.arange(store.layout.group_pages)
+        groups = range(at.tokens // size)
+        pages = at.token_pages[..., None] + np.arange(store.layout.group_pages)
+        last = len(groups) * size
         read = store.read(pages.reshape(-1), store.pages.token_keys(sequence, layer, groups).reshape(-1))
         parts = zip(store.pages.token_values(read.data), (at.tail_k, at.tail_v), strict=True)
         return tuple(
-            np.concatenate([full.reshape(shape.kv_heads, len(groups) * size, shape.dim), tail], axis=1)
+            np.concatenate([full.reshape(shape.kv_heads, last, shape.dim), tail[:, last - at.flash_tokens :]], axis=1)
             for full, tail in parts
         )
 

@@ -7,6 +7,8 @@ from nearflash.abi.errors import StorageFullError
 from nearflash.storage.kv.statistics import Cause
 
 LAYERS, GROUP, BLOCK = 2, 16, 64
+TAIL_BYTES = BLOCK * 4 * LAYERS * 3 * 32
+"""Of one sequence of make_store's shape."""
 
 
 class Expected:
@@ -58,7 +60,9 @@ class Expected:
                 found = stored(store, number, layer)
                 assert np.array_equal(found[0], k) and np.array_equal(found[1], v)
                 at = store.layer(number, layer)
-                assert (at.tokens, at.tail_k.shape[1]) == (k.shape[1], k.shape[1] % GROUP)
+                assert at.tokens == k.shape[1] and at.flash_tokens in {at.tokens // n * n for n in (GROUP, BLOCK)}
+                assert np.array_equal(at.tail_k, k[:, at.flash_tokens :])
+                assert np.array_equal(at.tail_v, v[:, at.flash_tokens :])
                 assert at.token_pages.shape[1] == at.tokens // GROUP
                 blocks = range(at.tokens // BLOCK)
                 keys = store.pages.index_keys(number, layer, blocks)
@@ -81,7 +85,7 @@ def test_random_calls(make_store, stored, interleaved, channels, units, blocks, 
     for seed in range(3):
         with make_store(
             memory=True, interleaved=interleaved, channels=channels, units=units, blocks=blocks, pages_per_block=16,
-            buffer_bytes=12 * 4096, background=background, read_limit=50,
+            buffer_bytes=12 * 4096, background=background, read_limit=50, tail_bytes=2 * TAIL_BYTES,
         ) as store:  # fmt: skip
             expected = Expected(store, seed)
             for step in range(150):

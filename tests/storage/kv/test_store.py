@@ -32,6 +32,7 @@ def test_what_is_appended_comes_back(make_store, draw, stored, interleaved, lane
         head = store.head(sequence, 1, 2)
         assert head.owner == Owner(sequence, 1, 2) and head.tokens == 333
         assert head.token_pages.shape == (20,) and head.index_pages.shape == (5 * 4,)
+        assert head.flash_tokens == 320  # of a block, too
         assert np.array_equal(head.tail_k, k[2, 320:]) and np.array_equal(head.tail_v, v[2, 320:])
         assert np.array_equal(head.v_mean, store.layer(sequence, 1).v_mean[2])
         assert store.lengths == {0: 0, sequence: 0}
@@ -52,6 +53,27 @@ def test_a_heads_groups_go_round_channels_and_units(make_store, draw):
         channels, units = blocks % 2, blocks // 2 % 2
         assert (channels == channels[..., :1]).all()
         assert (channels[:, 0] != channels[:, 1]).all() and (units[..., 0] != units[..., 1]).all()
+
+
+def test_tails_stay_in_memory_while_there_is_room(make_store, draw):
+    """Of two sequences at a time; blocks are indexed without reading a page back, those of the third from flash."""
+    k, v = draw(1, 140)
+    with make_store(tail_bytes=100_000, memory=True, buffer_bytes=8192) as store:
+        kept, also, third = (store.add() for _ in range(3))
+        assert store.tail_bytes == (2 * 64 + 16) * store.shape.token_bytes
+        for number in (kept, also, third):
+            for start, end in [(0, 40), (40, 60), (60, 70), (70, 128), (128, 140)]:
+                store.append(number, 1, k[:, start:end], v[:, start:end])
+            reads = store.statistics.read_pages
+            assert (reads > 0) == (number == third)
+            at = store.layer(number, 1)
+            assert at.flash_tokens == 128 and np.array_equal(at.tail_v, v[:, 128:])
+        store.append(kept, 1, k[:, :20], v[:, :20])
+        store.append(third, 1, k[:, :20], v[:, :20])
+        assert store.layer(kept, 1).tail_k.shape[1] == 32 and store.layer(third, 1).tail_k.shape[1] == 0
+        store.free(kept)
+        assert store.layer(store.add(), 0).tokens == 0
+        assert store.tail_bytes == (2 * 64 + 16) * store.shape.token_bytes
 
 
 def test_staged_pages_are_read_from_memory_and_programmed_for_devices(make_store, draw, stored):
@@ -96,7 +118,7 @@ def test_a_flipped_bit_is_named_by_its_tokens(make_store, draw, tmp_path, kind):
 
 
 def test_a_damaged_page_stops_what_needs_it_until_its_sequence_is_freed(make_store, draw, stored, tmp_path):
-    with make_store(blocks=4, pages_per_block=16, interleaved=True) as store:
+    with make_store(blocks=4, pages_per_block=16, interleaved=True, tail_bytes=0) as store:
         damaged, other = store.add(), store.add()
         store.append(damaged, 0, *draw(1, 40))
         store.append(other, 0, *draw(2, 40))

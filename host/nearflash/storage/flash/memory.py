@@ -10,10 +10,15 @@ from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, sealed_codewords, unsealed
 
-__all__ = ["MemoryFlash"]
+__all__ = ["MemoryFlash", "memory_entries"]
 
 _MEMORY, _CHANNEL = (np.uint64(entry.pack()) for entry in (PageEntry(0, address=0), PageEntry(1)))
 """A page entry's word is the sum of these, times channel, and the address."""
+
+
+def memory_entries(addresses: NDArray[np.int64], channels: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Words of page entries for pages in memory; a channel is the engine that computes with the page."""
+    return _MEMORY + addresses.astype(np.uint64) + channels.astype(np.uint64) * _CHANNEL
 
 
 class MemoryFlash(Flash):
@@ -65,8 +70,7 @@ class MemoryFlash(Flash):
     def entries(self, pages: PageNumbers) -> NDArray[np.uint64]:
         """See Flash.entries."""
         channels = pages // self.geometry.pages_per_block % self.geometry.channels
-        words = _MEMORY + np.uint64(self._buffer.address) + (pages * self._page_bytes).astype(np.uint64)
-        return words + channels.astype(np.uint64) * _CHANNEL
+        return memory_entries(self._buffer.address + pages * self._page_bytes, channels)
 
     def sync(self) -> None:
         """See Flash.sync: memory is not durable."""

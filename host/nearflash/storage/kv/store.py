@@ -53,7 +53,7 @@ class StoredHead:
     @property
     def flash_tokens(self) -> int:
         """Tokens that are not in memory, a multiple of n."""
-        return self.tokens - self.tail_k.shape[-2]
+        return self.tokens - int(self.tail_k.shape[-2])
 
 
 class KvStore:
@@ -103,16 +103,15 @@ class KvStore:
     def add(self) -> int:
         """A new sequence's number."""
         number, self._next = self._next, self._next + 1
-        whole = self.layout.block_tokens
-        has_room = self.tail_bytes + whole * self.shape.token_bytes <= self._tail_bytes
-        self._sequences[number] = StoredSequence(
-            self.shape, self.layout, whole if has_room else self.layout.group_tokens
-        )
+        whole, least = self.layout.block_tokens, self.layout.group_tokens
+        kept = sum(sequence.tail_tokens == whole for sequence in self._sequences.values())
+        has_room = (kept + 1) * whole * self.shape.token_bytes <= self._tail_bytes
+        self._sequences[number] = StoredSequence(self.shape, self.layout, whole if has_room else least)
         return number
 
     @property
     def tail_bytes(self) -> int:
-        """Memory for the tails of all sequences."""
+        """Memory for tails, and for the last groups of the other sequences."""
         return sum(sequence.tail_bytes for sequence in self._sequences.values())
 
     def free(self, sequence: int) -> None:
