@@ -1,64 +1,16 @@
-"""The state file: commits, crashes at every write, damage, foreign files."""
+"""The state store: commits, failing I/O, damage, rollback, on one file and on two."""
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
-from nearflash.storage.direct import BLOCK_BYTES, PositionalEngine, aligned_buffer
-from nearflash.storage.layout import ARRAYS
-from nearflash.storage.manifest import Manifest
-from nearflash.storage.sealed import seal
-from nearflash.storage.state import StateFile
-
-SHAPES = {"embed": (40, 30), "norm": (30,), "head": (900,)}
-MANIFEST = Manifest.pack([(name, shape, "float32") for name, shape in SHAPES.items()], 1024)
-INITIAL = np.random.default_rng(5).standard_normal(MANIFEST.params, dtype=np.float32)
-
-
-def create(path, **kwargs):
-    def initial(extent, out):
-        out[:] = INITIAL[extent.start : extent.stop]
-
-    return StateFile.create(path, MANIFEST, profile="ieee", initial=initial, **kwargs)
-
-
-def values(array, step):
-    """What step `step` stores in an array."""
-    if step == 0:
-        return INITIAL if array == "p" else np.zeros_like(INITIAL)
-    return np.random.default_rng([step, ARRAYS.index(array)]).standard_normal(MANIFEST.params, dtype=np.float32)
-
-
-def advance(state):
-    step = state.step + 1
-    for extent in MANIFEST.extents:
-        for array in ARRAYS:
-            memory = aligned_buffer(extent.size_bytes)
-            memory.view(np.float32)[:] = values(array, step)[extent.start : extent.stop]
-            state.write(array, extent, memory)
-    state.commit((step, step, 0))
-
-
-def assert_exact(state):
-    """Every stored word is that of the state's own step."""
-    for extent in MANIFEST.extents:
-        for array in ARRAYS:
-            memory = aligned_buffer(extent.size_bytes)
-            state.read(array, extent, memory)
-            assert np.array_equal(memory.view(np.float32), values(array, state.step)[extent.start : extent.stop])
-    assert state.tensor_steps == (state.step, state.step, 0)
-
-
-@pytest.fixture
-def path(tmp_path):
-    """A state file at step 3."""
-    with create(tmp_path / "state") as state:
-        for _ in range(3):
-            advance(state)
-    return tmp_path / "state"
+from nearflash.abi.errors import AlignmentError, FormatError, ShapeError, StateError, StorageFullError
+from nearflash.storage import Manifest, StateArray, StateStore, aligned_buffer
+from nearflash.storage.direct import BLOCK_BYTES, PositionalEngine
+from nearflash.storage.layout import EXTRA_BYTES
 
 
 def flip(path, offset):
@@ -67,233 +19,296 @@ def flip(path, offset):
     path.write_bytes(data)
 
 
-def test_commits_survive_reopening(tmp_path):
-    with create(tmp_path / "state") as state:
-        assert (state.step, state.tensor_steps) == (0, (0, 0, 0))
-        assert_exact(state)
+def contents(paths):
+    return [path.read_bytes() for path in paths]
+
+
+def test_commits_survive_reopening(paths, tmp_path, small):
+    with small.create(paths) as store:
+        assert (store.steps, store.tensor_steps, store.extra) == (0, (0, 0, 0), {})
+        assert store.paths == tuple(paths)
+        small.assert_exact(store)
     for step in (1, 2, 3):
-        with StateFile.open(tmp_path / "state") as state:
-            advance(state)
-            assert state.step == step
-            assert_exact(state)
-        with StateFile.open(tmp_path / "state") as state:
-            assert (state.step, state.manifest, state.profile) == (step, MANIFEST, "ieee")
-            assert_exact(state)
-            assert state.verify() == []
-    assert [p.name for p in tmp_path.iterdir()] == ["state"]
-    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600
+        with StateStore.open(paths) as store:
+            small.advance(store)
+            assert store.steps == step
+            small.assert_exact(store)
+        with StateStore.open(paths) as store:
+            assert (store.steps, store.manifest, store.profile) == (step, small.manifest, "ieee")
+            small.assert_exact(store)
+            assert store.verify() == []
+    assert sorted(tmp_path.iterdir()) == paths
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in paths)
 
 
-def test_uncommitted_writes_change_nothing(path):
-    with StateFile.open(path) as state:
-        state.write("p", MANIFEST.extents[0], aligned_buffer(MANIFEST.extents[0].size_bytes))
-        assert_exact(state)
-        with pytest.raises(StateError, match=r"\d+ are not"):
-            state.commit((4, 4, 0))
-        state.discard()
-        advance(state)
-        assert_exact(state)
+@pytest.mark.parametrize("params", [1000, 5000, 10_000])
+def test_arrays_of_other_formats(paths, small, params):
+    arrays = (StateArray("p"), StateArray("m", 1, 1), StateArray("m_scale", 1, 32), StateArray("v", 2))
+    manifest = Manifest.pack([("w", (params,), "bfloat16")], 4096, arrays)
+    with small.create(paths, manifest) as store:
+        small.advance(store, 2)
+    with StateStore.open(paths) as store:
+        small.assert_exact(store)
+        for array, dtype in (("p", np.float32), ("m", np.uint8), ("m_scale", np.uint8), ("v", np.uint16)):
+            whole = store.read_array(array)
+            assert whole.dtype == dtype
+            assert whole.tobytes() == small.values(manifest, array, 2).tobytes()
 
 
-def test_existing_path_is_refused(path):
-    before = path.read_bytes()
-    with pytest.raises(StateError, match="must not exist yet"):
-        create(path)
-    assert path.read_bytes() == before
+def test_many_threads_at_once(paths, small):
+    with small.create(paths) as store, ThreadPoolExecutor(8) as threads:
+        jobs = [(a.name, e, small.memory_of(store.manifest, a.name, e, 1)) for a in small.arrays
+                for e in store.manifest.extents]  # fmt: skip
+        for job in np.random.default_rng(1).permutation(len(jobs)):
+            threads.submit(store.write, *jobs[job])
+        threads.shutdown()
+        store.commit((1, 0, 0), {"cursor": 1})
+        small.assert_exact(store)
 
 
-class Recorder(PositionalEngine):
-    """Keeps every write, and marks where the flushes were."""
+def test_uncommitted_writes_change_nothing(stored, small):
+    with StateStore.open(stored) as store:
+        extent = small.manifest.extents[0]
+        store.write("p", extent, aligned_buffer(extent.size_bytes))
+        small.assert_exact(store)
+        with pytest.raises(StateError, match="8 are not"):
+            store.commit((4, 4, 0))
+        store.discard()
+        small.advance(store)
+        small.assert_exact(store)
 
-    def __init__(self):
-        self.log = []
+
+def test_commits_that_make_no_sense(stored, small):
+    with StateStore.open(stored) as store:
+        small.write_step(store)
+        with pytest.raises(ShapeError, match="tensor_steps must be of 3 tensors, not 2"):
+            store.commit((1, 2))
+        for wrong in ({"x": object()}, {"x": float("nan")}):
+            with pytest.raises(FormatError, match="extra must be finite JSON values"):
+                store.commit((1, 2, 3), wrong)
+        with pytest.raises(FormatError, match="extra must fit 65536 bytes of JSON"):
+            store.commit((1, 2, 3), {"x": "y" * EXTRA_BYTES})
+        small.assert_exact(store)
+        store.commit((4, 3, 3), {"x": "y" * (EXTRA_BYTES - 100)})
+        small.write_step(store)
+        store.commit((5, 4, 4))
+    with StateStore.open(stored) as store:
+        assert store.steps == 5 and len(store.extra["x"]) == EXTRA_BYTES - 100
+
+
+def test_existing_paths_are_refused(stored, small, tmp_path):
+    before = contents(stored)
+    with pytest.raises(StateError, match=f"{stored[-1]} must not exist yet"):
+        small.create([tmp_path / "new", stored[-1]])
+    with pytest.raises(StateError, match="be given once"):
+        small.create([tmp_path / "new", tmp_path / "new"])
+    assert contents(stored) == before and not (tmp_path / "new").exists()
+
+
+# Failing I/O
+
+
+class Failing(PositionalEngine):
+    """Fails at the write that `left` counts down to."""
+
+    def __init__(self, number, left=1_000):
+        self.number, self.left = number, left
 
     def write(self, fd, memory, offset):
-        self.log.append((offset, bytes(memory)))
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(self.number, os.strerror(self.number))
         return super().write(fd, memory, offset)
-
-    def flush(self, fd):
-        self.log.append(None)
-        super().flush(fd)
-
-
-def test_power_loss_at_every_write(path, tmp_path):
-    """Cut after every write; of those since the last flush any subset of sectors may have reached the drive."""
-    rng = np.random.default_rng(11)
-    durable, recorder = bytearray(path.read_bytes()), Recorder()
-    with StateFile.open(path, engine=recorder) as state:
-        advance(state)
-    steps = set()
-    for cut in range(len(recorder.log) + 1):
-        pending = []
-        image = bytearray(durable)
-        for entry in recorder.log[:cut]:
-            if entry is None:
-                for offset, data in pending:
-                    image[offset : offset + len(data)] = data
-                pending = []
-            else:
-                pending.append(entry)
-        for survivors in (0.0, 0.5, 0.9, 1.0):
-            crashed = bytearray(image)
-            for offset, data in pending:
-                for sector in range(0, len(data), 512):
-                    if rng.random() < survivors:
-                        crashed[offset + sector : offset + sector + 512] = data[sector : sector + 512]
-            (tmp_path / "crashed").write_bytes(crashed)
-            with StateFile.open(tmp_path / "crashed") as state:
-                assert_exact(state)
-                steps.add(state.step)
-    assert steps == {3, 4}
 
 
 @pytest.mark.parametrize("number, expected", [(errno.ENOSPC, StorageFullError), (errno.EIO, StateError)])
-def test_failing_writes_leave_the_last_step(path, number, expected):
-    class Failing(PositionalEngine):
-        left = 1_000
+def test_failing_writes_leave_the_last_step(stored, small, number, expected):
+    for failing_write in range(7):
+        engine = Failing(number)
+        with StateStore.open(stored, engine=engine) as store:
+            store._settle()
+            engine.left = failing_write
+            with pytest.raises(expected, match=r"of .*state-\d at offset \d+"):
+                small.advance(store)
+            small.assert_exact(store)
+            engine.left = 1_000
+            store.discard()
+            small.advance(store)
+            small.assert_exact(store)
 
+
+class NoFlush(PositionalEngine):
+    """Fails at the flush that `left` counts down to: before the first write, of the data, of the superblock."""
+
+    left = 0
+
+    def flush(self, fd):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().flush(fd)
+
+
+@pytest.mark.parametrize("flushes", [0, 1, 2])
+def test_failed_flush_ends_the_use_of_the_store(stored, small, flushes):
+    engine = NoFlush()
+    engine.left = (flushes + 1) * len(stored) - 1
+    with StateStore.open(stored, engine=engine) as store:
+        with pytest.raises(StateError, match="flushing"):
+            small.advance(store)
+        small.assert_exact(store)
+        for use in (lambda: small.advance(store), store.rollback):
+            with pytest.raises(StateError, match=r"a flush failed.*open again"):
+                use()
+    with StateStore.open(stored) as store:
+        small.assert_exact(store)
+        small.advance(store)
+        small.assert_exact(store)
+
+
+def test_what_was_read_is_made_durable_before_it_is_built_upon(stored, small):
+    """A superblock whose flush failed may be seen again without being durable; it is written and flushed again."""
+    log = []
+
+    class Recorder(PositionalEngine):
         def write(self, fd, memory, offset):
-            self.left -= 1
-            if self.left < 0:
-                raise OSError(number, os.strerror(number))
+            log.append(offset)
             return super().write(fd, memory, offset)
 
-    for failing_write in range(7):
-        engine = Failing()
-        with StateFile.open(path, engine=engine) as state:
-            engine.left = failing_write
-            with pytest.raises(expected, match=r"of .*state at offset \d+"):
-                advance(state)
-            assert_exact(state)
-            engine.left = 1_000
-            state.discard()
-            advance(state)
-            assert_exact(state)
-
-
-def test_failed_flush_ends_the_use_of_the_file(path):
-    class Failing(PositionalEngine):
         def flush(self, fd):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            log.append("flush")
+            super().flush(fd)
 
-    with StateFile.open(path, engine=Failing()) as state:
-        with pytest.raises(StateError, match="flushing"):
-            advance(state)
-        with pytest.raises(StateError, match=r"a flush failed.*open again"):
-            advance(state)
-    with StateFile.open(path) as state:
-        assert_exact(state)
+    with StateStore.open(stored, engine=Recorder()) as store:
+        small.assert_exact(store)
+        assert log == []
+        small.advance(store)
+    assert log[: 2 * len(stored)].count(BLOCK_BYTES) == len(stored) == log[: 2 * len(stored)].count("flush")
 
 
-def test_every_extent_is_checked(path):
-    with StateFile.open(path) as state:
-        places = [(a, e, state._layout.array_offset(3, a, e) + 77) for a in ARRAYS for e in MANIFEST.extents]
-    for array, extent, offset in places:
+def test_failed_creation_leaves_nothing(paths, tmp_path, small):
+    for left in range(12):
+        with pytest.raises(StorageFullError):
+            small.create(paths, engine=Failing(errno.ENOSPC, left))
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_left_over_of_a_killed_creation_is_replaced(paths, tmp_path, small):
+    (tmp_path / "state-0.partial").write_bytes(b"x" * 500_000)
+    with small.create(paths) as store:
+        small.assert_exact(store)
+    assert sorted(tmp_path.iterdir()) == paths
+
+
+# Damage
+
+
+def test_every_extent_is_checked(stored, small):
+    with StateStore.open(stored) as store:
+        places = []
+        for array in small.arrays:
+            for extent in small.manifest.extents:
+                file = store._files[store.device_of(extent)]
+                places.append((array.name, extent, file.path, file.layout.array_offset(3, array.name, extent) + 77))
+    for array, extent, path, offset in places:
         flip(path, offset)
-        before = path.read_bytes()
-        with StateFile.open(path) as state:
-            with pytest.raises(StateError, match=f"array {array} of step 3 is damaged in tensors .*file offset"):
-                state.read(array, extent, aligned_buffer(extent.size_bytes))
-            (message,) = state.verify()
-            assert MANIFEST.names_in(extent) in message and str(offset - 77) in message
-        assert path.read_bytes() == before
+        before = contents(stored)
+        with StateStore.open(stored) as store:
+            with pytest.raises(
+                StateError, match=f"{path}: array {array} of step 3 is damaged in tensors .*file offset"
+            ):
+                store.read(array, extent, aligned_buffer(extent.size_bytes))
+            (message,) = store.verify()
+            assert small.manifest.names_in(extent) in message and str(offset - 77) in message
+        assert contents(stored) == before
         flip(path, offset)
 
 
-def test_damaged_last_superblock_opens_the_step_before(path):
-    flip(path, BLOCK_BYTES + 60)
-    with StateFile.open(path) as state:
-        assert state.step == 2
-        assert_exact(state)
+def test_damaged_last_superblock_opens_the_step_before(stored, small):
+    flip(stored[-1], BLOCK_BYTES + 60)
+    with StateStore.open(stored) as store:
+        assert store.steps == 2
+        small.assert_exact(store)
+        small.advance(store)
+        small.assert_exact(store)
 
 
-def test_damaged_superblock_and_overwritten_slot_is_refused(path):
-    with StateFile.open(path) as state:
-        memory = aligned_buffer(MANIFEST.extents[0].size_bytes)
-        state.write("m", MANIFEST.extents[0], memory)
-    flip(path, BLOCK_BYTES + 60)
-    before = path.read_bytes()
+def test_damaged_superblock_and_overwritten_slot_is_refused(stored, small):
+    with StateStore.open(stored) as store:
+        for extent in small.manifest.extents[:2]:
+            store.write("m", extent, aligned_buffer(extent.size_bytes))
+    flip(stored[-1], BLOCK_BYTES + 60)
+    before = contents(stored)
     with pytest.raises(StateError, match=r"one superblock is damaged.*array m of step 2"):
-        StateFile.open(path)
-    assert path.read_bytes() == before
+        StateStore.open(stored)
+    assert contents(stored) == before
 
 
-def overwrite(offset, data):
-    def change(content):
-        content[offset : offset + len(data)] = data
-
-    return change
+def test_wrong_length_is_refused(stored, small):
+    with StateStore.open(stored) as store, pytest.raises(AlignmentError, match="must have the extent's 4096 bytes"):
+        store.read("p", small.manifest.extents[0], aligned_buffer(2 * BLOCK_BYTES))
 
 
-def foreign(content):
-    content[:] = b"\x89PNG" * (len(content) // 4)
+# Rollback
 
 
-def newer(key, value):
-    body = {"version": 2, "abi": 1, "step": 4, "profile": "ieee"} | {key: value}
-    return overwrite(0, seal("superblock", body).tobytes())
+def test_rollback_is_the_step_before(stored, small):
+    with StateStore.open(stored) as store:
+        small.advance(store)
+        store.rollback()
+        assert store.steps == 3
+        small.assert_exact(store)
+        with pytest.raises(StateError, match="holds no step before 3"):
+            store.rollback()
+    with StateStore.open(stored) as store:
+        assert store.steps == 3
+        small.assert_exact(store)
+        with pytest.raises(StateError, match="holds no step before 3"):
+            store.rollback()
+        small.advance(store, 2)
+        small.assert_exact(store)
 
 
-def shorten(to_bytes):
-    def change(content):
-        del content[to_bytes:]
-
-    return change
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (foreign, "must begin with a nearflash superblock"),
-        (overwrite(0, bytes(2 * BLOCK_BYTES)), "must begin with a nearflash superblock"),
-        (overwrite(0, b"nearflash.superblock junk" + bytes(2 * BLOCK_BYTES - 25)), "both superblocks are damaged"),
-        (newer("version", 3), "must have version 2, not 3"),
-        (newer("abi", 9), "must have abi 1, not 9"),
-        (shorten(-1), "whole number of 4096-byte blocks"),
-        (shorten(-BLOCK_BYTES), "must have 225280 bytes, not 221184"),
-        (shorten(2 * BLOCK_BYTES), "at least 3, not 8192"),
-        (shorten(0), "at least 3, not 0"),
-        (lambda content: content.extend(bytes(BLOCK_BYTES)), "must have 225280 bytes, not 229376"),
-        (overwrite(2 * BLOCK_BYTES + 100, b"@"), "the manifest at offset 8192 is damaged"),
-        (overwrite(20 * BLOCK_BYTES + 100, b"@"), "the checksum table at offset 81920 is damaged"),
-    ],
-)
-def test_bad_files_are_refused_untouched(path, change, message):
-    content = bytearray(path.read_bytes())
-    change(content)
-    path.write_bytes(content)
-    with pytest.raises(StateError, match=message):
-        StateFile.open(path)
-    assert path.read_bytes() == content
+def test_rollback_of_a_store_just_opened(stored, small):
+    with StateStore.open(stored) as store:
+        store.rollback()
+        assert store.steps == 2
+        small.assert_exact(store)
+    with StateStore.open(stored) as store:
+        small.assert_exact(store)
+        assert store.steps == 2
 
 
-def test_missing_file_is_named(tmp_path):
-    with pytest.raises(StateError, match="not a missing one"):
-        StateFile.open(tmp_path / "none")
+def test_rollback_after_a_write_began(stored, small):
+    extent = small.manifest.extents[0]
+    with StateStore.open(stored) as store:
+        small.advance(store)
+        store.write("p", extent, aligned_buffer(extent.size_bytes))
+        store.discard()
+        with pytest.raises(StateError, match="before the next write begins; step 4 stays"):
+            store.rollback()
+        small.assert_exact(store)
+    with StateStore.open(stored) as store:
+        with pytest.raises(StateError, match=r"step 3 was written over and step 4 stays: .*array p"):
+            store.rollback()
+        small.assert_exact(store)
+        small.advance(store)
+        small.assert_exact(store)
 
 
-def test_locked_file(path):
-    with StateFile.open(path), pytest.raises(StateError, match="in use by another process"):
-        StateFile.open(path)
+def test_nothing_before_the_first_step(paths, small):
+    with small.create(paths) as store, pytest.raises(StateError, match="holds no step before 0"):
+        store.rollback()
 
 
-def test_wrong_length_is_refused(path):
-    with StateFile.open(path) as state, pytest.raises(AlignmentError, match="must have the extent's 4096 bytes"):
-        state.read("p", MANIFEST.extents[0], aligned_buffer(2 * BLOCK_BYTES))
-
-
-def test_failed_creation_leaves_nothing(tmp_path):
-    class Full(PositionalEngine):
-        def write(self, fd, memory, offset):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(StorageFullError):
-        create(tmp_path / "state", engine=Full())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_left_over_of_a_killed_creation_is_replaced(tmp_path):
-    (tmp_path / "state.partial").write_bytes(b"x" * 500_000)
-    with create(tmp_path / "state") as state:
-        assert_exact(state)
-    assert [p.name for p in tmp_path.iterdir()] == ["state"]
+@pytest.mark.parametrize("reopen", [False, True])
+def test_an_undone_step_does_not_come_back(stored, small, reopen):
+    """Damage to the superblock that took the undone step's place must not bring that step back."""
+    with StateStore.open(stored) as store:
+        store.rollback()
+    if reopen:
+        StateStore.open(stored).close()
+    flip(stored[0], BLOCK_BYTES + 20)
+    with StateStore.open(stored) as store:
+        assert store.steps == 2
+        small.assert_exact(store)

@@ -1,9 +1,12 @@
-"""Direct I/O on flash and the crash-safe state file."""
+"""Direct I/O on flash and the crash-safe state store."""
 
 from nearflash.storage.direct import BLOCK_BYTES, DirectFile, aligned_buffer
 from nearflash.storage.layout import ARRAYS
 from nearflash.storage.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray, TensorEntry
-from nearflash.storage.state import StateFile
+from nearflash.storage.state import StateStore
+
+StateFile = StateStore
+"""Until callers have changed."""
 
 __all__ = [
     "ADAM_ARRAYS",
@@ -14,6 +17,7 @@ __all__ = [
     "Manifest",
     "StateArray",
     "StateFile",
+    "StateStore",
     "TensorEntry",
     "aligned_buffer",
 ]

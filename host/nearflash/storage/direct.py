@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
 from nearflash.device.memory import anonymous as aligned_buffer
 
-__all__ = ["BLOCK_BYTES", "DirectFile", "Engine", "PositionalEngine", "aligned_buffer"]
+__all__ = ["BLOCK_BYTES", "DirectFile", "Engine", "PositionalEngine", "aligned_buffer", "flush_directory"]
 
 BLOCK_BYTES = 4096
 _Call = Callable[[int, memoryview, int], int]
@@ -249,3 +249,15 @@ class DirectFile:
         if error.errno in _FULL:
             return StorageFullError(f"no room while {where} ({error.strerror}): free that much space and try again")
         return StateError(f"{where} failed ({error.strerror}): check the drive (dmesg, smartctl) and the file")
+
+
+def flush_directory(path: Path) -> None:
+    """Make names that were given or taken in a directory durable. Raises StateError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StateError(f"flushing the directory {path} failed ({error.strerror}): check the drive") from error
