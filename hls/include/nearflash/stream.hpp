@@ -41,7 +41,11 @@ using Stream = hls::stream<T, Depth>;
 
 #else
 
-constexpr std::chrono::seconds patience{60};
+#ifndef NEARFLASH_PATIENCE_S
+#define NEARFLASH_PATIENCE_S 60
+#endif
+
+constexpr std::chrono::seconds patience{NEARFLASH_PATIENCE_S};
 
 // Blocking queue of Depth elements between two threads.
 template <typename T, int Depth = 512>
@@ -81,7 +85,8 @@ class Stream {
         const auto limit = std::chrono::steady_clock::now() + patience;
         while (!ready()) {
             if (std::chrono::steady_clock::now() > limit)
-                throw std::runtime_error(std::string(name_) + " must move within a minute, but it stays " + state);
+                throw std::runtime_error(std::string(name_) + " must move within " + std::to_string(patience.count()) +
+                                         " s, not stay " + state);
             std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.errors import CommandError
 from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep, StateFormat
+from nearflash.sim.hls.build import CompileError
 from nearflash.sim.hls.kernel_text import update_kernel
 from nearflash.sim.hls.library import HlsLibrary
 from nearflash.sim.hls.rule import HlsRule
@@ -37,7 +38,21 @@ class HlsKernel:
 
         Raises CompileError.
         """
-        return HlsLibrary(f"update_{self.name}", self.text, config, real, self.folder)
+        try:
+            return HlsLibrary(f"update_{self.name}", self.text, config, real, self.folder)
+        except CompileError as error:
+            raise self._in_users_words(error) from error
+
+    def _in_users_words(self, error: CompileError) -> CompileError:
+        """An error of the top is one of names: at the struct whose fields are not those of the Python definition."""
+        if self.folder is None or not error.diagnosis.startswith("kernel.cpp"):
+            return error
+        path = self.folder / self.header
+        struct, names = ("Scalars", self.scalars) if "Scalars" in error.diagnosis else ("State", self.arrays)
+        lines = path.read_text().splitlines()
+        number = next((k for k, line in enumerate(lines, 1) if f"struct {struct}" in line), 1)
+        where = f"{path}:{number}: fields of {struct} must be {', '.join(names)}, as in the Python definition"
+        return CompileError(f"{where}\n{error.diagnosis}", error.log)
 
 
 @dataclass(frozen=True)

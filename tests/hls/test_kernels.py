@@ -1,0 +1,115 @@
+"""Every update kernel against the model, word by word; the committed tops; streams and stages that do not move."""
+
+import time
+
+import numpy as np
+import pytest
+
+from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.config import update_config
+from nearflash.abi.errors import CommandError, DeviceError
+from nearflash.abi.rules import AdamStep, LionStep, StateFormat
+from nearflash.device import open_device
+from nearflash.device.model import ModelDevice
+from nearflash.sim.bench.hls import compare, rules
+from nearflash.sim.hls.build import HLS
+from nearflash.sim.hls.device import HlsDevice
+from nearflash.sim.hls.kernels import SHIPPED, call_of
+from nearflash.sim.hls.library import HlsLibrary
+from nearflash.sim.hls.vectors import EDGES, edge_state
+
+TINY, SMARTSSD = update_config("update-tiny"), update_config("update-smartssd")
+
+
+@pytest.fixture(scope="module")
+def model():
+    with ModelDevice(SMARTSSD) as device:
+        yield device
+
+
+@pytest.fixture(scope="module", params=["float", "Fp32"])
+def kernels(request):
+    with HlsDevice(SMARTSSD, real=request.param) as device:
+        yield device
+
+
+def name_of(rule):
+    return f"{call_of(rule).kernel.name}-{rule.step}-{rule.weight_decay}"
+
+
+@pytest.mark.parametrize("rule", rules(), ids=name_of)
+def test_kernel_equals_the_model_to_the_bit(kernels, model, rule):
+    words, mismatches, _ = compare(kernels, model, rule, params=20_011, seed=3)
+    assert mismatches == 0 and words == 20_011 * (2 + len(rule.arrays)) + 2
+
+
+def test_the_rules_reach_every_shipped_kernel():
+    assert {call_of(rule).kernel for rule in rules()} == set(SHIPPED)
+
+
+def test_edge_values_are_among_the_vectors():
+    state = edge_state(3, 1 << 17, seed=0)
+    bits = state.view(np.uint32)
+    assert state.dtype == np.float32 and all(np.isin(EDGES, row).all() for row in bits)
+    pairs = set(zip(bits[0].tolist(), bits[1].tolist(), strict=True))
+    assert all((int(a), int(b)) in pairs for a in EDGES for b in EDGES)
+    finite = np.isfinite(state[0])
+    assert 0 < np.count_nonzero(~finite) < state.shape[1] / 100
+    assert np.count_nonzero(state[0, finite] == -state[1, finite]) > 1000, "some gradients must cancel p"
+
+
+def test_committed_tops_are_what_the_generator_writes():
+    folder = HLS / "kernels"
+    texts = {f"update_{kernel.name}.cpp": kernel.text for kernel in SHIPPED}
+    committed = {path.name: path.read_text() for path in folder.glob("update_*.cpp")}
+    assert {"update_adamw.cpp", "update_sgd_momentum.cpp", "update_adagrad.cpp", "update_lion.cpp"} <= set(committed)
+    assert committed == {name: texts[name] for name in committed}
+    assert all(len(line) <= 120 for text in texts.values() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("name", ["hls:update-tiny", "hls:update-smartssd"])
+def test_the_device_is_registered(name):
+    with open_device(name) as device:
+        assert device.identity.name == name
+
+
+def test_states_that_no_kernel_reads_are_refused():
+    with HlsDevice(TINY) as device:
+        buffer = device.allocate(4096)
+        rule = AdamStep(1e-3, 1, state_format=StateFormat.BF16)
+        places = dict.fromkeys(("g", "p", "m", "v"), buffer.address)
+        with pytest.raises(CommandError, match=r"state_format must be fp32 on .*, not bf16"):
+            device.submit(UpdateCommand(rule, 16, places, places, CopyFormat.NONE))
+
+
+def test_a_call_with_other_arguments_is_refused():
+    library = call_of(LionStep(1e-3, 1)).kernel.library(TINY)
+    with pytest.raises(ValueError, match="update_lion must get 16 arguments, not 2"):
+        library.run([0, 0])
+
+
+STUCK = """
+#define NEARFLASH_PATIENCE_S 1
+#include <cstdint>
+#include "nearflash/stream.hpp"
+using namespace nearflash;
+void produce(Stream<int, 4>& out, std::uint32_t count) { for (std::uint32_t i = 0; i < count; ++i) out.write(i); }
+void consume(Stream<int, 4>& in, std::uint32_t count) { for (std::uint32_t i = 0; i < count; ++i) in.read(); }
+extern "C" void stuck(std::uint32_t written, std::uint32_t read) {
+    Stream<int, 4> numbers("numbers");
+    NEARFLASH_DATAFLOW
+    NEARFLASH_STAGE(produce(numbers, written));
+    NEARFLASH_STAGE(consume(numbers, read));
+    NEARFLASH_JOIN
+}
+"""
+
+
+def test_a_stage_that_cannot_go_on_names_its_stream():
+    library = HlsLibrary("stuck", STUCK, TINY)
+    start = time.monotonic()
+    for written, read, state in ((9, 10, "empty"), (20, 10, "full")):
+        with pytest.raises(DeviceError, match=f"numbers must move within 1 s, not stay {state}"):
+            library.run([written, read])
+    assert time.monotonic() - start < 20
+    library.run([1000, 1000])
