@@ -109,7 +109,7 @@ class DirectFile:
     """
 
     def __init__(self, path: Path, flags: int, direct: bool, engine: Engine | None) -> None:
-        self.path = path
+        self.path, self.direct = path, direct
         self.engine = engine or PositionalEngine()
         if path.is_block_device():
             flags = os.O_EXCL  # which Linux refuses where the device, or a part of it, is mounted

@@ -14,7 +14,7 @@ What a state file promises:
    set from which a file is missing, are refused by name and left as they are. Files may be given in any order.
 4. No space, an I/O error, a short read or write leave the last step as it is, and the store usable.
 5. A failed flush ends the use of the open store: what the drives hold can be told only by opening it again.
-6. `rollback` gives exactly the step before, until the next write begins.
+6. `rollback` gives exactly the step before, until the next write begins; `snapshot` exactly the committed step.
 
 Limits: the checksums are computed by the host's CPU over the memory that is passed in; where that is a window onto
 device memory on a board, the bytes cross the host link once more (a checksum unit in the device is to replace it).
@@ -35,6 +35,7 @@ from nearflash.storage.deal import Deal
 from nearflash.storage.direct import Engine, aligned_buffer, flush_directory
 from nearflash.storage.layout import EXTRA_BYTES
 from nearflash.storage.manifest import Extent, Manifest
+from nearflash.storage.snapshot import copy, snapshot_paths
 from nearflash.storage.state_file import StateFile
 from nearflash.storage.state_set import StateSet, in_order
 from nearflash.storage.superblock import Stamp
@@ -192,6 +193,22 @@ class StateStore(StateSet):
             file.step_back(version)
         self._settled = False
         self._settle()
+
+    def snapshot(self, folder: Path) -> list[Path]:
+        """Files of the committed step in a folder (made where it is missing), for `open`: reflinks or copies.
+
+        Writes may be under way, but no commit. Raises StateError where a file exists or this one is damaged,
+        StorageFullError.
+        """
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        paths = snapshot_paths(self.paths, Path(folder))
+        try:
+            self.each(lambda file: copy(file, paths[file.index]))
+        except BaseException:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            raise
+        return paths
 
     # Steps of a commit
 

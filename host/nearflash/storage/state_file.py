@@ -134,6 +134,11 @@ class StateFile:
         return self._file.path
 
     @property
+    def direct(self) -> bool:
+        """Whether it is read and written past the page cache."""
+        return self._file.direct
+
+    @property
     def version(self) -> Version:
         """The step that reads see."""
         assert self._version is not None, "a new file has a version from its first commit on"
