@@ -13,7 +13,16 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.crc import CRC_RESIDUE
-from nearflash.abi.topk import HEADER_BYTES, MAGIC, TILE_BITS, TILE_PARAMS, VERSION, WORD_BYTES, StreamFault, ValueFormat
+from nearflash.abi.topk import (
+    HEADER_BYTES,
+    MAGIC,
+    TILE_BITS,
+    TILE_PARAMS,
+    VERSION,
+    WORD_BYTES,
+    StreamFault,
+    ValueFormat,
+)
 from nearflash.gateware.nfc.crc import Crc32c
 
 __all__ = ["HeaderCheck", "TilesCommand", "TopKCommand"]
@@ -65,8 +74,9 @@ class HeaderCheck(wiring.Component):
         m.submodules.crc = crc = Crc32c()
         command, start = Signal(TopKCommand), self.o_start.payload
         number, words_left, taken = Signal(range(_WORDS)), Signal.like(start.words), Signal()
+        good = Signal()
         other_magic, other_shape, other_length = Signal(), Signal(), Signal()
-        tiles = (command.params + (TILE_PARAMS - 1)) >> TILE_BITS
+        tiles = (command.params + (TILE_PARAMS - 1))[TILE_BITS:]
         m.d.comb += [
             taken.eq(self.i.valid & self.i.ready),
             crc.enable.eq(taken),
@@ -95,7 +105,7 @@ class HeaderCheck(wiring.Component):
                             m.d.sync += [other_magic.eq(word[:48] != _MAGIC), other_shape.eq(shape)]
                             m.d.sync += start.value_format.eq(word[48:])
                         with m.Case(1):
-                            shape = word != Cat(command.params, tiles, C(0, 31 - len(tiles)))
+                            shape = word != Cat(command.params, tiles, C(0, 32 - len(tiles)))
                             m.d.sync += other_shape.eq(other_shape | shape)
                         with m.Case(2):
                             m.d.sync += other_length.eq(word[32:] != command.stream_bytes)
@@ -117,10 +127,13 @@ class HeaderCheck(wiring.Component):
                 with m.If(self.o_start.ready):
                     m.next = "PASS"
             with m.State("PASS"):
-                good = start.fault == StreamFault.NONE
                 m.d.comb += self.o.valid.eq(self.i.valid & good & (words_left != 0))
                 m.d.comb += self.i.ready.eq((self.o.ready | ~good) & (words_left != 0))
                 with m.If(words_left == 0):
                     m.next = "WAIT-COMMAND"
-        m.d.comb += [start.params.eq(command.params), start.words.eq(words_left)]
+        m.d.comb += [
+            good.eq(start.fault == StreamFault.NONE),
+            start.params.eq(command.params),
+            start.words.eq(Mux(good, words_left, 0)),
+        ]
         return m

@@ -35,7 +35,7 @@ class ValueWord(data.Struct):
 def widen_fp16(m: Module, bits: Value) -> Value:
     """fp32 pattern of an fp16 one: exact; combinational, subnormals through a normaliser of two digits."""
     mantissa, exponent = bits[: FP16.mantissa_bits], bits[FP16.mantissa_bits : 15]
-    shifted, digits = mantissa, []
+    shifted, digits = mantissa, list[Value]()
     for place in digit_places(4):
         shifted, digit = normalize_digit(m, shifted, place)
         digits.insert(0, digit)
