@@ -11,12 +11,12 @@ from nearflash.abi.errors import CommandError, DeviceError
 from nearflash.abi.rules import AdamStep, LionStep, StateFormat
 from nearflash.device import open_device
 from nearflash.device.model import ModelDevice
-from nearflash.sim.bench.hls import compare, rules
+from nearflash.sim.bench.hls import compare
 from nearflash.sim.hls.build import HLS
 from nearflash.sim.hls.device import HlsDevice
 from nearflash.sim.hls.kernels import SHIPPED, call_of
 from nearflash.sim.hls.library import HlsLibrary
-from nearflash.sim.hls.vectors import EDGES, edge_state
+from nearflash.sim.hls.vectors import EDGES, edge_state, rules
 
 TINY, SMARTSSD = update_config("update-tiny"), update_config("update-smartssd")
 

@@ -20,6 +20,9 @@ namespace nearflash {
 
 constexpr int most_arrays = 8;
 
+// Operation orders of docs/numerics.md. A user's optimizer has one order, as written: ieee.
+enum class Profile { ieee, torch_fused, deepspeed };
+
 // Fields of a struct that holds F's and nothing else.
 template <typename Struct, typename F>
 constexpr int fields = int(sizeof(Struct) / sizeof(F));

@@ -5,8 +5,10 @@
 
 namespace nearflash {
 
-template <typename F>
-struct Adagrad {
+template <typename F, Profile Order>
+struct AdagradStep {
+    static constexpr bool fused = Order == Profile::torch_fused;
+
     struct Scalars {
         F step_size;  // lr / (1 + (t - 1) lr_decay)
         F eps;
@@ -17,11 +19,17 @@ struct Adagrad {
     };
 
     static State step(State s, F g, Scalars c) {
-        if (c.decay != F(0)) g = g + c.decay * s.p;
-        const F v = s.v + g * g;
-        return {s.p - c.step_size * (g / (sqrt(v) + c.eps)), v};
+        if (c.decay != F(0)) g = fused ? fma(s.p, c.decay, g) : g + c.decay * s.p;
+        const F v = fused ? fma(g, g, s.v) : s.v + g * g;
+        const F d = sqrt(v) + c.eps;
+        return {s.p - (fused ? (c.step_size * g) / d : c.step_size * (g / d)), v};
     }
 };
+
+template <typename F>
+using Adagrad = AdagradStep<F, Profile::ieee>;
+template <typename F>
+using AdagradTorchFused = AdagradStep<F, Profile::torch_fused>;
 
 NEARFLASH_OPTIMIZER(Adagrad);
 

@@ -5,8 +5,6 @@
 
 namespace nearflash {
 
-enum class Profile { ieee, torch_fused, deepspeed };
-
 template <typename F, Profile Order, bool Decoupled>
 struct AdamStep {
     struct Scalars {

@@ -17,7 +17,7 @@ struct Lion {
 
     static State step(State s, F g, Scalars c) {
         const F u = c.beta1 * s.m + c.one_minus_beta1 * g;
-        const F sign = u > F(0) ? F(1) : u < F(0) ? F(-1) : u;  // a zero and a NaN stay
+        const F sign = u > F(0) ? F(1) : u < F(0) ? F(-1) : u == F(0) ? F(0) : u;  // of NaN: NaN
         return {c.decay * s.p - c.lr * sign, c.beta2 * s.m + c.one_minus_beta2 * g};
     }
 };

@@ -5,8 +5,10 @@
 
 namespace nearflash {
 
-template <typename F>
-struct SgdMomentum {
+template <typename F, Profile Order>
+struct SgdMomentumStep {
+    static constexpr bool fused = Order == Profile::torch_fused;
+
     struct Scalars {
         F lr;
         F retained;  // factor of m: momentum, and -0 at the first step, where m becomes the gradient
@@ -19,15 +21,19 @@ struct SgdMomentum {
     };
 
     static State step(State s, F g, Scalars c) {
-        if (c.decay != F(0)) g = g + c.decay * s.p;
-        const F m = c.retained * s.m + c.gain * g;
-        const F direction = c.nesterov != F(0) ? g + c.nesterov * m : m;
-        return {s.p - c.lr * direction, m};
+        if (c.decay != F(0)) g = fused ? fma(s.p, c.decay, g) : g + c.decay * s.p;
+        const F kept = c.retained * s.m;
+        const F m = fused ? fma(c.gain, g, kept) : kept + c.gain * g;
+        F direction = m;
+        if (c.nesterov != F(0)) direction = fused ? fma(m, c.nesterov, g) : g + c.nesterov * m;
+        return {fused ? fma(direction, -c.lr, s.p) : s.p - c.lr * direction, m};
     }
 };
 
-template <typename F>
-struct Sgd {
+template <typename F, Profile Order>
+struct SgdStep {
+    static constexpr bool fused = Order == Profile::torch_fused;
+
     struct Scalars {
         F lr, decay;
     };
@@ -36,10 +42,19 @@ struct Sgd {
     };
 
     static State step(State s, F g, Scalars c) {
-        if (c.decay != F(0)) g = g + c.decay * s.p;
-        return {s.p - c.lr * g};
+        if (c.decay != F(0)) g = fused ? fma(s.p, c.decay, g) : g + c.decay * s.p;
+        return {fused ? fma(g, -c.lr, s.p) : s.p - c.lr * g};
     }
 };
+
+template <typename F>
+using SgdMomentum = SgdMomentumStep<F, Profile::ieee>;
+template <typename F>
+using SgdMomentumTorchFused = SgdMomentumStep<F, Profile::torch_fused>;
+template <typename F>
+using Sgd = SgdStep<F, Profile::ieee>;
+template <typename F>
+using SgdTorchFused = SgdStep<F, Profile::torch_fused>;
 
 NEARFLASH_OPTIMIZER(SgdMomentum);
 NEARFLASH_OPTIMIZER(Sgd);

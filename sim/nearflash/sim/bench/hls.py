@@ -8,31 +8,16 @@ import numpy as np
 
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.config import update_config
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
+from nearflash.abi.rules import OptimizerStep
 from nearflash.device.base import Device
 from nearflash.device.model import ModelDevice
 from nearflash.sim.hls.device import HlsDevice
 from nearflash.sim.hls.kernels import call_of
-from nearflash.sim.hls.vectors import edge_state
+from nearflash.sim.hls.vectors import edge_state, rules
 
-__all__ = ["compare", "rules", "run"]
+__all__ = ["compare", "run"]
 
 _PAGE_BYTES = 4096
-
-
-def rules() -> list[OptimizerStep]:
-    """One rule for each shipped kernel, and for each of its branches."""
-    options: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.1}
-    found: list[OptimizerStep] = [
-        AdamStep(**options, step=step, decoupled=decoupled, profile=profile)
-        for profile in Profile for decoupled in (True, False) for step in (1, 1000)
-    ]  # fmt: skip
-    found += [AdamStep(1e-3, 7, profile=profile) for profile in Profile]
-    found += [SgdStep(**options, step=1), SgdStep(0.1, 5)]
-    found += [SgdStep(**options, step=step, momentum=0.9, nesterov=True) for step in (1, 2)]
-    found += [SgdStep(0.1, step, momentum=0.9, dampening=0.5) for step in (1, 2)]
-    found += [AdagradStep(**options, step=3, lr_decay=0.01), AdagradStep(0.1, 1)]
-    return [*found, LionStep(**options, step=3), LionStep(1e-3, 1)]
 
 
 def run(params: int = 1 << 20, config_name: str = "update-smartssd", seed: int = 1) -> Iterator[dict[str, Any]]:

@@ -88,17 +88,13 @@ def _analyze(arguments: argparse.Namespace) -> int:
 
 
 def _calls(file: str) -> list[Any]:
-    from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
     from nearflash.sim.hls.analyze import rule_calls
     from nearflash.sim.hls.check import load_rule
     from nearflash.sim.hls.kernels import call_of
+    from nearflash.sim.hls.vectors import rules
 
-    options: dict[str, Any] = {"lr": 1e-3, "step": 10, "weight_decay": 0.1}
-    shipped: list[OptimizerStep] = [SgdStep(**options), AdagradStep(**options), LionStep(**options)]
-    shipped += [AdamStep(**options, profile=order, decoupled=both) for order in Profile for both in (True, False)]
-    shipped += [SgdStep(**options, momentum=0.9, nesterov=True)]
-    calls = {call.kernel.name: call for call in map(call_of, shipped)}
-    return [calls[file]] if file in calls else list(rule_calls(load_rule(Path(file))))
+    shipped = [call for call in map(call_of, rules()) if call.kernel.name == file]
+    return shipped or list(rule_calls(load_rule(Path(file))))
 
 
 def _kernel(arguments: argparse.Namespace) -> int:

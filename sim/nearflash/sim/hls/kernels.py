@@ -63,25 +63,33 @@ class HlsCall:
     scalars: dict[str, float]
 
 
-def _shipped(name: str, optimizer: str, file: str, arrays: str, scalars: str) -> HlsKernel:
-    return HlsKernel(name, optimizer, f"nearflash/optimizers/{file}", tuple(arrays.split()), tuple(scalars.split()))
+_SUFFIX = {Profile.IEEE: "", Profile.TORCH_FUSED: "TorchFused", Profile.DEEPSPEED: "DeepSpeed"}
+
+
+def _shipped(
+    name: str, optimizer: str, file: str, arrays: str, scalars: str, rule: type[OptimizerStep]
+) -> dict[Profile, HlsKernel]:
+    """A kernel of each operation order that the rule has."""
+    header, fields = f"nearflash/optimizers/{file}", (tuple(arrays.split()), tuple(scalars.split()))
+    return {
+        profile: HlsKernel(
+            f"{name}_{profile}" if _SUFFIX[profile] else name, optimizer + _SUFFIX[profile], header, *fields
+        )
+        for profile in rule.PROFILES
+    }
 
 
 _ADAM = "beta1 one_minus_beta1 beta2 one_minus_beta2 eps step_size root decay decays"
-_ADAMS = {
-    (profile, decoupled): _shipped(
-        f"{'adamw' if decoupled else 'adam'}{suffix.lower() and f'_{profile}'}",
-        f"{'AdamW' if decoupled else 'Adam'}{suffix}", "adam.hpp", "p m v", _ADAM,
-    )
-    for profile, suffix in ((Profile.IEEE, ""), (Profile.TORCH_FUSED, "TorchFused"), (Profile.DEEPSPEED, "DeepSpeed"))
-    for decoupled in (True, False)
-}  # fmt: skip
-_SGD = _shipped("sgd", "Sgd", "sgd.hpp", "p", "lr decay")
-_SGD_MOMENTUM = _shipped("sgd_momentum", "SgdMomentum", "sgd.hpp", "p m", "lr retained gain nesterov decay")
-_ADAGRAD = _shipped("adagrad", "Adagrad", "adagrad.hpp", "p v", "step_size eps decay")
-_LION = _shipped("lion", "Lion", "lion.hpp", "p m", "lr beta1 one_minus_beta1 beta2 one_minus_beta2 decay")
-SHIPPED = (*_ADAMS.values(), _SGD, _SGD_MOMENTUM, _ADAGRAD, _LION)
-"""Kernels of hls/kernels/update_<name>.cpp."""
+_ADAMW = _shipped("adamw", "AdamW", "adam.hpp", "p m v", _ADAM, AdamStep)
+_ADAM_L2 = _shipped("adam", "Adam", "adam.hpp", "p m v", _ADAM, AdamStep)
+_SGD = _shipped("sgd", "Sgd", "sgd.hpp", "p", "lr decay", SgdStep)
+_SGD_MOMENTUM = _shipped("sgd_momentum", "SgdMomentum", "sgd.hpp", "p m", "lr retained gain nesterov decay", SgdStep)
+_ADAGRAD = _shipped("adagrad", "Adagrad", "adagrad.hpp", "p v", "step_size eps decay", AdagradStep)
+_LION = _shipped("lion", "Lion", "lion.hpp", "p m", "lr beta1 one_minus_beta1 beta2 one_minus_beta2 decay", LionStep)
+SHIPPED = tuple(
+    kernel for kernels in (_ADAMW, _ADAM_L2, _SGD, _SGD_MOMENTUM, _ADAGRAD, _LION) for kernel in kernels.values()
+)
+"""Every kernel of ours. Tops of profile ieee are in hls/kernels; the others are made when they are needed."""
 
 
 def call_of(rule: OptimizerStep) -> HlsCall:
@@ -105,30 +113,31 @@ def _(rule: HlsRule) -> HlsCall:
 
 @_call_of.register
 def _(rule: AdamStep) -> HlsCall:
+    kernel = (_ADAMW if rule.decoupled else _ADAM_L2)[rule.profile]
     inverse = rule.profile is Profile.DEEPSPEED
-    values = {
-        **{name: getattr(rule, name) for name in _ADAM.split()[:6]},
-        "root": rule.inverse_bias_correction2_sqrt if inverse else rule.bias_correction2_sqrt,
-        "decay": rule.decay,
-        "decays": float(rule.weight_decay > 0),
-    }
-    return HlsCall(_ADAMS[rule.profile, rule.decoupled], values)
+    root = rule.inverse_bias_correction2_sqrt if inverse else rule.bias_correction2_sqrt
+    return _by_name(kernel, rule, root=root, decays=float(rule.weight_decay > 0))
 
 
 @_call_of.register
 def _(rule: SgdStep) -> HlsCall:
     if not rule.momentum:
-        return HlsCall(_SGD, {"lr": rule.lr, "decay": rule.decay})
+        return HlsCall(_SGD[rule.profile], {"lr": rule.lr, "decay": rule.decay})
     nesterov = rule.momentum if rule.nesterov else 0.0
     values = {"lr": rule.lr, "retained": rule.retained, "gain": rule.gain, "nesterov": nesterov, "decay": rule.decay}
-    return HlsCall(_SGD_MOMENTUM, values)
+    return HlsCall(_SGD_MOMENTUM[rule.profile], values)
 
 
 @_call_of.register
 def _(rule: AdagradStep) -> HlsCall:
-    return HlsCall(_ADAGRAD, {name: getattr(rule, name) for name in _ADAGRAD.scalars})
+    return _by_name(_ADAGRAD[rule.profile], rule)
 
 
 @_call_of.register
 def _(rule: LionStep) -> HlsCall:
-    return HlsCall(_LION, {name: getattr(rule, name) for name in _LION.scalars})
+    return _by_name(_LION[rule.profile], rule)
+
+
+def _by_name(kernel: HlsKernel, rule: OptimizerStep, **given: float) -> HlsCall:
+    """Scalars that are attributes of the rule, and those given."""
+    return HlsCall(kernel, {name: given[name] if name in given else getattr(rule, name) for name in kernel.scalars})
