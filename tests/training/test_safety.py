@@ -85,7 +85,7 @@ def test_gradients_and_tensors_of_another_kind(trained, tensors):
 @pytest.mark.parametrize("array", [0, 1, 2])
 def test_flipped_bit_is_never_trained_on(trained, array):
     optimizer, unchanged = trained
-    layout = optimizer._file._files[0].layout
+    layout = optimizer._owned.store._files[0].layout
     content = bytearray(optimizer.path.read_bytes())
     content[layout.array_offset(2, "pmv"[array], layout.extents[1])] ^= 1
     optimizer.path.write_bytes(content)

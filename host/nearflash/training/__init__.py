@@ -1,20 +1,29 @@
-"""torch optimizers whose state lives on flash and is updated by a near-storage device."""
+"""torch optimizers whose state lives on flash and is updated by near-storage devices."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from nearflash.training.compression import TopK
+from nearflash.training.optimizer import NearStorageOptimizer
+from nearflash.training.optimizers import (
+    NearStorageAdagrad,
+    NearStorageAdam,
+    NearStorageAdamW,
+    NearStorageLion,
+    NearStorageSGD,
+)
+from nearflash.training.scaler import LossScale
+from nearflash.training.stalls import Stalls
+from nearflash.training.timeline import Timeline
+from nearflash.training.traffic import Traffic
 
-if TYPE_CHECKING:
-    from nearflash.training.optimizer import NearStorageAdamW
-    from nearflash.training.timeline import Timeline
-    from nearflash.training.traffic import Traffic
-
-__all__ = ["NearStorageAdamW", "Timeline", "Traffic"]
-
-_HOMES = {"NearStorageAdamW": "optimizer", "Timeline": "timeline", "Traffic": "traffic"}
-
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: the commands of this package must not load torch before they run."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__all__ = [
+    "LossScale",
+    "NearStorageAdagrad",
+    "NearStorageAdam",
+    "NearStorageAdamW",
+    "NearStorageLion",
+    "NearStorageOptimizer",
+    "NearStorageSGD",
+    "Stalls",
+    "Timeline",
+    "TopK",
+    "Traffic",
+]

@@ -1,6 +1,7 @@
 """torch tensors as ranges of the flat parameter vector that the state file stores."""
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
-from nearflash.storage import Extent, Manifest, TensorEntry
+from nearflash.abi.errors import FormatError
+from nearflash.storage import Extent, Manifest, StateArray, TensorEntry
 
-__all__ = ["COPY_OF", "FlatParameters", "Piece"]
+__all__ = ["COPY_OF", "FlatParameters", "Piece", "dtype_name"]
 
 COPY_OF = {torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16, torch.float32: CopyFormat.NONE}
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
@@ -35,7 +36,9 @@ class FlatParameters:
     `copy` is the low-precision format that the device makes; tensors are of that dtype or fp32.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], copy: CopyFormat, extent_params: int) -> None:
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], copy: CopyFormat, extent_params: int, arrays: Iterable[StateArray]
+    ) -> None:
         """Raises FormatError for a dtype that is neither fp32 nor the copy's, AlignmentError, ShapeError."""
         self.tensors: list[torch.Tensor] = []
         self.group_of: list[int] = []
@@ -53,9 +56,11 @@ class FlatParameters:
         for name, tensor in zip(names, self.tensors, strict=True):
             if COPY_OF.get(tensor.dtype) not in (CopyFormat.NONE, copy):
                 allowed = "float32" + (f" or {copy.name.lower()}" if copy else ' (or pass copy="fp16" or "bf16")')
-                raise FormatError(f"parameter {name!r} must be {allowed}, not {_dtype(tensor)}")
+                raise FormatError(f"parameter {name!r} must be {allowed}, not {dtype_name(tensor)}")
         described = zip(names, self.tensors, strict=True)
-        self.manifest = Manifest.pack([(n, tuple(t.shape), _dtype(t)) for n, t in described], extent_params)
+        self.manifest = Manifest.pack([(n, tuple(t.shape), dtype_name(t)) for n, t in described], extent_params, arrays)
+        self._starts = [entry.start for entry in self.manifest.tensors]
+        self._stops = [entry.stop for entry in self.manifest.tensors]
         pinned = any(tensor.is_cuda for tensor in self.tensors)
         self._next = [torch.empty(t.numel(), dtype=t.dtype, pin_memory=pinned) for t in self.tensors]
         self._versions: list[int] = []
@@ -70,38 +75,22 @@ class FlatParameters:
         """What the device returns for a tensor: its fp32 parameters (NONE) or a low-precision copy."""
         return COPY_OF[self.tensors[tensor].dtype]
 
+    def tensors_in(self, start: int, stop: int) -> range:
+        """Tensors that have a part, or padding, inside [start, stop) of the flat vector."""
+        return range(bisect_right(self._stops, start), bisect_left(self._starts, stop))
+
     def pieces(self, start: int, stop: int) -> Iterator[Piece]:
         """The tensors' elements inside [start, stop) of the flat vector."""
-        for index, entry in enumerate(self.entries):
+        for index in self.tensors_in(start, stop):
+            entry = self.entries[index]
             first, last = max(start, entry.start), min(stop, entry.start + entry.params)
             if first < last:
                 yield Piece(index, first - entry.start, last - first, first)
 
     # From the tensors
 
-    def check_gradients(self) -> list[int]:
-        """Tensors that have a gradient. Raises ShapeError, FormatError, NonFiniteError; nothing has changed then."""
-        gradients = {i: tensor.grad for i, tensor in enumerate(self.tensors) if tensor.grad is not None}
-        for index, (tensor, entry) in enumerate(zip(self.tensors, self.entries, strict=True)):
-            if tuple(tensor.shape) != entry.shape:
-                raise ShapeError(
-                    f"parameter {entry.name!r} must have the shape {entry.shape}, not {tuple(tensor.shape)}"
-                )
-            if _dtype(tensor) != entry.dtype:
-                raise FormatError(f"parameter {entry.name!r} must be {entry.dtype}, not {_dtype(tensor)}")
-            if index in gradients:
-                _check_gradient(gradients[index], entry)
-        counts = {self.entries[i].name: _nonfinite(gradient) for i, gradient in gradients.items()}
-        damaged = [name for name, count in counts.items() if count]
-        if damaged:
-            raise NonFiniteError(
-                f"gradient of {damaged[0]!r} must be finite, not NaN or infinite in {counts[damaged[0]]} elements "
-                f"({sum(counts.values())} in {len(damaged)} tensors); nothing was updated: skip this step"
-            )
-        return list(gradients)
-
-    def put_gradients(self, start: int, stop: int, out: NDArray[np.float32]) -> None:
-        """Write the gradients of [start, stop), fp32, into `out`; padding becomes zero."""
+    def put_gradients(self, start: int, stop: int, scalar: float, out: NDArray[np.float32]) -> None:
+        """Write the gradients of [start, stop), rounded to fp32, times the fp32 scalar, into `out`; padding is zero."""
         out[:] = 0
         target = torch.from_numpy(out)
         for piece in self.pieces(start, stop):
@@ -109,6 +98,9 @@ class FlatParameters:
             assert gradient is not None, "runs hold tensors with gradients only"
             values = gradient.reshape(-1)[piece.first : piece.first + piece.length]
             target[piece.position - start :][: piece.length].copy_(values)
+        if scalar != 1.0:
+            with np.errstate(over="ignore"):  # the device counts what is not finite
+                np.multiply(out, np.float32(scalar), out=out)
 
     def put_parameters(self, extent: Extent, out: NDArray[np.float32]) -> None:
         """Write the tensors' present values, fp32, into `out` (one extent); padding becomes zero."""
@@ -147,19 +139,6 @@ class FlatParameters:
         return [entry.name for entry, tensor, known in versions if tensor._version != known]
 
 
-def _dtype(tensor: torch.Tensor) -> str:
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Name of a tensor's dtype as the manifest has it: `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _check_gradient(gradient: torch.Tensor, entry: TensorEntry) -> None:
-    if gradient.layout is not torch.strided or not gradient.dtype.is_floating_point:
-        raise FormatError(
-            f"gradient of {entry.name!r} must be dense and floating point, not {gradient.layout} {gradient.dtype}"
-        )
-    if tuple(gradient.shape) != entry.shape:
-        raise ShapeError(f"gradient of {entry.name!r} must have the shape {entry.shape}, not {tuple(gradient.shape)}")
-
-
-def _nonfinite(gradient: torch.Tensor) -> int:
-    finite = torch.isfinite(gradient)
-    return 0 if bool(finite.all()) else int(torch.count_nonzero(~finite))

@@ -7,6 +7,7 @@ over the host link, 24 bytes a parameter. Where it keeps gradients on flash too 
 Source: Smart-Infinity (HPCA 2024), section 3; ZeRO-Infinity's optimizer offload.
 """
 
+import threading
 from dataclasses import dataclass, field
 
 from nearflash.abi.formats import FP32
@@ -16,7 +17,7 @@ __all__ = ["Traffic"]
 
 @dataclass
 class Traffic:
-    """Totals since the optimizer was made. Padding between tensors is counted where it was moved."""
+    """Totals since the optimizer was made, over all devices. Padding between tensors is counted where it was moved."""
 
     steps: int = 0
     params: int = 0
@@ -28,7 +29,8 @@ class Traffic:
     flash_read_bytes: int = 0
     flash_written_bytes: int = 0
     counters: dict[str, int] = field(default_factory=dict)
-    """Sums of the device's counters (abi.counters), as far as the device has them."""
+    """Sums of the devices' counters (abi.counters), as far as they have them."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def host_link_bytes(self) -> int:
@@ -45,7 +47,10 @@ class Traffic:
         """The same where gradients are kept on flash as well: fp32, written once and read once."""
         return self.conventional_bytes + self.params * 2 * FP32.bytes
 
-    def add_counters(self, counters: dict[str, int]) -> None:
-        """Add one command's counters."""
-        for name, value in counters.items():
-            self.counters[name] = self.counters.get(name, 0) + value
+    def add(self, counters: dict[str, int] | None = None, **moved: int) -> None:
+        """Add bytes and parameters to the fields of those names, and one command's counters; from any thread."""
+        with self._lock:
+            for name, value in moved.items():
+                setattr(self, name, getattr(self, name) + value)
+            for name, value in (counters or {}).items():
+                self.counters[name] = self.counters.get(name, 0) + value

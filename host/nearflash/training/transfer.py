@@ -1,100 +1,168 @@
-"""One extent at a time between flash, device memory and host.
+"""Extents between flash, one device's memory, and host.
 
-    flash --p, m, v--> device: update in place in its memory --p', m', v'--> the spare slot on flash
+    flash --p, m, v--> slot: updated in place in device memory --p', m', v'--> the spare slot on flash
     host  --gradients--> device --parameters or their copy--> host
 
-p, m and v go by direct I/O into the device's p2p window; where a device has none they pass through host memory and
-are then counted on the host link as well. One extent after another: an overlapped schedule can replace this class.
+Stored arrays go by direct I/O into the device's p2p window; where a device has none they go to the buffer's host copy,
+and the detour is counted on the host link.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.commands import UpdateCommand
+from nearflash.abi.errors import NonFiniteError
 from nearflash.abi.formats import FP32
-from nearflash.abi.rules import OptimizerStep
 from nearflash.device import Buffer, Device
-from nearflash.storage import ARRAYS, Extent, StateFile, aligned_buffer
+from nearflash.storage import Extent, StateArray, StateStore
+from nearflash.training.plan import Run
 from nearflash.training.traffic import Traffic
 
-__all__ = ["Transfer"]
+__all__ = ["Slot", "Transfer"]
 
 TIMEOUT_S = 600.0
-"""For one extent: a board needs milliseconds, a simulated kernel on a busy machine a minute."""
+"""For one run: a board needs milliseconds, a simulated kernel on a busy machine a minute."""
+
+
+class Slot:
+    """Device memory for the stored arrays of one extent, and what they hold."""
+
+    def __init__(self, buffers: dict[str, Buffer]) -> None:
+        self.buffers = buffers
+        self.extent: Extent | None = None
+        self.step = -1
+        """The step whose state of `extent` is in the buffers; -1: none, as they are being changed."""
+
+    def holds(self, extent: Extent, step: int) -> bool:
+        """Whether that extent, as it is at that step, needs no reading."""
+        return (self.extent, self.step) == (extent, step)
+
+    def memory(self, array: StateArray, extent: Extent) -> NDArray[np.uint8]:
+        """Where file I/O of an extent's array goes."""
+        buffer = self.buffers[array.name]
+        return (buffer.host if buffer.p2p is None else buffer.p2p)[: array.extent_bytes(extent)]
 
 
 class Transfer:
-    """Device buffers for one extent. Positions are parameters from the extent's start, multiples of 16."""
+    """One device's slots, and its buffers for gradients and the low-precision copy.
 
-    def __init__(self, device: Device, state: StateFile, traffic: Traffic) -> None:
-        self._device, self._state, self._traffic = device, state, traffic
-        size_bytes = max(extent.size_bytes for extent in state.manifest.extents)
-        # A copy needs half the bytes, but at the positions of fp32 its ranges stay aligned to the widest port.
-        self._buffers: dict[str, Buffer] = {name: device.allocate(size_bytes) for name in ("g", *ARRAYS, "copy")}
-        self._staging = aligned_buffer(size_bytes)
+    `read` and `write` are file I/O, for any thread. Everything else uses the device: one thread at a time.
+    """
+
+    def __init__(self, device: Device, store: StateStore, traffic: Traffic, slots: int) -> None:
+        self.device, self.slots = device, list[Slot]()
+        self._store, self._traffic = store, traffic
+        self._arrays, longest = store.manifest.arrays, store.manifest.extents[0]
+        self._buffers: dict[str, Buffer] = {}
+        try:
+            for _ in range(slots):
+                self.slots.append(Slot({}))
+                for array in self._arrays:
+                    self.slots[-1].buffers[array.name] = device.allocate(array.extent_bytes(longest))
+            for name in ("g", "copy"):
+                # A copy needs half the bytes, but at the positions of fp32 its ranges stay aligned to the widest port.
+                self._buffers[name] = device.allocate(longest.size_bytes)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Give the device memory back."""
-        for buffer in self._buffers.values():
-            self._device.free(buffer)
-        self._buffers = {}
+        """Give the device memory back; it may be called twice."""
+        for buffers in (self._buffers, *(slot.buffers for slot in self.slots)):
+            for buffer in buffers.values():
+                self.device.free(buffer)
+            buffers.clear()
+        self.slots = []
 
-    def load(self, extent: Extent) -> None:
-        """Bring p, m and v of the current slot into device memory. Raises StateError for damaged data."""
-        for array in ARRAYS:
-            buffer, memory = self._window(array, extent)
-            self._state.read(array, extent, memory)
-            self._traffic.flash_read_bytes += extent.size_bytes
-            if buffer.p2p is None:
-                buffer.host[: extent.size_bytes] = memory
-                self._down(buffer, 0, extent.size_bytes)
+    # File I/O
 
-    def store(self, extent: Extent) -> None:
-        """Write p, m and v to the spare slot. Raises StorageFullError, StateError."""
-        for array in ARRAYS:
-            buffer, memory = self._window(array, extent)
-            if buffer.p2p is None:
-                self._up(buffer, 0, extent.size_bytes)
-                memory[:] = buffer.host[: extent.size_bytes]
-            self._state.write(array, extent, memory)
-            self._traffic.flash_written_bytes += extent.size_bytes
+    def read(self, slot: Slot, extent: Extent) -> None:
+        """Bring an extent's committed arrays into a slot. Raises StateError for damaged data."""
+        slot.extent, slot.step = extent, -1
+        for array in self._arrays:
+            memory = slot.memory(array, extent)
+            self._store.read(array.name, extent, memory)
+            self._traffic.add(flash_read_bytes=memory.size)
+        slot.step = self._store.step
 
-    def gradients(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Where to put the gradients of positions [start, stop), fp32, before `update`."""
-        return self._host("g").view(np.float32)[start:stop]
+    def write(self, slot: Slot) -> None:
+        """Write a slot's arrays to the spare slot on flash, parameters first. Raises StorageFullError, StateError."""
+        assert slot.extent is not None, "only a slot that was read is written"
+        for array in self._arrays:
+            memory = slot.memory(array, slot.extent)
+            self._store.write(array.name, slot.extent, memory)
+            self._traffic.add(flash_written_bytes=memory.size)
+        slot.step = self._store.step + 1
 
-    def update(self, rule: OptimizerStep, start: int, stop: int, copy: CopyFormat) -> NDArray[np.uint8]:
-        """Update positions [start, stop); returns the new parameters' bytes (fp32, or in the copy's format).
+    # The device
 
-        The result is valid until the next call. Raises DeviceError, WaitTimeoutError.
+    def enter(self, slot: Slot) -> None:
+        """Bring what was read into device memory, where the device has no window of its own."""
+        self._sync(slot, down=True)
+
+    def leave(self, slot: Slot) -> None:
+        """Bring the arrays to where they are written from."""
+        self._sync(slot, down=False)
+
+    def gradients(self, params: int) -> NDArray[np.float32]:
+        """Where to put the gradients of a run's `params` parameters, fp32, before `update`."""
+        return self._buffers["g"].host.view(np.float32)[:params]
+
+    def update(self, slot: Slot, run: Run) -> NDArray[np.uint8]:
+        """Update a run within the slot's extent; returns the new parameters' bytes (fp32, or in the copy's format).
+
+        The result is valid until the next call. Raises DeviceError, WaitTimeoutError, NonFiniteError.
         """
-        offset, params = start * FP32.bytes, stop - start
-        self._down(self._buffers["g"], offset, params * FP32.bytes)
-        at = {name: buffer.address + offset for name, buffer in self._buffers.items()}
-        inputs = {name: at[name] for name in ("g", "p", *rule.arrays)}
-        outputs = {name: at[name] for name in ("p", *rule.arrays, "copy")}
-        command = UpdateCommand(rule, params, inputs, outputs, copy)
-        self._traffic.add_counters(self._device.run(command, TIMEOUT_S).counters)
-        self._traffic.params += params
-        number_format = copy.number_format or FP32
-        name, size_bytes = "copy" if copy else "p", params * number_format.bytes
-        self._up(self._buffers[name], offset, size_bytes)
-        return self._host(name)[offset : offset + size_bytes]
+        assert slot.extent is not None, "only a slot that was read is updated"
+        params, first = run.stop - run.start, run.start - slot.extent.start
+        slot.step = -1
+        self._move(self._buffers["g"], 0, params * FP32.bytes, down=True)
+        stored = {
+            array.name: slot.buffers[array.name].address + array.size_bytes(first)
+            for array in self._arrays
+            if array.name in ("p", *run.rule.arrays)
+        }
+        completion = self.device.run(
+            UpdateCommand(
+                run.rule,
+                params,
+                inputs={"g": self._buffers["g"].address, **stored},
+                outputs={**stored, "copy": self._buffers["copy"].address},
+                copy=run.copy,
+                first_param=run.start,
+            ),
+            TIMEOUT_S,
+        )
+        self._traffic.add(completion.counters, params=params)
+        if nonfinite := completion.counters.get("nonfinite_gradients", 0):
+            raise NonFiniteError(
+                f"gradients must stay as they were when they were checked, but {nonfinite} of parameters "
+                f"[{run.start}, {run.stop}) are not finite any more; do not write to them during a step"
+            )
+        buffer, offset = (self._buffers["copy"], 0) if run.copy else (slot.buffers["p"], first * FP32.bytes)
+        size_bytes = params * (run.copy.number_format or FP32).bytes
+        self._move(buffer, offset, size_bytes, down=False)
+        return buffer.host[offset : offset + size_bytes]
 
-    def _host(self, name: str) -> NDArray[np.uint8]:
-        return self._buffers[name].host
+    def reset(self) -> None:
+        """After a failure: the device is idle, and the slots hold nothing."""
+        self.forget(before=0)
+        self.device.reset()
 
-    def _window(self, array: str, extent: Extent) -> tuple[Buffer, NDArray[np.uint8]]:
-        buffer = self._buffers[array]
-        memory = self._staging if buffer.p2p is None else buffer.p2p
-        return buffer, memory[: extent.size_bytes]
+    def forget(self, before: int) -> None:
+        """Slots that hold states of step `before` or later hold nothing."""
+        for slot in self.slots:
+            slot.step = slot.step if slot.step < before else -1
 
-    def _down(self, buffer: Buffer, offset: int, size_bytes: int) -> None:
-        before = self._device.links.to_device
-        buffer.sync_to_device(offset, size_bytes)
-        self._traffic.to_device_bytes += self._device.links.to_device - before
+    def _sync(self, slot: Slot, *, down: bool) -> None:
+        assert slot.extent is not None
+        for array in self._arrays:
+            buffer = slot.buffers[array.name]
+            if buffer.p2p is None:
+                self._move(buffer, 0, array.extent_bytes(slot.extent), down=down)
 
-    def _up(self, buffer: Buffer, offset: int, size_bytes: int) -> None:
-        before = self._device.links.from_device
-        buffer.sync_from_device(offset, size_bytes)
-        self._traffic.from_device_bytes += self._device.links.from_device - before
+    def _move(self, buffer: Buffer, offset: int, size_bytes: int, *, down: bool) -> None:
+        links = self.device.links
+        before = links.to_device, links.from_device
+        (buffer.sync_to_device if down else buffer.sync_from_device)(offset, size_bytes)
+        self._traffic.add(to_device_bytes=links.to_device - before[0], from_device_bytes=links.from_device - before[1])

@@ -1,0 +1,99 @@
+"""What a step must know of all gradients before it may touch anything: that they are sound, and their norm.
+
+The norm is the root of the sum of squares, in fp64: of each 65,536 elements of a tensor by numpy's pairwise sum, then
+of all those sums exactly (math.fsum). On CPU it depends neither on the number of threads nor on the devices. Tensors on
+a GPU sum their squares there, 2^22 elements at a time.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
+from nearflash.abi.formats import fp32_round
+from nearflash.storage import TensorEntry
+from nearflash.training.parameters import FlatParameters, dtype_name
+
+__all__ = ["clip_scalar", "refuse_nonfinite", "squares", "with_gradient"]
+
+BLOCK = 1 << 16
+GPU_BLOCK = 1 << 22
+
+
+def with_gradient(flat: FlatParameters) -> list[int]:
+    """Tensors that have a gradient, ascending. Raises ShapeError, FormatError for tensors or gradients that changed."""
+    found = []
+    for index, (tensor, entry) in enumerate(zip(flat.tensors, flat.entries, strict=True)):
+        if tuple(tensor.shape) != entry.shape:
+            raise ShapeError(f"parameter {entry.name!r} must have the shape {entry.shape}, not {tuple(tensor.shape)}")
+        if dtype_name(tensor) != entry.dtype:
+            raise FormatError(f"parameter {entry.name!r} must be {entry.dtype}, not {dtype_name(tensor)}")
+        if tensor.grad is not None:
+            _check_gradient(tensor.grad, entry)
+            found.append(index)
+    return found
+
+
+def squares(flat: FlatParameters, tensors: Sequence[int]) -> float:
+    """Sum of the squares of the tensors' gradients, each first rounded to fp32; not finite where one of them is not."""
+    sums: list[float] = []
+    scratch = np.empty(BLOCK, np.float64)
+    for index in tensors:
+        gradient = flat.tensors[index].grad
+        assert gradient is not None, "only tensors with a gradient have squares"
+        values = gradient.detach().reshape(-1)
+        if values.is_cuda:
+            parts = [part.float().double().square().sum() for part in values.split(GPU_BLOCK)]
+            sums += torch.stack(parts).tolist() if parts else []
+        else:
+            sums += _block_sums(values, scratch)
+    total = sum(sums)
+    return math.fsum(sums) if math.isfinite(total) else total
+
+
+def clip_scalar(norm: float, max_norm: float | None, scale: float) -> float:
+    """What gradients are multiplied by, fp32: 1 / (clip·scale), clip = max(1, (norm/scale + 1e-6) / max_norm).
+
+    norm: of the gradients as they are, scaled. Source: ZeRO's unscale_and_clip_grads, torch's clip_grad_norm_.
+    """
+    clip = 1.0 if max_norm is None else max(1.0, (norm / scale + 1e-6) / max_norm)
+    return fp32_round(1.0 / (clip * scale))
+
+
+def refuse_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
+    """Raise NonFiniteError, with the first damaged tensor's name and the counts."""
+    counts = {flat.entries[i].name: _nonfinite(flat.tensors[i].grad) for i in tensors}
+    damaged = [name for name, count in counts.items() if count]
+    raise NonFiniteError(
+        f"gradient of {damaged[0]!r} must be finite, not NaN or infinite in {counts[damaged[0]]} elements "
+        f"({sum(counts.values())} in {len(damaged)} tensors); nothing was updated: skip this step, or pass loss_scale"
+    )
+
+
+def _block_sums(values: torch.Tensor, scratch: NDArray[np.float64]) -> list[float]:
+    sums = []
+    with np.errstate(all="ignore"):
+        for block in values.split(BLOCK):
+            part = block.float().numpy()
+            double = scratch[: part.size]
+            double[:] = part
+            np.multiply(double, double, out=double)
+            sums.append(float(np.add.reduce(double)))
+    return sums
+
+
+def _check_gradient(gradient: torch.Tensor, entry: TensorEntry) -> None:
+    if gradient.layout is not torch.strided or not gradient.dtype.is_floating_point:
+        raise FormatError(
+            f"gradient of {entry.name!r} must be dense and floating point, not {gradient.layout} {gradient.dtype}"
+        )
+    if tuple(gradient.shape) != entry.shape:
+        raise ShapeError(f"gradient of {entry.name!r} must have the shape {entry.shape}, not {tuple(gradient.shape)}")
+
+
+def _nonfinite(gradient: torch.Tensor | None) -> int:
+    assert gradient is not None, "only tensors with a gradient are looked at"
+    return int(torch.count_nonzero(~torch.isfinite(gradient.float())))

@@ -1,0 +1,128 @@
+"""The masters of an optimizer's tensors: the store on flash, the devices beside it, and their schedule."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from nearflash.abi.commands import CopyFormat
+from nearflash.abi.errors import StateError
+from nearflash.abi.rules import OptimizerStep, StateFormat
+from nearflash.abi.rules.base import BLOCK_PARAMS
+from nearflash.device import Device, open_device
+from nearflash.storage import StateArray, StateStore, aligned_buffer
+from nearflash.training.parameters import FlatParameters
+from nearflash.training.schedule import Schedule
+from nearflash.training.settings import Settings
+from nearflash.training.timeline import Timeline
+from nearflash.training.traffic import Traffic
+
+__all__ = ["Master", "arrays_of"]
+
+
+def arrays_of(rules: Sequence[OptimizerStep]) -> tuple[StateArray, ...]:
+    """The arrays that must be stored so that every one of the rules finds its own: p first."""
+    arrays = {"p": StateArray("p")}
+    for rule in rules:
+        for role, torch_name in rule.torch_names.items():
+            arrays[role] = StateArray(role, rule.state_format.element_bytes, 1, torch_name)
+            if rule.state_format is StateFormat.MX8:
+                arrays[f"{role}_scale"] = StateArray(f"{role}_scale", 1, BLOCK_PARAMS)
+    return tuple(arrays.values())
+
+
+class Master:
+    """Opens devices, and creates or opens the store, whose parameters then are the tensors'.
+
+    Raises StateError, StorageFullError, FormatError, and what `open_device` raises.
+    """
+
+    flat: FlatParameters
+    store: StateStore
+    schedule: Schedule
+
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], arrays: Sequence[StateArray], settings: Settings, timeline: Timeline
+    ) -> None:
+        self.traffic, self._timeline, self._settings, self._arrays = Traffic(), timeline, settings, arrays
+        self.paths = settings.paths
+        self.flat = self._flatten(groups, settings.extent_params)
+        exists = [path for path in self.paths if path.exists()]
+        if exists and not settings.resume:
+            raise StateError(f"{exists[0]} must not exist yet: pass resume=True to go on from it, or give another path")
+        with contextlib.ExitStack() as life:
+            devices = [self._open(device, life) for device in settings.devices]
+            self._device_of = dict(zip(self.paths, devices, strict=True))
+            if exists or settings.resume is True:
+                self._resume(groups)
+            else:
+                self._create()
+            life.callback(lambda: self.store.close())
+            self.schedule = self._scheduled()
+            life.callback(lambda: self.schedule.close())
+            self._life = life.pop_all()
+
+    @property
+    def started(self) -> bool:
+        """Whether any tensor was ever updated: from then on the store counts, not the tensors."""
+        return any(self.store.tensor_steps)
+
+    def create_again(self, groups: Sequence[dict[str, Any]]) -> None:
+        """A new store from the tensors as they are now, in the place of the one that was never trained."""
+        flat = self._flatten(groups, self._settings.extent_params)
+        self.schedule.close()
+        self.store.close()
+        for path in self.paths:
+            path.unlink()
+        self.flat = flat
+        self._create()
+        self.schedule = self._scheduled()
+
+    def close(self) -> None:
+        """Close the store, free device memory, close the devices that were opened here; it may be called twice."""
+        self._life.close()
+
+    def _flatten(self, groups: Sequence[dict[str, Any]], extent_params: int) -> FlatParameters:
+        return FlatParameters(groups, self._settings.copy_format, extent_params, self._arrays)
+
+    @staticmethod
+    def _open(device: str | Device, life: contextlib.ExitStack) -> Device:
+        return life.enter_context(open_device(device)) if isinstance(device, str) else device
+
+    def _create(self) -> None:
+        self.store = StateStore.create(
+            self.paths,
+            self.flat.manifest,
+            profile=str(self._settings.profile),
+            initial=self.flat.put_parameters,
+            weights=self._settings.weights,
+            direct=self._settings.direct,
+        )
+        self.flat.note_versions()
+
+    def _resume(self, groups: Sequence[dict[str, Any]]) -> None:
+        self.store = store = StateStore.open(self.paths, direct=self._settings.direct)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(store.close)
+            self.flat = self._flatten(groups, store.manifest.extent_params)
+            if difference := store.manifest.difference(self.flat.manifest):
+                raise StateError(f"parameters must be those of {self.paths[0]}: {difference}")
+            if store.profile != self._settings.profile:
+                raise StateError(
+                    f"profile must be {store.profile!r} as in {self.paths[0]}, not {str(self._settings.profile)!r}; "
+                    "another operation order would change the results unseen"
+                )
+            self.load_parameters()
+            on_error.pop_all()
+
+    def load_parameters(self) -> None:
+        """Bring the stored parameters into the tensors."""
+        for extent in self.store.manifest.extents:
+            memory = aligned_buffer(extent.size_bytes)
+            self.store.read("p", extent, memory)
+            self.flat.stage(extent.start, extent.stop, memory, CopyFormat.NONE)
+        self.flat.publish(range(len(self.flat.tensors)))
+
+    def _scheduled(self) -> Schedule:
+        # Files that were given in another order are in the store's: each stays beside its device.
+        devices = [self._device_of[path] for path in self.store.paths]
+        return Schedule(self.store, devices, self.traffic, self._timeline, self._settings.resident_bytes)
