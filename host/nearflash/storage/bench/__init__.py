@@ -1,0 +1,1 @@
+"""Benches of storage: crashes at every point, and faults at every call."""
