@@ -13,7 +13,7 @@ namespace {
 using namespace nearflash;
 constexpr int port_bits = NEARFLASH_CONFIG::port_bits, lanes = NEARFLASH_CONFIG::lanes;
 using Expand = Expander<TopK, lanes>;
-using Port = Pack<std::uint32_t, port_bits / 32>;
+using Port = Pack<Real, port_bits / 32>;
 using StreamPort = Pack<std::uint64_t, port_bits / 64>;
 
 void run(const StreamPort* stream, Port* dense, std::uint32_t bytes, std::uint32_t params, std::uint32_t* fault) {

@@ -1,7 +1,8 @@
 // update_adagrad: one step of Adagrad over `params` consecutive parameters.
 //
-// Reads g and p, v, all fp32; writes the arrays (over what was read, or elsewhere), and `copy` where
-// copy_format is not none. Made by `nearflash hls kernel`. Build: -DNEARFLASH_CONFIG=<one of nearflash_config.hpp>.
+// Reads g and p, v, all fp32; writes the arrays (over what was read, or elsewhere),
+// and `copy` where copy_format is not none.
+// Made by `nearflash hls kernel`. Build with -DNEARFLASH_CONFIG=<one of nearflash_config.hpp>.
 #include "nearflash/optimizers/adagrad.hpp"
 #include "nearflash/updater.hpp"
 

@@ -1,7 +1,8 @@
 // update_lion: one step of Lion over `params` consecutive parameters.
 //
-// Reads g and p, m, all fp32; writes the arrays (over what was read, or elsewhere), and `copy` where
-// copy_format is not none. Made by `nearflash hls kernel`. Build: -DNEARFLASH_CONFIG=<one of nearflash_config.hpp>.
+// Reads g and p, m, all fp32; writes the arrays (over what was read, or elsewhere),
+// and `copy` where copy_format is not none.
+// Made by `nearflash hls kernel`. Build with -DNEARFLASH_CONFIG=<one of nearflash_config.hpp>.
 #include "nearflash/optimizers/lion.hpp"
 #include "nearflash/updater.hpp"
 

@@ -1,16 +1,20 @@
 """Every update kernel against the model, word by word; the committed tops; streams and stages that do not move."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.config import update_config
-from nearflash.abi.errors import CommandError, DeviceError
+from nearflash.abi.errors import CommandError, DeviceError, StreamError
 from nearflash.abi.rules import AdamStep, LionStep, StateFormat
+from nearflash.abi.topk import ValueFormat
 from nearflash.device import open_device
 from nearflash.device.model import ModelDevice
+from nearflash.model.expand.topk import expand, pack
+from nearflash.model.update.lane import optimizer_step
 from nearflash.sim.bench.hls import compare
 from nearflash.sim.hls.build import HLS
 from nearflash.sim.hls.device import HlsDevice
@@ -61,8 +65,9 @@ def test_edge_values_are_among_the_vectors():
 def test_committed_tops_are_what_the_generator_writes():
     folder = HLS / "kernels"
     texts = {f"update_{kernel.name}.cpp": kernel.text for kernel in SHIPPED}
+    texts |= {f"{topk.function}.cpp": topk.text for topk in (replace(kernel, topk=True) for kernel in SHIPPED)}
     committed = {path.name: path.read_text() for path in folder.glob("update_*.cpp")}
-    assert {"update_adamw.cpp", "update_sgd_momentum.cpp", "update_adagrad.cpp", "update_lion.cpp"} <= set(committed)
+    assert {"update_adamw.cpp", "update_adamw_topk.cpp", "update_sgd_momentum.cpp", "update_lion.cpp"} <= set(committed)
     assert committed == {name: texts[name] for name in committed}
     assert all(len(line) <= 120 for text in texts.values() for line in text.splitlines())
 
@@ -86,6 +91,36 @@ def test_a_call_with_other_arguments_is_refused():
     library = call_of(LionStep(1e-3, 1)).kernel.library(TINY)
     with pytest.raises(ValueError, match="update_lion must get 16 arguments, not 2"):
         library.run([0, 0])
+
+
+def topk_update(device, stream: bytes, params: int):
+    """p, m, v after a step with a Top-K gradient, (3, params)."""
+    slot = -(-4 * params // 4096) * 4096
+    buffer, gradient = device.allocate(3 * slot), device.allocate(len(stream))
+    buffer.host[:] = edge_state(2, 3 * slot // 4, seed=4)[0].view(np.uint8)
+    gradient.host[:] = np.frombuffer(stream, np.uint8)
+    buffer.sync_to_device()
+    gradient.sync_to_device()
+    places = {name: buffer.address + slot * k for k, name in enumerate("pmv")}
+    inputs = {"g": gradient.address, **places}
+    device.run(UpdateCommand(AdamStep(1e-3, 3), params, inputs, places, gradient=GradientFormat.TOPK,
+                             gradient_bytes=len(stream)))  # fmt: skip
+    buffer.sync_from_device()
+    return buffer.host.reshape(3, slot).view(np.uint32)[:, :params].copy()
+
+
+def test_a_topk_gradient_goes_straight_to_the_lanes(kernels):
+    params, rng = 9_001, np.random.default_rng(7)
+    indices = np.flatnonzero(rng.random(params) < 0.03)
+    stream = pack(indices, rng.standard_normal(indices.size, np.float32).view(np.uint32), params, ValueFormat.FP32)
+    slot = -(-4 * params // 4096) * 1024
+    p, m, v = edge_state(2, 3 * slot, seed=4)[0].reshape(3, slot)[:, :params]
+    expected = optimizer_step(AdamStep(1e-3, 3), expand(stream, params), p, m, v)
+    for actual, name in zip(topk_update(kernels, stream, params), "pmv", strict=True):
+        np.testing.assert_array_equal(actual, expected.state[name].view(np.uint32))
+    broken = stream[:-8] + bytes([stream[-8] ^ 1]) + stream[-7:]
+    with pytest.raises(StreamError, match="must have the CRC32C that is written in it, not one that the kernel found"):
+        topk_update(kernels, broken, params)
 
 
 STUCK = """

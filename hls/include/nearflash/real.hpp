@@ -30,6 +30,19 @@ inline std::uint32_t bits_of(float value) {
     return bits;
 }
 
+// The scalar of a pattern.
+template <typename F>
+inline F real_of(std::uint32_t bits) {
+    static_assert(sizeof(F) == sizeof bits, "F must be a scalar of 32 bits");
+    F value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+template <>
+inline Fp32 real_of<Fp32>(std::uint32_t bits) {
+    return Fp32::of_bits(bits);
+}
+
 template <typename F>
 inline bool is_finite(F value) {
     return (bits_of(value) & 0x7f800000u) != 0x7f800000u;
@@ -37,11 +50,6 @@ inline bool is_finite(F value) {
 
 // The value, or the one NaN of the contract.
 inline Fp32 one_nan(Fp32 value) { return value.is_nan() ? Fp32::of_bits(Fp32::nan_bits) : value; }
-inline float one_nan(float value) {
-    const std::uint32_t bits = Fp32::nan_bits;
-    float nan;
-    std::memcpy(&nan, &bits, sizeof nan);
-    return value != value ? nan : value;
-}
+inline float one_nan(float value) { return value != value ? real_of<float>(Fp32::nan_bits) : value; }
 
 }  // namespace nearflash

@@ -11,6 +11,7 @@
 
 #include "nearflash/expander.hpp"
 #include "nearflash/memory.hpp"
+#include "nearflash/real.hpp"
 
 namespace nearflash {
 
@@ -56,7 +57,7 @@ template <int Lanes>
 struct Expander<TopK, Lanes> {
     using Fault = TopK::Fault;
     using Pair = TopK::Pair;
-    using Word = Pack<std::uint32_t, Lanes>;  // fp32 patterns
+    using Word = Pack<Real, Lanes>;
     using In = Stream<Pack<std::uint64_t, 1>>;
     static_assert(TopK::tile_params % Lanes == 0, "Lanes must divide a tile");
 
@@ -114,7 +115,7 @@ struct Expander<TopK, Lanes> {
         Word word;
         for (int k = 0; k < Lanes; ++k) {
 #pragma HLS UNROLL
-            word.lane[k] = tile[i * Lanes + k];
+            word.lane[k] = real_of<Real>(tile[i * Lanes + k]);
             tile[i * Lanes + k] = 0;
         }
         return word;

@@ -13,12 +13,13 @@ from typing import Self
 import numpy as np
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.commands import Command, Completion, UpdateCommand
+from nearflash.abi.commands import Command, Completion, GradientFormat, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.config import update_config as named_config
 from nearflash.abi.errors import WaitTimeoutError
 from nearflash.abi.formats import fp32_bits
 from nearflash.abi.rules import OPTIMIZERS
+from nearflash.abi.topk import StreamFault, stream_error
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats
 from nearflash.device.memory import SimulatedMemory
@@ -47,7 +48,8 @@ class HlsDevice(CheckedDevice):
     ) -> None:
         include_path()
         self.memory = memory or SimulatedMemory()
-        config = replace(config, optimizers=(*OPTIMIZERS, *(rule.optimizer for rule in rules)))
+        optimizers = (*OPTIMIZERS, *(rule.optimizer for rule in rules))
+        config = replace(config, optimizers=optimizers, gradients=("fp32", "topk"))
         super().__init__(Identity("hls", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
         self._real = real
         self._libraries: dict[HlsKernel, HlsLibrary] = {}
@@ -67,9 +69,10 @@ class HlsDevice(CheckedDevice):
     def _start(self, command: Command) -> None:
         assert isinstance(command, UpdateCommand)
         call = call_of(command.rule)
-        if call.kernel not in self._libraries:
-            self._libraries[call.kernel] = call.kernel.library(self._config, self._real)
-        self._work = self._thread.submit(self._run, self._libraries[call.kernel], command, call)
+        kernel = replace(call.kernel, topk=command.gradient is GradientFormat.TOPK)
+        if kernel not in self._libraries:
+            self._libraries[kernel] = kernel.library(self._config, self._real)
+        self._work = self._thread.submit(self._run, self._libraries[kernel], command, HlsCall(kernel, call.scalars))
 
     def _finish(self, timeout_s: float) -> Completion:
         try:
@@ -82,17 +85,18 @@ class HlsDevice(CheckedDevice):
         wait([self._work])
 
     def _run(self, library: HlsLibrary, command: UpdateCommand, call: HlsCall) -> Completion:
-        counters = np.zeros(2, np.uint32)
-        arrays = call.kernel.arrays
+        kernel, results = call.kernel, np.zeros(2 + call.kernel.topk, np.uint32)
         library.run([
-            *(self._host_address(command.inputs[name]) for name in ("g", *arrays)),
-            *(self._host_address(command.outputs[name]) for name in arrays),
+            *(self._host_address(command.inputs[name]) for name in ("g", *kernel.arrays)),
+            *(self._host_address(command.outputs[name]) for name in kernel.arrays),
             self._host_address(command.outputs["copy"]) if command.copy else 0,
-            command.params, command.copy,
-            *(fp32_bits(call.scalars[name]) for name in call.kernel.scalars),
-            counters.ctypes.data, counters.ctypes.data + counters.itemsize,
+            *([command.gradient_bytes] if kernel.topk else []), command.params, command.copy,
+            *(fp32_bits(call.scalars[name]) for name in kernel.scalars),
+            *(int(address) for address in results.ctypes.data + results.itemsize * np.arange(results.size)),
         ])  # fmt: skip
-        nonfinite, overflows = map(int, counters)
+        *fault, nonfinite, overflows = results.tolist()
+        if kernel.topk and fault[0]:
+            raise stream_error(StreamFault(fault[0]), "one that the kernel found to be damaged")
         return Completion({
             "params_done": command.params, "nonfinite_gradients": nonfinite, "copy_overflows": overflows,
             **port_beats(command, self._config.port_bytes),

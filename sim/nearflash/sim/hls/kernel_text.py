@@ -2,16 +2,18 @@
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 __all__ = ["update_kernel"]
 
 _TEXT = """\
 // update_{name}: one step of {optimizer} over `params` consecutive parameters.
 //
-// Reads g and {arrays}, all fp32; writes the arrays (over what was read, or elsewhere), and `copy` where
-// copy_format is not none. Made by `nearflash hls kernel`. Build: -DNEARFLASH_CONFIG=<one of nearflash_config.hpp>.
+// Reads {gradient} and {arrays}, all fp32; writes the arrays (over what was read, or elsewhere),
+// and `copy` where copy_format is not none.{fault_text}
+// Made by `nearflash hls kernel`. Build with -DNEARFLASH_CONFIG=<one of nearflash_config.hpp>.
 #include "{header}"
-#include "nearflash/updater.hpp"
+{include}#include "nearflash/updater.hpp"
 
 #ifndef NEARFLASH_CONFIG
 #define NEARFLASH_CONFIG update_smartssd
@@ -21,16 +23,16 @@ namespace {{
 using namespace nearflash;
 using Update = Updater<{optimizer}, NEARFLASH_CONFIG::lanes, NEARFLASH_CONFIG::port_bits>;
 using State = Update::State;
-static_assert(Update::arrays == {array_count}, "{optimizer}::State must have the fields {arrays}");
+{types}static_assert(Update::arrays == {array_count}, "{optimizer}::State must have the fields {arrays}");
 static_assert(fields<Update::Scalars, Real> == {scalar_count},
 {scalar_names}
 
 {inner}
 #pragma HLS DATAFLOW
-    Stream<Update::Word> gradients("g"), in[{array_count}], out[{array_count}];
+{streams}    Stream<Update::Word> gradients("g"), in[{array_count}], out[{array_count}];
     Stream<Update::CopyWord> narrow("copy");
     NEARFLASH_DATAFLOW
-    NEARFLASH_STAGE(load(g, params, gradients));
+{source}
 {loads}
     NEARFLASH_STAGE(Update::update<{members}>(
         params, scalars, copy_format, gradients, in, out, narrow, nonfinite_gradients, copy_overflows));
@@ -48,48 +50,80 @@ static_assert(fields<Update::Scalars, Real> == {scalar_count},
 {call}
 }}
 """
-_COUNTERS = ("nonfinite_gradients", "copy_overflows")
+_DENSE: dict[str, Any] = {
+    "gradient": "g", "port": "Update::Port", "counts": (), "results": (),
+    "fault_text": "", "include": "", "types": "", "streams": "",
+    "source": "    NEARFLASH_STAGE(load(g, params, gradients));",
+}  # fmt: skip
+_TOPK: dict[str, Any] = {
+    "gradient": "the Top-K stream g", "port": "StreamPort", "counts": ("bytes",), "results": ("fault",),
+    "fault_text": " Where fault (nearflash.abi.topk, StreamFault) is not 0,\n// nothing that was written may be used.",
+    "include": '#include "nearflash/topk.hpp"\n',
+    "types": """\
+constexpr int port_bits = NEARFLASH_CONFIG::port_bits, lanes = NEARFLASH_CONFIG::lanes;
+using Expand = Expander<TopK, lanes>;
+using StreamPort = Pack<std::uint64_t, port_bits / 64>;
+""",
+    "streams": """\
+    Expand::In stream("stream");
+    Stream<TopK::Pair, 4096> pairs("pairs");
+""",
+    "source": """\
+    NEARFLASH_STAGE(load(g, bytes / 8, stream));
+    NEARFLASH_STAGE(Expand::parse(stream, port_words(bytes / 8, port_bits / 64, 1), bytes, params, pairs, fault));
+    NEARFLASH_STAGE(Expand::scatter(pairs, params, port_words(params, port_bits / 32, lanes), gradients));""",
+}  # fmt: skip
 
 
-def update_kernel(name: str, optimizer: str, header: str, arrays: Sequence[str], scalars: Sequence[str]) -> str:
+def update_kernel(
+    name: str, optimizer: str, header: str, arrays: Sequence[str], scalars: Sequence[str], *, topk: bool = False
+) -> str:
     """Text of hls/kernels/update_<name>.cpp.
 
     optimizer: the struct template of `header`; arrays: fields of its State, p first; scalars: fields of its Scalars.
+    topk: the gradient is a Top-K stream, expanded on its way to the lanes.
     """
+    gradient = _TOPK if topk else _DENSE
     outputs = [f"{array}_out" for array in arrays]
-    pointers = [f"const Update::Port* {array}" for array in ("g", *arrays)]
+    pointers = [f"const {gradient['port']}* g", *(f"const Update::Port* {array}" for array in arrays)]
     pointers += [*(f"Update::Port* {output}" for output in outputs), "Update::CopyPort* copy"]
-    counters = [f"std::uint32_t* {counter}" for counter in _COUNTERS]
-    counts = ["std::uint32_t params", "Copy copy_format"]
-    inner = [*pointers, "std::uint32_t params", "std::uint32_t copies", "Copy copy_format", "Update::Scalars scalars"]
-    passed = ["g", *arrays, *outputs, "copy", "params", "copies", "copy_format", "scalars", *_COUNTERS]
-    registers = ["params", "copy_format", *scalars, *_COUNTERS, "return"]
-    reads, writes = ["g", *arrays], ["copy", *outputs]
-    pragmas = [
-        f"#pragma HLS INTERFACE m_axi port = {port} bundle = gmem{k} offset = slave max_{kind}_burst_length = 64"
-        for k, pair in enumerate(zip(reads, writes, strict=True))
-        for port, kind in zip(pair, ("read", "write"), strict=True)
-    ]
-    pragmas += [f"#pragma HLS INTERFACE s_axilite port = {register}" for register in registers]
+    counts = [*gradient["counts"], "params"]
+    results = [*gradient["results"], "nonfinite_gradients", "copy_overflows"]
+    tail = [f"std::uint32_t* {result}" for result in results]
+    passed = ["g", *arrays, *outputs, "copy", *counts, "copies", "copy_format", "scalars", *results]
+    inner = [*pointers, *(f"std::uint32_t {count}" for count in [*counts, "copies"])]
+    inner += ["Copy copy_format", "Update::Scalars scalars"]
+    outer = [*pointers, *(f"std::uint32_t {count}" for count in counts), "Copy copy_format"]
+    outer += [f"Real {scalar}" for scalar in scalars]
     return _TEXT.format(
         name=name,
         optimizer=optimizer,
         header=header,
+        **{key: gradient[key] for key in ("gradient", "fault_text", "include", "types", "streams", "source")},
         arrays=", ".join(arrays),
         array_count=len(arrays),
         scalar_count=len(scalars),
         scalar_names=_literal(f"{optimizer}::Scalars must have the fields {', '.join(scalars)}"),
-        inner=_wrapped("void run(", [*inner, *counters], ") {"),
+        inner=_wrapped("void run(", [*inner, *tail], ") {"),
         loads=_stages(f"load({array}, params, in[{k}])" for k, array in enumerate(arrays)),
         members=", ".join(f"&State::{array}" for array in arrays),
         stores=_stages(f"store(out[{k}], params, {output})" for k, output in enumerate(outputs)),
-        outer=_wrapped(
-            f'extern "C" void update_{name}(', [*pointers, *counts, *(f"Real {x}" for x in scalars), *counters], ") {"
-        ),
-        pragmas="\n".join([*pragmas, "#pragma HLS INTERFACE ap_ctrl_chain port = return"]),
+        outer=_wrapped(f'extern "C" void update_{name}(', [*outer, *tail], ") {"),
+        pragmas=_pragmas(arrays, outputs, [*counts, "copy_format", *scalars, *results, "return"]),
         assignments="\n".join(f"    scalars.{scalar} = {scalar};" for scalar in scalars),
         call=_wrapped("    run(", passed, ");"),
     )
+
+
+def _pragmas(arrays: Sequence[str], outputs: Sequence[str], registers: Sequence[str]) -> str:
+    """Ports: g and the copy on gmem0, each array in and out on one of its own."""
+    ports = [
+        f"#pragma HLS INTERFACE m_axi port = {port} bundle = gmem{k} offset = slave max_{kind}_burst_length = 64"
+        for k, pair in enumerate(zip(["g", *arrays], ["copy", *outputs], strict=True))
+        for port, kind in zip(pair, ("read", "write"), strict=True)
+    ]
+    lines = [*ports, *(f"#pragma HLS INTERFACE s_axilite port = {register}" for register in registers)]
+    return "\n".join([*lines, "#pragma HLS INTERFACE ap_ctrl_chain port = return"])
 
 
 def _stages(calls: Iterable[str]) -> str:

@@ -27,11 +27,19 @@ class HlsKernel:
     scalars: tuple[str, ...]
     folder: Path | None = None
     """Where the header lies, for one that is not of hls/include."""
+    topk: bool = False
+    """The gradient is a Top-K stream, expanded on its way to the lanes."""
+
+    @property
+    def function(self) -> str:
+        """Name of the top, and of its file."""
+        return f"update_{self.name}{'_topk' if self.topk else ''}"
 
     @property
     def text(self) -> str:
         """C++ of the kernel's top."""
-        return update_kernel(self.name, self.optimizer, self.header, self.arrays, self.scalars)
+        name = self.function.removeprefix("update_")
+        return update_kernel(name, self.optimizer, self.header, self.arrays, self.scalars, topk=self.topk)
 
     def library(self, config: UpdateConfig, real: str = "float") -> HlsLibrary:
         """The kernel, compiled for the lanes and ports of `config` with the scalar type `real`, float or Fp32.
@@ -39,7 +47,7 @@ class HlsKernel:
         Raises CompileError.
         """
         try:
-            return HlsLibrary(f"update_{self.name}", self.text, config, real, self.folder)
+            return HlsLibrary(self.function, self.text, config, real, self.folder)
         except CompileError as error:
             raise self._in_users_words(error) from error
 
