@@ -1,24 +1,30 @@
 """Train a small model with amsgrad.hpp on the HLS simulation device, beside torch's own AMSGrad.
 
-State and gradients lie in device memory; only gradients go down and parameters come up. Run: python train_amsgrad.py
+p, m, v and vmax lie in a state file, as with every near-storage optimizer. Run: python train_amsgrad.py
 """
 
+import tempfile
 from pathlib import Path
 
 import torch
 
-from nearflash.abi.commands import UpdateCommand
 from nearflash.abi.config import update_config
 from nearflash.sim.hls.check import load_rule
 from nearflash.sim.hls.device import HlsDevice
+from nearflash.training.optimizer import NearStorageOptimizer
 
 Amsgrad = load_rule(Path(__file__).with_name("amsgrad.py"))
 
 
-def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points in the plane, and whether they lie in a ring: (256, 2), (256, 1)."""
-    x = 2 * torch.randn(256, 2, generator=generator)
-    return x, ((x.norm(dim=1, keepdim=True) - 2).abs() < 0.7).float()
+class NearStorageAmsgrad(NearStorageOptimizer):
+    """AMSGrad as a torch optimizer; options are those of every near-storage optimizer."""
+
+    def __init__(self, params, lr=1e-3, weight_decay=1e-2, **options):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, **options)
+
+    def rule(self, group, step):
+        """Scalars of a group's tensors at their step."""
+        return Amsgrad(**self._common(group, step))
 
 
 def model() -> torch.nn.Module:
@@ -28,52 +34,38 @@ def model() -> torch.nn.Module:
                                torch.nn.Linear(32, 1))  # fmt: skip
 
 
-def backward(net: torch.nn.Module, generator: torch.Generator) -> float:
-    """Gradients of one batch's loss, which is returned."""
-    x, y = batch(generator)
-    net.zero_grad()
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(net(x), y)
-    loss.backward()
-    return float(loss.detach())
-
-
-def train_on_device(steps: int, lr: float = 1e-2) -> list[float]:
-    """Losses of training with every update computed by the HLS kernel."""
-    net, generator = model(), torch.Generator().manual_seed(2)
-    flat = torch.nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
-    with HlsDevice(update_config("update-tiny"), rules=[Amsgrad]) as device:
-        names = ("p", *Amsgrad.ARRAYS)
-        buffers = {name: device.allocate(flat.nbytes) for name in ("g", *names)}
-        views = {name: buffer.host.view("<f4") for name, buffer in buffers.items()}
-        views["p"][:] = flat
-        for name in names:
-            buffers[name].sync_to_device()
-        addresses = {name: buffer.address for name, buffer in buffers.items()}
-        outputs = {name: addresses[name] for name in names}
-        losses = []
-        for step in range(1, steps + 1):
-            losses.append(backward(net, generator))
-            views["g"][:] = torch.cat([p.grad.ravel() for p in net.parameters()]).numpy()
-            buffers["g"].sync_to_device()
-            rule = Amsgrad(lr=lr, step=step, weight_decay=0.01)
-            device.run(UpdateCommand(rule, flat.size, addresses, outputs))
-            buffers["p"].sync_from_device()
-            torch.nn.utils.vector_to_parameters(torch.from_numpy(views["p"].copy()), net.parameters())
-    return losses
-
-
-def train_in_torch(steps: int, lr: float = 1e-2) -> list[float]:
-    """Losses of the same training by torch.optim.AdamW(amsgrad=True)."""
-    net, generator = model(), torch.Generator().manual_seed(2)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.01, amsgrad=True)
-    losses = []
+def train(net: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    """Losses of learning which points of the plane lie in a ring, 256 new points a step."""
+    generator, losses = torch.Generator().manual_seed(2), []
     for _ in range(steps):
-        losses.append(backward(net, generator))
+        x = 2 * torch.randn(256, 2, generator=generator)
+        y = ((x.norm(dim=1, keepdim=True) - 2).abs() < 0.7).float()
+        optimizer.zero_grad()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(net(x), y)
+        loss.backward()
         optimizer.step()
+        losses.append(float(loss.detach()))
     return losses
+
+
+def train_on_device(steps: int, folder: Path) -> list[float]:
+    """Every update computed by the HLS kernel; the state file lies in `folder`."""
+    net = model()
+    with HlsDevice(update_config("update-tiny"), rules=[Amsgrad]) as device:
+        options = {"path": folder / "state", "device": device, "extent_params": 1024, "direct": False}
+        with NearStorageAmsgrad(net.parameters(), lr=1e-2, **options) as optimizer:
+            return train(net, optimizer, steps)
+
+
+def train_in_torch(steps: int) -> list[float]:
+    """The same by torch.optim.AdamW(amsgrad=True)."""
+    net = model()
+    return train(net, torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=1e-2, amsgrad=True), steps)
 
 
 if __name__ == "__main__":
-    for step, (ours, theirs) in enumerate(zip(train_on_device(100), train_in_torch(100), strict=True)):
-        if step % 10 == 9:
-            print(f"step {step + 1:>3}  loss {ours:.6f}  torch {theirs:.6f}")
+    with tempfile.TemporaryDirectory() as folder:
+        losses = zip(train_on_device(100, Path(folder)), train_in_torch(100), strict=True)
+        for step, (ours, theirs) in enumerate(losses, 1):
+            if step % 10 == 0:
+                print(f"step {step:>3}  loss {ours:.6f}  torch {theirs:.6f}")

@@ -44,11 +44,11 @@ def test_the_path_of_the_readme_works(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "update_amsgrad.cpp").read_text().count("NEARFLASH_STAGE(load(") == 5
 
 
-def test_training_with_it_on_the_device_follows_torchs_own():
+def test_training_with_it_on_the_device_follows_torchs_own(tmp_path):
     pytest.importorskip("torch")
     spec = importlib.util.spec_from_file_location("train_amsgrad", EXAMPLES / "train_amsgrad.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    ours, theirs = example.train_on_device(40), example.train_in_torch(40)
+    ours, theirs = example.train_on_device(40, tmp_path), example.train_in_torch(40)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     assert ours[-1] < ours[0] - 0.01

