@@ -35,6 +35,10 @@ def make_layout(group_tokens=16, interleaved=False, block_tokens=256, index_form
         # 7 of 8 entries, then all 4
         (dict(mode="sparf-page", budget=1, local=1, least=100), 128, Numbers(16, 7, 1, 0)),
         (dict(mode="sparf-page", budget=1, local=1, least=100), 60, Numbers(16, 4, 1, 0)),
+        # a tail of 200 tokens: 13 entries, and 5 of the others; then none; then nothing but a tail
+        (dict(mode="sparf-page", budget=5, tail=True), 712, Numbers(16, 18, 200, 0)),
+        (dict(mode="sparf-page", budget=5, tail=True), 768, Numbers(16, 5, 64, 0)),
+        (dict(mode="sparf-page", budget=0.25, tail=True), 250, Numbers(16, 16, 250, 0)),
     ],
 )
 def test_numbers(kinds, tokens, numbers):

@@ -4,7 +4,7 @@ Files are JSON, in the folder `calibrated`; `nearflash.inference.bench.calibrate
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from nearflash.abi.attend.pages import IndexFormat
@@ -28,12 +28,13 @@ def calibrated(model: str) -> tuple[AttentionPolicy, KvLayout]:
         raise CommandError(f"model must be one of {', '.join(calibrated_names())}, not {model!r}")
     own = json.loads((_FOLDER / f"{model}.json").read_text())
     layout = KvLayout(**own["layout"] | {"index_format": IndexFormat[own["layout"]["index_format"]]})
+    base = AttentionPolicy(AttentionMode.SPARF_PAGE, budget=own["budget"], local=own["local"], tail=own["tail"])
     heads: dict[int | tuple[int, int], AttentionPolicy] = {
-        (layer, head): AttentionPolicy(AttentionMode.SPARF_PAGE, r, own["budget"], mass, own["local"])
+        (layer, head): replace(base, channels=r, mass=mass)
         for layer, row in enumerate(zip(own["channels"], own["mass"], strict=True))
         for head, (r, mass) in enumerate(zip(*row, strict=True))
     }
-    return AttentionPolicy(AttentionMode.SPARF_PAGE, budget=own["budget"], local=own["local"], overrides=heads), layout
+    return replace(base, overrides=heads), layout
 
 
 def write_calibrated(model: str, policy: AttentionPolicy, layout: KvLayout, made_by: str) -> Path:
@@ -45,6 +46,7 @@ def write_calibrated(model: str, policy: AttentionPolicy, layout: KvLayout, made
         "made_by": made_by,
         "budget": policy.budget,
         "local": policy.local,
+        "tail": policy.tail,
         "layout": asdict(layout) | {"index_format": layout.index_format.name},
         "channels": [[each.channels for each in row] for row in table],
         "mass": [[each.mass for each in row] for row in table],

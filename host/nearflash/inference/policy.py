@@ -67,6 +67,8 @@ class AttentionPolicy:
     """Another policy for a layer, or for a (layer, KV head), which goes first."""
     least: int = 0
     """`budget` is never less than this many tokens: what is short is attended to in full."""
+    tail: bool = False
+    """Take all tokens behind the last whole embedding block, too, beside the budget: KvStore has them in memory."""
 
     def __post_init__(self) -> None:
         try:
@@ -105,9 +107,12 @@ class AttentionPolicy:
         if channels > dim:
             raise CommandError(f"channels must be at most {dim}, the head dimension, not {channels!r}")
         each = self.entry_tokens(layout)
-        entries, local = -(-tokens // each), min(self.local, tokens)
+        tail = tokens % layout.block_tokens if self.tail else 0
+        entries, beside = -(-tokens // each), -(-tail // each)
+        local = max(min(self.local, tokens), tail)
         window = entries - (tokens - local) // each
-        budget = min(entries, max(window, -(-self.least // each), _count(self.budget, entries)))
+        budget = beside + max(-(-self.least // each), _count(self.budget, max(entries - beside, 1)))
+        budget = min(entries, max(window, budget))
         return Numbers(channels, budget, local, min(round(self.mass * _MASS_ONE), _MASS_ONE - 1))
 
     def descriptor(

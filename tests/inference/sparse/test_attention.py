@@ -31,6 +31,7 @@ POLICIES = {
     "sparf by logits": AttentionPolicy("sparf", channels=8, budget=100, local=16, by_probability=False),
     "pages": AttentionPolicy("sparf-page", channels=32, budget=0.25, local=40),
     "pages by mass": AttentionPolicy("sparf-page", channels=32, budget=0.5, mass=0.6, local=40),
+    "pages and the tail": AttentionPolicy("sparf-page", channels=32, budget=8, local=40, tail=True),
 }
 
 

@@ -58,4 +58,4 @@ def _published_layout(dim: int) -> KvLayout:
 
 def _alike(dim: int, layout: KvLayout, mass: float) -> Setting:
     """Pages by mass with the same r and tau for every head."""
-    return by_policy(AttentionPolicy(AttentionMode.SPARF_PAGE, 32, 0.25, mass, _LOCAL), layout, dim)
+    return by_policy(AttentionPolicy(AttentionMode.SPARF_PAGE, 32, 0.25, mass, _LOCAL, tail=True), layout, dim)

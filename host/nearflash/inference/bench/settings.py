@@ -1,7 +1,8 @@
 """Ways to attend that the bench compares: an attention policy on a page layout, or a baseline, and its keys in a row.
 
 Baselines get one budget, a share of the tokens, and round it to what they choose in: H2O keeps its tokens together and
-reads just them, Quest reads its pages and the least and largest K of every page, a local window reads its tokens.
+reads just them, Quest reads its pages and the least and largest K of every page, a local window reads its tokens. What
+lies behind the last whole block of 1,024 tokens is in memory for them, too.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ __all__ = ["BASELINES", "Setting", "baseline", "by_policy"]
 
 _SINKS = 4
 _PAGE_TOKENS = 16
+_BLOCK_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,14 @@ class Setting:
     keys: dict[str, Any]
     """Of a row: what it was set to."""
     attend: Attend
-    index_token_bytes: float = 0.0
-    """Index bytes of a token (that an embedding block holds), a KV head."""
+    block_tokens: int
+    """T: what lies behind the last whole block of so many tokens is in memory."""
+    history: bool = False
+    """Whether `attend` needs that of the prefix."""
 
 
 def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
-    """Attention by a policy, reading pages of `layout` by the codeword; `sparq` what it uses and no more."""
+    """Attention by a policy, reading pages of `layout` by the codeword, the tail in memory; `sparq` what it uses."""
 
     def attend(given: HeadWindow) -> tuple[Tensor, FlashUse]:
         own = policy.at(given.layer, given.head)
@@ -45,19 +49,19 @@ def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
         if own.mode is AttentionMode.SPARQ:
             channels, chosen = done.channels.sum(dim=-1) / (2 * dim), done.chosen.sum(dim=-1) / given.tokens
             return done.out, FlashUse(index=float(channels.mean()), gather=float(chosen.mean()))
-        reads = flash_reads(done.channels, done.chosen, given.tokens, layout)
-        parts = (reads.index.bytes, reads.tail.bytes, reads.gather.bytes, reads.pages * layout.page_bytes)
+        reads = flash_reads(done.channels, done.chosen, given.tokens, layout, tail_in_memory=True)
+        by_codeword = [each.bytes for each in (reads.index, reads.tail, reads.gather, reads.memory)]
+        parts = (*by_codeword, reads.pages * layout.page_bytes)
         return done.out, FlashUse(*(float((part / dense_bytes(given.tokens, dim)).mean()) for part in parts))
 
     own = list(policy.overrides.values()) or [policy]
     channels = sum(each.numbers(layout.block_tokens, dim, layout).channels for each in own) / len(own)
-    row_bytes = layout.index_layout(dim).stride_bytes / layout.block_tokens
     keys = {
         "channels": channels, "budget": policy.budget, "mass": policy.mass, "local": policy.local,
         "by_probability": policy.by_probability, "index_bits": layout.index_format.bits,
         "group_tokens": layout.group_tokens, "interleaved": layout.interleaved, "block_tokens": layout.block_tokens,
     }  # fmt: skip
-    return Setting(str(policy.mode), keys, attend, channels * row_bytes)
+    return Setting(str(policy.mode), keys, attend, layout.block_tokens)
 
 
 def baseline(mode: str, budget: float) -> Setting:
@@ -67,9 +71,13 @@ def baseline(mode: str, budget: float) -> Setting:
     def attend(given: HeadWindow) -> tuple[Tensor, FlashUse]:
         chosen, index = choice(given, (given.tokens * budget).round().long())
         out = attend_chosen(given.q, given.k, given.v, chosen, given.scaling)
-        return out, FlashUse(index=index, gather=float((chosen.sum(dim=-1) / given.tokens).mean()))
+        covered = given.tokens // _BLOCK_TOKENS * _BLOCK_TOKENS
+        on_flash = chosen & (torch.arange(chosen.shape[-1]) < covered.unsqueeze(-1))
+        flash, every = (float((x.sum(dim=-1) / given.tokens).mean()) for x in (on_flash, chosen))
+        share = float((covered / given.tokens).mean())
+        return out, FlashUse(index=index * share, gather=flash, memory=every - flash + index * (1 - share))
 
-    return Setting(mode, {"budget": budget}, attend)
+    return Setting(mode, {"budget": budget}, attend, _BLOCK_TOKENS, history=mode == "h2o")
 
 
 def _local(given: HeadWindow, count: Tensor) -> tuple[Tensor, float]:
@@ -77,6 +85,7 @@ def _local(given: HeadWindow, count: Tensor) -> tuple[Tensor, float]:
 
 
 def _h2o(given: HeadWindow, count: Tensor) -> tuple[Tensor, float]:
+    assert given.history is not None
     scores = given.q.flatten(1, 2) @ given.k.transpose(1, 2) * given.scaling
     hidden = torch.arange(given.k.shape[1]) >= given.tokens[:, None, None]
     dense = scores.unflatten(1, given.q.shape[1:3]).masked_fill_(hidden, -torch.inf).softmax(dim=-1)

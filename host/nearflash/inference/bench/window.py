@@ -33,12 +33,14 @@ class FlashUse:
     tail: float = 0.0
     """K of the tokens behind the last whole embedding block, for the scan."""
     gather: float = 0.0
+    memory: float = 0.0
+    """Read in the device's memory, not on flash: K of the tail for the scan, then its chosen tokens."""
     pages: float = 0.0
-    """All three, where pages can only be read whole."""
+    """All that is read on flash, where pages can only be read whole."""
 
     @property
     def all(self) -> float:
-        """All three, by codewords."""
+        """All that is read on flash, by codewords."""
         return self.index + self.tail + self.gather
 
     @classmethod
@@ -61,7 +63,7 @@ class HeadWindow:
     tokens: Tensor
     """Tokens that each position sees, (P,)."""
     scaling: float
-    history: Tensor
+    history: Tensor | None
     """Probability that each token of the prefix had there, summed over every eighth position and the group, (1, S)."""
 
 
@@ -72,27 +74,27 @@ Attend = Callable[[HeadWindow], tuple[Tensor, FlashUse]]
 class Prefix:
     """The dense beginning of a text: computed once, then continued with any tokens and any `Attend`.
 
-    ids: token ids (S,). The model's attention must be NAME.
+    ids: token ids (S,). The model's attention must be NAME. Without `history` that of a HeadWindow is None.
     """
 
-    def __init__(self, model: Any, ids: Tensor) -> None:
-        self._model = model
+    def __init__(self, model: Any, ids: Tensor, *, history: bool = True) -> None:
+        self._model, self._with_history = model, history
         self._history: dict[tuple[int, int], Tensor] = {}
         self._cache = DynamicCache(config=model.config)
         self._prefill(ids)
 
     @torch.no_grad()
     def _prefill(self, ids: Tensor) -> None:
-        options = {"history": self._history, "prefix": len(ids)}
+        options = {"history": self._history, "prefix": len(ids)} if self._with_history else {}
         for part in ids.split(_CHUNK):
             self._model(part[None], past_key_values=self._cache, logits_to_keep=1, **options)
 
-    @torch.no_grad()
-    def logits(self, window: Tensor, attend: Attend) -> tuple[Tensor, FlashUse]:
+    def logits(self, window: Tensor, attend: Attend, *, gradients: bool = False) -> tuple[Tensor, FlashUse]:
         """Logits (P, vocabulary) behind each token of the window (P,), and the flash bytes of all heads."""
         uses: list[FlashUse] = []
         options = {"attend": attend, "uses": uses, "history": self._history}
-        done = self._model(window[None], past_key_values=self._cache, **options)
+        with torch.set_grad_enabled(gradients):
+            done = self._model(window[None], past_key_values=self._cache, **options)
         self._cache.crop(-len(window))
         return done.logits[0], FlashUse.mean(uses)
 
@@ -119,7 +121,7 @@ def _attention(
     outs = []
     for head, q in enumerate(grouped):
         own = slice(head, head + 1)
-        past = torch.nn.functional.pad((history or {})[module.layer_idx, head], (0, positions))
+        past = torch.nn.functional.pad(history[module.layer_idx, head], (0, positions)) if history else None
         given = HeadWindow(module.layer_idx, head, q[None], key[0, own], value[0, own], seen, scaling, past)
         out, use = attend(given)
         outs.append(out[0])

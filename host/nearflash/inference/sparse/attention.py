@@ -63,6 +63,7 @@ class Scan:
     entry_tokens: int
     block_tokens: int
     form: IndexFormat
+    tail: bool = False
 
 
 def sparse_attention(
@@ -90,7 +91,7 @@ def scan_of(policy: AttentionPolicy, dim: int, layout: KvLayout) -> Scan | None:
     numbers = policy.numbers(1, dim, layout)
     return Scan(
         numbers.channels, policy.local, numbers.mass, policy.by_probability,
-        policy.entry_tokens(layout), layout.block_tokens, layout.index_format,
+        policy.entry_tokens(layout), layout.block_tokens, layout.index_format, policy.tail,
     )  # fmt: skip
 
 
@@ -174,7 +175,8 @@ def choose_tokens(logits: Tensor, probabilities: Tensor, tokens: Tensor, budget:
     weights = keys
     entry = torch.arange(keys.shape[-1], device=keys.device) * each
     count = tokens.unsqueeze(-1)
-    local = entry + each > (count - scan.local).clamp(min=0)
+    window = (count % scan.block_tokens).clamp(min=scan.local) if scan.tail else scan.local
+    local = entry + each > (count - window).clamp(min=0)
     keys = keys.masked_fill(local, torch.inf).masked_fill(entry >= count, -torch.inf)
     mask = choose(keys, budget.expand(keys.shape[:-1]), weights, scan.mass)
     return mask.repeat_interleave(each, dim=-1)[..., : logits.shape[-1]]

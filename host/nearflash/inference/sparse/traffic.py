@@ -46,30 +46,36 @@ class FlashReads:
     tail: Reads
     """K of the tokens behind the last whole embedding block, for the scan."""
     gather: Reads
+    memory: Reads
+    """Of the tail, where it is in memory; none of these reads flash."""
 
     @property
     def bytes(self) -> Tensor:
-        """Data bytes of all codewords asked for."""
+        """Data bytes of all codewords asked of flash."""
         return self.index.bytes + self.tail.bytes + self.gather.bytes
 
     @property
     def pages(self) -> Tensor:
-        """All pages touched: what is read where a page can only be read whole."""
+        """All pages of flash touched: what is read where a page can only be read whole."""
         return self.index.pages + self.tail.pages + self.gather.pages
 
 
-def flash_reads(channels: Tensor, chosen: Tensor, tokens: Tensor, layout: KvLayout) -> FlashReads:
+def flash_reads(
+    channels: Tensor, chosen: Tensor, tokens: Tensor, layout: KvLayout, *, tail_in_memory: bool = False
+) -> FlashReads:
     """Reads for `channels` (N, P, d) and `chosen` (N, P, S) bool, tokens (P,) or (N, P); no channel: no scan."""
     dim = channels.shape[-1]
     covered = tokens // layout.block_tokens * layout.block_tokens
     place = torch.arange(chosen.shape[-1], device=chosen.device)
-    tail = (place >= covered.unsqueeze(-1)) & (place < tokens.unsqueeze(-1)) & channels.any(dim=-1, keepdim=True)
-    groups = layout.token_layout(dim)
-    return FlashReads(
-        _index(channels, covered, layout),
-        _groups(tail, groups, (False,)),
-        _groups(chosen, groups, (False, True)),
-    )
+    behind = place >= covered.unsqueeze(-1)
+    tail = behind & (place < tokens.unsqueeze(-1)) & channels.any(dim=-1, keepdim=True)
+    groups, index = layout.token_layout(dim), _index(channels, covered, layout)
+    scanned, none = _groups(tail, groups, (False,)), Reads(index.pages * 0, index.codewords * 0)
+    if not tail_in_memory:
+        return FlashReads(index, scanned, _groups(chosen, groups, (False, True)), none)
+    kept = _groups(chosen & behind, groups, (False, True))
+    memory = Reads(scanned.pages + kept.pages, scanned.codewords + kept.codewords)
+    return FlashReads(index, none, _groups(chosen & ~behind, groups, (False, True)), memory)
 
 
 def _index(channels: Tensor, covered: Tensor, layout: KvLayout) -> Reads:
