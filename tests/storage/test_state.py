@@ -200,6 +200,21 @@ def test_left_over_of_a_killed_creation_is_replaced(paths, tmp_path, small):
     assert sorted(tmp_path.iterdir()) == paths
 
 
+def test_a_creation_that_was_killed_while_it_gave_names(tmp_path, small):
+    paths = [tmp_path / f"state-{index}" for index in range(3)]
+    small.create(paths).close()
+    for path in paths[1:]:
+        path.rename(path.with_name(path.name + ".partial"))
+    with StateStore.open(paths) as store:
+        small.assert_exact(store)
+        small.advance(store)
+    assert sorted(tmp_path.iterdir()) == paths
+    paths[0].rename(tmp_path / "state-0.partial")
+    (tmp_path / "state-0.partial").write_bytes(b"x" * 8192 * 2)
+    with pytest.raises(StateError, match=r"state-0.partial must begin with"):
+        StateStore.open(paths)
+
+
 # Damage
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.direct import aligned_buffer, flush_directory
-from nearflash.storage.state_file import StateFile
+from nearflash.storage.state_file import StateFile, partial_of
 
 __all__ = ["copy", "reflink", "snapshot_paths"]
 
@@ -40,17 +40,17 @@ def copy(file: StateFile, path: Path) -> bool:
 
     Returns whether blocks are shared. Raises StateError for damage, StorageFullError; nothing is left behind then.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_of(path)
     try:
         shared = reflink(file.path, partial)
         if shared:
             partial.rename(path)
+            flush_directory(path.parent)
         else:
             _copy(file, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    flush_directory(path.parent)
     return shared
 
 

@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import FormatError, ShapeError, StateError
 from nearflash.storage.deal import Deal
-from nearflash.storage.direct import Engine, aligned_buffer, flush_directory
+from nearflash.storage.direct import Engine, aligned_buffer
 from nearflash.storage.layout import EXTRA_BYTES
 from nearflash.storage.manifest import Extent, Manifest
 from nearflash.storage.snapshot import copy, snapshot_paths
-from nearflash.storage.state_file import StateFile
+from nearflash.storage.state_file import StateFile, partial_of
 from nearflash.storage.state_set import StateSet, in_order
 from nearflash.storage.superblock import Stamp
 
@@ -125,8 +125,6 @@ class StateStore(StateSet):
             store._commit(stamp, tensor_steps, extra)
             for file, path in zip(files, paths, strict=True):
                 file.publish(path)
-            for folder in {path.parent for path in paths}:
-                flush_directory(folder)
         except BaseException:
             for file in files:
                 file.path.unlink(missing_ok=True)
@@ -136,12 +134,22 @@ class StateStore(StateSet):
 
     @classmethod
     def open(cls, paths: Path | Sequence[Path], *, direct: bool = True, engine: Engine | None = None) -> Self:
-        """An existing state, at the last step that all files have. Raises StateError; changes nothing."""
+        """An existing state, at the last step that all files have. Raises StateError; changes nothing that is stored.
+
+        Where a creation was cut short while it gave the files their names, the rest of them get theirs.
+        """
+        wanted = [paths] if isinstance(paths, Path) else [Path(path) for path in paths]
+        begun = any(path.exists() for path in wanted)
         files: list[StateFile] = []
         try:
-            for path in [paths] if isinstance(paths, Path) else paths:
-                files.append(StateFile.open(Path(path), direct=direct, engine=engine))
-            return cls(in_order(files))
+            for path in wanted:
+                unnamed = begun and not path.exists() and partial_of(path).exists()
+                files.append(StateFile.open(partial_of(path) if unnamed else path, direct=direct, engine=engine))
+            store = cls(in_order(files))
+            for file, path in zip(files, wanted, strict=True):
+                if file.path != path:
+                    file.publish(path)
+            return store
         except BaseException:
             for file in files:
                 file.close()

@@ -17,13 +17,18 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AlignmentError, StateError
 from nearflash.storage.checksum import crc32c
 from nearflash.storage.deal import Deal
-from nearflash.storage.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer
+from nearflash.storage.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer, flush_directory
 from nearflash.storage.layout import Layout
 from nearflash.storage.manifest import Extent, Manifest
 from nearflash.storage.sealed import seal, unseal
 from nearflash.storage.superblock import Stamp, Superblock, last_and_previous, void_block
 
-__all__ = ["StateFile", "Version"]
+__all__ = ["StateFile", "Version", "partial_of"]
+
+
+def partial_of(path: Path) -> Path:
+    """The name of a file until it is complete."""
+    return path.with_name(path.name + ".partial")
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class StateFile:
         Raises StorageFullError where the disk has no room (nothing is left behind), StateError.
         """
         block = seal("manifest", {"manifest": manifest.to_json(), "weights": deal.weights, "file": index})
-        partial, size_bytes = path.with_name(path.name + ".partial"), _layout(manifest, deal, index, block).size_bytes
+        partial, size_bytes = partial_of(path), _layout(manifest, deal, index, block).size_bytes
         file = DirectFile.create(partial, size_bytes, direct=direct, engine=engine)
         try:
             for offset in (0, BLOCK_BYTES):
@@ -87,9 +92,10 @@ class StateFile:
         return cls(file, manifest, deal, index, block)
 
     def publish(self, path: Path) -> None:
-        """Give the file its name."""
+        """Give the file its name, durably."""
         self.path.rename(path)
         self._file.path = path
+        flush_directory(path.parent)
 
     @classmethod
     def open(cls, path: Path, *, direct: bool = True, engine: Engine | None = None) -> Self:

@@ -42,7 +42,7 @@ def in_order(files: Sequence[StateFile]) -> list[StateFile]:
     if missing := [str(index) for index in range(count) if index not in found]:
         raise StateError(
             f"the state of {first.path} has {count} files, not {len(files)}: give also number {', '.join(missing)} "
-            "(counted from 0); where its creation was cut short delete all of them"
+            "(counted from 0)"
         )
     _level([found[index] for index in range(count)])
     return [found[index] for index in range(count)]
