@@ -50,6 +50,7 @@ def test_a_wrong_step_is_shown_by_element_in_hex(heavy, capsys):
 @pytest.mark.parametrize(("old", "new", "message"), [
     ("c.momentum * s.m + g;", "c.momentun * s.m + g;", "no member named .momentun."),
     ("c.momentum * s.m + g;", "0.9 * s.m + g;", "no match for .operator\\*. .*double"),
+    ("c.momentum * s.m + g;", "F(0.9) * s.m + g;", "use of deleted function"),
     ("struct Scalars {", "struct Scalar {", "Scalars"),
 ])  # fmt: skip
 def test_a_struct_that_does_not_compile_is_shown_at_the_users_line(heavy, capsys, old, new, message):

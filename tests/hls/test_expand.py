@@ -96,6 +96,10 @@ def test_damaged_topk_streams_are_refused_by_the_models_name(kernels, what):
     with pytest.raises(StreamError) as expected:
         expand(stream, params)
     assert expand_topk(kernels, stream, params)[1] == expected.value.fault
+    good = random_stream(params, 0.01, ValueFormat.BF16)
+    dense, fault = expand_topk(kernels, good, params)
+    assert fault is StreamFault.NONE, "a bad stream must leave nothing behind"
+    np.testing.assert_array_equal(dense, expand(good, params).view(np.uint32))
 
 
 @pytest.mark.parametrize(

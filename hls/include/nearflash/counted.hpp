@@ -44,6 +44,10 @@ inline Counted sqrt(Counted a) { return Counted::result(Operation::sqrt, std::sq
 inline Counted fma(Counted a, Counted b, Counted c) {
     return Counted::result(Operation::fma, std::fma(a.value, b.value, c.value), a, b, c);
 }
+inline Counted abs(Counted a) {
+    a.value = std::fabs(a.value);
+    return a;
+}
 inline Counted operator-(Counted a) {
     a.value = -a.value;
     return a;

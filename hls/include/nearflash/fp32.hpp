@@ -17,6 +17,9 @@ struct Fp32 {
 
     Fp32() = default;
     explicit constexpr Fp32(int small) : bits(of_small(small)) {}
+    explicit Fp32(float constant) { std::memcpy(&bits, &constant, sizeof bits); }
+    template <typename T>
+    explicit Fp32(T) = delete;  // write F(1) or F(0.5f)
 
     static constexpr Fp32 of_bits(std::uint32_t bits) {
         Fp32 value(0);
@@ -128,6 +131,7 @@ inline Fp32 operator+(Fp32 a, Fp32 b) {
     return detail::round(detail::sum(detail::unpack(a), detail::unpack(b)));
 }
 
+inline Fp32 abs(Fp32 a) { return Fp32::of_bits(a.magnitude()); }
 inline Fp32 operator-(Fp32 a) { return Fp32::of_bits(a.bits ^ 0x80000000u); }
 inline Fp32 operator-(Fp32 a, Fp32 b) { return a + -b; }
 

@@ -1,7 +1,8 @@
 // Real: the scalar that kernels compute with, and what an optimizer may do with it.
 //
 // An optimizer is written for any scalar F: `float` (simulation), `Fp32` (synthesis: integers, subnormals kept),
-// `Counted` (counts operations). All have + - * / and comparisons, sqrt(x), fma(a, b, c), and F(1) for a constant.
+// `Counted` (counts operations). All have + - * / and comparisons, abs,
+// sqrt, fma(a, b, c), and F(1) or F(0.5f) for a constant.
 #pragma once
 
 #include <cmath>
@@ -20,6 +21,7 @@ using Real = Fp32;
 using Real = float;
 #endif
 
+inline float abs(float value) { return std::fabs(value); }
 inline float sqrt(float value) { return std::sqrt(value); }
 inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 

@@ -87,7 +87,7 @@ struct Expander<TopK, Lanes> {
     static void scatter(Stream<Pair, 4096>& in, std::uint32_t params, std::uint32_t words, Stream<Word>& out) {
         constexpr std::uint32_t tile_words = TopK::tile_params / Lanes;
         const std::uint32_t tiles = ceil_div(params, TopK::tile_params);
-        static std::uint32_t tile_buffer[2][TopK::tile_params];
+        std::uint32_t tile_buffer[2][TopK::tile_params] = {};
 #pragma HLS ARRAY_PARTITION variable = tile_buffer dim = 1 complete
 #pragma HLS ARRAY_PARTITION variable = tile_buffer dim = 2 cyclic factor = Lanes
         // Invariant: before step t, tile t - 1 lies in buffer (t - 1) mod 2, the other is zero, tiles [0, t - 1) are out.
@@ -167,7 +167,7 @@ struct Expander<TopK, Lanes> {
             }
         }
         std::uint64_t values = 0;
-        // Invariant: before step i, pairs [0, i) are out.
+        // Invariant: before step i, those of the pairs [0, i) that have a parameter are out.
         for (std::uint32_t i = 0; i < count; ++i) {
 #pragma HLS PIPELINE II = 1
             if (i % per_word == 0) {
@@ -175,7 +175,7 @@ struct Expander<TopK, Lanes> {
                 crc = crc32c(crc, values);
             }
             const std::uint32_t bits = format == 0 ? std::uint32_t(values) : std::uint32_t(values & 0xffff);
-            out.write({widen(bits, format), index[i], false});
+            if (index[i] < params) out.write({widen(bits, format), index[i], false});
             values >>= format == 0 ? 32 : 16;
         }
         pairs += count;

@@ -38,6 +38,8 @@ class HlsDevice(CheckedDevice):
     real: scalar type of the lanes: float, or Fp32, the integers that are synthesised.
     """
 
+    QUICK_TO_OPEN = True
+
     def __init__(
         self,
         config: UpdateConfig,
