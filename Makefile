@@ -11,7 +11,7 @@ KERNEL ?= update
 FAMILY ?= xcup
 CONFIG ?= smartssd
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full sim lint format bench synth formal mutation emit clean
+.PHONY: help venv demo test test-full sim hls-test lint format bench synth formal mutation emit clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,10 @@ test-full: venv ## all tests, long campaigns too
 
 sim: venv ## one cocotb testbench on Verilator: make sim UNIT=gateware.top.update WAVES=1
 	$(NEARFLASH) sim $(UNIT) $(if $(filter 1,$(WAVES)),--waves)
+
+hls-test: venv ## the HLS kernels under g++ against the model: their tests, then a million parameters each
+	$(PY) -m pytest -q tests/hls
+	$(NEARFLASH) bench hls
 
 lint: venv ## ruff and mypy
 	$(VENV)/bin/ruff check .
