@@ -1,17 +1,22 @@
 """What is the host device's own: threads, timeouts, abort. Its bits are compared in tests/system."""
 
 import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from nearflash.abi.commands import CopyFormat, UpdateCommand
-from nearflash.abi.errors import CommandError, WaitTimeoutError
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
+from nearflash.abi.errors import CommandError, StreamError, WaitTimeoutError
+from nearflash.abi.rules import AdamStep, SgdStep
+from nearflash.abi.topk import ValueFormat
+from nearflash.device import open_device
 from nearflash.device.host import THREADS, HostDevice
 from nearflash.device.memory import SimulatedMemory
-from nearflash.device.vector_lane import BLOCK_PARAMS
+from nearflash.device.topk import pack
+from nearflash.device.vector.lane import VectorLane
 
-PARAMS = THREADS * BLOCK_PARAMS + 5
+PARAMS = THREADS * VectorLane.BLOCK_PARAMS + 5
 
 
 @pytest.fixture
@@ -25,9 +30,16 @@ def in_place(device, params=PARAMS) -> UpdateCommand:
     return UpdateCommand(AdamStep(1e-3, 1), params, state | {"g": device.allocate(4 * params).address}, state)
 
 
-def test_a_slow_update_times_out_and_can_be_waited_for_again(host, monkeypatch):
-    gate, work = threading.Event(), host._work
-    monkeypatch.setattr(host, "_work", lambda *arguments: gate.wait(30) and work(*arguments))
+@pytest.fixture
+def gate(monkeypatch):
+    """Blocks wait until it is set, 30 s at most."""
+    gate, step = threading.Event(), VectorLane.step
+    monkeypatch.setattr(VectorLane, "step", lambda *arguments: gate.wait(30) and step(*arguments))
+    yield gate
+    gate.set()
+
+
+def test_a_slow_update_times_out_and_can_be_waited_for_again(host, gate):
     ticket = host.submit(in_place(host))
     with pytest.raises(WaitTimeoutError, match=f"update of {PARAMS} parameters must end within 0.01 s; it still runs"):
         host.wait(ticket, timeout_s=0.01)
@@ -35,23 +47,52 @@ def test_a_slow_update_times_out_and_can_be_waited_for_again(host, monkeypatch):
     assert host.wait(ticket).counters["params_done"] == PARAMS
 
 
-def test_reset_aborts_between_blocks(host, monkeypatch):
-    gate, work = threading.Event(), host._work
-
-    def aborted(*arguments):
-        gate.set()
-        host._aborted.wait(30)
-        return work(*arguments)
-
+def test_submit_returns_at_once_and_commands_run_in_order(host, gate):
+    """Three steps in place over the same arrays, submitted before the first has begun."""
     command = in_place(host)
-    with monkeypatch.context() as patch:
-        patch.setattr(host, "_work", aborted)
-        ticket = host.submit(command)
-        assert gate.wait(30)
-        host.reset()
-    with pytest.raises(CommandError, match="ticket must be one"):
+    values = host.memory.view(*command.reads()["p"]).view("<f4")
+    host.memory.view(*command.reads()["g"]).view("<f4")[:] = 1
+    inputs, outputs = (
+        {key: a for key, a in names.items() if key != "v"} for names in (command.inputs, command.outputs)
+    )
+    rules = [SgdStep(lr, step, momentum=0.5) for step, lr in ((1, 1.0), (2, 2.0), (3, 4.0))]
+    tickets = [host.submit(replace(command, rule=rule, inputs=inputs, outputs=outputs)) for rule in rules]
+    assert (values == 0).all()
+    gate.set()
+    for ticket in reversed(tickets):
         host.wait(ticket)
+    assert (values == -(1 + 2 * 1.5 + 4 * 1.75)).all()
+
+
+def test_reset_aborts_between_blocks(host, gate):
+    command = in_place(host)
+    tickets = [host.submit(command) for _ in range(2)]
+    opener = threading.Timer(0.1, gate.set)
+    opener.start()
+    host.reset()
+    opener.join()
+    for ticket in tickets:
+        with pytest.raises(CommandError, match="ticket must be one"):
+            host.wait(ticket)
     assert host.run(command).counters["params_done"] == PARAMS
+
+
+@pytest.mark.parametrize("device", ["host", "model"])
+def test_a_topk_gradient_is_expanded_and_a_damaged_one_changes_nothing(device):
+    with open_device(f"{device}:update-tiny") as opened:
+        command = in_place(opened, 5000)
+        stream = pack(np.array([3, 4999]), np.float32([1, 2]).view(np.uint32), 5000, ValueFormat.FP32)
+        memory = opened.memory.view(*command.reads()["g"])
+        memory[: stream.size] = stream
+        sparse = replace(command, gradient=GradientFormat.TOPK, gradient_bytes=stream.size)
+        opened.run(replace(sparse, rule=AdamStep(1.0, 1, eps=0.25)))
+        values = opened.memory.view(*command.reads()["p"]).view("<f4")
+        assert np.flatnonzero(values).tolist() == [3, 4999]
+        before = values.copy()
+        memory[40] ^= 1
+        with pytest.raises(StreamError):
+            opened.run(sparse)
+        assert (values == before).all()
 
 
 def test_counts_add_up_over_threads(host):

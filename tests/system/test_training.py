@@ -6,7 +6,7 @@ import torch
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.rules import AdamStep
-from nearflash.model.update.lane import adam_step
+from nearflash.model.update.lane import optimizer_step
 from nearflash.training import NearStorageAdamW
 
 SHAPES = [(30, 50), (7,), (16, 33)]
@@ -26,7 +26,7 @@ def test_three_steps_equal_the_model(device, tmp_path, profile):
                 tensor.grad = torch.randn(tensor.shape, generator=generator).to(torch.bfloat16)
                 scalars = {"lr": 0.5, "weight_decay": 0.0} if index else {"lr": 0.01, "weight_decay": 0.1}
                 adam = AdamStep(step=step, profile=profile, **scalars)
-                new = adam_step(adam, tensor.grad.float().numpy().ravel(), *expected[index], CopyFormat.BF16)
+                new = optimizer_step(adam, tensor.grad.float().numpy().ravel(), *expected[index], CopyFormat.BF16)
                 expected[index] = [new.p, new.m, new.v]
             optimizer.step()
         for array, name in enumerate("pmv"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nearflash.abi.rules import AdamStep
-from nearflash.model.update.lane import adam_step
+from nearflash.model.update.lane import optimizer_step
 from nearflash.storage import ARRAYS, StateFile
 from nearflash.training import NearStorageAdamW
 
@@ -30,7 +30,7 @@ class Reference:
             self.steps[i] += 1
             adam = AdamStep(step=self.steps[i], **scalars(i))
             gradient = tensor.grad.float().numpy().reshape(-1)
-            new = adam_step(adam, gradient, self.p[i], self.m[i], self.v[i])
+            new = optimizer_step(adam, gradient, self.p[i], self.m[i], self.v[i])
             self.p[i], self.m[i], self.v[i] = new.p, new.m, new.v
 
 

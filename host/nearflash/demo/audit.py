@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.rules import AdamStep
-from nearflash.model.update.lane import adam_step
+from nearflash.model.update.lane import optimizer_step
 from nearflash.storage import ARRAYS, Manifest
 from nearflash.training import NearStorageAdamW
 from nearflash.training.parameters import COPY_OF
@@ -42,7 +42,7 @@ class Audit:
         group = optimizer.param_groups[0]
         beta1, beta2 = group["betas"]
         adam = AdamStep(group["lr"], self.steps, beta1, beta2, group["eps"], group["weight_decay"])
-        new = adam_step(adam, gradients, self.p, self.m, self.v, self._copy)
+        new = optimizer_step(adam, gradients, self.p, self.m, self.v, self._copy)
         stored = {array: optimizer.read_array(array)[: self.p.size] for array in ARRAYS}
         if self.steps == 1:
             self.torch_error = relative_error(stored["p"], self._torch_step(group, gradients), self.p)

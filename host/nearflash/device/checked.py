@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
@@ -66,32 +67,35 @@ def port_beats(command: Command, port_bytes: int) -> dict[str, int]:
 
 
 class CheckedDevice(Device):
-    """A device that runs one command at a time; a second submit waits for the first.
+    """A device that runs one command at a time, in the order of submits, which come from one thread.
 
-    A backend adds `_start`, `_finish` and `_abort`.
+    A backend adds `_start`, `_finish` and `_abort`. `build` is the configuration that commands are checked against.
     """
 
+    DEPTH = 1
+    """Commands that may be started and not yet ended; one more submit waits for the oldest."""
+
     def __init__(self, identity: Identity, memory: Memory) -> None:
-        self.identity = identity
+        self.identity, self.build = identity, identity.config
         self.links = LinkBytes()
         self._memory = memory
         self._buffers: dict[int, Buffer] = {}
         self._last_ticket = 0
-        self._running: int | None = None
+        self._running: deque[int] = deque()
         self._ended: dict[int, Completion | DeviceError] = {}
         self._open = True
 
     @abstractmethod
     def _start(self, command: Command) -> None:
-        """Start a checked command on the idle device."""
+        """Start a checked command; fewer than DEPTH others are under way."""
 
     @abstractmethod
     def _finish(self, timeout_s: float) -> Completion:
-        """Wait for the command that runs. Raises DeviceError (it has ended), WaitTimeoutError (it still runs)."""
+        """Wait for the oldest command. Raises DeviceError (it has ended), WaitTimeoutError (it is under way)."""
 
     @abstractmethod
     def _abort(self) -> None:
-        """Stop what runs and return to idle."""
+        """Stop all that runs or waits and return to idle."""
 
     def allocate(self, size_bytes: int) -> Buffer:
         """A page-aligned buffer. Raises AddressError when the memory is full."""
@@ -108,19 +112,19 @@ class CheckedDevice(Device):
     def submit(self, command: Command) -> int:
         """Check and start a command. Raises CommandError, AlignmentError, AddressError before anything started."""
         self._require_open()
-        command.check(self.identity.config)
+        command.check(self.build)
         check_ranges(command, self._buffers.values(), self._memory.size_bytes)
-        if self._running is not None:
-            self._retire(self._running, timeout_s=60.0)
+        if len(self._running) == self.DEPTH:
+            self._retire_oldest(timeout_s=60.0)
         self._start(command)
         self._last_ticket += 1
-        self._running = self._last_ticket
+        self._running.append(self._last_ticket)
         return self._last_ticket
 
     def wait(self, ticket: int, timeout_s: float = 60.0) -> Completion:
         """Block until the command has ended. Raises DeviceError, WaitTimeoutError."""
-        if ticket == self._running:
-            self._retire(ticket, timeout_s)
+        while ticket in self._running:
+            self._retire_oldest(timeout_s)
         if ticket not in self._ended:
             raise CommandError(f"ticket must be one that was submitted and not yet waited for, not {ticket!r}")
         ended = self._ended.pop(ticket)
@@ -129,9 +133,9 @@ class CheckedDevice(Device):
         return ended
 
     def reset(self) -> None:
-        """Abort what runs; its ticket is void. Memory contents stay."""
+        """Abort what runs; its tickets are void. Memory contents stay."""
         self._abort()
-        self._running = None
+        self._running.clear()
 
     def close(self) -> None:
         """Abort what runs and release the device; may be called twice."""
@@ -139,12 +143,13 @@ class CheckedDevice(Device):
             self.reset()
             self._open = False
 
-    def _retire(self, ticket: int, timeout_s: float) -> None:
+    def _retire_oldest(self, timeout_s: float) -> None:
+        ticket = self._running[0]
         try:
             self._ended[ticket] = self._finish(timeout_s)
         except DeviceError as fault:
             self._ended[ticket] = fault
-        self._running = None
+        self._running.popleft()
 
     def _require_open(self) -> None:
         if not self._open:

@@ -1,16 +1,21 @@
 """Device `model`: the bit-exact reference, for correctness rather than speed."""
 
-from typing import Self
+from typing import Any, Self
+
+from numpy.typing import NDArray
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.commands import Command, Completion, UpdateCommand
+from nearflash.abi.commands import Command, Completion, GradientFormat, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.config import update_config as named_config
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.errors import StreamError
+from nearflash.abi.rules import StateFormat
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats
 from nearflash.device.memory import SimulatedMemory
-from nearflash.model.update.lane import adam_step
+from nearflash.model.expand.topk import expand
+from nearflash.model.update.lane import optimizer_step
+from nearflash.model.update.state import decode, dither, encode
 
 __all__ = ["ModelDevice"]
 
@@ -23,7 +28,8 @@ class ModelDevice(CheckedDevice):
     def __init__(self, config: UpdateConfig, memory: SimulatedMemory | None = None) -> None:
         self.memory = memory or SimulatedMemory()
         super().__init__(Identity("model", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
-        self._completion = Completion({})
+        self.build = config.in_software()
+        self._completion: Completion | StreamError = Completion({})
 
     @classmethod
     def open(cls, config: str) -> Self:
@@ -32,12 +38,31 @@ class ModelDevice(CheckedDevice):
 
     def _start(self, command: Command) -> None:
         assert isinstance(command, UpdateCommand)
-        assert isinstance(command.rule, AdamStep)
-        g, p, m, v = (self.memory.view(*r).view("<f4") for r in command.reads().values())
-        new = adam_step(command.rule, g, p, m, v, command.copy)
-        for stream, (address, size_bytes) in command.writes().items():
-            self.memory.view(address, size_bytes)[:] = getattr(new, stream).view("u1")
-        self._completion = Completion(
+        try:
+            self._completion = self._run(command)
+        except StreamError as error:
+            self._completion = error
+
+    def _run(self, command: UpdateCommand) -> Completion:
+        rule, roles = command.rule, tuple(command.rule.torch_names)
+        arrays = {name: self.memory.view(*span) for name, span in command.reads().items()}
+        stored = {role: [arrays[name] for name in rule.arrays if name.startswith(role)] for role in roles}
+        state = {role: decode(_words(stored[role], rule.state_format), role, rule.state_format) for role in roles}
+        if command.gradient is GradientFormat.TOPK:
+            g = expand(arrays["g"].tobytes(), command.params)
+        else:
+            g = arrays["g"].view("<f4")
+        new = optimizer_step(rule, g, arrays["p"].view("<f4"), **state, copy=command.copy)
+        results: dict[str, NDArray[Any] | None] = {"p": new.p, "copy": new.copy}
+        for role in roles:
+            dithers = dither(role, rule.step, command.first_param, command.params)
+            parts = encode(new.state[role], role, rule.state_format, dithers)
+            results |= zip((role, f"{role}_scale"), parts, strict=False)
+        for name, span in command.writes().items():
+            result = results[name]
+            assert result is not None
+            self.memory.view(*span)[:] = result.view("u1")
+        return Completion(
             {
                 "params_done": command.params,
                 "nonfinite_gradients": new.nonfinite_gradients,
@@ -47,7 +72,15 @@ class ModelDevice(CheckedDevice):
         )
 
     def _finish(self, timeout_s: float) -> Completion:
+        if isinstance(self._completion, StreamError):
+            raise self._completion
         return self._completion
 
     def _abort(self) -> None:
         """Nothing runs between calls."""
+
+
+def _words(stored: list[NDArray[Any]], state_format: StateFormat) -> list[NDArray[Any]]:
+    """Bytes as elements, then scales."""
+    dtype = {StateFormat.FP32: "<f4", StateFormat.BF16: "<u2", StateFormat.MX8: "<u1"}[state_format]
+    return [stored[0].view(dtype), *stored[1:]]

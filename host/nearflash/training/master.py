@@ -6,8 +6,7 @@ from typing import Any
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import StateError
-from nearflash.abi.rules import OptimizerStep, StateFormat
-from nearflash.abi.rules.base import BLOCK_PARAMS
+from nearflash.abi.rules import BLOCK_PARAMS, OptimizerStep, StateFormat
 from nearflash.device import Device, open_device
 from nearflash.storage import StateArray, StateStore, aligned_buffer
 from nearflash.training.parameters import FlatParameters

@@ -8,7 +8,7 @@ from nearflash.abi.config import update_config
 from nearflash.abi.rules import AdamStep
 from nearflash.device.selftest.update import Case, random_state, run_update
 from nearflash.gateware.update.lane import Lane
-from nearflash.model.update.lane import adam_step
+from nearflash.model.update.lane import optimizer_step
 from nearflash.sim.cocotb_run import run_testbench
 from nearflash.sim.device import VerilatorDevice
 from nearflash.sim.kernel import MemoryModel
@@ -34,7 +34,7 @@ def test_one_parameter_a_cycle_a_lane_and_a_long_command_does_not_hang() -> None
     assert counters["cycles"] <= params + lane.LATENCY + 300
     assert counters["params_done"] == params
     assert (counters["read_beats"], counters["write_beats"]) == (4 * params // 2, 3 * params // 2 + params // 4)
-    want = adam_step(ADAM, *state, CopyFormat.FP16)
+    want = optimizer_step(ADAM, *state, CopyFormat.FP16)
     assert results["p"] == want.p.tobytes()
 
 
@@ -44,6 +44,6 @@ def test_four_lanes_equal_the_model() -> None:
     with VerilatorDevice(update_config("update-smartssd"), memory_bytes=1 << 24, model=MODEL) as device:
         results, counters = run_update(device, Case(ADAM, 100_003, CopyFormat.BF16), state)
     assert counters["cycles"] <= 0.26 * 100_003
-    want = adam_step(ADAM, *state, CopyFormat.BF16)
+    want = optimizer_step(ADAM, *state, CopyFormat.BF16)
     for name in ("p", "m", "v", "copy"):
         assert results[name] == getattr(want, name).tobytes(), name

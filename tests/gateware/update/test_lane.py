@@ -12,7 +12,7 @@ from nearflash.abi.registers import UPDATE
 from nearflash.abi.rules import AdamStep, Profile
 from nearflash.gateware.update.lane import PROGRAM, Lane, LaneInput, LaneOutput
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
-from nearflash.model.update.lane import adam_step
+from nearflash.model.update.lane import optimizer_step
 from nearflash.sim.burst import BurstUnit
 
 
@@ -54,7 +54,7 @@ def _run(unit: BurstUnit, adam: AdamStep, copy: CopyFormat, words: NDArray[np.ui
 def _check(unit: BurstUnit, adam: AdamStep, copy: CopyFormat, words: NDArray[np.uint32]) -> None:
     got = _run(unit, adam, copy, words)
     g, p, m, v = (np.ascontiguousarray(words[:, k]).view(np.float32) for k in range(4))
-    want = adam_step(adam, g, p, m, v, copy)
+    want = optimizer_step(adam, g, p, m, v, copy)
     for k, name in enumerate(("p", "m", "v")):
         wrong = np.flatnonzero(got[:, k] != getattr(want, name).view(np.uint32))
         assert wrong.size == 0, f"{name}: {wrong.size} of {len(g)} words differ, first for {words[wrong[0]]}"

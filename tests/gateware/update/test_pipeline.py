@@ -13,7 +13,7 @@ from nearflash.abi.rules import AdamStep, Profile
 from nearflash.gateware.update.lane import PROGRAM
 from nearflash.gateware.update.pipeline import UpdatePipeline, input_group, output_group
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
-from nearflash.model.update.lane import adam_step
+from nearflash.model.update.lane import optimizer_step
 from nearflash.sim.harness import measure_latency, run_streams
 from nearflash.sim.stalls import STALLS
 
@@ -49,7 +49,7 @@ def test_results_leave_in_order_with_last(stalls: Any) -> None:
     words = [dict(zip("gpmv", row, strict=True)) for row in state.view(np.uint32).tolist()]
     items = [{"lanes": words[LANES * k : LANES * (k + 1)], "last": last} for k, last in enumerate(lasts)]
     got = run_streams(PipelineUnderTest(), {"i": items}, {"o": groups}, stalls=stalls, seed=2)["o"]
-    want = adam_step(ADAM, *(np.ascontiguousarray(column) for column in state.T))
+    want = optimizer_step(ADAM, *(np.ascontiguousarray(column) for column in state.T))
     for name in ("p", "m", "v"):
         seen = [int(lane[name]) for group in got for lane in group.lanes]
         assert seen == getattr(want, name).view(np.uint32).tolist(), name

@@ -1,4 +1,4 @@
-"""The Adam reference against torch's optimizers and against a composition of softfloat operations."""
+"""The reference against torch's optimizers and against a composition of softfloat operations."""
 
 import math
 from itertools import product
@@ -10,8 +10,8 @@ import torch
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import CommandError, FormatError, ShapeError
-from nearflash.abi.rules import AdamStep, Profile
-from nearflash.model.update.lane import BLOCK_PARAMS, adam_step, low_precision
+from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, Profile, SgdStep
+from nearflash.model.update.lane import BLOCK_PARAMS, low_precision, optimizer_step
 
 SPECIAL_BITS = [0x00000000, 0x00000001, 0x007FFFFF, 0x00800000, 0x00FFFFFF, 0x1F800000, 0x3F7FFFFF, 0x3F800000,
                 0x3F800001, 0x5F7FFFFF, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x7F800001]  # fmt: skip
@@ -46,7 +46,7 @@ def test_torch_fused_equals_torch(optimizer, hyper):
     for step in range(1, steps + 1):
         g = random_fp32(rng, n)
         adam = AdamStep(step=step, decoupled=optimizer is torch.optim.AdamW, profile=Profile.TORCH_FUSED, **hyper)
-        new = adam_step(adam, g, p, m, v)
+        new = optimizer_step(adam, g, p, m, v)
         p, m, v = new.p, new.m, new.v
         parameter.grad = torch.from_numpy(g)
         torch_optimizer.step()
@@ -54,6 +54,68 @@ def test_torch_fused_equals_torch(optimizer, hyper):
         same_bits(p, parameter.detach().numpy())
         same_bits(m, state["exp_avg"].numpy())
         same_bits(v, state["exp_avg_sq"].numpy())
+
+
+def run_both(torch_optimizer, make_rule, n, steps=4):
+    """Steps of torch's optimizer and of the reference from the same state; yields p, m, v of each after every step."""
+    rng = np.random.default_rng(12)
+    p = random_fp32(rng, n)
+    parameter = torch.nn.Parameter(torch.from_numpy(p.copy()))
+    optimizer = torch_optimizer([parameter])
+    state: dict[str, np.ndarray] = {}
+    for step in range(1, steps + 1):
+        rule, g = make_rule(step), random_fp32(rng, n)
+        state = state or {role: np.zeros(n, np.float32) for role in rule.torch_names}
+        before, new = p, optimizer_step(rule, g, p, **state)
+        p, state = new.p, {role: new.state[role] for role in rule.torch_names}
+        parameter.grad = torch.from_numpy(g)
+        optimizer.step()
+        theirs = {role: optimizer.state[parameter][name].numpy() for role, name in rule.torch_names.items()}
+        yield before, p, state, parameter.detach().numpy(), theirs
+
+
+SGD = [dict(lr=0.013), dict(lr=0.013, weight_decay=0.1), dict(lr=0.1, momentum=0.9),
+       dict(lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.1),
+       dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)]  # fmt: skip
+ADAGRAD = [dict(lr=0.01), dict(lr=0.1, lr_decay=0.01, eps=1e-6, weight_decay=0.1)]
+OTHERS = [*((torch.optim.SGD, SgdStep, hyper) for hyper in SGD),
+          *((torch.optim.Adagrad, AdagradStep, hyper) for hyper in ADAGRAD)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("torch_class", "rule_class", "hyper"), OTHERS)
+def test_torch_fused_equals_torchs_other_optimizers(torch_class, rule_class, hyper):
+    make = lambda step: rule_class(step=step, profile=Profile.TORCH_FUSED, **hyper)  # noqa: E731
+    runs = run_both(lambda params: torch_class(params, fused=True, **hyper), make, 16 * 257)
+    for _, p, state, theirs, their_state in runs:
+        same_bits(p, theirs)
+        for role, array in state.items():
+            same_bits(array, their_state[role])
+
+
+@pytest.mark.parametrize(("torch_class", "rule_class", "hyper"), OTHERS)
+def test_ieee_is_near_torchs_other_optimizers(torch_class, rule_class, hyper):
+    """The first step, element by element: within a few roundings of the update's terms and one ulp of p."""
+    make = lambda step: rule_class(step=step, **hyper)  # noqa: E731
+    ((before, p, state, theirs, their_state),) = run_both(lambda params: torch_class(params, **hyper), make, 4096, 1)
+    update = np.abs(theirs.astype(np.float64) - before) + hyper["lr"] * hyper.get("weight_decay", 0) * np.abs(before)
+    scale = 1 if rule_class is SgdStep else 1 / max(hyper.get("eps", 1e-10), 1e-6)
+    assert np.all(np.abs(p.astype(np.float64) - theirs) <= 1e-6 * scale * update + np.spacing(np.abs(theirs)))
+    for role, array in state.items():
+        np.testing.assert_allclose(array, their_state[role], rtol=3e-6, atol=1e-6 * np.abs(before).max() ** 2)
+
+
+def test_lion_is_that_of_the_paper():
+    """Algorithm 2 of Chen et al. in doubles, far from sign changes; and signs of zeros and NaN."""
+    rng = np.random.default_rng(2)
+    g, p, m = (rng.standard_normal(4096).astype(np.float32) for _ in range(3))
+    lr, b1, b2, wd = 0.03125, 0.75, 0.875, 0.5
+    new = optimizer_step(LionStep(lr, 1, beta1=b1, beta2=b2, weight_decay=wd), g, p, m)
+    direction = b1 * m.astype(np.float64) + (1 - b1) * g
+    np.testing.assert_allclose(new.p, p.astype(np.float64) * (1 - lr * wd) - lr * np.sign(direction), atol=1e-6)
+    np.testing.assert_allclose(new.m, b2 * m.astype(np.float64) + (1 - b2) * g, rtol=1e-5, atol=1e-7)
+    zeros = np.float32([0.0, -0.0, np.nan, np.inf])
+    same_bits(optimizer_step(LionStep(lr, 1), zeros, np.float32([-0.0] * 4), zeros).p,
+              np.float32([-0.0, -0.0, np.nan, -lr]))  # fmt: skip
 
 
 def test_torch_fused_refuses_a_small_beta1():
@@ -87,7 +149,7 @@ def test_one_step_is_near_default_torch(profile, weight_decay, ulps, foreach):
     parameter.grad = torch.from_numpy(g)
     optimizer.step()
     theirs = parameter.detach().numpy()
-    new = adam_step(AdamStep(1e-3, 10, weight_decay=weight_decay, profile=profile), g, p, m, v)
+    new = optimizer_step(AdamStep(1e-3, 10, weight_decay=weight_decay, profile=profile), g, p, m, v)
     update = np.abs(theirs.astype(np.float64) - p)
     if profile is not Profile.TORCH_FUSED:
         update *= (0.9 * np.abs(m.astype(np.float64)) + 0.1 * np.abs(g)) / np.abs(new.m)
@@ -133,6 +195,52 @@ def soft_step(hyper: dict, profile: Profile, decoupled: bool, step: int, *operan
     return [0x7FC00000 if sf.f32_is_nan(x) else int.from_bytes(x.to_bytes(), "big") for x in (p, m, v)]
 
 
+def soft_others(rule, g, p, m, v) -> list[int]:
+    """(p, m or v) bit patterns of one element for the rules beside Adam, from softfloat's operations."""
+    g, p, m, v = (_soft(x) for x in (g, p, m, v))
+    fma, add, sub, mul, div, sqrt = sf.f32_mul_add, sf.f32_add, sf.f32_sub, sf.f32_mul, sf.f32_div, sf.f32_sqrt
+    fused, decay = rule.profile is Profile.TORCH_FUSED, _soft(rule.decay)
+    accumulate = (lambda x, y, z: fma(x, y, z)) if fused else (lambda x, y, z: add(z, mul(x, y)))
+    if isinstance(rule, LionStep):
+        p = mul(p, decay)
+        direction = float(add(mul(_soft(rule.beta1), m), mul(_soft(rule.one_minus_beta1), g)).to_float())
+        sign = _soft(direction if math.isnan(direction) else float(direction > 0) - float(direction < 0))
+        results = [
+            sub(p, mul(_soft(rule.lr), sign)),
+            add(mul(_soft(rule.beta2), m), mul(_soft(rule.one_minus_beta2), g)),
+        ]
+    elif isinstance(rule, SgdStep):
+        g = accumulate(p, decay, g)
+        m = accumulate(g, _soft(rule.gain), mul(_soft(rule.retained), m))
+        direction = accumulate(m, _soft(rule.momentum), g) if rule.nesterov else m
+        results = [accumulate(direction, _soft(-rule.lr), p), m]
+    else:
+        g = accumulate(p, decay, g)
+        v = accumulate(g, g, v)
+        d, size = add(sqrt(v), _soft(rule.eps)), _soft(rule.step_size)
+        results = [sub(p, div(mul(size, g), d) if fused else mul(size, div(g, d))), v]
+    return [0x7FC00000 if sf.f32_is_nan(x) else int.from_bytes(x.to_bytes(), "big") for x in results]
+
+
+@pytest.mark.parametrize("profile", [Profile.IEEE, Profile.TORCH_FUSED])
+@pytest.mark.parametrize(("rule", "hyper"), [
+    (SgdStep, dict(lr=0.1, step=3, momentum=0.9, dampening=0.25, weight_decay=0.1)),
+    (SgdStep, dict(lr=0.1, step=1, momentum=0.9, dampening=0.25, weight_decay=0.1)),
+    (SgdStep, dict(lr=0.1, step=3, momentum=0.9, nesterov=True, weight_decay=0.1)),
+    (AdagradStep, dict(lr=0.1, step=3, lr_decay=0.1, weight_decay=0.1)),
+    (LionStep, dict(lr=0.1, step=3, weight_decay=0.1)),
+])  # fmt: skip
+def test_other_rules_equal_softfloat(rule, hyper, profile):
+    if profile not in rule.PROFILES:
+        return
+    made, (g, p, m, v) = rule(profile=profile, **hyper), operand_sets(np.random.default_rng(4))
+    state = {"m": m} if "m" in made.torch_names else {"v": v}
+    new = optimizer_step(made, g, p, **state)
+    expected = np.array([soft_others(made, *x) for x in zip(g, p, m, v, strict=True)], np.uint32)
+    for i, actual in enumerate(new.state.values()):
+        same_bits(actual, np.ascontiguousarray(expected[:, i]))
+
+
 def operand_sets(rng: np.random.Generator) -> list[np.ndarray]:
     """g, p, m, v: pairs of specials over random others, wide exponents, and values that stay subnormal."""
     pairs = np.array(list(product(SPECIALS, SPECIALS)), np.float32)
@@ -155,7 +263,7 @@ def operand_sets(rng: np.random.Generator) -> list[np.ndarray]:
 def test_equals_softfloat(profile, hyper, decoupled):
     operands = operand_sets(np.random.default_rng(3))
     step = 7
-    new = adam_step(AdamStep(step=step, decoupled=decoupled, profile=profile, **hyper), *operands)
+    new = optimizer_step(AdamStep(step=step, decoupled=decoupled, profile=profile, **hyper), *operands)
     expected = np.array(
         [soft_step(hyper, profile, decoupled, step, *x) for x in zip(*operands, strict=True)], np.uint32
     )
@@ -169,7 +277,7 @@ def test_zero_decay_keeps_even_a_negative_zero(profile):
     """Skipped decay is no multiplication: -0 + ... and NaN aside, p only moves by the update."""
     p = np.array([-0.0, 1.5, np.inf], np.float32)
     zero = np.zeros(3, np.float32)
-    new = adam_step(AdamStep(0.0, 1, profile=profile), zero, p, zero, zero)
+    new = optimizer_step(AdamStep(0.0, 1, profile=profile), zero, p, zero, zero)
     same_bits(new.p, p)
 
 
@@ -178,7 +286,7 @@ def test_blocks_do_not_show(n):
     rng = np.random.default_rng(n)
     g, p, m, v = (np.abs(random_fp32(rng, n)) for _ in range(4))
     adam = AdamStep(1e-3, 2, weight_decay=0.1, profile=Profile.DEEPSPEED)
-    new, last = adam_step(adam, g, p, m, v), adam_step(adam, g[-1:], p[-1:], m[-1:], v[-1:])
+    new, last = optimizer_step(adam, g, p, m, v), optimizer_step(adam, g[-1:], p[-1:], m[-1:], v[-1:])
     assert new.p.size == n
     same_bits(new.p[-1:], last.p)
 
@@ -203,17 +311,17 @@ def test_copy_of_nan_is_canonical_and_no_overflow():
 
 def test_step_returns_the_copy_of_the_new_parameters():
     p, g, zero = (np.full(4, x, np.float32) for x in (1e6, 1.0, 0.0))
-    new = adam_step(AdamStep(1.0, 1), g, p, zero, zero, CopyFormat.FP16)
+    new = optimizer_step(AdamStep(1.0, 1), g, p, zero, zero, CopyFormat.FP16)
     assert new.copy is not None
     assert new.copy.tolist() == [0x7C00] * 4 and new.copy_overflows == 4
-    assert adam_step(AdamStep(1.0, 1), g, p, zero, zero).copy is None
+    assert optimizer_step(AdamStep(1.0, 1), g, p, zero, zero).copy is None
 
 
 def test_other_arrays_are_refused():
     one, two = np.zeros(1, np.float32), np.zeros(2, np.float32)
     with pytest.raises(FormatError, match="v must be float32, not float64"):
-        adam_step(AdamStep(1.0, 1), one, one, one, np.zeros(1))
+        optimizer_step(AdamStep(1.0, 1), one, one, one, np.zeros(1))
     with pytest.raises(ShapeError, match=r"m must have the shape \(1,\), not \(2,\)"):
-        adam_step(AdamStep(1.0, 1), one, one, two, one)
+        optimizer_step(AdamStep(1.0, 1), one, one, two, one)
     with pytest.raises(FormatError, match="copy must be FP16 or BF16"):
         low_precision(one, CopyFormat.NONE)

@@ -2,9 +2,10 @@
 
 from nearflash.abi.rules.adagrad import AdagradStep
 from nearflash.abi.rules.adam import AdamStep
-from nearflash.abi.rules.base import BLOCK_PARAMS, OptimizerStep, Profile, StateFormat
+from nearflash.abi.rules.base import OptimizerStep, Profile
 from nearflash.abi.rules.lion import LionStep
 from nearflash.abi.rules.sgd import SgdStep
+from nearflash.abi.rules.state import BLOCK_PARAMS, StateFormat
 
 __all__ = [
     "BLOCK_PARAMS",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearflash.abi.formats import fp32_round
-from nearflash.abi.rules.base import OptimizerStep, Profile, StateFormat, non_negative
+from nearflash.abi.rules.base import OptimizerStep, Profile, non_negative
+from nearflash.abi.rules.state import StateFormat
 
 __all__ = ["AdagradStep"]
 
@@ -17,6 +18,7 @@ class AdagradStep(OptimizerStep):
     """Hyper-parameters of step `step` (counted from 1). Raises CommandError for a value outside its range."""
 
     optimizer: ClassVar[str] = "adagrad"
+    PROFILES: ClassVar[tuple[Profile, ...]] = (Profile.IEEE, Profile.TORCH_FUSED)
 
     lr: float
     step: int

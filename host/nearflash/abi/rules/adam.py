@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearflash.abi.formats import fp32_round
-from nearflash.abi.rules.base import OptimizerStep, Profile, StateFormat, non_negative, unit_interval
+from nearflash.abi.rules.base import OptimizerStep, Profile, non_negative, unit_interval
+from nearflash.abi.rules.state import StateFormat
 
 __all__ = ["AdamStep"]
 

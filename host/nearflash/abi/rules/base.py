@@ -9,12 +9,10 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from nearflash.abi.errors import CommandError
-from nearflash.abi.formats import FP32, FP32_MIN_NORMAL, fp32_round
+from nearflash.abi.formats import FP32_MIN_NORMAL, fp32_round
+from nearflash.abi.rules.state import StateFormat
 
-__all__ = ["BLOCK_PARAMS", "OptimizerStep", "Profile", "StateFormat", "non_negative", "unit_interval"]
-
-BLOCK_PARAMS = 32
-"""Parameters that share a scale in state format mx8."""
+__all__ = ["OptimizerStep", "Profile", "non_negative", "unit_interval"]
 
 
 class Profile(StrEnum):
@@ -26,32 +24,6 @@ class Profile(StrEnum):
     """torch.optim's fused kernels on CPU."""
     DEEPSPEED = "deepspeed"
     """DeepSpeed's vectorised CPU Adam."""
-
-
-class StateFormat(StrEnum):
-    """How m and v are stored; parameters are fp32 always."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    """Rounded with a dither."""
-    MX8 = "mx8"
-    """One byte an element and one byte a block of 32 for the block's power of two, rounded with a dither."""
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of one element of m or v."""
-        return {StateFormat.FP32: 4, StateFormat.BF16: 2, StateFormat.MX8: 1}[self]
-
-    @property
-    def block_params(self) -> int:
-        """A command covers whole blocks of so many parameters of the flat vector."""
-        return BLOCK_PARAMS if self is StateFormat.MX8 else 1
-
-    def array_bytes(self, array: str, params: int) -> int:
-        """Bytes of `params` parameters' part of an array: p, m, v, m_scale or v_scale."""
-        if array.endswith("_scale"):
-            return -(-params // BLOCK_PARAMS)
-        return params * (FP32.bytes if array == "p" else self.element_bytes)
 
 
 class OptimizerStep(ABC):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearflash.abi.formats import fp32_round
-from nearflash.abi.rules.base import OptimizerStep, Profile, StateFormat, unit_interval
+from nearflash.abi.rules.base import OptimizerStep, Profile, unit_interval
+from nearflash.abi.rules.state import StateFormat
 
 __all__ = ["LionStep"]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearflash.abi.formats import fp32_round
-from nearflash.abi.rules.base import OptimizerStep, Profile, StateFormat, unit_interval
+from nearflash.abi.rules.base import OptimizerStep, Profile, unit_interval
+from nearflash.abi.rules.state import StateFormat
 
 __all__ = ["SgdStep"]
 
@@ -17,6 +18,7 @@ class SgdStep(OptimizerStep):
     """Hyper-parameters of step `step` (counted from 1). Raises CommandError for a value outside its range."""
 
     optimizer: ClassVar[str] = "sgd"
+    PROFILES: ClassVar[tuple[Profile, ...]] = (Profile.IEEE, Profile.TORCH_FUSED)
 
     lr: float
     step: int

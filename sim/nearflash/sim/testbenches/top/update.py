@@ -10,7 +10,7 @@ from nearflash.abi.config import update_config
 from nearflash.abi.registers import MAGIC, UPDATE
 from nearflash.abi.rules import AdamStep, Profile
 from nearflash.gateware.top.update import UpdateKernel
-from nearflash.model.update.lane import adam_step
+from nearflash.model.update.lane import optimizer_step
 from nearflash.sim.kernel_testbench import KernelTestbench
 from nearflash.sim.testbench import start, test
 
@@ -52,7 +52,7 @@ async def equals_the_model_while_channels_pause(dut: Any) -> None:
         await bench.run(command.registers())
         assert await bench.read("status") == Status.OK
         assert await bench.read("params_done") == params
-        want = adam_step(adam, **state, copy=copy)
+        want = optimizer_step(adam, **state, copy=copy)
         for name in ("p", "m", "v"):
             assert bytes(bench.memory.read(_BASE[name], 4 * params)) == getattr(want, name).tobytes(), name
         written = b"" if want.copy is None else want.copy.tobytes()
