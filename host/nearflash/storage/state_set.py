@@ -108,17 +108,17 @@ class StateSet:
     @property
     def identity(self) -> str:
         """16 hexadecimal digits drawn at creation: tells this state and its copies from all others."""
-        return self._stamp.identity
+        return self.stamp.identity
 
     @property
     def profile(self) -> str:
         """Operation order of the update."""
-        return self._stamp.profile
+        return self.stamp.profile
 
     @property
     def steps(self) -> int:
         """Committed steps."""
-        return self._stamp.step
+        return self.stamp.step
 
     @property
     def step(self) -> int:
@@ -136,7 +136,8 @@ class StateSet:
         return dict(self._files[0].version.extra)
 
     @property
-    def _stamp(self) -> Stamp:
+    def stamp(self) -> Stamp:
+        """Identity, profile, step and commit."""
         return self._files[0].version.stamp
 
     def device_of(self, extent: Extent) -> int:

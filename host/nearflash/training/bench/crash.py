@@ -18,7 +18,7 @@ PARTS = ("crashes", "kills", "faults")
 FILES = (1, 2)
 """Files of a state."""
 STEPS = 5
-IMAGES = 220
+IMAGES = 370
 """Images at each point of a history, about."""
 KILLS = 30
 """Of training on a state of one file, and as many on one of two."""
@@ -53,7 +53,7 @@ def _crashes(folder: Path) -> tuple[dict[str, int], list[str]]:
 
 
 def _kills(folder: Path) -> tuple[dict[str, int], list[str]]:
-    kills, bad = 0, []
+    kills, bad = 0, list[str]()
     for files in FILES:
         place = folder / str(files)
         place.mkdir()
