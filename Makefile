@@ -11,7 +11,7 @@ KERNEL ?= update
 FAMILY ?= xcup
 CONFIG ?= smartssd
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full sim hls-test lint format bench synth formal mutation emit clean
+.PHONY: help venv demo test test-full sim hls-test lint format bench baseline synth formal mutation emit clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ emit: venv ## write the generated headers and tables afresh
 
 bench: venv ## every bench, one JSON object a line on standard output
 	$(NEARFLASH) bench all --json
+
+baseline: venv ## DeepSpeed in .venv-deepspeed, for nearflash bench train
+	bash .ci/baseline.sh
 
 synth: venv ## resources of one kernel: make synth KERNEL=update FAMILY=xcup CONFIG=smartssd
 	$(NEARFLASH) synth $(KERNEL) --family $(FAMILY) --config $(CONFIG)

@@ -127,5 +127,6 @@ def _add_bench(subparsers: Any) -> None:
     parser.add_argument("name", help=f"one of {', '.join(['all', *bench_names()])}")
     parser.add_argument("--json", action="store_true", help="JSON on standard output, else text on standard error")
     parser.add_argument("--parts", type=lambda names: names.split(","), help="of bench attend, as errors,flash")
-    parser.add_argument("--mode", help="of bench accuracy, as sparf-page: its recommended setting")
-    parser.set_defaults(rows=lambda arguments: measure(arguments.name, arguments.parts, arguments.mode))
+    parser.add_argument("--mode", help="of bench accuracy, as sparf-page: its recommended setting; a size of train")
+    parser.add_argument("--path", type=Path, help="folder on the disk to be measured, of bench train")
+    parser.set_defaults(rows=lambda arguments: measure(arguments.name, arguments.parts, arguments.mode, arguments.path))

@@ -30,16 +30,19 @@ def bench_names() -> list[str]:
     return sorted(point.name for point in entry_points(group=GROUP))
 
 
-def measure(name: str, parts: Collection[str] | None = None, mode: str | None = None) -> Iterator[dict[str, Any]]:
+def measure(
+    name: str, parts: Collection[str] | None = None, mode: str | None = None, path: Path | None = None
+) -> Iterator[dict[str, Any]]:
     """Run a bench, or `all` of them; of a bench that has them, only these `parts`, or this `mode`.
 
-    Raises CommandError for a bench, a part or a mode that does not exist, or where packages are missing.
+    path: a folder on the disk to measure, for benches of a disk. Raises CommandError for a bench, a part or a mode that
+    does not exist, or where packages are missing.
     """
     if name == "all":
         if parts is not None or mode is not None:
             raise CommandError("parts must be of one bench, not of all")
         for each in bench_names():
-            yield from measure(each)
+            yield from measure(each, path=path)
         return
     points = entry_points(group=GROUP, name=name)
     if not points:
@@ -54,7 +57,7 @@ def measure(name: str, parts: Collection[str] | None = None, mode: str | None = 
         raise CommandError(f"bench {name!r} must be run as a whole, not in the parts {', '.join(parts)}")
     if mode is not None and "mode" not in signature(run).parameters:
         raise CommandError(f"bench {name!r} must be run without a mode, not with {mode!r}")
-    options = {"parts": parts, "mode": mode}
+    options = {"parts": parts, "mode": mode, "path": path if "path" in signature(run).parameters else None}
     for row in run(**{key: value for key, value in options.items() if value is not None}):
         yield with_origin({"bench": name, **row})
 

@@ -205,9 +205,9 @@ def _memlock() -> Iterator[Finding]:
 
 
 def _rates(folder: Path, state: State) -> Iterator[Finding]:
-    size = min(PROBE_BYTES, max(state.file_bytes, 8 << 20))
+    size = min(PROBE_BYTES, max(state.file_bytes, 64 << 20))
     try:
-        with Probe(folder, size, block_bytes=1 << 20) as probe:
+        with Probe(folder, size) as probe:
             written, read, both = probe.write(size), probe.read(size), probe.both(size // 2, size // 2)
     except NearflashError as error:
         yield Finding(Level.ERROR, "rates", str(error))
@@ -215,7 +215,7 @@ def _rates(folder: Path, state: State) -> Iterator[Finding]:
     text = (
         f"{size / read / 1e9:.2f} GB/s read, {size / written / 1e9:.2f} written, {size / both / 1e9:.2f} both at once"
     )
-    yield Finding(Level.OK, "rates", f"{text} (blocks of 1 MiB, {size >> 20} MiB in all)")
+    yield Finding(Level.OK, "rates", f"{text} (a file of {size >> 20} MiB)")
     seconds = 2 * state.step_bytes * both / size
     moved = f"{_gb(state.step_bytes)} read and as many written"
     yield Finding(Level.OK, "step", f"{moved} in about {seconds:.3g} s, if nothing else is slower")

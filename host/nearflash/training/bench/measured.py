@@ -1,0 +1,83 @@
+"""Time, memory and disk bytes of training steps in this process, whoever does them.
+
+Sources: proc(5), /proc/self/io (bytes that the process caused to be read from and written to drives),
+/proc/self/clear_refs (5 resets the peak of the resident set), /proc/self/status (VmHWM is that peak).
+"""
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["Measured", "Subject", "measure"]
+
+_PROCESS = Path("/proc/self")
+
+
+class Subject(Protocol):
+    """A training run, step by step."""
+
+    @property
+    def link_bytes(self) -> int | None:
+        """Bytes so far between host and the place where the state is; None where it is in host memory."""
+
+    def gradients(self, step: int) -> float:
+        """Forward and backward; returns the loss."""
+
+    def update(self) -> None:
+        """The optimizer's step, and what it needs before the next one."""
+
+
+@dataclass
+class Measured:
+    """Figures of each step."""
+
+    params: int
+    optimizer_seconds: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    host_peak_bytes: int = 0
+    """Largest resident set of the process during the steps."""
+    disk_read_bytes: float = 0.0
+    """Of a step, on average, as the next."""
+    disk_written_bytes: float = 0.0
+    link_bytes: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict."""
+        return asdict(self)
+
+
+def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> Measured:
+    """Run `warm_up` and then `steps` steps; only the latter count."""
+    result = Measured(params)
+    for step in range(warm_up):
+        subject.gradients(step)
+        subject.update()
+    (_PROCESS / "clear_refs").write_text("5")
+    before, link = _disk_bytes(), subject.link_bytes
+    for step in range(warm_up, warm_up + steps):
+        start = time.perf_counter()
+        result.loss.append(subject.gradients(step))
+        middle = time.perf_counter()
+        subject.update()
+        end = time.perf_counter()
+        result.optimizer_seconds.append(end - middle)
+        result.step_seconds.append(end - start)
+    read, written = (now - then for now, then in zip(_disk_bytes(), before, strict=True))
+    result.disk_read_bytes, result.disk_written_bytes = read / steps, written / steps
+    if subject.link_bytes is not None and link is not None:
+        result.link_bytes = (subject.link_bytes - link) / steps
+    result.host_peak_bytes = int(_fields("status")["VmHWM"].split()[0]) << 10
+    return result
+
+
+def _disk_bytes() -> tuple[int, int]:
+    """Read and written by this process."""
+    fields = _fields("io")
+    return int(fields["read_bytes"]), int(fields["write_bytes"])
+
+
+def _fields(name: str) -> dict[str, str]:
+    lines = (_PROCESS / name).read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}

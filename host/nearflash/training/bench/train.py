@@ -1,0 +1,142 @@
+"""A training step with optimizer state on this machine's disk: DeepSpeed's, ours, and AdamW in memory as the ceiling.
+
+    deepspeed-nvme       ZeRO-3, optimizer state on NVMe, update on the CPU (`make baseline`; nothing is flushed)
+    nearflash-host       NearStorageAdamW on device host: every step durable before it returns
+    nearflash-overlap    the same, updates begin while backward runs: its optimizer seconds are what is left after it
+    nearflash-host-topk  nearflash-host with 1 % of the gradient, error feedback
+    torch-memory         fp32 masters and moments in memory, torch's fused AdamW
+
+Each case is a process of its own, trains the same bf16 model on the same batches (subject.py) and clips to the same
+norm. Times are medians of STEPS steps behind one that does not count. Beside them: the same bytes as a step of
+nearflash-host reads and writes, moved at once by the disk probe, which is the roofline.
+
+Link bytes are those between the host and what updates the state: of DeepSpeed all reads and writes, of nearflash
+gradients and parameters, as with a device that reaches its flash by itself; device host has no such flash, and its disk
+bytes (a column of their own) cross the host's link too.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from os import environ
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import CommandError
+from nearflash.storage.bandwidth import Probe
+from nearflash.training.preflight import Level, State, preflight
+
+__all__ = ["run"]
+
+DEEPSPEED, OURS = "deepspeed-nvme", "nearflash-host"
+CASES = (DEEPSPEED, OURS, "nearflash-overlap", "nearflash-host-topk", "torch-memory")
+SIZES = {"smollm2-135m": 135_000_000, "tiny": 16_000_000}
+"""Modes, with their parameters rounded up."""
+STEPS = 5
+ROOFLINES = 3
+"""Times that the roofline is measured."""
+PATH_VARIABLE = "NEARFLASH_BENCH_PATH"
+BASELINE = Path(environ.get("NEARFLASH_BASELINE", ".venv-deepspeed"))
+"""Virtual environment that `make baseline` makes."""
+TIMEOUT_S = 1800.0
+
+
+def run(
+    parts: Collection[str] | None = None, mode: str = "smollm2-135m", path: Path | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rows of the cases (the `parts`), of the roofline, and the ratios. Raises CommandError, StorageFullError.
+
+    mode: the model's size. path: folder on the disk to be measured; else $NEARFLASH_BENCH_PATH, else build/bench.
+    """
+    cases = list(CASES if parts is None else parts)
+    for name, known, given in (("parts", CASES, cases), ("mode", SIZES, [mode])):
+        if not set(given) <= set(known):
+            raise CommandError(f"{name} must be of {', '.join(known)}, not {', '.join(given)}")
+    folder = _folder(path or Path(environ.get(PATH_VARIABLE, "build/bench")), SIZES[mode])
+    rows: dict[str, dict[str, Any]] = {}
+    for case in cases:
+        rows[case] = _measured(case, mode, folder)
+        yield rows[case]
+    if OURS in rows:
+        rows["disk"] = _roofline(folder, rows[OURS])
+        yield rows["disk"]
+    yield _ratios({case: row["optimizer_seconds"] for case, row in rows.items()})
+
+
+def _folder(folder: Path, params: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for finding in preflight(folder, State(params), measure=False):
+        if finding.level is Level.ERROR:
+            raise CommandError(f"path of the bench ({folder}): {finding.subject}: {finding.text}")
+    return folder
+
+
+def _measured(case: str, size: str, folder: Path) -> dict[str, Any]:
+    """A row. Where DeepSpeed is not there the row says how to get it."""
+    python, module = sys.executable, "cases"
+    if case == DEEPSPEED:
+        python, module = str(BASELINE / "bin" / "python"), "deepspeed_case"
+        if not (BASELINE / ".stamp").exists():
+            text = f"DeepSpeed is not installed in {BASELINE}: make baseline"
+            return {"case": case, "missing": text, "optimizer_seconds": None, "step_seconds": None}
+    with tempfile.TemporaryDirectory(dir=folder) as inside:
+        command = [python, "-m", f"nearflash.training.bench.{module}", case, "--path", inside, "--size", size]
+        done = subprocess.run(
+            [*command, "--steps", str(STEPS)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise CommandError(f"case {case!r} of the bench ended with status {done.returncode}: {last}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    per_param = {key: found.pop(key) for key in ("link_bytes", "disk_read_bytes", "disk_written_bytes")}
+    params, loss = found["params"], found.pop("loss")
+    return {
+        "case": case,
+        **{key: value for key, value in found.items() if not isinstance(value, list)},
+        **_spread("optimizer_seconds", found["optimizer_seconds"]),
+        **_spread("step_seconds", found["step_seconds"]),
+        **{f"{key}_per_param": value and value / params for key, value in per_param.items()},
+        "steps": STEPS,
+        "last_loss": loss[-1],
+        "durable": case not in (DEEPSPEED, "torch-memory"),
+        "model": f"{size} shape, random weights, bf16, one sequence of 64 tokens",
+        "unit": "s",
+    }
+
+
+def _roofline(folder: Path, ours: dict[str, Any]) -> dict[str, Any]:
+    read, written = (int(ours[f"disk_{way}_bytes_per_param"] * ours["params"]) for way in ("read", "written"))
+    with Probe(folder, read + written) as probe:
+        probe.write(probe.size_bytes)
+        times = [probe.both(read, written) for _ in range(ROOFLINES)]
+    return {
+        "case": "disk",
+        **_spread("optimizer_seconds", times),
+        "read_bytes": read,
+        "written_bytes": written,
+        "gigabytes_per_second": (read + written) / statistics.median(times) / 1e9,
+        "of": "the bytes of a step of nearflash-host, read and written at once, flushed",
+        "unit": "s",
+    }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {name: statistics.median(values), f"{name}_least": min(values), f"{name}_most": max(values)}
+
+
+def _ratios(seconds: dict[str, float | None]) -> dict[str, Any]:
+    """The last object: fractions are None where a case is missing."""
+
+    def ratio(over: str, under: str) -> float | None:
+        one, other = seconds.get(over), seconds.get(under)
+        return one / other if one and other else None
+
+    return {
+        "speedup_optimizer_over_deepspeed": ratio(DEEPSPEED, OURS),
+        "disk_roofline_fraction": ratio("disk", OURS),
+        "optimizer_seconds_over_memory": ratio(OURS, "torch-memory"),
+        "of": "median optimizer seconds of nearflash-host; the fraction is the disk's time over it",
+    }
