@@ -1,4 +1,7 @@
-"""Bench `hls`: every HLS update kernel under g++ against the model, word by word, on edge values and random ones."""
+"""Bench `hls`: every HLS kernel under g++ against the model, word by word, on edge values and random ones.
+
+Seconds are those of the threaded simulation, not of hardware.
+"""
 
 import time
 from collections.abc import Iterator
@@ -7,12 +10,17 @@ from typing import Any
 import numpy as np
 
 from nearflash.abi.commands import CopyFormat, UpdateCommand
-from nearflash.abi.config import update_config
+from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.rules import OptimizerStep
+from nearflash.abi.topk import ValueFormat
 from nearflash.device.base import Device
+from nearflash.device.memory import anonymous
 from nearflash.device.model import ModelDevice
+from nearflash.model.expand.topk import expand, pack
+from nearflash.sim.hls.build import HLS
 from nearflash.sim.hls.device import HlsDevice
 from nearflash.sim.hls.kernels import call_of
+from nearflash.sim.hls.library import HlsLibrary
 from nearflash.sim.hls.vectors import edge_state, rules
 
 __all__ = ["compare", "run"]
@@ -21,7 +29,7 @@ _PAGE_BYTES = 4096
 
 
 def run(params: int = 1 << 20, config_name: str = "update-smartssd", seed: int = 1) -> Iterator[dict[str, Any]]:
-    """Every rule on `params` parameters with a bf16 copy, by the host's float and by the integers of Fp32."""
+    """Every rule on `params` parameters with a bf16 copy, by the host's float and by Fp32; then the expanders."""
     build = update_config(config_name)
     with ModelDevice(build) as model:
         for real in ("float", "Fp32"):
@@ -39,6 +47,52 @@ def run(params: int = 1 << 20, config_name: str = "update-smartssd", seed: int =
                         "mismatches": mismatches,
                         "seconds": seconds,
                     }
+
+    yield from _expanders(build, params, seed)
+
+
+def _expanders(build: UpdateConfig, params: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Top-K streams of one pair in a hundred in each format, and a bitmap of which half is ones."""
+    rng = np.random.default_rng(seed)
+    indices = np.flatnonzero(rng.random(params) < 0.01)
+    for value_format in ValueFormat:
+        values = rng.integers(0, 1 << value_format.number_format.bits, indices.size, np.uint64).astype(np.uint32)
+        stream = pack(indices, values, params, value_format)
+        expected = expand(stream, params).view(np.uint32)
+        dense, seconds = _expanded(build, "expand_topk", [stream], expected.nbytes, [len(stream), params])
+        yield _row(build, f"expand_topk {value_format.name.lower()}", expected, dense.view(np.uint32), seconds)
+    mask = rng.random(params) < 0.5
+    packed = rng.integers(1, 1 << 16, int(mask.sum()), np.uint16)
+    elements = np.zeros(params, np.uint16)
+    elements[mask] = packed
+    bitmap = np.packbits(mask, bitorder="little").tobytes()
+    dense, seconds = _expanded(
+        build, "expand_bitmap", [bitmap, packed.tobytes()], elements.nbytes, [params, packed.size]
+    )
+    yield _row(build, "expand_bitmap", elements, dense.view(np.uint16), seconds)
+
+
+def _row(build: UpdateConfig, kernel: str, expected: Any, actual: Any, seconds: float) -> dict[str, Any]:
+    mismatches = int(np.count_nonzero(expected != actual))
+    return {"config": build.full_name, "kernel": kernel, "params": expected.size, "words": expected.size,
+            "mismatches": mismatches, "seconds": seconds}  # fmt: skip
+
+
+def _expanded(
+    build: UpdateConfig, name: str, sources: list[bytes], size_bytes: int, counts: list[int]
+) -> tuple[Any, float]:
+    """Bytes that an expander makes, (size_bytes,), and seconds; all ones where it finds a fault."""
+    library = HlsLibrary(name, (HLS / "kernels" / f"{name}.cpp").read_text(), build)
+    memories = [anonymous(-(-size // _PAGE_BYTES) * _PAGE_BYTES) for size in (*map(len, sources), size_bytes)]
+    for memory, source in zip(memories, sources, strict=False):
+        memory[: len(source)] = np.frombuffer(source, np.uint8)
+    fault = np.zeros(1, np.uint32)
+    start = time.perf_counter()
+    library.run([*(int(x.ctypes.data) for x in memories), *counts, int(fault.ctypes.data)])
+    seconds = time.perf_counter() - start
+    if fault[0]:
+        memories[-1][:] = 0xFF
+    return memories[-1][:size_bytes], seconds
 
 
 def compare(device: Device, model: Device, rule: OptimizerStep, params: int, seed: int) -> tuple[int, int, float]:
