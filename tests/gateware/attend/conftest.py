@@ -1,4 +1,4 @@
-"""A simulation whose inputs depend on its outputs: queues of items for each input, a function for each output."""
+"""Simulations whose inputs depend on outputs: queues of items and functions; a scan whose blocks come to their ends."""
 
 import random
 from collections import deque
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from amaranth.hdl import Array, Cat, Module, Signal
+from amaranth.lib import wiring
 from amaranth.sim import Simulator
 
 
@@ -66,3 +68,42 @@ class Reactive:
 def reactive() -> type[Reactive]:
     """The class."""
     return Reactive
+
+
+class Credited(wiring.Component):
+    """What sends index requests, with room for them all, and a credit `delay` cycles after a block's last one."""
+
+    def __init__(self, component: Any, delay: int, channels: int) -> None:
+        self.component, self.delay, self.channels = component, delay, channels
+        members = component.signature.members.items()
+        super().__init__({name: member for name, member in members if member.is_signature})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.inner = inner = self.component
+        for name, member in self.signature.members.items():
+            outer = getattr(self, name)
+            if member.flow is wiring.In:
+                wiring.connect(m, wiring.flipped(outer), getattr(inner, name))
+            else:
+                wiring.connect(m, getattr(inner, name), wiring.flipped(outer))
+        item, moves = self.o.payload, self.o.valid & self.o.ready
+        sent = Array(Signal(9, name=f"sent_{channel}") for channel in range(self.channels))
+        ends = moves & (sent[item.channel] + 1 == item.request.expected)
+        with m.If(moves):
+            m.d.sync += sent[item.channel].eq(sent[item.channel] + 1)
+        with m.If(ends):
+            m.d.sync += sent[item.channel].eq(0)
+        credit = Cat(item.channel, item.request.context, ends)
+        for _ in range(self.delay):
+            later = Signal.like(credit)
+            m.d.sync += later.eq(credit)
+            credit = later
+        m.d.comb += [inner.room.eq(-1), inner.credit.eq(credit[:-1]), inner.credit_valid.eq(credit[-1])]
+        return m
+
+
+@pytest.fixture
+def credited() -> type[Credited]:
+    """The class."""
+    return Credited

@@ -33,6 +33,7 @@ class RequestRouter(wiring.Component):
     i : array of `count` In streams of RoutedRequest.
     o : array of `config.channels` Out streams of PageRequest.
     o_memory : Out stream of RoutedRequest.
+    room : Out, by channel, there is a place in its queue.
     """
 
     #: Requests that wait for a channel, beside those in its source. A block of the index goes to one channel at once.
@@ -46,6 +47,7 @@ class RequestRouter(wiring.Component):
                 "i": In(stream.Signature(RoutedRequest)).array(count),
                 "o": Out(stream.Signature(PageRequest)).array(config.channels),
                 "o_memory": Out(stream.Signature(RoutedRequest)),
+                "room": Out(config.channels),
             }
         )
 
@@ -65,11 +67,11 @@ class RequestRouter(wiring.Component):
         ):
             wiring.connect(m, source, sink)
 
-        rooms = Cat(queue.i.ready for queue in channels)
+        m.d.comb += self.room.eq(Cat(queue.i.ready for queue in channels))
         item, taken = Signal(RoutedRequest), Signal()
         for index, queue in enumerate(walkers):
             ahead, can = queue.o.payload, Signal(name=f"can_{index}")
-            room = Mux(ahead.request.memory, memory.i.ready, rooms.bit_select(ahead.channel, 1))
+            room = Mux(ahead.request.memory, memory.i.ready, self.room.bit_select(ahead.channel, 1))
             m.d.comb += can.eq(queue.o.valid & room)
             with m.If(can):
                 m.d.comb += [item.eq(ahead), taken.eq(1)]

@@ -1,21 +1,21 @@
 """Scan walker: from a prepared head to the requests for its embedding pages.
 
     i, i_mask ─► list of the pages that hold a selected channel ──┐
-    page table ─► entries, read ahead ────────────────────────────┴─► requests, block by block ─► o
+    page table ─► entries, read ahead ────────────────────────────┴─► requests, block by block ─► IndexQueues ─► o
 
-Contract: for every whole block of a head one request for each page that holds a selected channel, in order; then the
-head's `WalkEnd`. Only the codewords of selected rows are asked for. A block's first request waits until its channel has
-score buffers for it. After an entry that this build cannot read, or a page on another channel than its block's first
-one, the head has fault ENTRY and no further block is begun; a block that has begun is completed by repeating its last
-request, so that its channel comes to an end with it.
+Contract: for every whole block of a head one request for each page that holds a selected channel, those of one channel
+in order; the head's `WalkEnd` when all are in the queues. Only the codewords of selected rows are asked for. A block's
+first request waits until its channel has score buffers for it. After an entry that this build cannot read, or a page on
+another channel than its block's first one, the head has fault ENTRY and no further block is begun; a block that has
+begun is completed by repeating its last request, so that its channel comes to an end with it.
 
-Timing: one cycle a channel, then two an entry, while o is ready and entries come; back-pressure: yes.
+Timing: one cycle a channel, then two an entry, while the queues have room and entries come; back-pressure: yes.
 Limits: a 64-bit port.
 """
 
 from typing import Any
 
-from amaranth import Array, Cat, Module, Mux, Signal
+from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -23,8 +23,9 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attend.faults import Fault
 from nearflash.abi.config import AttendConfig
 from nearflash.gateware.attend.entry import PageEntryLayout, entry_is_legal
+from nearflash.gateware.attend.index_queues import INDEX_ROWS_MAX, IndexQueues
 from nearflash.gateware.attend.plan import BLOCK_BITS, BlockCredit, ScanPlan, WalkEnd
-from nearflash.gateware.attn.interfaces import CONTEXT_BITS, MaskBeat, RequestKind, RoutedRequest
+from nearflash.gateware.attn.interfaces import MaskBeat, RequestKind, RoutedRequest
 from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.bus.transfer import BusError
@@ -32,7 +33,7 @@ from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["ScanWalker"]
 
-_ROWS_MAX, _PAGES_MAX = 32, 128
+_PAGES_MAX = 128
 _ENTRY_BYTES = 8
 _MASK_BEATS = 64
 """All channels of a head: its mask must not hold Prepare back, which sends the plan behind it."""
@@ -49,7 +50,7 @@ class ScanWalker(wiring.Component):
     -------
     i : In stream of ScanPlan. i_mask : In stream of MaskBeat, the head's selected channels; those of one head may come
         ahead of its plan.
-    credit_valid, credit : In, broadcast of BlockCredit.
+    credit_valid, credit : In, broadcast of BlockCredit. room : In, by channel, the router has a place for it.
     o : Out stream of RoutedRequest (of any source). o_end : Out stream of WalkEnd.
     bus : Out Axi4ReadSignature. clear : In, forgets `error`. error : Out BusError.
     idle : Out, no head is being walked.
@@ -63,6 +64,7 @@ class ScanWalker(wiring.Component):
                 "i_mask": In(stream.Signature(MaskBeat)),
                 "credit_valid": In(1),
                 "credit": In(BlockCredit),
+                "room": In(self.config.channels),
                 "o": Out(stream.Signature(RoutedRequest)),
                 "o_end": Out(stream.Signature(WalkEnd)),
                 "bus": Out(Axi4ReadSignature(64)),
@@ -77,10 +79,17 @@ class ScanWalker(wiring.Component):
         m = Module()
         m.submodules.reader = reader = BurstReader(64, max_outstanding=4, max_burst_bytes=512)
         m.submodules.masks = masks = StreamQueue(MaskBeat, _MASK_BEATS)
-        m.submodules.pages = pages = Memory(shape=7 + _ROWS_MAX, depth=_PAGES_MAX, init=[])
+        m.submodules.queues = queues = IndexQueues(self.config)
+        m.submodules.pages = pages = Memory(shape=7 + INDEX_ROWS_MAX, depth=_PAGES_MAX, init=[])
         wiring.connect(m, reader.bus, wiring.flipped(self.bus))
         wiring.connect(m, wiring.flipped(self.i_mask), masks.i)
-        m.d.comb += [reader.clear.eq(self.clear), self.error.eq(reader.error)]
+        wiring.connect(m, queues.o, wiring.flipped(self.o))
+        m.d.comb += [
+            reader.clear.eq(self.clear),
+            self.error.eq(reader.error),
+            *(getattr(queues, name).eq(getattr(self, name)) for name in ("room", "credit_valid", "credit")),
+        ]
+        self._asked = queues.i  # driven by registers
         self._plan = plan = Signal(ScanPlan)
         self._listed = Signal(8)  # pages in the list
         self._end = Signal(WalkEnd)
@@ -109,10 +118,10 @@ class ScanWalker(wiring.Component):
                 with m.If(walked):
                     m.next = "END"
             with m.State("END"):
-                m.d.comb += self.o_end.valid.eq(~self.o.valid)
+                m.d.comb += self.o_end.valid.eq(~self._asked.valid)
                 with m.If(self.o_end.valid & self.o_end.ready):
                     m.next = "WAIT-HEAD"
-        with m.If(self.o.ready & self.o.valid):
+        with m.If(self._asked.ready & self._asked.valid):
             m.d.sync += self._end.requests.eq(self._end.requests + 1)
         return m
 
@@ -129,8 +138,8 @@ class ScanWalker(wiring.Component):
     def _list(self, m: Module, mask: Any, write: Any) -> Signal:
         """One channel a cycle: collect the rows of a page, and keep the page if there are any. True with the last."""
         beat = mask.payload
-        place, row, page = Signal(2), Signal(range(_ROWS_MAX)), Signal(7)
-        rows, collected = Signal(_ROWS_MAX), Signal(_ROWS_MAX)
+        place, row, page = Signal(2), Signal(range(INDEX_ROWS_MAX)), Signal(7)
+        rows, collected = Signal(INDEX_ROWS_MAX), Signal(INDEX_ROWS_MAX)
         last, page_end = Signal(), Signal()
         m.d.comb += [
             last.eq(beat.last & (place == 3)),
@@ -153,11 +162,11 @@ class ScanWalker(wiring.Component):
 
     def _walk(self, m: Module, reader: BurstReader, read: Any, walking: Signal) -> Signal:
         """Two cycles an entry while `walking`: look, then step. True when all blocks are through."""
-        plan, end, room = self._plan, self._end, Signal()
+        plan, end, asked = self._plan, self._end, self._asked
         at, page, index = Signal(8), Signal(8), Signal(20)
         channel = Signal(range(self.config.channels))
         entry, listed_page, listed_rows, rows = (
-            Signal(PageEntryLayout), Signal(7), Signal(_ROWS_MAX), Signal(_ROWS_MAX)
+            Signal(PageEntryLayout), Signal(7), Signal(INDEX_ROWS_MAX), Signal(INDEX_ROWS_MAX)
         )  # fmt: skip
         block, skipping, first, wanted, legal = Signal(BLOCK_BITS), Signal(), Signal(), Signal(), Signal()
         issue, step, looked = Signal(), Signal(), Signal()
@@ -166,7 +175,7 @@ class ScanWalker(wiring.Component):
             read.addr.eq(at),
             Cat(listed_page, listed_rows).eq(read.data),
             issue.eq(wanted & (~first | legal)),
-            step.eq(looked & (~issue | ((~self.o.valid | self.o.ready) & (room | ~first)))),
+            step.eq(looked & (~issue | ~asked.valid | asked.ready)),
             reader.o.ready.eq(step),
         ]
         m.d.sync += [
@@ -176,14 +185,12 @@ class ScanWalker(wiring.Component):
             rows.eq(listed_rows),
             looked.eq(walking & reader.o.valid & ~step),
         ]
-        begun = step & issue & first
-        self._count_blocks(m, room, begun, entry.channel)
-        with m.If(self.o.ready):
-            m.d.sync += self.o.valid.eq(0)
+        with m.If(asked.ready):
+            m.d.sync += asked.valid.eq(0)
         with m.If(step):
             m.d.sync += [page.eq(page + 1), index.eq(index + 1), at.eq(at + wanted)]
             with m.If(issue):
-                m.d.sync += [self.o.valid.eq(1), end.dones.eq(end.dones + first)]
+                m.d.sync += [asked.valid.eq(1), end.dones.eq(end.dones + first)]
             with m.If(issue & legal):
                 m.d.sync += channel.eq(entry.channel)
                 self._request(m, entry, rows, index, block, page)
@@ -199,30 +206,12 @@ class ScanWalker(wiring.Component):
         return done
 
     def _request(self, m: Module, entry: Any, rows: Signal, index: Signal, block: Signal, page: Signal) -> None:
-        """Fill the output register."""
-        payload, each = self.o.payload, self._plan.row_codewords
-        spread = [Cat(row.replicate(width) for row in rows)[:_ROWS_MAX] for width in (1, 1, 2, 3, 4)]
+        """Fill the register in front of the queues."""
+        asked, plan = self._asked.payload, self._plan
         values = {
-            "context": self._plan.context, "kind": RequestKind.INDEX, "index": index, "block": block, "page": page,
-            "expected": self._listed, "codewords": Array(spread)[each], "rows": rows,
+            "context": plan.context, "passes": plan.passes, "index": index, "block": block, "page": page,
+            "expected": self._listed, "row_codewords": plan.row_codewords, "rows": rows,
             "memory": entry.memory, "address": entry.address,
         }  # fmt: skip
-        m.d.sync += payload.channel.eq(entry.channel)
-        m.d.sync += [payload.request[name].eq(value) for name, value in values.items()]
-
-    def _count_blocks(self, m: Module, room: Signal, begun: Any, channel: Any) -> None:
-        """Score buffers in use, by channel; a block takes one for each pass of its head."""
-        m.submodules.passes = passes = Memory(shape=4, depth=1 << CONTEXT_BITS, init=[])
-        write, read = passes.write_port(), passes.read_port(domain="comb")
-        m.d.comb += [
-            write.addr.eq(self.i.payload.context),
-            write.data.eq(self.i.payload.passes),
-            write.en.eq(self.i.valid & self.i.ready),
-            read.addr.eq(self.credit.context),
-        ]
-        used = [Signal(5, name=f"used_{index}") for index in range(self.config.channels)]
-        for index, count in enumerate(used):
-            taken = Mux(begun & (channel == index), self._plan.passes, 0)
-            given = Mux(self.credit_valid & (self.credit.channel == index), read.data, 0)
-            m.d.sync += count.eq(count + taken - given)
-        m.d.sync += room.eq(Array(used)[channel] + self._plan.passes <= self.config.score_blocks)
+        m.d.sync += asked.channel.eq(entry.channel)
+        m.d.sync += [asked.request[name].eq(value) for name, value in values.items()]

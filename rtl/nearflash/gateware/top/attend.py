@@ -171,6 +171,7 @@ class AttendKernel(wiring.Component):
             selection.contexts_log2.eq(batch.contexts_log2),
             scan.credit_valid.eq(contexts.credit_valid),
             scan.credit.eq(contexts.credit),
+            scan.room.eq(self._router.room),
             tokens.plan_valid.eq(prepare.o.valid & prepare.o.ready),
             tokens.plan_context.eq(prepare.o.payload.select.context),
             tokens.plan.eq(prepare.o.payload.token),
