@@ -48,7 +48,7 @@ def test_one_head_alone_is_the_sum_of_its_phases():
 
 def test_score_buffers_hide_the_time_of_sensing():
     part, load = nand_part("instinfer-1400"), Load(SETTINGS, 4096, 4, 1 / 8)
-    few, many = (simulate(replace(CONFIG, score_blocks=blocks), part, load, 32, heads=96) for blocks in (2, 8))
+    few, many = (simulate(replace(CONFIG, score_blocks=blocks), part, load, 32, heads=96) for blocks in (1, 4))
     assert few.channel_busy_fraction < 0.7 < 0.8 < many.channel_busy_fraction
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nearflash.sim.bench.channel_events import Channel, ChannelTiming, Clock, Request, Server
+from nearflash.sim.bench.channel_events import Channel, ChannelTiming, Clock, IndexQueue, Request, Server, Walker
 from nearflash.sim.nand.parts import nand_part
 
 
@@ -55,6 +55,30 @@ def test_a_server_takes_one_at_a_time():
     clock.at(100, lambda: server.serve(1, lambda: ends.append(clock.now)))
     clock.run()
     assert ends == [10, 15, 101]
+
+
+def test_a_block_that_waits_for_its_buffer_holds_back_no_other_channel(timing):
+    clock, ends = Clock(), []
+    channels = [Channel(clock, timing, units=4) for _ in range(2)]
+    queues = [IndexQueue(channel, buffers=1) for channel in channels]
+    steps = [(0, 0, True), (0, 1, False), (0, 2, True), (1, 0, True)]  # channel, unit, first of its block
+    requests = [
+        Request(channel, unit, 70, 0, lambda i=i: ends.append((i, clock.now)), initial)
+        for i, (channel, unit, initial) in enumerate(steps)
+    ]
+    Walker(clock, queues).walk([(10, request) for request in requests], lambda: None)
+    clock.at(5000, queues[0].give_back)
+    clock.run()
+    assert ends == [(0, 1080), (3, 1110), (1, 1150), (2, 6070)]
+
+
+def test_a_walker_waits_for_a_place_in_the_queue_and_the_queue_for_one_in_the_channel(timing):
+    clock, ends, walked = Clock(), [], []
+    queue = IndexQueue(Channel(clock, timing, units=4), buffers=1)
+    requests = [Request(0, i % 4, 70, 0, lambda: ends.append(clock.now), i == 0) for i in range(150)]
+    Walker(clock, [queue]).walk([(1, request) for request in requests], lambda: walked.append(clock.now))
+    clock.run()
+    assert len(ends) == 150 and 0 < walked[0] < ends[150 - 64], "64 places in the channel, 64 in the queue"
 
 
 def test_times_of_a_part():

@@ -1,7 +1,7 @@
 """Event model of the attend kernel's performance: heads in flight, units, links, lanes, score path and selection.
 
-    prepare ─► walker ─► channels: units sense ─► link ─► lanes ─► scores ─► selection ─► walker ─► channels ─► finish
-                 ▲ score buffers free                              (one way for all channels)
+    prepare ─► walker ─► queues ─► channels: units sense ─► link ─► lanes ─► scores ─► selection ─► walker ─► channels
+                           ▲ score buffers free                        (one way for all channels)           ─► finish
 
 A head goes through its phases as in the kernel; what there is once (prepare, each walker, score path, selection,
 finish) serves one head or block at a time. A unit senses a page and holds it until it is read out: the kernel does
@@ -23,7 +23,7 @@ from nearflash.abi.attend.descriptor import Mode
 from nearflash.abi.attend.pages import IndexFormat
 from nearflash.abi.config import AttendConfig
 from nearflash.model.attend.settings import Settings
-from nearflash.sim.bench.channel_events import Channel, ChannelTiming, Clock, Request, Server, Walker
+from nearflash.sim.bench.channel_events import Channel, ChannelTiming, Clock, IndexQueue, Request, Server, Walker
 from nearflash.sim.nand.parts import NandPart
 
 __all__ = ["Cycles", "Load", "Outcome", "simulate"]
@@ -95,8 +95,9 @@ class _Kernel:
         self._units = units
         self._passes = -(-load.group // config.heads_per_beat)
         self._prepare, self._scores, self._finish = (Server(self.clock) for _ in range(3))
-        self._scan_walk, self._gather_walk = (Walker(self.clock, self.channels) for _ in range(2))
-        self._credits = [config.score_blocks // self._passes] * config.channels
+        buffers = config.score_blocks // self._passes
+        self._index_queues = [IndexQueue(channel, buffers) for channel in self.channels]
+        self._scan_walk, self._gather_walk = Walker(self.clock, self._index_queues), Walker(self.clock, self.channels)
         self._blocks: deque[tuple[_Head, int]] = deque()
         self._slots, self._selecting = config.gather_slots, False
         self._scored_heads, self._starting = deque[_Head](), deque[_Head]()
@@ -131,15 +132,10 @@ class _Kernel:
         self._walk_blocks()
 
     def _walk_blocks(self) -> None:
-        """Ask for the pages of the first block in the queue, when its channel has room for its scores."""
-        if not self._blocks or not self._scan_walk.idle:
-            return
-        head, block = self._blocks[0]
-        channel = (head.number + block) % len(self.channels)
-        if self._credits[channel]:
-            self._credits[channel] -= 1
-            self._blocks.popleft()
-            self._scan_walk.walk(self._block(head, channel), self._walk_blocks)
+        """Ask for the pages of the first block that waits."""
+        if self._blocks and self._scan_walk.idle:
+            head, block = self._blocks.popleft()
+            self._scan_walk.walk(self._block(head, (head.number + block) % len(self.channels)), self._walk_blocks)
 
     def _block(self, head: _Head, channel: int) -> Iterator[tuple[float, Request]]:
         settings, layout = self.load.settings, self.load.settings.index_layout
@@ -157,16 +153,15 @@ class _Kernel:
                 self._scores.serve(rows, lambda: block_done())
 
         def block_done() -> None:
-            self._credits[channel] += 1
+            self._index_queues[channel].give_back()
             self._ready_to_select(head)
-            self._walk_blocks()
 
         for page, (rows, begun) in enumerate(pages):
             codewords = rows * layout.row_codewords
             beats = codewords * CODEWORD_BYTES // _BEAT_BYTES
             lanes = beats * _ROW_BEAT_CYCLES[layout.format] * self._passes
             unit, link = (start + page) % self._units, self._timing.link(codewords, begun)
-            yield self.cycles.page_walked, Request(channel, unit, link, lanes, page_done)
+            yield self.cycles.page_walked, Request(channel, unit, link, lanes, page_done, initial=page == 0)
 
     def _token_codewords(self, *, value: bool) -> tuple[float, float]:
         """Codewords of a whole token group (K alone, or V too), and beats of them that the lanes work on."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from nearflash.abi.attend.codeword import RAW_BYTES
 from nearflash.abi.attend.nand import NandTiming
+from nearflash.gateware.attend.index_queues import IndexQueues
 from nearflash.gateware.nfc.units import TICK_LOG2
 from nearflash.sim.nand.parts import NandPart
 
-__all__ = ["Channel", "ChannelTiming", "Clock", "Request", "Server", "Walker"]
+__all__ = ["Channel", "ChannelTiming", "Clock", "IndexQueue", "Request", "Server", "Walker"]
 
 _BEAT_BYTES = 8
 _NAME_CYCLES, _COLUMN_CYCLES = 7, 4
@@ -30,6 +31,8 @@ class Request:
     link_cycles: float
     lane_cycles: float
     done: Callable[[], None]
+    initial: bool = False
+    """The first one of an embedding block."""
 
 
 class Clock:
@@ -150,10 +153,55 @@ class Channel:
         request.done()
 
 
-class Walker:
-    """Asks for pages one after the other, one head or block at a time; a channel without a place holds it."""
+class IndexQueue:
+    """Requests of the index in front of a channel: a block's first one waits for a score buffer, all for a place."""
 
-    def __init__(self, clock: Clock, channels: Sequence[Channel]) -> None:
+    def __init__(self, channel: Channel, buffers: int) -> None:
+        self._channel, self._buffers = channel, buffers
+        self._requests: deque[Request] = deque()
+        self._wait: deque[Callable[[], None]] = deque()
+        self._asleep = False
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no place for a request."""
+        return len(self._requests) >= IndexQueues.PLACES
+
+    def when_free(self, action: Callable[[], None]) -> None:
+        """Call `action` once, when a request has left."""
+        self._wait.append(action)
+
+    def ask(self, request: Request) -> None:
+        """Queue a request."""
+        self._requests.append(request)
+        self._go_on()
+
+    def give_back(self) -> None:
+        """A block has left its score buffer."""
+        self._buffers += 1
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._requests and not self._asleep and (self._buffers or not self._requests[0].initial):
+            if self._channel.full:
+                self._asleep = True
+                self._channel.when_free(self._wake)
+                return
+            request = self._requests.popleft()
+            self._buffers -= request.initial
+            self._channel.ask(request)
+            if self._wait:
+                self._wait.popleft()()
+
+    def _wake(self) -> None:
+        self._asleep = False
+        self._go_on()
+
+
+class Walker:
+    """Asks for pages one after the other, one head or block at a time; a channel or queue without a place holds it."""
+
+    def __init__(self, clock: Clock, channels: Sequence[Channel] | Sequence[IndexQueue]) -> None:
         self._clock, self._channels = clock, channels
         self.idle = True
 
