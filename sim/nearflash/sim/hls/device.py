@@ -4,9 +4,9 @@ A kernel is built at the first command that needs it (seconds) and taken from th
 modelled.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
 from typing import Self
 
@@ -39,6 +39,7 @@ class HlsDevice(CheckedDevice):
     """
 
     QUICK_TO_OPEN = True
+    DEPTH = 4
 
     def __init__(
         self,
@@ -50,13 +51,13 @@ class HlsDevice(CheckedDevice):
     ) -> None:
         include_path()
         self.memory = memory or SimulatedMemory()
-        optimizers = (*OPTIMIZERS, *(rule.optimizer for rule in rules))
-        config = replace(config, optimizers=optimizers, gradients=("fp32", "topk"))
         super().__init__(Identity("hls", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
-        self._real = real
+        optimizers = (*OPTIMIZERS, *(rule.optimizer for rule in rules))
+        self.build = replace(config, optimizers=optimizers, gradients=("fp32", "topk"), state_formats=("fp32",))
+        self._config, self._real = config, real
         self._libraries: dict[HlsKernel, HlsLibrary] = {}
         self._thread = ThreadPoolExecutor(1, "nearflash-hls")
-        self._work: Future[Completion] = self._thread.submit(Completion, {})
+        self._work: deque[Future[Completion]] = deque()
 
     @classmethod
     def open(cls, config: str) -> Self:
@@ -74,17 +75,21 @@ class HlsDevice(CheckedDevice):
         kernel = replace(call.kernel, topk=command.gradient is GradientFormat.TOPK)
         if kernel not in self._libraries:
             self._libraries[kernel] = kernel.library(self._config, self._real)
-        self._work = self._thread.submit(self._run, self._libraries[kernel], command, HlsCall(kernel, call.scalars))
+        self._work.append(
+            self._thread.submit(self._run, self._libraries[kernel], command, HlsCall(kernel, call.scalars))
+        )
 
     def _finish(self, timeout_s: float) -> Completion:
-        try:
-            return self._work.result(timeout_s)
-        except FutureTimeoutError:
-            raise WaitTimeoutError(f"an update must end within {timeout_s} s; it still runs") from None
+        oldest = self._work[0]
+        if wait([oldest], timeout_s).not_done:
+            raise WaitTimeoutError(f"an update must end within {timeout_s} s; it still runs")
+        self._work.popleft()
+        return oldest.result()
 
     def _abort(self) -> None:
-        """A kernel cannot be stopped: wait for it."""
-        wait([self._work])
+        """A kernel cannot be stopped: wait for those that were started."""
+        wait(self._work)
+        self._work.clear()
 
     def _run(self, library: HlsLibrary, command: UpdateCommand, call: HlsCall) -> Completion:
         kernel, results = call.kernel, np.zeros(2 + call.kernel.topk, np.uint32)
@@ -106,9 +111,3 @@ class HlsDevice(CheckedDevice):
 
     def _host_address(self, address: int) -> int:
         return int(self.memory.storage.ctypes.data) + address - self.memory.base
-
-    @property
-    def _config(self) -> UpdateConfig:
-        config = self.identity.config
-        assert isinstance(config, UpdateConfig)
-        return config
