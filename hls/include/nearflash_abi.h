@@ -41,8 +41,10 @@
 #define NEARFLASH_UPDATE_PROGRAM_DENOMINATOR_FUSED_MASK 0x80ull /* sqrt(v)·factor + eps rounds once */
 #define NEARFLASH_UPDATE_PROGRAM_P_FUSED_MASK 0x100ull /* the last product and sum round once */
 #define NEARFLASH_UPDATE_PROGRAM_COPY_FORMAT_MASK 0x600ull /* low-precision copy of p: 0 none, 1 fp16, 2 bf16 */
+#define NEARFLASH_UPDATE_PROGRAM_TOPK_MASK 0x800ull /* gradients are a Top-K stream */
 #define NEARFLASH_UPDATE_PARAMS 0x050u /* 32 bits, rw: number of parameters */
-#define NEARFLASH_UPDATE_G_ADDRESS 0x058u /* 64 bits, rw: gradients, fp32, read; a byte address, a multiple of the port width */
+#define NEARFLASH_UPDATE_GRADIENT_BYTES 0x054u /* 32 bits, rw: bytes of a Top-K stream */
+#define NEARFLASH_UPDATE_G_ADDRESS 0x058u /* 64 bits, rw: gradients, fp32, or a Top-K stream, read; a byte address, a multiple of the port width */
 #define NEARFLASH_UPDATE_P_ADDRESS 0x060u /* 64 bits, rw: parameters, fp32, read; a byte address, a multiple of the port width */
 #define NEARFLASH_UPDATE_M_ADDRESS 0x068u /* 64 bits, rw: first moments (exp_avg), fp32, read; a byte address, a multiple of the port width */
 #define NEARFLASH_UPDATE_V_ADDRESS 0x070u /* 64 bits, rw: second moments (exp_avg_sq), fp32, read; a byte address, a multiple of the port width */
@@ -152,6 +154,12 @@
 #define NEARFLASH_STATUS_MISALIGNED 3u
 #define NEARFLASH_STATUS_EMPTY 4u
 #define NEARFLASH_STATUS_UNSUPPORTED 5u
+#define NEARFLASH_STATUS_STREAM_HEADER 17u
+#define NEARFLASH_STATUS_STREAM_LENGTH 18u
+#define NEARFLASH_STATUS_STREAM_COUNT 19u
+#define NEARFLASH_STATUS_STREAM_CHECKSUM 20u
+#define NEARFLASH_STATUS_STREAM_ORDER 21u
+#define NEARFLASH_STATUS_STREAM_RANGE 22u
 
 #define NEARFLASH_DECAYMODE_SCALE 0u
 #define NEARFLASH_DECAYMODE_SELF 1u
@@ -161,8 +169,8 @@
 #define NEARFLASH_COPYFORMAT_FP16 1u
 #define NEARFLASH_COPYFORMAT_BF16 2u
 
-#define NEARFLASH_DIGEST_UPDATE_TINY 0xdec83d409eef7172ull
-#define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0x0f64bd364233633aull
+#define NEARFLASH_DIGEST_UPDATE_TINY 0xafb21eea10b6fdcdull
+#define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0x6e2aa8fe6bd0e839ull
 #define NEARFLASH_DIGEST_ATTEND_TINY 0xa85eef053702a510ull
 #define NEARFLASH_DIGEST_ATTEND_PYNQ_Z2 0x61abc230bb1d93f2ull
 #define NEARFLASH_DIGEST_ATTEND_ZYNQ7045 0xb2580b7fd628c95aull

@@ -11,6 +11,7 @@ from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat
 from nearflash.abi.program import program_registers
 from nearflash.abi.registers import UPDATE
 from nearflash.abi.rules import OptimizerStep
+from nearflash.abi.topk import StreamFault
 
 __all__ = [
     "AttendCommand",
@@ -37,6 +38,19 @@ class Status(IntEnum):
     """The number of parameters, heads or page operations is zero; nothing was read or written."""
     UNSUPPORTED = 5
     """The build does not know the command, or a batch of page operations is too long; nothing was read or written."""
+    STREAM_HEADER = 16 + StreamFault.HEADER
+    """A Top-K stream with the fault of that name (nearflash.abi.topk), as all that follow. Nothing was written since it
+    was met; what was written before it is of no use: the slot is to be discarded."""
+    STREAM_LENGTH = 16 + StreamFault.LENGTH
+    STREAM_COUNT = 16 + StreamFault.COUNT
+    STREAM_CHECKSUM = 16 + StreamFault.CHECKSUM
+    STREAM_ORDER = 16 + StreamFault.ORDER
+    STREAM_RANGE = 16 + StreamFault.RANGE
+
+    @property
+    def stream_fault(self) -> StreamFault:
+        """Fault of the gradient stream; NONE where the status is about something else."""
+        return StreamFault(max(self - 16, 0))
 
 
 class AttendCommand(IntEnum):
@@ -180,8 +194,9 @@ class UpdateCommand:
         values = program_registers(self.rule)
         return {
             **values,
-            "program": values["program"] | UPDATE["program"].pack({"copy_format": self.copy}),
+            "program": values["program"] | UPDATE["program"].pack({"copy_format": self.copy, "topk": self.gradient}),
             "params": self.params,
+            "gradient_bytes": self.gradient_bytes,
             **{f"{name}_address": self.inputs.get(name, 0) for name in ("g", "p", "m", "v")},
             **{f"{name}_out_address": self.outputs.get(name, 0) for name in ("p", "m", "v", "copy")},
         }

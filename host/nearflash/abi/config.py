@@ -97,6 +97,8 @@ class UpdateConfig(KernelConfig):
             "burst_bytes": (self.burst_bytes > 0 and 4096 % self.burst_bytes == 0
                             and self.port_bytes <= self.burst_bytes <= 256 * self.port_bytes,
                             "a divisor of 4096 of 1 to 256 beats"),
+            "gradients": (self.gradients == ("fp32",) or (self.gradients == ("fp32", "topk") and self.lanes <= 4),
+                          "fp32, and topk with up to 4 lanes"),
         })  # fmt: skip
 
     @property
@@ -106,7 +108,9 @@ class UpdateConfig(KernelConfig):
 
     def in_software(self) -> "UpdateConfig":
         """What a device in software makes of the build: every rule and every format, at the build's ports."""
-        return replace(self, optimizers=OPTIMIZERS, state_formats=tuple(map(str, StateFormat)))
+        return replace(
+            self, optimizers=OPTIMIZERS, state_formats=tuple(map(str, StateFormat)), gradients=("fp32", "topk")
+        )
 
 
 @dataclass(frozen=True)
@@ -168,8 +172,10 @@ class AttendConfig(KernelConfig):
 CONFIGS: dict[str, UpdateConfig | AttendConfig] = {
     c.full_name: c
     for c in (
-        UpdateConfig("tiny", lanes=1, port_bits=64, outstanding_bursts=4, burst_bytes=512, clock_hz=100_000_000),
-        UpdateConfig("smartssd", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096, clock_hz=300_000_000),
+        UpdateConfig("tiny", lanes=1, port_bits=64, outstanding_bursts=4, burst_bytes=512, clock_hz=100_000_000,
+                     gradients=("fp32", "topk")),
+        UpdateConfig("smartssd", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096, clock_hz=300_000_000,
+                     gradients=("fp32", "topk")),
         AttendConfig("tiny", channels=2, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=1024, score_blocks=8,
                      score_entries=1 << 17, selector_keys=4096, units=4, page_bytes=4096, clock_hz=100_000_000),
         AttendConfig("pynq-z2", channels=1, heads_per_beat=2, contexts=4, gather_slots=2, query_rows=256,

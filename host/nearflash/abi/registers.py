@@ -77,10 +77,11 @@ PROGRAM_FIELDS = (
     Field("denominator_fused", 7, 1, "sqrt(v)·factor + eps rounds once"),
     Field("p_fused", 8, 1, "the last product and sum round once"),
     Field("copy_format", 9, 2, "low-precision copy of p: 0 none, 1 fp16, 2 bf16"),
+    Field("topk", 11, 1, "gradients are a Top-K stream"),
 )
 
 _ADDRESSES = {
-    "g_address": "gradients, fp32, read",
+    "g_address": "gradients, fp32, or a Top-K stream, read",
     "p_address": "parameters, fp32, read",
     "m_address": "first moments (exp_avg), fp32, read",
     "v_address": "second moments (exp_avg_sq), fp32, read",
@@ -107,6 +108,7 @@ def _update(offset: int) -> tuple[Register, ...]:
         *_block_header("update", offset, "UPDT", 1, 0xA0),
         Register("program", offset + 0x0C, 32, _RW, "operation order", PROGRAM_FIELDS),
         Register("params", base, 32, _RW, "number of parameters"),
+        Register("gradient_bytes", base + 4, 32, _RW, "bytes of a Top-K stream"),
         *(Register(name, base + 8 + 8 * i, 64, _RW, doc + "; a byte address, a multiple of the port width")
           for i, (name, doc) in enumerate(_ADDRESSES.items())),
         *(Register(name, base + 0x48 + 4 * i, 32, _RW, doc + " (fp32 bits)")

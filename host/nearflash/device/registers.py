@@ -10,8 +10,9 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.commands import Command, Completion, Status
 from nearflash.abi.config import KernelConfig
 from nearflash.abi.counters import KERNEL_COUNTERS
-from nearflash.abi.errors import DeviceError, DigestError, WaitTimeoutError
+from nearflash.abi.errors import DeviceError, DigestError, StreamError, WaitTimeoutError
 from nearflash.abi.registers import MAGIC, REGISTER_MAPS
+from nearflash.abi.topk import FAULT_TEXTS
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice
 from nearflash.device.memory import Memory
@@ -24,6 +25,10 @@ ADVICE: dict[int, str] = {
     Status.MISALIGNED: "every address must be a multiple of what the kernel needs; nothing was read or written",
     Status.EMPTY: "the number of parameters, heads or page operations must be at least 1; nothing was read or written",
     Status.UNSUPPORTED: "this build has no such command, or not for so many operations; nothing was read or written",
+    **{
+        Status[f"STREAM_{fault.name}"]: f"a gradient stream {rule}; discard the slot, compress the gradients again"
+        for fault, rule in FAULT_TEXTS.items()
+    },
 }
 
 
@@ -106,7 +111,10 @@ class RegisterDevice(CheckedDevice):
         if status != Status.OK:
             fault = Status(status).name if status in ADVICE else f"status {status}"
             advice = ADVICE.get(status, "this host does not know that status")
-            raise DeviceError(f"{self.identity.name} ended with {fault} at address {address:#x}: {advice}")
+            text = f"{self.identity.name} ended with {fault} at address {address:#x}: {advice}"
+            if status in ADVICE and Status(status).stream_fault:
+                raise StreamError(text, Status(status).stream_fault)
+            raise DeviceError(text)
         return Completion(counters)
 
     def _waiting_streams(self) -> str:

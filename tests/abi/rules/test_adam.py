@@ -103,7 +103,7 @@ def test_a_command_is_checked_before_anything_starts() -> None:
     with pytest.raises(CommandError, match="outputs must be addresses of copy, m, p, v, not of m, p, v"):
         replace(good, copy=CopyFormat.BF16).check(config)
     with pytest.raises(CommandError, match="gradient must be fp32 on update-smartssd, not topk"):
-        replace(good, gradient=GradientFormat.TOPK).check(config)
+        replace(good, gradient=GradientFormat.TOPK).check(replace(config, gradients=("fp32",)))
 
 
 def test_what_a_build_does_not_compute_is_refused_and_software_computes_all() -> None:

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
+from nearflash.abi.config import UpdateConfig
 from nearflash.abi.errors import CommandError
 from nearflash.abi.rules import AdamStep, Profile
+from nearflash.abi.topk import ValueFormat
 from nearflash.device.base import Buffer, Device
 from nearflash.device.memory import PAGE_BYTES
 from nearflash.device.registry import open_device
 from nearflash.device.selftest.comparison import Comparison
+from nearflash.device.topk import encode_values, pack
 
 __all__ = ["Case", "compare_updates", "differing_words", "random_state", "run_update"]
 
@@ -28,10 +31,21 @@ class Case:
     copy: CopyFormat = CopyFormat.NONE
     in_place: bool = False
     """Outputs over the inputs, or in a second slot."""
+    density: float | None = None
+    """Share of the gradients that come, in a Top-K stream of fp16 values; None: all, dense."""
 
     def __str__(self) -> str:
-        """Profile, optimizer, copy."""
-        return f"{self.adam.profile:<12}{'AdamW' if self.adam.decoupled else 'Adam':<6}{self.copy.name}"
+        """Profile, optimizer, copy, gradients."""
+        kind = "AdamW" if self.adam.decoupled else "Adam"
+        gradients = "" if self.density is None else f" topk:{self.density:g}"
+        return f"{self.adam.profile:<12}{kind:<6}{self.copy.name}{gradients}"
+
+    def stream(self, gradients: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """The gradients' Top-K stream: a random share of them, the finite ones within the range of fp16."""
+        assert self.density is not None
+        indices = np.flatnonzero(np.random.default_rng(self.params).random(self.params) < self.density)
+        bits = encode_values(gradients[indices], ValueFormat.FP16)
+        return pack(indices, bits, self.params, ValueFormat.FP16)
 
 
 def random_state(rng: np.random.Generator, params: int) -> NDArray[np.float32]:
@@ -48,8 +62,9 @@ def run_update(device: Device, case: Case, state: NDArray[np.float32]) -> tuple[
     buffers: dict[str, Buffer] = {}
     try:
         for name in ("g", "p", "m", "v", "p_out", "m_out", "v_out", "copy_out"):
-            buffers[name] = device.allocate(-(-4 * case.params // PAGE_BYTES) * PAGE_BYTES)
-        for name, values in zip(("g", "p", "m", "v"), state, strict=True):
+            buffers[name] = device.allocate(-(-6 * case.params // PAGE_BYTES) * PAGE_BYTES)
+        gradients = state[0] if case.density is None else case.stream(state[0])
+        for name, values in zip(("g", "p", "m", "v"), (gradients, *state[1:]), strict=True):
             buffers[name].host[: values.nbytes] = values.view(np.uint8)
             buffers[name].sync_to_device(0, values.nbytes)
         if case.in_place:
@@ -62,6 +77,7 @@ def run_update(device: Device, case: Case, state: NDArray[np.float32]) -> tuple[
             {name: buffers[name].address for name in ("g", "p", "m", "v")},
             {name: outputs[name].address for name in STREAMS},
             case.copy,
+            *(() if case.density is None else (GradientFormat.TOPK, gradients.nbytes)),
         )
         counters = device.run(command).counters
         results = {}
@@ -85,7 +101,7 @@ def differing_words(actual: Mapping[str, bytes], expected: Mapping[str, bytes]) 
 
 
 def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
-    """Every profile, AdamW and Adam, both copies, in place and in two slots, against the model.
+    """Every profile, AdamW and Adam, both copies, in place and in two slots, Top-K gradients, against the model.
 
     Raises CommandError for less than one parameter, and what the device raises.
     """
@@ -98,5 +114,13 @@ def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Compa
                 adam = AdamStep(1e-3, 10, weight_decay=0.01, decoupled=decoupled, profile=profile)
                 case = Case(adam, params, copy, in_place=decoupled)
                 state = random_state(rng, params)
-                (actual, _), (expected, _) = run_update(device, case, state), run_update(model, case, state)
-                yield Comparison(str(case), *differing_words(actual, expected))
+                yield _compare(device, model, case, state)
+        build = device.identity.config
+        if isinstance(build, UpdateConfig) and "topk" in build.gradients:
+            case = Case(adam, params, CopyFormat.BF16, density=0.2)
+            yield _compare(device, model, case, random_state(rng, params))
+
+
+def _compare(device: Device, model: Device, case: Case, state: NDArray[np.float32]) -> Comparison:
+    (actual, _), (expected, _) = run_update(device, case, state), run_update(model, case, state)
+    return Comparison(str(case), *differing_words(actual, expected))

@@ -5,9 +5,12 @@
     m_axi_gmem0..3 ─────────────────────────► Fetch ─ Pipeline ─ Store ─► m_axi_gmem0..3
                          └── scalars, program ────────┘        └─ counters
 
-Ports: gmem0 reads gradients and writes the low-precision copy; gmem1, gmem2 and gmem3 read and write p, m and v.
+Ports: gmem0 reads gradients, dense or a Top-K stream that is expanded on the way, and writes the low-precision copy;
+gmem1, gmem2 and gmem3 read and write p, m and v.
 Contract: the registers of nearflash.abi.registers.UPDATE, started as an XRT kernel (ap_ctrl_chain). Reads run ahead of
-writes, so a range may be updated in place, but in and out ranges must not overlap otherwise.
+writes, so a range may be updated in place, but in and out ranges must not overlap otherwise. A fault in a Top-K stream
+ends writing; results of tiles before it may have been written by then, so that a stream that is not known to be good
+calls for outputs in a slot of their own, which is discarded.
 
 Timing: W parameters a cycle while the memory keeps up; LATENCY of the pipeline and the memory on top, once a command.
 Numerics: those of nearflash.gateware.update.lane.
@@ -20,6 +23,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.counters import UPDATE_COUNTERS
 from nearflash.abi.registers import UPDATE
+from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.axi import Axi4Signature, AxiLiteSignature, connect_channels
 from nearflash.gateware.bus.counters import Counters
 from nearflash.gateware.bus.registers import RegisterFile
@@ -81,6 +85,7 @@ class UpdateKernel(wiring.Component):
             sequencer.values.eq(registers.values),
             sequencer.start.eq(registers.start),
             registers.done.eq(sequencer.done),
+            sequencer.stream_fault.eq(fetch.fault),
             sequencer.fetch_idle.eq(fetch.idle),
             sequencer.store_idle.eq(store.idle),
             fetch.clear.eq(sequencer.clear),
@@ -100,6 +105,7 @@ class UpdateKernel(wiring.Component):
         wiring.connect(m, fetch.o, pipeline.i)
         wiring.connect(m, pipeline.o, store.i)
         m.d.comb += pipeline.program.eq(registers.values.program)
+        m.d.sync += store.discard.eq(fetch.fault != StreamFault.NONE)  # long before what came after the fault
         m.d.sync += pipeline.scalars.eq(scalars.o)  # a register for their way to all lanes
         for name in (*SCALARS, "denominator_factor"):
             m.d.comb += getattr(scalars.i, name).eq(registers.values[name])

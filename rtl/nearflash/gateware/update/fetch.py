@@ -1,22 +1,26 @@
 """Fetch: reads gradients and state from four memory ports and joins them into groups of lanes.
 
-    gmem0 ─ BurstReader ─ Narrow ─ g ─┐
-    gmem1 ─ BurstReader ─ Narrow ─ p ─┼─ Join ─► o
-    gmem2 ─ BurstReader ─ Narrow ─ m ─┤
-    gmem3 ─ BurstReader ─ Narrow ─ v ─┘
+    gmem0 ─ BurstReader ─ GradientSource ─ g ─┐
+    gmem1 ─ BurstReader ─ Narrow ───────── p ─┼─ Join ─► o
+    gmem2 ─ BurstReader ─ Narrow ───────── m ─┤
+    gmem3 ─ BurstReader ─ Narrow ───────── v ─┘
 
 Contract: a command of n parameters gives ceil(n / lanes) groups, the final one with `last`. Lanes of the final group
-past the n-th parameter hold what lies behind it in memory, within the same beat.
+past the n-th parameter hold what lies behind it in memory, within the same beat. Of a bad Top-K stream `fault` tells;
+the groups still come, with gradients of zero.
 
 Timing: one group a cycle while no port waits; back-pressure: yes.
 """
 
-from amaranth import Cat, Module, Value
+from typing import Any
+
+from amaranth import Cat, Module, Mux
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.formats import FP32
+from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.axi import ADDRESS_BITS, Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader, ReadEvents
 from nearflash.gateware.bus.transfer import BusError
@@ -24,24 +28,25 @@ from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Narrow
 from nearflash.gateware.stream.join import Join
 from nearflash.gateware.stream.skid import SkidBuffer
+from nearflash.gateware.update.gradient import GradientCommand, GradientSource, pieces
 from nearflash.gateware.update.pipeline import input_group
 
-__all__ = ["INPUTS", "Fetch", "FetchCommand", "pieces"]
+__all__ = ["INPUTS", "Fetch", "FetchCommand"]
 
 INPUTS = ("g", "p", "m", "v")
 """Streams read, in the order of the memory ports."""
 
 
-def pieces(params: Value, each: int) -> Value:
-    """ceil(params / each) for a power of two."""
-    return (params + (each - 1)) >> (each.bit_length() - 1)
-
-
 class FetchCommand(data.Struct):
-    """Read `params` parameters from four byte addresses, each a multiple of the port width."""
+    """Read `params` parameters from four byte addresses, each a multiple of the port width.
+
+    With `topk`, gradients are a stream of `stream_bytes` bytes.
+    """
 
     address: data.ArrayLayout(ADDRESS_BITS, len(INPUTS))
     params: 32
+    stream_bytes: 32
+    topk: 1
 
 
 class Fetch(wiring.Component):
@@ -58,7 +63,8 @@ class Fetch(wiring.Component):
     bus : array of four Out Axi4ReadSignature, in the order of INPUTS.
     clear : In, forgets errors. error : array of four Out BusError.
     events : array of four Out ReadEvents. wait : Out, bit k: the join waits for stream k.
-    idle : Out, all readers are idle.
+    fault : Out, StreamFault of the gradients; stands until the next command.
+    idle : Out, all readers and the gradient source are idle.
     """
 
     def __init__(self, config: UpdateConfig) -> None:
@@ -73,48 +79,48 @@ class Fetch(wiring.Component):
                 "error": Out(BusError).array(count),
                 "events": Out(ReadEvents).array(count),
                 "wait": Out(count),
+                "fault": Out(StreamFault),
                 "idle": Out(1),
             }
         )
 
     def elaborate(self, platform: object) -> Module:
-        """The command goes to each reader (in beats) and to each gearbox (in groups)."""
+        """The command goes to each reader (in beats), to each gearbox and to the gradient source (in groups)."""
         m = Module()
         config, count = self.config, len(INPUTS)
         group_bits = FP32.bits * config.lanes
         group = data.StructLayout({"data": group_bits, "last": 1})
         m.submodules.commands = commands = Fork(FetchCommand, count + 1)
-        m.submodules.groups = groups = SkidBuffer(32)  # between the adder and the gearboxes, and their ready
-        m.submodules.counts = counts = Fork(32, count)
+        # Between the adder and the gearboxes, and their ready.
+        m.submodules.groups = groups = SkidBuffer(GradientCommand)
+        m.submodules.counts = counts = Fork(GradientCommand, count)
         m.submodules.join = join = Join(dict.fromkeys(INPUTS, group))
         wiring.connect(m, wiring.flipped(self.i_command), commands.i)
         wiring.connect(m, groups.o, counts.i)
+        to_groups = commands.o[count]
         m.d.comb += [
-            groups.i.valid.eq(commands.o[count].valid),
-            groups.i.payload.eq(pieces(commands.o[count].payload.params, config.lanes)),
-            commands.o[count].ready.eq(groups.i.ready),
+            groups.i.valid.eq(to_groups.valid),
+            groups.i.payload.groups.eq(pieces(to_groups.payload.params, config.lanes)),
+            *(groups.i.payload[name].eq(to_groups.payload[name]) for name in ("params", "stream_bytes", "topk")),
+            to_groups.ready.eq(groups.i.ready),
         ]
-        idle = []
+        m.submodules.gradient = gradient = GradientSource(config)
+        wiring.connect(m, counts.o[0], gradient.i_command)
+        m.d.comb += self.fault.eq(gradient.fault)
+        idle = [gradient.idle]
         for index, name in enumerate(INPUTS):
-            reader = m.submodules[f"read_{name}"] = BurstReader(
-                config.port_bits, max_outstanding=config.outstanding_bursts, max_burst_bytes=config.burst_bytes
-            )
-            narrow = m.submodules[f"narrow_{name}"] = Narrow(group_bits, config.port_bits // group_bits)
-            to_reader = commands.o[index]
-            m.d.comb += [
-                reader.i_command.valid.eq(to_reader.valid),
-                reader.i_command.payload.address.eq(to_reader.payload.address[index]),
-                reader.i_command.payload.beats.eq(pieces(to_reader.payload.params, config.port_bytes // FP32.bytes)),
-                to_reader.ready.eq(reader.i_command.ready),
-                reader.clear.eq(self.clear),
-                self.error[index].eq(reader.error),
-                self.events[index].eq(reader.events),
-                self.wait[index].eq(self.o.ready & ~narrow.o.valid),
-            ]
-            wiring.connect(m, reader.bus, wiring.flipped(self.bus[index]))
-            wiring.connect(m, counts.o[index], narrow.i_count)
-            wiring.connect(m, reader.o, narrow.i)
-            wiring.connect(m, narrow.o, getattr(join.i, name))
+            reader = self._read(m, index, name, commands.o[index])
+            gearbox = gradient
+            if index:
+                gearbox = m.submodules[f"narrow_{name}"] = Narrow(group_bits, config.port_bits // group_bits)
+                m.d.comb += [
+                    gearbox.i_count.payload.eq(counts.o[index].payload.groups),
+                    gearbox.i_count.valid.eq(counts.o[index].valid),
+                    counts.o[index].ready.eq(gearbox.i_count.ready),
+                ]
+            wiring.connect(m, reader.o, gearbox.i)
+            wiring.connect(m, gearbox.o, getattr(join.i, name))
+            m.d.comb += self.wait[index].eq(self.o.ready & ~gearbox.o.valid)
             idle.append(reader.idle)
 
         m.d.comb += [
@@ -128,3 +134,24 @@ class Fetch(wiring.Component):
                 word = join.o.payload[name].data.word_select(lane, FP32.bits)
                 m.d.comb += self.o.payload.lanes[lane][name].eq(word)
         return m
+
+    def _read(self, m: Module, index: int, name: str, command: Any) -> BurstReader:
+        """Reader of one input: beats of fp32 words, or of a gradient stream."""
+        config = self.config
+        reader = m.submodules[f"read_{name}"] = BurstReader(
+            config.port_bits, max_outstanding=config.outstanding_bursts, max_burst_bytes=config.burst_bytes
+        )
+        beats = pieces(command.payload.params, config.port_bytes // FP32.bytes)
+        if name == "g" and "topk" in config.gradients:
+            beats = Mux(command.payload.topk, pieces(command.payload.stream_bytes, config.port_bytes), beats)
+        m.d.comb += [
+            reader.i_command.valid.eq(command.valid),
+            reader.i_command.payload.address.eq(command.payload.address[index]),
+            reader.i_command.payload.beats.eq(beats),
+            command.ready.eq(reader.i_command.ready),
+            reader.clear.eq(self.clear),
+            self.error[index].eq(reader.error),
+            self.events[index].eq(reader.events),
+        ]
+        wiring.connect(m, reader.bus, wiring.flipped(self.bus[index]))
+        return reader

@@ -1,8 +1,9 @@
 """Sequencer: runs one update command from `start` to `done`.
 
-Contract: a command that is empty or misaligned ends at once, nothing read or written; any other goes to Fetch and Store
-and ends when both are idle. The first bus error becomes status and fault address: reads before writes, ports in order.
-Status and fault address stand still from `done` to the next `start`.
+Contract: a command that is empty, misaligned or more than the build can do ends at once, nothing read or written; any
+other goes to Fetch and Store and ends when both are idle. The first bus error becomes status and fault address: reads
+before writes, ports in order; without one, a fault of the gradient stream does, with the stream's address. Status
+and fault address stand still from `done` to the next `start`.
 
 Timing: `done` comes at the earliest 2 cycles after `start`; back-pressure: waits for Fetch and Store.
 """
@@ -16,6 +17,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.commands import CopyFormat, Status
 from nearflash.abi.config import UpdateConfig
+from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.update.fetch import INPUTS, FetchCommand
 from nearflash.gateware.update.store import OUTPUTS, StoreCommand
@@ -36,6 +38,7 @@ class Sequencer(wiring.Component):
     values : In, arguments; must stay as they are until `done`.
     start : In, pulse. done : Out, pulse.
     fetch : Out stream of FetchCommand. store : Out stream of StoreCommand.
+    stream_fault : In, StreamFault of Fetch.
     fetch_idle, store_idle : In. fetch_error, store_error : In, arrays of BusError in the order of the memory ports.
     clear : Out, forgets the bus errors of the command before.
     status : Out, Status code. fault_address : Out, byte address of the first fault.
@@ -50,6 +53,7 @@ class Sequencer(wiring.Component):
                 "done": Out(1),
                 "fetch": Out(stream.Signature(FetchCommand)),
                 "store": Out(stream.Signature(StoreCommand)),
+                "stream_fault": In(StreamFault),
                 "fetch_idle": In(1),
                 "store_idle": In(1),
                 "fetch_error": In(BusError).array(len(INPUTS)),
@@ -67,6 +71,8 @@ class Sequencer(wiring.Component):
         copy = values.program.copy_format != CopyFormat.NONE
         m.d.comb += [
             self.fetch.payload.params.eq(values.params),
+            self.fetch.payload.stream_bytes.eq(values.gradient_bytes),
+            self.fetch.payload.topk.eq(values.program.topk),
             self.store.payload.params.eq(values.params),
             self.store.payload.copy.eq(copy),
         ]
@@ -98,6 +104,9 @@ class Sequencer(wiring.Component):
                 with m.If(self.fetch_idle & self.store_idle):
                     m.next = "REPORT"
             with m.State("REPORT"):
+                with m.If(self.stream_fault != StreamFault.NONE):
+                    status = Status.STREAM_HEADER - StreamFault.HEADER + self.stream_fault
+                    m.d.sync += [self.status.eq(status), self.fault_address.eq(values.g_address)]
                 self._report(m, [(error, Status.READ_ERROR) for error in self.fetch_error])
                 self._report(m, [(error, Status.WRITE_ERROR) for error in self.store_error], after_reads=True)
                 m.next = "FINISH"
@@ -112,6 +121,10 @@ class Sequencer(wiring.Component):
         for address in reversed(addresses):
             with m.If(address[:offset_bits].any()):
                 m.d.sync += [self.status.eq(Status.MISALIGNED), self.fault_address.eq(address)]
+                m.next = "FINISH"
+        if "topk" not in self.config.gradients:
+            with m.If(self.values.program.topk):
+                m.d.sync += [self.status.eq(Status.UNSUPPORTED), self.fault_address.eq(0)]
                 m.next = "FINISH"
         with m.If(self.values.params == 0):
             m.d.sync += [self.status.eq(Status.EMPTY), self.fault_address.eq(0)]

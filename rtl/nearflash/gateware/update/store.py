@@ -6,6 +6,7 @@
           └─ Widen ─ BurstWriter ─ gmem0 (copy, when asked for)
 
 Contract: exactly the bytes of the command's n parameters are written, whatever n: lanes past the n-th are not strobed.
+Of groups taken while `discard` is set nothing is written: their beats go out without strobes.
 
 Timing: one group a cycle while no port waits; back-pressure: yes.
 """
@@ -23,7 +24,7 @@ from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.bus.write import BurstWriter, WriteEvents
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Widen
-from nearflash.gateware.update.fetch import pieces
+from nearflash.gateware.update.gradient import pieces
 from nearflash.gateware.update.pipeline import output_group
 
 __all__ = ["OUTPUTS", "Store", "StoreCommand", "StoreEvents"]
@@ -60,7 +61,7 @@ class Store(wiring.Component):
     i_command : In stream of StoreCommand; its payload must stay as it is until `idle`.
     i : In stream of `output_group`.
     bus : array of four Out Axi4WriteSignature, in the order of OUTPUTS.
-    clear : In, forgets errors. error : array of four Out BusError.
+    discard : In. clear : In, forgets errors. error : array of four Out BusError.
     events : array of four Out WriteEvents. counts : Out StoreEvents.
     idle : Out, all writers are idle.
     """
@@ -73,6 +74,7 @@ class Store(wiring.Component):
                 "i_command": In(stream.Signature(StoreCommand)),
                 "i": In(stream.Signature(output_group(config.lanes))),
                 "bus": Out(Axi4WriteSignature(config.port_bits)).array(count),
+                "discard": In(1),
                 "clear": In(1),
                 "error": Out(BusError).array(count),
                 "events": Out(WriteEvents).array(count),
@@ -93,7 +95,8 @@ class Store(wiring.Component):
         tail = Signal(range(lanes + 1))
         filled = Signal(lanes)
         m.d.comb += tail.eq(self.i_command.payload.params % lanes)
-        m.d.comb += filled.eq(Mux(self.i.payload.last & (tail != 0), (1 << tail) - 1, -1))
+        whole = Mux(self.i.payload.last & (tail != 0), (1 << tail) - 1, -1)
+        m.d.comb += filled.eq(Mux(self.discard, 0, whole))
 
         writers = [
             self._write(m, index, name, commands.o[index], groups.o[index], filled)
