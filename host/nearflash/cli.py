@@ -60,10 +60,17 @@ def _add_missing(subparsers: Any, name: str, missing: ImportError) -> None:
 
 def _add_devices(subparsers: Any) -> None:
     parser = subparsers.add_parser("devices", help="list devices and whether they can be opened here")
+    parser.add_argument("--measure", type=Path, metavar="FOLDER", help="instead: GB/s of direct I/O there (256 MiB)")
     parser.set_defaults(run=_devices)
 
 
-def _devices(_: argparse.Namespace) -> int:
+def _devices(arguments: argparse.Namespace) -> int:
+    if arguments.measure:
+        from nearflash.storage.measure import measure_drive, report
+
+        for line in report(measure_drive(arguments.measure)):
+            print(line)
+        return 0
     from nearflash.device.registry import available_devices, device_class, open_device
 
     for spec in available_devices():

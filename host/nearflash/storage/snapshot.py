@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nearflash.abi.errors import StateError
-from nearflash.storage.direct import aligned_buffer, flush_directory
+from nearflash.storage.buffers import BufferPool
+from nearflash.storage.direct import flush_directory
 from nearflash.storage.state_file import StateFile, partial_of
 
 __all__ = ["copy", "reflink", "snapshot_paths"]
@@ -72,12 +73,13 @@ def reflink(source: Path, path: Path) -> bool:
 def _copy(file: StateFile, path: Path) -> None:
     version = file.version
     new = StateFile.create(path, file.manifest, file.deal, file.index, direct=file.direct)
+    buffers = BufferPool()
     try:
         for extent in file.layout.extents:
             for array in file.manifest.arrays:
-                memory = aligned_buffer(array.extent_bytes(extent))
-                file.read(array.name, extent, memory)
-                new.write(version.stamp.step, array.name, extent, memory)
+                with buffers.take(array.extent_bytes(extent)) as memory:
+                    file.read(array.name, extent, memory)
+                    new.write(version.stamp.step, array.name, extent, memory)
         new.prepare(version.stamp, version.tensor_steps, version.extra)
         new.flush()
         new.confirm()

@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import FormatError, ShapeError, StateError
+from nearflash.storage.buffers import BufferPool
 from nearflash.storage.deal import Deal
-from nearflash.storage.direct import Engine, aligned_buffer
+from nearflash.storage.direct import Engine
 from nearflash.storage.layout import EXTRA_BYTES
 from nearflash.storage.manifest import Extent, Manifest
 from nearflash.storage.snapshot import copy, snapshot_paths
@@ -113,15 +114,17 @@ class StateStore(StateSet):
             if path.exists() or paths.count(path) > 1:
                 raise StateError(f"{path} must not exist yet and be given once; open it, or choose another path")
         files: list[StateFile] = []
+        buffers = BufferPool()
         try:
             for index, path in enumerate(paths):
                 files.append(StateFile.create(path, manifest, deal, index, direct=direct, engine=engine))
             store = cls(files)
             for extent in manifest.extents:
                 for array in manifest.arrays:
-                    memory = aligned_buffer(array.extent_bytes(extent))
-                    fill(array.name, extent, memory)
-                    files[deal.file_of(extent)].write(stamp.step, array.name, extent, memory)
+                    with buffers.take(array.extent_bytes(extent)) as memory:
+                        memory[:] = 0
+                        fill(array.name, extent, memory)
+                        files[deal.file_of(extent)].write(stamp.step, array.name, extent, memory)
             store._commit(stamp, tensor_steps, extra)
             for file, path in zip(files, paths, strict=True):
                 file.publish(path)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import AlignmentError, StateError
+from nearflash.storage.buffers import BufferPool
 from nearflash.storage.checksum import crc32c
 from nearflash.storage.deal import Deal
 from nearflash.storage.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer, flush_directory
@@ -60,6 +61,7 @@ class StateFile:
         self._other: Superblock | None = None  # of the step before, in the other slot
         self._undone = False  # the other slot's superblock is that of a step that no longer counts
         self._written: dict[tuple[str, int], int] = {}
+        self._buffers = BufferPool()
 
     # Life
 
@@ -186,7 +188,8 @@ class StateFile:
         for extent in self.layout.extents:
             for array in self.manifest.arrays:
                 try:
-                    self.read(array.name, extent, aligned_buffer(array.extent_bytes(extent)), version)
+                    with self._buffers.take(array.extent_bytes(extent)) as memory:
+                        self.read(array.name, extent, memory, version)
                 except StateError as error:
                     found.append(str(error))
         return found
