@@ -55,7 +55,7 @@ class Layout:
             if each.name == array:
                 break
             before += each.extent_bytes(extent)
-        return self._slot_offset(step) + self._positions[extent.index] * self._record_bytes(self.extents[0]) + before
+        return self._slot_offset(step) + self._positions[extent.index] * self._full_record_bytes + before
 
     @cached_property
     def _positions(self) -> dict[int, int]:
@@ -65,6 +65,10 @@ class Layout:
     def _slot_bytes(self) -> int:
         # Only the last extent of all may be shorter, and where it is here it is the last one here.
         return sum(map(self._record_bytes, self.extents))
+
+    @cached_property
+    def _full_record_bytes(self) -> int:
+        return self._record_bytes(self.extents[0])
 
     def _slot_offset(self, step: int) -> int:
         return self.table_offset(0) + 2 * self.table_bytes + step % 2 * self._slot_bytes
