@@ -29,7 +29,7 @@ def test_a_backend_refuses_the_configuration_of_another_kernel(backend):
 
 @pytest.mark.parametrize("spec", ["", "model", "model:", "model:tiny", "nothing:update-tiny", ":update-tiny"])
 def test_unknown_names_list_what_exists(spec):
-    with pytest.raises(UnknownDeviceError, match=rf"device must be one of host:update-smartssd, .*, not '{spec}'"):
+    with pytest.raises(UnknownDeviceError, match=rf"device must be one of hls:update-smartssd, .*, not '{spec}'"):
         open_device(spec)
 
 

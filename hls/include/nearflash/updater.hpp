@@ -50,7 +50,7 @@ struct Updater {
                 for (int a = 0; a < arrays; ++a) state[a] = in[a].read();
                 for (int k = 0; k < Lanes; ++k) {
 #pragma HLS UNROLL
-                    const State next = step(state, k, gradient.lane[k], scalars, Fields<Field...>());
+                    const State next = Step::step(state_of<Field...>(state, k), gradient.lane[k], scalars);
                     int a = 0;
                     ((state[a++].lane[k] = one_nan(next.*Field)), ...);
                     const bool counts = i * Lanes + k < params, finite = is_finite(state[0].lane[k]);
@@ -68,15 +68,12 @@ struct Updater {
 
   private:
     template <auto... Field>
-    struct Fields {};
-
-    template <auto... Field>
-    static State step(const Word (&words)[arrays], int k, Real g, const Scalars& scalars, Fields<Field...>) {
+    static State state_of(const Word (&words)[arrays], int k) {
 #pragma HLS INLINE
         State state;
         int a = 0;
         ((state.*Field = words[a++].lane[k]), ...);
-        return Step::step(state, g, scalars);
+        return state;
     }
 
     static std::uint16_t low_precision(Real p, Copy format) {
