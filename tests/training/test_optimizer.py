@@ -223,6 +223,30 @@ def test_groups_may_be_added_before_the_first_step(tensors, set_gradients, make_
     assert_state(optimizer.path, read_state, reference, 1)
 
 
+@pytest.mark.parametrize("overlap", ["step", "backward"])
+def test_rollback_is_exact(tensors, set_gradients, open_optimizer, overlap):
+    """Undone and done again, from device memory that still holds the undone state: the same bits."""
+    optimizer = open_optimizer(tensors, overlap=overlap, resident_bytes=1 << 20, loss_scale="dynamic")
+    optimizer.extra["cursor"] = 1
+    for step in range(2):
+        set_gradients(tensors, step)
+        optimizer.step()
+    before, stored = [t.detach().clone() for t in tensors], [optimizer.read_array(a) for a in "pmv"]
+    after = []
+    for seed in (7, 2, 2):
+        optimizer.extra["cursor"] = seed
+        set_gradients(tensors, seed)
+        optimizer.step()
+        after.append([t.detach().clone() for t in tensors])
+        optimizer.rollback()
+        assert optimizer.steps == 2 and optimizer.extra == {"cursor": 1}
+        assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+        assert all(np.array_equal(optimizer.read_array(a), one) for a, one in zip("pmv", stored, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(after[1], after[2], strict=True))
+    with pytest.raises(StateError):
+        optimizer.rollback()
+
+
 def test_tied_tensor_has_one_state(tensors, set_gradients, make_reference, open_optimizer):
     reference = make_reference(tensors[:1])
     with pytest.warns(UserWarning, match="duplicate parameters"):

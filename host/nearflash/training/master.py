@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from nearflash.abi.commands import CopyFormat
@@ -9,6 +10,7 @@ from nearflash.abi.errors import StateError
 from nearflash.abi.rules import BLOCK_PARAMS, OptimizerStep, StateFormat
 from nearflash.device import Device, open_device
 from nearflash.storage import StateArray, StateStore, aligned_buffer
+from nearflash.training.compression import Compressor
 from nearflash.training.parameters import FlatParameters
 from nearflash.training.schedule import Schedule
 from nearflash.training.settings import Settings
@@ -38,6 +40,7 @@ class Master:
     flat: FlatParameters
     store: StateStore
     schedule: Schedule
+    compressor: Compressor | None
 
     def __init__(
         self, groups: Sequence[dict[str, Any]], arrays: Sequence[StateArray], settings: Settings, timeline: Timeline
@@ -75,6 +78,12 @@ class Master:
         self.flat = flat
         self._create()
         self.schedule = self._scheduled()
+
+    def rollback(self) -> None:
+        """The step before, in store and tensors. Raises StateError."""
+        self.store.rollback()
+        self.schedule.forget()
+        self.load_parameters()
 
     def close(self) -> None:
         """Close the store, free device memory, close the devices that were opened here; it may be called twice."""
@@ -124,4 +133,10 @@ class Master:
     def _scheduled(self) -> Schedule:
         # Files that were given in another order are in the store's: each stays beside its device.
         devices = [self._device_of[path] for path in self.store.paths]
-        return Schedule(self.store, devices, self.traffic, self._timeline, self._settings.resident_bytes)
+        settings, longest = self._settings, self.store.manifest.extent_params
+        self.compressor, stream_bytes = None, 0
+        if settings.compression is not None:
+            self.compressor = Compressor(settings.compression, self.store.manifest.params)
+            everything = Compressor(replace(settings.compression, ratio=1.0, feedback=False), longest)
+            stream_bytes = everything.stream_bytes(longest, step=1)
+        return Schedule(self.store, devices, self.traffic, self._timeline, settings.resident_bytes, stream_bytes)

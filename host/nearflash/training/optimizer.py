@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import CommandError, StateError
 from nearflash.abi.rules import OptimizerStep, Profile, StateFormat
 from nearflash.storage import Manifest
+from nearflash.training.export import full_state, take_full_state
 from nearflash.training.master import Master, arrays_of
 from nearflash.training.settings import Settings
 from nearflash.training.stalls import Stalls
@@ -94,8 +95,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; updates that backward has begun are discarded."""
-        if self._stepping.backward is not None:
-            self._stepping.backward.discard()
+        self._stepping.discard()
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -216,6 +216,33 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     def read_array(self, array: str) -> NDArray[np.float32]:
         """A stored fp32 array (p, m or v) as of the last committed step: the flat vector, padding included."""
         return self._owned.store.read_array(array)
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """`state_dict` as torch.optim has it, with the whole state in memory (nearflash.training.export)."""
+        return super().state_dict() | {"state": full_state(self._owned.flat, self._owned.store)}
+
+    @torch.no_grad()
+    def load_full_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `full_state_dict`, or torch's optimizer of the same kind, gave: the next step's state.
+
+        Parameters are the tensors' present ones, so load the model first (`master` parameters are in the dict).
+        Raises StateError, ShapeError for what does not fit; nothing was changed then.
+        """
+        self._stepping.discard()
+        take_full_state(self._owned.flat, self._owned.store, state_dict["state"])
+        self._owned.schedule.forget()
+        self._owned.load_parameters()
+        super().load_state_dict(state_dict | {"state": {}})
+        self._refresh_handle()
+
+    @torch.no_grad()
+    def rollback(self) -> None:
+        """Undo the last step, exactly and durably, in store and tensors: until the next one begins.
+
+        Raises StateError where the step before is not there any more; nothing was changed then.
+        """
+        self._stepping.rollback()
+        self._refresh_handle()
 
     def verify(self) -> list[str]:
         """Read the whole state; one message for each damaged extent."""

@@ -40,9 +40,18 @@ class Schedule:
     """The devices of a store, in its order; `begin` starts a step."""
 
     def __init__(
-        self, store: StateStore, devices: Sequence[Device], traffic: Traffic, timeline: Timeline, resident_bytes: int
+        self,
+        store: StateStore,
+        devices: Sequence[Device],
+        traffic: Traffic,
+        timeline: Timeline,
+        resident_bytes: int,
+        stream_bytes: int,
     ) -> None:
-        """resident_bytes: of device memory, over all devices, for extents that need not be read again."""
+        """resident_bytes: of device memory, over all devices, for extents that need not be read again.
+
+        stream_bytes: of the longest compressed gradient of an extent, 0 where none comes.
+        """
         self.store, self.timeline = store, timeline
         self.transfers: list[Transfer] = []
         manifest = store.manifest
@@ -53,7 +62,7 @@ class Schedule:
         slots = max(1, min(most, SLOTS + resident_bytes // len(devices) // slot_bytes))
         try:
             for device in devices:
-                self.transfers.append(Transfer(device, store, traffic, slots))
+                self.transfers.append(Transfer(device, store, traffic, slots, stream_bytes))
         except BaseException:
             self.close()
             raise

@@ -38,10 +38,9 @@ class Stepping:
         self._master, self._settings, self._timeline = master, settings, timeline
         self._groups, self._rule = groups, rule
         self.loss_scale = LossScale.of(settings.loss_scale)
-        self.extra = dict(master.store.extra)
+        self.extra: dict[str, Any] = {}
         """What the store was last committed with, for the training script to read and write."""
-        if (stored := self.extra.pop(_LOSS_SCALE, None)) is not None and self.loss_scale is not None:
-            self.loss_scale = self.loss_scale.resumed(stored)
+        self._take_extra()
         self.grad_norm: float | None = None
         self.skipped_steps = 0
         self.stalls = Stalls()
@@ -56,6 +55,19 @@ class Stepping:
         """Forget updates that backward has begun, and do not begin others."""
         if self.backward is not None:
             self.backward.close()
+
+    def discard(self) -> None:
+        """Forget updates that backward has begun."""
+        if self.backward is not None:
+            self.backward.discard()
+
+    def rollback(self) -> None:
+        """Be at the step before."""
+        if self._settings.compression is not None and self._settings.compression.feedback:
+            raise StateError("a rollback must be without compression that feeds back: what it left out is not kept")
+        self.discard()
+        self._master.rollback()
+        self._take_extra()
 
     def step(self, grad_scale: float | None, found_inf: bool) -> None:
         """One step of all tensors that have a gradient.
@@ -85,7 +97,7 @@ class Stepping:
         if guess is not None and not self._judge(guess, plan):
             step.discard()
             step = self._begin(under_way)
-        step.release(UpdateExtent(flat, plan, self._timeline))
+        step.release(self._update(plan))
         step.offer(self._master.schedule.order())
         step.finish()
         self.stalls = step.stalls
@@ -96,15 +108,26 @@ class Stepping:
         with self._timeline.span("commit"):
             store.commit(steps, self.extra | ({} if scale is None else {_LOSS_SCALE: scale.to_json()}))
         self.loss_scale = scale
+        if self._master.compressor is not None:
+            self._master.compressor.commit()
         with self._timeline.span("publish"):
             flat.publish(active)
         self._master.traffic.add(steps=1)
 
     def _begin(self, under_way: ExitStack) -> Step:
         """A step that reads ahead, while the gradients are still looked at."""
-        step = under_way.enter_context(self._master.schedule.begin())
+        step = under_way.enter_context(self._start())
         step.offer(self._master.schedule.order())
         return step
+
+    def _start(self) -> Step:
+        if self._master.compressor is not None:
+            self._master.compressor.abort()  # what an attempt before this one had left out
+        return self._master.schedule.begin()
+
+    def _update(self, plan: Plan) -> UpdateExtent:
+        master = self._master
+        return UpdateExtent(master.flat, plan, self._timeline, master.compressor, master.store.step + 1)
 
     def _scalar(self, active: Sequence[int], grad_scale: float | None) -> float | None:
         """What gradients are multiplied by; None where the step is to be skipped. Raises NonFiniteError."""
@@ -142,21 +165,26 @@ class Stepping:
         self._master.create_again(self._groups())
         self.attach()
 
+    def _take_extra(self) -> None:
+        self.extra = dict(self._master.store.extra)
+        if (stored := self.extra.pop(_LOSS_SCALE, None)) is not None and self.loss_scale is not None:
+            self.loss_scale = self.loss_scale.resumed(stored)
+
     # During backward
 
     def _begin_guess(self) -> Guess | None:
         """With nothing clipped and all finite, every tensor that wants a gradient gets one."""
-        flat, schedule = self._master.flat, self._master.schedule
+        flat = self._master.flat
         if flat.changed():
             return None
         known = {i: tensor.grad for i, tensor in enumerate(flat.tensors) if not tensor.requires_grad}
         active = [i for i, tensor in enumerate(flat.tensors) if tensor.requires_grad or known[i] is not None]
         plan = self._plan(active, clip_scalar(0.0, None, self._scale))
-        guess = Guess(schedule.begin(), plan)
+        guess = Guess(self._start(), plan)
         for tensor, gradient in known.items():
             if gradient is not None:
                 guess.see(tensor, gradient)
-        guess.step.release(UpdateExtent(flat, plan, self._timeline))
+        guess.step.release(self._update(plan))
         return guess
 
     def _judge(self, guess: Guess, plan: Plan) -> bool:

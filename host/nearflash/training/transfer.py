@@ -10,7 +10,7 @@ and the detour is counted on the host link.
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import UpdateCommand
+from nearflash.abi.commands import GradientFormat, UpdateCommand
 from nearflash.abi.errors import NonFiniteError
 from nearflash.abi.formats import FP32
 from nearflash.device import Buffer, Device
@@ -49,7 +49,8 @@ class Transfer:
     `read` and `write` are file I/O, for any thread. Everything else uses the device: one thread at a time.
     """
 
-    def __init__(self, device: Device, store: StateStore, traffic: Traffic, slots: int) -> None:
+    def __init__(self, device: Device, store: StateStore, traffic: Traffic, slots: int, stream_bytes: int = 0) -> None:
+        """stream_bytes: of the longest compressed gradient, 0 where none comes."""
         self.device, self.slots = device, list[Slot]()
         self._store, self._traffic = store, traffic
         self._arrays, longest = store.manifest.arrays, store.manifest.extents[0]
@@ -59,9 +60,8 @@ class Transfer:
                 self.slots.append(Slot({}))
                 for array in self._arrays:
                     self.slots[-1].buffers[array.name] = device.allocate(array.extent_bytes(longest))
-            for name in ("g", "copy"):
-                # A copy needs half the bytes, but at the positions of fp32 its ranges stay aligned to the widest port.
-                self._buffers[name] = device.allocate(longest.size_bytes)
+            self._buffers["g"] = device.allocate(max(longest.size_bytes, stream_bytes))
+            self._buffers["copy"] = device.allocate(longest.size_bytes)
         except BaseException:
             self.close()
             raise
@@ -106,17 +106,20 @@ class Transfer:
 
     def gradients(self, params: int) -> NDArray[np.float32]:
         """Where to put the gradients of a run's `params` parameters, fp32, before `update`."""
-        return self._buffers["g"].host.view(np.float32)[:params]
+        return self._buffers["g"].host[: params * FP32.bytes].view(np.float32)
 
-    def update(self, slot: Slot, run: Run) -> NDArray[np.uint8]:
+    def update(self, slot: Slot, run: Run, stream: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """Update a run within the slot's extent; returns the new parameters' bytes (fp32, or in the copy's format).
 
-        The result is valid until the next call. Raises DeviceError, WaitTimeoutError, NonFiniteError.
+        stream: the gradients where they are compressed (nearflash.abi.topk); else they are where `gradients` says. The
+        result is valid until the next call. Raises DeviceError, WaitTimeoutError, NonFiniteError.
         """
         assert slot.extent is not None, "only a slot that was read is updated"
         params, first = run.stop - run.start, run.start - slot.extent.start
         slot.step = -1
-        self._move(self._buffers["g"], 0, params * FP32.bytes, down=True)
+        if stream is not None:
+            self._buffers["g"].host[: stream.size] = stream
+        self._move(self._buffers["g"], 0, params * FP32.bytes if stream is None else stream.size, down=True)
         stored = {
             array.name: slot.buffers[array.name].address + array.size_bytes(first)
             for array in self._arrays
@@ -129,6 +132,8 @@ class Transfer:
                 inputs={"g": self._buffers["g"].address, **stored},
                 outputs={**stored, "copy": self._buffers["copy"].address},
                 copy=run.copy,
+                gradient=GradientFormat.FP32 if stream is None else GradientFormat.TOPK,
+                gradient_bytes=0 if stream is None else stream.size,
                 first_param=run.start,
             ),
             TIMEOUT_S,

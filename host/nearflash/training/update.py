@@ -1,5 +1,6 @@
 """What a step does to an extent in device memory."""
 
+from nearflash.training.compression import Compressor
 from nearflash.training.parameters import FlatParameters
 from nearflash.training.plan import Plan
 from nearflash.training.timeline import Timeline
@@ -9,24 +10,30 @@ __all__ = ["UpdateExtent"]
 
 
 class UpdateExtent:
-    """Gathers gradients, updates, and stages the new parameters, where the plan's runs cover an extent.
+    """Gathers gradients (and compresses them), updates, and stages the new parameters, where runs cover an extent.
 
-    From any thread, for different extents at once.
+    From any thread, for different extents at once. step: the one that is made, from 1.
     """
 
-    def __init__(self, flat: FlatParameters, plan: Plan, timeline: Timeline) -> None:
-        self.plan = plan
-        self._flat, self._timeline = flat, timeline
+    def __init__(
+        self, flat: FlatParameters, plan: Plan, timeline: Timeline, compressor: Compressor | None, step: int
+    ) -> None:
+        self._flat, self._plan, self._timeline = flat, plan, timeline
+        self._compressor, self._step = compressor, step
 
     def __call__(self, transfer: Transfer, slot: Slot) -> None:
         """Raises DeviceError, WaitTimeoutError, NonFiniteError."""
         assert slot.extent is not None, "only a slot that was read is updated"
         span = self._timeline.span
-        for run in self.plan.within(slot.extent):
+        for run in self._plan.within(slot.extent):
             params = run.stop - run.start
+            gradients, stream = transfer.gradients(params), None
             with span("gather gradients", params=params):
-                self._flat.put_gradients(run.start, run.stop, run.scalar, transfer.gradients(params))
+                self._flat.put_gradients(run.start, run.stop, run.scalar, gradients)
+            if self._compressor is not None:
+                with span("compress", params=params):
+                    stream = self._compressor.compress(run.start, gradients, self._step)
             with span("update", params=params):
-                new = transfer.update(slot, run)
+                new = transfer.update(slot, run, stream)
             with span("stage", params=params):
                 self._flat.stage(run.start, run.stop, new, run.copy)
