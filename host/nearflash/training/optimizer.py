@@ -206,7 +206,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     @property
     def steps(self) -> int:
         """Committed steps of the store."""
-        return self._owned.store.step
+        return self._owned.store.steps
 
     @property
     def manifest(self) -> Manifest:
@@ -271,4 +271,4 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     def _refresh_handle(self) -> None:
         store = self._owned.store
         for tensor, updates in zip(self._owned.flat.tensors, store.tensor_steps, strict=True):
-            self.state[tensor] = {"step": updates, _IDENTITY: self._identity, _STEP: store.step}
+            self.state[tensor] = {"step": updates, _IDENTITY: self._identity, _STEP: store.steps}

@@ -75,7 +75,7 @@ class Schedule:
     def order(self) -> list[Extent]:
         """The extents as the next step best takes them: turned round each time, so that the last are the first."""
         extents = list(self.store.manifest.extents)
-        return extents if self.store.step % 2 == 0 else extents[::-1]
+        return extents if self.store.steps % 2 == 0 else extents[::-1]
 
     def forget(self) -> None:
         """The store's state was replaced: what is in device memory does not count any more."""
@@ -138,7 +138,7 @@ class Step:
         self._join()
         self._schedule.store.discard()
         for transfer in self._schedule.transfers:
-            transfer.forget(before=self._schedule.store.step + 1)
+            transfer.forget(before=self._schedule.store.steps + 1)
             if self.error is not None:
                 with contextlib.suppress(NearflashError):
                     transfer.reset()
@@ -232,7 +232,7 @@ class Pipeline:
     # Stages
 
     def _read(self, extent: Extent) -> Slot | None:
-        step, keeps = self._schedule.store.step, self._schedule.keeps
+        step, keeps = self._schedule.store.steps, self._schedule.keeps
         slot = self._free.get(prefer=lambda slot: keeps and slot.holds(extent, step))
         if slot is not None and not (keeps and slot.holds(extent, step)):
             with self._span("flash read", extent):

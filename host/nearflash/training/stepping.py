@@ -127,7 +127,7 @@ class Stepping:
 
     def _update(self, plan: Plan) -> UpdateExtent:
         master = self._master
-        return UpdateExtent(master.flat, plan, self._timeline, master.compressor, master.store.step + 1)
+        return UpdateExtent(master.flat, plan, self._timeline, master.compressor, master.store.steps + 1)
 
     def _scalar(self, active: Sequence[int], grad_scale: float | None) -> float | None:
         """What gradients are multiplied by; None where the step is to be skipped. Raises NonFiniteError."""
@@ -158,7 +158,7 @@ class Stepping:
         if self._master.started:
             raise StateError(
                 f"parameter {self._master.flat.changed()[0]!r} must be changed by this optimizer only, but others "
-                f"wrote to it after step {self._master.store.step} and the stored master would undo that; construct a "
+                f"wrote to it after step {self._master.store.steps} and the stored master would undo that; construct a "
                 "new optimizer from the tensors"
             )
         self.detach()

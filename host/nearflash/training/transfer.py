@@ -83,7 +83,7 @@ class Transfer:
             memory = slot.memory(array, extent)
             self._store.read(array.name, extent, memory)
             self._traffic.add(flash_read_bytes=memory.size)
-        slot.step = self._store.step
+        slot.step = self._store.steps
 
     def write(self, slot: Slot) -> None:
         """Write a slot's arrays to the spare slot on flash, parameters first. Raises StorageFullError, StateError."""
@@ -92,7 +92,7 @@ class Transfer:
             memory = slot.memory(array, slot.extent)
             self._store.write(array.name, slot.extent, memory)
             self._traffic.add(flash_written_bytes=memory.size)
-        slot.step = self._store.step + 1
+        slot.step = self._store.steps + 1
 
     # The device
 

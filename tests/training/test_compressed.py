@@ -1,0 +1,81 @@
+"""Training with Top-K gradients: all of them change nothing; what is left out survives failures and wrong guesses."""
+
+import numpy as np
+import pytest
+import torch
+
+from nearflash.abi.errors import StateError
+from nearflash.training import LossScale, TopK
+
+
+def bits(optimizer):
+    return np.concatenate([optimizer.read_array(array).view(np.uint32) for array in "pmv"])
+
+
+def copies(tensors):
+    return [torch.nn.Parameter(t.detach().clone()) for t in tensors]
+
+
+def backward(optimizer, tensors, step):
+    generator = torch.Generator().manual_seed(step)
+    optimizer.zero_grad()
+    loss = sum((t * torch.randn(t.shape, generator=generator)).sum() for t in tensors)
+    optimizer.scale_loss(loss).backward()
+
+
+def test_all_of_them_is_as_without(tensors, open_optimizer, tmp_path):
+    found = []
+    for name, compression in (("dense", None), ("whole", TopK(1.0, value_format="fp32"))):
+        mine = copies(tensors)
+        optimizer = open_optimizer(mine, path=tmp_path / name, compression=compression, max_grad_norm=3.0)
+        for step in range(3):
+            backward(optimizer, mine, step)
+            optimizer.step()
+        found.append(bits(optimizer))
+    assert np.array_equal(*found)
+
+
+def test_few_of_them_need_few_bytes(open_optimizer):
+    tensor = torch.nn.Parameter(torch.zeros(64 * 1024))
+    optimizer = open_optimizer([tensor], extent_params=16 * 1024, compression=TopK(0.01))
+    tensor.grad = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
+    optimizer.step()
+    down = optimizer.traffic.to_device_bytes / optimizer.traffic.params
+    assert 0.04 < down < 0.06, "bytes a parameter: 1 % of 4, and headers"
+    assert int((tensor != 0).sum()) == 4 * round(0.01 * 16 * 1024)
+
+
+@pytest.mark.parametrize("overlap", ["step", "backward"])
+@pytest.mark.parametrize("residual", ["fp32", "int4"])
+def test_the_residual_is_that_of_committed_steps(tensors, open_optimizer, tmp_path, overlap, residual):
+    """Failures, skips, wrong guesses and more devices between: the same bits as an undisturbed run."""
+    settings = TopK(0.05, residual=residual)
+    plain, mine = copies(tensors), copies(tensors)
+    undisturbed = open_optimizer(plain, path=tmp_path / "undisturbed", compression=settings, loss_scale=16.0)
+    optimizer = open_optimizer(
+        mine,
+        path=[tmp_path / "a", tmp_path / "b"],
+        device=["host:update-smartssd"] * 2,
+        compression=settings,
+        loss_scale=LossScale(16.0, window=0),
+        overlap=overlap,
+    )
+    store = optimizer._owned.store
+    for step in range(6):
+        backward(undisturbed, plain, step)
+        undisturbed.step()
+        if step == 2:
+            backward(optimizer, mine, 77)
+            mine[0].grad[0, 0] = float("inf")
+            optimizer.step()
+        backward(optimizer, mine, step)
+        if step == 3:
+            real, store.commit = store.commit, lambda *_: (_ for _ in ()).throw(StateError("a flush failed"))
+            with pytest.raises(StateError, match="a flush failed"):
+                optimizer.step()
+            store.commit = real
+        if step == 4:
+            mine[4].grad.mul_(1.0)  # counts as a change
+        optimizer.step()
+    assert optimizer.skipped_steps == 1 and optimizer.steps == 6
+    assert np.array_equal(bits(undisturbed), bits(optimizer))
