@@ -20,7 +20,7 @@ GUARD = 64
 @pytest.fixture(scope="module", params=["update-tiny", "update-smartssd"])
 def kernels(request):
     config = update_config(request.param)
-    return {name: HlsLibrary(name, (HLS / "kernels" / f"{name}.cpp").read_text(), config)
+    return {name: HlsLibrary.build(name, (HLS / "kernels" / f"{name}.cpp").read_text(), config)
             for name in ("expand_topk", "expand_bitmap")}  # fmt: skip
 
 

@@ -141,7 +141,7 @@ extern "C" void stuck(std::uint32_t written, std::uint32_t read) {
 
 
 def test_a_stage_that_cannot_go_on_names_its_stream():
-    library = HlsLibrary("stuck", STUCK, TINY)
+    library = HlsLibrary.build("stuck", STUCK, TINY)
     start = time.monotonic()
     for written, read, state in ((9, 10, "empty"), (20, 10, "full")):
         with pytest.raises(DeviceError, match=f"numbers must move within 1 s, not stay {state}"):

@@ -82,7 +82,7 @@ def _expanded(
     build: UpdateConfig, name: str, sources: list[bytes], size_bytes: int, counts: list[int]
 ) -> tuple[Any, float]:
     """Bytes that an expander makes, (size_bytes,), and seconds; all ones where it finds a fault."""
-    library = HlsLibrary(name, (HLS / "kernels" / f"{name}.cpp").read_text(), build)
+    library = HlsLibrary.build(name, (HLS / "kernels" / f"{name}.cpp").read_text(), build)
     memories = [anonymous(-(-size // _PAGE_BYTES) * _PAGE_BYTES) for size in (*map(len, sources), size_bytes)]
     for memory, source in zip(memories, sources, strict=False):
         memory[: len(source)] = np.frombuffer(source, np.uint8)

@@ -24,7 +24,8 @@ def hls(subparsers: Any) -> None:
     check.set_defaults(run=_check)
 
     analyze = commands.add_parser("analyze", help="operations, and which of lanes, ports, DDR and flash binds")
-    analyze.add_argument("file", help="a .hpp or .py, or a shipped kernel (adamw, sgd_momentum, …)")
+    analyze.add_argument("file", nargs="?", help="a .hpp or .py, or a shipped kernel (adamw, sgd_momentum, …); "
+                         "by default the kernel of the report")  # fmt: skip
     analyze.add_argument("--config", default="update-smartssd", help="build: lanes, port width, clock")
     analyze.add_argument("--report", type=Path, help="csynth.xml of Vitis HLS: its II and clock in place of the aims")
     analyze.add_argument("--flash", type=float, default=3.3, help="P2P link, GB/s each direction")
@@ -64,11 +65,15 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _analyze(arguments: argparse.Namespace) -> int:
     from nearflash.abi.config import update_config
+    from nearflash.abi.errors import CommandError
     from nearflash.sim.hls.analyze import Machine, estimate
     from nearflash.sim.hls.report import read_report
 
-    calls = _calls(arguments.file)
     report = read_report(arguments.report) if arguments.report else None
+    name = arguments.file or (report and report.top.removeprefix("update_").removesuffix("_topk"))
+    if not name:
+        raise CommandError("a file, a shipped kernel or --report must be given, not nothing")
+    calls = _calls(name)
     machine = Machine(arguments.flash * 1e9, arguments.ddr * 1e9)
     found = estimate(calls, update_config(arguments.config), machine, ii=report.slowest_ii if report else 1,
                      clock_hz=report.clock_hz if report else None)  # fmt: skip

@@ -47,7 +47,7 @@ class HlsKernel:
         Raises CompileError.
         """
         try:
-            return HlsLibrary(self.function, self.text, config, real, self.folder)
+            return HlsLibrary.build(self.function, self.text, config, real=real, folder=self.folder)
         except CompileError as error:
             raise self._in_users_words(error) from error
 
