@@ -79,7 +79,10 @@ class DeviceLostError(DeviceError):
 
 
 class StreamError(DeviceError, ValueError):
-    """A gradient stream that is damaged or makes no sense; it was not applied, and the slot written to is discarded."""
+    """Compressed gradients or weights that are damaged or make no sense. Nothing of them counts.
+
+    Of gradients, the state is that of the step before: the slot that was written to is discarded.
+    """
 
     def __init__(self, message: str, fault: int) -> None:
         super().__init__(message)

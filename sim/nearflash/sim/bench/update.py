@@ -1,17 +1,21 @@
 """Bench `update`: the kernel in cycle-accurate simulation against its roofline, and against the model word by word.
 
+Parts are gradients: `fp32`, or `topk:` and the share of them in a stream of fp16 values.
+
 Cycles are those of the kernel's own counter, from start to the last write response. The roofline is the largest of
 three times: the lanes (1 / W cycles a parameter), the widest use of one port and direction, and the memory's bandwidth
 where the model of the memory has a limit; `bound` says which.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, update_config
+from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32
 from nearflash.abi.rules import AdamStep, Profile
 from nearflash.device.model import ModelDevice
@@ -26,18 +30,41 @@ DDR4_BYTES_PER_SECOND = 19.2e9
 _LATENCY = {"read_latency_cycles": 60, "write_latency_cycles": 40}
 
 
-def run(params: int = 1_000_000, config_name: str = "update-smartssd", seed: int = 1) -> Iterator[dict[str, Any]]:
-    """Every profile on a memory without bandwidth limit, then `ieee` behind one DDR4 channel."""
+def run(
+    params: int = 1_000_000,
+    config_name: str = "update-smartssd",
+    seed: int = 1,
+    parts: Collection[str] = ("fp32", "topk:0.01"),
+) -> Iterator[dict[str, Any]]:
+    """Every profile on a memory without bandwidth limit, then `ieee` behind one DDR4 channel; Top-K: `ieee`, both.
+
+    Raises CommandError for a part that names no gradients.
+    """
     build = update_config(config_name)
     free = MemoryModel(**_LATENCY)
     shared = MemoryModel(**_LATENCY, total_bytes_per_cycle=DDR4_BYTES_PER_SECOND / build.clock_hz)
     state = random_state(np.random.default_rng(seed), params)
     with VerilatorDevice(build, memory_bytes=1 << 30) as device:
-        for profile, model in ((Profile.IEEE, free), (Profile.TORCH_FUSED, free), (Profile.DEEPSPEED, free),
-                               (Profile.IEEE, shared)):  # fmt: skip
+        for gradients, profile, model in product(parts, Profile, (free, shared)):
+            if profile is not Profile.IEEE and (gradients != "fp32" or model is shared):
+                continue
             device.kernel.configure(model)
             adam = AdamStep(lr=1e-3, step=10, weight_decay=0.01, profile=profile)
-            yield _measure(device, build, Case(adam, params, CopyFormat.BF16), state, model)
+            case = Case(adam, params, CopyFormat.BF16, density=_density(gradients))
+            yield {"gradients": gradients, **_measure(device, build, case, state, model)}
+
+
+def _density(gradients: str) -> float | None:
+    """Share of the gradients that a stream has; None: all, dense."""
+    if gradients == "fp32":
+        return None
+    kind, _, share = gradients.partition(":")
+    try:
+        if kind == "topk" and 0 <= float(share) <= 1:
+            return float(share)
+    except ValueError:
+        pass
+    raise CommandError(f"parts must be fp32 or topk:SHARE with a share in [0, 1], not {gradients!r}")
 
 
 def _measure(
