@@ -8,7 +8,7 @@ from nearflash.demo import run
 from nearflash.demo.__main__ import main
 from nearflash.device import open_device
 from nearflash.device.host import HostDevice
-from nearflash.storage import StateFile
+from nearflash.storage import StateStore
 
 
 def test_report_and_files(arguments, tmp_path, capsys):
@@ -25,8 +25,8 @@ def test_report_and_files(arguments, tmp_path, capsys):
     events = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
     assert sum(event["name"] == "step" for event in events) == 6
     assert (tmp_path / "out" / "training.png").read_bytes().startswith(b"\x89PNG")
-    with StateFile.open(tmp_path / "out" / "optimizer.state") as state:
-        assert state.step == 6 and state.verify() == []
+    with StateStore.open(tmp_path / "out" / "optimizer.state") as state:
+        assert state.steps == 6 and state.verify() == []
     printed = capsys.readouterr().out
     assert "25 % of that" in printed and "[3/3] host:update-tiny  step 6" in printed
 
@@ -34,8 +34,8 @@ def test_report_and_files(arguments, tmp_path, capsys):
 def test_a_second_run_starts_afresh(arguments, tmp_path):
     assert main(arguments) == 0
     assert main(arguments) == 0
-    with StateFile.open(tmp_path / "out" / "optimizer.state") as state:
-        assert state.step == 6
+    with StateStore.open(tmp_path / "out" / "optimizer.state") as state:
+        assert state.steps == 6
 
 
 def test_a_wrong_word_fails_the_demo(arguments, monkeypatch, capsys):

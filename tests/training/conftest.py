@@ -8,7 +8,7 @@ import torch
 
 from nearflash.abi.rules import AdamStep
 from nearflash.model.update.lane import optimizer_step
-from nearflash.storage import ARRAYS, StateFile
+from nearflash.storage import ARRAYS, StateStore
 from nearflash.training import NearStorageAdamW
 
 SHAPES = {"embed": (70, 30), "scale": (), "norm": (30,), "empty": (0,), "head": (5, 7, 11)}
@@ -36,10 +36,10 @@ class Reference:
 
 def stored(path):
     """(step, {array: [values of each tensor]}) of a state file."""
-    with StateFile.open(path) as state:
+    with StateStore.open(path) as state:
         flat = {array: state.read_array(array) for array in ARRAYS}
         ranges = [slice(t.start, t.start + t.params) for t in state.manifest.tensors]
-        return state.step, {array: [flat[array][r] for r in ranges] for array in ARRAYS}
+        return state.steps, {array: [flat[array][r] for r in ranges] for array in ARRAYS}
 
 
 @pytest.fixture

@@ -5,9 +5,6 @@ from nearflash.storage.layout import ARRAYS
 from nearflash.storage.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray, TensorEntry
 from nearflash.storage.state import StateStore
 
-StateFile = StateStore
-"""Until callers have changed."""
-
 __all__ = [
     "ADAM_ARRAYS",
     "ARRAYS",
@@ -16,7 +13,6 @@ __all__ = [
     "Extent",
     "Manifest",
     "StateArray",
-    "StateFile",
     "StateStore",
     "TensorEntry",
     "aligned_buffer",

@@ -121,11 +121,6 @@ class StateSet:
         return self.stamp.step
 
     @property
-    def step(self) -> int:
-        """As `steps`, until callers have changed."""
-        return self.steps
-
-    @property
     def tensor_steps(self) -> tuple[int, ...]:
         """Updates that each tensor has had, in the manifest's order."""
         return self._files[0].version.tensor_steps
