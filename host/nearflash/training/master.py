@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import StateError
 from nearflash.abi.rules import BLOCK_PARAMS, OptimizerStep, StateFormat
@@ -84,6 +86,15 @@ class Master:
         self.store.rollback()
         self.schedule.forget()
         self.load_parameters()
+
+    def agrees(self) -> bool:
+        """Whether every tensor is what the store has of it, in the tensor's own dtype."""
+        for extent in self.store.manifest.extents:
+            memory = aligned_buffer(extent.size_bytes)
+            self.store.read("p", extent, memory)
+            if not self.flat.agrees(extent.start, extent.stop, memory.view(np.float32)):
+                return False
+        return True
 
     def close(self) -> None:
         """Close the store, free device memory, close the devices that were opened here; it may be called twice."""

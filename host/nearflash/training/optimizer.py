@@ -248,6 +248,10 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         """Read the whole state; one message for each damaged extent."""
         return self._owned.store.verify()
 
+    def snapshot(self, folder: str | Path) -> list[Path]:
+        """Files of the last committed step in a folder, which open like these. Raises as StateStore.snapshot."""
+        return self._owned.store.snapshot(Path(folder))
+
     def close(self) -> None:
         """Close the store, free device memory, and close the devices that the optimizer opened."""
         self._stepping.detach()

@@ -110,6 +110,15 @@ class FlatParameters:
             values = self.tensors[piece.tensor].detach().reshape(-1)[piece.first : piece.first + piece.length]
             target[piece.position - extent.start :][: piece.length].copy_(values)
 
+    def agrees(self, start: int, stop: int, masters: NDArray[np.float32]) -> bool:
+        """Whether the tensors' present values of [start, stop) are those masters, rounded to their dtypes."""
+        given = torch.from_numpy(masters)
+        for piece in self.pieces(start, stop):
+            values = self.tensors[piece.tensor].detach().reshape(-1)[piece.first : piece.first + piece.length].cpu()
+            if not torch.equal(values, given[piece.position - start :][: piece.length].to(values.dtype)):
+                return False
+        return True
+
     # To the tensors
 
     def stage(self, start: int, stop: int, source: NDArray[np.uint8], copy: CopyFormat) -> None:

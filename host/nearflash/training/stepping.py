@@ -156,6 +156,9 @@ class Stepping:
 
     def _take_changes(self) -> None:
         if self._master.started:
+            if self._master.agrees():  # a checkpoint of this very step was loaded
+                self._master.flat.note_versions()
+                return
             raise StateError(
                 f"parameter {self._master.flat.changed()[0]!r} must be changed by this optimizer only, but others "
                 f"wrote to it after step {self._master.store.steps} and the stored master would undo that; construct a "

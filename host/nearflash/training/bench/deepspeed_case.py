@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _build() -> None:
-    from deepspeed.ops.op_builder import AsyncIOBuilder  # type: ignore[attr-defined]
+    from deepspeed.ops.op_builder import AsyncIOBuilder
     from deepspeed.ops.op_builder.cpu import CPUAdamBuilder
 
     for builder in (CPUAdamBuilder(), AsyncIOBuilder()):

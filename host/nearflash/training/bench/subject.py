@@ -14,7 +14,7 @@ SIZES = {
 """Shapes: SmolLM2-135M's, and one for a first look. Weights are random: nothing that is timed depends on them."""
 TOKENS = 64
 """Of the one sequence in a batch: few, since the processor's backward is not what is compared."""
-SCALARS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+SCALARS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
 
 def model(size: str) -> Any:
