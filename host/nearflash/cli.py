@@ -136,4 +136,7 @@ def _add_bench(subparsers: Any) -> None:
     parser.add_argument("--parts", type=lambda names: names.split(","), help="of bench attend, as errors,flash")
     parser.add_argument("--mode", help="of bench accuracy, as sparf-page: its recommended setting; a size of train")
     parser.add_argument("--path", type=Path, help="folder on the disk to be measured, of bench train")
-    parser.set_defaults(rows=lambda arguments: measure(arguments.name, arguments.parts, arguments.mode, arguments.path))
+    parser.add_argument("--texts", type=Path, nargs="+", help="of bench accuracy: UTF-8 files of 4,096 tokens or more")
+    parser.set_defaults(
+        rows=lambda arguments: measure(arguments.name, arguments.parts, arguments.mode, arguments.path, arguments.texts)
+    )

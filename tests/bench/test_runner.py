@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,8 @@ def test_a_mode_goes_to_a_bench_that_has_them(points):
     points.append(Point("modes", lambda mode="any": iter([{"mode": mode}])))
     assert [row["mode"] for row in runner.measure("modes", mode="one")] == ["one"]
     assert [row["mode"] for row in runner.measure("modes")] == ["any"]
+    with pytest.raises(CommandError, match="bench 'fp' must be run without texts"):
+        list(runner.measure("fp", texts=[Path("some")]))
     with pytest.raises(CommandError, match="bench 'fp' must be run without a mode, not with 'one'"):
         list(runner.measure("fp", mode="one"))
 

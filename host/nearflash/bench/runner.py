@@ -9,7 +9,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from inspect import signature
@@ -31,15 +31,16 @@ def bench_names() -> list[str]:
 
 
 def measure(
-    name: str, parts: Collection[str] | None = None, mode: str | None = None, path: Path | None = None
-) -> Iterator[dict[str, Any]]:
+    name: str, parts: Collection[str] | None = None, mode: str | None = None, path: Path | None = None,
+    texts: Sequence[Path] | None = None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Run a bench, or `all` of them; of a bench that has them, only these `parts`, or this `mode`.
 
-    path: a folder on the disk to measure, for benches of a disk. Raises CommandError for a bench, a part or a mode that
-    does not exist, or where packages are missing.
+    path: a folder on the disk to measure, for benches of a disk; texts: files, for those of a model. Raises
+    CommandError for a bench, a part or a mode that does not exist, or where packages are missing.
     """
     if name == "all":
-        if parts is not None or mode is not None:
+        if (parts, mode, texts) != (None, None, None):
             raise CommandError("parts must be of one bench, not of all")
         for each in bench_names():
             yield from measure(each, path=path)
@@ -57,7 +58,14 @@ def measure(
         raise CommandError(f"bench {name!r} must be run as a whole, not in the parts {', '.join(parts)}")
     if mode is not None and "mode" not in signature(run).parameters:
         raise CommandError(f"bench {name!r} must be run without a mode, not with {mode!r}")
-    options = {"parts": parts, "mode": mode, "path": path if "path" in signature(run).parameters else None}
+    if texts is not None and "texts" not in signature(run).parameters:
+        raise CommandError(f"bench {name!r} must be run without texts")
+    options = {
+        "parts": parts,
+        "mode": mode,
+        "texts": texts,
+        "path": path if "path" in signature(run).parameters else None,
+    }
     for row in run(**{key: value for key, value in options.items() if value is not None}):
         yield with_origin({"bench": name, **row})
 

@@ -31,6 +31,7 @@ def generate(subparsers: Any) -> None:
         ("local", int, "last tokens, always taken"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=getattr(AttentionPolicy, name), help=meaning)
+    parser.add_argument("--tail", action="store_true", help="take all tokens behind the last embedding block, too")
     parser.add_argument("--least", type=int, default=256, help="tokens: shorter contexts are attended to in full")
     parser.add_argument("--device", default="host", help="host, or a device such as model:attend-tiny")
     parser.add_argument("--devices", type=int, default=1, help="KV heads over so many of them")
@@ -61,6 +62,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         arguments.mass,
         arguments.local,
         least=arguments.least,
+        tail=arguments.tail,
     )
     model, tokenizer = load_model(arguments.model, arguments.dtype)
     longest = max(map(len, tokenizer(prompts)["input_ids"])) + _TEMPLATE_TOKENS * arguments.chat

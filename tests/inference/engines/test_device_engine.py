@@ -17,6 +17,7 @@ POLICIES = {
     "sparf": AttentionPolicy("sparf", channels=0.5, budget=16, local=8),
     "page": AttentionPolicy("sparf-page", channels=0.5, budget=0.5, local=8),
     "mass": AttentionPolicy("sparf-page", channels=0.5, budget=0.75, mass=0.9, local=4),
+    "tail": AttentionPolicy("sparf-page", channels=0.5, budget=2, local=4, tail=True),
 }
 
 

@@ -17,6 +17,7 @@ POLICIES = {
     "logits": AttentionPolicy("sparf", channels=8, budget=16, local=2, by_probability=False),
     "page": AttentionPolicy("sparf-page", channels=0.5, budget=0.25, local=8),
     "mass": AttentionPolicy("sparf-page", channels=0.5, budget=0.5, mass=0.8, local=1),
+    "tail": AttentionPolicy("sparf-page", channels=0.5, budget=3, local=1, tail=True),
 }
 
 
