@@ -33,7 +33,7 @@ def hls(subparsers: Any) -> None:
     analyze.set_defaults(run=_analyze)
 
     kernel = commands.add_parser("kernel", help="write the top with ports and pragmas, for synthesis")
-    kernel.add_argument("file", type=Path, help="the .hpp or the .py")
+    kernel.add_argument("file", type=Path, nargs="?", help="the .hpp or the .py; without one, our own tops afresh")
     kernel.set_defaults(run=_kernel)
 
 
@@ -103,11 +103,16 @@ def _calls(file: str) -> list[Any]:
 
 
 def _kernel(arguments: argparse.Namespace) -> int:
+    from nearflash.sim.hls.build import HLS
     from nearflash.sim.hls.check import load_rule
-    from nearflash.sim.hls.kernels import call_of
+    from nearflash.sim.hls.kernels import call_of, committed_tops
 
-    kernel = call_of(load_rule(arguments.file)(lr=1e-3, step=1)).kernel
-    path = arguments.file.with_name(f"update_{kernel.name}.cpp")
-    path.write_text(kernel.text)
-    print(path)
+    if arguments.file:
+        kernel = call_of(load_rule(arguments.file)(lr=1e-3, step=1)).kernel
+        folder, tops = arguments.file.parent, {f"{kernel.function}.cpp": kernel.text}
+    else:
+        folder, tops = HLS / "kernels", committed_tops()
+    for name, text in tops.items():
+        (folder / name).write_text(text)
+        print(folder / name)
     return 0

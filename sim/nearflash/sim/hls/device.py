@@ -72,12 +72,10 @@ class HlsDevice(CheckedDevice):
     def _start(self, command: Command) -> None:
         assert isinstance(command, UpdateCommand)
         call = call_of(command.rule)
-        kernel = replace(call.kernel, topk=command.gradient is GradientFormat.TOPK)
-        if kernel not in self._libraries:
-            self._libraries[kernel] = kernel.library(self._config, self._real)
-        self._work.append(
-            self._thread.submit(self._run, self._libraries[kernel], command, HlsCall(kernel, call.scalars))
-        )
+        call = replace(call, kernel=replace(call.kernel, topk=command.gradient is GradientFormat.TOPK))
+        if call.kernel not in self._libraries:
+            self._libraries[call.kernel] = call.kernel.library(self._config, self._real)
+        self._work.append(self._thread.submit(self._run, self._libraries[call.kernel], command, call))
 
     def _finish(self, timeout_s: float) -> Completion:
         oldest = self._work[0]
@@ -87,8 +85,8 @@ class HlsDevice(CheckedDevice):
         return oldest.result()
 
     def _abort(self) -> None:
-        """A kernel cannot be stopped: wait for those that were started."""
-        wait(self._work)
+        """A kernel that runs cannot be stopped: wait for it."""
+        wait([work for work in self._work if not work.cancel()])
         self._work.clear()
 
     def _run(self, library: HlsLibrary, command: UpdateCommand, call: HlsCall) -> Completion:

@@ -1,6 +1,6 @@
 """Which HLS kernel runs a rule, with which scalars."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from nearflash.sim.hls.kernel_text import update_kernel
 from nearflash.sim.hls.library import HlsLibrary
 from nearflash.sim.hls.rule import HlsRule
 
-__all__ = ["SHIPPED", "HlsCall", "HlsKernel", "call_of"]
+__all__ = ["SHIPPED", "HlsCall", "HlsKernel", "call_of", "committed_tops"]
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,8 @@ def _shipped(
 ) -> dict[Profile, HlsKernel]:
     """A kernel of each operation order that the rule has."""
     header, fields = f"nearflash/optimizers/{file}", (tuple(arrays.split()), tuple(scalars.split()))
-    return {
-        profile: HlsKernel(
-            f"{name}_{profile}" if _SUFFIX[profile] else name, optimizer + _SUFFIX[profile], header, *fields
-        )
-        for profile in rule.PROFILES
-    }
+    names = {profile: f"{name}_{profile}" if suffix else name for profile, suffix in _SUFFIX.items()}
+    return {each: HlsKernel(names[each], optimizer + _SUFFIX[each], header, *fields) for each in rule.PROFILES}
 
 
 _ADAM = "beta1 one_minus_beta1 beta2 one_minus_beta2 eps step_size root decay decays"
@@ -97,7 +93,13 @@ _LION = _shipped("lion", "Lion", "lion.hpp", "p m", "lr beta1 one_minus_beta1 be
 SHIPPED = tuple(
     kernel for kernels in (_ADAMW, _ADAM_L2, _SGD, _SGD_MOMENTUM, _ADAGRAD, _LION) for kernel in kernels.values()
 )
-"""Every kernel of ours. Tops of profile ieee are in hls/kernels; the others are made when they are needed."""
+"""Every kernel of ours."""
+
+
+def committed_tops() -> dict[str, str]:
+    """Texts of the tops in hls/kernels by file: profile ieee, and one that takes Top-K. Others are made when needed."""
+    kernels = [kernels[Profile.IEEE] for kernels in (_ADAMW, _ADAM_L2, _SGD, _SGD_MOMENTUM, _ADAGRAD, _LION)]
+    return {f"{kernel.function}.cpp": kernel.text for kernel in (*kernels, replace(kernels[0], topk=True))}
 
 
 def call_of(rule: OptimizerStep) -> HlsCall:
