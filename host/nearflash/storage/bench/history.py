@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,10 @@ class Oracle:
         return (version[0],) * len(self.manifest.tensors)
 
 
+class _KilledError(Exception):
+    """The process is gone, here."""
+
+
 @dataclass(frozen=True)
 class Event:
     """Something that reached the log, and the versions at which the store may be found from then on.
@@ -111,7 +116,8 @@ class Event:
 
 
 def record(paths: Sequence[Path], disk: Disk, oracle: Oracle, steps: int) -> list[Event]:
-    """Create a store; `steps` steps; undo the last, make it anew; open it again and make one more; undo that.
+    """The events of a life: a new store makes `steps` steps, undoes the last one and makes it anew; opened again it is
+    killed in a commit, when only the first file has its new superblock; opened again it makes a step and undoes it.
 
     The real files that it leaves have the names and sizes under which images of `disk` can be opened.
     """
@@ -120,7 +126,12 @@ def record(paths: Sequence[Path], disk: Disk, oracle: Oracle, steps: int) -> lis
     class Recorded(StateStore):
         """What is done on all files at once is logged in an order of its own, not of the threads."""
 
+        killed_in_commit = False
+
         def each(self, action: Callable[[StateFile], Any]) -> list[Any]:
+            if self.killed_in_commit and action is StateFile.confirm:
+                action(self._files[0])
+                raise _KilledError
             start = len(disk.log)
             results = super().each(action)
             disk.log[start:] = _interleaved(disk.log[start:])
@@ -128,24 +139,32 @@ def record(paths: Sequence[Path], disk: Disk, oracle: Oracle, steps: int) -> lis
 
     def during(versions: tuple[Version, ...], action: Callable[[], Any], after: Version | None = None) -> Any:
         start = len(disk.log)
-        result = action()
+        result = None
+        with suppress(_KilledError):
+            result = action()
         events.extend(Event(what, versions) for what in disk.log[start:])
         if after is not None:
             events.append(Event(None, (after,)))
         return result
 
-    def step(store: StateStore, now: Version, new: Version) -> None:
+    def step(store: StateStore, now: Version, new: Version, after: Version | None = None) -> None:
         during((now,), lambda: oracle.write(store, new))
-        during((now, new), lambda: oracle.commit(store, new), new)
+        during((now, new), lambda: oracle.commit(store, new), after or new)
 
     with during((), lambda: oracle.create(Recorded, paths, disk), (0, 0)) as store:
         for number in range(steps):
             step(store, (number, 0), (number + 1, 0))
         during(((steps, 0), (steps - 1, 0)), store.rollback, (steps - 1, 0))
         step(store, (steps - 1, 0), (steps, 1))
+    now, new = (steps, 1), (steps + 1, 1)
     with Recorded.open(paths, direct=False, engine=disk) as store:
-        step(store, (steps, 1), (steps + 1, 1))
-        during(((steps + 1, 1), (steps, 1)), store.rollback, (steps, 1))
+        store.killed_in_commit = True
+        # With one file the commit was complete; with more, those behind decide.
+        step(store, now, new, new if len(paths) == 1 else now)
+    now = new if len(paths) == 1 else now
+    with Recorded.open(paths, direct=False, engine=disk) as store:
+        step(store, now, (now[0] + 1, 3))
+        during(((now[0] + 1, 3), now), store.rollback, now)
     return events
 
 
