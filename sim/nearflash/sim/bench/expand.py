@@ -1,0 +1,122 @@
+"""Bench `expand`: the expanders in cycle-accurate simulation, at every density, against the model bit for bit.
+
+Parts are `bitmap` and `topk`. Words come and beats go in every cycle. `beats_per_cycle` is that of the second half of a
+long run: the cycles of the whole less those of a run of its first half, so that filling does not count.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.bitmap import ElementFormat
+from nearflash.abi.errors import CommandError
+from nearflash.abi.formats import FP32
+from nearflash.abi.topk import TILE_PARAMS, ValueFormat
+from nearflash.gateware.expand.bitmap import BitmapExpander
+from nearflash.gateware.expand.topk import TopKExpander
+from nearflash.model.expand import topk
+from nearflash.model.expand.bitmap import expand_row
+from nearflash.sim.gradients import random_stream
+from nearflash.sim.streams import StreamUnit
+
+__all__ = ["run"]
+
+CLOCK_GHZ = 0.3
+BITMAPS = ((8, ElementFormat.FP16), (16, ElementFormat.FP16), (32, ElementFormat.FP16), (32, ElementFormat.INT8))
+"""Width and format."""
+TOPK_WIDTH = 4
+TOPK_DENSITIES = {
+    ValueFormat.FP16: (0.0, 0.001, 0.01, 0.1, 0.25, 0.33, 0.4, 0.49, 0.75, 1.0),
+    ValueFormat.FP32: (0.01, 0.25, 0.33, 0.5, 1.0),
+}
+"""A word a cycle is two pairs of 16-bit values, 4/3 of 32-bit ones: beyond 1/2 and 1/3 the input is the bound."""
+
+
+class _Ran(NamedTuple):
+    cycles: int
+    beats: int
+    mismatches: int
+    compressed_bytes: int
+
+
+def run(parts: Collection[str] = ("bitmap", "topk"), beats: int = 16_384, seed: int = 1) -> Iterator[dict[str, Any]]:
+    """One row a format, width and density. Raises CommandError for a part that does not exist."""
+    kinds: dict[str, Callable[[int, int], Iterator[dict[str, Any]]]] = {"bitmap": _bitmaps, "topk": _topk}
+    for part in parts:
+        if part not in kinds:
+            raise CommandError(f"parts must be of {', '.join(kinds)}, not {part!r}")
+        yield from kinds[part](beats, seed)
+
+
+def _bitmaps(beats: int, seed: int) -> Iterator[dict[str, Any]]:
+    for width, element in BITMAPS:
+        number = element.number_format
+        unit = StreamUnit(BitmapExpander(width, number.bits), f"expand-bitmap-{width}-{number.bits}")
+        for sixteenths in range(17):
+            row = _row(np.random.default_rng(seed), beats * width, sixteenths / 16, number.bytes)
+            halves = [_expand_row(unit, row[: length * width], width) for length in (beats // 2, beats)]
+            yield _result(f"bitmap-{number.name}", width, sixteenths / 16, number.bytes, *halves)
+
+
+def _row(rng: np.random.Generator, columns: int, density: float, element_bytes: int) -> NDArray[Any]:
+    dtype = np.dtype(f"<u{element_bytes}")
+    values = rng.integers(1, 1 << 8 * element_bytes, columns, dtype)
+    return np.where(rng.random(columns) < density, values, dtype.type(0))
+
+
+def _expand_row(unit: StreamUnit, row: NDArray[Any], width: int) -> _Ran:
+    present = row != 0
+    bitmap, values = np.packbits(present, bitorder="little"), row[present]
+    beats = _columns(bitmap.tobytes(), width // 8).view(f"<u{width // 8}").reshape(-1).astype(np.uint64)
+    beats[-1] |= np.uint64(1 << width)
+    words = _columns(values.tobytes(), width * row.itemsize)
+    packed = words.view("<u8").reshape(-1) if words.shape[1] == 8 else words.view("<u4")
+    found = unit.run({"i_bitmap": beats, "i_value": packed}, {"o": len(beats)}, quiet_cycles=1)["o"]
+    expected = expand_row(bitmap.tobytes(), values.tobytes(), len(row), row.dtype)
+    data = np.ascontiguousarray(found).view(np.uint8).reshape(len(beats), -1)[:, : width * row.itemsize]
+    differs = data != expected.view(np.uint8).reshape(len(beats), -1)
+    return _Ran(unit.cycles, len(beats), int(np.count_nonzero(differs)), bitmap.nbytes + values.nbytes)
+
+
+def _columns(data: bytes, size: int) -> NDArray[np.uint8]:
+    """Rows of `size` bytes; the last one is filled up with zeros."""
+    return np.frombuffer(data.ljust(-(-len(data) // size) * size, b"\0"), np.uint8).reshape(-1, size)
+
+
+def _topk(beats: int, seed: int) -> Iterator[dict[str, Any]]:
+    unit = StreamUnit(TopKExpander(TOPK_WIDTH), f"expand-topk-{TOPK_WIDTH}")
+    tiles = max(2, beats * TOPK_WIDTH // TILE_PARAMS)
+    for value_format, densities in TOPK_DENSITIES.items():
+        for density in densities:
+            halves = [
+                _expand_stream(unit, seed, count * TILE_PARAMS, density, value_format) for count in (tiles // 2, tiles)
+            ]
+            name = f"topk-{value_format.number_format.name}"
+            yield _result(name, TOPK_WIDTH, density, FP32.bytes, *halves)
+
+
+def _expand_stream(unit: StreamUnit, seed: int, params: int, density: float, value_format: ValueFormat) -> _Ran:
+    stream = random_stream(np.random.default_rng(seed), params, density, value_format)
+    command, words = params | len(stream) << 32, np.frombuffer(stream, "<u8")
+    beats = params // TOPK_WIDTH
+    found = unit.run({"i_command": [command], "i": words}, {"o": beats}, quiet_cycles=1)["o"]
+    expected = topk.expand(stream, params).view(np.uint32).reshape(beats, TOPK_WIDTH)
+    mismatches = int(np.count_nonzero(found[:, :TOPK_WIDTH] != expected))
+    return _Ran(unit.cycles, beats, mismatches, len(stream))
+
+
+def _result(form: str, width: int, density: float, element_bytes: int, half: _Ran, whole: _Ran) -> dict[str, Any]:
+    rate = (whole.beats - half.beats) / (whole.cycles - half.cycles)
+    return {
+        "format": form,
+        "density": density,
+        "width": width,
+        "beats_per_cycle": rate,
+        "mismatches": half.mismatches + whole.mismatches,
+        "output_gbps_300mhz": rate * width * element_bytes * CLOCK_GHZ,
+        "input_bytes_per_element": whole.compressed_bytes / (whole.beats * width),
+        "of": "beats of the second half of a run / cycles; output in 10^9 bytes/s at 300 MHz",
+        "unit": "beats per cycle",
+    }
