@@ -9,7 +9,7 @@ import pytest
 from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.config import update_config
 from nearflash.abi.errors import CommandError, DeviceError, StreamError
-from nearflash.abi.rules import AdamStep, LionStep, StateFormat
+from nearflash.abi.rules import AdamStep, LionStep, Profile, StateFormat
 from nearflash.abi.topk import ValueFormat
 from nearflash.device import open_device
 from nearflash.device.model import ModelDevice
@@ -31,19 +31,29 @@ def model():
         yield device
 
 
-@pytest.fixture(scope="module", params=["float", "Fp32"])
-def kernels(request):
-    with HlsDevice(SMARTSSD, real=request.param) as device:
-        yield device
+@pytest.fixture(scope="module")
+def devices():
+    """By scalar type of the lanes."""
+    with HlsDevice(SMARTSSD, real="float") as host, HlsDevice(SMARTSSD, real="Fp32") as synthesised:
+        yield {"float": host, "Fp32": synthesised}
 
 
-def name_of(rule):
-    return f"{call_of(rule).kernel.name}-{rule.step}-{rule.weight_decay}"
+def cases():
+    """Every rule by the host's float; by Fp32 profile ieee, and DeepSpeed's for its fma. The bench runs all by both."""
+    for rule in rules():
+        for real in ("float", "Fp32"):
+            if (
+                real == "float"
+                or rule.profile is Profile.IEEE
+                or (rule.profile is Profile.DEEPSPEED and rule.decoupled)
+            ):
+                name = f"{real}-{call_of(rule).kernel.name}-{rule.step}-{rule.weight_decay}"
+                yield pytest.param(real, rule, id=name)
 
 
-@pytest.mark.parametrize("rule", rules(), ids=name_of)
-def test_kernel_equals_the_model_to_the_bit(kernels, model, rule):
-    words, mismatches, _ = compare(kernels, model, rule, params=20_011, seed=3)
+@pytest.mark.parametrize(("real", "rule"), list(cases()))
+def test_kernel_equals_the_model_to_the_bit(devices, model, real, rule):
+    words, mismatches, _ = compare(devices[real], model, rule, params=20_011, seed=3)
     assert mismatches == 0 and words == 20_011 * (2 + len(rule.arrays)) + 2
 
 
@@ -106,18 +116,19 @@ def topk_update(device, stream: bytes, params: int):
     return buffer.host.reshape(3, slot).view(np.uint32)[:, :params].copy()
 
 
-def test_a_topk_gradient_goes_straight_to_the_lanes(kernels):
+@pytest.mark.parametrize("real", ["float", "Fp32"])
+def test_a_topk_gradient_goes_straight_to_the_lanes(devices, real):
     params, rng = 9_001, np.random.default_rng(7)
     indices = np.flatnonzero(rng.random(params) < 0.03)
     stream = pack(indices, rng.standard_normal(indices.size, np.float32).view(np.uint32), params, ValueFormat.FP32)
     slot = -(-4 * params // 4096) * 1024
     p, m, v = edge_state(2, 3 * slot, seed=4)[0].reshape(3, slot)[:, :params]
     expected = optimizer_step(AdamStep(1e-3, 3), expand(stream, params), p, m, v)
-    for actual, name in zip(topk_update(kernels, stream, params), "pmv", strict=True):
+    for actual, name in zip(topk_update(devices[real], stream, params), "pmv", strict=True):
         np.testing.assert_array_equal(actual, expected.state[name].view(np.uint32))
     broken = stream[:-8] + bytes([stream[-8] ^ 1]) + stream[-7:]
     with pytest.raises(StreamError, match="must have the CRC32C that is written in it, not one that the kernel found"):
-        topk_update(kernels, broken, params)
+        topk_update(devices[real], broken, params)
 
 
 STUCK = """
