@@ -42,6 +42,9 @@
 #define NEARFLASH_UPDATE_PROGRAM_P_FUSED_MASK 0x100ull /* the last product and sum round once */
 #define NEARFLASH_UPDATE_PROGRAM_COPY_FORMAT_MASK 0x600ull /* low-precision copy of p: 0 none, 1 fp16, 2 bf16 */
 #define NEARFLASH_UPDATE_PROGRAM_TOPK_MASK 0x800ull /* gradients are a Top-K stream */
+#define NEARFLASH_UPDATE_PROGRAM_DIRECTION_MASK 0x3000ull /* 0: m / (sqrt(v)·factor + eps); 1: m; 2: m·factor + g; 3: sign of a second average of m */
+#define NEARFLASH_UPDATE_PROGRAM_M_ABSENT_MASK 0x4000ull /* m is neither read nor written, and zero */
+#define NEARFLASH_UPDATE_PROGRAM_V_ABSENT_MASK 0x8000ull /* v is neither read nor written, and zero */
 #define NEARFLASH_UPDATE_PARAMS 0x050u /* 32 bits, rw: number of parameters */
 #define NEARFLASH_UPDATE_GRADIENT_BYTES 0x054u /* 32 bits, rw: bytes of a Top-K stream */
 #define NEARFLASH_UPDATE_G_ADDRESS 0x058u /* 64 bits, rw: gradients, fp32, or a Top-K stream, read; a byte address, a multiple of the port width */
@@ -169,8 +172,8 @@
 #define NEARFLASH_COPYFORMAT_FP16 1u
 #define NEARFLASH_COPYFORMAT_BF16 2u
 
-#define NEARFLASH_DIGEST_UPDATE_TINY 0xafb21eea10b6fdcdull
-#define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0x6e2aa8fe6bd0e839ull
+#define NEARFLASH_DIGEST_UPDATE_TINY 0x6a19db9d5b863afaull
+#define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0xc5692b902443d6d5ull
 #define NEARFLASH_DIGEST_ATTEND_TINY 0xa85eef053702a510ull
 #define NEARFLASH_DIGEST_ATTEND_PYNQ_Z2 0x61abc230bb1d93f2ull
 #define NEARFLASH_DIGEST_ATTEND_ZYNQ7045 0xb2580b7fd628c95aull

@@ -7,7 +7,7 @@ import pytest
 
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError
-from nearflash.abi.rules import AdamStep, Profile
+from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, Profile, SgdStep
 from nearflash.device import open_device
 from nearflash.device.selftest.update import Case, random_state, run_update
 
@@ -57,6 +57,20 @@ def test_every_kind_of_decay(device, reference, variant, profile):
         "betas": AdamStep(1e-4, 77, beta1=0.75, beta2=0.5, eps=0.0, weight_decay=1e-3, profile=profile),
     }
     same_as_reference(device, reference, Case(variants[variant], 100), random_state(np.random.default_rng(2), 100))
+
+
+OTHERS = [SgdStep(0.1, 3), SgdStep(0.1, 1, momentum=0.9, weight_decay=0.1),
+          SgdStep(0.1, 3, momentum=0.9, nesterov=True, weight_decay=0.1, profile=Profile.TORCH_FUSED),
+          AdagradStep(0.1, 3, lr_decay=0.1, weight_decay=0.1), AdagradStep(0.1, 3, profile=Profile.TORCH_FUSED),
+          LionStep(1e-3, 3, weight_decay=0.1)]  # fmt: skip
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("rule", OTHERS, ids=str)
+def test_every_other_rule(device, reference, rule, in_place):
+    """Arrays that a rule does not have are neither read nor written: the traffic counters are compared too."""
+    case = Case(rule, 333, CopyFormat.BF16, in_place)
+    same_as_reference(device, reference, case, random_state(np.random.default_rng(3), 333))
 
 
 @pytest.mark.parametrize("in_place", [True, False])

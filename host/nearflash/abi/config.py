@@ -80,7 +80,7 @@ class UpdateConfig(KernelConfig):
     """Longest burst, bytes; a divisor of 4096, at most 256 beats."""
     clock_hz: int
     """Clock that the build aims at, Hz."""
-    optimizers: tuple[str, ...] = ("adam",)
+    optimizers: tuple[str, ...] = OPTIMIZERS
     """Rules that the lanes compute (OptimizerStep.optimizer)."""
     state_formats: tuple[str, ...] = ("fp32",)
     """Formats of m and v that the kernel reads and writes."""

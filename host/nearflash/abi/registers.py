@@ -78,6 +78,9 @@ PROGRAM_FIELDS = (
     Field("p_fused", 8, 1, "the last product and sum round once"),
     Field("copy_format", 9, 2, "low-precision copy of p: 0 none, 1 fp16, 2 bf16"),
     Field("topk", 11, 1, "gradients are a Top-K stream"),
+    Field("direction", 12, 2, "0: m / (sqrt(v)·factor + eps); 1: m; 2: m·factor + g; 3: sign of a second average of m"),
+    Field("m_absent", 14, 1, "m is neither read nor written, and zero"),
+    Field("v_absent", 15, 1, "v is neither read nor written, and zero"),
 )
 
 _ADDRESSES = {

@@ -31,18 +31,19 @@ def state(n: int, special: bool) -> dict[str, np.ndarray]:
     return dict(zip("gpmv", values, strict=True))
 
 
+@pytest.mark.parametrize("copy", [CopyFormat.FP16, CopyFormat.BF16])
 @pytest.mark.parametrize("n", [16, 4096, 5003])
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_equals_the_model(rule, n):
+def test_equals_the_model(rule, n, copy):
     """Bodies of 16 parameters by torch, a rest by the vector lane; NaN and subnormals as everywhere."""
     assert FusedLane.serves(rule)
     values = state(n, special=n > 1000)
     if isinstance(rule, SgdStep) and rule.step == 1:
         values["m"][:] = 0  # what the first step's m is
     inputs = {name: values[name] for name in ("g", "p", *rule.arrays)}
-    expected = optimizer_step(rule, **inputs, copy=CopyFormat.BF16)
+    expected = optimizer_step(rule, **inputs, copy=copy)
     outputs = {name: np.empty(n, np.float32) for name in ("p", *rule.arrays)} | {"copy": np.empty(n, np.uint16)}
-    counts = FusedLane(rule, CopyFormat.BF16).step(inputs, outputs)
+    counts = FusedLane(rule, copy).step(inputs, outputs)
     for name, array in (expected.state | {"copy": expected.copy}).items():
         np.testing.assert_array_equal(outputs[name].view("u1"), array.view("u1"), name)
     assert counts == (expected.nonfinite_gradients, expected.copy_overflows)

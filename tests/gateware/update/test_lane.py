@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.registers import UPDATE
-from nearflash.abi.rules import AdamStep, Profile
+from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
 from nearflash.gateware.update.lane import PROGRAM, Lane, LaneInput, LaneOutput
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
 from nearflash.model.update.lane import optimizer_step
@@ -45,18 +45,21 @@ def unit() -> BurstUnit:
     return BurstUnit(LaneUnderTest(), "lane")
 
 
-def _run(unit: BurstUnit, adam: AdamStep, copy: CopyFormat, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    values = UpdateCommand(adam, 1, {}, {}, copy).registers()
+def _run(unit: BurstUnit, rule: OptimizerStep, copy: CopyFormat, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    values = UpdateCommand(rule, 1, {}, {}, copy).registers()
     static = {name: np.asarray(values[name], np.uint64) for name in (*SCALARS, "denominator_factor", "program")}
     return unit.run({"i": words, **static})["o"]
 
 
-def _check(unit: BurstUnit, adam: AdamStep, copy: CopyFormat, words: NDArray[np.uint32]) -> None:
-    got = _run(unit, adam, copy, words)
+def _check(unit: BurstUnit, rule: OptimizerStep, copy: CopyFormat, words: NDArray[np.uint32]) -> None:
+    words = words.copy()
+    words[:, [k for k, role in ((2, "m"), (3, "v")) if role not in rule.torch_names]] = 0
+    got = _run(unit, rule, copy, words)
     g, p, m, v = (np.ascontiguousarray(words[:, k]).view(np.float32) for k in range(4))
-    want = optimizer_step(adam, g, p, m, v, copy)
-    for k, name in enumerate(("p", "m", "v")):
-        wrong = np.flatnonzero(got[:, k] != getattr(want, name).view(np.uint32))
+    want = optimizer_step(rule, g, p, m, v, copy)
+    for name, array in want.state.items():
+        k = "pmv".index(name)
+        wrong = np.flatnonzero(got[:, k] != array.view(np.uint32))
         assert wrong.size == 0, f"{name}: {wrong.size} of {len(g)} words differ, first for {words[wrong[0]]}"
     assert np.array_equal(got[:, 3] & 0xFFFF, want.copy if want.copy is not None else got[:, 3] & 0xFFFF)
     assert int((got[:, 3] >> 16 & 1).sum()) == want.nonfinite_gradients
@@ -96,6 +99,25 @@ STEPS = [
 def test_equals_the_model(unit: BurstUnit, profile: Profile, step: dict[str, float]) -> None:
     for copy, words in zip(CopyFormat, (_ordinary(20_000, 1), _extreme(20_000, 2), _ordinary(20_000, 3)), strict=True):
         _check(unit, AdamStep(**step, profile=profile), copy, words)
+
+
+OTHERS = [
+    *(rule(profile=profile, **scalars) for profile in (Profile.IEEE, Profile.TORCH_FUSED) for rule, scalars in (
+        (SgdStep, dict(lr=0.1, step=1)),
+        (SgdStep, dict(lr=0.1, step=5, weight_decay=0.01)),
+        (SgdStep, dict(lr=0.1, step=1, momentum=0.9, dampening=0.5)),
+        (SgdStep, dict(lr=0.1, step=2, momentum=0.9, dampening=0.5, weight_decay=0.1)),
+        (SgdStep, dict(lr=0.1, step=2, momentum=0.9, nesterov=True, weight_decay=0.1)),
+        (AdagradStep, dict(lr=0.1, step=1, eps=0.0)),
+        (AdagradStep, dict(lr=0.1, step=7, lr_decay=0.1, weight_decay=0.1)))),
+    LionStep(1e-3, 1), LionStep(1e-3, 5, weight_decay=0.1), LionStep(1e-3, 5, beta1=0.0, beta2=0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", OTHERS, ids=str)
+def test_other_rules_equal_the_model(unit: BurstUnit, rule: OptimizerStep) -> None:
+    for copy, words in ((CopyFormat.BF16, _ordinary(20_000, 6)), (CopyFormat.NONE, _extreme(20_000, 7))):
+        _check(unit, rule, copy, words)
 
 
 @pytest.mark.slow

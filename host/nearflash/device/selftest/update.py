@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.errors import CommandError
-from nearflash.abi.rules import AdamStep, Profile
+from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
 from nearflash.abi.topk import ValueFormat
 from nearflash.device.base import Buffer, Device
 from nearflash.device.memory import PAGE_BYTES
@@ -26,7 +26,7 @@ STREAMS = ("p", "m", "v", "copy")
 class Case:
     """One update: its scalars, the number of parameters and the copy."""
 
-    adam: AdamStep
+    rule: OptimizerStep
     params: int
     copy: CopyFormat = CopyFormat.NONE
     in_place: bool = False
@@ -36,9 +36,15 @@ class Case:
 
     def __str__(self) -> str:
         """Profile, optimizer, copy, gradients."""
-        kind = "AdamW" if self.adam.decoupled else "Adam"
         gradients = "" if self.density is None else f" topk:{self.density:g}"
-        return f"{self.adam.profile:<12}{kind:<6}{self.copy.name}{gradients}"
+        return f"{self.rule.profile:<12}{self.optimizer:<9}{self.copy.name}{gradients}"
+
+    @property
+    def optimizer(self) -> str:
+        """Name of the optimizer, as people say it."""
+        decoupled = isinstance(self.rule, AdamStep) and self.rule.decoupled
+        names = {"adam": "Adam", "sgd": "SGD", "adagrad": "AdaGrad", "lion": "Lion"}
+        return "AdamW" if decoupled else names.get(self.rule.optimizer, self.rule.optimizer)
 
     def stream(self, gradients: NDArray[np.float32]) -> NDArray[np.uint8]:
         """The gradients' Top-K stream: a random share of them, the finite ones within the range of fp16."""
@@ -72,10 +78,10 @@ def run_update(device: Device, case: Case, state: NDArray[np.float32]) -> tuple[
         else:
             outputs = {name: buffers[f"{name}_out"] for name in STREAMS}
         command = UpdateCommand(
-            case.adam,
+            case.rule,
             case.params,
-            {name: buffers[name].address for name in ("g", "p", "m", "v")},
-            {name: outputs[name].address for name in STREAMS},
+            {name: buffers[name].address for name in ("g", "p", *case.rule.arrays)},
+            {name: outputs[name].address for name in ("p", *case.rule.arrays, "copy")},
             case.copy,
             *(() if case.density is None else (GradientFormat.TOPK, gradients.nbytes)),
         )
@@ -101,7 +107,7 @@ def differing_words(actual: Mapping[str, bytes], expected: Mapping[str, bytes]) 
 
 
 def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
-    """Every profile, AdamW and Adam, both copies, in place and in two slots, Top-K gradients, against the model.
+    """Every rule, profile and copy, in place and in two slots, Top-K gradients, against the model.
 
     Raises CommandError for less than one parameter, and what the device raises.
     """
@@ -115,6 +121,13 @@ def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Compa
                 case = Case(adam, params, copy, in_place=decoupled)
                 state = random_state(rng, params)
                 yield _compare(device, model, case, state)
+        for rule in (
+            SgdStep(0.1, 10, momentum=0.9, nesterov=True, weight_decay=0.01),
+            SgdStep(0.1, 10),
+            AdagradStep(0.1, 10, weight_decay=0.01),
+            LionStep(1e-3, 10, weight_decay=0.01),
+        ):
+            yield _compare(device, model, Case(rule, params, CopyFormat.BF16), random_state(rng, params))
         build = device.identity.config
         if isinstance(build, UpdateConfig) and "topk" in build.gradients:
             case = Case(adam, params, CopyFormat.BF16, density=0.2)

@@ -47,7 +47,8 @@ class FusedLane:
         """As VectorLane.step."""
         params = inputs["g"].size
         body = params // GRANULE * GRANULE
-        nonfinite, overflows = self._body(_part(inputs, slice(body)), _part(outputs, slice(body)))
+        with np.errstate(all="ignore"):
+            nonfinite, overflows = self._body(_part(inputs, slice(body)), _part(outputs, slice(body)))
         if body < params:
             counts = self._tail.step(_part(inputs, slice(body, None)), _part(outputs, slice(body, None)))
             nonfinite, overflows = nonfinite + counts[0], overflows + counts[1]

@@ -1,4 +1,4 @@
-"""The `update` kernel: one Adam or AdamW step over parameters in device memory.
+"""The `update` kernel: one step of an optimizer over parameters in device memory.
 
     s_axi_control ─ RegisterFile ─ Sequencer ──┬────────────┐
                          │                     ▼            ▼
@@ -16,7 +16,7 @@ Timing: W parameters a cycle while the memory keeps up; LATENCY of the pipeline 
 Numerics: those of nearflash.gateware.update.lane.
 """
 
-from amaranth import Module, Signal
+from amaranth import C, Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -104,7 +104,9 @@ class UpdateKernel(wiring.Component):
         # Data.
         wiring.connect(m, fetch.o, pipeline.i)
         wiring.connect(m, pipeline.o, store.i)
-        m.d.comb += pipeline.program.eq(registers.values.program)
+        program = registers.values.program
+        absent = Cat(C(0, 2), program.m_absent, program.v_absent)
+        m.d.comb += [pipeline.program.eq(program), fetch.absent.eq(absent), store.absent.eq(absent)]
         m.d.sync += store.discard.eq(fetch.fault != StreamFault.NONE)  # long before what came after the fault
         m.d.sync += pipeline.scalars.eq(scalars.o)  # a register for their way to all lanes
         for name in (*SCALARS, "denominator_factor"):

@@ -61,6 +61,7 @@ class Fetch(wiring.Component):
     i_command : In stream of FetchCommand.
     o : Out stream of `input_group`.
     bus : array of four Out Axi4ReadSignature, in the order of INPUTS.
+    absent : In, bit k: stream k is not read, its words are zero; must stay as it is until `idle`. Not for g.
     clear : In, forgets errors. error : array of four Out BusError.
     events : array of four Out ReadEvents. wait : Out, bit k: the join waits for stream k.
     fault : Out, StreamFault of the gradients; stands until the next command.
@@ -75,6 +76,7 @@ class Fetch(wiring.Component):
                 "i_command": In(stream.Signature(FetchCommand)),
                 "o": Out(stream.Signature(input_group(config.lanes))),
                 "bus": Out(Axi4ReadSignature(config.port_bits)).array(count),
+                "absent": In(count),
                 "clear": In(1),
                 "error": Out(BusError).array(count),
                 "events": Out(ReadEvents).array(count),
@@ -115,12 +117,17 @@ class Fetch(wiring.Component):
                 gearbox = m.submodules[f"narrow_{name}"] = Narrow(group_bits, config.port_bits // group_bits)
                 m.d.comb += [
                     gearbox.i_count.payload.eq(counts.o[index].payload.groups),
-                    gearbox.i_count.valid.eq(counts.o[index].valid),
-                    counts.o[index].ready.eq(gearbox.i_count.ready),
+                    gearbox.i_count.valid.eq(counts.o[index].valid & ~self.absent[index]),
+                    counts.o[index].ready.eq(gearbox.i_count.ready | self.absent[index]),
                 ]
             wiring.connect(m, reader.o, gearbox.i)
-            wiring.connect(m, gearbox.o, getattr(join.i, name))
-            m.d.comb += self.wait[index].eq(self.o.ready & ~gearbox.o.valid)
+            present = getattr(join.i, name)
+            m.d.comb += [
+                present.payload.eq(gearbox.o.payload),
+                present.valid.eq(gearbox.o.valid | self.absent[index]),
+                gearbox.o.ready.eq(present.ready),
+                self.wait[index].eq(self.o.ready & ~present.valid),
+            ]
             idle.append(reader.idle)
 
         m.d.comb += [
@@ -130,9 +137,9 @@ class Fetch(wiring.Component):
             self.o.payload.last.eq(join.o.payload.g.last),
         ]
         for lane in range(config.lanes):
-            for name in INPUTS:
+            for index, name in enumerate(INPUTS):
                 word = join.o.payload[name].data.word_select(lane, FP32.bits)
-                m.d.comb += self.o.payload.lanes[lane][name].eq(word)
+                m.d.comb += self.o.payload.lanes[lane][name].eq(word & ~self.absent[index].replicate(FP32.bits))
         return m
 
     def _read(self, m: Module, index: int, name: str, command: Any) -> BurstReader:
@@ -145,10 +152,10 @@ class Fetch(wiring.Component):
         if name == "g" and "topk" in config.gradients:
             beats = Mux(command.payload.topk, pieces(command.payload.stream_bytes, config.port_bytes), beats)
         m.d.comb += [
-            reader.i_command.valid.eq(command.valid),
+            reader.i_command.valid.eq(command.valid & ~self.absent[index]),
             reader.i_command.payload.address.eq(command.payload.address[index]),
             reader.i_command.payload.beats.eq(beats),
-            command.ready.eq(reader.i_command.ready),
+            command.ready.eq(reader.i_command.ready | self.absent[index]),
             reader.clear.eq(self.clear),
             self.error[index].eq(reader.error),
             self.events[index].eq(reader.events),

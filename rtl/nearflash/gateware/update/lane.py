@@ -1,27 +1,32 @@
-"""One lane of the Adam / AdamW update: one parameter a cycle.
+"""One lane of the update: one parameter a cycle, of Adam, AdamW, SGD, AdaGrad or Lion.
 
             g ──┬────────────► decay ─► g ─┬─► (g - m) ─► AXPBY ─► m' ─► · pre_scale ──┐
             p ──┴─ (MulAdd) ─► p1 ──────┐  └─► (· g or · v_gain) ─► AXPBY ─► v' ─┐      ▼
                                         │             denominator: √v'·factor + eps ─► ÷
                                         └────────────────────────────────► MulAdd · post_scale ─► p'
 
-Which operation order this computes is set by run-time bits and scalars (abi.commands.UpdateCommand.registers); the
-division of √v' by a scalar is a product with its 51-bit reciprocal, rounded once, which equals the division.
+Which rule and operation order this computes is set by run-time bits and scalars (abi.program); the division of √v' by
+a scalar is a product with its 51-bit reciprocal, rounded once, which equals the division. What the quotient is instead,
+by `direction`:
+
+    MOMENT     m' / 1                          SGD
+    LOOKAHEAD  (m'·factor + g) / 1             SGD with Nesterov: the denominator's unit is free then
+    SIGN       sign of v' / 1                  Lion: v' is b1·m + c1·g, the other average of m
 
 Timing: latency LATENCY cycles; one parameter a cycle; free-running, no back-pressure.
 Numerics: fp32, subnormals kept, RNE; equals nearflash.model.update.lane to the bit for the named profiles.
 Limits: scalars must be zero or normal fp32 numbers (nearflash.abi.rules refuses others).
-Source: Kingma & Ba 2015; Smart-Infinity (HPCA'24), section V; docs/numerics.md.
+Source: Kingma & Ba 2015; Chen et al. 2023; Smart-Infinity (HPCA'24), section V; docs/numerics.md.
 """
 
 from typing import Any
 
-from amaranth import Module
+from amaranth import C, Cat, Module, Mux
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.fields import Register
-from nearflash.abi.program import DecayMode
+from nearflash.abi.program import DecayMode, Direction
 from nearflash.abi.registers import FACTOR_BITS, UPDATE
 from nearflash.gateware.datapath import Datapath, Timed, select
 from nearflash.gateware.fp.add import Add
@@ -29,7 +34,7 @@ from nearflash.gateware.fp.convert import ToNarrow
 from nearflash.gateware.fp.div import Div
 from nearflash.gateware.fp.mul import Mul
 from nearflash.gateware.fp.muladd import MulAdd
-from nearflash.gateware.fp.raw import RAW, Pack, RawLayout, Unpack
+from nearflash.gateware.fp.raw import EXP_ZERO, RAW, Pack, RawLayout, Unpack
 from nearflash.gateware.fp.sqrt import Sqrt
 from nearflash.gateware.update.axpby import Axpby
 
@@ -78,6 +83,15 @@ class LaneScalars(data.Struct):
     denominator_factor: RawLayout(FACTOR_BITS)
 
 
+ONE = RAW.const({"sig": 1 << 23})
+
+
+def _sign(raw: Any) -> Any:
+    """-1, +0, 1 or NaN."""
+    sig, exp = Cat(C(0, 23), ~raw.zero), Mux(raw.zero, EXP_ZERO, 0)
+    return data.View(RAW, Cat(sig, Cat(exp)[:10], raw.sign & ~raw.zero, raw.zero, C(0, 1), raw.nan))
+
+
 def _negated(raw: Any) -> Any:
     return data.View(RAW, raw.as_value() ^ (1 << RAW["sign"].offset))
 
@@ -122,9 +136,11 @@ class Lane(wiring.Component):
             self._call(path, f"unpack_{name}", i=Timed(self.i[name], 0)) for name in ("g", "p", "m", "v")
         )
         g, p = self._decay(path, g, p)
+        # Lion's other average takes the place of v.
+        second = Timed(select(self.program.direction == Direction.SIGN, exp_avg.value, exp_avg_sq.value), exp_avg.cycle)
         exp_avg = self._first_moment(path, g, exp_avg)
-        exp_avg_sq = self._second_moment(path, g, exp_avg_sq)
-        p = self._parameter(path, p, exp_avg, exp_avg_sq)
+        exp_avg_sq = self._second_moment(path, g, second)
+        p = self._parameter(path, g, p, exp_avg, exp_avg_sq)
 
         results = {
             "p": self._call(path, "pack_p", i=p),
@@ -167,23 +183,33 @@ class Lane(wiring.Component):
         )  # fmt: skip
 
     def _second_moment(self, path: Datapath, g: Timed, exp_avg_sq: Timed) -> Timed:
-        """v' = v_decay·v + (v_gain·g)·g or + (g·g)·v_gain."""
+        """v' = v_decay·v + (v_gain·g)·g or + (g·g)·v_gain or, for a sign, + g·v_gain."""
         square_first, gain = self.program.v_square_first, self.scalars.v_gain
-        product = self._call(path, "product", a=g, b=Timed(select(square_first, g.value, gain), g.cycle))
+        factor = select(square_first, g.value, gain)
+        factor = select(self.program.direction == Direction.SIGN, ONE, factor)
+        product = self._call(path, "product", a=g, b=Timed(factor, g.cycle))
         late_g = path.delay(g, product.cycle)
         return self._call(
             path, "second_moment", a=self.scalars.v_decay, x=exp_avg_sq, b=product,
             y=Timed(select(square_first, gain, late_g), product.cycle), fused=self.program.v_fused,
         )  # fmt: skip
 
-    def _parameter(self, path: Datapath, p: Timed, exp_avg: Timed, exp_avg_sq: Timed) -> Timed:
-        """p' = p + post_scale·(pre_scale·m' / (factor·sqrt(v') + eps))."""
-        scalars, program = self.scalars, self.program
+    def _parameter(self, path: Datapath, g: Timed, p: Timed, exp_avg: Timed, exp_avg_sq: Timed) -> Timed:
+        """p' = p + post_scale·(pre_scale·m' / (factor·sqrt(v') + eps)), or another quotient, by `direction`."""
+        scalars, direction = self.scalars, self.program.direction
+        lookahead = direction == Direction.LOOKAHEAD
         root = self._call(path, "root", a=exp_avg_sq)
+        late_g, late_m, late_v = (path.delay(x, root.cycle) for x in (g, exp_avg, exp_avg_sq))
         denominator = self._call(
-            path, "denominator", a=root, b=scalars.denominator_factor, c=scalars.eps,
-            fused=program.denominator_fused,
+            path, "denominator", a=Timed(select(lookahead, late_m, root.value), root.cycle),
+            b=scalars.denominator_factor, c=Timed(select(lookahead, late_g, scalars.eps), root.cycle),
+            fused=self.program.denominator_fused,
         )  # fmt: skip
-        numerator = self._call(path, "numerator", a=exp_avg, b=scalars.pre_scale)
-        quotient = self._call(path, "quotient", a=numerator, b=denominator)
-        return self._call(path, "parameter", a=quotient, b=scalars.post_scale, c=p, fused=program.p_fused)
+        moment = Timed(select(direction == Direction.SIGN, _sign(late_v), late_m), root.cycle)
+        numerator = self._call(path, "numerator", a=moment, b=scalars.pre_scale)
+        dividend = select(lookahead, denominator.value, path.delay(numerator, denominator.cycle))
+        divisor = select(direction == Direction.RATIO, denominator.value, ONE)
+        quotient = self._call(
+            path, "quotient", a=Timed(dividend, denominator.cycle), b=Timed(divisor, denominator.cycle)
+        )
+        return self._call(path, "parameter", a=quotient, b=scalars.post_scale, c=p, fused=self.program.p_fused)

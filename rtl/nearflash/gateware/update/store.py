@@ -13,7 +13,7 @@ Timing: one group a cycle while no port waits; back-pressure: yes.
 
 from typing import Any
 
-from amaranth import C, Cat, Module, Mux, Signal
+from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -61,6 +61,7 @@ class Store(wiring.Component):
     i_command : In stream of StoreCommand; its payload must stay as it is until `idle`.
     i : In stream of `output_group`.
     bus : array of four Out Axi4WriteSignature, in the order of OUTPUTS.
+    absent : In, bit k: output k is not written; must stay as it is until `idle`. Not for the copy.
     discard : In. clear : In, forgets errors. error : array of four Out BusError.
     events : array of four Out WriteEvents. counts : Out StoreEvents.
     idle : Out, all writers are idle.
@@ -74,6 +75,7 @@ class Store(wiring.Component):
                 "i_command": In(stream.Signature(StoreCommand)),
                 "i": In(stream.Signature(output_group(config.lanes))),
                 "bus": Out(Axi4WriteSignature(config.port_bits)).array(count),
+                "absent": In(count),
                 "discard": In(1),
                 "clear": In(1),
                 "error": Out(BusError).array(count),
@@ -116,11 +118,11 @@ class Store(wiring.Component):
         return m
 
     def _write(self, m: Module, index: int, name: str, command: Any, group: Any, filled: Signal) -> BurstWriter:
-        """Gearbox and writer of one output; they see neither command nor groups where the copy is not wanted."""
+        """Gearbox and writer of one output; they see neither command nor groups where it is not wanted."""
         config = self.config
         number = FP16 if name == "copy" else FP32
         group_bits = number.bits * config.lanes
-        wanted = self.i_command.payload.copy if name == "copy" else C(1)
+        wanted = self.i_command.payload.copy if name == "copy" else ~self.absent[index]
         widen = m.submodules[f"widen_{name}"] = Widen(
             group_bits, config.port_bits // group_bits, strb_bits=config.lanes
         )

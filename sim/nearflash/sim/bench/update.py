@@ -17,7 +17,7 @@ from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32
-from nearflash.abi.rules import AdamStep, Profile
+from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
 from nearflash.device.model import ModelDevice
 from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
 from nearflash.sim.device import VerilatorDevice
@@ -27,6 +27,20 @@ __all__ = ["run"]
 
 DDR4_BYTES_PER_SECOND = 19.2e9
 """One DDR4-2400 channel of 64 bits, at its peak."""
+RULES: tuple[OptimizerStep, ...] = (
+    *(AdamStep(1e-3, 10, weight_decay=0.01, profile=profile) for profile in Profile),
+    AdamStep(1e-3, 10, weight_decay=0.01, decoupled=False),
+    *(
+        rule
+        for profile in (Profile.IEEE, Profile.TORCH_FUSED)
+        for rule in (
+            SgdStep(0.1, 10, weight_decay=0.01, profile=profile),
+            SgdStep(0.1, 10, momentum=0.9, nesterov=True, weight_decay=0.01, profile=profile),
+            AdagradStep(0.1, 10, weight_decay=0.01, profile=profile),
+        )
+    ),
+    LionStep(1e-3, 10, weight_decay=0.01),
+)
 _LATENCY = {"read_latency_cycles": 60, "write_latency_cycles": 40}
 
 
@@ -36,7 +50,7 @@ def run(
     seed: int = 1,
     parts: Collection[str] = ("fp32", "topk:0.01"),
 ) -> Iterator[dict[str, Any]]:
-    """Every profile on a memory without bandwidth limit, then `ieee` behind one DDR4 channel; Top-K: `ieee`, both.
+    """Every rule and profile on a memory without bandwidth limit, then AdamW behind one DDR4 channel; Top-K: AdamW.
 
     Raises CommandError for a part that names no gradients.
     """
@@ -45,12 +59,11 @@ def run(
     shared = MemoryModel(**_LATENCY, total_bytes_per_cycle=DDR4_BYTES_PER_SECOND / build.clock_hz)
     state = random_state(np.random.default_rng(seed), params)
     with VerilatorDevice(build, memory_bytes=1 << 30) as device:
-        for gradients, profile, model in product(parts, Profile, (free, shared)):
-            if profile is not Profile.IEEE and (gradients != "fp32" or model is shared):
+        for gradients, rule, model in product(parts, RULES, (free, shared)):
+            if rule is not RULES[0] and (gradients != "fp32" or model is shared):
                 continue
             device.kernel.configure(model)
-            adam = AdamStep(lr=1e-3, step=10, weight_decay=0.01, profile=profile)
-            case = Case(adam, params, CopyFormat.BF16, density=_density(gradients))
+            case = Case(rule, params, CopyFormat.BF16, density=_density(gradients))
             yield {"gradients": gradients, **_measure(device, build, case, state, model)}
 
 
@@ -82,8 +95,9 @@ def _measure(
     bound = max(limits, key=lambda name: limits[name])
     return {
         "config": build.full_name,
-        "profile": str(case.adam.profile),
-        "optimizer": "AdamW",
+        "profile": str(case.rule.profile),
+        "optimizer": case.optimizer,
+        "arrays": ", ".join(("p", *case.rule.arrays)),
         "params": case.params,
         "cycles_per_param": cycles_per_param,
         "port_roofline_fraction": limits[bound] / cycles_per_param,
