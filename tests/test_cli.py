@@ -31,7 +31,7 @@ def test_devices_lists_every_backend_and_says_why_not(capsys, monkeypatch):
 def test_selftest_counts_words(capsys):
     code, out, _ = run(capsys, "selftest", "--device", "host:update-tiny", "--params", "33")
     assert code == 0
-    assert out.splitlines()[-1] == f"host:update-tiny: {7 * 33 * 4} words compared with the model, 0 mismatches"
+    assert out.splitlines()[-1] == f"host:update-tiny: {33 * (7 * 4 + 11)} words compared with the model, 0 mismatches"
 
 
 def test_selftest_of_the_attend_kernel(capsys):
