@@ -1,14 +1,20 @@
 """The commands `nearflash preflight` and `nearflash train`."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep, StateFormat
 
-__all__ = ["preflight"]
+if TYPE_CHECKING:
+    from nearflash.training.finetune import Progress
+    from nearflash.training.optimizer import NearStorageOptimizer
+
+__all__ = ["preflight", "train"]
 
 _RULES: dict[str, Callable[..., OptimizerStep]] = {
     "adam": partial(AdamStep, 0.0, 1),
@@ -43,6 +49,116 @@ def _preflight(arguments: argparse.Namespace) -> int:
             print(f"  {finding}")
             refused += finding.level is Level.ERROR
     return 1 if refused else 0
+
+
+def train(subparsers: Any) -> None:
+    """Add the command. Raises ImportError, loading nothing, where a package that it needs is not installed."""
+    for package in ("torch", "transformers"):
+        if not find_spec(package):
+            raise ModuleNotFoundError(f"no {package}", name=package)
+    parser = subparsers.add_parser("train", help="fine-tune a model, its optimizer state on flash")
+    parser.add_argument("--model", required=True, type=Path, help="a transformers folder")
+    parser.add_argument("--data", required=True, type=Path, help="a text, or token ids in a .npy file")
+    parser.add_argument("--path", required=True, type=Path, nargs="+", help="state file or folder, one a device")
+    parser.add_argument("--device", default=["host:update-smartssd"], nargs="+", help="as `nearflash devices` lists")
+    parser.add_argument("--steps", type=int, default=100, help="of the state, those of runs before counted")
+    parser.add_argument("--fresh", action="store_true", help="refuse a state that exists, instead of going on from it")
+    parser.add_argument("--optimizer", default="adamw", choices=_OPTIMIZERS)
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--window", type=int, default=256, help="tokens of a sequence")
+    parser.add_argument("--batch", type=int, default=4, help="sequences of a step")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of sequences")
+    parser.add_argument("--dtype", default="bf16", choices=("fp32", "bf16", "fp16"), help="of the model")
+    parser.add_argument("--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat])
+    parser.add_argument("--max-grad-norm", type=float, default=1.0, help="0: no clipping")
+    parser.add_argument("--topk", type=float, metavar="RATIO", help="send this share of the gradient only")
+    parser.add_argument("--overlap", default="step", choices=("step", "backward"), help="when updates begin")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the model there at the end")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write what ran when, for ui.perfetto.dev")
+    parser.set_defaults(run=_train)
+
+
+_OPTIMIZERS = {
+    "adamw": "NearStorageAdamW",
+    "adam": "NearStorageAdam",
+    "sgd": "NearStorageSGD",
+    "adagrad": "NearStorageAdagrad",
+    "lion": "NearStorageLion",
+}
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from nearflash import training
+    from nearflash.training.finetune import Data, fine_tune, load_model, load_tokens
+
+    model, tokenizer = load_model(arguments.model, arguments.dtype)
+    tokens = load_tokens(arguments.data, tokenizer, model.config.vocab_size)
+    data = Data(tokens, arguments.window, arguments.batch, arguments.seed)
+    kind = getattr(training, _OPTIMIZERS[arguments.optimizer])
+    with kind(model.named_parameters(), lr=arguments.lr, **_options(arguments)) as optimizer:
+        if optimizer.steps:
+            print(f"going on from step {optimizer.steps} of {optimizer.path}", file=sys.stderr)
+        for progress in fine_tune(model, data, optimizer, arguments.steps):
+            _tell(progress)
+        print("\n".join(_summary(optimizer)), file=sys.stderr)
+        if arguments.trace:
+            optimizer.timeline.write(arguments.trace)
+    if arguments.save:
+        model.save_pretrained(arguments.save)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(arguments.save)
+    return 0
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    from nearflash.training import TopK
+
+    devices = arguments.device if len(arguments.device) > 1 else arguments.device * len(arguments.path)
+    return {
+        "path": arguments.path,
+        "device": devices,
+        "copy": None if arguments.dtype == "fp32" else arguments.dtype,
+        "resume": False if arguments.fresh else "auto",
+        "state_format": arguments.state_format,
+        "max_grad_norm": arguments.max_grad_norm or None,
+        "loss_scale": "dynamic" if arguments.dtype == "fp16" else None,
+        "compression": TopK(arguments.topk) if arguments.topk else None,
+        "overlap": arguments.overlap,
+    }
+
+
+def _tell(progress: "Progress") -> None:
+    """A line that is overwritten on a terminal; elsewhere some of them."""
+    terminal = sys.stderr.isatty()
+    if terminal or progress.step in (1, progress.steps) or progress.step % 10 == 0:
+        line = (
+            f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}  {progress.tokens_per_s:.1f} tokens/s  "
+            f"optimizer {progress.optimizer_s:.2f} s  {progress.remaining_s:.0f} s left"
+        )
+        print(f"\r{line:<78}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+        if terminal and progress.step == progress.steps:
+            print(file=sys.stderr)
+
+
+def _summary(optimizer: "NearStorageOptimizer") -> list[str]:
+    """Bytes over each link, and what the last step waited for."""
+    traffic = optimizer.traffic
+    params = max(traffic.params, 1)
+    links = {
+        "gradients down": traffic.to_device_bytes,
+        "parameters up": traffic.from_device_bytes,
+        "flash read": traffic.flash_read_bytes,
+        "flash written": traffic.flash_written_bytes,
+    }
+    stalls = ", ".join(f"{name} {100 * share:.0f} %" for name, share in optimizer.stalls.fractions.items())
+    return [
+        f"{traffic.steps} steps to step {optimizer.steps} of {', '.join(map(str, optimizer.paths))}; "
+        f"{optimizer.skipped_steps} skipped",
+        "bytes a parameter and step: "
+        + ", ".join(f"{name} {size / params:.2f}" for name, size in links.items())
+        + f"; p, m and v over the host link would be {traffic.conventional_bytes / params:.0f}",
+        f"the last step waited for: {stalls or 'nothing'}",
+    ]
 
 
 def _count(text: str) -> int:

@@ -1,0 +1,131 @@
+"""Fine-tuning of a language model on a file of text or tokens: what `nearflash train` does, for scripts too.
+
+A batch depends on the step and the seed alone, so a run that was stopped goes on with the batch that it would have had.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nearflash.abi.errors import CommandError, StateError
+from nearflash.training.optimizer import NearStorageOptimizer
+from nearflash.training.stalls import Stalls
+
+__all__ = ["DTYPES", "Data", "Progress", "fine_tune", "load_model", "load_tokens"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Tokens cut to windows, dealt in a new order each time round."""
+
+    tokens: torch.Tensor
+    """(n,), int64."""
+    window: int
+    """Tokens of a sequence."""
+    batch: int
+    """Sequences of a step."""
+    seed: int
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) < self.window:
+            raise CommandError(f"data must have at least {self.window} tokens (one window), not {len(self.tokens)}")
+
+    def at(self, step: int) -> torch.Tensor:
+        """Token ids (batch, window) of a step, counted from 0."""
+        windows = len(self.tokens) // self.window
+        rows = []
+        for index in range(step * self.batch, (step + 1) * self.batch):
+            turn, place = divmod(index, windows)
+            order = torch.randperm(windows, generator=torch.Generator().manual_seed(self.seed + turn))
+            start = int(order[place]) * self.window
+            rows.append(self.tokens[start : start + self.window])
+        return torch.stack(rows)
+
+    def cursor(self) -> dict[str, int]:
+        """What must be the same in a run that goes on."""
+        return {"tokens": len(self.tokens), "window": self.window, "batch": self.batch, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """After a step."""
+
+    step: int
+    steps: int
+    loss: float
+    """Nats a token, of the step's batch, before the step."""
+    tokens_per_s: float
+    """Of this run so far."""
+    optimizer_s: float
+    """Of this step."""
+    remaining_s: float
+    stalls: Stalls
+
+
+def fine_tune(model: Any, data: Data, optimizer: NearStorageOptimizer, steps: int) -> Iterator[Progress]:
+    """Train up to step `steps` of the state, from where it is. Raises StateError for a state of other data."""
+    if optimizer.steps and optimizer.extra.get("data") != data.cursor():
+        raise StateError(
+            f"data must be that of {optimizer.path}, {optimizer.extra.get('data')}, not {data.cursor()}; "
+            "give the same data, window, batch and seed, or begin on another path"
+        )
+    optimizer.extra["data"] = data.cursor()
+    device = next(model.parameters()).device
+    model.train()
+    began, first, seen = time.perf_counter(), optimizer.steps, 0
+    while optimizer.steps < steps:
+        before = optimizer.steps
+        ids = data.at(before + optimizer.skipped_steps).to(device)
+        loss = model(input_ids=ids, labels=ids).loss
+        optimizer.scale_loss(loss).backward()
+        middle = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad()
+        now = time.perf_counter()
+        seen += ids.numel()
+        if optimizer.steps > before:
+            done, rate = optimizer.steps - first, seen / (now - began)
+            remaining = (steps - optimizer.steps) * (now - began) / done
+            yield Progress(
+                optimizer.steps, steps, float(loss.detach()), rate, now - middle, remaining, optimizer.stalls
+            )
+
+
+def load_model(folder: Path, dtype: str) -> tuple[Any, Any]:
+    """(causal language model, its tokenizer or None) of a transformers folder. Raises CommandError."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    if not (folder / "config.json").is_file():
+        raise CommandError(f"model must be a transformers folder (with a config.json), not {str(folder)!r}")
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype])
+    model.config.use_cache = False
+    has_tokenizer = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    tokenizer = AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+def load_tokens(path: Path, tokenizer: Callable[..., Any] | None, vocabulary: int) -> torch.Tensor:
+    """Token ids (n,) of a .npy file of integers, or of a text. Raises CommandError."""
+    try:
+        if path.suffix == ".npy":
+            array = np.load(path, allow_pickle=False)
+        elif tokenizer is None:
+            raise CommandError("data must be tokens (.npy), not text: the model's folder has no tokenizer")
+        else:
+            array = np.asarray(tokenizer(path.read_text(encoding="utf-8"), verbose=False)["input_ids"])
+    except (OSError, ValueError) as error:
+        if isinstance(error, CommandError):
+            raise
+        raise CommandError(f"data must be a readable text or .npy file, not {str(path)!r}: {error}") from error
+    if array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < vocabulary):
+        raise CommandError(f"data must be token ids below {vocabulary}, not those of {str(path)!r}")
+    return torch.from_numpy(array.reshape(-1).astype(np.int64))

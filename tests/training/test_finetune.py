@@ -1,0 +1,123 @@
+"""`nearflash train` and what it is made of: the loss falls, a run that was stopped goes on with the same bits."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nearflash import cli
+from nearflash.abi.errors import CommandError
+from nearflash.training.finetune import Data, load_tokens
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of two layers, without a tokenizer, and 2,000 tokens that repeat."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(path / "model")
+    np.save(path / "tokens.npy", np.tile(np.arange(50, dtype=np.uint16), 40))
+    return path
+
+
+@pytest.fixture
+def train(folder, tmp_path, capsys):
+    def run(*more, steps=4, state="state", data="tokens.npy"):
+        code = cli.main([
+            "train", "--model", str(folder / "model"), "--data", str(folder / data), "--path", str(tmp_path / state),
+            "--window", "20", "--lr", "0.01", "--steps", str(steps), *more,
+        ])  # fmt: skip
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def saved(path):
+    from safetensors.torch import load_file
+
+    return load_file(path / "model.safetensors")
+
+
+def test_it_learns_and_reports(train, tmp_path):
+    code, err = train("--trace", str(tmp_path / "trace.json"), steps=20)
+    lines = err.splitlines()
+    losses = [float(line.split("loss ")[1].split()[0]) for line in lines if line.startswith("step ")]
+    assert code == 0 and losses[-1] < losses[0] - 0.3
+    assert "tokens/s" in lines[0] and any("20 steps to step 20 of" in line for line in lines)
+    assert "gradients down 4.00, parameters up 2.00, flash read 12" in err and "would be 24" in err
+    assert "the last step waited for:" in lines[-1]
+    assert {"step", "commit"} <= {
+        event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    }
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_stopped_and_gone_on(train, tmp_path, dtype):
+    train("--dtype", dtype, "--save", str(tmp_path / "whole"), state="a")
+    train("--dtype", dtype, state="b", steps=2)
+    code, err = train("--dtype", dtype, "--save", str(tmp_path / "resumed"), state="b")
+    assert code == 0 and "going on from step 2" in err
+    whole, resumed = saved(tmp_path / "whole"), saved(tmp_path / "resumed")
+    assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_options_reach_the_optimizer(train, tmp_path):
+    code, err = train(
+        "--optimizer", "lion", "--dtype", "fp16", "--topk", "0.1", "--overlap", "backward", "--max-grad-norm", "0.5",
+        steps=2,
+    )  # fmt: skip
+    moved = {name: float(err.split(f"{name} ")[1].split(",")[0].split(";")[0]) for name in ("down", "read", "written")}
+    assert code == 0 and moved["down"] < 0.6 and 8 <= moved["written"] < 8.5, err  # Lion has no v
+
+
+def test_two_devices(train, tmp_path):
+    code, _ = train("--path", str(tmp_path / "one"), str(tmp_path / "two"), steps=1)
+    assert code == 0 and (tmp_path / "one").exists() and (tmp_path / "two").exists()
+
+
+def test_what_does_not_fit_is_named(train, folder, tmp_path):
+    train(steps=1)
+    for arguments, message in [
+        (("--fresh",), "must not exist yet"),
+        (("--seed", "9"), "data must be that of"),
+        (("--optimizer", "sgd"), "parameters must be those of"),
+        (("--data", str(folder / "none.npy")), "data must be a readable text or .npy file"),
+        (("--data", str(folder / "model" / "config.json")), "data must be tokens (.npy), not text"),
+        (("--model", str(tmp_path)), "model must be a transformers folder"),
+    ]:
+        code, err = train(*arguments)
+        assert code == 2 and message in err.splitlines()[-1] and "Traceback" not in err, err
+
+
+def test_batches_depend_on_step_and_seed_alone():
+    data = Data(torch.arange(40), window=4, batch=3, seed=7)
+    seen = torch.cat([data.at(step) for step in range(10)])
+    assert torch.equal(data.at(7), Data(torch.arange(40), 4, 3, 7).at(7))
+    for turn in range(3):  # each window once a turn
+        assert sorted(seen[10 * turn : 10 * turn + 10, 0].tolist()) == list(range(0, 40, 4))
+    assert not torch.equal(seen[:10], seen[10:20])
+
+
+def test_short_or_foreign_tokens(tmp_path):
+    with pytest.raises(CommandError, match="at least 50 tokens"):
+        Data(torch.arange(40), window=50, batch=1, seed=0)
+    for array in (np.array([5, 97]), np.array([-1]), np.array([0.5])):
+        np.save(tmp_path / "x.npy", array)
+        with pytest.raises(CommandError, match="data must be token ids below 97"):
+            load_tokens(tmp_path / "x.npy", None, 97)
+
+
+def test_text_through_a_tokenizer(tmp_path):
+    (tmp_path / "text").write_text("abc")
+    tokens = load_tokens(tmp_path / "text", lambda text, verbose: {"input_ids": [ord(c) - 97 for c in text]}, 10)
+    assert tokens.tolist() == [0, 1, 2]
