@@ -9,6 +9,7 @@ from nearflash.abi.config import update_config
 from nearflash.abi.errors import StreamError
 from nearflash.abi.topk import HEADER_BYTES, TILE_PARAMS, StreamFault, StreamHeader, ValueFormat
 from nearflash.device.memory import anonymous
+from nearflash.model.expand.bitmap import expand_row
 from nearflash.model.expand.topk import expand, pack
 from nearflash.sim.hls.build import HLS
 from nearflash.sim.hls.library import HlsLibrary
@@ -109,8 +110,7 @@ def test_bitmaps_expand(kernels, elements, density):
     rng = np.random.default_rng(elements)
     mask = rng.random(elements) < density
     values = rng.integers(1, 1 << 16, np.count_nonzero(mask), np.uint16)
-    expected = np.zeros(elements, np.uint16)
-    expected[mask] = values
+    expected = expand_row(np.packbits(mask, bitorder="little").tobytes(), values.tobytes(), elements, "<u2")
     dense, fault = expand_bitmap(kernels, mask, values)
     assert fault == 0
     np.testing.assert_array_equal(dense, expected)

@@ -1,9 +1,9 @@
-// Expander<Bitmap, Lanes>: a bitmap and the packed non-zeros of 16-bit elements to dense elements (Endor's format).
+// Expander<Bitmap, Lanes>: a row of a bitmap matrix of 16-bit elements (docs/weights.md) to dense elements.
 //
 // Bit i of the bitmap, lowest first, says whether element i is the next packed value or zero. Each cycle takes Lanes
 // bits, counts those before each, and picks from a window of two words of values. Where the bitmap has another number
-// of ones than there are values, the fault is set and the output must not be used. Headers and checksums of a container
-// are its reader's business.
+// of ones than there are values, the fault is set and the output must not be used. The matrix's header and checksums are
+// its reader's business.
 #pragma once
 
 #include <cstdint>

@@ -16,6 +16,7 @@ from nearflash.abi.topk import ValueFormat
 from nearflash.device.base import Device
 from nearflash.device.memory import anonymous
 from nearflash.device.model import ModelDevice
+from nearflash.model.expand.bitmap import expand_row
 from nearflash.model.expand.topk import expand, pack
 from nearflash.sim.hls.build import HLS
 from nearflash.sim.hls.device import HlsDevice
@@ -63,9 +64,8 @@ def _expanders(build: UpdateConfig, params: int, seed: int) -> Iterator[dict[str
         yield _row(build, f"expand_topk {value_format.name.lower()}", expected, dense.view(np.uint32), seconds)
     mask = rng.random(params) < 0.5
     packed = rng.integers(1, 1 << 16, int(mask.sum()), np.uint16)
-    elements = np.zeros(params, np.uint16)
-    elements[mask] = packed
     bitmap = np.packbits(mask, bitorder="little").tobytes()
+    elements = expand_row(bitmap, packed.tobytes(), params, "<u2")
     dense, seconds = _expanded(
         build, "expand_bitmap", [bitmap, packed.tobytes()], elements.nbytes, [params, packed.size]
     )
