@@ -34,7 +34,7 @@ def test_a_file_holds_what_was_written(tmp_path, monkeypatch):
 def test_shipped_policies_fit_their_layout(model):
     policy, layout = calibrated(model)
     assert {own.mode for own in policy.overrides.values()} == {"sparf-page"}
-    assert all(0.5 <= own.mass < 1 and 1 <= own.channels <= 64 for own in policy.overrides.values())
+    assert all(0.5 <= own.mass < 1 and 1 <= own.channels <= 128 for own in policy.overrides.values())
     assert layout.page_bytes == 4096
 
 

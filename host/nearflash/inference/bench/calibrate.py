@@ -32,9 +32,10 @@ from nearflash.storage.kv import KvLayout
 
 __all__ = ["Calibration", "main"]
 
-_TEXTS = {"SmolLM2-135M-Instruct": (0, 14, 26, 30), DOCLM: (0, 32, 16, 54, 8, 24, 62, 58)}
+_TEXTS = {"SmolLM2-135M-Instruct": (0, 14, 26, 30), DOCLM: (0, 32, 16, 54, 8, 24)}
 _MASSES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995)
-_CHANNELS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_CHANNELS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
+"""Shares of d."""
 _LAYOUTS = {name: KvLayout(16 if name != DOCLM else 8, True, 1024, IndexFormat.INT4, 4096) for name in SUBJECTS}
 _BASE = AttentionPolicy(AttentionMode.SPARF_PAGE, budget=1.0, local=64, tail=True)
 _WINDOW, _STEP, _DRAWS = 256, 8, 3
@@ -58,7 +59,7 @@ class _Seen:
 class Calibration:
     """Divergence and share of flash bytes of every (layer, KV head, r, tau), means over what was added."""
 
-    def __init__(self, layout: KvLayout, channels: tuple[int, ...] = _CHANNELS) -> None:
+    def __init__(self, layout: KvLayout, channels: tuple[int, ...]) -> None:
         self._layout, self._channels = layout, channels
         self._seen: list[_Seen] = []
         self._tables: dict[tuple[int, int], list[NDArray[np.float64]]] = {}
@@ -171,7 +172,7 @@ def main(argv: list[str] | None = None) -> None:
     model, tokenizer = subject(arguments.model, folder)
     model.requires_grad_(False)
     layout, dim = _LAYOUTS[arguments.model], model.config.head_dim
-    calibration = Calibration(layout, tuple(r for r in _CHANNELS if r <= dim))
+    calibration = Calibration(layout, tuple(round(share * dim) for share in _CHANNELS))
     own = held_out(arguments.model, tokenizer, folder, list(_TEXTS[arguments.model]))
     for ids in chain(own, of_files(tokenizer, arguments.texts)):
         calibration.add(Prefix(model, ids[:-_WINDOW], history=False), ids[-_WINDOW:])
