@@ -80,8 +80,8 @@ class VectorState:
             return
         tile, place = divmod(first_param, TILE_PARAMS)
         dither, word, other = self._words[:, : values.size]
-        np.add(_pattern()[place : place + values.size], np.uint16(dither_key(self._step, self._role, tile)), out=dither,
-               dtype=np.uint16, casting="unsafe")  # fmt: skip
+        key = np.uint16(dither_key(self._step, self._role, tile))
+        np.copyto(dither, _pattern()[place : place + values.size] + key)
         bits = values.view(np.uint32)
         if self._format is StateFormat.BF16:
             np.add(bits, dither, out=word)
@@ -97,13 +97,13 @@ class VectorState:
         if magnitude.max() >= INFINITY:
             finite = magnitude < INFINITY
             magnitude *= finite
-        largest = magnitude.reshape(-1, BLOCK_PARAMS).max(axis=1) >> np.uint32(23)
+        largest = np.maximum.reduceat(magnitude, np.arange(0, bits.size, BLOCK_PARAMS)) >> np.uint32(23)
         scale = np.maximum(largest, element.least_scale).astype(np.int32)
         scales[:] = scale
+        nonzero = magnitude != 0 if element.keeps_small else None
         # Relative to the block: 1 is the power of two of the scale.
         relative = magnitude.view(np.float32)
         blocks = relative.reshape(-1, BLOCK_PARAMS)
-        nonzero = magnitude != 0 if element.keeps_small else None
         np.multiply(blocks, np.ldexp(np.float32(1), 127 - scale)[:, None], out=blocks)
         # In 2^-16 of the format's smallest magnitude; past 16 of those the other way of rounding holds.
         scaled, small = other.view(np.float32), other.view(np.int32)
@@ -118,13 +118,14 @@ class VectorState:
         code = magnitude.view(np.int32)
         np.subtract(code, 127 - element.top << element.MANTISSA_BITS, out=code)
         np.maximum(code, small, out=code)  # each is too small where the other holds
+        if element.signed:
+            np.negative(code, out=small)  # negative unless zero: a zero gets no sign
+            np.bitwise_and(other, bits, out=other)
+            np.right_shift(other, 24, out=other)
+            np.bitwise_and(other, np.uint32(0x80), out=other)
+            np.bitwise_or(magnitude, other, out=magnitude)
         np.copyto(codes, magnitude, casting="unsafe")
         if nonzero is not None:
-            np.maximum(codes, nonzero, out=codes, casting="unsafe")
-        if element.signed:
-            np.right_shift(bits, 24, out=other)
-            np.bitwise_and(other, np.uint32(0x80), out=other)
-            np.multiply(other, codes != 0, out=other)
-            np.bitwise_or(codes, other, out=codes, casting="unsafe")
+            np.maximum(codes, nonzero.view(np.uint8), out=codes)
         if finite is not None:
             codes[~finite] = element.not_a_number
