@@ -79,3 +79,35 @@ def test_the_residual_is_that_of_committed_steps(tensors, open_optimizer, tmp_pa
         optimizer.step()
     assert optimizer.skipped_steps == 1 and optimizer.steps == 6
     assert np.array_equal(bits(undisturbed), bits(optimizer))
+
+
+@pytest.mark.parametrize("residual", ["fp32", "int4"])
+def test_what_was_left_out_is_resumed_rolled_back_and_carried(tensors, open_optimizer, tmp_path, residual):
+    """Closed and opened, undone and done again: the same bits; also of tensors that a step leaves out."""
+    settings = TopK(0.05, residual=residual)
+    plain, mine = copies(tensors), copies(tensors)
+    undisturbed = open_optimizer(plain, path=tmp_path / "undisturbed", compression=settings)
+    for step in range(5):
+        backward(undisturbed, plain, step)
+        plain[0].grad = None if step == 2 else plain[0].grad
+        undisturbed.step()
+    for step in range(5):
+        optimizer = open_optimizer(mine, compression=settings, resume="auto", resident_bytes=1 << 20)
+        for seed in (99, step):
+            backward(optimizer, mine, seed)
+            mine[0].grad = None if step == 2 else mine[0].grad
+            optimizer.step()
+            if seed == 99:
+                optimizer.rollback()
+        held = {name: values.copy() for name, values in optimizer._owned.compressor.arrays().items()}
+        optimizer.close()
+    assert all(values.any() for values in held.values())
+    for name, values in undisturbed._owned.compressor.arrays().items():
+        assert np.array_equal(values, held[name])
+    optimizer = open_optimizer(mine, compression=settings, resume=True)
+    assert np.array_equal(bits(undisturbed), bits(optimizer))
+    optimizer.load_full_state_dict(undisturbed.full_state_dict())
+    assert not any(values.any() for values in optimizer._owned.compressor.arrays().values())
+    optimizer.close()
+    with pytest.raises(StateError, match=r"parameters must be those of .*: [45] arrays, not 3"):
+        open_optimizer(mine, resume=True)

@@ -13,6 +13,7 @@ from nearflash.abi.rules.state import TILE_PARAMS
 from nearflash.device.vector.state import VectorState
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.parameters import FlatParameters
+from nearflash.training.transfer import HOST_ARRAYS
 
 __all__ = ["MASTER", "full_state", "take_full_state"]
 
@@ -42,7 +43,8 @@ def full_state(flat: FlatParameters, store: StateStore) -> dict[int, dict[str, A
 def take_full_state(flat: FlatParameters, store: StateStore, state: Mapping[int, Mapping[str, Any]]) -> None:
     """Make `state` and the tensors' present values (or their `master`) the store's next step.
 
-    What a tensor lacks is zero. fp32 and bf16 state comes back as `full_state` gave it, mx8 rounded once more.
+    What a tensor lacks is zero, and so is what compression had left out. fp32 and bf16 state comes back as `full_state`
+    gave it, mx8 rounded once more.
     Raises StateError, ShapeError for what does not fit; the store then stays at its step.
     """
     entries = store.manifest.tensors
@@ -54,6 +56,10 @@ def take_full_state(flat: FlatParameters, store: StateStore, state: Mapping[int,
                 f"state must be of {len(entries)} tensors of this optimizer, not {sorted(unknown)} of {index}"
             )
     try:
+        for array in store.manifest.arrays:
+            if array.name in HOST_ARRAYS:
+                for extent in store.manifest.extents:
+                    store.write(array.name, extent, aligned_buffer(array.extent_bytes(extent)))
         for array in _arrays(store):
             values = _gathered(flat, store, state, array)
             for extent in store.manifest.extents:

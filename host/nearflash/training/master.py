@@ -12,25 +12,34 @@ from nearflash.abi.errors import StateError
 from nearflash.abi.rules import BLOCK_PARAMS, OptimizerStep, StateFormat
 from nearflash.device import Device, open_device
 from nearflash.storage import StateArray, StateStore, aligned_buffer
-from nearflash.training.compression import Compressor
+from nearflash.training.compression import Compressor, TopK
 from nearflash.training.parameters import FlatParameters
 from nearflash.training.schedule import Schedule
 from nearflash.training.settings import Settings
 from nearflash.training.timeline import Timeline
 from nearflash.training.traffic import Traffic
+from nearflash.training.transfer import HOST_ARRAYS
 
 __all__ = ["Master", "arrays_of"]
 
 
-def arrays_of(rules: Sequence[OptimizerStep]) -> tuple[StateArray, ...]:
-    """The arrays that must be stored so that every one of the rules finds its own: p first."""
+def arrays_of(rules: Sequence[OptimizerStep], compression: TopK | None) -> tuple[StateArray, ...]:
+    """The arrays that must be stored so that every one of the rules finds its own: p first, the residual last."""
     arrays = {"p": StateArray("p")}
     for rule in rules:
         for role, torch_name in rule.torch_names.items():
             arrays[role] = StateArray(role, rule.state_format.element_bytes, 1, torch_name)
             if rule.state_format is StateFormat.MX8:
                 arrays[f"{role}_scale"] = StateArray(f"{role}_scale", 1, BLOCK_PARAMS)
+    if compression is not None and compression.feedback:
+        arrays |= _RESIDUALS[compression.residual]
     return tuple(arrays.values())
+
+
+_RESIDUALS = {
+    "fp32": {"residual": StateArray("residual")},
+    "int4": {"residual": StateArray("residual", 1, 2), "residual_scale": StateArray("residual_scale", 2, 16)},
+}
 
 
 class Master:
@@ -84,8 +93,7 @@ class Master:
     def rollback(self) -> None:
         """The step before, in store and tensors. Raises StateError."""
         self.store.rollback()
-        self.schedule.forget()
-        self.load_parameters()
+        self.take_store()
 
     def agrees(self) -> bool:
         """Whether every tensor is what the store has of it, in the tensor's own dtype."""
@@ -133,6 +141,12 @@ class Master:
             self.load_parameters()
             on_error.pop_all()
 
+    def take_store(self) -> None:
+        """The store is at another step than that of tensors, device memory and residual: bring them there."""
+        self.schedule.forget()
+        self.load_parameters()
+        self._load_residual()
+
     def load_parameters(self) -> None:
         """Bring the stored parameters into the tensors."""
         for extent in self.store.manifest.extents:
@@ -150,4 +164,12 @@ class Master:
             self.compressor = Compressor(settings.compression, self.store.manifest.params)
             everything = Compressor(replace(settings.compression, ratio=1.0, feedback=False), longest)
             stream_bytes = everything.stream_bytes(longest, step=1)
+            self._load_residual()
         return Schedule(self.store, devices, self.traffic, self._timeline, settings.resident_bytes, stream_bytes)
+
+    def _load_residual(self) -> None:
+        if self.compressor is not None:
+            names = [array.name for array in self.store.manifest.arrays if array.name in HOST_ARRAYS]
+            stored = {name: self.store.read_array(name) for name in names}
+            held = self.compressor.arrays()
+            self.compressor.load({name: values.view(held[name].dtype) for name, values in stored.items()})

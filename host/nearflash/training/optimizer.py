@@ -56,7 +56,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         self._master: Master | None = None
         super().__init__(params, defaults)
         rules = [self.rule(group, step=1) for group in self.param_groups]
-        self._master = Master(self.param_groups, arrays_of(rules), settings, self.timeline)
+        self._master = Master(self.param_groups, arrays_of(rules, settings.compression), settings, self.timeline)
         self._stepping = Stepping(self._master, settings, self.timeline, lambda: self.param_groups, self.rule)
         self._refresh_handle()
 
@@ -230,8 +230,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         """
         self._stepping.discard()
         take_full_state(self._owned.flat, self._owned.store, state_dict["state"])
-        self._owned.schedule.forget()
-        self._owned.load_parameters()
+        self._owned.take_store()
         super().load_state_dict(state_dict | {"state": {}})
         self._refresh_handle()
 

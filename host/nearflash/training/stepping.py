@@ -43,6 +43,8 @@ class Stepping:
         self._take_extra()
         self.grad_norm: float | None = None
         self.skipped_steps = 0
+        self.squares = squares
+        """Of the gradients that the norm is of: all here; doors.ranks has others too."""
         self.stalls = Stalls()
         self.attach()
 
@@ -63,8 +65,6 @@ class Stepping:
 
     def rollback(self) -> None:
         """Be at the step before."""
-        if self._settings.compression is not None and self._settings.compression.feedback:
-            raise StateError("a rollback must be without compression that feeds back: what it left out is not kept")
         self.discard()
         self._master.rollback()
         self._take_extra()
@@ -134,7 +134,7 @@ class Stepping:
         if grad_scale is not None and self.loss_scale is not None:
             raise CommandError("loss_scale must be None where a GradScaler scales the loss; leave one of them out")
         with self._timeline.span("norm"):
-            total = squares(self._master.flat, active)
+            total = self.squares(self._master.flat, active)
         if not math.isfinite(total):
             if self.loss_scale is None:
                 refuse_nonfinite(self._master.flat, active)

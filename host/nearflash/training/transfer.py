@@ -14,11 +14,14 @@ from nearflash.abi.commands import GradientFormat, UpdateCommand
 from nearflash.abi.errors import NonFiniteError
 from nearflash.abi.formats import FP32
 from nearflash.device import Buffer, Device
-from nearflash.storage import Extent, StateArray, StateStore
+from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.plan import Run
 from nearflash.training.traffic import Traffic
 
-__all__ = ["Slot", "Transfer"]
+__all__ = ["HOST_ARRAYS", "Slot", "Transfer"]
+
+HOST_ARRAYS = ("residual", "residual_scale")
+"""Stored arrays that stay in host memory: what compression left out (nearflash.training.compression.residual)."""
 
 TIMEOUT_S = 600.0
 """For one run: a board needs milliseconds, a simulated kernel on a busy machine a minute."""
@@ -27,8 +30,10 @@ TIMEOUT_S = 600.0
 class Slot:
     """Device memory for the stored arrays of one extent, and what they hold."""
 
-    def __init__(self, buffers: dict[str, Buffer]) -> None:
-        self.buffers = buffers
+    def __init__(self) -> None:
+        self.buffers: dict[str, Buffer] = {}
+        self.host: dict[str, NDArray[np.uint8]] = {}
+        """Arrays that the device has no part in, page aligned: written like the others, never read."""
         self.extent: Extent | None = None
         self.step = -1
         """The step whose state of `extent` is in the buffers; -1: none, as they are being changed."""
@@ -39,6 +44,8 @@ class Slot:
 
     def memory(self, array: StateArray, extent: Extent) -> NDArray[np.uint8]:
         """Where file I/O of an extent's array goes."""
+        if array.name in self.host:
+            return self.host[array.name][: array.extent_bytes(extent)]
         buffer = self.buffers[array.name]
         return (buffer.host if buffer.p2p is None else buffer.p2p)[: array.extent_bytes(extent)]
 
@@ -53,11 +60,15 @@ class Transfer:
         """stream_bytes: of the longest compressed gradient, 0 where none comes."""
         self.device, self.slots = device, list[Slot]()
         self._store, self._traffic = store, traffic
-        self._arrays, longest = store.manifest.arrays, store.manifest.extents[0]
+        longest = store.manifest.extents[0]
+        self._arrays = [array for array in store.manifest.arrays if array.name not in HOST_ARRAYS]
+        self._host_arrays = [array for array in store.manifest.arrays if array.name in HOST_ARRAYS]
         self._buffers: dict[str, Buffer] = {}
         try:
             for _ in range(slots):
-                self.slots.append(Slot({}))
+                self.slots.append(Slot())
+                for array in self._host_arrays:
+                    self.slots[-1].host[array.name] = aligned_buffer(array.extent_bytes(longest))
                 for array in self._arrays:
                     self.slots[-1].buffers[array.name] = device.allocate(array.extent_bytes(longest))
             self._buffers["g"] = device.allocate(max(longest.size_bytes, stream_bytes))
@@ -88,7 +99,7 @@ class Transfer:
     def write(self, slot: Slot) -> None:
         """Write a slot's arrays to the spare slot on flash, parameters first. Raises StorageFullError, StateError."""
         assert slot.extent is not None, "only a slot that was read is written"
-        for array in self._arrays:
+        for array in (*self._arrays, *self._host_arrays):
             memory = slot.memory(array, slot.extent)
             self._store.write(array.name, slot.extent, memory)
             self._traffic.add(flash_written_bytes=memory.size)

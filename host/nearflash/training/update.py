@@ -1,5 +1,7 @@
 """What a step does to an extent in device memory."""
 
+import numpy as np
+
 from nearflash.training.compression import Compressor
 from nearflash.training.parameters import FlatParameters
 from nearflash.training.plan import Plan
@@ -24,8 +26,9 @@ class UpdateExtent:
     def __call__(self, transfer: Transfer, slot: Slot) -> None:
         """Raises DeviceError, WaitTimeoutError, NonFiniteError."""
         assert slot.extent is not None, "only a slot that was read is updated"
-        span = self._timeline.span
-        for run in self._plan.within(slot.extent):
+        span, extent = self._timeline.span, slot.extent
+        runs = list(self._plan.within(extent))
+        for run in runs:
             params = run.stop - run.start
             gradients, stream = transfer.gradients(params), None
             with span("gather gradients", params=params):
@@ -37,3 +40,7 @@ class UpdateExtent:
                 new = transfer.update(slot, run, stream)
             with span("stage", params=params):
                 self._flat.stage(run.start, run.stop, new, run.copy)
+        if self._compressor is not None:
+            left_out = self._compressor.after(extent.start, extent.params, [run.start for run in runs])
+            for name, values in left_out.items():
+                slot.host[name][: values.nbytes] = values.view(np.uint8)

@@ -6,7 +6,7 @@ e is held in the gradients' own unit: unscaled and clipped. It changes only at `
 leaves it as it was.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,16 @@ class Compressor:
         self._pending.clear()
         if self._residual is not None:
             self._residual.load(arrays)
+
+    def after(self, start: int, params: int, ranges: Iterable[int]) -> dict[str, NDArray[Any]]:
+        """What `arrays` will have of [start, start + params) after a commit: copies, on the CPU.
+
+        ranges: starts of those that `compress` was called with in there.
+        """
+        if self._residual is None:
+            return {}
+        pending = {first: self._pending[first] for first in ranges if first in self._pending}
+        return self._residual.after(start, params, pending)
 
     def stream_bytes(self, params: int, step: int) -> int:
         """Most bytes that a stream of `params` parameters has at `step`."""

@@ -31,6 +31,9 @@ class Residual(Protocol):
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What is held, by name, for the state; on the CPU these are views."""
 
+    def after(self, start: int, params: int, packed: Mapping[int, tuple[torch.Tensor, ...]]) -> dict[str, NDArray[Any]]:
+        """What `arrays` would have of [start, start + params), had what `packed` has by start been written."""
+
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Hold what `arrays` gave. Raises StateError for other names or sizes."""
 
@@ -49,6 +52,14 @@ class _Held:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {name: tensor.cpu().numpy() for name, tensor in self._tensors.items()}
+
+    def after(self, start: int, params: int, packed: Mapping[int, tuple[torch.Tensor, ...]]) -> dict[str, NDArray[Any]]:
+        parts = [part.to("cpu", copy=True) for part in self._slices(start, params)]
+        for first, tensors in packed.items():
+            for part, new in zip(parts, tensors, strict=True):
+                place = (first - start) * part.numel() // params
+                part[place : place + new.numel()] = new.to("cpu")
+        return {name: part.numpy() for name, part in zip(self._tensors, parts, strict=True)}
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         mine = {name: tensor.numel() for name, tensor in self._tensors.items()}
