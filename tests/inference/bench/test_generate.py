@@ -34,6 +34,7 @@ def test_rows(small):
     # Four groups of 33, of which the last is not on flash; the index was read before.
     assert page["flash_bytes_by_kind"] == {"token": full * 3 / 32, "index": 0}
     assert page["kv_memory_bytes"] == pytest.approx(2 * full / 8, rel=0.1)
+    assert page["kv_tail_bytes"] == 2 * 1024 * SMALL.token_bytes and rows["full-kv"]["kv_tail_bytes"] == 0
     speedup = page["tokens_per_second"] / rows["full-kv"]["tokens_per_second"]
     assert rows[None]["speedup_sparf_page_over_full_kv"] == speedup
 

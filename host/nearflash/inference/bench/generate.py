@@ -5,7 +5,8 @@
     sparf        HostEngine, tokens by approximate scores (1 of 16), from the pages that hold them
     sparf-page   HostEngine, whole token groups by approximate scores (1 of 8; `-16th`: 1 of 16)
 
-Engines keep the int4 index in memory (kv_memory_bytes), an eighth of K and V; full-kv two layers' K and V.
+Engines keep the int4 index in memory (kv_memory_bytes), an eighth of K and V, and tails (kv_tail_bytes); full-kv two
+layers' K and V.
 The model has the shape of SmolLM2-135M with random weights, in bf16; K and V of the context are random numbers that are
 appended to the engines directly, as nothing that is timed depends on their values: budgets are by count.
 """
@@ -105,6 +106,7 @@ def _measure(model: Any, case: _Case) -> dict[str, Any]:
             before = engine.counters + EngineCounters()
             times = [_timed(step) for _ in range(STEPS)]
             counters, memory = engine.counters - before, engine.memory_bytes
+            tails = engine.store.tail_bytes if isinstance(engine, HostEngine) else 0
     finally:
         torch.set_num_threads(threads)
     made = STEPS * case.batch
@@ -121,6 +123,7 @@ def _measure(model: Any, case: _Case) -> dict[str, Any]:
         "seconds_of_a_step": {phase: seconds / STEPS for phase, seconds in counters.seconds.items()},
         "kv_bytes": case.kv_bytes,
         "kv_memory_bytes": memory,
+        "kv_tail_bytes": tails,
         "memory_budget_bytes": MEMORY_BYTES,
         "model": "shape of SmolLM2-135M, random weights, bf16, one thread",
         "kv": "random numbers, appended directly",
