@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from nearflash.abi.commands import CopyFormat
+from nearflash.abi.errors import NonFiniteError
 from nearflash.storage import ADAM_ARRAYS
-from nearflash.training.gradients import clip_scalar, squares
+from nearflash.training.gradients import clip_scalar, refuse_nonfinite, squares
 from nearflash.training.parameters import FlatParameters
 
 
@@ -55,6 +56,14 @@ def test_squares_are_finite_exactly_when_all_elements_are(value):
     flat.tensors[1].grad[2] = value
     assert not math.isfinite(squares(flat, [0, 1]))
     assert math.isfinite(squares(flat, [0]))
+
+
+def test_damage_is_named_also_where_it_is_elsewhere():
+    flat = flat_of([torch.ones(5), torch.tensor([1.0, float("nan"), float("inf")])])
+    with pytest.raises(NonFiniteError, match=r"gradient of '0.1' must be finite, .* in 2 elements \(2 in 1 tensors\)"):
+        refuse_nonfinite(flat, [0, 1])
+    with pytest.raises(NonFiniteError, match="another rank has some that are not"):
+        refuse_nonfinite(flat, [0])
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-3, 0.9999, 1.0, 3.7, 1e6])

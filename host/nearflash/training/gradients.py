@@ -68,7 +68,7 @@ def refuse_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
     counts = {flat.entries[i].name: _nonfinite(flat.tensors[i].grad) for i in tensors}
     damaged = [name for name, count in counts.items() if count]
     if not damaged:
-        raise NonFiniteError("gradients must be finite, but those of another rank are not; nothing was updated anywhere")
+        raise NonFiniteError("gradients must be finite, but another rank has some that are not; nothing was updated")
     raise NonFiniteError(
         f"gradient of {damaged[0]!r} must be finite, not NaN or infinite in {counts[damaged[0]]} elements "
         f"({sum(counts.values())} in {len(damaged)} tensors); nothing was updated: skip this step, or pass loss_scale"
