@@ -1,10 +1,10 @@
 """Pair merge: rows of sorted pairs to groups of dense values, W parameters a cycle.
 
     i ─► window of two rows ─► pairs of this group ─► lanes ─► o
-    i_tile ─► pairs left ───────────┘
+    i_tile ─► released ─────────────┘
 
-Pairs are sorted and a row holds four, so that the pairs of a group of W ≤ 4 parameters are among the next W ones, and
-these among two rows: every group takes one cycle, however many pairs it has.
+Pairs are sorted and a row holds four, so that all pairs of a group of W ≤ 4 parameters lie in two rows: every group
+takes one cycle, however many pairs it has.
 
 Contract: a command of n parameters gives ceil(n / W) groups, the last one with `last`; parameters without a pair are
 zero. Each tile has rows of its own. With `failed` the rest of the groups hold zeros, and no pairs are looked at. What
@@ -18,14 +18,15 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32
 from nearflash.abi.topk import TILE_BITS
-from nearflash.gateware.expand.indices import COUNT_BITS
+from nearflash.gateware.expand.tiles import IndexRow
 from nearflash.gateware.expand.values import ROW_PAIRS
+from nearflash.gateware.fp.pipeline import wire
 
 __all__ = ["PairMerge", "PairRow"]
 
@@ -33,7 +34,7 @@ __all__ = ["PairMerge", "PairRow"]
 class PairRow(data.Struct):
     """Four pairs."""
 
-    index: ROW_PAIRS * TILE_BITS
+    index: IndexRow
     value: ROW_PAIRS * FP32.bits
 
 
@@ -47,7 +48,7 @@ class PairMerge(wiring.Component):
     Members
     -------
     i_params : In stream of the number of parameters; taken when the groups of the one before were.
-    i_tile : In stream of the number of pairs in a tile.
+    i_tile : In stream of one bit a tile: it has pairs.
     i : In stream of PairRow.
     failed : In, stands to the end of the command.
     o : Out stream of struct {data: lanes · 32 bits, last: 1}.
@@ -59,9 +60,9 @@ class PairMerge(wiring.Component):
     """
 
     #: Cycles from a tile on `i_tile` to its first group.
-    LATENCY = 3
+    LATENCY = 2
     #: Cycles from a row on `i` to its first group.
-    ROW_LATENCY = 4
+    ROW_LATENCY = 3
 
     def __init__(self, lanes: int) -> None:
         if lanes not in (1, 2, 4):
@@ -71,7 +72,7 @@ class PairMerge(wiring.Component):
         super().__init__(
             {
                 "i_params": In(stream.Signature(32)),
-                "i_tile": In(stream.Signature(COUNT_BITS)),
+                "i_tile": In(stream.Signature(1)),
                 "i": In(stream.Signature(PairRow)),
                 "failed": In(1),
                 "o": Out(stream.Signature(data.StructLayout({"data": FP32.bits * lanes, "last": 1}))),
@@ -80,84 +81,73 @@ class PairMerge(wiring.Component):
         )
 
     def elaborate(self, platform: object) -> Module:
-        """One register stage behind the window, one behind the lanes."""
+        """A group's pairs are those of the window whose index says so; none of them is of a group that has gone."""
         m = Module()
         rows, full = Signal(data.ArrayLayout(PairRow, 2)), Signal(2)
-        place = Signal(range(ROW_PAIRS))  # of the next pair in the first row
-        left = Signal(COUNT_BITS)  # pairs of the tile
         groups_left, group = Signal(32), Signal(TILE_BITS - self._lane_bits)
-        some, active = Signal(), Signal()  # groups are left; a tile is being merged
-        step, drop, drop_both, ready, final = Signal(), Signal(), Signal(), Signal(), Signal()
+        some, active, pairs_left = Signal(), Signal(), Signal()  # groups; a tile is being merged; it has pairs
+        step, ready, lacks = Signal(), Signal(), Signal()
+        first, second = rows[0].index, rows[1].index
 
-        # Cycle 0: the next pairs, and how many of them lie in this group.
-        pairs = [self._pair(m, rows, place, k) for k in range(self.lanes)]
-        there, hits, found = Signal(self.lanes), Signal(self.lanes), Signal(range(self.lanes + 1))
-        second = Cat(place + k >= ROW_PAIRS for k in range(self.lanes))  # lies in the second row
-        lacks = (there & ((second & ~full[1].replicate(self.lanes)) | ~full[0].replicate(self.lanes))).any()
+        # Which pairs of the two rows lie in this group; those of the second row only where it is of the same tile.
+        indices = Cat(first.index, second.index)
+        there = Cat(first.there, second.there & (~first.last).replicate(ROW_PAIRS))
+        hits = Signal(2 * ROW_PAIRS)
+        for k in range(2 * ROW_PAIRS):
+            same = indices.word_select(k, TILE_BITS)[self._lane_bits :] == group
+            m.d.comb += hits[k].eq(same & there[k] & pairs_left & ~self.failed)
         m.d.comb += [
-            there.eq(Cat(left > k for k in range(self.lanes))),
-            hits.eq(there & Cat(index[self._lane_bits :] == group for index, _ in pairs)),
-            found.eq(sum(hits[k] for k in range(self.lanes))),
+            ready.eq(self.o.ready | ~self.o.valid),
+            lacks.eq(pairs_left & (~full[0] | (~first.last & ~full[1]))),
             step.eq(some & ready & (self.failed | (active & ~lacks))),
-            drop.eq(step & (found != 0) & ((place + found >= ROW_PAIRS) | (left == found))),
-            drop_both.eq(step & (place + found > ROW_PAIRS) & (left == found)),
-            final.eq(groups_left == 1),
+            self.idle.eq(~(some | self.o.valid)),
         ]
+        self._window(m, rows, full, pairs_left, hits, step)
+        self._lanes(m, rows, hits, ready)
+        with m.If(ready):
+            m.d.sync += [self.o.valid.eq(step), self.o.payload.last.eq(groups_left == 1)]
         with m.If(step):
-            m.d.sync += [left.eq(left - found), place.eq(Mux(left == found, 0, place + found))]
-            m.d.sync += [group.eq(group + 1), groups_left.eq(groups_left - 1), some.eq(~final)]
-        self._window(m, rows, full, drop, drop_both)
+            m.d.sync += [group.eq(group + 1), groups_left.eq(groups_left - 1), some.eq(groups_left != 1)]
 
         # A tile is taken when there is none, or with the last group of the one before.
-        tile_ends = step & group.all()
-        m.d.comb += self.i_tile.ready.eq(some & (~active | tile_ends))
+        m.d.comb += self.i_tile.ready.eq(some & (~active | (step & group.all())))
         with m.If(self.i_tile.ready):
-            m.d.sync += [active.eq(self.i_tile.valid), left.eq(self.i_tile.payload)]
-
-        # Cycle 1: pairs of a group. Cycle 2: each in its lane.
-        self._lanes(m, step, hits & ~self.failed.replicate(self.lanes), pairs, final, ready, some)
+            m.d.sync += [active.eq(self.i_tile.valid), pairs_left.eq(self.i_tile.valid & self.i_tile.payload)]
 
         m.d.comb += self.i_params.ready.eq(self.idle)
         with m.If(self.i_params.valid & self.idle):
             params = self.i_params.payload
             m.d.sync += [some.eq(params != 0), groups_left.eq((params + (self.lanes - 1)) >> self._lane_bits)]
-            m.d.sync += [group.eq(0), place.eq(0), left.eq(0), active.eq(0), full.eq(0)]
+            m.d.sync += [group.eq(0), pairs_left.eq(0), active.eq(0), full.eq(0)]
         return m
 
-    def _pair(self, m: Module, rows: Any, place: Value, k: int) -> tuple[Value, Value]:
-        """Index and value of the k-th next pair."""
-        index = Signal(TILE_BITS, name=f"index_{k}")
-        value = Signal(FP32.bits, name=f"value_{k}")
-        for name, signal in (("index", index), ("value", value)):
-            both = Cat(rows[0][name], rows[1][name])[k * len(signal) :]
-            m.d.comb += signal.eq(both.word_select(place, len(signal)))
-        return index, value
-
-    def _window(self, m: Module, rows: Any, full: Signal, drop: Signal, drop_both: Signal) -> None:
-        """Rows enter as the second one and move up when there is no first one any more."""
-        moves = Signal()
-        m.d.comb += [moves.eq(drop | ~full[0]), self.i.ready.eq(moves | ~full[1])]
+    def _window(self, m: Module, rows: Any, full: Signal, pairs_left: Signal, hits: Signal, step: Signal) -> None:
+        """Rows enter as the second one and move up with the last pair of the first one."""
+        done, both, moves = Signal(), Signal(), Signal()
+        ends = [
+            (hits.word_select(k, ROW_PAIRS) & row.index.there & ~(row.index.there >> 1)).any()
+            for k, row in enumerate(rows)
+        ]
+        m.d.comb += [
+            done.eq(step & ends[0]),
+            both.eq(full[1] & rows[1].index.last & ends[1]),
+            moves.eq(done | ~full[0]),
+            self.i.ready.eq(moves | ~full[1]),
+        ]
+        with m.If(done & (rows[0].index.last | both)):
+            m.d.sync += pairs_left.eq(0)
         with m.If(moves):
-            m.d.sync += [rows[0].eq(rows[1]), full[0].eq(full[1] & ~drop_both), full[1].eq(0)]
+            m.d.sync += [rows[0].eq(rows[1]), full[0].eq(full[1] & ~(done & both)), full[1].eq(0)]
         with m.If(self.i.ready):
             m.d.sync += [rows[1].eq(self.i.payload), full[1].eq(self.i.valid)]
 
-    def _lanes(self, m: Module, step: Value, hits: Value, pairs: Any, last: Value, ready: Signal, some: Value) -> None:
-        """Registers of the pairs, then those of the lanes, which drive `o`."""
-        hit, is_last, valid, moves = Signal(self.lanes), Signal(), Signal(), Signal()
-        at = [Signal(max(self._lane_bits, 1), name=f"at_{k}") for k in range(self.lanes)]
-        value = [Signal(FP32.bits, name=f"at_value_{k}", reset_less=True) for k in range(self.lanes)]
-        m.d.comb += [
-            moves.eq(self.o.ready | ~self.o.valid),
-            ready.eq(moves | ~valid),
-            self.idle.eq(~(some | valid | self.o.valid)),
-        ]
-        with m.If(ready):
-            m.d.sync += [valid.eq(step), hit.eq(hits), is_last.eq(last)]
-            for k, (index, bits) in enumerate(pairs):
-                m.d.sync += [at[k].eq(index[: self._lane_bits]), value[k].eq(bits)]
-        with m.If(moves):
-            m.d.sync += [self.o.valid.eq(valid), self.o.payload.last.eq(is_last)]
-            for lane in range(self.lanes):
-                chosen = [Mux(hit[k] & (at[k] == lane), value[k], 0) for k in range(self.lanes)]
+    def _lanes(self, m: Module, rows: Any, hits: Signal, ready: Signal) -> None:
+        """Each value in the lane that the low bits of its index name."""
+        indices, values = Cat(rows[0].index.index, rows[1].index.index), Cat(rows[0].value, rows[1].value)
+        for lane in range(self.lanes):
+            mine = [
+                hits[k] & (indices.word_select(k, TILE_BITS)[: self._lane_bits] == lane) for k in range(2 * ROW_PAIRS)
+            ]
+            chosen = [Mux(wire(m, hit), values.word_select(k, FP32.bits), 0) for k, hit in enumerate(mine)]
+            with m.If(ready):
                 m.d.sync += self.o.payload.data.word_select(lane, FP32.bits).eq(reduce(or_, chosen))

@@ -1,8 +1,8 @@
 """Tile check of Top-K gradient streams: sections to their queues, tiles released once they are known to be good.
 
-                  ┌─► o_index, words of four 12-bit indices
+                  ┌─► o_index, rows of four 12-bit indices
     i ─► Crc32c, ─┼─► o_value, words of values
-     IndexCheck   └─► o_tile, the pairs of a tile, when its last word was checked
+     IndexCheck   └─► o_tile, when a tile's last word was checked: whether it has pairs
 
 Contract: a command takes exactly its words. `fault` is the first one in stream order, and within a tile the first of
 CHECKSUM, ORDER, RANGE, LENGTH. The tile it is in and those behind it are not released, though words of theirs may have
@@ -24,9 +24,17 @@ from nearflash.gateware.expand.indices import COUNT_BITS, IndexCheck
 from nearflash.gateware.expand.values import ROW_PAIRS, ValueWord
 from nearflash.gateware.nfc.crc import Crc32c
 
-__all__ = ["TileCheck"]
+__all__ = ["IndexRow", "TileCheck"]
 
 _TILE = data.StructLayout({"count": COUNT_BITS, "limit": COUNT_BITS, "crc": 32, "last": 1})
+
+
+class IndexRow(data.Struct):
+    """Four indices, which of them are there, and whether the tile has no further ones."""
+
+    index: ROW_PAIRS * TILE_BITS
+    there: ROW_PAIRS
+    last: 1
 
 
 class TileCheck(wiring.Component):
@@ -36,8 +44,8 @@ class TileCheck(wiring.Component):
     -------
     i_start : In stream of TilesCommand; taken when the words of the one before were.
     i : In stream of 64-bit words.
-    o_index : Out stream of four 12-bit indices; a tile's last word may hold fewer.
-    o_value : Out stream of ValueWord. o_tile : Out stream of the number of pairs of a good tile.
+    o_index : Out stream of IndexRow. o_value : Out stream of ValueWord.
+    o_tile : Out stream of one bit for each good tile: it has pairs.
     room : In, `o_tile` takes two tiles or more.
     value_format : Out; fault : Out. Both stand until the next command.
     idle : Out, all words of the command were taken and checked.
@@ -48,9 +56,9 @@ class TileCheck(wiring.Component):
 
     i_start: In(stream.Signature(TilesCommand))
     i: In(stream.Signature(64))
-    o_index: Out(stream.Signature(ROW_PAIRS * TILE_BITS))
+    o_index: Out(stream.Signature(IndexRow))
     o_value: Out(stream.Signature(ValueWord))
-    o_tile: Out(stream.Signature(COUNT_BITS))
+    o_tile: Out(stream.Signature(1))
     room: In(1)
     value_format: Out(ValueFormat)
     fault: Out(StreamFault)
@@ -72,7 +80,9 @@ class TileCheck(wiring.Component):
             stop.eq((left.words == 0) | (self.fault != StreamFault.NONE)),
             last.eq(left.params <= TILE_PARAMS),
             self.value_format.eq(left.value_format),
-            self.o_index.payload.eq(Cat(word.word_select(k, 16)[:TILE_BITS] for k in range(ROW_PAIRS))),
+            self.o_index.payload.index.eq(Cat(word.word_select(k, 16)[:TILE_BITS] for k in range(ROW_PAIRS))),
+            self.o_index.payload.there.eq(Mux((words == 1) & (tile.count[:2] != 0), ~(C(15, 4) << tile.count[:2]), -1)),
+            self.o_index.payload.last.eq(words == 1),
             self.o_value.payload.data.eq(word),
             self.o_value.payload.last.eq(words == 1),
         ]
@@ -147,7 +157,7 @@ class TileCheck(wiring.Component):
     def _judge(self, m: Module, judge: Signal, tile: Any, crc: Crc32c, indices: IndexCheck, rest: Any) -> None:
         """Release a tile, or say what is wrong with it; an earlier fault wins over what the states have found."""
         fault = Signal(StreamFault)
-        m.d.comb += self.o_tile.payload.eq(tile.count)
+        m.d.comb += self.o_tile.payload.eq(tile.count != 0)
         for wrong, kind in (
             (tile.last & rest, StreamFault.LENGTH),
             (indices.beyond, StreamFault.RANGE),

@@ -24,13 +24,13 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32
-from nearflash.abi.topk import TILE_BITS, TILE_PARAMS, StreamFault
+from nearflash.abi.topk import TILE_PARAMS, StreamFault
 from nearflash.gateware.expand.header import HeaderCheck, TopKCommand
-from nearflash.gateware.expand.indices import COUNT_BITS
-from nearflash.gateware.expand.pairs import PairMerge
-from nearflash.gateware.expand.tiles import TileCheck
+from nearflash.gateware.expand.pairs import PairMerge, PairRow
+from nearflash.gateware.expand.tiles import IndexRow, TileCheck
 from nearflash.gateware.expand.values import ROW_PAIRS, ValueRows
 from nearflash.gateware.stream.queue import StreamQueue
+from nearflash.gateware.stream.skid import SkidBuffer
 
 __all__ = ["TopKExpander"]
 
@@ -59,7 +59,7 @@ class TopKExpander(wiring.Component):
     """
 
     #: Cycles from the last word to the first group.
-    LATENCY = ValueRows.LATENCY + StreamQueue.LATENCY["block"] + PairMerge.ROW_LATENCY
+    LATENCY = ValueRows.LATENCY + StreamQueue.LATENCY["block"] + SkidBuffer.LATENCY + PairMerge.ROW_LATENCY
 
     def __init__(self, lanes: int) -> None:
         self._merge = PairMerge(lanes)
@@ -80,14 +80,16 @@ class TopKExpander(wiring.Component):
         fresh = ResetInserter(begin)
         m.submodules.header = header = HeaderCheck()
         m.submodules.merge = merge = self._merge
-        check, rows, tiles, indices, values = (
+        check, pairs, rows, tiles, indices, values = (
             TileCheck(),
+            SkidBuffer(PairRow),
             ValueRows(),
-            StreamQueue(COUNT_BITS, _TILES),
-            StreamQueue(ROW_PAIRS * TILE_BITS, _ROWS, memory="block"),
+            StreamQueue(1, _TILES),
+            StreamQueue(IndexRow, _ROWS, memory="block"),
             StreamQueue(ROW_PAIRS * FP32.bits, _ROWS, memory="block"),
         )
         m.submodules.tiles, m.submodules.rows, m.submodules.tile_queue = fresh(check), fresh(rows), fresh(tiles)
+        m.submodules.pairs = fresh(pairs)
         m.submodules.index_queue, m.submodules.value_queue = fresh(indices), fresh(values)
 
         for source, sink in (
@@ -99,6 +101,7 @@ class TopKExpander(wiring.Component):
             (check.o_tile, tiles.i),
             (rows.o, values.i),
             (tiles.o, merge.i_tile),
+            (pairs.o, merge.i),
             (merge.o, wiring.flipped(self.o)),
         ):
             wiring.connect(m, source, sink)
@@ -114,10 +117,10 @@ class TopKExpander(wiring.Component):
             check.room.eq(tiles.level < _TILES - 1),
             rows.value_format.eq(check.value_format),
             merge.failed.eq(check.fault != StreamFault.NONE),
-            merge.i.payload.index.eq(indices.o.payload),
-            merge.i.payload.value.eq(values.o.payload),
-            merge.i.valid.eq(indices.o.valid & values.o.valid),
-            indices.o.ready.eq(merge.i.ready & values.o.valid),
-            values.o.ready.eq(merge.i.ready & indices.o.valid),
+            pairs.i.payload.index.eq(indices.o.payload),
+            pairs.i.payload.value.eq(values.o.payload),
+            pairs.i.valid.eq(indices.o.valid & values.o.valid),
+            indices.o.ready.eq(pairs.i.ready & values.o.valid),
+            values.o.ready.eq(pairs.i.ready & indices.o.valid),
         ]
         return m
