@@ -112,22 +112,9 @@ class Fetch(wiring.Component):
         idle = [gradient.idle]
         for index, name in enumerate(INPUTS):
             reader = self._read(m, index, name, commands.o[index])
-            gearbox = gradient
-            if index:
-                gearbox = m.submodules[f"narrow_{name}"] = Narrow(group_bits, config.port_bits // group_bits)
-                m.d.comb += [
-                    gearbox.i_count.payload.eq(counts.o[index].payload.groups),
-                    gearbox.i_count.valid.eq(counts.o[index].valid & ~self.absent[index]),
-                    counts.o[index].ready.eq(gearbox.i_count.ready | self.absent[index]),
-                ]
+            gearbox = self._narrow(m, index, name, counts.o[index]) if index else gradient
             wiring.connect(m, reader.o, gearbox.i)
-            present = getattr(join.i, name)
-            m.d.comb += [
-                present.payload.eq(gearbox.o.payload),
-                present.valid.eq(gearbox.o.valid | self.absent[index]),
-                gearbox.o.ready.eq(present.ready),
-                self.wait[index].eq(self.o.ready & ~present.valid),
-            ]
+            self._present(m, index, gearbox.o, getattr(join.i, name))
             idle.append(reader.idle)
 
         m.d.comb += [
@@ -162,3 +149,23 @@ class Fetch(wiring.Component):
         ]
         wiring.connect(m, reader.bus, wiring.flipped(self.bus[index]))
         return reader
+
+    def _narrow(self, m: Module, index: int, name: str, command: Any) -> Narrow:
+        """Gearbox of one array, which sees no command where the array is absent."""
+        group_bits = FP32.bits * self.config.lanes
+        narrow = m.submodules[f"narrow_{name}"] = Narrow(group_bits, self.config.port_bits // group_bits)
+        m.d.comb += [
+            narrow.i_count.payload.eq(command.payload.groups),
+            narrow.i_count.valid.eq(command.valid & ~self.absent[index]),
+            command.ready.eq(narrow.i_count.ready | self.absent[index]),
+        ]
+        return narrow
+
+    def _present(self, m: Module, index: int, groups: Any, joined: Any) -> None:
+        """Groups to the join; of an absent array there is always one."""
+        m.d.comb += [
+            joined.payload.eq(groups.payload),
+            joined.valid.eq(groups.valid | self.absent[index]),
+            groups.ready.eq(joined.ready),
+            self.wait[index].eq(self.o.ready & ~joined.valid),
+        ]
