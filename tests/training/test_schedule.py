@@ -9,9 +9,16 @@ import torch
 
 from nearflash.abi.errors import AddressError, DeviceError, StateError, StorageFullError
 from nearflash.device import open_device
+from nearflash.training import schedule
 
 EXTENTS = 12
 PARAMS = EXTENTS * 1024
+
+
+@pytest.fixture(autouse=True)
+def few_slots(monkeypatch):
+    """Fewer than extents."""
+    monkeypatch.setattr(schedule, "SLOTS", 6)
 
 
 @pytest.fixture

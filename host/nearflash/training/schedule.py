@@ -29,8 +29,9 @@ from nearflash.training.transfer import Slot, Transfer
 __all__ = ["SLOTS", "Schedule", "Step"]
 
 READERS = WRITERS = 2
-SLOTS = READERS + 2 + WRITERS
-"""Extents in a device's memory at once: read, waiting, updated, written."""
+SLOTS = 12
+"""Extents in a device's memory at once: two read, one updated, two written, and between the stages enough that a drive
+which serves reads and writes by turns does not stop them (6 slots: a tenth slower)."""
 
 Update = Callable[[Transfer, Slot], None]
 """What the update stage does with an extent."""
