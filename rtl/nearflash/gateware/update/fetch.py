@@ -90,11 +90,9 @@ class Fetch(wiring.Component):
         """The command goes to each reader (in beats), to each gearbox and to the gradient source (in groups)."""
         m = Module()
         config, count = self.config, len(INPUTS)
-        group_bits = FP32.bits * config.lanes
-        group = data.StructLayout({"data": group_bits, "last": 1})
+        group = data.StructLayout({"data": FP32.bits * config.lanes, "last": 1})
         m.submodules.commands = commands = Fork(FetchCommand, count + 1)
-        # Between the adder and the gearboxes, and their ready.
-        m.submodules.groups = groups = SkidBuffer(GradientCommand)
+        m.submodules.groups = groups = SkidBuffer(GradientCommand)  # from the adder to the gearboxes, and their ready
         m.submodules.counts = counts = Fork(GradientCommand, count)
         m.submodules.join = join = Join(dict.fromkeys(INPUTS, group))
         wiring.connect(m, wiring.flipped(self.i_command), commands.i)
