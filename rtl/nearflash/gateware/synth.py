@@ -28,7 +28,7 @@ from typing import Any
 
 from amaranth.back import rtlil
 
-from nearflash.abi.config import AttendConfig, UpdateConfig, config
+from nearflash.abi.config import AttendConfig, KernelConfig, UpdateConfig, config
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.registers import FACTOR_BITS
 
@@ -185,6 +185,7 @@ def _with_parts(rest: Resources, part: Resources, count: int) -> Resources:
 
 
 def _update(build: UpdateConfig) -> _Kernel:
+    from nearflash.gateware.expand.topk import TopKExpander
     from nearflash.gateware.fp.add import Add
     from nearflash.gateware.fp.div import Div
     from nearflash.gateware.fp.mul import Mul
@@ -197,7 +198,8 @@ def _update(build: UpdateConfig) -> _Kernel:
 
     units = {
         "add": Add(), "mul": Mul(), "muladd": MulAdd(), "muladd_51": MulAdd(FACTOR_BITS), "div": Div(), "sqrt": Sqrt(),
-        "lane": Lane(), "fetch": Fetch(build), "store": Store(build), "total": UpdateKernel(build),
+        "lane": Lane(), **({"topk_expander": TopKExpander(build.lanes)} if "topk" in build.gradients else {}),
+        "fetch": Fetch(build), "store": Store(build), "total": UpdateKernel(build),
     }  # fmt: skip
     return _Kernel(units, "lane", "top.pipeline.lane_*", build.lanes)
 
@@ -235,27 +237,48 @@ def _attend(build: AttendConfig) -> _Kernel:
     return _Kernel(units, "channel", "top.channel_*", build.channels)
 
 
+def _expanders(lanes: int) -> dict[str, Any]:
+    from nearflash.gateware.expand.bitmap import BitmapExpander
+    from nearflash.gateware.expand.topk import TopKExpander
+
+    shapes = ((8, 16), (16, 16), (32, 16), (16, 8), (32, 8))
+    bitmaps = {f"bitmap_{width}x{bits}": BitmapExpander(width, bits) for width, bits in shapes}
+    return {**bitmaps, "topk_expander": TopKExpander(lanes)}
+
+
 def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
-    """One row a unit, the whole kernel (`unit` "total") last. Raises ConfigError for names that do not exist."""
-    build = config(f"{kernel}-{config_name}")
+    """One row a unit, the whole kernel (`unit` "total") last. Raises ConfigError for names that do not exist.
+
+    kernel: one of those with a build, or "expand": the expanders, with the lanes of the update kernel of that name.
+    """
+    build = config(f"{'update' if kernel == 'expand' else kernel}-{config_name}")
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    if kernel == "expand":
+        assert isinstance(build, UpdateConfig)
+        for unit, component in _expanders(build.lanes).items():
+            yield _row(build, family, unit, resources(component, family))
+        return
     made = _attend(build) if isinstance(build, AttendConfig) else _update(build)
     rows = {}
     for unit, component in made.units.items():
         found = rows[unit] = resources(component, family, made.boxes if unit == "total" else "")
         if unit == "total":
             found = _with_parts(found, rows[made.part], made.count)
-        prefix = "" if unit == "total" else "unit_"
-        cells = {f"{prefix}{name}": getattr(found, name) for name in ("lut", "ff", "dsp", "bram36")}
-        yield {"bench": "synth", "config": build.full_name, "digest": build.digest, "family": family, "unit": unit,
-               **cells, "logic_depth": found.logic_depth, "path": " > ".join(found.path)}  # fmt: skip
+        yield _row(build, family, unit, found)
+
+
+def _row(build: KernelConfig, family: str, unit: str, found: Resources) -> dict[str, Any]:
+    prefix = "" if unit == "total" else "unit_"
+    cells = {f"{prefix}{name}": getattr(found, name) for name in ("lut", "ff", "dsp", "bram36")}
+    return {"bench": "synth", "config": build.full_name, "digest": build.digest, "family": family, "unit": unit,
+            **cells, "logic_depth": found.logic_depth, "path": " > ".join(found.path)}  # fmt: skip
 
 
 def command(subparsers: Any) -> None:
     """Register `nearflash synth`."""
     parser: argparse.ArgumentParser = subparsers.add_parser("synth", help="resources and logic depth of a kernel")
-    parser.add_argument("kernel", help="for example: update")
+    parser.add_argument("kernel", help="update, attend, or expand")
     parser.add_argument("--family", default="xcup", help=", ".join(FAMILIES))
     parser.add_argument("--config", default="smartssd")
     parser.add_argument("--json", action="store_true", help="one JSON object a line on standard output")
