@@ -1,10 +1,13 @@
 """A training step with optimizer state on this machine's disk: DeepSpeed's, ours, and AdamW in memory as the ceiling.
 
-    deepspeed-nvme       ZeRO-3, optimizer state on NVMe, update on the CPU (`make baseline`; nothing is flushed)
-    nearflash-host       NearStorageAdamW on device host: every step durable before it returns
-    nearflash-overlap    the same, updates begin while backward runs: its optimizer seconds are what is left after it
-    nearflash-host-topk  nearflash-host with 1 % of the gradient, error feedback
-    torch-memory         fp32 masters and moments in memory, torch's fused AdamW
+    deepspeed-nvme           ZeRO-3, optimizer state on NVMe, update on the CPU (`make baseline`; nothing is flushed)
+    nearflash-host           NearStorageAdamW on device host: every step durable before it returns
+    nearflash-host-overlap   updates begin while backward runs: its optimizer seconds are what is left after it
+    nearflash-host-resident  1 GiB of the state stays in memory between steps
+    nearflash-host-mx8       moments in 8 bits
+    nearflash-host-topk      1 % of the gradient, error feedback
+    nearflash-host-all       overlap, resident and mx8
+    torch-memory             fp32 masters and moments in memory, torch's fused AdamW
 
 Each case is a process of its own, trains the same bf16 model on the same batches (subject.py) and clips to the same
 norm. Times are medians of STEPS steps behind one that does not count. Beside them: the same bytes as a step of
@@ -32,7 +35,9 @@ from nearflash.training.preflight import Level, State, preflight
 __all__ = ["run"]
 
 DEEPSPEED, OURS = "deepspeed-nvme", "nearflash-host"
-CASES = (DEEPSPEED, OURS, "nearflash-overlap", "nearflash-host-topk", "torch-memory")
+CASES = (
+    DEEPSPEED, OURS, *(f"{OURS}-{way}" for way in ("overlap", "resident", "mx8", "topk", "all")), "torch-memory"
+)  # fmt: skip
 SIZES = {"smollm2-135m": 135_000_000, "tiny": 16_000_000}
 """Modes, with their parameters rounded up."""
 STEPS = 5
@@ -63,7 +68,7 @@ def run(
     if OURS in rows:
         rows["disk"] = _roofline(folder, rows[OURS])
         yield rows["disk"]
-    yield _ratios({case: row["optimizer_seconds"] for case, row in rows.items()})
+    yield _ratios(rows)
 
 
 def _folder(folder: Path, params: int) -> Path:
@@ -127,16 +132,19 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: statistics.median(values), f"{name}_least": min(values), f"{name}_most": max(values)}
 
 
-def _ratios(seconds: dict[str, float | None]) -> dict[str, Any]:
+def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The last object: fractions are None where a case is missing."""
 
-    def ratio(over: str, under: str) -> float | None:
-        one, other = seconds.get(over), seconds.get(under)
+    def ratio(over: str, under: str, what: str = "optimizer_seconds") -> float | None:
+        one, other = (rows.get(case, {}).get(what) for case in (over, under))
         return one / other if one and other else None
 
+    ours = [case for case in rows if case.startswith(OURS)]
     return {
         "speedup_optimizer_over_deepspeed": ratio(DEEPSPEED, OURS),
         "disk_roofline_fraction": ratio("disk", OURS),
+        "speedup_optimizer_by_case": {case: ratio(DEEPSPEED, case) for case in ours},
+        "speedup_step_by_case": {case: ratio(DEEPSPEED, case, "step_seconds") for case in ours},
         "optimizer_seconds_over_memory": ratio(OURS, "torch-memory"),
-        "of": "median optimizer seconds of nearflash-host; the fraction is the disk's time over it",
+        "of": "medians; the fraction is the disk's time over the optimizer seconds of nearflash-host",
     }
