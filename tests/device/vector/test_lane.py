@@ -7,6 +7,7 @@ import pytest
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, Profile, SgdStep, StateFormat
+from nearflash.abi.rules.state import TILE_PARAMS
 from nearflash.device.vector.lane import VectorLane
 from nearflash.model.update.lane import optimizer_step
 from nearflash.model.update.state import decode, dither, encode
@@ -36,7 +37,7 @@ RULES = [
 ]  # fmt: skip
 
 
-def operands(kind: str, n: int = VectorLane.BLOCK_PARAMS) -> np.ndarray:
+def operands(kind: str, n: int = 8192) -> np.ndarray:
     """g, p, m, v: fp32, (4, n)."""
     rng = np.random.default_rng(len(kind))
     wide = (rng.standard_normal((4, n)) * 10.0 ** rng.uniform(-36, 36, (4, n))).astype(np.float32)
@@ -60,7 +61,7 @@ def same_bits(actual, expected, name=""):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_equals_the_model(rule, kind):
-    n = VectorLane.BLOCK_PARAMS - 5
+    n = 8187
     values = dict(zip("gpmv", operands(kind, n), strict=True))
     inputs = {name: values[name] for name in ("g", "p", *rule.arrays)}
     for copy in (CopyFormat.FP16, CopyFormat.BF16):
@@ -79,7 +80,7 @@ def test_equals_the_model(rule, kind):
                          ids=["adam", "sgd", "adagrad", "lion"])  # fmt: skip
 def test_narrow_state_equals_the_models(make, kind, state_format):
     """Decoded, stepped in fp32, encoded with the dither of the parameter's place."""
-    rule, n, first = make(state_format=state_format), 4096, 5 * VectorLane.BLOCK_PARAMS + 4096
+    rule, n, first = make(state_format=state_format), 8192, 5 * TILE_PARAMS + 4096
     values = dict(zip("gpmv", operands(kind, n), strict=True))
     values["v"] = np.abs(values["v"])
     values = {name: np.where(np.isnan(x), np.float32(np.nan), x) for name, x in values.items()}

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.formats import FP16, FP32, NumberFormat
 from nearflash.abi.rules import LionStep, OptimizerStep, StateFormat
-from nearflash.abi.rules.state import TILE_PARAMS
 from nearflash.device.vector.fma import F32, Fma
 from nearflash.device.vector.orders import order_of
 from nearflash.device.vector.state import VectorState
@@ -27,24 +26,25 @@ NAN = np.uint32(FP32.canonical_nan).view(np.float32)
 class VectorLane:
     """The lane of one thread: scratch for a block, and one step's scalars."""
 
-    BLOCK_PARAMS = TILE_PARAMS
-    """Most parameters a call: the scratch (400 KiB) stays in a second-level cache."""
+    BLOCK_PARAMS = 1 << 16
+    """Most parameters a call: shorter calls spend their time in Python, longer ones in memory."""
     THREADS = 1
-    """numpy's calls on a block are so short that threads hand the interpreter's lock to and fro: two on two cores made
-    67 million parameters a second where one made 228."""
+    """Threads hand the interpreter's lock to and fro: two on two cores were no faster than one."""
 
     def __init__(self, rule: OptimizerStep, copy: CopyFormat) -> None:
         self._roles = tuple(rule.torch_names)
         self._scales = rule.state_format is StateFormat.MX8
         self._copy = copy.number_format
         self._order = order_of(rule, Fma(self.BLOCK_PARAMS))
-        self._states = {role: VectorState(role, rule.state_format, rule.step) for role in self._roles}
+        self._states = {
+            role: VectorState(role, rule.state_format, rule.step, self.BLOCK_PARAMS) for role in self._roles
+        }
         # A NaN in the state reaches p, but Lion's p sees another sum than its m.
         self._hides_nan = isinstance(rule, LionStep)
         self._scratch = np.empty((8, self.BLOCK_PARAMS), np.float32)
 
     def step(self, inputs: Arrays, outputs: Arrays, first_param: int = 0) -> tuple[int, int]:
-        """Update a block of n parameters within one tile of the flat vector, from its `first_param` on.
+        """Update a block of n parameters of the flat vector, from its `first_param` on.
 
         inputs: g and p, fp32, (n,), and the rule's arrays in its state format. outputs: p, the arrays, and `copy`,
         uint16, (n,), where there is one; an output may be the same array as an input. Returns the numbers of non-finite

@@ -193,6 +193,9 @@ class _Adagrad:
         np.subtract(p, u, out=new_p)
 
 
+SIGN = np.uint32(1 << 31)
+
+
 class _Lion:
     def __init__(self, lion: LionStep, fma: Fma) -> None:
         self._decays, self._decay, self._lr = bool(lion.weight_decay), np.float32(lion.decay), np.float32(lion.lr)
@@ -206,9 +209,17 @@ class _Lion:
         np.multiply(m, self._beta1, out=t)
         np.multiply(g, self._gain1, out=u)
         np.add(t, u, out=t)
-        np.sign(t, out=t)
-        np.multiply(t, self._lr, out=t)
-        np.subtract(p, t, out=new_p)
+        np.subtract(p, self._signed(t, u), out=new_p)
         np.multiply(m, self._beta2, out=t)
         np.multiply(g, self._gain2, out=u)
         np.add(t, u, out=new_m)
+
+    def _signed(self, direction: F32, spare: F32) -> F32:
+        """lr times the sign, over `direction`; the rate with the sign's bit where there is neither a zero nor a NaN."""
+        if np.abs(direction, out=spare).min() > 0:
+            word = direction.view(np.uint32)
+            np.bitwise_and(word, SIGN, out=word)
+            np.bitwise_or(word, self._lr.view(np.uint32), out=word)
+            return direction
+        np.sign(direction, out=direction)
+        return np.multiply(direction, self._lr, out=direction)

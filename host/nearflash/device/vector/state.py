@@ -50,11 +50,11 @@ def _values(role: str) -> F32:
 
 
 class VectorState:
-    """Decodes and encodes blocks of one array ("m" or "v") of one step; blocks lie within a tile of the dither."""
+    """Decodes and encodes blocks of at most `params` parameters of one array ("m" or "v") of one step."""
 
-    def __init__(self, role: str, state_format: StateFormat, step: int) -> None:
+    def __init__(self, role: str, state_format: StateFormat, step: int, params: int) -> None:
         self._role, self._format, self._step = role, state_format, step
-        self._words = np.empty((3, TILE_PARAMS), np.uint32)
+        self._words = np.empty((3, 0 if state_format is StateFormat.FP32 else params), np.uint32)
 
     def decode(self, stored: Stored, out: F32) -> F32:
         """fp32 values (n,) of stored arrays: the elements (n,), and of mx8 the scales (n / 32,). May return a view."""
@@ -78,10 +78,8 @@ class VectorState:
         if self._format is StateFormat.FP32:
             out[0][:] = values
             return
-        tile, place = divmod(first_param, TILE_PARAMS)
         dither, word, other = self._words[:, : values.size]
-        key = np.uint16(dither_key(self._step, self._role, tile))
-        np.copyto(dither, _pattern()[place : place + values.size] + key)
+        self._dither(first_param, dither)
         bits = values.view(np.uint32)
         if self._format is StateFormat.BF16:
             np.add(bits, dither, out=word)
@@ -89,6 +87,15 @@ class VectorState:
             np.copyto(out[0], word, casting="unsafe")
         else:
             self._encode_blocks(bits, dither, word, other, out)
+
+    def _dither(self, first_param: int, out: U32) -> None:
+        start = 0
+        while start < out.size:
+            tile, place = divmod(first_param + start, TILE_PARAMS)
+            stop = min(start + TILE_PARAMS - place, out.size)
+            key = np.uint16(dither_key(self._step, self._role, tile))
+            out[start:stop] = _pattern()[place : place + stop - start] + key
+            start = stop
 
     def _encode_blocks(self, bits: U32, dither: U32, word: U32, other: U32, out: Stored) -> None:
         element, (codes, scales) = MX8[self._role], out
