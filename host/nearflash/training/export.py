@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import ShapeError, StateError
+from nearflash.abi.formats import FP32
 from nearflash.abi.rules import StateFormat
-from nearflash.abi.rules.state import TILE_PARAMS
 from nearflash.device.vector.state import VectorState
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.parameters import FlatParameters
@@ -94,23 +94,18 @@ def _gathered(
 
 def _read(store: StateStore, array: StateArray) -> NDArray[np.float32]:
     parts = [store.read_array(name) for name in _stored_names(store, array)]
-    return VectorState(array.name, _FORMATS[array.element_bytes], 0).decode(parts, np.empty(len(parts[0]), np.float32))
+    values = np.empty(len(parts[0]), np.float32)
+    return VectorState(array.name, _FORMATS[array.element_bytes], step=0, params=0).decode(parts, values)
 
 
 def _write(store: StateStore, array: StateArray, extent: Extent, values: NDArray[np.float32], step: int) -> None:
     names = _stored_names(store, array)
-    stored = [store.manifest.array(name) for name in names]
-    memories = [aligned_buffer(one.extent_bytes(extent)) for one in stored]
-    codec = VectorState(array.name, _FORMATS[array.element_bytes], step)
-    for first in range(0, extent.params, TILE_PARAMS):
-        part = values[first : first + TILE_PARAMS]
-        views = [
-            memory[one.size_bytes(first) :][: one.size_bytes(part.size)].view(f"u{one.element_bytes}")
-            for one, memory in zip(stored, memories, strict=True)
-        ]
-        codec.encode(
-            part, extent.start + first, [view.view(np.float32) if view.itemsize == 4 else view for view in views]
-        )
+    memories, words = [], []
+    for stored in map(store.manifest.array, names):
+        memories.append(aligned_buffer(stored.extent_bytes(extent)))
+        used = memories[-1][: stored.size_bytes(extent.params)]
+        words.append(used.view(np.float32 if stored.element_bytes == FP32.bytes else f"u{stored.element_bytes}"))
+    VectorState(array.name, _FORMATS[array.element_bytes], step, extent.params).encode(values, extent.start, words)
     for name, memory in zip(names, memories, strict=True):
         store.write(name, extent, memory)
 
