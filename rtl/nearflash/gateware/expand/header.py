@@ -8,6 +8,8 @@ back-pressure: yes.
 Source: nearflash.abi.topk.StreamHeader.
 """
 
+from typing import Any
+
 from amaranth import C, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -74,9 +76,7 @@ class HeaderCheck(wiring.Component):
         m.submodules.crc = crc = Crc32c()
         command, start = Signal(TopKCommand), self.o_start.payload
         number, words_left, taken = Signal(range(_WORDS)), Signal.like(start.words), Signal()
-        good = Signal()
-        other_magic, other_shape, other_length = Signal(), Signal(), Signal()
-        tiles = (command.params + (TILE_PARAMS - 1))[TILE_BITS:]
+        good, wrong = Signal(), Signal(data.StructLayout({"magic": 1, "params": 1, "length": 1}))
         m.d.comb += [
             taken.eq(self.i.valid & self.i.ready),
             crc.enable.eq(taken),
@@ -98,29 +98,17 @@ class HeaderCheck(wiring.Component):
                 m.d.comb += self.i.ready.eq(words_left != 0)
                 with m.If(taken):
                     m.d.sync += number.eq(number + 1)
-                    word = self.i.payload
-                    with m.Switch(number):
-                        with m.Case(0):
-                            shape = (word[48:56] >= len(ValueFormat)) | (word[56:] != TILE_BITS)
-                            m.d.sync += [other_magic.eq(word[:48] != _MAGIC), other_shape.eq(shape)]
-                            m.d.sync += start.value_format.eq(word[48:])
-                        with m.Case(1):
-                            shape = word != Cat(command.params, tiles, C(0, 32 - len(tiles)))
-                            m.d.sync += other_shape.eq(other_shape | shape)
-                        with m.Case(2):
-                            m.d.sync += other_length.eq(word[32:] != command.stream_bytes)
-                            m.d.sync += start.pairs.eq(word[:32])
-                        with m.Default():
-                            m.next = "JUDGE"
+                    self._compare(m, number, command, wrong)
+                    with m.If(number == _WORDS - 1):
+                        m.next = "JUDGE"
                 with m.If(words_left == 0):
                     m.d.sync += start.fault.eq(StreamFault.LENGTH)
                     m.next = "START"
             with m.State("JUDGE"):
-                bad_length = other_length | command.stream_bytes[:_WORD_BITS].any()
-                length = Mux(bad_length, StreamFault.LENGTH, StreamFault.NONE)
-                shape = Mux(other_shape, StreamFault.HEADER, length)
+                length = Mux(wrong.length, StreamFault.LENGTH, StreamFault.NONE)
+                shape = Mux(wrong.params, StreamFault.HEADER, length)
                 damaged = Mux(crc.o != CRC_RESIDUE, StreamFault.CHECKSUM, shape)
-                m.d.sync += start.fault.eq(Mux(other_magic, StreamFault.HEADER, damaged))
+                m.d.sync += start.fault.eq(Mux(wrong.magic, StreamFault.HEADER, damaged))
                 m.next = "START"
             with m.State("START"):
                 m.d.comb += self.o_start.valid.eq(1)
@@ -137,3 +125,19 @@ class HeaderCheck(wiring.Component):
             start.words.eq(Mux(good, words_left, 0)),
         ]
         return m
+
+    def _compare(self, m: Module, number: Signal, command: Any, wrong: Any) -> None:
+        """A word of the header with what it should be; keep what it says."""
+        word, start = self.i.payload, self.o_start.payload
+        tiles = (command.params + (TILE_PARAMS - 1))[TILE_BITS:]
+        with m.Switch(number):
+            with m.Case(0):
+                shape = (word[48:56] >= len(ValueFormat)) | (word[56:] != TILE_BITS)
+                m.d.sync += [wrong.magic.eq(word[:48] != _MAGIC), wrong.params.eq(shape)]
+                m.d.sync += start.value_format.eq(word[48:])
+            with m.Case(1):
+                shape = word != Cat(command.params, tiles, C(0, 32 - len(tiles)))
+                m.d.sync += wrong.params.eq(wrong.params | shape)
+            with m.Case(2):
+                part = command.stream_bytes[:_WORD_BITS].any()  # of a word
+                m.d.sync += [wrong.length.eq((word[32:] != command.stream_bytes) | part), start.pairs.eq(word[:32])]

@@ -27,6 +27,7 @@ from nearflash.gateware.nfc.crc import Crc32c
 __all__ = ["IndexRow", "TileCheck"]
 
 _TILE = data.StructLayout({"count": COUNT_BITS, "limit": COUNT_BITS, "crc": 32, "last": 1})
+"""What a tile's word says, the limit of its indices, and whether it is the stream's last one."""
 
 
 class IndexRow(data.Struct):
@@ -72,27 +73,45 @@ class TileCheck(wiring.Component):
         left = Signal(TilesCommand)  # parameters, pairs and words that are still to come
         tile, number = Signal(_TILE), Signal(32)
         words = Signal(COUNT_BITS)  # of the section that are still to come
-        taken, stop, ends, last, judge = Signal(), Signal(), Signal(), Signal(), Signal()
+        taken, ends, judge, first, inside = Signal(), Signal(), Signal(), Signal(), Signal()
         word = self.i.payload
-        count = word[:16]
         m.d.comb += [
             taken.eq(self.i.valid & self.i.ready),
-            stop.eq((left.words == 0) | (self.fault != StreamFault.NONE)),
-            last.eq(left.params <= TILE_PARAMS),
             self.value_format.eq(left.value_format),
             self.o_index.payload.index.eq(Cat(word.word_select(k, 16)[:TILE_BITS] for k in range(ROW_PAIRS))),
             self.o_index.payload.there.eq(Mux((words == 1) & (tile.count[:2] != 0), ~(C(15, 4) << tile.count[:2]), -1)),
             self.o_index.payload.last.eq(words == 1),
             self.o_value.payload.data.eq(word),
             self.o_value.payload.last.eq(words == 1),
+            crc.enable.eq(taken),
+            crc.first.eq(first),
+            crc.data.eq(Mux(first, Cat(number, word[:32]), word)),
+            indices.begin.eq(taken & first),
+            indices.count.eq(word[:16]),
+            indices.enable.eq(taken & inside),
+            indices.word.eq(word),
+            indices.limit.eq(tile.limit),
         ]
         m.d.sync += judge.eq(ends)
         with m.If(taken):
             m.d.sync += [left.words.eq(left.words - 1), words.eq(words - 1)]
+        self._states(m, left, tile, number, words, taken, ends, first, inside)
+        self._judge(m, judge, tile, crc, indices, (left.words != 0) | (left.pairs != 0))
+        return m
+
+    def _states(
+        self, m: Module, left: Any, tile: Any, number: Signal, words: Signal, taken: Signal, ends: Signal,
+        first: Signal, inside: Signal,
+    ) -> None:  # fmt: skip
+        """Which section words belong to. `ends`: a tile's last word; `first`, `inside`: its word, its indices."""
+        count, last, stop = self.i.payload[:16], Signal(), Signal()
+        m.d.comb += [
+            last.eq(left.params <= TILE_PARAMS),
+            stop.eq((left.words == 0) | (self.fault != StreamFault.NONE)),
+        ]
         with m.If(ends):
             m.d.sync += [left.params.eq(left.params - TILE_PARAMS), number.eq(number + 1), tile.last.eq(last)]
-
-        with m.FSM() as fsm:
+        with m.FSM():
             with m.State("WAIT-COMMAND"):
                 m.d.comb += [self.idle.eq(1), self.i_start.ready.eq(1)]
                 m.d.sync += [left.eq(self.i_start.payload), number.eq(0)]
@@ -100,20 +119,17 @@ class TileCheck(wiring.Component):
                     m.d.sync += self.fault.eq(self.i_start.payload.fault)
                     m.next = "TILE-WORD"
             with m.State("TILE-WORD"):
-                m.d.comb += self.i.ready.eq(self.room & ~stop)
+                m.d.comb += [first.eq(1), self.i.ready.eq(self.room & ~stop), ends.eq(taken & (count == 0))]
                 with m.If(taken):
-                    limit = Mux(last, left.params, TILE_PARAMS)
-                    m.d.sync += [tile.count.eq(count), tile.crc.eq(word[32:]), tile.limit.eq(limit)]
-                    m.d.sync += [left.pairs.eq(left.pairs - count), words.eq(_rows(count))]
-                    m.d.comb += ends.eq(count == 0)
-                    with m.If(count > TILE_PARAMS):
-                        m.d.sync += self.fault.eq(StreamFault.COUNT)
-                    with m.If(count != 0):
-                        m.next = "INDICES"
-                    with m.Elif(last):
-                        m.next = "DRAIN"
+                    self._tile_word(m, left, tile, words, last)
+                    m.next = "INDICES"
+                    with m.If(count == 0):
+                        m.next = "TILE-WORD"
+                        with m.If(last):
+                            m.next = "DRAIN"
                 self._stop(m, stop)
             with m.State("INDICES"):
+                m.d.comb += inside.eq(1)
                 m.d.comb += [self.o_index.valid.eq(self.i.valid & ~stop), self.i.ready.eq(self.o_index.ready & ~stop)]
                 with m.If(taken & (words == 1)):
                     fp32 = left.value_format == ValueFormat.FP32
@@ -122,8 +138,8 @@ class TileCheck(wiring.Component):
                 self._stop(m, stop)
             with m.State("VALUES"):
                 m.d.comb += [self.o_value.valid.eq(self.i.valid & ~stop), self.i.ready.eq(self.o_value.ready & ~stop)]
-                with m.If(taken & (words == 1)):
-                    m.d.comb += ends.eq(1)
+                m.d.comb += ends.eq(taken & (words == 1))
+                with m.If(ends):
                     m.next = "TILE-WORD"
                     with m.If(last):
                         m.next = "DRAIN"
@@ -133,19 +149,19 @@ class TileCheck(wiring.Component):
                 with m.If(left.words == 0):
                     m.next = "WAIT-COMMAND"
 
-        first = fsm.ongoing("TILE-WORD")
-        m.d.comb += [
-            crc.enable.eq(taken),
-            crc.first.eq(first),
-            crc.data.eq(Mux(first, Cat(number, word[:32]), word)),
-            indices.begin.eq(taken & first),
-            indices.count.eq(count),
-            indices.enable.eq(taken & fsm.ongoing("INDICES")),
-            indices.word.eq(word),
-            indices.limit.eq(tile.limit),
+    def _tile_word(self, m: Module, left: Any, tile: Any, words: Signal, last: Signal) -> None:
+        """Keep what it says; a count that cannot be is a fault."""
+        word = self.i.payload
+        count = word[:16]
+        m.d.sync += [
+            tile.count.eq(count),
+            tile.crc.eq(word[32:]),
+            tile.limit.eq(Mux(last, left.params, TILE_PARAMS)),
+            left.pairs.eq(left.pairs - count),
+            words.eq(_rows(count)),
         ]
-        self._judge(m, judge, tile, crc, indices, (left.words != 0) | (left.pairs != 0))
-        return m
+        with m.If(count > TILE_PARAMS):
+            m.d.sync += self.fault.eq(StreamFault.COUNT)
 
     def _stop(self, m: Module, stop: Signal) -> None:
         """In a state within tiles: no words any more, or a fault."""
