@@ -110,6 +110,7 @@ class _Job:
                 self._gradient.set_exception(error)
         inputs = self._arrays(command.reads()) | {"g": self._gradient.result()}
         outputs = self._arrays(command.writes())
+        self.lane.claim_thread()
         lane = self.lane(command.rule, command.copy)
         nonfinite = overflows = 0
         for start, stop in self._blocks:  # shared: a thread that is held up takes fewer blocks

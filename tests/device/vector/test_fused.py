@@ -1,7 +1,10 @@
 """torch's fused kernels as a lane, against the model."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
+import torch
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, Profile, SgdStep, StateFormat
@@ -65,3 +68,17 @@ def test_other_rules_are_not_served(monkeypatch):
     assert not FusedLane.serves(AdamStep(1e-3, 1, state_format=StateFormat.BF16, **FUSED))
     monkeypatch.setattr("nearflash.device.vector.fused.find_spec", lambda name: None)
     assert not FusedLane.serves(RULES[0])
+
+
+def test_a_thread_that_is_claimed_is_alone_and_others_are_not():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(FusedLane.claim_thread).result()
+            assert pool.submit(torch.get_num_threads).result() == 1
+            with ThreadPoolExecutor(1) as other:
+                assert other.submit(torch.get_num_threads).result() == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -4,7 +4,9 @@ Blocks are multiples of 16 parameters, which the kernels compute on the path tha
 to the vector lane. Torch is imported when such a lane is made, not before.
 """
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, singledispatch
 from importlib.util import find_spec
 from typing import Any
@@ -23,10 +25,10 @@ GRANULE = 16
 
 
 class FusedLane:
-    """As VectorLane, for rules that `serves` says. Torch's own threads share a block: one lane is enough."""
+    """As VectorLane, for rules that `serves` says."""
 
     BLOCK_PARAMS = 1 << 16
-    THREADS = 1
+    THREADS = 2
 
     def __init__(self, rule: OptimizerStep, copy: CopyFormat) -> None:
         import torch
@@ -42,6 +44,18 @@ class FusedLane:
         """Whether there is a fused kernel for the rule here; it is for fp32 state."""
         fused = rule.profile is Profile.TORCH_FUSED and rule.state_format is StateFormat.FP32
         return fused and find_spec("torch") is not None
+
+    @staticmethod
+    def claim_thread() -> None:
+        """Let torch use this thread alone for what it computes in it: teams of two threads only slow others down.
+
+        OpenMP keeps that number by thread; torch's own call would change it for the whole process.
+        """
+        import torch
+
+        torch.get_num_threads()  # torch sets the thread's number at its first use, and not again
+        with suppress(OSError, AttributeError):  # a build without OpenMP
+            ctypes.CDLL(torch._C.__file__).omp_set_num_threads(1)
 
     def step(self, inputs: Arrays, outputs: Arrays, first_param: int = 0) -> tuple[int, int]:
         """As VectorLane.step."""

@@ -43,6 +43,10 @@ class VectorLane:
         self._hides_nan = isinstance(rule, LionStep)
         self._scratch = np.empty((8, self.BLOCK_PARAMS), np.float32)
 
+    @staticmethod
+    def claim_thread() -> None:
+        """Before the first lane of a thread is used; nothing to be done for this kind."""
+
     def step(self, inputs: Arrays, outputs: Arrays, first_param: int = 0) -> tuple[int, int]:
         """Update a block of n parameters of the flat vector, from its `first_param` on.
 
