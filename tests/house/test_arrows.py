@@ -85,6 +85,7 @@ def test_lean_packages_name_no_other_third_party(modules):
         ("import nearflash.device, nearflash.device.host, nearflash.device.replay", ["torch", "amaranth"]),
         ("from nearflash.device import available_devices; available_devices()", ["torch", "amaranth", "nearflash.sim"]),
         ("import nearflash.cli", ["torch", "amaranth", "numpy"]),
+        ("import nearflash.training.cli", ["torch", "numpy"]),
     ],
 )
 def test_imports_stay_lean(statement, absent):
