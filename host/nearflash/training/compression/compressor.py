@@ -110,14 +110,23 @@ def _check_multiple(name: str, params: int) -> None:
 
 def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
     """Ascending indices of the `count` values of largest magnitude, zeros left out, the lower index of equal ones."""
-    magnitude = values.abs().view(torch.int32)  # in the order of the magnitudes, as integers
-    if int(magnitude.max()) >= _INFINITY:
+    magnitude = values.abs().view(torch.int32)  # in the order of the magnitudes, as integers; NaN above all
+    threshold = max(_threshold(magnitude, count), 1)
+    chosen = _indices(magnitude >= threshold)
+    found = magnitude[chosen]
+    if bool((found >= _INFINITY).any()):
         wrong = int((magnitude >= _INFINITY).sum())
         raise NonFiniteError(f"gradients must be finite, not NaN or infinite in {wrong} elements; skip this step")
-    threshold = max(_threshold(magnitude, count), 1)
-    above = (magnitude > threshold).nonzero().view(-1)
-    equal = (magnitude == threshold).nonzero().view(-1)[: count - above.numel()]
-    return torch.cat([above, equal]).sort().values if equal.numel() else above
+    surplus = chosen.numel() - count
+    if surplus > 0:
+        keep = torch.ones_like(found, dtype=torch.bool)
+        keep[(found == threshold).nonzero().view(-1)[-surplus:]] = False
+        chosen = chosen[keep]
+    return chosen
+
+
+def _indices(mask: torch.Tensor) -> torch.Tensor:
+    return mask.nonzero().view(-1) if mask.is_cuda else torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 def _threshold(magnitude: torch.Tensor, count: int) -> int:
