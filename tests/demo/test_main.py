@@ -46,9 +46,9 @@ def test_a_wrong_word_fails_the_demo(arguments, monkeypatch, capsys):
 
         def _finish(self, timeout_s):
             Wrong.commands += 1
+            address, _ = self._jobs[0].command.writes()["m"]
             completion = super()._finish(timeout_s)
             if Wrong.commands == 2:
-                address, _ = self._command.writes()["m"]
                 self.memory.view(address + 40, 1)[0] ^= 1
             return completion
 
