@@ -7,7 +7,7 @@ from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.config import update_config
 from nearflash.abi.errors import StreamError
 from nearflash.abi.rules import AdamStep
-from nearflash.abi.topk import TILE_PARAMS
+from nearflash.abi.topk import TILE_PARAMS, StreamFault
 from nearflash.device.model import ModelDevice
 from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
 from nearflash.sim.device import VerilatorDevice
@@ -40,7 +40,8 @@ def test_a_bad_stream_is_named_and_ends_the_writing(device):
     """Results of the first tile may be there, others not; the next command is as any other."""
     buffers = {name: device.allocate(32768) for name in ("g", "p", "m", "v", "p_out", "m_out", "v_out")}
     outputs = {name: buffers[f"{name}_out"] for name in ("p", "m", "v")}
-    for name, bad in BAD.items():
+    good = BAD["other params"]._replace(params=BAD["magic"].params, fault=StreamFault.LENGTH)
+    for name, bad in {**BAD, "part of a word": good._replace(stream=good.stream + b"1234")}.items():
         stream = np.frombuffer(bad.stream, np.uint8)
         buffers["g"].host[: stream.size] = stream
         for buffer in outputs.values():

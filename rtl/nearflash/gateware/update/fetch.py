@@ -20,7 +20,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.formats import FP32
-from nearflash.abi.topk import StreamFault
+from nearflash.abi.topk import WORD_BYTES, StreamFault
 from nearflash.gateware.bus.axi import ADDRESS_BITS, Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader, ReadEvents
 from nearflash.gateware.bus.transfer import BusError
@@ -135,7 +135,8 @@ class Fetch(wiring.Component):
         )
         beats = pieces(command.payload.params, config.port_bytes // FP32.bytes)
         if name == "g" and "topk" in config.gradients:
-            beats = Mux(command.payload.topk, pieces(command.payload.stream_bytes, config.port_bytes), beats)
+            words = command.payload.stream_bytes[WORD_BYTES.bit_length() - 1 :]  # whole ones, as the source takes
+            beats = Mux(command.payload.topk, pieces(words, config.port_bytes // WORD_BYTES), beats)
         m.d.comb += [
             reader.i_command.valid.eq(command.valid & ~self.absent[index]),
             reader.i_command.payload.address.eq(command.payload.address[index]),
