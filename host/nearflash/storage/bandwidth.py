@@ -31,8 +31,16 @@ class Probe:
     Raises StateError, StorageFullError.
     """
 
-    def __init__(self, folder: Path, size_bytes: int, *, block_bytes: int = BLOCK_BYTES, direct: bool = True) -> None:
-        self._block_bytes = block_bytes
+    def __init__(
+        self,
+        folder: Path,
+        size_bytes: int,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        threads: int = THREADS,
+        direct: bool = True,
+    ) -> None:
+        self._block_bytes, self._threads = block_bytes, threads
         self._blocks = max(2, -(-size_bytes // block_bytes))
         self._folder = tempfile.TemporaryDirectory(prefix=".nearflash-probe-", dir=folder)
         try:
@@ -42,7 +50,7 @@ class Probe:
             self._folder.cleanup()
             raise
         noise = np.random.default_rng(0).bytes(block_bytes)  # drives may compress
-        self._memory = {call: [aligned_buffer(block_bytes) for _ in range(THREADS)] for call in ("read", "write")}
+        self._memory = {call: [aligned_buffer(block_bytes) for _ in range(threads)] for call in ("read", "write")}
         for memory in chain(*self._memory.values()):
             memory[:] = np.frombuffer(noise, np.uint8)
 
@@ -63,7 +71,7 @@ class Probe:
         """Reads of the file's first half and writes to its second at the same time; alone each has the whole."""
         half = self._blocks // 2 if read_bytes and written_bytes else self._blocks
         start = time.perf_counter()
-        with ThreadPoolExecutor(2 * THREADS) as pool:
+        with ThreadPoolExecutor(2 * self._threads) as pool:
             reads = self._share("read", read_bytes, 0, half)
             writes = self._share("write", written_bytes, self._blocks - half, half)
             jobs = [pool.submit(job) for job in chain(*zip_longest(reads, writes)) if job]
@@ -85,14 +93,14 @@ class Probe:
         self.close()
 
     def _share(self, call: str, size_bytes: int, first: int, blocks: int) -> list[Callable[[], None]]:
-        """One job for each thread: every THREADS-th block."""
+        """One job for each thread: every so many-th block."""
         count, move = -(-size_bytes // self._block_bytes), getattr(self._file, call)
 
         def job(thread: int) -> Callable[[], None]:
             def run() -> None:
-                for index in range(thread, count, THREADS):
+                for index in range(thread, count, self._threads):
                     move((first + index % blocks) * self._block_bytes, self._memory[call][thread])
 
             return run
 
-        return [job(thread) for thread in range(THREADS)] if count else []
+        return [job(thread) for thread in range(self._threads)] if count else []
