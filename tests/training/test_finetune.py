@@ -77,7 +77,7 @@ def test_options_reach_the_optimizer(train, tmp_path):
         steps=2,
     )  # fmt: skip
     moved = {name: float(err.split(f"{name} ")[1].split(",")[0].split(";")[0]) for name in ("down", "read", "written")}
-    assert code == 0 and moved["down"] < 0.6 and 8 <= moved["written"] < 8.5, err  # Lion has no v
+    assert code == 0 and moved["down"] < 0.6 and 12 <= moved["written"] < 12.6, err  # p, m of Lion, what Top-K left out
 
 
 def test_two_devices(train, tmp_path):
