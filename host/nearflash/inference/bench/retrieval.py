@@ -1,8 +1,8 @@
-"""Looking facts up: the share of passwords that a model finds again in thousands of tokens of filler.
+"""Looking values up: the share of words that a model finds again by their names in thousands of tokens of filler.
 
-A prompt holds passwords (words) of several people, spread over filler sentences; behind it stands the beginning of one
-of those sentences. A password is found where, of all of them, its first token has the largest logit. The prompt is
-dense, the question attends by the mode. Prompts are drawn with a seed; the model is SmolLM2-135M-Instruct.
+A prompt holds lines such as `Alice = apple`, of several names, spread over filler sentences; behind it stands the
+beginning of one of those lines. A word is found where, of all of them, its first token has the largest logit. The
+prompt is dense, the question attends by the mode. Prompts are drawn with a seed; the model is SmolLM2-135M-Instruct.
 """
 
 import random
@@ -39,21 +39,21 @@ _FILLER = (
 
 
 def prompt(tokenizer: Any, tokens: int, seed: int) -> tuple[Tensor, list[Tensor], Tensor]:
-    """About `tokens` token ids; the question for each name; first tokens of their passwords, in that order."""
+    """About `tokens` token ids; the question for each name; first tokens of their words, in that order."""
     draw = random.Random(seed)
     words = draw.sample(_WORDS, len(_NAMES))
-    facts = [f"The password of {name} is{word}. " for name, word in zip(_NAMES, words, strict=True)]
+    facts = [f"\n{name} ={word}\n" for name, word in zip(_NAMES, words, strict=True)]
     each = len(tokenizer("".join(_FILLER))["input_ids"]) / len(_FILLER)
-    sentences = [draw.choice(_FILLER) for _ in range(int((tokens - 10 * len(facts)) / each))]
+    sentences = [draw.choice(_FILLER) for _ in range(int((tokens - 8 * len(facts)) / each))]
     for place, fact in enumerate(draw.sample(facts, len(facts))):
         sentences.insert((2 * place + 1) * len(sentences) // (2 * len(facts)), fact)
-    questions = [tokenizer(f"The password of {name} is", add_special_tokens=False)["input_ids"] for name in _NAMES]
+    questions = [tokenizer(f"\n{name} =", add_special_tokens=False)["input_ids"] for name in _NAMES]
     answers = [tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words]
     ids = tokenizer("".join(sentences))["input_ids"]
     return torch.tensor(ids), [torch.tensor(question) for question in questions], torch.tensor(answers)
 
 
-def measure(mode: str | None, tokens: tuple[int, ...] = (4096,), prompts: int = 2) -> Iterator[dict[str, Any]]:
+def measure(mode: str | None, tokens: tuple[int, ...] = (4096,), prompts: int = 5) -> Iterator[dict[str, Any]]:
     """A row for each of the modes (or the one), and each length of the prompt."""
     modes = [each for each in _MODES if mode in (None, each)]
     if not modes:
@@ -70,7 +70,7 @@ def measure(mode: str | None, tokens: tuple[int, ...] = (4096,), prompts: int = 
         uses: list[list[FlashUse]] = [[] for _ in settings]
         for seed in range(prompts):
             ids, questions, answers = prompt(tokenizer, count, seed)
-            prefix = Prefix(model, ids)
+            prefix = Prefix(model, ids, history=False)
             for place, setting in enumerate(settings):
                 for number, question in enumerate(questions):
                     logits, use = prefix.logits(question, setting.attend)
