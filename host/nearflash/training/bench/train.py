@@ -6,7 +6,7 @@
     nearflash-host-resident  1 GiB of the state stays in memory between steps
     nearflash-host-mx8       moments in 8 bits
     nearflash-host-topk      1 % of the gradient, error feedback
-    nearflash-host-all       overlap, resident and mx8
+    nearflash-host-all       overlap, and all of the state stays in memory between steps (2 GiB): it is only written
     torch-memory             fp32 masters and moments in memory, torch's fused AdamW
 
 Each case is a process of its own, trains the same bf16 model on the same batches (subject.py) and clips to the same
