@@ -107,7 +107,8 @@ def test_what_a_process_measures(tmp_path):
 
     found = measure(Writer(), PARAMS, 3, warm_up=2)
     assert Writer.calls == [0, 1, 2, 3, 4] and found.loss == [1 / 3, 1 / 4, 1 / 5]
-    assert len(found.optimizer_seconds) == 3 and found.link_bytes == 10 and found.disk_written_bytes == 4096
+    assert len(found.optimizer_seconds) == 3 and found.link_bytes == 10
+    assert 4096 <= found.disk_written_bytes <= 3 * 4096  # a new block of the folder counts too
     assert all(step > update > 0 for step, update in zip(found.step_seconds, found.optimizer_seconds, strict=True))
     assert found.host_peak_bytes > 1 << 20
 
