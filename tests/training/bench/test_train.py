@@ -46,7 +46,9 @@ def test_rows_and_ratios(processes, tmp_path):
     assert ours["disk_read_bytes_per_param"] == 12 and ours["durable"] and not rows["deepspeed-nvme"]["durable"]
     assert rows["disk"]["read_bytes"] == 12 * PARAMS
     last = rows[None]
-    assert last["speedup_optimizer_over_deepspeed"] == 3 and last["optimizer_seconds_over_memory"] == 4
+    assert last["speedup_optimizer_over_deepspeed"] == 6 and last["speedup_case"] == "nearflash-host-all"
+    assert last["speedup_optimizer_by_case"]["nearflash-host"] == 3 and last["optimizer_seconds_over_memory"] == 4
+    assert last["host_peak_bytes_over_deepspeed"] == 1
     assert (
         last["speedup_optimizer_by_case"]["nearflash-host-mx8"]
         == last["speedup_step_by_case"]["nearflash-host-all"]
