@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from nearflash.storage.direct import DirectFile, aligned_buffer
+from nearflash.storage.direct import DirectFile, Engine, aligned_buffer
 
 __all__ = ["Probe"]
 
@@ -39,13 +39,14 @@ class Probe:
         block_bytes: int = BLOCK_BYTES,
         threads: int = THREADS,
         direct: bool = True,
+        engine: Engine | None = None,
     ) -> None:
         self._block_bytes, self._threads = block_bytes, threads
         self._blocks = max(2, -(-size_bytes // block_bytes))
         self._folder = tempfile.TemporaryDirectory(prefix=".nearflash-probe-", dir=folder)
         try:
             path = Path(self._folder.name) / "blocks"
-            self._file = DirectFile.create(path, self._blocks * block_bytes, direct=direct)
+            self._file = DirectFile.create(path, self._blocks * block_bytes, direct=direct, engine=engine)
         except BaseException:
             self._folder.cleanup()
             raise

@@ -1,17 +1,13 @@
 """How fast a drive reads and writes by direct I/O, by the bytes of a request and the requests in flight."""
 
 import statistics
-import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from nearflash.abi.errors import StateError
-from nearflash.storage.direct import DirectFile, Engine, aligned_buffer
+from nearflash.storage.bandwidth import Probe
+from nearflash.storage.direct import Engine
 
 __all__ = ["BLOCK_BYTES", "DEPTHS", "Rate", "measure_drive", "report"]
 
@@ -45,21 +41,21 @@ def measure_drive(
     direct: bool = True,
     engine: Engine | None = None,
 ) -> Iterator[Rate]:
-    """Write and read a file of `file_bytes` in a folder, in random order of its blocks; the file is removed.
+    """For each kind of request write and read a file of `file_bytes` in a folder; the file is removed.
 
-    Writes of all kinds come first, so that no read is of an extent that the file system knows to be empty. Raises
-    StateError, StorageFullError.
+    Raises StateError, StorageFullError.
     """
     if not folder.is_dir():
         raise StateError(f"{folder} must be a folder on the drive to measure; make it first")
-    with tempfile.TemporaryDirectory(prefix=".nearflash-measure-", dir=folder) as name:
-        path = Path(name) / "blocks"
-        with DirectFile.create(path, file_bytes, direct=direct, engine=engine) as file:
-            for call in ("write", "read"):
-                for block_bytes in blocks:
-                    for depth in depths:
-                        rates = [_once(file, call, block_bytes, depth, file_bytes, seed) for seed in range(repeats)]
-                        yield Rate(call, block_bytes, depth, statistics.median(rates), min(rates), max(rates))
+    for block_bytes in blocks:
+        for depth in depths:
+            with Probe(
+                folder, file_bytes, block_bytes=block_bytes, threads=depth, direct=direct, engine=engine
+            ) as probe:
+                probe.write(probe.size_bytes)  # what was never written is neither read nor written as it will be
+                for call, move in (("write", probe.write), ("read", probe.read)):
+                    rates = [probe.size_bytes / move(probe.size_bytes) / 1e9 for _ in range(repeats)]
+                    yield Rate(call, block_bytes, depth, statistics.median(rates), min(rates), max(rates))
 
 
 def report(rates: Iterable[Rate]) -> Iterator[str]:
@@ -74,23 +70,3 @@ def report(rates: Iterable[Rate]) -> Iterator[str]:
         )
     for call, rate in best.items():
         yield f"fastest {call}: {rate.block_bytes >> 10} KiB, {rate.depth} in flight, {rate.median:.2f} GB/s"
-
-
-def _once(file: DirectFile, call: str, block_bytes: int, depth: int, file_bytes: int, seed: int) -> float:
-    rng = np.random.default_rng(seed)
-    offsets = rng.permutation(file_bytes // block_bytes) * block_bytes
-    buffers = [aligned_buffer(block_bytes) for _ in range(depth)]
-    for memory in buffers:
-        memory[:] = np.frombuffer(rng.bytes(block_bytes), np.uint8)  # drives may compress
-    move = file.read if call == "read" else file.write
-
-    def run(thread: int) -> None:
-        for offset in offsets[thread::depth].tolist():
-            move(offset, buffers[thread])
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(depth) as threads:
-        list(threads.map(run, range(depth)))
-    if call == "write":
-        file.flush()
-    return len(offsets) * block_bytes / (time.perf_counter() - start) / 1e9
