@@ -15,8 +15,8 @@ ROWS = [
 
 
 def test_phases_add_up_to_the_step():
-    assert breakdown(ROWS[0]) == pytest.approx({"rest of the model": 150, "append": 100, "attend": 250, "read": 300})
-    assert breakdown(ROWS[1]) == {"rest of the model": 1000, "read": 0}
+    assert breakdown(ROWS[0]) == pytest.approx({"model and waits": 150, "append": 100, "attend": 250, "read": 300})
+    assert breakdown(ROWS[1]) == {"model and waits": 1000, "read": 0}
 
 
 def test_an_image_is_written(tmp_path):

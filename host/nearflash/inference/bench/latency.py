@@ -2,7 +2,7 @@
 
 nearflash bench generate --json > rows.jsonl; python -m nearflash.inference.bench.latency rows.jsonl docs/latency.png
 
-A step is appending the new tokens, attending, and the rest: the model's matrices. Reading runs in threads beside these
+A step is appending the new tokens, attending, and the rest: the matrices of the model, and waits of full-kv for its reads. Reading runs in threads beside these
 and is drawn beside them.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["breakdown", "main"]
 
-REST, READ = "rest of the model", "read"
+REST, READ = "model and waits", "read"
 
 
 def breakdown(row: dict[str, Any]) -> dict[str, float]:
