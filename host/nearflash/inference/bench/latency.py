@@ -2,8 +2,8 @@
 
 nearflash bench generate --json > rows.jsonl; python -m nearflash.inference.bench.latency rows.jsonl docs/latency.png
 
-A step is appending the new tokens, attending, and the rest: the matrices of the model, and waits of full-kv for its reads. Reading runs in threads beside these
-and is drawn beside them.
+A step is appending the new tokens, attending, and the rest: the matrices of the model, and waits of full-kv for its
+reads. Reading runs in threads beside these and is drawn beside them.
 """
 
 import json
