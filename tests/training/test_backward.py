@@ -101,6 +101,19 @@ def test_updates_run_before_the_step(open_optimizer):
     assert all(t.grad is not None for t in tensors), "gradients stay"
 
 
+def test_discarded_updates_are_not_counted_as_parameters(open_optimizer):
+    """The bytes of a wrong guess were moved, but what they are a fraction of is what was committed."""
+    tensors = make()
+    optimizer = open_optimizer(tensors, overlap="backward")
+    backward(optimizer, tensors, 0)
+    settle(optimizer)
+    change_gradient(optimizer, tensors, 0)
+    optimizer.step()
+    params = sum(tensor.stop - tensor.start for tensor in optimizer.manifest.tensors)
+    assert optimizer.wrong_guesses == 1 and optimizer.traffic.params == params
+    assert optimizer.traffic.flash_written_bytes == 2 * 12 * optimizer.manifest.params
+
+
 def test_extents_wait_for_all_their_tensors(open_optimizer):
     """A tensor that backward does not reach keeps its extents waiting until the step."""
     tensors = make()

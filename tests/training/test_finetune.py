@@ -77,7 +77,8 @@ def test_options_reach_the_optimizer(train, tmp_path):
         steps=2,
     )  # fmt: skip
     moved = {name: float(err.split(f"{name} ")[1].split(",")[0].split(";")[0]) for name in ("down", "read", "written")}
-    assert code == 0 and moved["down"] < 0.6 and 12 <= moved["written"] < 12.6, err  # p, m of Lion, what Top-K left out
+    # p, m of Lion and what Top-K left out are written; where the norm was clipped, up to once more in vain.
+    assert code == 0 and moved["down"] < 1.2 and 12 <= moved["written"] < 25.2, err
 
 
 def test_two_devices(train, tmp_path):

@@ -203,7 +203,8 @@ def test_extents_turn_round_and_stay(open_optimizer, tmp_path, monkeypatch, tens
         else:
             assert len(reads) <= EXTENTS - slots and set(reads) <= set(range(EXTENTS))
             kept = set(range(EXTENTS)) - set(reads)
-            assert kept == set(sorted(range(EXTENTS), reverse=step % 2 == 1)[: len(kept)]), "those written last"
+            order = sorted(range(EXTENTS), reverse=step % 2 == 1)
+            assert kept <= set(order[: len(kept) + schedule.WRITERS]), "those written last; writers may overtake"
         reads.clear()
     assert optimizer.traffic.flash_written_bytes == 3 * 12 * PARAMS
     monkeypatch.setattr(store, "read", real)

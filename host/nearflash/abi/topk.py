@@ -26,6 +26,7 @@ __all__ = [
     "StreamFault",
     "StreamHeader",
     "ValueFormat",
+    "longest_stream_bytes",
     "pack_tile_word",
     "padded_bytes",
     "stream_error",
@@ -98,6 +99,13 @@ def stream_error(fault: StreamFault, detail: str) -> StreamError:
 def padded_bytes(count: int, element_bytes: int) -> int:
     """Bytes of a section of `count` elements."""
     return -(-count * element_bytes // WORD_BYTES) * WORD_BYTES
+
+
+def longest_stream_bytes(params: int, pairs: int, value_format: ValueFormat) -> int:
+    """Most bytes that a stream of `pairs` pairs for `params` parameters has."""
+    tile_bytes = WORD_BYTES + 2 * (WORD_BYTES - INDEX_BYTES)  # the word, and padding of two sections
+    tiles = -(-params // TILE_PARAMS)
+    return padded_bytes(HEADER_BYTES + tiles * tile_bytes + pairs * (INDEX_BYTES + value_format.number_format.bytes), 1)
 
 
 def pack_tile_word(count: int, crc: int) -> bytes:

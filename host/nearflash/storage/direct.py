@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
 from nearflash.device.memory import anonymous as aligned_buffer
 
-__all__ = ["BLOCK_BYTES", "DirectFile", "Engine", "PositionalEngine", "aligned_buffer", "flush_directory"]
+__all__ = ["BLOCK_BYTES", "DirectFile", "Engine", "PositionalEngine", "aligned_buffer", "flush_directory", "partial_of"]
 
 BLOCK_BYTES = 4096
 _Call = Callable[[int, memoryview, int], int]
@@ -249,6 +249,11 @@ class DirectFile:
         if error.errno in _FULL:
             return StorageFullError(f"no room while {where} ({error.strerror}): free that much space and try again")
         return StateError(f"{where} failed ({error.strerror}): check the drive (dmesg, smartctl) and the file")
+
+
+def partial_of(path: Path) -> Path:
+    """The name of a file until it is complete."""
+    return path.with_name(path.name + ".partial")
 
 
 def flush_directory(path: Path) -> None:

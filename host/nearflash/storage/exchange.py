@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import StateError
 from nearflash.storage.deal import Deal
 from nearflash.storage.direct import aligned_buffer
-from nearflash.storage.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray, TensorEntry
+from nearflash.storage.manifest import ADAM_ARRAYS, EXTENT_PARAMS, Extent, Manifest, StateArray, TensorEntry
 from nearflash.storage.safetensors import StoredTensor, TensorFile, write_tensors
 from nearflash.storage.state import StateStore
 from nearflash.storage.superblock import Stamp
 
-__all__ = ["EXTENT_PARAMS", "export_state", "import_state", "reshard"]
+__all__ = ["export_state", "import_state", "reshard"]
 
-EXTENT_PARAMS = 1 << 20
-"""Parameters of an extent where nothing says how many: 4 MiB of fp32."""
 _FORMATS = {4: "F32", 2: "BF16", 1: "U8"}
 _STEP = "step"
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nearflash.storage.direct import BLOCK_BYTES
-from nearflash.storage.manifest import Extent, Manifest
+from nearflash.storage.manifest import ADAM_ARRAYS, Extent, Manifest
 
 __all__ = ["ARRAYS", "EXTRA_BYTES", "Layout"]
 
-ARRAYS = ("p", "m", "v")
-"""Arrays stored unless told: master parameters, first moments (exp_avg), second moments (exp_avg_sq)."""
+ARRAYS = tuple(array.name for array in ADAM_ARRAYS)
+"""Names of the arrays that are stored unless told."""
 EXTRA_BYTES = 64 << 10
 """Room for `extra`, as JSON, in the checksum table of each slot: a scaler, a scheduler, generators' states."""
 

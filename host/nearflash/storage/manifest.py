@@ -14,12 +14,15 @@ from nearflash.abi.errors import AlignmentError, ShapeError, StateError
 from nearflash.abi.formats import FP32
 from nearflash.storage.direct import BLOCK_BYTES
 
-__all__ = ["ADAM_ARRAYS", "Extent", "Manifest", "StateArray", "TensorEntry"]
+__all__ = ["ADAM_ARRAYS", "EXTENT_PARAMS", "Extent", "Manifest", "StateArray", "TensorEntry"]
 
 TENSOR_ALIGNMENT = 32
 """Parameters to whose multiple each tensor is padded."""
 EXTENT_ALIGNMENT = BLOCK_BYTES // FP32.bytes
 """Parameters to whose multiple an extent is cut: one block of direct I/O."""
+EXTENT_PARAMS = 1 << 20
+"""Parameters of an extent unless told: 4 MiB an fp32 array, well over the 1 MB that NVMe drives need for their full
+rate."""
 
 
 def _padded(params: int, multiple: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError, StorageFullError
-from nearflash.storage.direct import flush_directory
+from nearflash.storage.direct import flush_directory, partial_of
 
 __all__ = ["ITEM_BYTES", "StoredTensor", "TensorFile", "write_tensors"]
 
@@ -60,7 +60,7 @@ def write_tensors(
         header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_of(path)
     try:
         with partial.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.buffers import BufferPool
-from nearflash.storage.direct import flush_directory
-from nearflash.storage.state_file import StateFile, partial_of
+from nearflash.storage.direct import flush_directory, partial_of
+from nearflash.storage.state_file import StateFile
 
 __all__ = ["copy", "reflink", "snapshot_paths"]
 

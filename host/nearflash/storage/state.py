@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import FormatError, ShapeError, StateError
 from nearflash.storage.buffers import BufferPool
 from nearflash.storage.deal import Deal
-from nearflash.storage.direct import Engine
+from nearflash.storage.direct import Engine, partial_of
 from nearflash.storage.layout import EXTRA_BYTES
 from nearflash.storage.manifest import Extent, Manifest
 from nearflash.storage.snapshot import copy, snapshot_paths
-from nearflash.storage.state_file import StateFile, partial_of
+from nearflash.storage.state_file import StateFile
 from nearflash.storage.state_set import StateSet, in_order
 from nearflash.storage.superblock import Stamp
 

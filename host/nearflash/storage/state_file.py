@@ -18,18 +18,13 @@ from nearflash.abi.errors import AlignmentError, StateError
 from nearflash.storage.buffers import BufferPool
 from nearflash.storage.checksum import crc32c
 from nearflash.storage.deal import Deal
-from nearflash.storage.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer, flush_directory
+from nearflash.storage.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer, flush_directory, partial_of
 from nearflash.storage.layout import Layout
 from nearflash.storage.manifest import Extent, Manifest
 from nearflash.storage.sealed import seal, unseal
 from nearflash.storage.superblock import Stamp, Superblock, last_and_previous, void_block
 
-__all__ = ["StateFile", "Version", "partial_of"]
-
-
-def partial_of(path: Path) -> Path:
-    """The name of a file until it is complete."""
-    return path.with_name(path.name + ".partial")
+__all__ = ["StateFile", "Version"]
 
 
 @dataclass(frozen=True)

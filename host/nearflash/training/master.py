@@ -1,17 +1,18 @@
 """The masters of an optimizer's tensors: the store on flash, the devices beside it, and their schedule."""
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import StateError
 from nearflash.abi.rules import BLOCK_PARAMS, OptimizerStep, StateFormat
+from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
-from nearflash.storage import StateArray, StateStore, aligned_buffer
+from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.compression import Compressor, TopK
 from nearflash.training.parameters import FlatParameters
 from nearflash.training.schedule import Schedule
@@ -97,12 +98,10 @@ class Master:
 
     def agrees(self) -> bool:
         """Whether every tensor is what the store has of it, in the tensor's own dtype."""
-        for extent in self.store.manifest.extents:
-            memory = aligned_buffer(extent.size_bytes)
-            self.store.read("p", extent, memory)
-            if not self.flat.agrees(extent.start, extent.stop, memory.view(np.float32)):
-                return False
-        return True
+        return all(
+            self.flat.agrees(extent.start, extent.stop, stored.view(np.float32))
+            for extent, stored in self._parameters()
+        )
 
     def close(self) -> None:
         """Close the store, free device memory, close the devices that were opened here; it may be called twice."""
@@ -149,21 +148,27 @@ class Master:
 
     def load_parameters(self) -> None:
         """Bring the stored parameters into the tensors."""
-        for extent in self.store.manifest.extents:
-            memory = aligned_buffer(extent.size_bytes)
-            self.store.read("p", extent, memory)
-            self.flat.stage(extent.start, extent.stop, memory, CopyFormat.NONE)
+        for extent, stored in self._parameters():
+            self.flat.stage(extent.start, extent.stop, stored, CopyFormat.NONE)
         self.flat.publish(range(len(self.flat.tensors)))
+
+    def _parameters(self) -> Iterator[tuple[Extent, NDArray[np.uint8]]]:
+        """The stored p, extent by extent, in memory that the next one takes over."""
+        extents = self.store.manifest.extents
+        memory = aligned_buffer(extents[0].size_bytes)
+        for extent in extents:
+            self.store.read("p", extent, memory[: extent.size_bytes])
+            yield extent, memory[: extent.size_bytes]
 
     def _scheduled(self) -> Schedule:
         # Files that were given in another order are in the store's: each stays beside its device.
         devices = [self._device_of[path] for path in self.store.paths]
-        settings, longest = self._settings, self.store.manifest.extent_params
+        settings = self._settings
         self.compressor, stream_bytes = None, 0
         if settings.compression is not None:
             self.compressor = Compressor(settings.compression, self.store.manifest.params)
-            everything = Compressor(replace(settings.compression, ratio=1.0, feedback=False), longest)
-            stream_bytes = everything.stream_bytes(longest, step=1)
+            params = self.store.manifest.extent_params
+            stream_bytes = longest_stream_bytes(params, params, settings.compression.wire_format)
             self._load_residual()
         return Schedule(self.store, devices, self.traffic, self._timeline, settings.resident_bytes, stream_bytes)
 

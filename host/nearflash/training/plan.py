@@ -65,6 +65,11 @@ class Plan:
                 runs.append(run)
         return cls(tuple(runs))
 
+    @property
+    def params(self) -> int:
+        """Parameters of all runs, padding included."""
+        return sum(run.stop - run.start for run in self.runs)
+
     def within(self, extent: Extent) -> Iterator[Run]:
         """The parts of runs that lie in an extent."""
         first = bisect_right(self.runs, extent.start, key=lambda run: run.stop)

@@ -9,16 +9,15 @@ from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import CommandError, FormatError
 from nearflash.abi.rules import Profile, StateFormat
 from nearflash.device import Device
+from nearflash.storage.manifest import EXTENT_PARAMS
 from nearflash.training.compression import TopK
 from nearflash.training.scaler import LossScale
 from nearflash.training.timeline import Timeline
 
-__all__ = ["EXTENT_PARAMS", "STATE_NAME", "Settings"]
+__all__ = ["STATE_NAME", "Settings"]
 
 STATE_NAME = "optimizer.state"
 """File name inside a directory given as `path`; `optimizer.1.state` and so on for further devices."""
-EXTENT_PARAMS = 1 << 20
-"""Parameters per extent: 4 MiB an fp32 array, well over the 1 MB that NVMe drives need for their full rate."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Stepping:
             self._master.compressor.commit()
         with self._timeline.span("publish"):
             flat.publish(active)
-        self._master.traffic.add(steps=1)
+        self._master.traffic.add(steps=1, params=plan.params)
 
     def _begin(self, under_way: ExitStack) -> Step:
         """A step that reads ahead, while the gradients are still looked at."""

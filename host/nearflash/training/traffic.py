@@ -17,11 +17,14 @@ __all__ = ["Traffic"]
 
 @dataclass
 class Traffic:
-    """Totals since the optimizer was made, over all devices. Padding between tensors is counted where it was moved."""
+    """Totals since the optimizer was made, over all devices. Padding between tensors is counted where it was moved.
+
+    Bytes and counters are of attempts that were discarded, too: of a step that failed or that backward began wrongly.
+    """
 
     steps: int = 0
     params: int = 0
-    """Parameters updated, summed over the steps, padding included."""
+    """Parameters updated, summed over the committed steps, padding included."""
     to_device_bytes: int = 0
     """Over the host link down: gradients."""
     from_device_bytes: int = 0

@@ -149,7 +149,7 @@ class Transfer:
             ),
             TIMEOUT_S,
         )
-        self._traffic.add(completion.counters, params=params)
+        self._traffic.add(completion.counters)
         if nonfinite := completion.counters.get("nonfinite_gradients", 0):
             raise NonFiniteError(
                 f"gradients must stay as they were when they were checked, but {nonfinite} of parameters "

@@ -102,6 +102,7 @@ def test_resume_with_an_optimizer_that_exists_already(make_model, rows, values, 
     run(model, rows, arguments("a", **saving), tmp_path / "state", weight_decay=0.0)
     resumed = make_model()
     assert restore(tmp_path / "a" / "checkpoint-3", tmp_path / "state") == 3
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600, "a restored state is the user's alone"
     chosen = arguments("b")
     optimizer = NearStorageAdamW(
         groups(resumed), path=tmp_path / "state", lr=1e-2, resume=True, max_grad_norm=0.3, **OPTIONS

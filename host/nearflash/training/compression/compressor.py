@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import AlignmentError, NonFiniteError
-from nearflash.abi.topk import HEADER_BYTES, INDEX_BYTES, TILE_PARAMS, WORD_BYTES
+from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device.topk import decode_values, encode_values, pack
 from nearflash.training.compression.residual import BLOCK_PARAMS, ExactResidual, QuantizedResidual, Residual
 from nearflash.training.compression.topk import TopK
@@ -97,10 +97,7 @@ class Compressor:
 
     def stream_bytes(self, params: int, step: int) -> int:
         """Most bytes that a stream of `params` parameters has at `step`."""
-        pair_bytes = INDEX_BYTES + self.settings.wire_format.number_format.bytes
-        tile_bytes = WORD_BYTES + 2 * (WORD_BYTES - INDEX_BYTES)  # the word, and padding of two sections
-        total = HEADER_BYTES + -(-params // TILE_PARAMS) * tile_bytes + self.settings.count(params, step) * pair_bytes
-        return -(-total // WORD_BYTES) * WORD_BYTES
+        return longest_stream_bytes(params, self.settings.count(params, step), self.settings.wire_format)
 
 
 def _check_multiple(name: str, params: int) -> None:

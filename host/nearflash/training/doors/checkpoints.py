@@ -4,14 +4,12 @@ The framework's own checkpoint holds a handle to the state (its identity and ste
 training resumes from the state file at the last committed step only, which is where it stopped, not where it saved.
 """
 
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from nearflash.abi.errors import StateError
 from nearflash.storage import StateStore
-from nearflash.storage.snapshot import reflink
+from nearflash.storage.snapshot import copy
 from nearflash.training.settings import Settings
 
 __all__ = ["FOLDER", "restore"]
@@ -26,7 +24,7 @@ def restore(
     """Put a checkpoint's snapshot in the place of the state on `path`, as an optimizer takes it; returns its step.
 
     The files that were there are replaced. Raises StateError where there is no whole snapshot, or one of another number
-    of files.
+    of files; StorageFullError.
     """
     folder = Path(checkpoint) / FOLDER
     found = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -36,12 +34,5 @@ def restore(
             f"{folder} must hold a snapshot of {len(targets)} files, not of {len(found)}; see doors.trainer"
         )
     with StateStore.open(found, direct=direct) as store:
-        sources, steps = list(store.paths), store.steps
-    for source, target in zip(sources, targets, strict=True):
-        partial = target.with_name(target.name + ".partial")
-        if not reflink(source, partial):
-            shutil.copyfile(source, partial)
-            with partial.open("rb+") as copied:
-                os.fsync(copied.fileno())
-        partial.replace(target)
-    return steps
+        store.each(lambda file: copy(file, targets[file.index]))
+        return store.steps
