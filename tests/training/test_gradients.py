@@ -25,37 +25,34 @@ def test_squares_are_nearly_exact_at_any_scale():
     rng = np.random.default_rng(5)
     gradients = [torch.from_numpy((rng.standard_normal(n) * s).astype(np.float32)) for n, s in
                  ((1, 1e30), (70_000, 1e-30), (200_001, 1.0), (0, 1.0), (17, 1e-3))]  # fmt: skip
-    flat = flat_of(gradients)
     for chosen in ([1], [2, 4], [0, 1, 2, 3, 4]):
         exact = sum(Fraction(float(x)) ** 2 for i in chosen for x in gradients[i])
-        assert abs(Fraction(squares(flat, chosen)) / exact - 1) < Fraction(1, 10**14)
+        assert abs(Fraction(squares(gradients[i] for i in chosen)) / exact - 1) < Fraction(1, 10**14)
 
 
 def test_squares_do_not_depend_on_threads_or_neighbours():
     generator = torch.Generator().manual_seed(9)
     gradients = [torch.randn(n, generator=generator) for n in (300_000, 5, 65_536)]
-    flat, threads = flat_of(gradients), torch.get_num_threads()
+    threads = torch.get_num_threads()
     try:
         found = set()
         for count in (1, 2):
             torch.set_num_threads(count)
-            found.add(squares(flat, [0, 1, 2]))
+            found.add(squares(gradients))
     finally:
         torch.set_num_threads(threads)
     assert len(found) == 1
-    turned = flat_of([gradients[2], gradients[0], gradients[1]])
-    assert found == {squares(turned, [0, 1, 2])}, "of whole tensors in any order"
+    assert found == {squares([gradients[2], gradients[0], gradients[1]])}, "of whole tensors in any order"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_squares_are_finite_exactly_when_all_elements_are(value):
     """Also next to the largest numbers, whose squares overflow in fp32."""
     gradients = [torch.full((100_000,), 3.4e38), torch.zeros(3)]
-    flat = flat_of(gradients)
-    assert math.isfinite(squares(flat, [0, 1]))
-    flat.tensors[1].grad[2] = value
-    assert not math.isfinite(squares(flat, [0, 1]))
-    assert math.isfinite(squares(flat, [0]))
+    assert math.isfinite(squares(gradients))
+    gradients[1][2] = value
+    assert not math.isfinite(squares(gradients))
+    assert math.isfinite(squares(gradients[:1]))
 
 
 def test_damage_is_named_also_where_it_is_elsewhere():

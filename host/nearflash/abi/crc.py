@@ -3,7 +3,7 @@
 Source: RFC 3720, 12.1 (Castagnoli).
 """
 
-__all__ = ["CRC_POLYNOMIAL", "CRC_RESIDUE", "crc32c"]
+__all__ = ["CRC_POLYNOMIAL", "CRC_RESIDUE", "CRC_TABLE", "crc32c"]
 
 CRC_POLYNOMIAL = 0x82F63B78
 """CRC32C (Castagnoli): bit 31 - k is the coefficient of x^k, x^32 left out."""
@@ -17,12 +17,13 @@ def _row(value: int) -> int:
     return value
 
 
-_TABLE = tuple(map(_row, range(256)))
+CRC_TABLE = tuple(map(_row, range(256)))
+"""The register after a byte, by that byte, where it was zero before."""
 
 
 def crc32c(data: bytes, crc: int = 0) -> int:
     """CRC32C of `data` behind a message whose CRC32C is `crc`."""
     register = crc ^ 0xFFFF_FFFF
     for byte in data:
-        register = register >> 8 ^ _TABLE[(register ^ byte) & 0xFF]
+        register = register >> 8 ^ CRC_TABLE[(register ^ byte) & 0xFF]
     return register ^ 0xFFFF_FFFF

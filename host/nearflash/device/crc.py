@@ -7,7 +7,7 @@ at their ends; the register's true first value is added to the message's first f
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.crc import CRC_POLYNOMIAL
+from nearflash.abi.crc import CRC_TABLE
 
 __all__ = ["crc32c_of_words"]
 
@@ -16,9 +16,7 @@ _ROWS_AT_ONCE = 1024
 
 def _tables() -> NDArray[np.uint32]:
     """[k, byte]: what a byte with k more bytes behind it in its word leaves in the register, (8, 256)."""
-    one = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        one = one >> np.uint32(1) ^ np.where(one & 1, np.uint32(CRC_POLYNOMIAL), np.uint32(0))
+    one = np.array(CRC_TABLE, np.uint32)
     tables = [one]
     for _ in range(7):
         tables.append(tables[-1] >> np.uint32(8) ^ one[tables[-1] & np.uint32(0xFF)])

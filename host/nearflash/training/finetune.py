@@ -6,6 +6,7 @@ A batch depends on the step and the seed alone, so a run that was stopped goes o
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,19 @@ class Data:
         rows = []
         for index in range(step * self.batch, (step + 1) * self.batch):
             turn, place = divmod(index, windows)
-            order = torch.randperm(windows, generator=torch.Generator().manual_seed(self.seed + turn))
-            start = int(order[place]) * self.window
+            start = int(_order(windows, self.seed + turn)[place]) * self.window
             rows.append(self.tokens[start : start + self.window])
         return torch.stack(rows)
 
     def cursor(self) -> dict[str, int]:
         """What must be the same in a run that goes on."""
         return {"tokens": len(self.tokens), "window": self.window, "batch": self.batch, "seed": self.seed}
+
+
+@lru_cache(maxsize=2)
+def _order(windows: int, seed: int) -> torch.Tensor:
+    """Numbers of the windows, (windows,), in the order of one time round."""
+    return torch.randperm(windows, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ a GPU sum their squares there, 2^22 elements at a time.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -37,12 +37,11 @@ def with_gradient(flat: FlatParameters) -> list[int]:
     return found
 
 
-def squares(flat: FlatParameters, tensors: Sequence[int]) -> float:
-    """Sum of the squares of the tensors' gradients, each first rounded to fp32; not finite where one of them is not."""
+def squares(gradients: Iterable[torch.Tensor | None]) -> float:
+    """Sum of the squares of the gradients, each first rounded to fp32; not finite where one of them is not."""
     sums: list[float] = []
     scratch = np.empty(BLOCK, np.float64)
-    for index in tensors:
-        gradient = flat.tensors[index].grad
+    for gradient in gradients:
         assert gradient is not None, "only tensors with a gradient have squares"
         values = gradient.detach().reshape(-1)
         if values.is_cuda:

@@ -134,7 +134,7 @@ class Stepping:
         if grad_scale is not None and self.loss_scale is not None:
             raise CommandError("loss_scale must be None where a GradScaler scales the loss; leave one of them out")
         with self._timeline.span("norm"):
-            total = self.squares(self._master.flat, active)
+            total = self.squares(self._master.flat.tensors[index].grad for index in active)
         if not math.isfinite(total):
             if self.loss_scale is None:
                 refuse_nonfinite(self._master.flat, active)

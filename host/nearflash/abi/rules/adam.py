@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearflash.abi.formats import fp32_round
-from nearflash.abi.rules.base import OptimizerStep, Profile, non_negative, unit_interval
+from nearflash.abi.rules.base import Profile, TwoBetas, non_negative, unit_interval
 from nearflash.abi.rules.state import StateFormat
 
 __all__ = ["AdamStep"]
 
 
 @dataclass(frozen=True)
-class AdamStep(OptimizerStep):
+class AdamStep(TwoBetas):
     """Hyper-parameters of step `step` (counted from 1). Raises CommandError for a value outside its range."""
 
     optimizer: ClassVar[str] = "adam"
@@ -45,16 +45,6 @@ class AdamStep(OptimizerStep):
     def torch_names(self) -> dict[str, str]:
         """State arrays by role, with torch's names."""
         return {"m": "exp_avg", "v": "exp_avg_sq"}
-
-    @property
-    def one_minus_beta1(self) -> float:
-        """1 - beta1 (fp32)."""
-        return fp32_round(1 - self.beta1)
-
-    @property
-    def one_minus_beta2(self) -> float:
-        """1 - beta2 (fp32)."""
-        return fp32_round(1 - self.beta2)
 
     @property
     def step_size(self) -> float:

@@ -12,7 +12,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32_MIN_NORMAL, fp32_round
 from nearflash.abi.rules.state import StateFormat
 
-__all__ = ["OptimizerStep", "Profile", "non_negative", "unit_interval"]
+__all__ = ["OptimizerStep", "Profile", "TwoBetas", "non_negative", "unit_interval"]
 
 
 class Profile(StrEnum):
@@ -77,6 +77,23 @@ class OptimizerStep(ABC):
             raise CommandError(
                 f"{name} must be {rule}, not {str(value) if isinstance(value, StrEnum) else repr(value)}"
             )
+
+
+class TwoBetas(OptimizerStep):
+    """A step with the fields `beta1` and `beta2`."""
+
+    beta1: float
+    beta2: float
+
+    @property
+    def one_minus_beta1(self) -> float:
+        """1 - beta1 (fp32)."""
+        return fp32_round(1 - self.beta1)
+
+    @property
+    def one_minus_beta2(self) -> float:
+        """1 - beta2 (fp32)."""
+        return fp32_round(1 - self.beta2)
 
 
 def unit_interval(value: float) -> tuple[bool, str]:

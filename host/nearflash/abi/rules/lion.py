@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearflash.abi.formats import fp32_round
-from nearflash.abi.rules.base import OptimizerStep, Profile, unit_interval
+from nearflash.abi.rules.base import Profile, TwoBetas, unit_interval
 from nearflash.abi.rules.state import StateFormat
 
 __all__ = ["LionStep"]
 
 
 @dataclass(frozen=True)
-class LionStep(OptimizerStep):
+class LionStep(TwoBetas):
     """Hyper-parameters of step `step` (counted from 1). Raises CommandError for a value outside its range."""
 
     optimizer: ClassVar[str] = "lion"
@@ -40,16 +40,6 @@ class LionStep(OptimizerStep):
     def torch_names(self) -> dict[str, str]:
         """State arrays by role, with the name that torch optimizers of Lion use."""
         return {"m": "exp_avg"}
-
-    @property
-    def one_minus_beta1(self) -> float:
-        """1 - beta1 (fp32)."""
-        return fp32_round(1 - self.beta1)
-
-    @property
-    def one_minus_beta2(self) -> float:
-        """1 - beta2 (fp32)."""
-        return fp32_round(1 - self.beta2)
 
     @property
     def decay(self) -> float:

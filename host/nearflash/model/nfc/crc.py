@@ -8,21 +8,14 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.crc import CRC_POLYNOMIAL
+from nearflash.abi.crc import CRC_TABLE
 
 __all__ = ["crc32c"]
 
 _ROWS_AT_ONCE = 4096
 
 
-def _table() -> NDArray[np.uint32]:
-    values = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        values = values >> np.uint32(1) ^ np.where(values & 1, np.uint32(CRC_POLYNOMIAL), np.uint32(0))
-    return values
-
-
-_TABLE = _table()
+_TABLE = np.array(CRC_TABLE, np.uint32)
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nearflash.training.bench.cases import MAX_NORM, parser
-from nearflash.training.bench.measured import measure
+from nearflash.training.bench.measured import disk_bytes, measure
 from nearflash.training.bench.subject import SCALARS, batch, model
 
 __all__ = ["main"]
@@ -41,8 +41,7 @@ class ZeroInfinity:
     @property
     def link_bytes(self) -> int:
         """See Subject: all that goes between drive and host, as its update is the host's."""
-        fields = (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-        return sum(int(value) for name, value in fields if name in ("read_bytes", "write_bytes"))
+        return sum(disk_bytes())
 
     def gradients(self, step: int) -> float:
         """See Subject."""

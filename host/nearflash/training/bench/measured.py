@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Measured", "Subject", "measure"]
+__all__ = ["Measured", "Subject", "disk_bytes", "measure"]
 
 _PROCESS = Path("/proc/self")
 
@@ -55,7 +55,7 @@ def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> M
         subject.gradients(step)
         subject.update()
     (_PROCESS / "clear_refs").write_text("5")
-    before, link = _disk_bytes(), subject.link_bytes
+    before, link = disk_bytes(), subject.link_bytes
     for step in range(warm_up, warm_up + steps):
         start = time.perf_counter()
         result.loss.append(subject.gradients(step))
@@ -64,7 +64,7 @@ def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> M
         end = time.perf_counter()
         result.optimizer_seconds.append(end - middle)
         result.step_seconds.append(end - start)
-    read, written = (now - then for now, then in zip(_disk_bytes(), before, strict=True))
+    read, written = (now - then for now, then in zip(disk_bytes(), before, strict=True))
     result.disk_read_bytes, result.disk_written_bytes = read / steps, written / steps
     if subject.link_bytes is not None and link is not None:
         result.link_bytes = (subject.link_bytes - link) / steps
@@ -72,8 +72,8 @@ def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> M
     return result
 
 
-def _disk_bytes() -> tuple[int, int]:
-    """Read and written by this process."""
+def disk_bytes() -> tuple[int, int]:
+    """That this process has read from drives, and written."""
     fields = _fields("io")
     return int(fields["read_bytes"]), int(fields["write_bytes"])
 

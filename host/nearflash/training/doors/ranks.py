@@ -18,7 +18,6 @@ Source: ZeRO stage 1 (Rajbhandari et al. 2020); torch.distributed.optim.ZeroRedu
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -72,7 +71,7 @@ class RankedOptimizer(torch.optim.Optimizer):
         """This rank's optimizer: its traffic, stalls, timeline and store."""
         for mine, every in zip(self.own.param_groups, self.param_groups, strict=True):
             every.update({key: value for key, value in mine.items() if key not in ("params", "param_names")})
-        self.own._stepping.squares = lambda flat, active: self._squares()
+        self.own._stepping.squares = lambda mine: self._squares()
         self._meet()
         self._publish()
 
@@ -174,8 +173,7 @@ class RankedOptimizer(torch.optim.Optimizer):
 
     def _squares(self) -> float:
         """Of all ranks' tensors, whose gradients every rank has."""
-        with_gradient = [index for index, tensor in enumerate(self._tensors) if tensor.grad is not None]
-        total = squares(SimpleNamespace(tensors=self._tensors), with_gradient)  # type: ignore[arg-type]
+        total = squares(tensor.grad for tensor in self._tensors if tensor.grad is not None)
         if not math.isfinite(total) and self.own._stepping.loss_scale is None:
             raise NonFiniteError("gradients must be finite, not NaN or infinite; nothing was updated: skip this step")
         return total
