@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.rules import OptimizerStep
 from nearflash.abi.topk import ValueFormat
 from nearflash.device.base import Device
-from nearflash.device.memory import anonymous
+from nearflash.device.memory import PAGE_BYTES, anonymous
 from nearflash.device.model import ModelDevice
+from nearflash.device.selftest.update import Case, differing_words, run_update
 from nearflash.model.expand.bitmap import expand_row
 from nearflash.model.expand.topk import expand, pack
 from nearflash.sim.hls.build import HLS
@@ -26,7 +27,7 @@ from nearflash.sim.hls.vectors import edge_state, rules
 
 __all__ = ["compare", "run"]
 
-_PAGE_BYTES = 4096
+_COUNTERS = ("nonfinite_gradients", "copy_overflows")
 
 
 def run(params: int = 1 << 20, config_name: str = "update-smartssd", seed: int = 1) -> Iterator[dict[str, Any]]:
@@ -83,7 +84,7 @@ def _expanded(
 ) -> tuple[Any, float]:
     """Bytes that an expander makes, (size_bytes,), and seconds; all ones where it finds a fault."""
     library = HlsLibrary.build(name, (HLS / "kernels" / f"{name}.cpp").read_text(), build)
-    memories = [anonymous(-(-size // _PAGE_BYTES) * _PAGE_BYTES) for size in (*map(len, sources), size_bytes)]
+    memories = [anonymous(-(-size // PAGE_BYTES) * PAGE_BYTES) for size in (*map(len, sources), size_bytes)]
     for memory, source in zip(memories, sources, strict=False):
         memory[: len(source)] = np.frombuffer(source, np.uint8)
     fault = np.zeros(1, np.uint32)
@@ -100,34 +101,14 @@ def compare(device: Device, model: Device, rule: OptimizerStep, params: int, see
 
     The kernel is built before the time is taken.
     """
-    state = edge_state(1 + len(rule.arrays), params, seed)
-    _results(device, rule, state[:, :1])
+    names = ("g", "p", *rule.arrays)
+    state = np.zeros((4, params), np.float32)  # g, p, m, v; what the rule has no array for is not read
+    state[[("g", "p", "m", "v").index(name) for name in names]] = edge_state(len(names) - 1, params, seed)
+    run_update(device, Case(rule, 1, CopyFormat.BF16), state[:, :1])
+    case = Case(rule, params, CopyFormat.BF16)
     start = time.perf_counter()
-    actual = _results(device, rule, state)
+    actual, counters = run_update(device, case, state)
     seconds = time.perf_counter() - start
-    expected = _results(model, rule, state)
-    words = sum(array.size for array in expected)
-    differing = sum(int(np.count_nonzero(a != b)) for a, b in zip(actual, expected, strict=True))
-    return words, differing, seconds
-
-
-def _results(device: Device, rule: OptimizerStep, state: Any) -> list[Any]:
-    """Patterns of p and the arrays, the copy's, and the counters that are no beats."""
-    names, params = ("p", *rule.arrays), state.shape[1]
-    slot = -(-4 * params // _PAGE_BYTES) * _PAGE_BYTES
-    buffer = device.allocate(slot * (2 * len(names) + 2))
-    try:
-        places = [buffer.address + slot * k for k in range(2 * len(names) + 2)]
-        for k, row in enumerate(state):
-            buffer.host[slot * k : slot * k + row.nbytes] = row.view(np.uint8)
-        buffer.sync_to_device()
-        inputs = dict(zip(("g", *names), places, strict=False))
-        outputs = dict(zip((*names, "copy"), places[len(state) :], strict=True))
-        counters = device.run(UpdateCommand(rule, params, inputs, outputs, CopyFormat.BF16)).counters
-        buffer.sync_from_device()
-        words = buffer.host.reshape(-1, slot)[len(state) :].view(np.uint32)[:, :params]
-        copy = buffer.host[-slot:].view(np.uint16)[:params]
-        counts = np.array([counters["nonfinite_gradients"], counters["copy_overflows"]])
-        return [*(row.copy() for row in words[: len(names)]), copy.copy(), counts]
-    finally:
-        device.free(buffer)
+    expected, reference = run_update(model, case, state)
+    words, differing = differing_words(actual, expected)
+    return words + len(_COUNTERS), differing + sum(counters[name] != reference[name] for name in _COUNTERS), seconds

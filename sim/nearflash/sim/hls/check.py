@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32, fp32_bits
-from nearflash.device.memory import anonymous
+from nearflash.device.memory import PAGE_BYTES, anonymous
 from nearflash.sim.hls.kernels import call_of
 from nearflash.sim.hls.library import HlsLibrary
 from nearflash.sim.hls.rule import HlsRule
@@ -95,7 +95,7 @@ def check_rule(
 def run_kernel(library: HlsLibrary, rule: HlsRule, state: NDArray[np.float32]) -> NDArray[np.uint32]:
     """Patterns of p and the arrays after the step, (rows, n); state: g, p, arrays before it, fp32, (1 + rows, n)."""
     call, count = call_of(rule), state.shape[1]
-    buffers = [anonymous(-(-state[0].nbytes // 4096) * 4096) for _ in range(2 * len(state) - 1)]
+    buffers = [anonymous(-(-state[0].nbytes // PAGE_BYTES) * PAGE_BYTES) for _ in range(2 * len(state) - 1)]
     for buffer, row in zip(buffers, state, strict=False):
         buffer[: row.nbytes] = row.view(np.uint8)
     counters = np.zeros(2, np.uint32)
