@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.distributed import checkpoint
 
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage import Manifest, StateArray, StateStore
@@ -38,6 +39,26 @@ def test_other_readers_see_torchs_names(stored, tmp_path, small):
     assert [found[f"{t.name}.step"].item() for t in small.manifest.tensors] == [3, 2, 2]
     with safe_open(tmp_path / "x.safetensors", "pt") as file:
         assert json.loads(file.metadata()["nearflash"])["steps"] == 3
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_distributed_checkpoints_both_ways(stored, tmp_path):
+    """torch.distributed.checkpoint reads an export as it is, and an import takes what it writes as safetensors."""
+    with StateStore.open(stored) as store:
+        (tmp_path / "out").mkdir()
+        export_state(store, tmp_path / "out" / "model.safetensors")
+        state = {
+            name: torch.empty_like(value) for name, value in load_file(tmp_path / "out" / "model.safetensors").items()
+        }
+        checkpoint.load(state, storage_reader=checkpoint.HuggingFaceStorageReader(str(tmp_path / "out")), no_dist=True)
+        checkpoint.save(state, storage_writer=checkpoint.HuggingFaceStorageWriter(str(tmp_path / "back")), no_dist=True)
+        (written,) = (tmp_path / "back").glob("*.safetensors")
+        with import_state(written, [tmp_path / "new"], extent_params=1024) as other:
+            assert (other.steps, sorted(other.tensor_steps)) == (store.steps, sorted(store.tensor_steps))
+            for array in ("p", "m", "v"):
+                found, expected = tensors_of(other, array), tensors_of(store, array)
+                assert found.keys() == expected.keys()
+                assert all(found[name].tobytes() == expected[name].tobytes() for name in expected)
 
 
 @pytest.mark.parametrize("arrays", [None, SHORT], ids=["fp32", "short"])
