@@ -14,9 +14,9 @@ from operator import or_
 
 from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
 
-from nearflash.gateware.fp.pipeline import digit_places, wire
+from nearflash.gateware.fp.pipeline import digit_places, select_digit, wire
 
-__all__ = ["Level", "funnel", "prefix_counts", "spread", "spread_levels"]
+__all__ = ["Level", "funnel", "prefix_counts", "registered", "spread", "spread_levels"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def funnel(m: Module, value: Value, place: Value, element_bits: int, count: int)
         step, choices = 1 << digit.start, 1 << (digit.stop - digit.start)
         needed = (count + step - 1) * element_bits  # the lower digits shift by less than a step
         options = [value[k * step * element_bits :][:needed] for k in range(choices)]
-        value = wire(m, _choose(place[digit], options))
+        value = wire(m, select_digit(place[digit], options))
     return value
 
 
@@ -70,16 +70,9 @@ def spread(m: Module, packed: Value, bits: Value, levels: list[Level], element_b
         moved = []
         for place, digit in enumerate(level.digits):
             below = [place - choice * level.step for choice in range(1 << len(digit))]
-            moved.append(_choose(digit, [elements[k] if k >= 0 else C(0, element_bits) for k in below]))
+            moved.append(select_digit(digit, [elements[k] if k >= 0 else C(0, element_bits) for k in below]))
         elements = [wire(m, element) for element in moved]
     return Cat(Mux(bit, element, 0) for bit, element in zip(bits, elements, strict=True))
-
-
-def _choose(digit: Value, options: list[Value]) -> Value:
-    """options[digit] of two or four."""
-    if len(digit) == 1:
-        return Mux(digit, options[1], options[0])
-    return Mux(digit[1], Mux(digit[0], options[3], options[2]), Mux(digit[0], options[1], options[0]))
 
 
 def registered(m: Module, enable: Value, value: Value) -> Signal:

@@ -11,7 +11,7 @@ from typing import Any
 
 from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
 
-__all__ = ["delay", "digit_places", "normalize_digit", "output", "register", "shift_right", "wire"]
+__all__ = ["delay", "digit_places", "normalize_digit", "output", "register", "select_digit", "shift_right", "wire"]
 
 
 def register(m: Module, value: Any, *, src_loc_at: int = 0) -> Any:
@@ -43,8 +43,8 @@ def wire(m: Module, value: Value, *, src_loc_at: int = 0) -> Value:
     return named
 
 
-def _select(digit: Value, options: list[Value]) -> Value:
-    """options[digit]; a digit of one bit has two options."""
+def select_digit(digit: Value, options: list[Value]) -> Value:
+    """options[digit], for a digit of one or two bits: one multiplexer, 2:1 or 4:1, a bit."""
     if len(digit) == 1:
         return Mux(digit, options[1], options[0])
     return Mux(digit[1], Mux(digit[0], options[3], options[2]), Mux(digit[0], options[1], options[0]))
@@ -60,7 +60,7 @@ def normalize_digit(m: Module, value: Value, place: slice) -> tuple[Value, Value
     width, step, count = len(value), 1 << place.start, 1 << (place.stop - place.start)
     empty = [~value[max(0, width - (k + 1) * step) : max(0, width - k * step)].any() for k in range(3)]
     digit = wire(m, Cat(empty[0] & (~empty[1] | empty[2]), empty[0] & empty[1]) if count == 4 else empty[0])
-    shifted = wire(m, _select(digit, [Cat(C(0, k * step), value)[:width] for k in range(count)]))
+    shifted = wire(m, select_digit(digit, [Cat(C(0, k * step), value)[:width] for k in range(count)]))
     return shifted, digit
 
 
@@ -72,5 +72,5 @@ def shift_right(m: Module, value: Value, distance: Value) -> tuple[Value, Value]
         lost = [value[k * step : (k + 1) * step].any() for k in range((1 << len(digit)) - 1)]
         reached = [digit.any(), digit[-1], digit.all()]
         sticky |= Cat(bit & enough for bit, enough in zip(lost, reached, strict=False)).any()
-        value = wire(m, _select(digit, [value[k * step :] for k in range(1 << len(digit))])[: len(value)])
+        value = wire(m, select_digit(digit, [value[k * step :] for k in range(1 << len(digit))])[: len(value)])
     return value, sticky

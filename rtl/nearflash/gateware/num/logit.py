@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.numbers import LOGIT_BITS, SCALE_LEAST_LOG2, SCALE_LIMIT_LOG2, SCORE_BITS
 from nearflash.abi.formats import FP32
-from nearflash.gateware.fp.pipeline import delay, output, register, wire
+from nearflash.gateware.fp.pipeline import delay, output, register, select_digit, wire
 from nearflash.gateware.num.carry import carry_add
 
 __all__ = ["ToLogit"]
@@ -84,9 +84,6 @@ class ToLogit(wiring.Component):
     def _shift(self, m: Module, value: Value, digit: Value, step: int) -> tuple[Value, Value]:
         """value >> digit · step, keeping the sign and the width; and whether a one went out."""
         options = [value >> k * step for k in range(1 << len(digit))]
-        shifted = Mux(digit[0], options[1], options[0])
-        if len(digit) == 2:
-            shifted = Mux(digit[1], Mux(digit[0], options[3], options[2]), shifted)
         reached = [digit.any(), digit[-1], digit.all()]
         lost = [value[k * step : (k + 1) * step].any() & reached[k] for k in range((1 << len(digit)) - 1)]
-        return wire(m, shifted), Cat(lost).any()
+        return wire(m, select_digit(digit, options)), Cat(lost).any()

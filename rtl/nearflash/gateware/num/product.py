@@ -15,7 +15,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attend.numbers import EXACT_LSB, SCORE_LSB, score_limit_log2
 from nearflash.abi.formats import FP16
-from nearflash.gateware.fp.pipeline import delay, output, register, wire
+from nearflash.gateware.fp.pipeline import delay, output, register, select_digit, wire
 
 __all__ = [
     "MULTIPLICAND",
@@ -53,7 +53,7 @@ def operand(m: Module, bits: Value) -> Any:
     distance = wire(m, Cat(field[0] | ~normal, field[1]))
     o = Signal(OPERAND)
     m.d.comb += [
-        o.value.eq(_select(distance, [Cat(C(0, k), significand) for k in range(4)])),
+        o.value.eq(select_digit(distance, [Cat(C(0, k), significand) for k in range(4)])),
         o.places.eq(field[2:]),
         o.negative.eq(bits[-1]),
     ]
@@ -99,17 +99,15 @@ class Product(wiring.Component):
         negative, cut = delay(m, self.a.negative ^ self.b.negative, 4), delay(m, self.cut, 4)
         # Cycle 3: by 4 times 0 to 3. Above _FLOAT_BITS a product has bits only if it is an integer's.
         small, wide = product[:_FLOAT_BITS], _FLOAT_BITS + 12
-        near = _select(places[:2], [small, Cat(C(0, 4), product)[:wide], Cat(C(0, 8), small), Cat(C(0, 12), small)])
+        near = select_digit(
+            places[:2], [small, Cat(C(0, 4), product)[:wide], Cat(C(0, 8), small), Cat(C(0, 12), small)]
+        )
         near, above = register(m, near[:wide]), register(m, product[wide - 4 :])
         far = register(m, places[2:])
         # Cycle 4: by 16 times 0 to 3.
-        placed = _select(far, [Cat(near, above), *(Cat(C(0, 16 * k), near) for k in (1, 2, 3))])
+        placed = select_digit(far, [Cat(near, above), *(Cat(C(0, 16 * k), near) for k in (1, 2, 3))])
         placed = placed[_LEAST_PLACE : _LEAST_PLACE + PRODUCT_BITS]
         kept = Cat(Mux(cut, C(0, _CUT_BITS), placed[:_CUT_BITS]), placed[_CUT_BITS:])
         o = output(m, self.o)
         m.d.sync += [o.bits.eq(kept ^ negative.replicate(PRODUCT_BITS)), o.negative.eq(negative)]
         return m
-
-
-def _select(digit: Value, options: list[Value]) -> Value:
-    return Mux(digit[1], Mux(digit[0], options[3], options[2]), Mux(digit[0], options[1], options[0]))
