@@ -5,11 +5,18 @@ a bubble between beats or between back-to-back transfers, while neither side sta
 connects to a bus, a group to any struct of its width.
 """
 
+from typing import Any
+
 from amaranth import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["Narrow", "Widen"]
+__all__ = ["Narrow", "Widen", "pieces"]
+
+
+def pieces(count: Any, each: int) -> Any:
+    """ceil(count / each) for a power of two: beats of `count` groups, groups of `count` elements."""
+    return (count + (each - 1)) >> (each.bit_length() - 1)
 
 
 def _check(width_bits: int, ratio: int) -> None:

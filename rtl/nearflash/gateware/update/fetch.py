@@ -25,10 +25,10 @@ from nearflash.gateware.bus.axi import ADDRESS_BITS, Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader, ReadEvents
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.stream.fork import Fork
-from nearflash.gateware.stream.gearbox import Narrow
+from nearflash.gateware.stream.gearbox import Narrow, pieces
 from nearflash.gateware.stream.join import Join
 from nearflash.gateware.stream.skid import SkidBuffer
-from nearflash.gateware.update.gradient import GradientCommand, GradientSource, pieces
+from nearflash.gateware.update.gradient import GradientCommand, GradientSource
 from nearflash.gateware.update.pipeline import input_group
 
 __all__ = ["INPUTS", "Fetch", "FetchCommand"]

@@ -21,14 +21,9 @@ from nearflash.abi.topk import WORD_BYTES, StreamFault
 from nearflash.gateware.expand.topk import TopKExpander
 from nearflash.gateware.stream.gearbox import Narrow
 
-__all__ = ["GradientCommand", "GradientSource", "pieces"]
+__all__ = ["GradientCommand", "GradientSource"]
 
 _WORD_BITS = 8 * WORD_BYTES
-
-
-def pieces(count: Any, each: int) -> Any:
-    """ceil(count / each) for a power of two."""
-    return (count + (each - 1)) >> (each.bit_length() - 1)
 
 
 class GradientCommand(data.Struct):

@@ -23,8 +23,7 @@ from nearflash.gateware.bus.axi import ADDRESS_BITS, Axi4WriteSignature
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.bus.write import BurstWriter, WriteEvents
 from nearflash.gateware.stream.fork import Fork
-from nearflash.gateware.stream.gearbox import Widen
-from nearflash.gateware.update.gradient import pieces
+from nearflash.gateware.stream.gearbox import Widen, pieces
 from nearflash.gateware.update.pipeline import output_group
 
 __all__ = ["OUTPUTS", "Store", "StoreCommand", "StoreEvents"]
