@@ -23,6 +23,11 @@ struct int8 {
     static constexpr int exponent_bits = 0;
     static constexpr int mantissa_bits = 7;
 };
+struct int4 {
+    static constexpr int bits = 4;
+    static constexpr int exponent_bits = 0;
+    static constexpr int mantissa_bits = 3;
+};
 struct update_tiny {
     static constexpr std::int64_t lanes = 1;
     static constexpr std::int64_t port_bits = 64;

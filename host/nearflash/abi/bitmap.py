@@ -1,6 +1,6 @@
 """Bitmap matrices: what a pruned weight matrix looks like on flash (docs/weights.md, section 1).
 
-    header, 64 bytes │ row: bitmap │ row: values │ … │ end of a group │ row: bitmap │ …
+    header, 64 bytes │ group: codebook │ row: bitmap │ … │ row: values │ … │ end of the group │ group: …
 
 All is little endian; every section begins at a multiple of 64 bytes and is padded with zeros.
 """
@@ -11,20 +11,29 @@ from enum import IntEnum
 from typing import Self
 
 from nearflash.abi.crc import crc32c
-from nearflash.abi.errors import ShapeError, StreamError
-from nearflash.abi.formats import BF16, FP16, INT8, NumberFormat
+from nearflash.abi.errors import FormatError, ShapeError, StreamError
+from nearflash.abi.formats import BF16, FP16, INT4, INT8, NumberFormat
 from nearflash.abi.topk import StreamFault
 
 __all__ = [
+    "CODEBOOK_ENTRIES",
+    "ESCAPE",
     "GROUP_END",
     "HEADER_BYTES",
     "MAGIC",
+    "SCALE_COLUMNS",
+    "SECTIONS",
     "SECTION_BYTES",
     "VERSION",
     "BitmapHeader",
+    "Coding",
     "ElementFormat",
+    "RowFormat",
+    "Section",
     "bitmap_error",
+    "row_format",
     "section_bytes",
+    "section_fields",
 ]
 
 MAGIC = b"NFBM"
@@ -34,20 +43,98 @@ SECTION_BYTES = 64
 HEADER_BYTES = SECTION_BYTES
 GROUP_END = struct.Struct("<II56x")
 """End of a group of rows: its number, CRC32C of its bytes."""
-_HEADER = struct.Struct("<4sHBxIIIIQ28x")
+SCALE_COLUMNS = 64
+"""Columns of a row that share a scale and a minimum."""
+CODEBOOK_ENTRIES = 3
+"""Exponents, a byte each, in a group's codebook."""
+ESCAPE = CODEBOOK_ENTRIES
+"""Code of an exponent that the codebook does not have."""
+_HEADER = struct.Struct("<4sHBBIIIHBxQ28x")
 
 
 class ElementFormat(IntEnum):
-    """Number format of the elements. The expander moves bits, so fp16 and bf16 are the same to it."""
+    """Number format of elements."""
 
     FP16 = 1
     BF16 = 2
     INT8 = 3
+    INT4 = 4
+    """Unsigned, with scales."""
 
     @property
     def number_format(self) -> NumberFormat:
         """The format itself."""
-        return {ElementFormat.FP16: FP16, ElementFormat.BF16: BF16, ElementFormat.INT8: INT8}[self]
+        return (FP16, BF16, INT8, INT4)[self - 1]
+
+
+class Coding(IntEnum):
+    """What the values of a row are."""
+
+    PLAIN = 0
+    """The elements themselves."""
+    EXPONENTS = 1
+    """Planes of bits, with the exponents as codes of a codebook."""
+
+
+class RowFormat(IntEnum):
+    """Which sections a row has: element format, coding and whether there are scales, as far as they differ in that."""
+
+    PLAIN16 = 0
+    PLAIN8 = 1
+    CODED_FP16 = 2
+    CODED_BF16 = 3
+    SCALED8 = 4
+    SCALED4 = 5
+
+
+class Section(IntEnum):
+    """A section of a row, numbered in the order in which they lie there."""
+
+    BITMAP = 0
+    SCALES = 1
+    LOW = 2
+    CODES = 3
+    ESCAPES = 4
+    VALUES = 5
+
+
+SECTIONS: dict[RowFormat, dict[Section, int]] = {
+    RowFormat.PLAIN16: {Section.BITMAP: 1, Section.VALUES: 16},
+    RowFormat.PLAIN8: {Section.BITMAP: 1, Section.VALUES: 8},
+    RowFormat.CODED_FP16: {
+        Section.BITMAP: 1, Section.LOW: 1, Section.CODES: 4, Section.ESCAPES: 8, Section.VALUES: 8,
+    },
+    RowFormat.CODED_BF16: {Section.BITMAP: 1, Section.CODES: 2, Section.ESCAPES: 8, Section.VALUES: 8},
+    RowFormat.SCALED8: {Section.BITMAP: 1, Section.SCALES: 32, Section.VALUES: 8},
+    RowFormat.SCALED4: {Section.BITMAP: 1, Section.SCALES: 32, Section.VALUES: 4},
+}  # fmt: skip
+"""Sections that a row of each format has, in order: bits of one of their fields."""
+_ROW_FORMATS = {
+    (ElementFormat.FP16, Coding.PLAIN, False): RowFormat.PLAIN16,
+    (ElementFormat.BF16, Coding.PLAIN, False): RowFormat.PLAIN16,
+    (ElementFormat.INT8, Coding.PLAIN, False): RowFormat.PLAIN8,
+    (ElementFormat.FP16, Coding.EXPONENTS, False): RowFormat.CODED_FP16,
+    (ElementFormat.BF16, Coding.EXPONENTS, False): RowFormat.CODED_BF16,
+    (ElementFormat.INT8, Coding.PLAIN, True): RowFormat.SCALED8,
+    (ElementFormat.INT4, Coding.PLAIN, True): RowFormat.SCALED4,
+}
+_OUTPUTS = (ElementFormat.FP16, ElementFormat.BF16)
+
+
+def row_format(element: ElementFormat, coding: Coding, output: ElementFormat | None) -> RowFormat:
+    """Format of the rows. Raises FormatError for formats that do not go together."""
+    found = _ROW_FORMATS.get((element, coding, output is not None))
+    if found is None or output not in (None, *_OUTPUTS):
+        rule = "fp16 or bf16, plain or coded, or int8, without an output format, or int8 or int4 with fp16 or bf16"
+        names = f"{element.name}, coding {coding.name}, output {output.name if output else None}"
+        raise FormatError(f"a bitmap matrix must be of {rule}, not of {names}")
+    return found
+
+
+def section_fields(section: Section, columns: int, values: int, escapes: int) -> int:
+    """Fields in a section of a row of `columns` columns, with so many values, of which `escapes` have code 3."""
+    others = {Section.BITMAP: columns, Section.SCALES: -(-columns // SCALE_COLUMNS), Section.ESCAPES: escapes}
+    return others.get(section, values)
 
 
 def section_bytes(bits: int) -> int:
@@ -56,11 +143,12 @@ def section_bytes(bits: int) -> int:
 
 
 def bitmap_error(fault: StreamFault, detail: str) -> StreamError:
-    """The error for a matrix with HEADER, LENGTH or CHECKSUM wrong."""
+    """The error for a matrix with HEADER, LENGTH, CHECKSUM or COUNT wrong."""
     rule = {
         StreamFault.HEADER: "must begin with the header of a bitmap matrix of the shape and format expected",
         StreamFault.LENGTH: "must end where its header says",
         StreamFault.CHECKSUM: "must have the CRC32C that is written in it",
+        StreamFault.COUNT: "must have no values beyond its columns",
     }[fault]
     return StreamError(f"a bitmap matrix {rule}, not {detail}; compress the weights again", fault)
 
@@ -75,20 +163,35 @@ class BitmapHeader:
     group_rows: int
     stream_bytes: int
     """Bytes with the header."""
+    coding: Coding = Coding.PLAIN
+    output: ElementFormat | None = None
+    """What elements with a scale and a minimum expand to, fp16 or bf16; None: elements are what they are."""
 
     def __post_init__(self) -> None:
         for name in ("rows", "columns", "group_rows"):
             if not 0 < getattr(self, name) < 1 << 32:
                 raise ShapeError(f"{name} must be between 1 and 2^32 - 1, not {getattr(self, name)!r}")
+        row_format(self.element, self.coding, self.output)
 
     @property
     def groups(self) -> int:
         """Groups of rows; the last one may have fewer."""
         return -(-self.rows // self.group_rows)
 
+    @property
+    def row_format(self) -> RowFormat:
+        """Which sections the rows have."""
+        return row_format(self.element, self.coding, self.output)
+
+    @property
+    def dense(self) -> ElementFormat:
+        """Format of the dense elements."""
+        return self.output or self.element
+
     def pack(self) -> bytes:
         """The header's 64 bytes; the last four are the CRC32C of those before."""
-        fields = (self.element, self.rows, self.columns, self.group_rows, 0, self.stream_bytes)
+        scaling = (SCALE_COLUMNS, self.output) if self.output else (0, 0)
+        fields = (self.element, self.coding, self.rows, self.columns, self.group_rows, *scaling, self.stream_bytes)
         text = _HEADER.pack(MAGIC, VERSION, *fields)
         return text + crc32c(text).to_bytes(4, "little")
 
@@ -97,14 +200,18 @@ class BitmapHeader:
         """Header of a stream of `stream_bytes` bytes. Raises StreamError for any other."""
         if min(len(text), stream_bytes) < HEADER_BYTES:
             raise bitmap_error(StreamFault.LENGTH, f"after {min(len(text), stream_bytes)} bytes")
-        magic, version, element, rows, columns, group_rows, _, said = _HEADER.unpack(text[: _HEADER.size])
+        fields = _HEADER.unpack(text[: _HEADER.size])
+        magic, version, element, coding, rows, columns, group_rows, scale_columns, output, said = fields
         if magic != MAGIC or version != VERSION:
             raise bitmap_error(StreamFault.HEADER, f"magic {magic!r} and version {version}")
         if crc32c(text[: _HEADER.size]) != int.from_bytes(text[_HEADER.size : HEADER_BYTES], "little"):
             raise bitmap_error(StreamFault.CHECKSUM, "another one in its header")
-        if element not in list(ElementFormat) or not (rows and columns and group_rows):
-            found = f"format {element}, {rows} x {columns} elements, {group_rows} rows a group"
+        known = (element, coding, output != 0) in _ROW_FORMATS and output in (0, *_OUTPUTS)
+        if not known or scale_columns != (SCALE_COLUMNS if output else 0) or not (rows and columns and group_rows):
+            found = f"format {element}, coding {coding}, output {output}, {scale_columns} columns a scale"
+            found += f", {rows} x {columns} elements, {group_rows} rows a group"
             raise bitmap_error(StreamFault.HEADER, found)
         if said != stream_bytes:
             raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {said} are said")
-        return cls(ElementFormat(element), rows, columns, group_rows, stream_bytes)
+        scaled = ElementFormat(output) if output else None
+        return cls(ElementFormat(element), rows, columns, group_rows, stream_bytes, Coding(coding), scaled)

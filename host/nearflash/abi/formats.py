@@ -15,6 +15,7 @@ __all__ = [
     "FP16",
     "FP32",
     "FP32_MIN_NORMAL",
+    "INT4",
     "INT8",
     "NumberFormat",
     "fp32_bits",
@@ -34,7 +35,7 @@ class NumberFormat:
 
     @property
     def bytes(self) -> int:
-        """Size of one element, in bytes."""
+        """Size of one element, in whole bytes: none for int4, of which two share one."""
         return self.bits // 8
 
     @property
@@ -52,7 +53,8 @@ FP32 = NumberFormat("fp32", 32, 8, 23)
 FP16 = NumberFormat("fp16", 16, 5, 10)
 BF16 = NumberFormat("bf16", 16, 8, 7)
 INT8 = NumberFormat("int8", 8, 0, 7)
-FORMATS = {f.name: f for f in (FP32, FP16, BF16, INT8)}
+INT4 = NumberFormat("int4", 4, 0, 3)
+FORMATS = {f.name: f for f in (FP32, FP16, BF16, INT8, INT4)}
 
 
 FP32_MIN_NORMAL = 2.0**-126
