@@ -37,6 +37,10 @@ def generate(subparsers: Any) -> None:
     parser.add_argument("--devices", type=int, default=1, help="KV heads over so many of them")
     parser.add_argument("--path", type=Path, help="file for the pages (device host); default: one that is deleted")
     parser.add_argument(
+        "--memory", type=_size, default=256 << 20, metavar="BYTES",
+        help="of host memory for index and token groups that were read, as 512M or 2G (device host; default 256M)",
+    )  # fmt: skip
+    parser.add_argument(
         "--nand-block-pages", type=int, default=0, metavar="N",
         help="keep pages on the device's NAND, of N pages a block (768 behind attend-tiny), not in its memory",
     )  # fmt: skip
@@ -69,7 +73,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     with open_engine(
         kv_shape(model), policy, tokens=longest + arguments.max_new_tokens, sequences=len(prompts),
         device=arguments.device, devices=arguments.devices, path=arguments.path,
-        nand_block_pages=arguments.nand_block_pages,
+        nand_block_pages=arguments.nand_block_pages, memory_bytes=arguments.memory,
     ) as engine:  # fmt: skip
         done = continued(
             model, tokenizer, prompts, engine, max_new_tokens=arguments.max_new_tokens, chat=arguments.chat,
@@ -83,10 +87,19 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 _TEMPLATE_TOKENS = 128
 """Room for what a chat template puts around a prompt."""
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+"""Binary ones, as shifts."""
 
 
 def _amount(text: str) -> int | float:
     return int(text) if text.isdigit() else float(text)
+
+
+def _size(text: str) -> int:
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if not number.isdigit() or unit not in _UNITS:
+        raise argparse.ArgumentTypeError(f"must be a number of bytes such as 512M or 2G, not {text!r}")
+    return int(number) << _UNITS[unit]
 
 
 def _prompts(path: Path) -> list[str]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nearflash.abi.attend.codeword import PageKind
 from nearflash.inference.engine import EngineCounters
+from nearflash.inference.group_memory import GroupMemory
 from nearflash.inference.host_reads import Groups, SequenceReads
 from nearflash.inference.index_rows import IndexMemory, IndexRows, score_rows
 from nearflash.inference.policy import AttentionPolicy
@@ -81,14 +82,22 @@ class _Part:
 class HostEngine(StoreEngine):
     """Attends by the policy to what the store holds.
 
-    Of the index up to `index_bytes` stay in memory once they were read.
+    What was read stays in memory: of the index up to `index_bytes`, of token groups up to `group_bytes`.
     """
 
     def __init__(
-        self, store: KvStore, policy: AttentionPolicy, *, first_head: int = 0, index_bytes: int = 0, name: str = "host"
+        self,
+        store: KvStore,
+        policy: AttentionPolicy,
+        *,
+        first_head: int = 0,
+        index_bytes: int = 0,
+        group_bytes: int = 0,
+        name: str = "host",
     ) -> None:
         super().__init__(store, policy, first_head, name)
         self._index = IndexMemory(index_bytes)
+        self._groups = GroupMemory(group_bytes, store.layout.group_pages * store.layout.page_bytes)
         self._reader = ThreadPoolExecutor(1, "kv-reader")
         self._asked: list[Future[object]] = []
 
@@ -114,8 +123,8 @@ class HostEngine(StoreEngine):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that the index takes."""
-        return self._index.size_bytes
+        """Memory that the index and token groups take."""
+        return self._index.size_bytes + self._groups.size_bytes
 
     @property
     def counters(self) -> EngineCounters:
@@ -129,6 +138,7 @@ class HostEngine(StoreEngine):
 
     def _forget(self, sequence: int) -> None:
         self._index.drop(sequence)
+        self._groups.drop(sequence)
 
     def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list["_Part"]:
         """The heads of a sequence by the policy that they follow; their scans' reads asked for."""
@@ -163,7 +173,7 @@ class HostEngine(StoreEngine):
             part.alpha = (probabilities * part.chosen[:, None]).sum(dim=-1, keepdim=True)
         full = stored.flash_tokens // layout.group_tokens
         part.grouped = part.chosen[:, : full * layout.group_tokens].unflatten(1, (full, layout.group_tokens))
-        part.groups = self._ask(part.reads.groups, part.grouped.any(dim=-1).numpy())
+        part.groups = self._ask(part.reads.groups, part.grouped.any(dim=-1).numpy(), self._groups)
 
     def _output(self, part: "_Part", scaling: float) -> NDArray[np.float32]:
         """(H, g, d)."""

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attend.codeword import CODEWORD_BYTES, PageKind
-from nearflash.inference.index_rows import IndexMemory, IndexRows, rows_of_pages
+from nearflash.inference.group_memory import GroupMemory
+from nearflash.inference.index_rows import IndexMemory, IndexRows, rows_bytes, rows_of_pages
 from nearflash.storage.flash.page import PageData, PageKeys, page_keys
 from nearflash.storage.kv import KvStore, StoredHead
 
@@ -36,26 +37,23 @@ class SequenceReads:
         self._store, self._read = store, read
         self.stored, self.heads, self.tokens = stored, heads, stored.tokens
 
-    def groups(self, wanted: Bools, *, values: bool = True) -> Groups:
-        """The `wanted` (heads, full groups), their V too where `values`."""
-        layout, owner = self._store.layout, self.stored.owner
-        rows, number = np.nonzero(wanted)
-        parts = np.arange(layout.group_pages if values else 1)
-        pages = self.stored.token_pages[np.array(self.heads)[rows], number][:, None] + parts
-        first = parts * (layout.page_bytes // CODEWORD_BYTES)
-        heads = np.array(self.heads)[rows][:, None]
-        keys = page_keys(owner.sequence, owner.layer, heads, number[:, None], PageKind.TOKEN, first)
-        data = self._read(PageKind.TOKEN, pages.reshape(-1), keys.reshape(-1)).data
+    def groups(self, wanted: Bools, memory: GroupMemory) -> Groups:
+        """The `wanted` (heads, full groups), of which some may be in memory."""
+        owner, (rows, number) = self.stored.owner, np.nonzero(wanted)
+        heads, pages = np.array(self.heads, np.int64)[rows], self._store.layout.group_pages
+        data = memory.take(
+            owner.sequence, owner.layer, heads, number, lambda at: self._groups(heads[at], number[at], pages)
+        )
         ends = np.cumsum(wanted.sum(axis=1))[:-1]
-        places = data.reshape(len(number), len(parts) * layout.page_bytes).view(np.float16)
-        return Groups(np.split(number, ends), np.split(places, ends))
+        return Groups(np.split(number, ends), np.split(data, ends))
 
     def index(self, channels: Ints, memory: IndexMemory) -> IndexRows:
         """Rows of all whole blocks over `channels` (heads, r)."""
         owner, blocks = self.stored.owner, self.tokens // self._store.layout.block_tokens
         kept = memory.get(owner.sequence, owner.layer)
         have = kept.codes.shape[1] if kept else 0
-        if have < blocks and memory.has_room(self._layer_bytes(blocks - have)):
+        pages, heads = self._store.pages.index_layout, self._store.shape.kv_heads
+        if have < blocks and memory.has_room(rows_bytes(pages, heads, blocks - have)):
             new = self._blocks(range(have, blocks))
             kept = kept.with_blocks(new) if kept else new
             memory.put(owner.sequence, owner.layer, kept)
@@ -74,14 +72,19 @@ class SequenceReads:
         own = self.stored.tail_k[self.heads]
         if first >= full:
             return own
-        data = np.stack(self.groups(wanted, values=False).data)
+        rows, number = np.nonzero(wanted)
+        data = self._groups(np.array(self.heads)[rows], number, 1).reshape(len(self.heads), full - first, -1)
         k = self._store.pages.k_values(data.reshape(-1, data.shape[-1]).view(np.uint8))
         return np.concatenate([k.reshape(*own.shape[:1], -1, own.shape[-1]), own], axis=1)
 
-    def _layer_bytes(self, blocks: int) -> int:
-        layout = self._store.pages.index_layout
-        row_bytes = layout.block_tokens * layout.format.bits // 8 + 4
-        return self._store.shape.kv_heads * blocks * layout.dim * row_bytes
+    def _groups(self, heads: Ints, number: Ints, pages: int) -> F16:
+        """The first `pages` pages of groups (n,), (n, elements)."""
+        owner, layout, parts = self.stored.owner, self._store.layout, np.arange(pages)
+        first = parts * (layout.page_bytes // CODEWORD_BYTES)
+        keys = page_keys(owner.sequence, owner.layer, heads[:, None], number[:, None], PageKind.TOKEN, first)
+        places = self.stored.token_pages[heads, number][:, None] + parts
+        data = self._read(PageKind.TOKEN, places.reshape(-1), keys.reshape(-1)).data
+        return data.reshape(len(number), pages * layout.page_bytes).view(np.float16)
 
     def _blocks(self, blocks: range) -> IndexRows:
         """All rows of all of the layer's heads."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from nearflash.abi.attend.pages import IndexFormat, IndexLayout
 from nearflash.storage.flash.page import PageData
 
-__all__ = ["IndexMemory", "IndexRows", "rows_of_pages", "score_rows"]
+__all__ = ["IndexMemory", "IndexRows", "rows_bytes", "rows_of_pages", "score_rows"]
 
 Bytes = NDArray[np.uint8]
 F16 = NDArray[np.float16]
@@ -40,6 +40,11 @@ class IndexRows:
         """These rows and those of later blocks."""
         codes = np.concatenate([self.codes, other.codes], axis=1)
         return IndexRows(codes, np.concatenate([self.factors, other.factors], axis=1))
+
+
+def rows_bytes(layout: IndexLayout, heads: int, blocks: int) -> int:
+    """Memory that the rows of all channels take."""
+    return heads * blocks * layout.dim * (layout.block_tokens * layout.format.bits // 8 + 4)
 
 
 def rows_of_pages(read: PageData, layout: IndexLayout, heads: int) -> IndexRows:

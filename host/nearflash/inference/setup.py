@@ -40,14 +40,15 @@ _SPARE_BLOCKS = 4
 
 def open_engine(
     shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = HOST, devices: int = 1,
-    path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, index_bytes: int = 0,
+    path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, memory_bytes: int = 0,
     tail_bytes: int = DEFAULT_TAIL_BYTES,
 ) -> Engine:  # fmt: skip
     """An engine with room for `sequences` of up to `tokens` tokens each; of several devices a CsdArray.
 
     `host` keeps pages in a file: `path` (its name with .0, .1, … for several devices), by direct I/O; or, by default,
-    one that is gone when it is closed, through the page cache; of the index up to `index_bytes` stay in memory. A
-    device keeps them in its memory; or, where `nand_block_pages` says how many pages a block of its NAND has, there.
+    one that is gone when it is closed, through the page cache; of what it reads up to `memory_bytes` stay in memory,
+    the index before token groups. A device keeps them in its memory; or, where `nand_block_pages` says how many pages a
+    block of its NAND has, there.
     Tails stay in memory up to `tail_bytes` (KvStore), except of pages that are in a device's memory anyway.
     Raises CommandError for a path or NAND where there is none, ConfigError for more devices than KV heads, what opening
     raises.
@@ -66,7 +67,7 @@ def open_engine(
             own = replace(shape, kv_heads=count)
             file = path if path is None or devices == 1 else path.with_name(f"{path.name}.{place}")
             if device == HOST:
-                room = index_bytes // devices, tail_bytes // devices
+                room = memory_bytes // devices, tail_bytes // devices
                 engines.append(_host(own, policy, layout, tokens, sequences, file, end - count, *room))
             else:
                 flash = partial(_device_flash, own, layout, tokens, sequences, nand_block_pages)
@@ -115,7 +116,7 @@ def _host(
     sequences: int,
     path: Path | None,
     first: int,
-    index_bytes: int,
+    memory_bytes: int,
     tail_bytes: int,
 ) -> Engine:
     from nearflash.inference.host_engine import HostEngine
@@ -127,7 +128,16 @@ def _host(
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
             flash, name = FileFlash.create(Path(folder) / "kv", geometry, direct=False), HOST
     store = KvStore(flash, shape, layout, background=True, tail_bytes=tail_bytes)
-    return HostEngine(store, policy, first_head=first, index_bytes=index_bytes, name=name)
+    index = min(memory_bytes, _index_bytes(shape, layout, tokens, sequences))
+    return HostEngine(store, policy, first_head=first, index_bytes=index, group_bytes=memory_bytes - index, name=name)
+
+
+def _index_bytes(shape: KvShape, layout: KvLayout, tokens: int, sequences: int) -> int:
+    """Memory that the index takes, if nothing of it is read twice."""
+    from nearflash.inference.index_rows import rows_bytes
+
+    blocks = tokens // layout.block_tokens
+    return sequences * shape.layers * rows_bytes(layout.index_layout(shape.dim), shape.kv_heads, blocks)
 
 
 def _device(

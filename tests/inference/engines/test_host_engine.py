@@ -163,3 +163,30 @@ def test_index_rows_kept_in_memory_give_the_same(make_store, make_layout, shape,
         k, v = (np.concatenate([old, new], axis=1) for old, new in zip((k, v), more, strict=True))
     engine.free(number)
     assert engine.memory_bytes == 0
+
+
+@pytest.mark.parametrize("groups", [0, 5, 20, 1000])
+@pytest.mark.parametrize("name", ["dense", "page", "mass"])
+def test_groups_kept_in_memory_give_the_same(make_store, make_layout, shape, filled, name, groups):
+    """Room for none, some or all groups of two sequences that grow; those in memory are not read again."""
+    layout = make_layout()
+    room = groups * layout.group_pages * layout.page_bytes
+    engine = HostEngine(make_store(shape, layout), POLICIES[name], index_bytes=1 << 20, group_bytes=room)
+    numbers, stored = filled(engine, shape, [139, 70])
+    read = []
+    for grown in range(4):
+        q = draw_q(shape, 2, 2, seed=grown // 2)
+        want = expected(q, stored, POLICIES[name], layout)
+        engine.counters.take()
+        np.testing.assert_allclose(engine.attend(1, numbers, q), want, rtol=1e-4, atol=1e-4)
+        read.append(engine.counters.flash_bytes.get("token", 0))
+        assert engine.memory_bytes <= room + (1 << 20)
+        if grown == 1:
+            more = np.random.default_rng(3).standard_normal((2, shape.kv_heads, 30, shape.dim)).astype(np.float16)
+            engine.append(numbers[1], 1, *more)
+            stored[1] = tuple(np.concatenate([old, new], axis=1) for old, new in zip(stored[1], more, strict=True))
+    assert read[0] > 0
+    assert groups == 0 or read[1] == read[0] - min(groups, read[0] // 4096) * 4096
+    for number in numbers:
+        engine.free(number)
+    assert engine.memory_bytes == 0

@@ -51,3 +51,17 @@ def test_without_its_packages_there_is_no_command(monkeypatch):
     with pytest.raises(ModuleNotFoundError) as raised:
         nearflash.inference.cli.generate(argparse.ArgumentParser().add_subparsers())
     assert raised.value.name == "transformers"
+
+
+@pytest.mark.parametrize(
+    "size, size_bytes", [("0", 0), ("4096", 4096), ("3k", 3 << 10), ("512M", 512 << 20), ("2G", 2 << 30)]
+)
+def test_memory_is_a_number_of_bytes(size, size_bytes):
+    assert nearflash.inference.cli._size(size) == size_bytes
+
+
+@pytest.mark.parametrize("size", ["", "G", "-1", "1.5G", "3T"])
+def test_another_memory_is_refused(capsys, size):
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--model", "x", "--prompts", "y", f"--memory={size}"])
+    assert f"must be a number of bytes such as 512M or 2G, not {size!r}" in capsys.readouterr().err

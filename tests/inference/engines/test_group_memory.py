@@ -1,0 +1,77 @@
+"""Groups in memory are those that were read; what is in use is not thrown out."""
+
+import numpy as np
+import pytest
+
+from nearflash.inference.group_memory import GroupMemory
+
+ELEMENTS = 8
+
+
+class Flash:
+    """Groups whose elements say which ones they are."""
+
+    def __init__(self, memory):
+        self.memory, self.read = memory, []
+
+    def take(self, sequence, layer, wanted):
+        heads, groups = (np.array(x, np.int64) for x in zip(*wanted, strict=True))
+        want = np.stack([np.arange(ELEMENTS) + 500 * sequence + 100 * layer + 10 * h + g for h, g in wanted])
+
+        def read(at):
+            self.read += [(sequence, layer, *wanted[place]) for place in at]
+            return want[at].astype(np.float16)
+
+        before = len(self.read)
+        np.testing.assert_array_equal(self.memory.take(sequence, layer, heads, groups, read), want)
+        return len(self.read) - before
+
+
+def test_random_choices_are_what_was_read():
+    """Three sequences of three layers, with room for a fifth of them; one is freed, and its number used again."""
+    rng = np.random.default_rng(1)
+    memory = GroupMemory(40 * 2 * ELEMENTS, 2 * ELEMENTS)
+    flash, asked = Flash(memory), 0
+    for turn in range(300):
+        for sequence in range(3):
+            for layer in range(3):
+                count = rng.integers(1, 8)
+                chosen = rng.choice(2 * (6 + turn // 100), count, replace=False)
+                flash.take(sequence, layer, [divmod(int(each), 6 + turn // 100) for each in chosen])
+                asked += count
+        if turn % 37 == 0:
+            before = memory.size_bytes
+            memory.drop(turn % 3)
+            assert memory.size_bytes < before
+    assert memory.size_bytes == 40 * 2 * ELEMENTS and 0.5 * asked < len(flash.read) < 0.95 * asked
+
+
+@pytest.mark.parametrize("places, reads", [(4, 6), (10, 0), (0, 10)])
+def test_groups_in_use_stay_though_more_are_asked_for(places, reads):
+    """Ten groups in a circle, for whom the least recently used place would always be the next one to be asked for."""
+    flash = Flash(GroupMemory(places * 2 * ELEMENTS, 2 * ELEMENTS))
+    for turn in range(5):
+        found = sum(flash.take(0, layer, [(0, 1), (1, 0)]) for layer in range(5))
+        assert found == (reads if turn else 10)
+
+
+def test_the_longest_unused_goes_first():
+    flash = Flash(GroupMemory(4 * 2 * ELEMENTS, 2 * ELEMENTS))
+    flash.take(0, 0, [(0, 0), (0, 1), (0, 2), (0, 3)])
+    flash.take(0, 0, [(0, 0), (0, 2), (0, 3)])
+    flash.take(0, 0, [(0, 0), (0, 2)])
+    assert flash.take(0, 0, [(0, 0), (0, 4), (0, 5)]) == 2  # in place of 1 and 3
+    assert flash.take(0, 0, [(0, 2), (0, 4), (0, 5)]) == 0
+    assert flash.take(0, 0, [(0, 1)]) == 1
+
+
+def test_a_failed_read_leaves_what_was_there():
+    flash = Flash(GroupMemory(4 * 2 * ELEMENTS, 2 * ELEMENTS))
+    flash.take(0, 0, [(0, 0)])
+
+    def fails(at):
+        raise OSError("drive")
+
+    with pytest.raises(OSError, match="drive"):
+        flash.memory.take(0, 0, np.array([0, 0]), np.array([0, 1]), fails)
+    assert flash.take(0, 0, [(0, 0), (0, 1)]) == 1
