@@ -151,6 +151,55 @@
 #define NEARFLASH_ATTEND_READ_BEATS 0x1a8u /* 64 bits, ro: data beats read from memory */
 #define NEARFLASH_ATTEND_WRITE_BEATS 0x1b0u /* 64 bits, ro: data beats written to memory */
 
+/* expand: 4096 bytes of AXI4-Lite address space */
+#define NEARFLASH_EXPAND_CONTROL 0x000u /* 32 bits, control: XRT kernel control */
+#define NEARFLASH_EXPAND_CONTROL_AP_START_MASK 0x1ull /* write 1 to start; reads 1 until the kernel has taken its arguments */
+#define NEARFLASH_EXPAND_CONTROL_AP_DONE_MASK 0x2ull /* the kernel has finished; cleared by reading */
+#define NEARFLASH_EXPAND_CONTROL_AP_IDLE_MASK 0x4ull /* the kernel is idle */
+#define NEARFLASH_EXPAND_CONTROL_AP_READY_MASK 0x8ull /* the kernel takes new arguments */
+#define NEARFLASH_EXPAND_CONTROL_AP_CONTINUE_MASK 0x10ull /* write 1 to acknowledge ap_done (ap_ctrl_chain) */
+#define NEARFLASH_EXPAND_CONTROL_AUTO_RESTART_MASK 0x80ull /* start again when done */
+#define NEARFLASH_EXPAND_INTERRUPT_ENABLE 0x004u /* 32 bits, control: global interrupt enable */
+#define NEARFLASH_EXPAND_INTERRUPT_ENABLE_ENABLE_MASK 0x1ull /* interrupts on */
+#define NEARFLASH_EXPAND_INTERRUPT_MASK 0x008u /* 32 bits, control: which events raise the interrupt */
+#define NEARFLASH_EXPAND_INTERRUPT_MASK_DONE_MASK 0x1ull /* ap_done */
+#define NEARFLASH_EXPAND_INTERRUPT_MASK_READY_MASK 0x2ull /* ap_ready */
+#define NEARFLASH_EXPAND_INTERRUPT_STATUS 0x00cu /* 32 bits, control: events seen; write 1 to toggle */
+#define NEARFLASH_EXPAND_INTERRUPT_STATUS_DONE_MASK 0x1ull /* ap_done */
+#define NEARFLASH_EXPAND_INTERRUPT_STATUS_READY_MASK 0x2ull /* ap_ready */
+#define NEARFLASH_EXPAND_IDENTITY_TYPE 0x010u /* 32 bits, ro: block type, 'IDEN' */
+#define NEARFLASH_EXPAND_IDENTITY_VERSION 0x014u /* 32 bits, ro: block version */
+#define NEARFLASH_EXPAND_IDENTITY_SIZE 0x018u /* 32 bits, ro: block size, bytes */
+#define NEARFLASH_EXPAND_MAGIC 0x01cu /* 32 bits, ro: 'NFSH' */
+#define NEARFLASH_EXPAND_ABI_VERSION 0x020u /* 32 bits, ro: version of the contract */
+#define NEARFLASH_EXPAND_GIT_REVISION 0x024u /* 32 bits, ro: first 32 bits of the git revision; 0 in simulation */
+#define NEARFLASH_EXPAND_CONFIG_DIGEST 0x028u /* 64 bits, ro: first 64 bits of the build config's digest */
+#define NEARFLASH_EXPAND_EXPAND_TYPE 0x040u /* 32 bits, ro: block type, 'EXPD' */
+#define NEARFLASH_EXPAND_EXPAND_VERSION 0x044u /* 32 bits, ro: block version */
+#define NEARFLASH_EXPAND_EXPAND_SIZE 0x048u /* 32 bits, ro: block size, bytes */
+#define NEARFLASH_EXPAND_FORMAT 0x04cu /* 32 bits, rw: what the matrix's header must say */
+#define NEARFLASH_EXPAND_FORMAT_ELEMENT_MASK 0xffull /* elements: 1 fp16, 2 bf16, 3 int8, 4 int4 */
+#define NEARFLASH_EXPAND_FORMAT_CODING_MASK 0xff00ull /* coding of the values: 0 plain, 1 coded exponents */
+#define NEARFLASH_EXPAND_FORMAT_OUTPUT_MASK 0xff0000ull /* what scaled elements expand to: 1 fp16, 2 bf16; 0: elements without scales */
+#define NEARFLASH_EXPAND_IN_ADDRESS 0x050u /* 64 bits, rw: bitmap matrix, read; a byte address, a multiple of 64 */
+#define NEARFLASH_EXPAND_OUT_ADDRESS 0x058u /* 64 bits, rw: dense rows, written; a byte address, a multiple of 64 */
+#define NEARFLASH_EXPAND_IN_BYTES 0x060u /* 32 bits, rw: bytes of the matrix, its header included */
+#define NEARFLASH_EXPAND_ROWS 0x064u /* 32 bits, rw: rows of the matrix */
+#define NEARFLASH_EXPAND_COLUMNS 0x068u /* 32 bits, rw: columns of the matrix */
+#define NEARFLASH_EXPAND_STATUS 0x06cu /* 32 bits, ro: 0 while all is well, else the status code of the first fault */
+#define NEARFLASH_EXPAND_FAULT_ADDRESS 0x070u /* 64 bits, ro: byte address of the first fault */
+#define NEARFLASH_EXPAND_COUNTERS_TYPE 0x100u /* 32 bits, ro: block type, 'CNTR' */
+#define NEARFLASH_EXPAND_COUNTERS_VERSION 0x104u /* 32 bits, ro: block version */
+#define NEARFLASH_EXPAND_COUNTERS_SIZE 0x108u /* 32 bits, ro: block size, bytes */
+#define NEARFLASH_EXPAND_CYCLES 0x110u /* 64 bits, ro: clock cycles from start to the last write response */
+#define NEARFLASH_EXPAND_ROWS_DONE 0x118u /* 64 bits, ro: rows written */
+#define NEARFLASH_EXPAND_ELEMENTS_DONE 0x120u /* 64 bits, ro: elements written, without the padding of rows */
+#define NEARFLASH_EXPAND_VALUES_DONE 0x128u /* 64 bits, ro: values that these rows have */
+#define NEARFLASH_EXPAND_READ_BEATS 0x130u /* 64 bits, ro: data beats read */
+#define NEARFLASH_EXPAND_WRITE_BEATS 0x138u /* 64 bits, ro: data beats written */
+#define NEARFLASH_EXPAND_WAIT_READ_CYCLES 0x140u /* 64 bits, ro: cycles in which the parser waited for the matrix */
+#define NEARFLASH_EXPAND_WAIT_WRITE_CYCLES 0x148u /* 64 bits, ro: cycles in which dense rows waited for the writer */
+
 #define NEARFLASH_STATUS_OK 0u
 #define NEARFLASH_STATUS_READ_ERROR 1u
 #define NEARFLASH_STATUS_WRITE_ERROR 2u
@@ -178,5 +227,7 @@
 #define NEARFLASH_DIGEST_ATTEND_PYNQ_Z2 0x61abc230bb1d93f2ull
 #define NEARFLASH_DIGEST_ATTEND_ZYNQ7045 0xb2580b7fd628c95aull
 #define NEARFLASH_DIGEST_ATTEND_ZU17EG 0xa23ab9e3164a9f2dull
+#define NEARFLASH_DIGEST_EXPAND_TINY 0xcb1396bca545e45full
+#define NEARFLASH_DIGEST_EXPAND_SMARTSSD 0xc8d2f40739896e94ull
 
 #endif

@@ -93,6 +93,7 @@ def _add_selftest(subparsers: Any) -> None:
     parser.add_argument("--device", default="host:update-smartssd", help="for example verilator:attend-tiny")
     parser.add_argument("--params", type=int, default=1000, help="parameters of each update")
     parser.add_argument("--tokens", type=int, default=1000, help="tokens times query heads of each head of attention")
+    parser.add_argument("--columns", type=int, default=1000, help="columns of each matrix of weights")
     parser.add_argument("--seed", type=int, default=1, help="of the random values")
     parser.add_argument("--record", metavar="FILE", help="write a transcript that device `replay` plays back")
     parser.set_defaults(run=_selftest)
@@ -106,7 +107,8 @@ def _selftest(arguments: argparse.Namespace) -> int:
     words = mismatches = 0
     device = open_device(arguments.device)
     with RecordingDevice(device, arguments.record) if arguments.record else device as device:
-        for result in compare(device, seed=arguments.seed, params=arguments.params, tokens=arguments.tokens):
+        sizes = {name: getattr(arguments, name) for name in ("params", "tokens", "columns")}
+        for result in compare(device, seed=arguments.seed, **sizes):
             print(f"{result.case:<28}{result.words:>8} words {result.mismatches:>6} mismatches")
             words, mismatches = words + result.words, mismatches + result.mismatches
     print(f"{arguments.device}: {words} words compared with the model, {mismatches} mismatches")

@@ -8,7 +8,11 @@ from nearflash.device import available_devices, open_device, registry
 from nearflash.device.host import HostDevice
 from nearflash.device.model import ModelDevice
 
-BACKENDS = {"update": {"model", "host", "replay", "verilator", "hls"}, "attend": {"model", "replay", "verilator"}}
+BACKENDS = {
+    "update": {"model", "host", "replay", "verilator", "hls"},
+    "attend": {"model", "replay", "verilator"},
+    "expand": {"model", "host", "replay", "verilator"},
+}
 
 
 def test_backends_are_listed_with_the_configurations_of_the_kernels_that_they_run():

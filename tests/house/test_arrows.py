@@ -24,7 +24,15 @@ MAY_IMPORT = {
 #: Single modules that may import more.
 MORE = {
     module: {"model"}
-    for module in ("device.model", "device.attend_model", "device.attend_nand", "device.selftest.attend", "demo.audit")
+    for module in (
+        "device.model",
+        "device.attend_model",
+        "device.attend_nand",
+        "device.expand_model",
+        "device.selftest.attend",
+        "device.selftest.expand",
+        "demo.audit",
+    )
 }
 #: Third-party packages of those that stay lean; the others may use what pyproject.toml declares.
 LEAN = {

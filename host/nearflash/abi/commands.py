@@ -35,12 +35,13 @@ class Status(IntEnum):
     MISALIGNED = 3
     """An address is not a multiple of what the kernel needs; nothing was read or written."""
     EMPTY = 4
-    """The number of parameters, heads or page operations is zero; nothing was read or written."""
+    """The number of parameters, heads, page operations or elements is zero; nothing was read or written."""
     UNSUPPORTED = 5
-    """The build does not know the command, or a batch of page operations is too long; nothing was read or written."""
+    """The build does not know the command or the format, or a batch of page operations or a row is too long for it;
+    nothing was read or written."""
     STREAM_HEADER = 16 + StreamFault.HEADER
-    """A Top-K stream with the fault of that name (nearflash.abi.topk), as all that follow. Nothing was written since it
-    was met; what was written before it is of no use: the slot is to be discarded."""
+    """A Top-K stream or a bitmap matrix with the fault of that name (nearflash.abi.topk), as all that follow. Nothing
+    was written since it was met; what was written before it is of no use: the slot is to be discarded."""
     STREAM_LENGTH = 16 + StreamFault.LENGTH
     STREAM_COUNT = 16 + StreamFault.COUNT
     STREAM_CHECKSUM = 16 + StreamFault.CHECKSUM
@@ -49,7 +50,7 @@ class Status(IntEnum):
 
     @property
     def stream_fault(self) -> StreamFault:
-        """Fault of the gradient stream; NONE where the status is about something else."""
+        """Fault of the gradient stream or the matrix; NONE where the status is about something else."""
         return StreamFault(max(self - 16, 0))
 
 
@@ -63,7 +64,8 @@ class AttendCommand(IntEnum):
 
 
 class Command(Protocol):
-    """What a device takes: an UpdateCommand, an AttendBatch (nearflash.abi.attend.batch), or a PageBatch beside it."""
+    """What a device takes: an UpdateCommand, an AttendBatch (nearflash.abi.attend.batch), a PageBatch beside it, or an
+    ExpandCommand (nearflash.abi.expand)."""
 
     kernel: ClassVar[str]
 

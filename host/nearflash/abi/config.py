@@ -12,14 +12,27 @@ from typing import TypeVar
 
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.attend.nand import NandTiming
+from nearflash.abi.bitmap import RowFormat
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.abi.rules import OPTIMIZERS, StateFormat
 
-__all__ = ["CONFIGS", "AttendConfig", "KernelConfig", "UpdateConfig", "attend_config", "config", "update_config"]
+__all__ = [
+    "CONFIGS",
+    "AttendConfig",
+    "ExpandConfig",
+    "KernelConfig",
+    "UpdateConfig",
+    "attend_config",
+    "config",
+    "expand_config",
+    "update_config",
+]
 
 _Kind = TypeVar("_Kind", bound="KernelConfig")
 _PORT_WIDTHS_BITS = (64, 128, 256, 512)
+_ROW_FORMATS = tuple(form.name.lower() for form in RowFormat)
+_LONGEST_ROW = (1 << 32) - 512
 _SLC = NandTiming(read_ns=4_000, program_ns=75_000, erase_ns=1_000_000, cache_busy_ns=500,
                   link_bytes_per_s=1_400_000_000)  # fmt: skip
 _MLC = NandTiming(read_ns=45_000, program_ns=400_000, erase_ns=3_500_000, cache_busy_ns=3_000,
@@ -169,7 +182,53 @@ class AttendConfig(KernelConfig):
         return 1
 
 
-CONFIGS: dict[str, UpdateConfig | AttendConfig] = {
+@dataclass(frozen=True)
+class ExpandConfig(KernelConfig):
+    """Parameters of an `expand` kernel. Raises ConfigError when they do not fit together."""
+
+    name: str
+    width: int
+    """Elements expanded per cycle (W)."""
+    port_bits: int
+    """Data width of both AXI4 ports, bits: 64, 128, 256 or 512, and at least 16·width."""
+    columns_max: int
+    """Longest row that the queues of a row's sections have room for; a multiple of 512."""
+    outstanding_bursts: int
+    """Bursts that the reader and the writer may each have in flight."""
+    burst_bytes: int
+    """Longest burst, bytes; a divisor of 4096, at most 256 beats."""
+    clock_hz: int
+    """Clock that the build aims at, Hz."""
+    formats: tuple[str, ...] = _ROW_FORMATS
+    """Formats of rows that it expands (names of nearflash.abi.bitmap.RowFormat)."""
+    kernel: str = "expand"
+
+    def __post_init__(self) -> None:
+        self._check({
+            "width": (self.width in (4, 8, 16, 32), "a power of two, 4 to 32"),
+            "port_bits": (self.port_bits in _PORT_WIDTHS_BITS and self.port_bits >= 16 * self.width,
+                          "64, 128, 256 or 512 and at least 16 bits an element"),
+            "columns_max": (self.columns_max % 512 == 0 and 512 <= self.columns_max <= _LONGEST_ROW,
+                            "a multiple of 512, less than 2^32"),
+            "outstanding_bursts": (2 <= self.outstanding_bursts <= 32, "between 2 and 32"),
+            "burst_bytes": (self.burst_bytes > 0 and 4096 % self.burst_bytes == 0
+                            and self.port_bytes <= self.burst_bytes <= 256 * self.port_bytes,
+                            "a divisor of 4096 of 1 to 256 beats"),
+            "formats": (bool(self.formats) and set(self.formats) <= set(_ROW_FORMATS),
+                        f"some of {', '.join(_ROW_FORMATS)}"),
+        })  # fmt: skip
+
+    @property
+    def ports(self) -> int:
+        """AXI4 ports: gmem0 (matrix in), gmem1 (dense rows out)."""
+        return 2
+
+    def in_software(self) -> "ExpandConfig":
+        """What a device in software makes of the build: every format, rows of any length."""
+        return replace(self, formats=_ROW_FORMATS, columns_max=_LONGEST_ROW)
+
+
+CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
     c.full_name: c
     for c in (
         UpdateConfig("tiny", lanes=1, port_bits=64, outstanding_bursts=4, burst_bytes=512, clock_hz=100_000_000,
@@ -187,11 +246,15 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig] = {
         AttendConfig("zu17eg", channels=8, heads_per_beat=8, contexts=64, gather_slots=16, query_rows=2048,
                      score_blocks=8, score_entries=1 << 17, selector_keys=1 << 17, units=32, page_bytes=16384,
                      clock_hz=300_000_000, nand=_MLC),
+        ExpandConfig("tiny", width=4, port_bits=64, columns_max=1024, outstanding_bursts=4, burst_bytes=512,
+                     clock_hz=100_000_000, formats=("plain16", "plain8")),
+        ExpandConfig("smartssd", width=16, port_bits=512, columns_max=65536, outstanding_bursts=8, burst_bytes=4096,
+                     clock_hz=300_000_000, formats=("plain16", "plain8")),
     )
 }  # fmt: skip
 
 
-def config(full_name: str) -> UpdateConfig | AttendConfig:
+def config(full_name: str) -> UpdateConfig | AttendConfig | ExpandConfig:
     """The build configuration of that name. Raises ConfigError that lists what exists."""
     if full_name not in CONFIGS:
         raise ConfigError(f"configuration must be one of {', '.join(sorted(CONFIGS))}, not {full_name!r}")
@@ -206,6 +269,11 @@ def update_config(full_name: str) -> UpdateConfig:
 def attend_config(full_name: str) -> AttendConfig:
     """The configuration of that name of an `attend` kernel. Raises ConfigError that lists what exists."""
     return _of_kind(AttendConfig, full_name)
+
+
+def expand_config(full_name: str) -> ExpandConfig:
+    """The configuration of that name of an `expand` kernel. Raises ConfigError that lists what exists."""
+    return _of_kind(ExpandConfig, full_name)
 
 
 def _of_kind(kind: type[_Kind], full_name: str) -> _Kind:

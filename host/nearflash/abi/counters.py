@@ -5,7 +5,7 @@ Counters are 64 bits, cleared when a command starts and latched when it ends: th
 
 from collections.abc import Mapping
 
-__all__ = ["ATTEND_COUNTERS", "KERNEL_COUNTERS", "UPDATE_COUNTERS", "gigabytes_per_second"]
+__all__ = ["ATTEND_COUNTERS", "EXPAND_COUNTERS", "KERNEL_COUNTERS", "UPDATE_COUNTERS", "gigabytes_per_second"]
 
 UPDATE_COUNTERS = {
     "cycles": "clock cycles from start to the last write response",
@@ -45,7 +45,18 @@ ATTEND_COUNTERS = {
     "write_beats": "data beats written to memory",
 }
 
-KERNEL_COUNTERS = {"update": UPDATE_COUNTERS, "attend": ATTEND_COUNTERS}
+EXPAND_COUNTERS = {
+    "cycles": "clock cycles from start to the last write response",
+    "rows_done": "rows written",
+    "elements_done": "elements written, without the padding of rows",
+    "values_done": "values that these rows have",
+    "read_beats": "data beats read",
+    "write_beats": "data beats written",
+    "wait_read_cycles": "cycles in which the parser waited for the matrix",
+    "wait_write_cycles": "cycles in which dense rows waited for the writer",
+}
+
+KERNEL_COUNTERS = {"update": UPDATE_COUNTERS, "attend": ATTEND_COUNTERS, "expand": EXPAND_COUNTERS}
 
 
 def gigabytes_per_second(counters: Mapping[str, int], *, port_bytes: int, clock_hz: float) -> float:

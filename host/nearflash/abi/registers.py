@@ -5,10 +5,10 @@ identity: magic, ABI version, git revision, config digest. The same map serves X
 """
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.counters import ATTEND_COUNTERS, UPDATE_COUNTERS
+from nearflash.abi.counters import ATTEND_COUNTERS, EXPAND_COUNTERS, UPDATE_COUNTERS
 from nearflash.abi.fields import Access, Field, Register, RegisterMap
 
-__all__ = ["ATTEND", "FACTOR_BITS", "MAGIC", "REGISTER_MAPS", "UPDATE", "fourcc"]
+__all__ = ["ATTEND", "EXPAND", "FACTOR_BITS", "MAGIC", "REGISTER_MAPS", "UPDATE", "fourcc"]
 
 
 def fourcc(text: str) -> int:
@@ -160,4 +160,27 @@ ATTEND = RegisterMap(
     "attend", 0x1000, (*_control(), *_identity(0x10), *_attend(0x40), *_counters(0x100, ATTEND_COUNTERS))
 )
 
-REGISTER_MAPS = {"update": UPDATE, "attend": ATTEND}
+
+def _expand(offset: int) -> tuple[Register, ...]:
+    return (
+        *_block_header("expand", offset, "EXPD", 1, 0x40),
+        Register("format", offset + 0x0C, 32, _RW, "what the matrix's header must say", (
+            Field("element", 0, 8, "elements: 1 fp16, 2 bf16, 3 int8, 4 int4"),
+            Field("coding", 8, 8, "coding of the values: 0 plain, 1 coded exponents"),
+            Field("output", 16, 8, "what scaled elements expand to: 1 fp16, 2 bf16; 0: elements without scales"),
+        )),
+        Register("in_address", offset + 0x10, 64, _RW, "bitmap matrix, read; a byte address, a multiple of 64"),
+        Register("out_address", offset + 0x18, 64, _RW, "dense rows, written; a byte address, a multiple of 64"),
+        Register("in_bytes", offset + 0x20, 32, _RW, "bytes of the matrix, its header included"),
+        Register("rows", offset + 0x24, 32, _RW, "rows of the matrix"),
+        Register("columns", offset + 0x28, 32, _RW, "columns of the matrix"),
+        Register("status", offset + 0x2C, 32, _RO, "0 while all is well, else the status code of the first fault"),
+        Register("fault_address", offset + 0x30, 64, _RO, "byte address of the first fault"),
+    )  # fmt: skip
+
+
+EXPAND = RegisterMap(
+    "expand", 0x1000, (*_control(), *_identity(0x10), *_expand(0x40), *_counters(0x100, EXPAND_COUNTERS))
+)
+
+REGISTER_MAPS = {"update": UPDATE, "attend": ATTEND, "expand": EXPAND}

@@ -7,12 +7,13 @@ import time
 from abc import abstractmethod
 
 from nearflash.abi import ABI_VERSION
+from nearflash.abi.bitmap import bitmap_error
 from nearflash.abi.commands import Command, Completion, Status
 from nearflash.abi.config import KernelConfig
 from nearflash.abi.counters import KERNEL_COUNTERS
 from nearflash.abi.errors import DeviceError, DigestError, StreamError, WaitTimeoutError
 from nearflash.abi.registers import MAGIC, REGISTER_MAPS
-from nearflash.abi.topk import FAULT_TEXTS
+from nearflash.abi.topk import FAULT_TEXTS, StreamFault
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice
 from nearflash.device.memory import Memory
@@ -23,8 +24,10 @@ ADVICE: dict[int, str] = {
     Status.READ_ERROR: "the memory refused a read: check that the address lies in the memory that this port reaches",
     Status.WRITE_ERROR: "the memory refused a write: check that the address lies in the memory that this port reaches",
     Status.MISALIGNED: "every address must be a multiple of what the kernel needs; nothing was read or written",
-    Status.EMPTY: "the number of parameters, heads or page operations must be at least 1; nothing was read or written",
-    Status.UNSUPPORTED: "this build has no such command, or not for so many operations; nothing was read or written",
+    Status.EMPTY: "the number of parameters, heads, page operations or elements must be at least 1; nothing was read "
+    "or written",
+    Status.UNSUPPORTED: "this build has no such command or format, or not for so many operations or such long rows; "
+    "nothing was read or written",
     **{
         Status[f"STREAM_{fault.name}"]: f"a gradient stream {rule}; discard the slot, compress the gradients again"
         for fault, rule in FAULT_TEXTS.items()
@@ -109,13 +112,18 @@ class RegisterDevice(CheckedDevice):
         counters = {name: self.read(name) for name in KERNEL_COUNTERS[self.identity.config.kernel]}
         self.write("control", control.pack({"ap_continue": 1}))
         if status != Status.OK:
-            fault = Status(status).name if status in ADVICE else f"status {status}"
-            advice = ADVICE.get(status, "this host does not know that status")
-            text = f"{self.identity.name} ended with {fault} at address {address:#x}: {advice}"
-            if status in ADVICE and Status(status).stream_fault:
-                raise StreamError(text, Status(status).stream_fault)
-            raise DeviceError(text)
+            raise self._fault(status, address)
         return Completion(counters)
+
+    def _fault(self, status: int, address: int) -> DeviceError:
+        """The error for a command that ended with that status."""
+        name = Status(status).name if status in ADVICE else f"status {status}"
+        advice = ADVICE.get(status, "this host does not know that status")
+        text = f"{self.identity.name} ended with {name} at address {address:#x}: "
+        fault = Status(status).stream_fault if status in ADVICE else StreamFault.NONE
+        if fault and self.identity.config.kernel == "expand":
+            return StreamError(f"{text}{bitmap_error(fault, 'the one there')}", fault)
+        return StreamError(text + advice, fault) if fault else DeviceError(text + advice)
 
     def _waiting_streams(self) -> str:
         """What the kernel says it waits for; of one that does not say so, streams whose wait counters rise."""

@@ -28,7 +28,7 @@ from typing import Any
 
 from amaranth.back import rtlil
 
-from nearflash.abi.config import AttendConfig, KernelConfig, UpdateConfig, config
+from nearflash.abi.config import AttendConfig, ExpandConfig, KernelConfig, UpdateConfig, config
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.registers import FACTOR_BITS
 
@@ -259,6 +259,7 @@ def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
         for unit, component in _expanders(build.lanes).items():
             yield _row(build, family, unit, resources(component, family))
         return
+    assert not isinstance(build, ExpandConfig)
     made = _attend(build) if isinstance(build, AttendConfig) else _update(build)
     rows = {}
     for unit, component in made.units.items():

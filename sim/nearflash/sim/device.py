@@ -6,12 +6,13 @@ Opening builds the simulator on first use (a minute for a large configuration) a
 from typing import Any, Self
 
 from nearflash.abi.commands import Completion
-from nearflash.abi.config import AttendConfig, KernelConfig, UpdateConfig
+from nearflash.abi.config import AttendConfig, ExpandConfig, KernelConfig, UpdateConfig
 from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import ConfigError, WaitTimeoutError
 from nearflash.device.memory import DEFAULT_BYTES, SimulatedMemory
 from nearflash.device.registers import RegisterDevice
 from nearflash.gateware.top.attend import AttendKernel
+from nearflash.gateware.top.expand import ExpandKernel
 from nearflash.gateware.top.update import UpdateKernel
 from nearflash.sim.kernel import KernelLibrary, MemoryModel
 from nearflash.sim.nand.channel import NandModel
@@ -28,6 +29,8 @@ def kernel_component(config: KernelConfig) -> Any:
     """The top of the kernel that `config` describes."""
     if isinstance(config, AttendConfig):
         return AttendKernel(config)
+    if isinstance(config, ExpandConfig):
+        return ExpandKernel(config)
     assert isinstance(config, UpdateConfig)
     return UpdateKernel(config)
 

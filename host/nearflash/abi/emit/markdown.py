@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.commands import Status
-from nearflash.abi.config import CONFIGS, AttendConfig, UpdateConfig
+from nearflash.abi.config import CONFIGS, KernelConfig
 from nearflash.abi.fields import RegisterMap
 from nearflash.abi.formats import FORMATS
 from nearflash.abi.registers import REGISTER_MAPS
@@ -43,9 +43,9 @@ def tables() -> str:
     return "\n".join(lines)
 
 
-def _parameters(config: UpdateConfig | AttendConfig) -> str:
+def _parameters(config: KernelConfig) -> str:
     hidden = ("name", "kernel")
-    values = asdict(config)
+    values = asdict(config)  # type: ignore[call-overload]
     values |= {f"nand_{name}": value for name, value in values.pop("nand", {}).items()}
     return ", ".join(f"{name} {_text(value)}" for name, value in values.items() if name not in hidden)
 

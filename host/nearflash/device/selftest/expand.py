@@ -1,0 +1,80 @@
+"""Random matrices of every format on a device of the expand kernel, against the model."""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.bitmap import Coding, ElementFormat, RowFormat, row_format
+from nearflash.abi.config import ExpandConfig
+from nearflash.abi.errors import CommandError
+from nearflash.device.base import Device
+from nearflash.device.expand import expand_matrix
+from nearflash.device.selftest.comparison import Comparison
+from nearflash.model.expand.bitmap import expand, pack, pack_scaled
+from nearflash.model.expand.dequantize import quantize
+
+__all__ = ["MATRIX_FORMATS", "MatrixFormat", "compare_matrices", "random_matrix"]
+
+MatrixFormat: TypeAlias = tuple[ElementFormat, Coding, ElementFormat | None]
+"""Elements, coding, and what scaled elements expand to."""
+
+FP16, BF16, INT8, INT4 = ElementFormat
+MATRIX_FORMATS: tuple[MatrixFormat, ...] = (
+    (FP16, Coding.PLAIN, None),
+    (BF16, Coding.PLAIN, None),
+    (INT8, Coding.PLAIN, None),
+    (FP16, Coding.EXPONENTS, None),
+    (BF16, Coding.EXPONENTS, None),
+    (INT8, Coding.PLAIN, FP16),
+    (INT8, Coding.PLAIN, BF16),
+    (INT4, Coding.PLAIN, FP16),
+    (INT4, Coding.PLAIN, BF16),
+)
+"""All that there are."""
+_ROWS, _GROUP_ROWS = 5, 2
+_DENSITIES = (0.0, 0.5, 1.0)
+
+
+def random_matrix(
+    rng: np.random.Generator, shape: tuple[int, int], density: float, form: MatrixFormat, group_rows: int = _GROUP_ROWS
+) -> bytes:
+    """Stream of a matrix of weights: normal values, and among coded ones some with any pattern."""
+    element, coding, output = form
+    present = rng.random(shape) < density
+    if element is INT8 and output is None:
+        return pack(np.where(present, rng.integers(1, 1 << 8, shape, np.uint8), np.uint8(0)), element, group_rows)
+    patterns = _patterns(rng.normal(0, 0.02, shape).astype(np.float32), output or element)
+    if output is not None:
+        return pack_scaled(quantize(patterns, element, output, present), group_rows)
+    anything = rng.integers(1, 1 << 16, shape, np.uint16)
+    mixed = np.where(rng.random(shape) < 0.05, anything, patterns)
+    return pack(np.where(present, mixed, np.uint16(0)), element, group_rows, coding)
+
+
+def _patterns(values: NDArray[np.float32], element: ElementFormat) -> NDArray[np.uint16]:
+    return values.astype(np.float16).view(np.uint16) if element is FP16 else values.view("<u2")[:, 1::2]
+
+
+def compare_matrices(device: Device, *, columns: int, seed: int) -> Iterator[Comparison]:
+    """Matrices of every format that the build has, empty, half full and full.
+
+    Raises CommandError for less than one column, or more than the build has room for; what the device raises.
+    """
+    config, rng = device.identity.config, np.random.default_rng(seed)
+    assert isinstance(config, ExpandConfig)
+    if not 1 <= columns <= config.columns_max:
+        raise CommandError(f"columns must be between 1 and {config.columns_max}, not {columns!r}")
+    known = {RowFormat[name.upper()] for name in config.formats}
+    for form in (form for form in MATRIX_FORMATS if row_format(*form) in known):
+        for density in _DENSITIES:
+            stream = random_matrix(rng, (_ROWS, columns), density, form)
+            expected, found = expand(stream), expand_matrix(device, stream).dense
+            yield Comparison(f"{_name(form):<22}{density:g}", expected.size, int((found != expected).sum()))
+
+
+def _name(form: MatrixFormat) -> str:
+    element, coding, output = form
+    coded = " coded" if coding is Coding.EXPONENTS else ""
+    return element.name.lower() + coded + (f" to {output.name.lower()}" if output else "")

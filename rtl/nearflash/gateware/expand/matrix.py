@@ -1,0 +1,54 @@
+"""What the units of a matrix's way say to each other: commands, parts of a matrix, rows.
+
+Source: nearflash.abi.bitmap.
+"""
+
+from enum import IntEnum
+
+from amaranth.lib import data
+
+from nearflash.abi.bitmap import CODEBOOK_ENTRIES, SECTIONS, RowFormat, Section
+
+__all__ = ["CODED", "MatrixCommand", "MatrixFormat", "Part", "row_layout"]
+
+
+CODED = tuple(form for form, sections in SECTIONS.items() if Section.CODES in sections)
+"""Formats with planes of coded values."""
+
+
+class MatrixFormat(data.Struct):
+    """Formats as a header has them (ElementFormat, Coding); `output` is 0 where elements are what they are."""
+
+    element: 8
+    coding: 8
+    output: 8
+
+
+class MatrixCommand(data.Struct):
+    """A matrix of `rows` x `columns` elements in `in_bytes` bytes; `stated` is in its header, `row_format` follows."""
+
+    in_bytes: 32
+    rows: 32
+    columns: 32
+    stated: MatrixFormat
+    row_format: RowFormat
+
+
+class Part(IntEnum):
+    """A part of a matrix that begins with a block of 64 bytes: sections of rows, and single blocks."""
+
+    BITMAP = Section.BITMAP
+    SCALES = Section.SCALES
+    LOW = Section.LOW
+    CODES = Section.CODES
+    ESCAPES = Section.ESCAPES
+    VALUES = Section.VALUES
+    HEADER = 8
+    CODEBOOK = 9
+    END = 10
+
+
+def row_layout(columns_max: int) -> data.StructLayout:
+    """A row whose sections are whole: how many values and escapes it has, and the codebook of its group."""
+    count_bits = columns_max.bit_length()
+    return data.StructLayout({"values": count_bits, "escapes": count_bits, "codebook": 8 * CODEBOOK_ENTRIES})

@@ -1,0 +1,92 @@
+"""Counter of a section's values or escapes: ones of a bitmap, codes of three, a word a cycle.
+
+Contract: `begin` starts a section of `bits` bits; each word with `enable` holds the next of them. Bits past the last
+one do not count; `beyond` tells whether one of them is set.
+
+Timing: `count` and `beyond` have all words up to a word LATENCY cycles later; a word a cycle; back-pressure: none.
+"""
+
+from enum import IntEnum
+
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.gateware.fp.pipeline import register, wire
+
+__all__ = ["Counted", "OnesCounter"]
+
+_CHUNK = 64
+_SUMMANDS = 8
+
+
+class Counted(IntEnum):
+    """What is counted: ones, or fields of four or of two bits whose lowest two are set."""
+
+    ONES = 0
+    THREES_OF_4 = 1
+    THREES_OF_2 = 2
+
+
+class OnesCounter(wiring.Component):
+    """Sums by eights, a level a cycle.
+
+    Parameters
+    ----------
+    port_bits : of a word: 64 to 512.
+    bits_max : of a section.
+
+    Members
+    -------
+    begin, bits, counted : In. enable, word : In.
+    count : Out. beyond : Out.
+    """
+
+    def __init__(self, port_bits: int, bits_max: int) -> None:
+        self.port_bits, self.bits_max = port_bits, bits_max
+        levels = -(-(port_bits - 1).bit_length() // 3)
+        #: Cycles from a word to the outputs: the levels of the tree, and the sum over words.
+        self.LATENCY = levels + 1
+        super().__init__(
+            {
+                "begin": In(1),
+                "bits": In(range(bits_max + 1)),
+                "counted": In(Counted),
+                "enable": In(1),
+                "word": In(port_bits),
+                "count": Out(range(bits_max + 1)),
+                "beyond": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Bits that are there; of codes, one bit for each of three; then the tree."""
+        m = Module()
+        there = self._there(m)
+        ones = wire(m, self.word & there)
+        pairs = wire(m, ones & (ones >> 1))
+        places = [Mux(self.counted == Counted.THREES_OF_4, k % 4 == 0, k % 2 == 0) for k in range(4)]
+        threes = pairs & Cat(places).replicate(self.port_bits // 4)
+        chosen = wire(m, Mux(self.counted == Counted.ONES, ones, threes))
+
+        summands = [bit & self.enable for bit in chosen]
+        while len(summands) > 1:
+            summands = [register(m, sum(summands[k : k + _SUMMANDS])) for k in range(0, len(summands), _SUMMANDS)]
+        m.d.sync += self.count.eq(self.count + summands[0])
+        with m.If(self.enable & (self.word & ~there).any()):
+            m.d.sync += self.beyond.eq(1)
+        with m.If(self.begin):
+            m.d.sync += [self.count.eq(0), self.beyond.eq(0)]
+        return m
+
+    def _there(self, m: Module) -> Value:
+        """Which bits of the word are of the section; whole chunks by the rest's high bits, the last by a register."""
+        left = Signal(range(self.bits_max + 1))
+        tail = Signal(_CHUNK)  # of the last chunk
+        with m.If(self.enable):
+            m.d.sync += left.eq(Mux(left > self.port_bits, left - self.port_bits, 0))
+        with m.If(self.begin):
+            m.d.sync += [left.eq(self.bits), tail.eq(Cat(self.bits[:6] > k for k in range(_CHUNK)))]
+        chunks = left[6:]
+        masks = [Mux(chunks > k, (1 << _CHUNK) - 1, Mux(chunks == k, tail, 0)) for k in range(self.port_bits // _CHUNK)]
+        return wire(m, Cat(mask[:_CHUNK] for mask in masks))

@@ -1,0 +1,171 @@
+"""The `expand` kernel: one bitmap matrix in device memory to dense rows.
+
+    s_axi_control ─ RegisterFile ─ ExpandSequencer
+                         │               │
+    m_axi_gmem0 ──► BurstReader ─► MatrixParser ─► RowExpander ─► BurstWriter ──► m_axi_gmem1
+                         └─────── counters ───────────┴───────────────┘
+
+Contract: the registers of nearflash.abi.registers.EXPAND, started as an XRT kernel (ap_ctrl_chain). The rows of a good
+matrix are written, row-major, each padded with zeros to a multiple of 64 bytes. A fault ends writing at the row where
+it was met: whole rows before it may have been written, nothing of it or behind it.
+
+Timing: W elements a cycle while matrix and memory keep up; a row has a write burst of its own, so that short rows cost
+more. What comes before a row's values takes time that only the values of the row before hide.
+Numerics: equals nearflash.model.expand.bitmap.expand to the bit.
+"""
+
+from amaranth import Module, Mux, ResetInserter, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.bitmap import SECTION_BYTES, RowFormat, Section
+from nearflash.abi.config import ExpandConfig
+from nearflash.abi.counters import EXPAND_COUNTERS
+from nearflash.abi.registers import EXPAND
+from nearflash.gateware.bus.axi import Axi4Signature, AxiLiteSignature, connect_channels
+from nearflash.gateware.bus.counters import Counters
+from nearflash.gateware.bus.read import BurstReader
+from nearflash.gateware.bus.registers import RegisterFile
+from nearflash.gateware.bus.write import BurstWriter
+from nearflash.gateware.expand.parser import MatrixParser
+from nearflash.gateware.expand.rows import RowExpander
+from nearflash.gateware.expand.sequencer import ExpandSequencer
+from nearflash.gateware.stream.gearbox import pieces
+
+__all__ = ["ExpandKernel"]
+
+_COUNTER_BITS = 48
+
+
+class ExpandKernel(wiring.Component):
+    """Top of the expand kernel.
+
+    Parameters
+    ----------
+    config : build configuration.
+
+    Members
+    -------
+    s_axi_control : In AxiLiteSignature, the register block.
+    m_axi_gmem0, m_axi_gmem1 : Out Axi4Signature, `config.port_bits` wide; the first only reads, the second only writes.
+    interrupt : Out, level.
+    git_revision : In, first 32 bits of the git revision; tied by the board's wrapper, 0 in simulation.
+    """
+
+    def __init__(self, config: ExpandConfig) -> None:
+        self.config = config
+        ports = {f"m_axi_gmem{index}": Out(Axi4Signature(config.port_bits)) for index in range(config.ports)}
+        super().__init__(
+            {
+                "s_axi_control": In(AxiLiteSignature((EXPAND.size_bytes - 1).bit_length())),
+                **ports,
+                "interrupt": Out(1),
+                "git_revision": In(32),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Control on one side, data on the other; counters look at both."""
+        m = Module()
+        config, bursts = self.config, {
+            "max_outstanding": self.config.outstanding_bursts, "max_burst_bytes": self.config.burst_bytes
+        }  # fmt: skip
+        formats = [RowFormat[name.upper()] for name in config.formats]
+        m.submodules.registers = registers = RegisterFile(EXPAND)
+        m.submodules.sequencer = sequencer = ExpandSequencer(config, registers.values.shape())
+        m.submodules.reader = reader = BurstReader(config.port_bits, **bursts)
+        m.submodules.parser = parser = MatrixParser(config.port_bits, config.columns_max)
+        rows = RowExpander(config.width, config.port_bits, config.columns_max, formats)
+        m.submodules.rows = ResetInserter(sequencer.clear)(rows)
+        m.submodules.writer = writer = BurstWriter(config.port_bits, **bursts)
+
+        # Control.
+        wiring.connect(m, wiring.flipped(self.s_axi_control), registers.bus)
+        m.d.comb += [
+            self.interrupt.eq(registers.interrupt),
+            sequencer.values.eq(registers.values),
+            sequencer.start.eq(registers.start),
+            registers.done.eq(sequencer.done),
+            sequencer.stream_fault.eq(parser.fault),
+            sequencer.idle.eq(reader.idle & parser.idle & rows.idle & writer.idle),
+            sequencer.read_error.eq(reader.error),
+            sequencer.write_error.eq(writer.error),
+            reader.clear.eq(sequencer.clear),
+            writer.clear.eq(sequencer.clear),
+            registers.status.status.eq(sequencer.status),
+            registers.status.fault_address.eq(sequencer.fault_address),
+            registers.status.git_revision.eq(self.git_revision),
+            registers.status.config_digest.eq(config.digest64),
+        ]
+
+        # Data.
+        for source, sink in (
+            (sequencer.read, reader.i_command),
+            (sequencer.matrix, parser.i_command),
+            (reader.o, parser.i),
+            (parser.o_row, rows.i_row),
+            *((getattr(parser, f"o_{name}"), getattr(rows, f"i_{name}")) for name in rows.streams),
+        ):
+            wiring.connect(m, source, sink)
+        for section in Section:
+            if (name := section.name.lower()) not in rows.streams:
+                m.d.comb += getattr(parser, f"o_{name}").ready.eq(1)
+        connect_channels(m, reader.bus, self.m_axi_gmem0)
+        connect_channels(m, writer.bus, self.m_axi_gmem1)
+        m.d.comb += [
+            rows.columns.eq(sequencer.matrix.payload.columns),
+            rows.row_format.eq(sequencer.matrix.payload.row_format),
+            writer.i.payload.data.eq(rows.o.payload),
+            writer.i.payload.strb.eq(-1),
+            writer.i.valid.eq(rows.o.valid),
+            rows.o.ready.eq(writer.i.ready),
+        ]
+        self._store(m, sequencer, rows, writer)
+        self._count(m, registers, sequencer, reader, parser, rows, writer)
+        return m
+
+    def _store(self, m: Module, sequencer: ExpandSequencer, rows: RowExpander, writer: BurstWriter) -> None:
+        """A write command for each row that is said."""
+        matrix = sequencer.matrix.payload
+        address = Signal(64)
+        block_elements = [pieces(matrix.columns, SECTION_BYTES // size) for size in (1, 2)]
+        blocks = Mux(matrix.row_format == RowFormat.PLAIN8, *block_elements)
+        m.d.comb += [
+            writer.i_command.payload.address.eq(address),
+            writer.i_command.payload.beats.eq(blocks * (SECTION_BYTES // self.config.port_bytes)),
+            writer.i_command.valid.eq(rows.o_row.valid),
+            rows.o_row.ready.eq(writer.i_command.ready),
+        ]
+        with m.If(rows.o_row.valid & rows.o_row.ready):
+            m.d.sync += address.eq(address + blocks * SECTION_BYTES)
+        with m.If(sequencer.clear):
+            m.d.sync += address.eq(sequencer.values.out_address)
+
+    def _count(
+        self,
+        m: Module,
+        registers: RegisterFile,
+        sequencer: ExpandSequencer,
+        reader: BurstReader,
+        parser: MatrixParser,
+        rows: RowExpander,
+        writer: BurstWriter,
+    ) -> None:
+        bits = dict.fromkeys(EXPAND_COUNTERS, 1)
+        bits["elements_done"] = bits["values_done"] = self.config.columns_max.bit_length()
+        m.submodules.counters = counters = Counters(bits, _COUNTER_BITS)
+        row = Signal()
+        m.d.comb += row.eq(rows.o_row.valid & rows.o_row.ready)
+        events = {
+            "cycles": 1,
+            "rows_done": row,
+            "elements_done": Mux(row, rows.columns, 0),
+            "values_done": Mux(row, rows.o_row.payload.values, 0),
+            "read_beats": reader.events.beat,
+            "write_beats": writer.events.beat,
+            "wait_read_cycles": parser.wait,
+            "wait_write_cycles": rows.o.valid & ~rows.o.ready,
+        }
+        m.d.comb += [counters.start.eq(registers.start), counters.done.eq(sequencer.done)]
+        for name, event in events.items():
+            m.d.comb += [counters.events[name].eq(event), registers.status[name].eq(counters.latched[name])]
