@@ -36,22 +36,24 @@ class CodeProduct(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         """Build the multiplier."""
         m = Module()
-        scale, exponent_max = self.scale, FP32.bias
+        scale = self.scale
         # Cycle 0: a code whose top bit is set.
         code, digits = self.code, list[Any]()
         for place in digit_places((_CODE_BITS - 1).bit_length()):
             code, digit = normalize_digit(m, code, place)
             digits.insert(0, digit)
         empty, code_1, zeros_1 = ~self.code.any(), register(m, code), register(m, Cat(digits))
-        significand_1, exp_1 = register(m, scale.sig[-_SCALE_BITS:]), register(m, scale.exp + (_CODE_BITS - 1))
+        significand_1 = register(m, scale.sig[-_SCALE_BITS:])
+        exps_1 = [register(m, scale.exp + (_CODE_BITS - 1 + carry)) for carry in range(2)]
         nan = scale.nan | (scale.inf & empty)
         zero = (scale.zero | empty) & ~nan
         sign, zero, inf, nan = (delay(m, flag, self.LATENCY) for flag in (scale.sign, zero, scale.inf & ~empty, nan))
-        # Cycle 1: multiply.
-        product, exp_2 = register(m, code_1 * significand_1), register(m, (exp_1 - zeros_1)[: len(scale.exp)])
-        # Behind the last cycle: the product is in [1, 4).
-        exp = wire(m, (exp_2 + product[-1])[: len(scale.exp)].as_signed())
-        beyond = exp > exponent_max
+        # Cycle 1: multiply; the exponents of a product in [1, 2) and of one in [2, 4).
+        product = register(m, code_1 * significand_1)
+        exps_2 = [register(m, (exp - zeros_1)[: len(scale.exp)]) for exp in exps_1]
+        # Behind the last cycle: normalise.
+        exp = wire(m, Mux(product[-1], exps_2[1], exps_2[0]).as_signed())
+        beyond = exp > FP32.bias
         m.d.comb += [
             self.o.sig.eq(Cat(C(0, SIG_BITS - _PRODUCT_BITS), Mux(product[-1], product, product << 1)[:_PRODUCT_BITS])),
             self.o.exp.eq(Mux(zero, EXP_ZERO, exp)),
