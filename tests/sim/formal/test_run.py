@@ -1,10 +1,11 @@
 import pytest
-from amaranth import Module
+from amaranth import C, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.bus.read import BurstReader
-from nearflash.sim.formal import bus, streams
+from nearflash.gateware.expand.bitmap import BitmapExpander
+from nearflash.sim.formal import bus, expand, streams
 from nearflash.sim.formal.proofs import PROOFS, Proof
 from nearflash.sim.formal.run import run, run_proof
 
@@ -85,6 +86,19 @@ def test_a_crossed_boundary_fails(tmp_path, monkeypatch):
     result = results_of(bus.reader, tmp_path)["prove"]
     assert result["status"] == "fail"
     assert "ar_no_crossing" in result["property"]
+
+
+class Packed(BitmapExpander):
+    """Seeded bug: a row's values begin where those of the row before end, within a word."""
+
+    def _values(self, m, count, last, taken, lacks):
+        return super()._values(m, count, C(0), taken, lacks)
+
+
+def test_values_at_other_places_fail(tmp_path):
+    result = results_of(lambda: expand.bitmap(Packed(4, 8)), tmp_path, engine="bounded", depth=9)["prove"]
+    assert result["status"] == "fail"
+    assert set(result["property"]) & {"values_at_their_places", "inner_place", "inner_words"}
 
 
 def test_what_cannot_be_reached_is_not_covered(tmp_path):

@@ -1,7 +1,13 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from nearflash.abi.errors import ConfigError
+from nearflash.gateware.stream.skid import SkidBuffer
+from nearflash.sim.mutation.observed import ObservedStreams
 from nearflash.sim.mutation.run import run, run_target
+from nearflash.sim.mutation.targets import Target
 
 
 def test_good_vectors_kill_all_but_the_equivalent(sum_target):
@@ -24,13 +30,23 @@ def test_the_original_must_equal_the_model(sum_target):
         run_target("test.sum", sum_target(wrong=1), 60, 1)
 
 
+def test_runs_cut_off_show_what_a_reset_has_to_drop():
+    def vectors(rng):
+        items = rng.integers(0, 16, 200, dtype=np.uint8)
+        return {"i": items}, {"o": items}
+
+    target = Target(lambda: ObservedStreams(SkidBuffer(4)), vectors, part="inner", stalls=("none", "both"))
+    left = [run_target("test.skid", replace(target, cut_cycles=cut), 1000, 1)[1] for cut in ((), (*range(4, 30),))]
+    assert set(left[0]) > set(left[1])
+
+
 def test_unknown_unit():
     with pytest.raises(ConfigError, match=r"unit must be one of num\.mac.*, not 'no\.such'"):
         next(run(["no.such"]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["num.mac", "topk.selector"])
+@pytest.mark.parametrize("unit", ["num.mac", "topk.selector", "expand.bitmap"])
 def test_a_sample_of_the_datapath_units(unit):
     (row,) = run([unit], mutants=100)
     assert row["mutants"] == 100

@@ -68,7 +68,8 @@ class BitmapExpander(wiring.Component):
         """Three stages, each with registers behind it that move when the next ones do."""
         m = Module()
         width = self.width
-        valid, moves = Signal(2), Signal(3)  # of stages 0 and 1; stage k takes a beat
+        valid = [Signal(name=f"valid_{k}") for k in range(2)]  # of stages 0 and 1
+        moves = Signal(3)  # stage k takes a beat
         lacks, taken = Signal(), Signal()  # values; a beat goes from stage 0 to stage 1
         m.d.comb += [
             moves[2].eq(self.o.ready | ~self.o.valid),
@@ -86,17 +87,20 @@ class BitmapExpander(wiring.Component):
 
         # Stage 0: ones below each place.
         beat = self.i_bitmap.payload
-        bits, last = registered(m, moves[0], beat.bits), registered(m, moves[0], beat.last)
-        ones = [registered(m, moves[0], count) for count in prefix_counts(m, beat.bits)]
+        bits, last = registered(m, moves[0], beat.bits, "bits_0"), registered(m, moves[0], beat.last, "last_0")
+        ones = [registered(m, moves[0], count, f"ones_{k}") for k, count in enumerate(prefix_counts(m, beat.bits))]
 
         # Stage 1: the next values, and the way that they are to go.
-        packed = registered(m, moves[1], self._values(m, ones[-1], last, taken, lacks))
+        packed = registered(m, moves[1], self._values(m, ones[-1], last, taken, lacks), "packed")
         distances = [wire(m, (C(k) - ones[k])[: (width - 1).bit_length()]) for k in range(width)]
         levels = [
-            Level(level.step, [registered(m, moves[1], digit) for digit in level.digits])
+            Level(
+                level.step,
+                [registered(m, moves[1], digit, f"shift_{level.step}_{k}") for k, digit in enumerate(level.digits)],
+            )
             for level in spread_levels(m, bits, distances)
         ]
-        bits, last = registered(m, moves[1], bits), registered(m, moves[1], last)
+        bits, last = registered(m, moves[1], bits, "bits_1"), registered(m, moves[1], last, "last_1")
 
         # Stage 2: the values at their places.
         with m.If(moves[2]):
@@ -110,7 +114,7 @@ class BitmapExpander(wiring.Component):
         """W values from the window's place on; `taken` takes `count` of them, and with `last` ends the row."""
         width, word_bits = self.width, self.width * self.element_bits
         words = [Signal(word_bits, name=f"word_{k}", reset_less=True) for k in range(2)]
-        full, place = Signal(2), Signal(range(width))
+        full, place = [Signal(name=f"full_{k}") for k in range(2)], Signal(range(width))
         end = Signal(range(2 * width))
         drop, both, moves = Signal(), Signal(), Signal()
         m.d.comb += [

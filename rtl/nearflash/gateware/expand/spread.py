@@ -75,9 +75,9 @@ def spread(m: Module, packed: Value, bits: Value, levels: list[Level], element_b
     return Cat(Mux(bit, element, 0) for bit, element in zip(bits, elements, strict=True))
 
 
-def registered(m: Module, enable: Value, value: Value) -> Signal:
+def registered(m: Module, enable: Value, value: Value, name: str | None = None) -> Signal:
     """`value` as it was in the last cycle with `enable`."""
-    register = Signal(len(value), reset_less=True)
+    register = Signal(len(value), name=name, reset_less=True)
     with m.If(enable):
         m.d.sync += register.eq(value)
     return register

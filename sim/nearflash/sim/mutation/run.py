@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def _living(
     """Of `mutants`, the original (0) first, those that the vectors do not tell from the model."""
     if isinstance(unit, StreamUnit):
         for stalls in target.stalls:
-            mutants = _streams_agree(unit, vectors, mutants, stalls, seed)
+            mutants = _streams_agree(unit, vectors, mutants, stalls, seed, target.cut_cycles)
     else:
         mutants = [mutant for mutant in mutants if _agrees(unit, vectors, mutant)]
     if 0 not in mutants:
@@ -82,7 +83,12 @@ def _agrees(unit: BurstUnit, vectors: Vectors, mutant: int) -> bool:
 
 
 def _streams_agree(
-    unit: StreamUnit, vectors: Vectors, mutants: list[int], stalls: str | Stalls, seed: int
+    unit: StreamUnit,
+    vectors: Vectors,
+    mutants: list[int],
+    stalls: str | Stalls,
+    seed: int,
+    cut_cycles: tuple[int, ...],
 ) -> list[int]:
     """Those whose items are the model's and come in as many cycles as the first one's, the original."""
     inputs, expected = vectors
@@ -90,10 +96,13 @@ def _streams_agree(
     living: list[int] = []
     cycles: int | None = None
     for mutant in mutants:
-        limit = None if cycles is None else 2 * cycles
+        limit, hold = None if cycles is None else 2 * cycles, {MUTANT: mutant}
         unit.renew()
+        for some in cut_cycles:
+            with suppress(SimulationTimeout, UnexpectedItems):
+                unit.run(inputs, counts, stalls="both", seed=seed, hold=hold, timeout_cycles=some, quiet_cycles=1)
         try:
-            got = unit.run(inputs, counts, stalls=stalls, seed=seed, hold={MUTANT: mutant}, timeout_cycles=limit)
+            got = unit.run(inputs, counts, stalls=stalls, seed=seed, hold=hold, timeout_cycles=limit)
         except (SimulationTimeout, UnexpectedItems):
             continue
         cycles = cycles or unit.cycles

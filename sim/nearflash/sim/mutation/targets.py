@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.sim.mutation import bitmap, mac, selector
 from nearflash.sim.mutation import filter as beat_filter
-from nearflash.sim.mutation import mac, selector
 from nearflash.sim.stalls import Stall, Stalls
 
 __all__ = ["TARGETS", "Target", "Vectors"]
@@ -24,7 +24,8 @@ class Target:
     Outputs are compared at every vector: a component whose outputs mean something only sometimes comes in a wrapper
     that makes them zero otherwise, and mutants are only in `part`, the submodule that it wraps. `stalls`: patterns
     under which a stream component runs; none for others. `batches`: how often vectors are drawn, for those mutants that
-    have lived so far.
+    have lived so far. `cut_cycles`: runs that come before each one, cut off by a reset after so many cycles, for a
+    component whose reset drops everything.
     """
 
     component: Callable[[], Any]
@@ -33,6 +34,7 @@ class Target:
     part: str = ""
     stalls: tuple[str | Stalls, ...] = ()
     batches: int = 1
+    cut_cycles: tuple[int, ...] = ()
 
 
 #: Pages that come late, so that what is planned ahead runs out, and behind one another.
@@ -41,6 +43,9 @@ TARGETS: dict[str, Target] = {
     "num.mac": Target(mac.ObservedMac, mac.vectors, part="mac"),
     "attn.filter": Target(
         beat_filter.ObservedFilter, beat_filter.vectors, part="filter", stalls=("none", "both", _LATE), batches=6
+    ),
+    "expand.bitmap": Target(
+        bitmap.expander, bitmap.vectors, part="inner", stalls=("none", "both"), batches=6, cut_cycles=(9, 20, 33)
     ),
     "topk.selector": Target(selector.selector, selector.vectors, stalls=("none", "both"), batches=15),
 }
