@@ -25,7 +25,7 @@ from nearflash.storage.flash.nand import NandFlash
 from nearflash.storage.kv import DEFAULT_TAIL_BYTES, KvLayout, KvShape, KvStore
 from nearflash.storage.queue import QueueEngine
 
-__all__ = ["HOST", "default_layout", "flash_geometry", "open_engine"]
+__all__ = ["HOST", "default_layout", "flash_geometry", "index_bytes", "open_engine"]
 
 HOST = "host"
 """The name of HostEngine; any other one is a device's."""
@@ -128,11 +128,11 @@ def _host(
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
             flash, name = FileFlash.create(Path(folder) / "kv", geometry, direct=False), HOST
     store = KvStore(flash, shape, layout, background=True, tail_bytes=tail_bytes)
-    index = min(memory_bytes, _index_bytes(shape, layout, tokens, sequences))
+    index = min(memory_bytes, index_bytes(shape, layout, tokens, sequences))
     return HostEngine(store, policy, first_head=first, index_bytes=index, group_bytes=memory_bytes - index, name=name)
 
 
-def _index_bytes(shape: KvShape, layout: KvLayout, tokens: int, sequences: int) -> int:
+def index_bytes(shape: KvShape, layout: KvLayout, tokens: int, sequences: int) -> int:
     """Memory that the index takes, if nothing of it is read twice."""
     from nearflash.inference.index_rows import rows_bytes
 

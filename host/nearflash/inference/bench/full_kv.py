@@ -34,17 +34,21 @@ _TOKENS_AT_ONCE = 4096
 class FullKvEngine(Engine):
     """Sequences of `tokens` tokens each on disk; `sequences` of them.
 
-    The first append of a sequence to a layer goes to disk and must bring all `tokens`; later ones stay in memory.
+    The first append of a sequence to a layer goes to disk and must bring all `tokens`; later ones stay in memory. Of
+    the layers as many as fit `memory_bytes` are in memory, too, and are not read; they are spread among the others.
     """
 
     name = "full-kv"
 
-    def __init__(self, path: Path, shape: KvShape, *, sequences: int, tokens: int) -> None:
+    def __init__(self, path: Path, shape: KvShape, *, sequences: int, tokens: int, memory_bytes: int = 0) -> None:
         self.kv_heads, self._shape = shape.kv_heads, shape
         self._kv_shape = (sequences, 2, shape.kv_heads, tokens, shape.dim)
         self._layer_bytes = -(-2 * int(np.prod(self._kv_shape)) // BLOCK_BYTES) * BLOCK_BYTES
         self._file = DirectFile.create(path, self._layer_bytes * shape.layers)
         self._buffers = [aligned_buffer(self._layer_bytes) for _ in range(2)]
+        count_kept = min(memory_bytes // self._layer_bytes, shape.layers - 1)
+        spread = {number * shape.layers // count_kept for number in range(count_kept)}
+        self._kept = {layer: aligned_buffer(self._layer_bytes) for layer in spread}
         self._pool = ThreadPoolExecutor(_THREADS, "full-kv")
         self._ahead: tuple[int, list[Future[None]]] | None = None
         self._later: dict[tuple[int, int], list[tuple[F16, F16]]] = {}
@@ -55,7 +59,7 @@ class FullKvEngine(Engine):
     @property
     def memory_bytes(self) -> int:
         """Memory for K and V."""
-        return 2 * self._layer_bytes
+        return (2 + len(self._kept)) * self._layer_bytes
 
     def add(self) -> int:
         """See Engine.add."""
@@ -76,19 +80,13 @@ class FullKvEngine(Engine):
         self._later[sequence, layer] = []
         if sequence == self._kv_shape[0] - 1:
             self._file.write(layer * self._layer_bytes, self._filling)
+            if layer in self._kept:
+                self._kept[layer][:] = self._filling
 
     def attend(self, layer: int, sequences: Sequence[int], q: F16, scaling: float | None = None) -> NDArray[np.float32]:
         """See Engine.attend."""
         scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
-        with self._counters.timed("read"):
-            if self._ahead is None or self._ahead[0] != layer:
-                self._begin(layer)
-            assert self._ahead is not None
-            for piece in self._ahead[1]:
-                piece.result()
-            read = self._buffers[0]
-            self._buffers.reverse()
-            self._begin((layer + 1) % self._shape.layers)
+        read = self._kept[layer] if layer in self._kept else self._read(layer)
         with self._counters.timed("attend"), torch.no_grad():
             kv = torch.from_numpy(self._view(read))
             heads = range(self.kv_heads)
@@ -109,6 +107,20 @@ class FullKvEngine(Engine):
         """See Engine.close."""
         self._pool.shutdown()
         self._file.close()
+
+    def _read(self, layer: int) -> NDArray[np.uint8]:
+        """A layer from disk; the next one that is not in memory is on its way then."""
+        with self._counters.timed("read"):
+            if self._ahead is None or self._ahead[0] != layer:
+                self._begin(layer)
+            assert self._ahead is not None
+            for piece in self._ahead[1]:
+                piece.result()
+            read = self._buffers[0]
+            self._buffers.reverse()
+            after = (layer + 1 + step for step in range(self._shape.layers))
+            self._begin(next(each for each in (n % self._shape.layers for n in after) if each not in self._kept))
+            return read
 
     def _begin(self, layer: int) -> None:
         """Read a layer into the first buffer."""
