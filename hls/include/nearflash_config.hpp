@@ -111,15 +111,15 @@ struct expand_tiny {
     static constexpr std::int64_t outstanding_bursts = 4;
     static constexpr std::int64_t burst_bytes = 512;
     static constexpr std::int64_t clock_hz = 100000000;
-    static constexpr std::uint64_t digest = 0xcb1396bca545e45full;
+    static constexpr std::uint64_t digest = 0x2f5bd7266b9713a4ull;
 };
 struct expand_smartssd {
     static constexpr std::int64_t width = 16;
     static constexpr std::int64_t port_bits = 512;
-    static constexpr std::int64_t columns_max = 65536;
+    static constexpr std::int64_t columns_max = 36864;
     static constexpr std::int64_t outstanding_bursts = 8;
     static constexpr std::int64_t burst_bytes = 4096;
     static constexpr std::int64_t clock_hz = 300000000;
-    static constexpr std::uint64_t digest = 0xc8d2f40739896e94ull;
+    static constexpr std::uint64_t digest = 0x429821141619245aull;
 };
 }  // namespace nearflash

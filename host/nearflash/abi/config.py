@@ -192,7 +192,7 @@ class ExpandConfig(KernelConfig):
     port_bits: int
     """Data width of both AXI4 ports, bits: 64, 128, 256 or 512, and at least 16·width."""
     columns_max: int
-    """Longest row that the queues of a row's sections have room for; a multiple of 512."""
+    """Longest row that the queues of rows' sections have room for; a multiple of 512."""
     outstanding_bursts: int
     """Bursts that the reader and the writer may each have in flight."""
     burst_bytes: int
@@ -247,9 +247,9 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
                      score_blocks=8, score_entries=1 << 17, selector_keys=1 << 17, units=32, page_bytes=16384,
                      clock_hz=300_000_000, nand=_MLC),
         ExpandConfig("tiny", width=4, port_bits=64, columns_max=1024, outstanding_bursts=4, burst_bytes=512,
-                     clock_hz=100_000_000, formats=("plain16", "plain8")),
-        ExpandConfig("smartssd", width=16, port_bits=512, columns_max=65536, outstanding_bursts=8, burst_bytes=4096,
-                     clock_hz=300_000_000, formats=("plain16", "plain8")),
+                     clock_hz=100_000_000),
+        ExpandConfig("smartssd", width=16, port_bits=512, columns_max=36864, outstanding_bursts=8, burst_bytes=4096,
+                     clock_hz=300_000_000),
     )
 }  # fmt: skip
 

@@ -1,25 +1,24 @@
-"""The whole kernel on Verilator: against the model, at full rate, with faults."""
+"""The whole kernel on Verilator: against cocotb's AXI models and the model, at full rate, with faults everywhere."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from nearflash.abi.bitmap import GROUP_END, HEADER_BYTES, BitmapHeader, RowFormat, row_format
 from nearflash.abi.config import expand_config
-from nearflash.abi.crc import crc32c
-from nearflash.abi.errors import StreamError
-from nearflash.abi.expand import ExpandCommand
+from nearflash.abi.errors import StreamError, WaitTimeoutError
 from nearflash.abi.topk import StreamFault
 from nearflash.device.expand import expand_command, expand_matrix
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.model.expand.bitmap import expand, read_rows
 from nearflash.sim.device import VerilatorDevice
 from nearflash.sim.kernel import MemoryModel
+from nearflash.sim.matrices import damaged, header_of, outcome
 
 CONFIG = expand_config("expand-tiny")
-FORMATS = [form for form in MATRIX_FORMATS if row_format(*form).name.lower() in CONFIG.formats]
-FP16 = FORMATS[0]
+FP16_PLAIN = MATRIX_FORMATS[0]
+UNTOUCHED = 0xEE
+each_format = pytest.mark.parametrize("form", MATRIX_FORMATS, ids=lambda form: "-".join(str(part) for part in form))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def stalled(device, request):
     device.kernel.configure(MemoryModel())
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: row_format(*form).name)
+@each_format
 def test_equals_the_model(stalled, form):
     """Rows that end in every kind of place, groups of one row and of all, densities from none to all."""
     rng = np.random.default_rng(1)
@@ -46,3 +45,63 @@ def test_equals_the_model(stalled, form):
             np.testing.assert_array_equal(done.dense, expand(stream))
             assert done.counters["elements_done"] == shape[0] * shape[1]
             assert done.counters["values_done"] == sum(row.present.sum() for row in read_rows(stream))
+
+
+@each_format
+def test_a_damaged_matrix_is_named_and_nothing_is_written_from_its_fault_on(device, form):
+    """Every cut, every byte of the header, single bits: fault and rows are the model's, and the next matrix is good."""
+    rng = np.random.default_rng(2)
+    good = random_matrix(rng, (3, 130), 0.5, form, 2)
+    header, dense = header_of(good), expand(good)
+    command = expand_command(header, 0, 0)
+    source, target = device.allocate(2 * len(good)), device.allocate(command.out_bytes)
+    command = replace(command, in_address=source.address, out_address=target.address)
+    for stream in [*damaged(good, rng, flips=40), good]:
+        source.host[: len(stream)] = np.frombuffer(stream, np.uint8)
+        source.sync_to_device()
+        target.p2p[:] = UNTOUCHED
+        fault, rows = outcome(stream, header)
+        try:
+            device.run(replace(command, in_bytes=len(stream)))
+            assert fault is StreamFault.NONE
+        except StreamError as error:
+            assert error.fault == fault
+        written = target.p2p.reshape(command.rows, command.row_bytes)
+        assert (written[rows:] == UNTOUCHED).all()
+        assert (written[:rows] != UNTOUCHED).any(axis=1).all()
+    np.testing.assert_array_equal(written.view(dense.dtype)[:, : header.columns], dense)
+    device.free(source)
+    device.free(target)
+
+
+@each_format
+def test_a_group_a_cycle(device, form):
+    """What comes before a row's values does not show: as many cycles as groups, and what begins and ends a command."""
+    stream = random_matrix(np.random.default_rng(3), (12, 1024), 0.5, form, 12)
+    groups = 12 * 1024 // CONFIG.width
+    assert groups < expand_matrix(device, stream).counters["cycles"] < 1.02 * groups + 300
+
+
+def test_a_reset_in_a_command_leaves_nothing_behind(device):
+    rng = np.random.default_rng(4)
+    streams = [random_matrix(rng, (6, 1000), 0.5, form, 2) for form in MATRIX_FORMATS]
+    for cycles in range(20, 1400, 170):
+        stream = streams[cycles % len(streams)]
+        source, target = device.allocate(len(stream)), device.allocate(1 << 14)
+        source.p2p[:] = np.frombuffer(stream, np.uint8)
+        device.submit(expand_command(header_of(stream), source.address, target.address))
+        device.kernel.advance(cycles)
+        device.reset()
+        np.testing.assert_array_equal(expand_matrix(device, streams[0]).dense, expand(streams[0]))
+        device.free(source)
+        device.free(target)
+
+
+def test_a_memory_that_stands_still_is_named(device):
+    stream = random_matrix(np.random.default_rng(5), (2, 600), 0.5, FP16_PLAIN)
+    device.kernel.configure(MemoryModel(stall_percent=100))
+    with pytest.raises(WaitTimeoutError, match=r"m_axi_gmem0\.ar waits for ready"):
+        expand_matrix(device, stream)
+    device.kernel.configure(MemoryModel())
+    device.reset()
+    np.testing.assert_array_equal(expand_matrix(device, stream).dense, expand(stream))

@@ -9,11 +9,18 @@ from amaranth.lib import data
 
 from nearflash.abi.bitmap import CODEBOOK_ENTRIES, SECTIONS, RowFormat, Section
 
-__all__ = ["CODED", "MatrixCommand", "MatrixFormat", "Part", "row_layout"]
+__all__ = ["CODED", "SCALED", "MatrixCommand", "MatrixFormat", "Part", "queue_words", "row_layout"]
 
 
 CODED = tuple(form for form, sections in SECTIONS.items() if Section.CODES in sections)
 """Formats with planes of coded values."""
+SCALED = tuple(form for form, sections in SECTIONS.items() if Section.SCALES in sections)
+"""Formats of codes with scales."""
+
+
+def queue_words(fields: int, bits: int, port_bits: int) -> int:
+    """Depth of a queue in block RAM for two rows of so many fields: the next row comes while one is expanded."""
+    return 2 * -(-fields * bits // port_bits) + 1
 
 
 class MatrixFormat(data.Struct):

@@ -11,7 +11,7 @@ from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.bitmap import HEADER_BYTES, MAGIC, SCALE_COLUMNS, SECTION_BYTES, VERSION
+from nearflash.abi.bitmap import HEADER_BYTES, MAGIC, SCALE_COLUMNS, VERSION
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.expand.matrix import MatrixCommand
 
@@ -66,10 +66,9 @@ class MatrixHeader(wiring.Component):
             m.d.sync += block.eq(Cat(block, self.word)[self.port_bits :])
         found, expected = data.View(_FIELDS, block), self.command
         scale_columns = Mux(expected.stated.output != 0, SCALE_COLUMNS, 0)
-        part_of_a_block = expected.in_bytes[: (SECTION_BYTES - 1).bit_length()].any()
         length, shape, foreign = Signal(), Signal(), Signal()
         m.d.comb += [
-            length.eq((found.stream_bytes != expected.in_bytes) | part_of_a_block),
+            length.eq(found.stream_bytes != expected.in_bytes),
             shape.eq(
                 Cat(
                     found.element != expected.stated.element,

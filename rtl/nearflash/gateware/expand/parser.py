@@ -194,8 +194,8 @@ class MatrixParser(wiring.Component):
             with m.Case(Part.BITMAP):
                 m.d.comb += found.eq(Mux(self._ones.beyond, StreamFault.COUNT, StreamFault.NONE))
             with m.Case(Part.END):
-                more = (now.left.rows == 0) & (now.left.words != 0)
-                m.d.comb += found.eq(Mux(more, StreamFault.LENGTH, StreamFault.NONE))
+                more = now.left.words.any() | now.command.in_bytes[: _log2(SECTION_BYTES)].any()
+                m.d.comb += found.eq(Mux((now.left.rows == 0) & more, StreamFault.LENGTH, StreamFault.NONE))
                 with m.If(now.first[:64] != Cat(now.group, crc.o)):
                     m.d.comb += found.eq(StreamFault.CHECKSUM)
         return found

@@ -6,8 +6,9 @@
     i_escapes ─► queue ─► Unpack ─┘
 
 Contract: a row of n values gives ceil(n / W) words; values of less than 16 bits lie in the low bits of their lanes.
-`row_format` stands while anything is inside. The queues have room for a row of `columns_max` values, that of
-`i_values`, which may come last, for fewer. Reset drops what is inside.
+With scales, bit PRESENT_BIT of a lane is set too: the lane of a code of zero is not zero. `row_format` stands while
+anything is inside. The queues have room for a row of `columns_max` values, that of `i_values`, which may come last, for
+fewer. Reset drops what is inside.
 
 Timing: one word a cycle while the sections come; back-pressure: yes.
 Numerics: bits are moved as they are; equals nearflash.model.expand.coded.decode.
@@ -16,20 +17,21 @@ Numerics: bits are moved as they are; equals nearflash.model.expand.coded.decode
 from collections.abc import Collection
 from typing import Any
 
-from amaranth import Cat, Module, Mux
+from amaranth import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.bitmap import SECTIONS, RowFormat, Section
 from nearflash.gateware.expand.coded import CodedValues
-from nearflash.gateware.expand.matrix import CODED, row_layout
+from nearflash.gateware.expand.matrix import CODED, SCALED, queue_words, row_layout
 from nearflash.gateware.expand.unpack import Unpack
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.queue import StreamQueue
 
-__all__ = ["LANE_BITS", "RowValues"]
+__all__ = ["LANE_BITS", "PRESENT_BIT", "RowValues"]
 
 LANE_BITS = 16
+PRESENT_BIT = 8
 _VALUE_WORDS = 32
 """Words of values that wait while the first sections of the next row come."""
 _PLANES = (Section.LOW, Section.CODES, Section.ESCAPES)
@@ -73,13 +75,12 @@ class RowValues(wiring.Component):
         m.submodules.fork = fork = Fork(self.i_row.payload.shape(), len(self.sections) + 1)
         wiring.connect(m, wiring.flipped(self.i_row), fork.i)
         coded = Cat(self.row_format == form for form in CODED).any()
-        parts = {
-            section: self._section(m, section, row, 1 if section is Section.VALUES else coded)
-            for section, row in zip(self.sections, fork.o, strict=False)
-        }
+        parts = {section: self._section(m, section, row) for section, row in zip(self.sections, fork.o, strict=False)}
         values, to_codebook = parts.pop(Section.VALUES), fork.o[-1]
+        scaled = Cat(self.row_format == form for form in SCALED).any()
+        present = Cat(Const(1 << PRESENT_BIT, LANE_BITS) for _ in range(self.width))
         m.d.comb += [
-            self.o.payload.eq(values.o.payload.data),
+            self.o.payload.eq(values.o.payload.data | Mux(scaled, present, 0)),
             self.o.valid.eq(values.o.valid),
             values.o.ready.eq(self.o.ready),
             to_codebook.ready.eq(1),
@@ -88,7 +89,7 @@ class RowValues(wiring.Component):
             self._coded(m, coded, values, parts, to_codebook)
         return m
 
-    def _section(self, m: Module, section: Section, row: Any, wanted: Any) -> Unpack:
+    def _section(self, m: Module, section: Section, row: Any) -> Unpack:
         """Its fields, as many as the row says; of a row of another format none."""
         name = section.name.lower()
         sizes = sorted({SECTIONS[form][section] for form in self.formats if section in SECTIONS[form]})
@@ -97,16 +98,19 @@ class RowValues(wiring.Component):
         if section is Section.VALUES:
             queue = StreamQueue(self.port_bits, _VALUE_WORDS)
         else:
-            queue = StreamQueue(self.port_bits, self.columns_max * max(sizes) // self.port_bits + 1, memory="block")
+            # Two rows, but of escapes, which are few, one.
+            fields = self.columns_max // 2 if section is Section.ESCAPES else self.columns_max
+            queue = StreamQueue(self.port_bits, queue_words(fields, max(sizes), self.port_bits), memory="block")
         unpack = Unpack(self.width, self.port_bits, sizes, lane_bits=lane_bits, count_bits=count_bits)
         m.submodules[f"{name}_queue"], m.submodules[f"{name}_fields"] = queue, unpack
         wiring.connect(m, wiring.flipped(getattr(self, f"i_{name}")), queue.i)
         wiring.connect(m, queue.o, unpack.i)
+        wanted = Signal(name=f"{name}_wanted")
         with m.Switch(self.row_format):
             for form in self.formats:
                 if section in SECTIONS[form]:
                     with m.Case(form):
-                        m.d.comb += unpack.size.eq(sizes.index(SECTIONS[form][section]))
+                        m.d.comb += [wanted.eq(1), unpack.size.eq(sizes.index(SECTIONS[form][section]))]
         m.d.comb += [
             unpack.i_count.payload.eq(row.payload.escapes if section is Section.ESCAPES else row.payload.values),
             unpack.i_count.valid.eq(row.valid & wanted),

@@ -18,7 +18,7 @@ from amaranth import Module, Mux, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.bitmap import SECTION_BYTES, RowFormat, Section
+from nearflash.abi.bitmap import SECTION_BYTES, ElementFormat, RowFormat, Section
 from nearflash.abi.config import ExpandConfig
 from nearflash.abi.counters import EXPAND_COUNTERS
 from nearflash.abi.registers import EXPAND
@@ -115,6 +115,7 @@ class ExpandKernel(wiring.Component):
         m.d.comb += [
             rows.columns.eq(sequencer.matrix.payload.columns),
             rows.row_format.eq(sequencer.matrix.payload.row_format),
+            rows.bf16.eq(sequencer.matrix.payload.stated.output == ElementFormat.BF16),
             writer.i.payload.data.eq(rows.o.payload),
             writer.i.payload.strb.eq(-1),
             writer.i.valid.eq(rows.o.valid),
