@@ -239,11 +239,15 @@ def _attend(build: AttendConfig) -> _Kernel:
 
 def _expanders(lanes: int) -> dict[str, Any]:
     from nearflash.gateware.expand.bitmap import BitmapExpander
+    from nearflash.gateware.expand.coded import CodedValues
+    from nearflash.gateware.expand.dequantize import Dequantizer
     from nearflash.gateware.expand.topk import TopKExpander
 
     shapes = ((8, 16), (16, 16), (32, 16), (16, 8), (32, 8))
     bitmaps = {f"bitmap_{width}x{bits}": BitmapExpander(width, bits) for width, bits in shapes}
-    return {**bitmaps, "topk_expander": TopKExpander(lanes)}
+    coded = {f"coded_values_{width}": CodedValues(width) for width in (8, 16)}
+    scaled = {f"dequantizer_{width}": Dequantizer(width) for width in (8, 16)}
+    return {**bitmaps, **coded, **scaled, "topk_expander": TopKExpander(lanes)}
 
 
 def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:

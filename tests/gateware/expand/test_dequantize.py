@@ -62,9 +62,10 @@ def unit():
 
 
 @pytest.mark.parametrize("output", [FP16, BF16])
-def test_any_scale_and_minimum(unit, output):
+@pytest.mark.parametrize("count", [100_000, pytest.param(4_000_000, marks=pytest.mark.slow)])
+def test_any_scale_and_minimum(unit, count, output):
     """Each beat with patterns of its own: any ones, then exponents so close that the sum cancels or rounds twice."""
-    rng, count, number = np.random.default_rng(output), 100_000, output.number_format
+    rng, number = np.random.default_rng(output), output.number_format
     codes, present = rng.integers(0, 256, (count, 8), np.uint8), rng.random((count, 8)) < 0.9
     scale, minimum = rng.integers(0, 1 << 16, (2, count), np.uint16)
     top, near = (1 << number.exponent_bits) - 1, slice(count // 4, count)

@@ -1,9 +1,8 @@
 """Coded values: planes of bits, with the exponents as codes of a codebook, to words of W values.
 
-    i_code ─┬─► BitmapExpander ─► escaped exponents ─┐
-    i_escape┘                                        │
-            └─► queue ─► codes ──────────────────────┼─► o
-    i_codebook, i_value, i_low ──────────────────────┘
+    i_escape ──► BitmapExpander ─► queue ─► exponents ─┐
+    i_code ──┴─► queue ─► codes ───────────────────────┼─► o
+    i_codebook, i_value, i_low ────────────────────────┘
 
 Contract: a word of values for each beat of codes, in order. Each code of ESCAPE takes the next exponent; a beat of
 codes with `last` ends a row, and what is left of the word of exponents that it took from is dropped, so that each row's
@@ -14,8 +13,8 @@ while anything is inside. Reset drops what is inside.
 
 Timing: latency LATENCY cycles from a beat of codes, ESCAPE_LATENCY from a word of exponents and VALUE_LATENCY from any
 other plane where that comes later; one word a cycle, however many codes are escapes, and one cycle more for a row whose
-last beat takes exponents from two words; back-pressure: yes. o comes from registers; i_value.ready, i_low.ready and
-i_codebook.ready depend on o.ready and on each other's valid.
+last beat takes exponents from two words; back-pressure: yes. o comes from registers; the ready of i_value, i_low and
+i_codebook depends on o.ready and on each other's valid, that of i_code and i_escape on neither.
 Numerics: bits are moved as they are; equals nearflash.model.expand.coded.decode. Of an exponent's byte fp16 takes the
 lower five bits.
 """
@@ -29,13 +28,15 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.bitmap import CODEBOOK_ENTRIES, SECTIONS, RowFormat, Section
 from nearflash.abi.formats import BF16, FP16
 from nearflash.gateware.expand.bitmap import BitmapExpander
-from nearflash.gateware.fp.pipeline import select_digit, wire
+from nearflash.gateware.fp.pipeline import register, select_digit, wire
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["CodedValues"]
 
 _FP16_BITS, _BF16_BITS = (SECTIONS[form][Section.CODES] for form in (RowFormat.CODED_FP16, RowFormat.CODED_BF16))
 _BYTE = 8
+_EXPONENTS = 2
+"""Beats in their queue, which keeps the ways of ready apart."""
 
 
 class CodedValues(wiring.Component):
@@ -61,9 +62,9 @@ class CodedValues(wiring.Component):
     """
 
     #: Cycles from a beat on `i_code` to `o`.
-    LATENCY = BitmapExpander.LATENCY + 1
+    LATENCY = BitmapExpander.LATENCY + StreamQueue.LATENCY["distributed"] + 1
     #: Cycles from a word on `i_escape` to `o`.
-    ESCAPE_LATENCY = BitmapExpander.VALUE_LATENCY + 1
+    ESCAPE_LATENCY = LATENCY + BitmapExpander.VALUE_LATENCY - BitmapExpander.LATENCY
     #: Cycles from the last one of `i_value`, `i_low` and `i_codebook` to `o`.
     VALUE_LATENCY = 1
 
@@ -82,38 +83,41 @@ class CodedValues(wiring.Component):
         )
 
     def elaborate(self, platform: object) -> Module:
-        """The queue holds the codes of the beats in the expander, of which it has at most LATENCY."""
+        """The queue of codes holds those of the beats in the expander, at most its LATENCY, and in the other queue."""
         m = Module()
         m.submodules.escapes = escapes = self._escapes
-        m.submodules.queue = queue = StreamQueue(self.width * _FP16_BITS, escapes.LATENCY + 1)
+        m.submodules.exponents = exponents = StreamQueue(escapes.o.payload.shape(), _EXPONENTS)
+        m.submodules.codes = codes = StreamQueue(self.width * _FP16_BITS, escapes.LATENCY + _EXPONENTS + 1)
         taken = wire(
             m,
-            escapes.o.valid
+            exponents.o.valid
             & self.i_value.valid
             & (self.i_low.valid | self.bf16)
             & self.i_codebook.valid
             & (self.o.ready | ~self.o.valid),
         )
         wiring.connect(m, wiring.flipped(self.i_escape), escapes.i_value)
+        wiring.connect(m, escapes.o, exponents.i)
         m.d.comb += [
             escapes.i_bitmap.payload.bits.eq(Cat(code.all() for code in self._codes(self.i_code.payload.codes))),
             escapes.i_bitmap.payload.last.eq(self.i_code.payload.last),
             escapes.i_bitmap.valid.eq(self.i_code.valid),
             self.i_code.ready.eq(escapes.i_bitmap.ready),
-            queue.i.payload.eq(self.i_code.payload.codes),
-            queue.i.valid.eq(self.i_code.valid & self.i_code.ready),
-            escapes.o.ready.eq(taken),
-            queue.o.ready.eq(taken),
+            codes.i.payload.eq(register(m, self.i_code.payload.codes)),
+            exponents.o.ready.eq(taken),
+            codes.o.ready.eq(taken),
             self.i_value.ready.eq(taken),
             self.i_low.ready.eq(taken & ~self.bf16),
-            self.i_codebook.ready.eq(taken & escapes.o.payload.last),
+            self.i_codebook.ready.eq(taken & exponents.o.payload.last),
         ]
 
+        # A cycle late, off the way of the expander's ready.
+        m.d.sync += codes.i.valid.eq(self.i_code.valid & self.i_code.ready)
         with m.If(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
         with m.If(taken):
             m.d.sync += [
-                self.o.payload.eq(self._values(m, queue.o.payload, escapes.o.payload.data)),
+                self.o.payload.eq(self._values(m, codes.o.payload, exponents.o.payload.data)),
                 self.o.valid.eq(1),
             ]
         return m
