@@ -56,6 +56,6 @@ class Part(IntEnum):
 
 
 def row_layout(columns_max: int) -> data.StructLayout:
-    """A row whose sections are whole: how many values and escapes it has, and the codebook of its group."""
+    """A row whose sections are whole: its values, and where they are coded its escapes and its group's codebook."""
     count_bits = columns_max.bit_length()
     return data.StructLayout({"values": count_bits, "escapes": count_bits, "codebook": 8 * CODEBOOK_ENTRIES})

@@ -83,6 +83,7 @@ class MatrixParser(wiring.Component):
         m.submodules.crc = crc = Crc32c(self.port_bits)
         now = _Registers(self, plan.bits_max // self.port_bits)
         taken, inside = Signal(), Signal()  # a word; of a part
+        counts = (now.part == Part.BITMAP) | (now.part == Part.CODES)
         m.d.comb += [
             taken.eq(self.i.valid & self.i.ready),
             header.command.eq(now.command),
@@ -93,7 +94,7 @@ class MatrixParser(wiring.Component):
             crc.first.eq(now.message_begins),
             crc.data.eq(self.i.payload),
             ones.bits.eq(plan.bits),
-            ones.enable.eq(taken & inside),
+            ones.enable.eq(taken & inside & counts),
             ones.word.eq(self.i.payload),
             ones.counted.eq(_counted(now.part, now.command.row_format)),
             plan.part.eq(now.part),
@@ -121,7 +122,7 @@ class MatrixParser(wiring.Component):
                     now.words.all.eq(pieces(plan.bits, _BLOCK_BITS) << _log2(_BLOCK_BITS // self.port_bits)),
                     now.words.useful.eq(pieces(plan.bits, self.port_bits)),
                     now.part_begins.eq(1),
-                    now.settle.eq(Mux((now.part == Part.BITMAP) | (now.part == Part.CODES), ones.LATENCY - 1, 0)),
+                    now.settle.eq(Mux(counts, ones.LATENCY - 1, 0)),
                 ]
                 m.next = "CHECK"
             with m.State("CHECK"):
