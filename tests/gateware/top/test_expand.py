@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from nearflash.abi.config import expand_config
-from nearflash.abi.errors import StreamError, WaitTimeoutError
+from nearflash.abi.errors import DeviceError, StreamError, WaitTimeoutError
 from nearflash.abi.topk import StreamFault
 from nearflash.device.expand import expand_command, expand_matrix
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.model.expand.bitmap import expand, read_rows
+from nearflash.sim.cocotb_run import run_testbench
 from nearflash.sim.device import VerilatorDevice
 from nearflash.sim.kernel import MemoryModel
 from nearflash.sim.matrices import damaged, header_of, outcome
@@ -27,11 +28,23 @@ def device():
         yield opened
 
 
+@pytest.fixture(scope="module")
+def wide():
+    with VerilatorDevice(expand_config("expand-smartssd"), memory_bytes=1 << 22) as opened:
+        yield opened
+
+
 @pytest.fixture(params=[0, 50], ids=["no stalls", "stalls"])
 def stalled(device, request):
     device.kernel.configure(MemoryModel(stall_percent=request.param, seed=3))
     yield device
     device.kernel.configure(MemoryModel())
+
+
+def test_testbench():
+    result = run_testbench("gateware.top.expand")
+    assert result.failed == ()
+    assert len(result.passed) == 3
 
 
 @each_format
@@ -105,3 +118,30 @@ def test_a_memory_that_stands_still_is_named(device):
     device.kernel.configure(MemoryModel())
     device.reset()
     np.testing.assert_array_equal(expand_matrix(device, stream).dense, expand(stream))
+
+
+@pytest.mark.parametrize(("place", "name"), [("in_address", "READ_ERROR"), ("out_address", "WRITE_ERROR")])
+def test_memory_that_answers_with_an_error_is_named(device, place, name):
+    """Past the checks of submit: addresses that no memory answers."""
+    stream = random_matrix(np.random.default_rng(6), (2, 100), 0.5, FP16_PLAIN)
+    source, target = device.allocate(len(stream)), device.allocate(4096)
+    source.p2p[:] = np.frombuffer(stream, np.uint8)
+    command = expand_command(header_of(stream), source.address, target.address)
+    device._start(replace(command, **{place: 0x40}))
+    with pytest.raises(
+        DeviceError, match=f"verilator:expand-tiny ended with {name} at address 0x40: the memory refused"
+    ):
+        device._finish(60)
+    device.free(source)
+    device.free(target)
+    np.testing.assert_array_equal(expand_matrix(device, stream).dense, expand(stream))
+
+
+@pytest.mark.slow
+@each_format
+def test_wide_words_equal_the_model(wide, form):
+    """16 elements a cycle, a block a word, rows of a large model."""
+    rng = np.random.default_rng(7)
+    for shape, group_rows in (((1, 1), 1), ((3, 70), 2), ((4, 9216), 4)):
+        stream = random_matrix(rng, shape, 0.5, form, group_rows)
+        np.testing.assert_array_equal(expand_matrix(wide, stream).dense, expand(stream))

@@ -1,7 +1,7 @@
 """Counter of a section's values or escapes: ones of a bitmap, codes of three, a word a cycle.
 
 Contract: `begin` starts a section of `bits` bits, LATENCY cycles or more after the last word of the one before; each
-word with `enable` holds the next of them. Bits past the last one do not count; `beyond` tells whether one of them is set.
+word with `enable` holds the next of them. Bits past the last one do not count; `beyond` tells whether one is set.
 
 Timing: `count` and `beyond` have all words up to a word LATENCY cycles later; a word a cycle; back-pressure: none.
 """
