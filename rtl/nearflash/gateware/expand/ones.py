@@ -80,13 +80,17 @@ class OnesCounter(wiring.Component):
         return m
 
     def _there(self, m: Module) -> Value:
-        """Which bits of the word are of the section; whole chunks by the rest's high bits, the last by a register."""
-        left = Signal(range(self.bits_max + 1))
-        tail = Signal(_CHUNK)  # of the last chunk
-        with m.If(self.enable):
-            m.d.sync += left.eq(Mux(left > self.port_bits, left - self.port_bits, 0))
+        """Which bits of the word are of the section: registers say which chunks are, and which bits of the last one."""
+        chunks = range(self.port_bits // _CHUNK)
+        left = Signal(range(self.bits_max + 1))  # with the word that comes
+        whole, last, tail = Signal(len(chunks)), Signal(len(chunks)), Signal(_CHUNK)
+        behind = wire(m, Mux(self.begin, self.bits, Mux(left > self.port_bits, left - self.port_bits, 0)))
+        with m.If(self.begin | self.enable):
+            m.d.sync += [
+                left.eq(behind),
+                whole.eq(Cat(behind[6:] > k for k in chunks)),
+                last.eq(Cat(behind[6:] == k for k in chunks)),
+            ]
         with m.If(self.begin):
-            m.d.sync += [left.eq(self.bits), tail.eq(Cat(self.bits[:6] > k for k in range(_CHUNK)))]
-        chunks = left[6:]
-        masks = [Mux(chunks > k, (1 << _CHUNK) - 1, Mux(chunks == k, tail, 0)) for k in range(self.port_bits // _CHUNK)]
-        return wire(m, Cat(mask[:_CHUNK] for mask in masks))
+            m.d.sync += tail.eq(Cat(self.bits[:6] > k for k in range(_CHUNK)))
+        return wire(m, Cat(whole[k].replicate(_CHUNK) | (tail & last[k].replicate(_CHUNK)) for k in chunks))

@@ -1,0 +1,56 @@
+"""The same matrices on every device: the same bits, the same counts, the same errors."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nearflash.abi.errors import AddressError, CommandError, StreamError
+from nearflash.device.expand import expand_command, expand_matrix
+from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
+from nearflash.model.expand.bitmap import expand, read_rows
+from nearflash.sim.matrices import header_of
+
+KERNEL = "expand"
+PLAIN = MATRIX_FORMATS[0]
+
+
+@pytest.mark.parametrize("form", MATRIX_FORMATS, ids=lambda form: "-".join(str(part) for part in form))
+def test_matrices_expand_to_what_the_model_says(device, form):
+    rng = np.random.default_rng(1)
+    for shape, density in (((1, 1), 1.0), ((4, 513), 0.5), ((6, 64), 0.1)):
+        stream = random_matrix(rng, shape, density, form)
+        done, header = expand_matrix(device, stream), header_of(stream)
+        np.testing.assert_array_equal(done.dense, expand(stream))
+        command, port_bytes = expand_command(header, 0, 0), device.identity.config.port_bytes
+        assert {name: done.counters[name] for name in ("rows_done", "elements_done", "values_done")} == {
+            "rows_done": shape[0],
+            "elements_done": shape[0] * shape[1],
+            "values_done": sum(int(row.present.sum()) for row in read_rows(stream)),
+        }
+        assert done.counters["read_beats"] == len(stream) // port_bytes
+        assert done.counters["write_beats"] == command.out_bytes // port_bytes
+
+
+def test_a_damaged_matrix_is_refused_by_name_and_the_next_one_is_good(device):
+    good = random_matrix(np.random.default_rng(2), (4, 300), 0.5, PLAIN)
+    bad = good[:-64] + bytes([good[-64] ^ 1]) + good[-63:]
+    with pytest.raises(StreamError, match=r"a bitmap matrix must have the CRC32C.*; compress the weights again"):
+        expand_matrix(device, bad)
+    np.testing.assert_array_equal(expand_matrix(device, good).dense, expand(good))
+
+
+def test_another_matrix_than_the_command_is_for(device):
+    stream = random_matrix(np.random.default_rng(3), (4, 300), 0.5, PLAIN)
+    source, target = device.allocate(len(stream)), device.allocate(1 << 14)
+    source.host[:] = np.frombuffer(stream, np.uint8)
+    source.sync_to_device()
+    command = expand_command(header_of(stream), source.address, target.address)
+    with pytest.raises(StreamError, match="must begin with the header of a bitmap matrix of the shape and format"):
+        device.run(replace(command, rows=5))
+    with pytest.raises(AddressError, match="dense write range must lie in one allocated buffer"):
+        device.submit(replace(command, rows=50))
+    with pytest.raises(CommandError, match="rows must be between 1 and"):
+        device.submit(replace(command, rows=0))
+    device.free(source)
+    device.free(target)
