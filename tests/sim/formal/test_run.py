@@ -5,6 +5,8 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.expand.bitmap import BitmapExpander
+from nearflash.gateware.expand.header import HeaderCheck
+from nearflash.gateware.expand.pairs import PairMerge
 from nearflash.sim.formal import bus, expand, streams
 from nearflash.sim.formal.proofs import PROOFS, Proof
 from nearflash.sim.formal.run import run, run_proof
@@ -99,6 +101,34 @@ def test_values_at_other_places_fail(tmp_path):
     result = results_of(lambda: expand.bitmap(Packed(4, 8)), tmp_path, engine="bounded", depth=9)["prove"]
     assert result["status"] == "fail"
     assert set(result["property"]) & {"values_at_their_places", "inner_place", "inner_words"}
+
+
+class Lenient(HeaderCheck):
+    """Seeded bug: any magic and version will do."""
+
+    def _compare(self, m, number, command, wrong):
+        super()._compare(m, number, command, wrong)
+        with m.If(number == 0):
+            m.d.sync += wrong.magic.eq(0)
+
+
+def test_a_fault_without_its_name_fails(tmp_path):
+    result = results_of(lambda: expand.header(Lenient()), tmp_path, engine="bounded", depth=9)["prove"]
+    assert result["status"] == "fail"
+    assert set(result["property"]) & {"start_names_the_fault", "inner_magic"}
+
+
+class Leaking(PairMerge):
+    """Seeded bug: pairs reach their lanes also where the command has failed."""
+
+    def _lanes(self, m, rows, hits, ready):
+        super()._lanes(m, rows, hits | rows[0].index.there, ready)
+
+
+def test_pairs_of_a_failed_command_fail(tmp_path):
+    result = results_of(lambda: expand.merge(Leaking(4)), tmp_path, engine="bounded", depth=6)["prove"]
+    assert result["status"] == "fail"
+    assert set(result["property"]) & {"zeros_where_it_failed", "zeros_without_pairs"}
 
 
 def test_what_cannot_be_reached_is_not_covered(tmp_path):

@@ -74,9 +74,13 @@ class HeaderCheck(wiring.Component):
         """Collect what is wrong with each word; judge once the checksum is there."""
         m = Module()
         m.submodules.crc = crc = Crc32c()
-        command, start = Signal(TopKCommand), self.o_start.payload
-        number, words_left, taken = Signal(range(_WORDS)), Signal.like(start.words), Signal()
-        good, wrong = Signal(), Signal(data.StructLayout({"magic": 1, "params": 1, "length": 1}))
+        command = Signal(TopKCommand)
+        start = self.o_start.payload
+        number = Signal(range(_WORDS))
+        words_left = Signal.like(start.words)
+        taken = Signal()
+        good = Signal()
+        wrong = Signal(data.StructLayout({"magic": 1, "params": 1, "length": 1}))
         m.d.comb += [
             taken.eq(self.i.valid & self.i.ready),
             crc.enable.eq(taken),

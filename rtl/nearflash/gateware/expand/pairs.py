@@ -83,9 +83,13 @@ class PairMerge(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """A group's pairs are those of the window whose index says so; none of them is of a group that has gone."""
         m = Module()
-        rows, full = Signal(data.ArrayLayout(PairRow, 2)), Signal(2)
-        groups_left, group = Signal(32), Signal(TILE_BITS - self._lane_bits)
-        some, active, pairs_left = Signal(), Signal(), Signal()  # groups; a tile is being merged; it has pairs
+        rows = Signal(data.ArrayLayout(PairRow, 2))
+        full = Signal(2)
+        groups_left = Signal(32)
+        group = Signal(TILE_BITS - self._lane_bits)
+        some = Signal()  # groups
+        active = Signal()  # a tile is being merged
+        pairs_left = Signal()  # it has pairs
         step, ready, lacks = Signal(), Signal(), Signal()
         first, second = rows[0].index, rows[1].index
 

@@ -71,9 +71,11 @@ class TileCheck(wiring.Component):
         m.submodules.crc = crc = Crc32c()
         m.submodules.indices = indices = IndexCheck()
         left = Signal(TilesCommand)  # parameters, pairs and words that are still to come
-        tile, number = Signal(_TILE), Signal(32)
+        tile = Signal(_TILE)
+        number = Signal(32)
         words = Signal(COUNT_BITS)  # of the section that are still to come
-        taken, ends, judge, first, inside = Signal(), Signal(), Signal(), Signal(), Signal()
+        judge = Signal()
+        taken, ends, first, inside = Signal(), Signal(), Signal(), Signal()
         word = self.i.payload
         m.d.comb += [
             taken.eq(self.i.valid & self.i.ready),
@@ -114,9 +116,9 @@ class TileCheck(wiring.Component):
         with m.FSM():
             with m.State("WAIT-COMMAND"):
                 m.d.comb += [self.idle.eq(1), self.i_start.ready.eq(1)]
-                m.d.sync += [left.eq(self.i_start.payload), number.eq(0)]
                 with m.If(self.i_start.valid):
-                    m.d.sync += self.fault.eq(self.i_start.payload.fault)
+                    start = self.i_start.payload
+                    m.d.sync += [left.eq(start), number.eq(0), self.fault.eq(start.fault)]
                     m.next = "TILE-WORD"
             with m.State("TILE-WORD"):
                 m.d.comb += [first.eq(1), self.i.ready.eq(self.room & ~stop), ends.eq(taken & (count == 0))]

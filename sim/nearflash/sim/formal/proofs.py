@@ -51,6 +51,8 @@ PROOFS = {
         Proof("nfc.encoder", nand.encoder),
         Proof("nfc.progress", nand.progress, engine="induction", depth=3),
         Proof("expand.bitmap", expand.bitmap, engine="induction", depth=6),
+        Proof("expand.header", expand.header, engine="induction", depth=3),
+        Proof("expand.merge", expand.merge, engine="induction", depth=3),
         Proof("topk.selector", topk.selector, engine="bounded", depth=topk.RUN_CYCLES + 2, cover_depth=topk.RUN_CYCLES),
     )
 }

@@ -1,5 +1,6 @@
-"""A component of streams as its mutants are observed: payloads without an item are zero."""
+"""A component of streams as its mutants are observed: what means nothing is zero."""
 
+from collections.abc import Callable
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Value
@@ -10,10 +11,13 @@ __all__ = ["ObservedStreams", "gate"]
 
 
 class ObservedStreams(wiring.Component):
-    """`inner`, a component whose ports are all streams; it is the submodule `inner`."""
+    """`inner`, a component whose ports are all streams, as the submodule `inner`; payloads without an item are zero.
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    views: by output, what of a payload means something, as wide as the payload.
+    """
+
+    def __init__(self, inner: Any, **views: Callable[[Any], Any]) -> None:
+        self._inner, self._views = inner, views
         super().__init__(inner.signature)
 
     def elaborate(self, platform: Any) -> Module:
@@ -24,15 +28,15 @@ class ObservedStreams(wiring.Component):
             if member.flow == In:
                 wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(inner, name))
             else:
-                gate(m, getattr(inner, name), getattr(self, name))
+                gate(m, getattr(inner, name), getattr(self, name), self._views.get(name))
         return m
 
 
-def gate(m: Module, source: Any, sink: Any, known: Any = True) -> None:
-    """Connect two streams; the payload of `sink` is zero where there is no item, or it is not `known`."""
-    payload = Value.cast(source.payload)
+def gate(m: Module, source: Any, sink: Any, view: Callable[[Any], Any] | None = None) -> None:
+    """Connect two streams; the payload of `sink` is `view` of that of `source`, and zero where there is no item."""
+    payload = view(source.payload) if view else source.payload
     m.d.comb += [
         sink.valid.eq(source.valid),
         source.ready.eq(sink.ready),
-        sink.payload.eq(Mux(source.valid & known, payload, 0)),
+        sink.payload.eq(Mux(source.valid, Value.cast(payload), 0)),
     ]

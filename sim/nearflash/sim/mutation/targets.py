@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.sim.mutation import bitmap, mac, selector
+from nearflash.sim.mutation import bitmap, header, mac, pairs, selector, tiles
 from nearflash.sim.mutation import filter as beat_filter
 from nearflash.sim.stalls import Stall, Stalls
 
@@ -46,6 +46,15 @@ TARGETS: dict[str, Target] = {
     ),
     "expand.bitmap": Target(
         bitmap.expander, bitmap.vectors, part="inner", stalls=("none", "both"), batches=6, cut_cycles=(9, 20, 33)
+    ),
+    "expand.header": Target(
+        header.check, header.vectors, part="inner", stalls=("none", "both"), batches=40, cut_cycles=(3, 5, 9, 20, 33)
+    ),
+    "expand.tiles": Target(
+        tiles.ObservedTiles, tiles.vectors, part="inner", stalls=("none", "both"), batches=20, cut_cycles=(3, 9, 20, 33)
+    ),
+    "expand.pairs": Target(
+        pairs.ObservedMerge, pairs.vectors, part="inner", stalls=("none", "both"), batches=10, cut_cycles=(9, 20, 33)
     ),
     "topk.selector": Target(selector.selector, selector.vectors, stalls=("none", "both"), batches=15),
 }

@@ -1,0 +1,106 @@
+"""Vectors of the pair merge: commands of a few groups and of whole tiles, with and without pairs; some of them fail."""
+
+from typing import Any
+
+import numpy as np
+from amaranth.hdl import Module, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In
+from numpy.typing import NDArray
+
+from nearflash.abi.formats import FP32
+from nearflash.abi.topk import TILE_BITS, TILE_PARAMS
+from nearflash.gateware.expand.pairs import PairMerge
+from nearflash.gateware.expand.values import ROW_PAIRS
+from nearflash.sim.mutation.observed import gate
+from nearflash.sim.ports import words_from_integers
+
+__all__ = ["ObservedMerge", "vectors"]
+
+_LANES = 4
+_COMMANDS = 50
+_COMMAND = data.StructLayout({"params": 32, "tiles": 16, "rows": 16, "fails": 1})
+"""How many tiles and rows a command has; with `fails` the groups behind these tiles come from a failure."""
+
+
+class ObservedMerge(wiring.Component):
+    """PairMerge as `inner`; tiles and rows wait for their command, as behind queues that a command resets."""
+
+    def __init__(self) -> None:
+        self._merge = PairMerge(_LANES)
+        kept = {name: self._merge.signature.members[name] for name in ("i_tile", "i", "o")}
+        super().__init__({"i_command": In(stream.Signature(_COMMAND)), **kept})
+
+    def elaborate(self, platform: Any) -> Module:
+        """Count what is still to come of a command."""
+        m = Module()
+        m.submodules.inner = inner = self._merge
+        left, groups = Signal(_COMMAND), Signal(32)
+        gate(m, inner.o, self.o)
+        m.d.comb += [
+            inner.i_params.payload.eq(self.i_command.payload.params),
+            inner.i_params.valid.eq(self.i_command.valid & inner.idle),
+            self.i_command.ready.eq(inner.i_params.ready),
+            inner.failed.eq(left.fails & (left.tiles == 0) & (left.rows == 0) & (groups == 0)),
+        ]
+        for outer, gated, count in ((self.i_tile, inner.i_tile, left.tiles), (self.i, inner.i, left.rows)):
+            open_ = (count != 0) & ~inner.idle
+            m.d.comb += [
+                gated.payload.eq(outer.payload),
+                gated.valid.eq(outer.valid & open_),
+                outer.ready.eq(gated.ready & open_),
+            ]
+            with m.If(outer.valid & outer.ready):
+                m.d.sync += count.eq(count - 1)
+        with m.If(inner.o.valid & inner.o.ready & (groups != 0)):
+            m.d.sync += groups.eq(groups - 1)
+        with m.If(self.i_command.valid & self.i_command.ready):
+            m.d.sync += left.eq(self.i_command.payload)
+            m.d.sync += groups.eq(self.i_command.payload.tiles * (TILE_PARAMS // _LANES))
+        return m
+
+
+def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Values are anything, also of pairs that are not there, and so are their indices."""
+    commands, tiles, rows, groups = [], list[int](), list[int](), list[int]()
+    for _ in range(_COMMANDS):
+        whole = int(rng.choice(3, p=[0.9, 0.08, 0.02]))
+        tail = int(rng.choice([1, 2, 3, 4, 5, 17, 60, 200]))
+        params = whole * TILE_PARAMS + tail
+        fails = int(rng.integers(4)) == 0
+        good = int(rng.integers(whole + 1)) if fails else whole + 1
+        first_row, dense = len(rows), np.zeros(-(-params // _LANES) * _LANES, np.uint32)
+        for tile in range(good):
+            limit = TILE_PARAMS if tile < whole else tail
+            indices = np.flatnonzero(rng.random(limit) < rng.choice([0, 0.01, 0.2, 0.6, 1]))
+            if rng.integers(4) == 0:
+                indices = np.concatenate([indices[indices < limit - 6], np.arange(limit)[-int(rng.integers(1, 7)) :]])
+            tiles.append(int(len(indices) > 0))
+            values = rng.integers(0, 1 << 32, len(indices), np.uint32)
+            dense[tile * TILE_PARAMS + indices] = values
+            rows += _rows(rng, indices.tolist(), values.tolist())
+        if fails:  # what a tile that is never released leaves in the window
+            rows += _rows(rng, sorted(rng.choice(TILE_PARAMS, int(rng.integers(9)), replace=False).tolist()), [0] * 8)
+        commands.append(params | good << 32 | len(rows) - first_row << 48 | fails << 64)
+        beats = dense.reshape(-1, _LANES)
+        groups += [int.from_bytes(beat.tobytes(), "little") for beat in beats]
+        groups[-1] |= 1 << _LANES * FP32.bits
+    inputs: dict[str, NDArray[Any]] = {
+        "i_command": words_from_integers(commands, 65),
+        "i_tile": np.array(tiles, np.uint8),
+        "i": words_from_integers(rows, 181),
+    }
+    return inputs, {"o": words_from_integers(groups, _LANES * FP32.bits + 1)}
+
+
+def _rows(rng: np.random.Generator, indices: list[int], values: list[int]) -> list[int]:
+    rows = []
+    for first in range(0, len(indices), ROW_PAIRS):
+        count = min(ROW_PAIRS, len(indices) - first)
+        row = int(rng.integers(1 << 48)) | (1 << count) - 1 << 48 | (first + ROW_PAIRS >= len(indices)) << 52
+        row |= int.from_bytes(rng.bytes(16), "little") << 53
+        for lane, (index, value) in enumerate(zip(indices[first:][:count], values[first:], strict=False)):
+            for bits, width, at in ((index, TILE_BITS, TILE_BITS * lane), (value, FP32.bits, 53 + FP32.bits * lane)):
+                row = row & ~((1 << width) - 1 << at) | bits << at
+        rows.append(row)
+    return rows
