@@ -6,7 +6,7 @@ from pathlib import Path
 from nearflash.abi.emit import outputs
 
 #: Model modules with no gateware of the same path: what they hold is spread over several units there.
-MODEL_ONLY: set[str] = {"fp/bits.py", "update/state.py", *(f"attend/{name}.py" for name in (
+MODEL_ONLY: set[str] = {"expand/fields.py", "fp/bits.py", "update/state.py", *(f"attend/{name}.py" for name in (
     "case", "draw", "finite", "gather", "head", "image", "index", "placement", "settings", "source",
     "traffic"))}  # fmt: skip
 
