@@ -10,7 +10,7 @@ from nearflash.sim.harness import measure_latency, run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
 
 STREAMS = {Section.LOW: "i_low", Section.ESCAPES: "i_escape", Section.VALUES: "i_value"}
-FORMS = {FP16: RowFormat.CODED_FP16, BF16: RowFormat.CODED_BF16}
+BITS = SECTIONS[RowFormat.CODED_FP16]
 BOOK = bytes([9, 12, 3])
 
 
@@ -32,8 +32,7 @@ def inputs(rows, width, number):
     """Items of all streams for rows of values, each with its codebook."""
     items = {name: [] for name in ("i_codebook", "i_low", "i_code", "i_escape", "i_value")}
     for values, book in rows:
-        bits = SECTIONS[FORMS[number]]
-        planes = {section: words(f, bits[section], width) for section, f in encode(values, book, number).items()}
+        planes = {section: words(f, BITS[section], width) for section, f in encode(values, book, number).items()}
         beats = planes.pop(Section.CODES)
         items["i_code"] += [{"codes": beat, "last": index == len(beats) - 1} for index, beat in enumerate(beats)]
         items["i_codebook"] += [int.from_bytes(book, "little")]

@@ -33,7 +33,7 @@ from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["CodedValues"]
 
-_FP16_BITS, _BF16_BITS = (SECTIONS[form][Section.CODES] for form in (RowFormat.CODED_FP16, RowFormat.CODED_BF16))
+_FIELD_BITS, _CODE_BITS = (SECTIONS[form][Section.CODES] for form in (RowFormat.CODED_FP16, RowFormat.CODED_BF16))
 _BYTE = 8
 _EXPONENTS = 2
 """Beats in their queue, which keeps the ways of ready apart."""
@@ -51,7 +51,7 @@ class CodedValues(wiring.Component):
     bf16 : In, format of the values: bf16, else fp16.
     i_codebook : In stream of 3 bytes, an item a row.
     i_low : In stream of W bits; fp16 only.
-    i_code : In stream of struct {codes: 4 W, last: 1}: W fields of 4 bits (fp16) or of 2 (bf16, the lower half).
+    i_code : In stream of struct {codes: W · 4 bits, last: 1}; of a field, bf16 takes the lower two bits.
     i_escape : In stream of W bytes.
     i_value : In stream of W bytes.
     o : Out stream of W · 16 bits, as BitmapExpander.i_value takes them.
@@ -75,7 +75,7 @@ class CodedValues(wiring.Component):
                 "bf16": In(1),
                 "i_codebook": In(stream.Signature(CODEBOOK_ENTRIES * _BYTE)),
                 "i_low": In(stream.Signature(width)),
-                "i_code": In(stream.Signature(data.StructLayout({"codes": width * _FP16_BITS, "last": 1}))),
+                "i_code": In(stream.Signature(data.StructLayout({"codes": width * _FIELD_BITS, "last": 1}))),
                 "i_escape": In(stream.Signature(width * _BYTE)),
                 "i_value": In(stream.Signature(width * _BYTE)),
                 "o": Out(stream.Signature(width * FP16.bits)),
@@ -87,7 +87,7 @@ class CodedValues(wiring.Component):
         m = Module()
         m.submodules.escapes = escapes = self._escapes
         m.submodules.exponents = exponents = StreamQueue(escapes.o.payload.shape(), _EXPONENTS)
-        m.submodules.codes = codes = StreamQueue(self.width * _FP16_BITS, escapes.LATENCY + _EXPONENTS + 1)
+        m.submodules.codes = codes = StreamQueue(self.width * _FIELD_BITS, escapes.LATENCY + _EXPONENTS + 1)
         taken = wire(
             m,
             exponents.o.valid
@@ -123,19 +123,16 @@ class CodedValues(wiring.Component):
         return m
 
     def _codes(self, fields: Any) -> list[Any]:
-        """Two bits of each field of a beat."""
-        return [
-            Mux(self.bf16, fields.word_select(k, _BF16_BITS), fields.word_select(k, _FP16_BITS)[:_BF16_BITS])
-            for k in range(self.width)
-        ]
+        """The lower two bits of each field of a beat."""
+        return [fields.word_select(k, _FIELD_BITS)[:_CODE_BITS] for k in range(self.width)]
 
     def _values(self, m: Module, fields: Any, escaped: Any) -> Any:
         book = [self.i_codebook.payload.word_select(entry, _BYTE) for entry in range(CODEBOOK_ENTRIES)]
         values = []
         for k, code in enumerate(self._codes(fields)):
-            exponent = wire(m, select_digit(wire(m, code), [*book, escaped.word_select(k, _BYTE)]))
+            exponent = wire(m, select_digit(code, [*book, escaped.word_select(k, _BYTE)]))
             high = self.i_value.payload.word_select(k, _BYTE)
-            low = Cat(self.i_low.payload[k], fields.word_select(k, _FP16_BITS)[_BF16_BITS:])
+            low = Cat(self.i_low.payload[k], fields.word_select(k, _FIELD_BITS)[_CODE_BITS:])
             fp16 = Cat(low, high[:-1], exponent[: FP16.exponent_bits], high[-1])
             bf16 = Cat(high[:-1], exponent[: BF16.exponent_bits], high[-1])
             values.append(Mux(self.bf16, bf16, fp16))

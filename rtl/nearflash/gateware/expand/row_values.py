@@ -123,14 +123,13 @@ class RowValues(wiring.Component):
         m.submodules.coded = unit = CodedValues(self.width)
         bf16 = self.row_format == RowFormat.CODED_BF16
         fields, ends = planes[Section.CODES].o.payload.data, planes[Section.CODES].o.payload.last
-        pairs = Cat(fields.word_select(lane, 4)[:2] for lane in range(self.width))
         some = row.payload.values != 0
         m.d.comb += [
             unit.bf16.eq(bf16),
             unit.i_codebook.payload.eq(row.payload.codebook),
             unit.i_codebook.valid.eq(row.valid & coded & some),
             row.ready.eq(unit.i_codebook.ready | ~(coded & some)),
-            unit.i_code.payload.codes.eq(Mux(bf16, pairs, fields)),
+            unit.i_code.payload.codes.eq(fields),
             unit.i_code.payload.last.eq(ends),
             unit.i_low.payload.eq(planes[Section.LOW].o.payload.data),
             unit.i_escape.payload.eq(planes[Section.ESCAPES].o.payload.data),
