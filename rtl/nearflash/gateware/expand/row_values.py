@@ -32,8 +32,10 @@ __all__ = ["LANE_BITS", "PRESENT_BIT", "RowValues"]
 
 LANE_BITS = 16
 PRESENT_BIT = 8
-_VALUE_WORDS = 32
-"""Words of values that wait while the first sections of the next row come."""
+_VALUE_WORDS = 513
+"""Words of values that wait while the first sections of the next row come: a block RAM's."""
+_CODEBOOKS = 2
+"""Of rows whose codes may come while the values of the row before do."""
 _PLANES = (Section.LOW, Section.CODES, Section.ESCAPES)
 
 
@@ -96,7 +98,7 @@ class RowValues(wiring.Component):
         lane_bits = LANE_BITS if section is Section.VALUES else max(sizes)
         count_bits = self.columns_max.bit_length()
         if section is Section.VALUES:
-            queue = StreamQueue(self.port_bits, _VALUE_WORDS)
+            queue = StreamQueue(self.port_bits, _VALUE_WORDS, memory="block")
         else:
             # Two rows, but of escapes, which are few, one.
             fields = self.columns_max // 2 if section is Section.ESCAPES else self.columns_max
@@ -121,14 +123,16 @@ class RowValues(wiring.Component):
     def _coded(self, m: Module, coded: Any, values: Unpack, planes: dict[Section, Unpack], row: Any) -> None:
         """Planes to CodedValues, which has a codebook for each row with values."""
         m.submodules.coded = unit = CodedValues(self.width)
+        m.submodules.codebooks = codebooks = StreamQueue(row.payload.codebook.shape(), _CODEBOOKS)
+        wiring.connect(m, codebooks.o, unit.i_codebook)
         bf16 = self.row_format == RowFormat.CODED_BF16
         fields, ends = planes[Section.CODES].o.payload.data, planes[Section.CODES].o.payload.last
         some = row.payload.values != 0
         m.d.comb += [
             unit.bf16.eq(bf16),
-            unit.i_codebook.payload.eq(row.payload.codebook),
-            unit.i_codebook.valid.eq(row.valid & coded & some),
-            row.ready.eq(unit.i_codebook.ready | ~(coded & some)),
+            codebooks.i.payload.eq(row.payload.codebook),
+            codebooks.i.valid.eq(row.valid & coded & some),
+            row.ready.eq(codebooks.i.ready | ~(coded & some)),
             unit.i_code.payload.codes.eq(fields),
             unit.i_code.payload.last.eq(ends),
             unit.i_low.payload.eq(planes[Section.LOW].o.payload.data),
