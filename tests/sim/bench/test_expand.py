@@ -25,6 +25,15 @@ def test_topk_groups_wait_only_for_the_input() -> None:
             assert row["beats_per_cycle"] > 0.999
 
 
+def test_a_kernel_expands_a_group_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expand, "KERNELS", {"expand-tiny": 1024})
+    rows = list(expand.run(parts=["kernel"], beats=4096))
+    assert len(rows) == 9 * 5
+    for row in rows:
+        assert (row["config"], row["width"], row["mismatches"]) == ("expand-tiny", 4, 0)
+        assert row["cycles_per_element"] < 0.28 or row["density"] == 1.0
+
+
 def test_parts_are_named() -> None:
-    with pytest.raises(CommandError, match="parts must be of bitmap, topk, not 'coded'"):
+    with pytest.raises(CommandError, match="parts must be of bitmap, topk, kernel, not 'coded'"):
         list(expand.run(parts=["coded"]))

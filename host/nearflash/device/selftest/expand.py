@@ -15,7 +15,7 @@ from nearflash.device.selftest.comparison import Comparison
 from nearflash.model.expand.bitmap import expand, pack, pack_scaled
 from nearflash.model.expand.dequantize import quantize
 
-__all__ = ["MATRIX_FORMATS", "MatrixFormat", "compare_matrices", "random_matrix"]
+__all__ = ["MATRIX_FORMATS", "MatrixFormat", "compare_matrices", "format_name", "random_matrix"]
 
 MatrixFormat: TypeAlias = tuple[ElementFormat, Coding, ElementFormat | None]
 """Elements, coding, and what scaled elements expand to."""
@@ -71,10 +71,11 @@ def compare_matrices(device: Device, *, columns: int, seed: int) -> Iterator[Com
         for density in _DENSITIES:
             stream = random_matrix(rng, (_ROWS, columns), density, form)
             expected, found = expand(stream), expand_matrix(device, stream).dense
-            yield Comparison(f"{_name(form):<22}{density:g}", expected.size, int((found != expected).sum()))
+            yield Comparison(f"{format_name(form):<22}{density:g}", expected.size, int((found != expected).sum()))
 
 
-def _name(form: MatrixFormat) -> str:
+def format_name(form: MatrixFormat) -> str:
+    """Elements, coding and output, as people say them."""
     element, coding, output = form
     coded = " coded" if coding is Coding.EXPONENTS else ""
     return element.name.lower() + coded + (f" to {output.name.lower()}" if output else "")

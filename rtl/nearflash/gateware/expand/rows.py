@@ -33,6 +33,8 @@ from nearflash.gateware.stream.queue import StreamQueue
 __all__ = ["RowExpander"]
 
 _ROWS = 4
+_BEATS = 2
+"""In queues before the expander, which keep its way of ready from those of the gearboxes."""
 _SCALE_BITS = 32
 
 
@@ -88,6 +90,8 @@ class RowExpander(wiring.Component):
         m.submodules.bitmap_groups = groups = Narrow(width, port_bits // width)
         m.submodules.values = values = self._values
         m.submodules.expander = expander = BitmapExpander(width, LANE_BITS)
+        m.submodules.bitmap_beats = beats = StreamQueue(expander.i_bitmap.payload.shape(), _BEATS)
+        m.submodules.value_beats = words = StreamQueue(width * LANE_BITS, _BEATS)
         m.submodules.pack = pack = Pack(width, port_bits)
         to_bitmap, to_values, to_scales, out = fork.o
         inputs = [f"i_{section.name.lower()}" for section in values.sections]
@@ -99,7 +103,9 @@ class RowExpander(wiring.Component):
             (wiring.flipped(self.i_bitmap), queue.i),
             (queue.o, groups.i),
             *((wiring.flipped(getattr(self, name)), getattr(values, name)) for name in inputs),
-            (values.o, expander.i_value),
+            (values.o, words.i),
+            (words.o, expander.i_value),
+            (beats.o, expander.i_bitmap),
             (pack.o, wiring.flipped(self.o)),
         ):
             wiring.connect(m, source, sink)
@@ -110,10 +116,10 @@ class RowExpander(wiring.Component):
             groups.i_count.payload.eq(Mux(narrow, blocks[1], blocks[0])),
             groups.i_count.valid.eq(to_bitmap.valid),
             to_bitmap.ready.eq(groups.i_count.ready),
-            expander.i_bitmap.payload.bits.eq(groups.o.payload.data),
-            expander.i_bitmap.payload.last.eq(groups.o.payload.last),
-            expander.i_bitmap.valid.eq(groups.o.valid),
-            groups.o.ready.eq(expander.i_bitmap.ready),
+            beats.i.payload.bits.eq(groups.o.payload.data),
+            beats.i.payload.last.eq(groups.o.payload.last),
+            beats.i.valid.eq(groups.o.valid),
+            groups.o.ready.eq(beats.i.ready),
             pack.narrow.eq(narrow),
             self.idle.eq(rows.level == 0),
         ]

@@ -1,31 +1,42 @@
 """Bench `expand`: the expanders in cycle-accurate simulation, at every density, against the model bit for bit.
 
-Parts are `bitmap` and `topk`. Words come and beats go in every cycle. `beats_per_cycle` is that of the second half of a
-long run: the cycles of the whole less those of a run of its first half, so that filling does not count.
+Parts are the expanders `bitmap` and `topk`, to which words come and from which beats go in every cycle, and `kernel`,
+with memory behind its ports. `beats_per_cycle` is that of the second half of a long run: the cycles of the whole less
+those of a run of its first half, so that filling does not count. `cycles_per_element` of a kernel is of the whole run,
+from start to the last write response.
 """
 
 from collections.abc import Callable, Collection, Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import ElementFormat
+from nearflash.abi.config import expand_config
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32
 from nearflash.abi.topk import TILE_PARAMS, ValueFormat
+from nearflash.device.expand import expand_matrix
+from nearflash.device.selftest.expand import MATRIX_FORMATS, MatrixFormat, format_name, random_matrix
 from nearflash.gateware.expand.bitmap import BitmapExpander
 from nearflash.gateware.expand.topk import TopKExpander
 from nearflash.model.expand import topk
-from nearflash.model.expand.bitmap import expand_row
+from nearflash.model.expand.bitmap import expand, expand_row
+from nearflash.sim.device import VerilatorDevice
 from nearflash.sim.gradients import random_stream
 from nearflash.sim.streams import StreamUnit
 
 __all__ = ["run"]
 
 CLOCK_GHZ = 0.3
+_PARTS = ("bitmap", "topk", "kernel")
 BITMAPS = ((8, ElementFormat.FP16), (16, ElementFormat.FP16), (32, ElementFormat.FP16), (32, ElementFormat.INT8))
 """Width and format."""
+KERNELS = {"expand-tiny": 1024, "expand-smartssd": 4096}
+"""Build, and columns of a row."""
+KERNEL_DENSITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TOPK_WIDTH = 4
 TOPK_DENSITIES = {
     ValueFormat.FP16: (0.0, 0.001, 0.01, 0.1, 0.25, 0.33, 0.4, 0.49, 0.75, 1.0),
@@ -41,9 +52,13 @@ class _Ran(NamedTuple):
     compressed_bytes: int
 
 
-def run(parts: Collection[str] = ("bitmap", "topk"), beats: int = 16_384, seed: int = 1) -> Iterator[dict[str, Any]]:
+def run(parts: Collection[str] = _PARTS, beats: int = 16_384, seed: int = 1) -> Iterator[dict[str, Any]]:
     """One row a format, width and density. Raises CommandError for a part that does not exist."""
-    kinds: dict[str, Callable[[int, int], Iterator[dict[str, Any]]]] = {"bitmap": _bitmaps, "topk": _topk}
+    kinds: dict[str, Callable[[int, int], Iterator[dict[str, Any]]]] = {
+        "bitmap": _bitmaps,
+        "topk": _topk,
+        "kernel": _kernels,
+    }
     for part in parts:
         if part not in kinds:
             raise CommandError(f"parts must be of {', '.join(kinds)}, not {part!r}")
@@ -105,6 +120,28 @@ def _expand_stream(unit: StreamUnit, seed: int, params: int, density: float, val
     expected = topk.expand(stream, params).view(np.uint32).reshape(beats, TOPK_WIDTH)
     mismatches = int(np.count_nonzero(found[:, :TOPK_WIDTH] != expected))
     return _Ran(unit.cycles, beats, mismatches, len(stream))
+
+
+def _kernels(beats: int, seed: int) -> Iterator[dict[str, Any]]:
+    for name, columns in KERNELS.items():
+        build = expand_config(name)
+        with VerilatorDevice(build, memory_bytes=1 << 26) as device:
+            rows = max(2, beats * build.width // columns)
+            for form, density in product(MATRIX_FORMATS, KERNEL_DENSITIES):
+                half, whole = (_expand_matrix(device, seed, (n, columns), density, form) for n in (rows // 2, rows))
+                kind, dense = f"kernel-{format_name(form).replace(' ', '-')}", (form[2] or form[0]).number_format
+                result = _result(kind, build.width, density, dense.bytes, half, whole)
+                yield result | {"config": name, "cycles_per_element": whole.cycles / (rows * columns)}
+
+
+def _expand_matrix(
+    device: VerilatorDevice, seed: int, shape: tuple[int, int], density: float, form: MatrixFormat
+) -> _Ran:
+    stream = random_matrix(np.random.default_rng(seed), shape, density, form, group_rows=16)
+    done = expand_matrix(device, stream)
+    mismatches = int(np.count_nonzero(done.dense != expand(stream)))
+    width = expand_config(device.identity.config.full_name).width
+    return _Ran(done.counters["cycles"], shape[0] * shape[1] // width, mismatches, len(stream))
 
 
 def _result(form: str, width: int, density: float, element_bytes: int, half: _Ran, whole: _Ran) -> dict[str, Any]:
