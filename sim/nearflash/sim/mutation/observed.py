@@ -11,7 +11,7 @@ __all__ = ["ObservedStreams", "gate"]
 
 
 class ObservedStreams(wiring.Component):
-    """`inner`, a component whose ports are all streams, as the submodule `inner`; payloads without an item are zero.
+    """`inner`, a component whose outputs are all streams, as the submodule `inner`; payloads without an item are zero.
 
     views: by output, what of a payload means something, as wide as the payload.
     """
@@ -25,7 +25,9 @@ class ObservedStreams(wiring.Component):
         m = Module()
         m.submodules.inner = inner = self._inner
         for name, member in self.signature.members.items():
-            if member.flow == In:
+            if member.is_port:
+                m.d.comb += getattr(inner, name).eq(getattr(self, name))
+            elif member.flow == In:
                 wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(inner, name))
             else:
                 gate(m, getattr(inner, name), getattr(self, name), self._views.get(name))

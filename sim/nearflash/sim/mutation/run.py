@@ -92,17 +92,19 @@ def _streams_agree(
 ) -> list[int]:
     """Those whose items are the model's and come in as many cycles as the first one's, the original."""
     inputs, expected = vectors
+    streams = {stream: items for stream, items in inputs.items() if stream in unit.sources}
     counts = {stream: len(items) for stream, items in expected.items()}
     living: list[int] = []
     cycles: int | None = None
     for mutant in mutants:
-        limit, hold = None if cycles is None else 2 * cycles, {MUTANT: mutant}
+        limit = None if cycles is None else 2 * cycles
+        hold = {MUTANT: mutant} | {port: value for port, value in inputs.items() if port in unit.held}
         unit.renew()
         for some in cut_cycles:
             with suppress(SimulationTimeout, UnexpectedItems):
-                unit.run(inputs, counts, stalls="both", seed=seed, hold=hold, timeout_cycles=some, quiet_cycles=1)
+                unit.run(streams, counts, stalls="both", seed=seed, hold=hold, timeout_cycles=some, quiet_cycles=1)
         try:
-            got = unit.run(inputs, counts, stalls=stalls, seed=seed, hold=hold, timeout_cycles=limit)
+            got = unit.run(streams, counts, stalls=stalls, seed=seed, hold=hold, timeout_cycles=limit)
         except (SimulationTimeout, UnexpectedItems):
             continue
         cycles = cycles or unit.cycles

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.sim.mutation import bitmap, header, mac, pairs, selector, tiles
+from nearflash.sim.mutation import bitmap, code_product, coded, header, mac, pairs, selector, tiles
 from nearflash.sim.mutation import filter as beat_filter
 from nearflash.sim.stalls import Stall, Stalls
 
 __all__ = ["TARGETS", "Target", "Vectors"]
 
-#: Inputs, and what the model expects at the outputs: port (or stream) -> array, as BurstUnit (or StreamUnit) takes it.
+#: Inputs, and what the model expects at the outputs: port (or stream) -> array, as BurstUnit (or StreamUnit) takes it;
+#: of a component with streams, other inputs are held: one value each.
 Vectors = tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]
 
 
@@ -47,11 +48,15 @@ TARGETS: dict[str, Target] = {
     "expand.bitmap": Target(
         bitmap.expander, bitmap.vectors, part="inner", stalls=("none", "both"), batches=6, cut_cycles=(9, 20, 33)
     ),
+    "expand.coded": Target(
+        coded.values, coded.vectors, part="inner", stalls=("none", "both"), batches=8, cut_cycles=(9, 20, 33)
+    ),
+    "expand.code_product": Target(code_product.ObservedProduct, code_product.vectors, part="product", batches=3),
     "expand.header": Target(
         header.check, header.vectors, part="inner", stalls=("none", "both"), batches=40, cut_cycles=(3, 5, 9, 20, 33)
     ),
     "expand.tiles": Target(
-        tiles.ObservedTiles, tiles.vectors, part="inner", stalls=("none", "both"), batches=20, cut_cycles=(3, 9, 20, 33)
+        tiles.ObservedTiles, tiles.vectors, part="inner", stalls=("none", "both"), batches=60, cut_cycles=(3, 9, 20, 33)
     ),
     "expand.pairs": Target(
         pairs.ObservedMerge, pairs.vectors, part="inner", stalls=("none", "both"), batches=10, cut_cycles=(9, 20, 33)
