@@ -70,7 +70,7 @@ def test_unknown_names_list_what_exists() -> None:
         list(run("update", "ice40", "tiny"))
     with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny, not 'update-huge'"):
         list(run("update", "xc7", "huge"))
-    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny, not 'update-huge'"):
+    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny, not 'expand-huge'"):
         list(run("expand", "xc7", "huge"))
     with pytest.raises(ConfigError, match=r"family must be one of xc7, xcup, not 'ice40'"):
         list(run("expand", "ice40", "tiny"))

@@ -237,34 +237,37 @@ def _attend(build: AttendConfig) -> _Kernel:
     return _Kernel(units, "channel", "top.channel_*", build.channels)
 
 
-def _expanders(lanes: int) -> dict[str, Any]:
+def _expand(build: ExpandConfig) -> _Kernel:
     from nearflash.gateware.expand.bitmap import BitmapExpander
     from nearflash.gateware.expand.coded import CodedValues
     from nearflash.gateware.expand.dequantize import Dequantizer
+    from nearflash.gateware.expand.parser import MatrixParser
     from nearflash.gateware.expand.topk import TopKExpander
+    from nearflash.gateware.top.expand import ExpandKernel
 
     shapes = ((8, 16), (16, 16), (32, 16), (16, 8), (32, 8))
     bitmaps = {f"bitmap_{width}x{bits}": BitmapExpander(width, bits) for width, bits in shapes}
     coded = {f"coded_values_{width}": CodedValues(width) for width in (8, 16)}
     scaled = {f"dequantizer_{width}": Dequantizer(width) for width in (8, 16)}
-    return {**bitmaps, **coded, **scaled, "topk_expander": TopKExpander(lanes)}
+    units = {
+        **bitmaps, **coded, **scaled, "topk_expander": TopKExpander(4),
+        "matrix_parser": MatrixParser(build.port_bits, build.columns_max), "total": ExpandKernel(build),
+    }  # fmt: skip
+    return _Kernel(units, "matrix_parser", "top.parser", 1)
 
 
 def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
     """One row a unit, the whole kernel (`unit` "total") last. Raises ConfigError for names that do not exist.
 
-    kernel: one of those with a build, or "expand": the expanders, with the lanes of the update kernel of that name.
+    Of expand, the expanders come in several widths, whatever the build has.
     """
-    build = config(f"{'update' if kernel == 'expand' else kernel}-{config_name}")
+    build = config(f"{kernel}-{config_name}")
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    if kernel == "expand":
-        assert isinstance(build, UpdateConfig)
-        for unit, component in _expanders(build.lanes).items():
-            yield _row(build, family, unit, resources(component, family))
-        return
-    assert not isinstance(build, ExpandConfig)
-    made = _attend(build) if isinstance(build, AttendConfig) else _update(build)
+    if isinstance(build, ExpandConfig):
+        made = _expand(build)
+    else:
+        made = _attend(build) if isinstance(build, AttendConfig) else _update(build)
     rows = {}
     for unit, component in made.units.items():
         found = rows[unit] = resources(component, family, made.boxes if unit == "total" else "")

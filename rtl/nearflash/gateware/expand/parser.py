@@ -93,7 +93,7 @@ class MatrixParser(wiring.Component):
             crc.enable.eq(taken & inside & (now.part != Part.END)),
             crc.first.eq(now.message_begins),
             crc.data.eq(self.i.payload),
-            ones.bits.eq(plan.bits),
+            ones.bits.eq(now.bits),
             ones.enable.eq(taken & inside & counts),
             ones.word.eq(self.i.payload),
             ones.counted.eq(_counted(now.part, now.command.row_format)),
@@ -117,8 +117,8 @@ class MatrixParser(wiring.Component):
             with m.State("WAIT-COMMAND"):
                 self._begin(m, now)
             with m.State("PLAN"):
-                m.d.comb += ones.begin.eq(1)
                 m.d.sync += [
+                    now.bits.eq(plan.bits),
                     now.words.all.eq(pieces(plan.bits, _BLOCK_BITS) << _log2(_BLOCK_BITS // self.port_bits)),
                     now.words.useful.eq(pieces(plan.bits, self.port_bits)),
                     now.part_begins.eq(1),
@@ -126,6 +126,7 @@ class MatrixParser(wiring.Component):
                 ]
                 m.next = "CHECK"
             with m.State("CHECK"):
+                m.d.comb += ones.begin.eq(1)
                 self._check(m, now)
             with m.State("PASS"):
                 m.d.comb += inside.eq(1)
@@ -233,6 +234,8 @@ class _Registers:
         self.group = Signal(32)
         self.row = Signal(parser.o_row.payload.shape())
         self.part = Signal(Part)
+        self.bits = Signal.like(parser._plan.bits)
+        """Length of the part."""
         self.words = Signal(data.StructLayout(dict.fromkeys(("all", "useful"), range(words_max + 1))))
         """Of the part, still to come; those that are not padding alone."""
         self.part_begins, self.message_begins = Signal(), Signal()
