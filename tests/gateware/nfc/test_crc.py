@@ -14,7 +14,8 @@ def test_equals_model(clocked, width_bytes):
         message = rng.integers(0, 256, width_bytes * length, np.uint8)
         for beat, word in enumerate(message.reshape(-1, width_bytes)):
             gap = {"enable": 0, "first": int(rng.integers(2)), "data": int(rng.integers(1 << 62))}
-            rows += [gap] * int(rng.integers(2)) + [{"enable": 1, "first": int(beat == 0), "data": int.from_bytes(word.tobytes(), "little")}]
+            data = int.from_bytes(word.tobytes(), "little")
+            rows += [gap] * int(rng.integers(2)) + [{"enable": 1, "first": int(beat == 0), "data": data}]
             expected.append(crc32c(message[: width_bytes * (beat + 1)]))
     found = clocked(Crc32c(8 * width_bytes), rows)
     assert [value for row, value in zip(rows, found, strict=True) if row["enable"]] == expected
