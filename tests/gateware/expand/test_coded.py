@@ -52,7 +52,7 @@ def equal(found, rows, width):
 
 @pytest.mark.parametrize("stalls", STALLS)
 @pytest.mark.parametrize("number", [FP16, BF16])
-@pytest.mark.parametrize("width", [4, 8])
+@pytest.mark.parametrize("width", [4, 8, 32])
 def test_equals_model(width, number, stalls):
     """Rows of all lengths, with no, some and only escapes, each with a codebook of its own or the same."""
     rng = np.random.default_rng(width)
