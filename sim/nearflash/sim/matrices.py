@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from nearflash.abi.bitmap import HEADER_BYTES, SECTION_BYTES, BitmapHeader
+from nearflash.abi.bitmap import GROUP_END, HEADER_BYTES, SECTION_BYTES, BitmapHeader
 from nearflash.abi.crc import crc32c
 from nearflash.abi.errors import StreamError
 from nearflash.abi.topk import StreamFault
 from nearflash.model.expand.bitmap import read_rows
 
-__all__ = ["damaged", "header_of", "outcome", "sealed"]
+__all__ = ["damaged", "header_of", "odd", "outcome", "sealed"]
 
 _CRC_BYTES = 4
 
@@ -58,3 +58,16 @@ def damaged(stream: bytes, rng: np.random.Generator, flips: int) -> Iterator[byt
         text = bytearray(stream)
         text[bit // 8] ^= 1 << bit % 8
         yield bytes(text)
+
+
+def odd(stream: bytes, rng: np.random.Generator, count: int) -> Iterator[bytes]:
+    """A matrix of one group with some bits of its rows changed, and its checksum right.
+
+    Of some, sections lie elsewhere then and the matrix ends too early or too late; of others, values, padding, codes,
+    scales are what no writer would write, and the matrix is good.
+    """
+    for _ in range(count):
+        body = bytearray(stream[HEADER_BYTES:-SECTION_BYTES])
+        for bit in rng.integers(0, 8 * len(body), int(rng.integers(1, 20))):
+            body[bit // 8] ^= 1 << bit % 8
+        yield stream[:HEADER_BYTES] + body + GROUP_END.pack(0, crc32c(bytes(body)))
