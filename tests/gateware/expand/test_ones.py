@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from amaranth.sim import Simulator
 
+from nearflash.abi.bitmap import section_bytes
 from nearflash.gateware.expand.ones import Counted, OnesCounter
 
 BITS_MAX = 4096
@@ -39,11 +40,11 @@ def count(component, sections, counted):
 @pytest.mark.parametrize("counted", Counted)
 @pytest.mark.parametrize("port_bits", [64, 512])
 def test_counts_what_is_of_the_section(port_bits, counted):
-    """Ends in every kind of place of a word; of half of the sections the padding is zero."""
+    """Ends in every kind of place of a block, words of padding behind; of half of the sections the padding is zero."""
     rng, field = np.random.default_rng(port_bits), FIELD_BITS[counted]
     sections, expected = [], []
     for number, bits in enumerate((4, 64, 68, 508, 512, 516, 1000, 2048, 0)):
-        text = rng.integers(0, 256, -(-bits // port_bits) * port_bits // 8, np.uint8)
+        text = rng.integers(0, 256, section_bytes(bits), np.uint8)
         every = np.unpackbits(text, bitorder="little")
         if number % 2:
             every[bits:] = 0

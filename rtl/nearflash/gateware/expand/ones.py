@@ -89,7 +89,7 @@ class OnesCounter(wiring.Component):
             m.d.sync += [
                 left.eq(behind),
                 whole.eq(Cat(behind[6:] > k for k in chunks)),
-                last.eq(Cat(behind[6:] == k for k in chunks)),
+                last.eq(Cat((behind[6:] == k) & behind[:6].any() for k in chunks)),
             ]
         with m.If(self.begin):
             m.d.sync += tail.eq(Cat(self.bits[:6] > k for k in range(_CHUNK)))
