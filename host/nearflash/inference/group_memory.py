@@ -43,13 +43,18 @@ class GroupMemory:
         """Places that some turn found to be longest unused, those first in its order that are last here."""
 
     @property
+    def keeps(self) -> bool:
+        """Whether there is room for any group."""
+        return len(self._used) > 0
+
+    @property
     def size_bytes(self) -> int:
         """Memory that groups take."""
         return (len(self._used) - len(self._free)) * self._group_bytes
 
     def take(self, sequence: int, layer: int, heads: Ints, groups: Ints, read: Callable[[Ints], F16]) -> F16:
         """The groups (n, elements) of `heads` and `groups` (n,); `read` reads those at the indices it is given."""
-        if not len(self._used) or not len(heads):
+        if not self.keeps or not len(heads):
             return read(np.arange(len(heads)))
         key = sequence, layer, int(heads[0])
         before, self._turn = self._turns.get(key, 0), self._turn + 1

@@ -35,7 +35,8 @@ Ints = NDArray[np.int64]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _APART_TOKENS = 16_384
-"""From here on each head is a part of its own: the groups of one come while another is scored or computed."""
+"""From here on, where no groups are kept in memory, each head is a part of its own: the groups of one come while
+another is scored or computed."""
 
 
 @dataclass
@@ -143,7 +144,7 @@ class HostEngine(StoreEngine):
     def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list["_Part"]:
         """The heads of a sequence by the policy that they follow; their scans' reads asked for."""
         stored = self.store.layer(sequence, layer)
-        apart = stored.tokens >= _APART_TOKENS
+        apart = stored.tokens >= _APART_TOKENS and not self._groups.keeps
         heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
         for head in range(self.kv_heads):
             heads.setdefault((self._policy_at(layer, head), head * apart), []).append(head)
