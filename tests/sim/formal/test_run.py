@@ -3,11 +3,14 @@ from amaranth import C, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.expand.bitmap import BitmapExpander
 from nearflash.gateware.expand.header import HeaderCheck
 from nearflash.gateware.expand.pairs import PairMerge
-from nearflash.sim.formal import bus, expand, streams
+from nearflash.gateware.expand.tiles import TileCheck
+from nearflash.gateware.expand.values import ValueRows
+from nearflash.sim.formal import bitmap, bus, header, pairs, streams, tiles
 from nearflash.sim.formal.proofs import PROOFS, Proof
 from nearflash.sim.formal.run import run, run_proof
 
@@ -67,6 +70,13 @@ def results_of(build, folder, **options):
     return {result["mode"]: result for result in run_proof(Proof("seeded", build, **options), folder)}
 
 
+def fails(build, folder, depth):
+    """Names of the properties that do not hold in the first `depth` cycles."""
+    result = next(run_proof(Proof("seeded", build, engine="bounded", depth=depth), folder))
+    assert result["status"] == "fail"
+    return set(result["property"])
+
+
 def test_a_lost_item_fails_by_name_with_a_trace(tmp_path):
     result = results_of(lambda: streams.skid(Careless()), tmp_path)["prove"]
     assert result["status"] == "fail"
@@ -98,9 +108,8 @@ class Packed(BitmapExpander):
 
 
 def test_values_at_other_places_fail(tmp_path):
-    result = results_of(lambda: expand.bitmap(Packed(4, 8)), tmp_path, engine="bounded", depth=9)["prove"]
-    assert result["status"] == "fail"
-    assert set(result["property"]) & {"values_at_their_places", "inner_place", "inner_words"}
+    failed = fails(lambda: bitmap.bitmap(Packed(4, 8)), tmp_path, depth=9)
+    assert failed & {"values_at_their_places", "inner_place", "inner_words"}
 
 
 class Lenient(HeaderCheck):
@@ -113,9 +122,8 @@ class Lenient(HeaderCheck):
 
 
 def test_a_fault_without_its_name_fails(tmp_path):
-    result = results_of(lambda: expand.header(Lenient()), tmp_path, engine="bounded", depth=9)["prove"]
-    assert result["status"] == "fail"
-    assert set(result["property"]) & {"start_names_the_fault", "inner_magic"}
+    failed = fails(lambda: header.header(Lenient()), tmp_path, depth=9)
+    assert failed & {"start_names_the_fault", "inner_magic"}
 
 
 class Leaking(PairMerge):
@@ -126,9 +134,36 @@ class Leaking(PairMerge):
 
 
 def test_pairs_of_a_failed_command_fail(tmp_path):
-    result = results_of(lambda: expand.merge(Leaking(4)), tmp_path, engine="bounded", depth=6)["prove"]
-    assert result["status"] == "fail"
-    assert set(result["property"]) & {"zeros_where_it_failed", "zeros_without_pairs"}
+    failed = fails(lambda: pairs.merge(Leaking(4)), tmp_path, depth=6)
+    assert failed & {"zeros_where_it_failed", "zeros_without_pairs"}
+
+
+class Trusting(TileCheck):
+    """Seeded bug: a count that cannot be is no fault."""
+
+    def _tile_word(self, m, left, tile, words, last):
+        super()._tile_word(m, left, tile, words, last)
+        m.d.sync += self.fault.eq(StreamFault.NONE)
+
+
+def test_a_fault_that_is_not_found_fails(tmp_path):
+    failed = fails(lambda: tiles.tiles(Trusting()), tmp_path, depth=5)
+    assert "the_first_fault_stands" in failed
+
+
+class Halved(ValueRows):
+    """Seeded bug: a row goes as soon as half of it is there."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += self.o.valid.eq(1)
+        return m
+
+
+def test_half_a_row_fails(tmp_path):
+    failed = fails(lambda: pairs.values(Halved()), tmp_path, depth=5)
+    assert "a_row_for_four_values" in failed
 
 
 def test_what_cannot_be_reached_is_not_covered(tmp_path):

@@ -42,7 +42,9 @@ class IndexCheck(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """A flag for each index that it is there; wrong orders of those that are."""
         m = Module()
-        left, before, some = Signal(COUNT_BITS), Signal(16), Signal()
+        left = Signal(COUNT_BITS)
+        before = Signal(16)
+        some = Signal()
         indices = [self.word.word_select(k, 16) for k in range(4)]
         there = Signal(4)
         wrong = Signal(4)

@@ -72,8 +72,8 @@ class TileCheck(wiring.Component):
         m.submodules.indices = indices = IndexCheck()
         left = Signal(TilesCommand)  # parameters, pairs and words that are still to come
         tile = Signal(_TILE)
-        number = Signal(32)
-        words = Signal(COUNT_BITS)  # of the section that are still to come
+        number = Signal(32 - TILE_BITS)  # of a tile of at most 2^32 parameters
+        words = Signal(range(TILE_PARAMS // 2 + 1))  # of the section that are still to come
         judge = Signal()
         taken, ends, first, inside = Signal(), Signal(), Signal(), Signal()
         word = self.i.payload
@@ -87,7 +87,7 @@ class TileCheck(wiring.Component):
             self.o_value.payload.last.eq(words == 1),
             crc.enable.eq(taken),
             crc.first.eq(first),
-            crc.data.eq(Mux(first, Cat(number, word[:32]), word)),
+            crc.data.eq(Mux(first, Cat(number, C(0, TILE_BITS), word[:32]), word)),
             indices.begin.eq(taken & first),
             indices.count.eq(word[:16]),
             indices.enable.eq(taken & inside),

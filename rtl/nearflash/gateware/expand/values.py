@@ -68,7 +68,8 @@ class ValueRows(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         """16-bit values fill a row at once, 32-bit ones half by half."""
         m = Module()
-        word, second = self.i.payload.data, Signal()
+        word = self.i.payload.data
+        second = Signal()
         halves = [word.word_select(k, 16) for k in range(ROW_PAIRS)]
         brains = Cat(Cat(C(0, FP32.bits - BF16.bits), half) for half in halves)
         narrow = Mux(self.value_format == ValueFormat.BF16, brains, Cat(widen_fp16(m, half) for half in halves))

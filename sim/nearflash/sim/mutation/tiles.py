@@ -89,7 +89,8 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             items.ends.append(fault | form << 3)
             continue
         many = rng.integers(30) == 0
-        tiles, tail = 300 if many else int(rng.integers(1, 6)), int(rng.choice([1, 4, 5, 100, 4095, TILE_PARAMS]))
+        tiles = int(rng.choice((300, 2100)) if many else rng.integers(1, 6))
+        tail = int(rng.choice([1, 4, 5, 100, 4095, TILE_PARAMS]))
         fault, begin, endless = StreamFault.NONE, len(items.words), number == _COMMANDS - 1
         for tile in range(tiles):
             last = tile == tiles - 1 and not endless
@@ -103,14 +104,17 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             items.starts.append(_start(params, int(rng.integers(1 << 32)), words, form, StreamFault.NONE))
             continue
         kind = rng.integers(8)
+        params = (tiles - 1) * TILE_PARAMS + tail
         if kind == 0 and not ends:
             items.words += rng.integers(0, 1 << 64, int(rng.integers(1, 4)), np.uint64).tolist()
         elif kind == 1:
             pairs ^= 1 << int(rng.integers(32))
-        if kind < 2 and not fault:
+        elif kind == 2:  # many tiles are missing
+            params += 1 << int(rng.integers(TILE_BITS + 1, 32))
+        if kind < 3 and not fault:
             fault = StreamFault.LENGTH
-            items.tiles.pop()
-        params = (tiles - 1) * TILE_PARAMS + tail
+            if kind < 2:
+                items.tiles.pop()
         items.starts.append(_start(params, pairs, len(items.words) - begin, form, StreamFault.NONE))
         items.ends.append(fault | form << 3)
     inputs: dict[str, NDArray[Any]] = {
