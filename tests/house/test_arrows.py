@@ -45,7 +45,7 @@ LEAN = {
     "gateware": {"amaranth"},
 }
 #: Imported in a function, only when it is called and where it is installed.
-LAZY = {"nearflash.device.vector.fused": {"torch"}}
+LAZY = {"nearflash.device.vector.fused": {"torch"}, "nearflash.device.matrix": {"google_crc32c"}}
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
