@@ -53,20 +53,20 @@ def test_unknown_and_incomplete_benches_are_named(points):
 def test_parts_go_to_a_bench_that_has_them(points):
     points.append(Point("long", lambda parts=None: iter([{"part": part} for part in parts or ["a", "b"]])))
     assert [row["part"] for row in runner.measure("long")] == ["a", "b"]
-    assert [row["part"] for row in runner.measure("long", ["b"])] == ["b"]
-    with pytest.raises(CommandError, match="bench 'fp' must be run as a whole, not in the parts b, c"):
-        list(runner.measure("fp", ["b", "c"]))
+    assert [row["part"] for row in runner.measure("long", parts=["b"])] == ["b"]
+    with pytest.raises(CommandError, match=r"bench 'fp' must be run without parts, not with \['b', 'c'\]"):
+        list(runner.measure("fp", parts=["b", "c"]))
     with pytest.raises(CommandError, match="parts must be of one bench, not of all"):
-        list(runner.measure("all", ["b"]))
+        list(runner.measure("all", parts=["b"]))
 
 
 def test_a_mode_goes_to_a_bench_that_has_them(points):
     points.append(Point("modes", lambda mode="any": iter([{"mode": mode}])))
     assert [row["mode"] for row in runner.measure("modes", mode="one")] == ["one"]
     assert [row["mode"] for row in runner.measure("modes")] == ["any"]
-    with pytest.raises(CommandError, match="bench 'fp' must be run without texts"):
+    with pytest.raises(CommandError, match="bench 'fp' must be run without texts, not with"):
         list(runner.measure("fp", texts=[Path("some")]))
-    with pytest.raises(CommandError, match="bench 'fp' must be run without a mode, not with 'one'"):
+    with pytest.raises(CommandError, match="bench 'fp' must be run without mode, not with 'one'"):
         list(runner.measure("fp", mode="one"))
 
 

@@ -1,7 +1,7 @@
 """Run benches and print what they measure.
 
-A bench is a function in the entry-point group `nearflash.bench` that yields one dict a measurement; a long one takes
-the names of those `parts` of it that are wanted, or the one `mode` to measure. The runner adds to each dict: bench,
+A bench is a function in the entry-point group `nearflash.bench` that yields one dict a measurement; its parameters are
+options, as `parts`: the names of those parts of a long one that are wanted. The runner adds to each dict: bench,
 digest (of the build that it names under `config`), git (revision of this checkout), tools (versions).
 """
 
@@ -9,7 +9,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from inspect import signature
@@ -30,44 +30,43 @@ def bench_names() -> list[str]:
     return sorted(point.name for point in entry_points(group=GROUP))
 
 
-def measure(
-    name: str, parts: Collection[str] | None = None, mode: str | None = None, path: Path | None = None,
-    texts: Sequence[Path] | None = None,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Run a bench, or `all` of them; of a bench that has them, only these `parts`, or this `mode`.
+def measure(name: str, **options: Any) -> Iterator[dict[str, Any]]:
+    """Run a bench, or `all` of them, with the `options` that are not None.
 
-    path: a folder on the disk to measure, for benches of a disk; texts: files, for those of a model. Raises
-    CommandError for a bench, a part or a mode that does not exist, or where packages are missing.
+    parts: names of those to run; mode: the one to measure; gradients: formats of them; texts: files, for a model; path:
+    a folder on the disk to measure, which `all` gives to those that have one. Raises CommandError for a bench, a part
+    or a mode that does not exist, an option that the bench does not have, or where packages are missing.
     """
+    options = {key: value for key, value in options.items() if value is not None}
     if name == "all":
-        if (parts, mode, texts) != (None, None, None):
-            raise CommandError("parts must be of one bench, not of all")
+        if options.keys() - {"path"}:
+            raise CommandError(f"{', '.join(options)} must be of one bench, not of all")
         for each in bench_names():
-            yield from measure(each, path=path)
+            yield from measure(each, **{key: options[key] for key in options if key in _options(each)})
         return
+    known = _options(name)
+    for option, value in options.items():
+        if option not in known:
+            raise CommandError(f"bench {name!r} must be run without {option}, not with {value!r}")
+    for row in _load(name)(**options):
+        yield with_origin({"bench": name, **row})
+
+
+def _options(name: str) -> Collection[str]:
+    return signature(_load(name)).parameters
+
+
+def _load(name: str) -> Callable[..., Iterable[dict[str, Any]]]:
     points = entry_points(group=GROUP, name=name)
     if not points:
         raise CommandError(f"bench must be one of {', '.join(['all', *bench_names()])}, not {name!r}")
     try:
-        run = next(iter(points)).load()
+        run: Callable[..., Iterable[dict[str, Any]]] = next(iter(points)).load()
     except ImportError as missing:
         raise CommandError(
             f"bench {name!r} needs the package {missing.name!r}; pip install 'nearflash[dev]'"
         ) from missing
-    if parts is not None and "parts" not in signature(run).parameters:
-        raise CommandError(f"bench {name!r} must be run as a whole, not in the parts {', '.join(parts)}")
-    if mode is not None and "mode" not in signature(run).parameters:
-        raise CommandError(f"bench {name!r} must be run without a mode, not with {mode!r}")
-    if texts is not None and "texts" not in signature(run).parameters:
-        raise CommandError(f"bench {name!r} must be run without texts")
-    options = {
-        "parts": parts,
-        "mode": mode,
-        "texts": texts,
-        "path": path if "path" in signature(run).parameters else None,
-    }
-    for row in run(**{key: value for key, value in options.items() if value is not None}):
-        yield with_origin({"bench": name, **row})
+    return run
 
 
 def print_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> int:

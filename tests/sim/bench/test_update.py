@@ -25,6 +25,8 @@ def test_rows_are_equal_to_the_model_and_near_the_roofline() -> None:
         assert wanted - 0.2 < row["ddr_bytes_per_param"] < wanted + 0.2
 
 
-def test_parts_name_gradients() -> None:
-    with pytest.raises(CommandError, match=r"parts must be fp32 or topk:SHARE with a share in \[0, 1\], not 'topk:2'"):
-        list(run(params=16, config_name="update-tiny", parts=["topk:2"]))
+def test_other_gradients_are_refused() -> None:
+    with pytest.raises(
+        CommandError, match=r"gradients must be fp32 or topk:SHARE with a share in \[0, 1\], not 'topk:2'"
+    ):
+        list(run(params=16, config_name="update-tiny", gradients=["topk:2"]))

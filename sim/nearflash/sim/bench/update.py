@@ -1,6 +1,6 @@
 """Bench `update`: the kernel in cycle-accurate simulation against its roofline, and against the model word by word.
 
-Parts are gradients: `fp32`, or `topk:` and the share of them in a stream of fp16 values.
+Gradients are `fp32`, or `topk:` and the share of them in a stream of fp16 values.
 
 Cycles are those of the kernel's own counter, from start to the last write response. The roofline is the largest of
 three times: the lanes (1 / W cycles a parameter), the widest use of one port and direction, and the memory's bandwidth
@@ -48,23 +48,23 @@ def run(
     params: int = 1_000_000,
     config_name: str = "update-smartssd",
     seed: int = 1,
-    parts: Collection[str] = ("fp32", "topk:0.01"),
+    gradients: Collection[str] = ("fp32", "topk:0.01"),
 ) -> Iterator[dict[str, Any]]:
     """Every rule and profile on a memory without bandwidth limit, then AdamW behind one DDR4 channel; Top-K: AdamW.
 
-    Raises CommandError for a part that names no gradients.
+    Raises CommandError for other gradients.
     """
-    build = update_config(config_name)
+    build, densities = update_config(config_name), {kind: _density(kind) for kind in gradients}
     free = MemoryModel(**_LATENCY)
     shared = MemoryModel(**_LATENCY, total_bytes_per_cycle=DDR4_BYTES_PER_SECOND / build.clock_hz)
     state = random_state(np.random.default_rng(seed), params)
     with VerilatorDevice(build, memory_bytes=1 << 30) as device:
-        for gradients, rule, model in product(parts, RULES, (free, shared)):
-            if rule is not RULES[0] and (gradients != "fp32" or model is shared):
+        for kind, rule, model in product(gradients, RULES, (free, shared)):
+            if rule is not RULES[0] and (kind != "fp32" or model is shared):
                 continue
             device.kernel.configure(model)
-            case = Case(rule, params, CopyFormat.BF16, density=_density(gradients))
-            yield {"gradients": gradients, **_measure(device, build, case, state, model)}
+            case = Case(rule, params, CopyFormat.BF16, density=densities[kind])
+            yield {"gradients": kind, **_measure(device, build, case, state, model)}
 
 
 def _density(gradients: str) -> float | None:
@@ -77,7 +77,7 @@ def _density(gradients: str) -> float | None:
             return float(share)
     except ValueError:
         pass
-    raise CommandError(f"parts must be fp32 or topk:SHARE with a share in [0, 1], not {gradients!r}")
+    raise CommandError(f"gradients must be fp32 or topk:SHARE with a share in [0, 1], not {gradients!r}")
 
 
 def _measure(
