@@ -76,43 +76,14 @@ class MatrixParser(wiring.Component):
         )
 
     def elaborate(self, platform: object) -> Module:
-        """The checks beside the words; the states that say what words are."""
+        """States that say what words are; beside them the checks."""
         m = Module()
         m.submodules.plan, m.submodules.ones = plan, ones = self._plan, self._ones
         m.submodules.header = header = MatrixHeader(self.port_bits)
         m.submodules.crc = crc = Crc32c(self.port_bits)
         now = _Registers(self, plan.bits_max // self.port_bits)
-        taken, inside = Signal(), Signal()  # a word; of a part
-        counts = (now.part == Part.BITMAP) | (now.part == Part.CODES)
-        m.d.comb += [
-            taken.eq(self.i.valid & self.i.ready),
-            header.command.eq(now.command),
-            header.intact.eq(crc.o == CRC_RESIDUE),
-            header.enable.eq(taken & inside & (now.part == Part.HEADER)),
-            header.word.eq(self.i.payload),
-            crc.enable.eq(taken & inside & (now.part != Part.END)),
-            crc.first.eq(now.message_begins),
-            crc.data.eq(self.i.payload),
-            ones.bits.eq(now.bits),
-            ones.enable.eq(taken & inside & counts),
-            ones.word.eq(self.i.payload),
-            ones.counted.eq(_counted(now.part, now.command.row_format)),
-            plan.part.eq(now.part),
-            plan.row_format.eq(now.command.row_format),
-            plan.columns.eq(now.command.columns),
-            plan.values.eq(now.row.values),
-            plan.escapes.eq(now.row.escapes),
-            self.o_row.payload.eq(now.row),
-            self.wait.eq(inside & ~self.i.valid),
-        ]
-        with m.If(taken):
-            m.d.sync += [now.left.words.eq(now.left.words - 1), now.words.all.eq(now.words.all - 1)]
-            m.d.sync += [now.words.useful.eq(now.words.useful - now.words.useful.any()), now.part_begins.eq(0)]
-            with m.If(now.part_begins):
-                m.d.sync += now.first.eq(self.i.payload)
-            with m.If(crc.enable):
-                m.d.sync += now.message_begins.eq(0)
-
+        inside = Signal()  # words are those of a part
+        self._look(m, now, header, crc, inside)
         with m.FSM():
             with m.State("WAIT-COMMAND"):
                 self._begin(m, now)
@@ -122,7 +93,7 @@ class MatrixParser(wiring.Component):
                     now.words.all.eq(pieces(plan.bits, _BLOCK_BITS) << _log2(_BLOCK_BITS // self.port_bits)),
                     now.words.useful.eq(pieces(plan.bits, self.port_bits)),
                     now.part_begins.eq(1),
-                    now.settle.eq(Mux(counts, ones.LATENCY - 1, 0)),
+                    now.settle.eq(Mux(_is_counted(now.part), ones.LATENCY - 1, 0)),
                 ]
                 m.next = "CHECK"
             with m.State("CHECK"):
@@ -131,7 +102,7 @@ class MatrixParser(wiring.Component):
             with m.State("PASS"):
                 m.d.comb += inside.eq(1)
                 self._route(m, now)
-                with m.If(taken & (now.words.all == 1)):
+                with m.If(self.i.valid & self.i.ready & (now.words.all == 1)):
                     m.next = "SETTLE"
             with m.State("SETTLE"):
                 m.d.sync += now.settle.eq(now.settle - 1)
@@ -147,6 +118,42 @@ class MatrixParser(wiring.Component):
                 with m.If(now.left.words == 0):
                     m.next = "WAIT-COMMAND"
         return m
+
+    def _look(self, m: Module, now: "_Registers", header: MatrixHeader, crc: Crc32c, inside: Signal) -> None:
+        """Each word to the checks that it is for, and what is left behind it."""
+        plan, ones, word, taken = self._plan, self._ones, self.i.payload, Signal()
+        m.d.comb += [
+            taken.eq(self.i.valid & self.i.ready),
+            self.wait.eq(inside & ~self.i.valid),
+            header.command.eq(now.command),
+            header.intact.eq(crc.o == CRC_RESIDUE),
+            header.enable.eq(taken & inside & (now.part == Part.HEADER)),
+            header.word.eq(word),
+            crc.enable.eq(taken & inside & (now.part != Part.END)),
+            crc.first.eq(now.message_begins),
+            crc.data.eq(word),
+            ones.bits.eq(now.bits),
+            ones.counted.eq(_counted(now.part, now.command.row_format)),
+            ones.enable.eq(taken & inside & _is_counted(now.part)),
+            ones.word.eq(word),
+            plan.part.eq(now.part),
+            plan.row_format.eq(now.command.row_format),
+            plan.columns.eq(now.command.columns),
+            plan.values.eq(now.row.values),
+            plan.escapes.eq(now.row.escapes),
+            self.o_row.payload.eq(now.row),
+        ]
+        with m.If(taken):
+            m.d.sync += [
+                now.left.words.eq(now.left.words - 1),
+                now.words.all.eq(now.words.all - 1),
+                now.words.useful.eq(now.words.useful - now.words.useful.any()),
+                now.part_begins.eq(0),
+            ]
+        with m.If(taken & now.part_begins):
+            m.d.sync += now.first.eq(word)
+        with m.If(crc.enable):
+            m.d.sync += now.message_begins.eq(0)
 
     def _begin(self, m: Module, now: "_Registers") -> None:
         """Take a command."""
@@ -204,11 +211,17 @@ class MatrixParser(wiring.Component):
 
     def _advance(self, m: Module, now: "_Registers", header: MatrixHeader) -> None:
         """What the part was good for, and the part behind it."""
-        left, group_begins = now.left, Mux(_coded(now.command.row_format), Part.CODEBOOK, Part.BITMAP)
+        left = now.left
+        coded = Cat(now.command.row_format == form for form in CODED).any()
         m.d.sync += now.part.eq(self._plan.next)
         with m.Switch(now.part):
-            with m.Case(Part.HEADER):
-                m.d.sync += [now.part.eq(group_begins), left.group_rows.eq(header.group_rows), now.message_begins.eq(1)]
+            with m.Case(Part.HEADER, Part.END):  # a group begins, and with it a message of the checksum
+                m.d.sync += [
+                    now.part.eq(Mux(coded, Part.CODEBOOK, Part.BITMAP)),
+                    now.message_begins.eq(1),
+                    left.group_rows.eq(header.group_rows),
+                    now.group.eq(now.group + (now.part == Part.END)),
+                ]
             with m.Case(Part.CODEBOOK):
                 m.d.sync += [now.part.eq(Part.BITMAP), now.row.codebook.eq(now.first)]
             with m.Case(Part.BITMAP):
@@ -217,15 +230,15 @@ class MatrixParser(wiring.Component):
                 m.d.sync += now.row.escapes.eq(self._ones.count)
             with m.Case(Part.VALUES):
                 group_ends = (left.rows == 1) | (left.group_rows == 1)
-                m.d.sync += [left.rows.eq(left.rows - 1), left.group_rows.eq(left.group_rows - 1)]
-                m.d.sync += now.part.eq(Mux(group_ends, Part.END, Part.BITMAP))
-            with m.Case(Part.END):
-                m.d.sync += [now.part.eq(group_begins), left.group_rows.eq(header.group_rows), now.message_begins.eq(1)]
-                m.d.sync += now.group.eq(now.group + 1)
+                m.d.sync += [
+                    now.part.eq(Mux(group_ends, Part.END, Part.BITMAP)),
+                    left.rows.eq(left.rows - 1),
+                    left.group_rows.eq(left.group_rows - 1),
+                ]
 
 
 class _Registers:
-    """What the parser knows of its place in a matrix."""
+    """Where in a matrix the parser is."""
 
     def __init__(self, parser: MatrixParser, words_max: int) -> None:
         self.command = Signal(MatrixCommand)
@@ -250,8 +263,8 @@ def _log2(number: int) -> int:
     return number.bit_length() - 1
 
 
-def _coded(row_format: Signal) -> Any:
-    return Cat(row_format == form for form in CODED).any()
+def _is_counted(part: Signal) -> Any:
+    return (part == Part.BITMAP) | (part == Part.CODES)
 
 
 def _counted(part: Signal, row_format: Signal) -> Any:
