@@ -8,7 +8,7 @@ as one of 64 meets 4 KB. What is proven is proven for these parameters only; the
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nearflash.sim.formal import bitmap, bus, header, nand, pairs, streams, tiles, topk
+from nearflash.sim.formal import bitmap, bus, header, merge, nand, streams, tiles, topk, values
 from nearflash.sim.formal.bench import Bench
 
 __all__ = ["PROOFS", "Proof"]
@@ -52,9 +52,9 @@ PROOFS = {
         Proof("nfc.progress", nand.progress, engine="induction", depth=3),
         Proof("expand.bitmap", bitmap.bitmap, engine="induction", depth=6),
         Proof("expand.header", header.header, engine="induction", depth=3),
-        Proof("expand.merge", pairs.merge, engine="induction", depth=3),
+        Proof("expand.merge", merge.merge, engine="induction", depth=2),
         Proof("expand.tiles", tiles.tiles, engine="induction", depth=2),
-        Proof("expand.values", pairs.values, engine="induction", depth=3),
+        Proof("expand.values", values.values, engine="induction", depth=3),
         Proof("topk.selector", topk.selector, engine="bounded", depth=topk.RUN_CYCLES + 2, cover_depth=topk.RUN_CYCLES),
     )
 }

@@ -100,7 +100,7 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             if ends:
                 break
         if endless:
-            params, words = TILE_PARAMS + (1 << int(rng.integers(16, 32))), 1 << int(rng.integers(13, 29))
+            params, words = TILE_PARAMS + (1 << int(rng.integers(24, 32))), 1 << int(rng.integers(13, 29))
             items.starts.append(_start(params, int(rng.integers(1 << 32)), words, form, StreamFault.NONE))
             continue
         kind = rng.integers(8)
@@ -109,7 +109,7 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             items.words += rng.integers(0, 1 << 64, int(rng.integers(1, 4)), np.uint64).tolist()
         elif kind == 1:
             pairs ^= 1 << int(rng.integers(32))
-        elif kind == 2:  # many tiles are missing
+        elif kind == 2 and not fault:  # many tiles are missing
             params += 1 << int(rng.integers(TILE_BITS + 1, 32))
         if kind < 3 and not fault:
             fault = StreamFault.LENGTH
