@@ -41,7 +41,7 @@ class _Groups:
 
 
 class _Rows:
-    """Rows of sorted pairs, four but for a tile's last row; one pair of a command at most is marked: its value is ones."""
+    """Rows of sorted pairs, four but for a tile's last row; one pair of a command at most is marked, with ones."""
 
     def __init__(self, bench: Bench, dut: Any, groups: _Groups) -> None:
         m = bench.m

@@ -88,19 +88,19 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             items.starts.append(_start(int(rng.integers(1 << 32)), int(rng.integers(1 << 32)), 0, form, fault))
             items.ends.append(fault | form << 3)
             continue
-        many = rng.integers(30) == 0
-        tiles = int(rng.choice((300, 2100)) if many else rng.integers(1, 6))
+        many = rng.integers(40) == 0
+        tiles = int(rng.choice((300, 3000, 140_000), p=(0.94, 0.05, 0.01)) if many else rng.integers(1, 6))
         tail = int(rng.choice([1, 4, 5, 100, 4095, TILE_PARAMS]))
         fault, begin, endless = StreamFault.NONE, len(items.words), number == _COMMANDS - 1
         for tile in range(tiles):
             last = tile == tiles - 1 and not endless
             count = 0 if many else int(rng.choice(_COUNTS))
-            found, ends, count = _tile(rng, items, tile, count, form, tail if last else TILE_PARAMS, fault)
+            found, ends, count = _tile(rng, items, tile, count, form, tail if last else TILE_PARAMS, fault, many)
             fault, pairs = fault or found, pairs + count
             if ends:
                 break
         if endless:
-            params, words = TILE_PARAMS + (1 << int(rng.integers(24, 32))), 1 << int(rng.integers(13, 29))
+            params, words = TILE_PARAMS + (1 << int(rng.integers(30, 32))), 1 << int(rng.integers(18, 29))
             items.starts.append(_start(params, int(rng.integers(1 << 32)), words, form, StreamFault.NONE))
             continue
         kind = rng.integers(8)
@@ -134,15 +134,22 @@ def _start(params: int, pairs: int, words: int, form: ValueFormat, fault: Stream
 
 
 def _tile(
-    rng: np.random.Generator, items: _Items, number: int, count: int, form: ValueFormat, limit: int, before: StreamFault
+    rng: np.random.Generator,
+    items: _Items,
+    number: int,
+    count: int,
+    form: ValueFormat,
+    limit: int,
+    before: StreamFault,
+    good: bool,
 ) -> tuple[StreamFault, bool, int]:
     """Add tile `number` of at most `count` pairs, with what is to come of it where no fault was `before`.
 
-    One in eight is wrong. Its fault, whether the stream ends with it, and its pairs.
+    If it need not be `good`, one in six is wrong. Its fault, whether the stream ends with it, and its pairs.
     """
     count = min(count, limit)
     indices = np.sort(rng.choice(limit, count, replace=False)).astype("<u2")
-    kind = int(rng.integers(40))
+    kind = 40 if good else int(rng.integers(40))
     fault = StreamFault.NONE
     if kind == 0 and count > 1:
         place = int(rng.integers(count - 1))
