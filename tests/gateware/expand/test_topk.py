@@ -4,6 +4,8 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import Out
 
+from nearflash.abi.crc import crc32c
+from nearflash.abi.errors import StreamError
 from nearflash.abi.formats import FP16
 from nearflash.abi.topk import StreamFault, ValueFormat
 from nearflash.gateware.expand.topk import TopKExpander
@@ -126,6 +128,40 @@ def test_nothing_of_a_bad_tile_comes_out(unit):
         first, second = np.split(found["o"][:, :4].reshape(-1), [4096])
         assert not second.any(), name
         assert np.isin(first, of_the_first if "first" not in name else [0]).all(), name
+
+
+def damaged(rng, params):
+    """A stream with a bit or two inverted, cut off, or with bytes behind it; or a good one."""
+    density, value_format = rng.choice([0, 0.002, 0.1, 1]), ValueFormat(int(rng.integers(3)))
+    stream, kind = bytearray(random_stream(rng, params, density, value_format)), rng.integers(6)
+    for bit in rng.integers(0, 8 * len(stream), kind if kind < 3 else 0).tolist():
+        stream[bit // 8] ^= 1 << bit % 8
+    stream = stream[: rng.integers(len(stream) + 1)] if kind == 3 else stream
+    stream += rng.bytes(int(rng.integers(1, 40))) if kind == 4 else b""
+    if kind >= 3 and len(stream) >= 32:  # its header knows
+        stream[20:24] = len(stream).to_bytes(4, "little")
+        stream[28:32] = crc32c(bytes(stream[:28])).to_bytes(4, "little")
+    return bytes(stream)
+
+
+def fault_of(stream, params):
+    try:
+        expand(stream, params)
+    except StreamError as error:
+        return error.fault
+    return StreamFault.NONE
+
+
+@pytest.mark.parametrize("stalls", ["none", "both"])
+def test_random_damage_is_named_as_the_model_names_it(unit, stalls):
+    rng = np.random.default_rng(5)
+    sizes = [int(rng.choice([rng.integers(1, 40), 4096, rng.integers(8190, 8200)])) for _ in range(100)]
+    streams = [(damaged(rng, params), params) for params in sizes]
+    counts = {"o": sum(-(-params // 4) for params in sizes), "o_fault": len(streams)}
+    found = unit.run(inputs(streams), counts, stalls=stalls, seed=3, timeout_cycles=1 << 19)
+    faults = [fault_of(*stream) for stream in streams]
+    assert found["o_fault"].tolist() == faults
+    assert len(set(faults)) > 3
 
 
 @pytest.mark.parametrize(
