@@ -111,9 +111,9 @@ class RowExpander(wiring.Component):
             wiring.connect(m, source, sink)
         narrow = self.row_format == RowFormat.PLAIN8
         blocks = [pieces(self.columns, SECTION_BYTES // size) * (SECTION_BYTES // size // width) for size in (2, 1)]
+        m.d.sync += groups.i_count.payload.eq(Mux(narrow, blocks[1], blocks[0]))  # stands long before a row
         m.d.comb += [
             values.row_format.eq(self.row_format),
-            groups.i_count.payload.eq(Mux(narrow, blocks[1], blocks[0])),
             groups.i_count.valid.eq(to_bitmap.valid),
             to_bitmap.ready.eq(groups.i_count.ready),
             beats.i.payload.bits.eq(groups.o.payload.data),
@@ -142,8 +142,8 @@ class RowExpander(wiring.Component):
         scaled = Cat(self.row_format == form for form in SCALED).any()
         wiring.connect(m, wiring.flipped(self.i_scales), queue.i)
         wiring.connect(m, queue.o, scales.i)
+        m.d.sync += scales.i_count.payload.eq(pieces(self.columns, SCALE_COLUMNS))
         m.d.comb += [
-            scales.i_count.payload.eq(pieces(self.columns, SCALE_COLUMNS)),
             scales.i_count.valid.eq(row.valid & scaled),
             row.ready.eq(scales.i_count.ready | ~scaled),
             dequantizer.scaled.eq(scaled),

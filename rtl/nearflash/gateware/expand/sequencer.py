@@ -105,8 +105,9 @@ class ExpandSequencer(wiring.Component):
         return m
 
     def _format(self, m: Module, known: Signal) -> None:
-        """Row format of the arguments, where the build has it."""
+        """Row format of the arguments, where the build has it; registers, as arguments stand before `start`."""
         form = self.values.format
+        m.d.sync += known.eq(0)
         with m.Switch(Cat(form.element, form.coding, form.output)):
             for element in ElementFormat:
                 for coding in Coding:
@@ -115,7 +116,7 @@ class ExpandSequencer(wiring.Component):
                         if found is None or found.name.lower() not in self.config.formats:
                             continue
                         with m.Case(element | coding << 8 | (output or 0) << 16):
-                            m.d.comb += [known.eq(1), self.matrix.payload.row_format.eq(found)]
+                            m.d.sync += [known.eq(1), self.matrix.payload.row_format.eq(found)]
 
     def _check(self, m: Module, known: Signal) -> None:
         values, offset_bits = self.values, SECTION_BYTES.bit_length() - 1

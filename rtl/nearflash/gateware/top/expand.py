@@ -128,9 +128,9 @@ class ExpandKernel(wiring.Component):
     def _store(self, m: Module, sequencer: ExpandSequencer, rows: RowExpander, writer: BurstWriter) -> None:
         """A write command for each row that is said."""
         matrix = sequencer.matrix.payload
-        address = Signal(64)
+        address, blocks = Signal(64), Signal(32)
         block_elements = [pieces(matrix.columns, SECTION_BYTES // size) for size in (1, 2)]
-        blocks = Mux(matrix.row_format == RowFormat.PLAIN8, *block_elements)
+        m.d.sync += blocks.eq(Mux(matrix.row_format == RowFormat.PLAIN8, *block_elements))  # stands before a row
         m.d.comb += [
             writer.i_command.payload.address.eq(address),
             writer.i_command.payload.beats.eq(blocks * (SECTION_BYTES // self.config.port_bytes)),
