@@ -1,10 +1,12 @@
 """The same matrices on every device: the same bits, the same counts, the same errors."""
 
+import struct
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from nearflash.abi.crc import crc32c
 from nearflash.abi.errors import AddressError, CommandError, StreamError
 from nearflash.device.expand import expand_command, expand_matrix
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
@@ -13,6 +15,32 @@ from nearflash.sim.matrices import header_of
 
 KERNEL = "expand"
 PLAIN = MATRIX_FORMATS[0]
+
+
+def by_hand(element, coding, output, columns, *sections):
+    """Stream of one row, put together from docs/weights.md alone: sections, each in a block of its own."""
+    body = b"".join(section.ljust(64, b"\0") for section in sections)
+    fields = (element, coding, 1, columns, 1, 64 if output else 0, output, 64 + len(body) + 64)
+    header = struct.pack("<4sHBBIIIHBxQ28x", b"NFBM", 1, *fields)
+    return b"".join((header, crc32c(header).to_bytes(4, "little"), body, struct.pack("<II56x", 0, crc32c(body))))
+
+
+LOW, HIGH, VALUES = b"\x04", b"\x00\xa0\x00", [0x0000, 0x3C00, 0xC100, 0x3C01]
+"""0, 1.0, -2.5 and the number behind 1.0: their lowest bits, signs and upper bits, patterns."""
+GOLDEN = {
+    # Exponents 15 and 16 in the codebook, so no section of escapes; then all three as escapes.
+    "fp16 coded": (by_hand(1, 1, 0, 4, b"\x0f\x10\x00", b"\x0e", LOW, b"\x10\x00", HIGH), VALUES),
+    "fp16 escaped": (by_hand(1, 1, 0, 4, b"", b"\x0e", LOW, b"\x33\x03", b"\x0f\x10\x0f", HIGH), VALUES),
+    # Codes 0 and 15 with scale 0.5 and minimum -1, and an element without a value.
+    "int4 to fp16": (by_hand(4, 0, 1, 3, b"\x03", b"\x00\x38\x00\xbc", b"\xf0"), [0xBC00, 0x4680, 0x0000]),
+    "int8": (by_hand(3, 0, 0, 9, b"\x01\x01", b"\x7f\x80"), [0x7F, 0, 0, 0, 0, 0, 0, 0, 0x80]),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_matrices_by_hand(device, name):
+    stream, dense = GOLDEN[name]
+    np.testing.assert_array_equal(expand_matrix(device, stream).dense[0], dense)
 
 
 @pytest.mark.parametrize("form", MATRIX_FORMATS, ids=lambda form: "-".join(str(part) for part in form))
