@@ -61,13 +61,13 @@ def test_equals_the_model(stalled, form):
 
 
 @each_format
-def test_a_damaged_matrix_is_named_and_nothing_is_written_from_its_fault_on(device, form):
+def test_a_damaged_matrix_is_named_and_nothing_is_written_from_its_fault_on(stalled, form):
     """Every cut, every byte of the header, single bits: fault and rows are the model's, and the next matrix is good."""
     rng = np.random.default_rng(2)
     good = random_matrix(rng, (3, 130), 0.5, form, 2)
     header, dense = header_of(good), expand(good)
     command = expand_command(header, 0, 0)
-    source, target = device.allocate(2 * len(good)), device.allocate(command.out_bytes)
+    source, target = stalled.allocate(2 * len(good)), stalled.allocate(command.out_bytes)
     command = replace(command, in_address=source.address, out_address=target.address)
     for stream in [*damaged(good, rng, flips=40), good]:
         source.host[: len(stream)] = np.frombuffer(stream, np.uint8)
@@ -75,7 +75,7 @@ def test_a_damaged_matrix_is_named_and_nothing_is_written_from_its_fault_on(devi
         target.p2p[:] = UNTOUCHED
         fault, rows = outcome(stream, header)
         try:
-            device.run(replace(command, in_bytes=len(stream)))
+            stalled.run(replace(command, in_bytes=len(stream)))
             assert fault is StreamFault.NONE
         except StreamError as error:
             assert error.fault == fault
@@ -83,8 +83,8 @@ def test_a_damaged_matrix_is_named_and_nothing_is_written_from_its_fault_on(devi
         assert (written[rows:] == UNTOUCHED).all()
         assert (written[:rows] != UNTOUCHED).any(axis=1).all()
     np.testing.assert_array_equal(written.view(dense.dtype)[:, : header.columns], dense)
-    device.free(source)
-    device.free(target)
+    stalled.free(source)
+    stalled.free(target)
 
 
 def check_odd_matrices(device, form):
