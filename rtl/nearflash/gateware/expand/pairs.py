@@ -4,7 +4,8 @@
     i_tile ─► released ─────────────┘
 
 Pairs are sorted and a row holds four, so that all pairs of a group of W ≤ 4 parameters lie in two rows: every group
-takes one cycle, however many pairs it has.
+takes one cycle, however many pairs it has. Below those of the second row lies one of the first row at least, so that
+pair k of the second row belongs to a lane above k, or to a later group.
 
 Contract: a command of n parameters gives ceil(n / W) groups, the last one with `last`; parameters without a pair are
 zero. Each tile has rows of its own. With `failed` the rest of the groups hold zeros, and no pairs are looked at. What
@@ -83,7 +84,7 @@ class PairMerge(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """A group's pairs are those of the window whose index says so; none of them is of a group that has gone."""
         m = Module()
-        rows = Signal(data.ArrayLayout(PairRow, 2))
+        rows = Signal(data.ArrayLayout(PairRow, 2), reset_less=True)
         full = Signal(2)
         groups_left = Signal(32)
         group = Signal(TILE_BITS - self._lane_bits)
@@ -96,8 +97,8 @@ class PairMerge(wiring.Component):
         # Which pairs of the two rows lie in this group; those of the second row only where it is of the same tile.
         indices = Cat(first.index, second.index)
         there = Cat(first.there, second.there & (~first.last).replicate(ROW_PAIRS))
-        hits = Signal(2 * ROW_PAIRS)
-        for k in range(2 * ROW_PAIRS):
+        hits = Signal(ROW_PAIRS + self.lanes - 1)
+        for k in range(len(hits)):
             same = indices.word_select(k, TILE_BITS)[self._lane_bits :] == group
             m.d.comb += hits[k].eq(same & there[k] & pairs_left & ~self.failed)
         m.d.comb += [
@@ -129,8 +130,8 @@ class PairMerge(wiring.Component):
         """Rows enter as the second one and move up with the last pair of the first one."""
         done, both, moves = Signal(), Signal(), Signal()
         ends = [
-            (hits.word_select(k, ROW_PAIRS) & row.index.there & ~(row.index.there >> 1)).any()
-            for k, row in enumerate(rows)
+            (mine & row.index.there & ~(row.index.there >> 1)).any()
+            for mine, row in zip((hits[:ROW_PAIRS], hits[ROW_PAIRS:]), rows, strict=True)
         ]
         m.d.comb += [
             done.eq(step & ends[0]),
@@ -150,7 +151,8 @@ class PairMerge(wiring.Component):
         indices, values = Cat(rows[0].index.index, rows[1].index.index), Cat(rows[0].value, rows[1].value)
         for lane in range(self.lanes):
             mine = [
-                hits[k] & (indices.word_select(k, TILE_BITS)[: self._lane_bits] == lane) for k in range(2 * ROW_PAIRS)
+                hits[k] & (indices.word_select(k, TILE_BITS)[: self._lane_bits] == lane)
+                for k in range(ROW_PAIRS + lane)
             ]
             chosen = [Mux(wire(m, hit), values.word_select(k, FP32.bits), 0) for k, hit in enumerate(mine)]
             with m.If(ready):

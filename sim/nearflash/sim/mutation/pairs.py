@@ -1,4 +1,7 @@
-"""Vectors of the pair merge: commands of a few groups and of whole tiles, with and without pairs; some of them fail."""
+"""Vectors of the pair merge: commands of a few groups and of whole tiles, with and without pairs; some of them fail.
+
+The last one has more groups than a run could bring.
+"""
 
 from typing import Any
 
@@ -63,12 +66,13 @@ class ObservedMerge(wiring.Component):
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Values are anything, also of pairs that are not there, and so are their indices."""
     commands, tiles, rows, groups = [], list[int](), list[int](), list[int]()
-    for _ in range(_COMMANDS):
-        whole = int(rng.choice(3, p=[0.9, 0.08, 0.02]))
+    for number in range(_COMMANDS):
+        endless = number == _COMMANDS - 1
+        whole = 1 if endless else int(rng.choice(3, p=[0.9, 0.08, 0.02]))
         tail = int(rng.choice([1, 2, 3, 4, 5, 17, 60, 200]))
         params = whole * TILE_PARAMS + tail
-        fails = int(rng.integers(4)) == 0
-        good = int(rng.integers(whole + 1)) if fails else whole + 1
+        fails = not endless and int(rng.integers(4)) == 0
+        good = whole if endless else int(rng.integers(whole + 1)) if fails else whole + 1
         first_row, dense = len(rows), np.zeros(-(-params // _LANES) * _LANES, np.uint32)
         for tile in range(good):
             limit = TILE_PARAMS if tile < whole else tail
@@ -81,10 +85,14 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             rows += _rows(rng, indices.tolist(), values.tolist())
         if fails:  # what a tile that is never released leaves in the window
             rows += _rows(rng, sorted(rng.choice(TILE_PARAMS, int(rng.integers(9)), replace=False).tolist()), [0] * 8)
+        if endless:  # one tile of very many; their number is a power of two, or some more
+            dense, params = dense[:TILE_PARAMS], 1 << int(rng.integers(TILE_BITS + 1, 32))
+            params += int(rng.choice((0, rng.integers(TILE_PARAMS))))
         commands.append(params | good << 32 | len(rows) - first_row << 48 | fails << 64)
         beats = dense.reshape(-1, _LANES)
         groups += [int.from_bytes(beat.tobytes(), "little") for beat in beats]
-        groups[-1] |= 1 << _LANES * FP32.bits
+        if not endless:
+            groups[-1] |= 1 << _LANES * FP32.bits
     inputs: dict[str, NDArray[Any]] = {
         "i_command": words_from_integers(commands, 65),
         "i_tile": np.array(tiles, np.uint8),

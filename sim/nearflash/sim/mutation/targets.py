@@ -59,7 +59,7 @@ TARGETS: dict[str, Target] = {
         tiles.ObservedTiles, tiles.vectors, part="inner", stalls=("none", "both"), batches=60, cut_cycles=(3, 9, 20, 33)
     ),
     "expand.pairs": Target(
-        pairs.ObservedMerge, pairs.vectors, part="inner", stalls=("none", "both"), batches=10, cut_cycles=(9, 20, 33)
+        pairs.ObservedMerge, pairs.vectors, part="inner", stalls=("none", "both"), batches=30, cut_cycles=(9, 20, 33)
     ),
     "topk.selector": Target(selector.selector, selector.vectors, stalls=("none", "both"), batches=15),
 }
