@@ -42,9 +42,10 @@ class IndexCheck(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """A flag for each index that it is there; wrong orders of those that are."""
         m = Module()
-        left = Signal(COUNT_BITS)
-        before = Signal(16)
-        some = Signal()
+        left = Signal(COUNT_BITS, reset_less=True)
+        before = Signal(16, reset_less=True)
+        some = Signal(reset_less=True)
+        unordered = Signal(reset_less=True)
         indices = [self.word.word_select(k, 16) for k in range(4)]
         there = Signal(4)
         wrong = Signal(4)
@@ -52,14 +53,15 @@ class IndexCheck(wiring.Component):
             there.eq(Cat(left > k for k in range(4))),
             wrong.eq(Cat(now <= then for now, then in zip(indices, [before, *indices], strict=False))),
             self.beyond.eq(before >= self.limit),
+            self.unordered.eq(unordered),
         ]
         with m.If(self.enable):
             m.d.sync += [
                 left.eq(left - 4),
                 some.eq(1),
                 before.eq(Mux(there[3], indices[3], Mux(there[2], indices[2], Mux(there[1], indices[1], indices[0])))),
-                self.unordered.eq(self.unordered | (wrong & there & Cat(some, 1, 1, 1)).any()),
+                unordered.eq(unordered | (wrong & there & Cat(some, 1, 1, 1)).any()),
             ]
         with m.If(self.begin):
-            m.d.sync += [left.eq(self.count), before.eq(0), some.eq(0), self.unordered.eq(0)]
+            m.d.sync += [left.eq(self.count), before.eq(0), some.eq(0), unordered.eq(0)]
         return m

@@ -86,8 +86,8 @@ class PairMerge(wiring.Component):
         m = Module()
         rows = Signal(data.ArrayLayout(PairRow, 2), reset_less=True)
         full = Signal(2)
-        groups_left = Signal(32)
-        group = Signal(TILE_BITS - self._lane_bits)
+        groups_left = Signal(32, reset_less=True)
+        group = Signal(TILE_BITS - self._lane_bits, reset_less=True)
         some = Signal()  # groups
         active = Signal()  # a tile is being merged
         pairs_left = Signal()  # it has pairs

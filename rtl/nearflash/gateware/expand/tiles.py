@@ -71,9 +71,9 @@ class TileCheck(wiring.Component):
         m.submodules.crc = crc = Crc32c()
         m.submodules.indices = indices = IndexCheck()
         left = Signal(TilesCommand)  # parameters, pairs and words that are still to come
-        tile = Signal(_TILE)
-        number = Signal(32 - TILE_BITS)  # of a tile of at most 2^32 parameters
-        words = Signal(range(TILE_PARAMS // 2 + 1))  # of the section that are still to come
+        tile = Signal(_TILE, reset_less=True)
+        number = Signal(32 - TILE_BITS, reset_less=True)  # of a tile of at most 2^32 parameters
+        words = Signal(range(TILE_PARAMS // 2 + 1), reset_less=True)  # of the section that are still to come
         judge = Signal()
         taken, ends, first, inside = Signal(), Signal(), Signal(), Signal()
         word = self.i.payload

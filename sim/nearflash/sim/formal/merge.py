@@ -155,9 +155,10 @@ def _invariants(bench: Bench, dut: Any, groups: _Groups, rows: _Rows, failed: An
     def inner(name: str, condition: Any) -> None:
         bench.prove(f"inner_{name}", ~runs | condition)
 
-    bench.prove("inner_groups_left", groups_left == groups.left - groups.fresh)
-    bench.prove("inner_some", bench.probe("some", 1) == (groups_left != 0))
-    bench.prove("inner_group", group == groups.next)
+    some = bench.probe("some", 1)
+    bench.prove("inner_some", some == (groups.left - groups.fresh != 0))
+    bench.prove("inner_groups_left", ~some | (groups_left == groups.left - groups.fresh))
+    bench.prove("inner_group", groups.idle | (group == groups.next))
     bench.prove("inner_tile", bench.probe("active", 1) == groups.tile)
     bench.prove("inner_pairs", (groups.pairs | ~pairs_left) & (groups.tile | ~groups.pairs))
 

@@ -87,7 +87,7 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             rows += _rows(rng, sorted(rng.choice(TILE_PARAMS, int(rng.integers(9)), replace=False).tolist()), [0] * 8)
         if endless:  # one tile of very many; their number is a power of two, or some more
             dense, params = dense[:TILE_PARAMS], 1 << int(rng.integers(TILE_BITS + 1, 32))
-            params += int(rng.choice((0, rng.integers(TILE_PARAMS))))
+            params += int(rng.integers(TILE_PARAMS)) * int(rng.integers(2))
         commands.append(params | good << 32 | len(rows) - first_row << 48 | fails << 64)
         beats = dense.reshape(-1, _LANES)
         groups += [int.from_bytes(beat.tobytes(), "little") for beat in beats]

@@ -94,7 +94,8 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         fault, begin, endless = StreamFault.NONE, len(items.words), number == _COMMANDS - 1
         for tile in range(tiles):
             last = tile == tiles - 1 and not endless
-            count = 0 if many else int(rng.choice(_COUNTS))
+            power = 1 << int(rng.integers(TILE_BITS + 1))
+            count = 0 if many else power if rng.integers(25) == 0 else int(rng.choice(_COUNTS))
             found, ends, count = _tile(rng, items, tile, count, form, tail if last else TILE_PARAMS, fault, many)
             fault, pairs = fault or found, pairs + count
             if ends:
@@ -168,7 +169,7 @@ def _tile(
         sections[rng.integers(len(sections))] ^= np.uint64(1 << int(rng.integers(64)))
     if kind in (2, 3) or (kind == 4 and count):
         fault = StreamFault.CHECKSUM
-    said = TILE_PARAMS + (1 if rng.integers(2) else int(rng.integers(1, 0xF000))) if kind == 5 else count
+    said = int(rng.choice((TILE_PARAMS + 1, 1 << int(rng.integers(13, 16))))) if kind == 5 else count
     words = [int.from_bytes(pack_tile_word(said, crc), "little"), *sections.tolist()]
     if kind == 5:
         fault, words = StreamFault.COUNT, words[:1]
