@@ -27,6 +27,7 @@ from nearflash.abi.bitmap import (
 )
 from nearflash.abi.formats import BF16, FP16, NumberFormat
 from nearflash.abi.topk import StreamFault
+from nearflash.device.bf16 import bf16_patterns, bf16_values
 
 __all__ = ["read_dense_rows"]
 
@@ -114,20 +115,15 @@ def _scaled(fields: Fields, output: ElementFormat) -> NDArray[np.uint16]:
     """Values (n,) of codes, with the scale and the minimum of their columns."""
     groups = np.flatnonzero(fields[Section.BITMAP]) // SCALE_COLUMNS
     pairs = fields[Section.SCALES].view("<u2").reshape(-1, 2)
-    wide = pairs.view(np.float16).astype(np.float32) if output is ElementFormat.FP16 else _bf16_values(pairs)
+    wide = pairs.view(np.float16).astype(np.float32) if output is ElementFormat.FP16 else bf16_values(pairs)
     with np.errstate(all="ignore"):
         sums = fields[Section.VALUES].astype(np.float32) * wide[groups, 0] + wide[groups, 1]
         if output is ElementFormat.FP16:
             patterns = sums.astype(np.float16).view(np.uint16)
         else:
-            words = sums.view(np.uint32)
-            patterns = ((words + ((words >> 16) & np.uint32(1)) + np.uint32(0x7FFF)) >> 16).astype(np.uint16)
+            patterns = bf16_patterns(sums).astype(np.uint16)
     canonical = FP16.canonical_nan if output is ElementFormat.FP16 else BF16.canonical_nan
     return np.where(np.isnan(sums), np.uint16(canonical), patterns)
-
-
-def _bf16_values(patterns: NDArray[np.uint16]) -> NDArray[np.float32]:
-    return (patterns.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _checksum(body: Bytes) -> int:

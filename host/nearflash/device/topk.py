@@ -22,6 +22,7 @@ from nearflash.abi.topk import (
     stream_error,
     unpack_tile_word,
 )
+from nearflash.device.bf16 import bf16_patterns, bf16_values
 from nearflash.device.crc import crc32c_of_words
 
 __all__ = ["decode_values", "encode_values", "expand", "pack"]
@@ -42,8 +43,7 @@ def encode_values(values: NDArray[np.float32], value_format: ValueFormat) -> NDA
     within = np.clip(values, -_LARGEST[value_format], _LARGEST[value_format])
     if value_format is ValueFormat.FP16:
         return within.astype(np.float16).view(np.uint16)
-    word = within.view(np.uint32)
-    return ((word + ((word >> 16) & np.uint32(1)) + np.uint32(0x7FFF)) >> 16).astype(np.uint16)
+    return bf16_patterns(within).astype(np.uint16)
 
 
 def decode_values(bits: NDArray[Any], value_format: ValueFormat) -> NDArray[np.float32]:
@@ -52,7 +52,7 @@ def decode_values(bits: NDArray[Any], value_format: ValueFormat) -> NDArray[np.f
         return bits.view(np.float32)
     if value_format is ValueFormat.FP16:
         return bits.view(np.float16).astype(np.float32)
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return bf16_values(bits)
 
 
 def pack(indices: NDArray[np.int64], values: NDArray[Any], params: int, value_format: ValueFormat) -> Bytes:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.formats import FP16, FP32, NumberFormat
 from nearflash.abi.rules import LionStep, OptimizerStep, StateFormat
+from nearflash.device.bf16 import bf16_patterns
 from nearflash.device.vector.fma import F32, Fma
 from nearflash.device.vector.orders import order_of
 from nearflash.device.vector.state import VectorState
@@ -91,9 +92,7 @@ def low_precision(p: F32, number_format: NumberFormat, out: NDArray[np.uint16]) 
     if number_format is FP16:
         out.view(np.float16)[:] = p
     else:
-        word = p.view(np.uint32)
-        odd = (word >> 16) & np.uint32(1)
-        out[:] = (word + odd + np.uint32(0x7FFF)) >> 16
+        out[:] = bf16_patterns(p)
     infinity = ((1 << number_format.exponent_bits) - 1) << number_format.mantissa_bits
     if (out & np.uint16(0x7FFF)).max() < infinity:
         return 0
