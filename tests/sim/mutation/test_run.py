@@ -46,7 +46,18 @@ def test_unknown_unit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["num.mac", "topk.selector", "expand.bitmap", "expand.coded", "expand.code_product"])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "num.mac",
+        "topk.selector",
+        "expand.bitmap",
+        "expand.coded",
+        "expand.code_product",
+        "expand.header",
+        "expand.pairs",
+    ],
+)
 def test_a_sample_of_the_datapath_units(unit):
     (row,) = run([unit], mutants=100)
     assert row["mutants"] == 100
