@@ -85,6 +85,7 @@ def bad_streams() -> dict[str, BadStream]:
         "other number of pairs": bad(StreamFault.LENGTH, header(pairs=12)),
         "count": bad(StreamFault.COUNT, patched(second, (TILE_PARAMS + 1).to_bytes(2, "little"))),
         "count that is less": bad(StreamFault.CHECKSUM, patched(second, b"\5")),
+        "what fills up a count": bad(StreamFault.CHECKSUM, patched(second + 2, b"\1")),
         "index damaged": bad(StreamFault.CHECKSUM, patched(second + 8, b"\1")),
         "value damaged": bad(StreamFault.CHECKSUM, patched(len(good) - 5, b"\1")),
         "first tile damaged": bad(StreamFault.CHECKSUM, patched(HEADER_BYTES + 9, b"\1")),

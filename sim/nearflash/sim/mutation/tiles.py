@@ -163,14 +163,14 @@ def _tile(
     sections = np.concatenate([_words(rng, indices.tobytes()), _words(rng, values.tobytes())])
     wrong_number = number ^ (1 << int(rng.integers(32)) if kind == 2 else 0)
     crc = crc32c(tile_crc_prefix(wrong_number, pack_tile_word(count, 0)) + sections.tobytes())
-    if kind == 3:
-        crc ^= 1 << int(rng.integers(32))
-    elif kind == 4 and count:
+    if kind == 4 and count:
         sections[rng.integers(len(sections))] ^= np.uint64(1 << int(rng.integers(64)))
     if kind in (2, 3) or (kind == 4 and count):
         fault = StreamFault.CHECKSUM
     said = int(rng.choice((TILE_PARAMS + 1, 1 << int(rng.integers(13, 16))))) if kind == 5 else count
     words = [int.from_bytes(pack_tile_word(said, crc), "little"), *sections.tolist()]
+    if kind == 3:  # of the checksum, or of what fills up the count
+        words[0] ^= 1 << int(rng.integers(16, 64))
     if kind == 5:
         fault, words = StreamFault.COUNT, words[:1]
     elif kind == 6:
