@@ -171,35 +171,40 @@ class HostEngine(StoreEngine):
             budget = part.policy.numbers(stored.tokens, part.q.shape[-1], layout).budget
             counts = torch.tensor([stored.tokens]), torch.tensor([budget])
             part.chosen = choose_tokens(logits[:, None], probabilities[:, None], *counts, part.scan.scan)[:, 0]
-            part.alpha = (probabilities * part.chosen[:, None]).sum(dim=-1, keepdim=True)
+            part.alpha = (part.chosen[:, None].float() @ probabilities.mT).mT  # a quarter of the time of the other way
         full = stored.flash_tokens // layout.group_tokens
         part.grouped = part.chosen[:, : full * layout.group_tokens].unflatten(1, (full, layout.group_tokens))
         part.groups = self._ask(part.reads.groups, part.grouped.any(dim=-1).numpy(), self._groups)
 
     def _output(self, part: "_Part", scaling: float) -> NDArray[np.float32]:
         """(H, g, d)."""
-        stored, groups, outs = part.reads.stored, part.groups.result(), []
-        for place, head in enumerate(part.reads.heads):
-            k, v = self._values(torch.from_numpy(groups.data[place]).float())
-            last_k, last_v = (torch.from_numpy(tail[head]).float() for tail in (stored.tail_k, stored.tail_v))
-            taken = torch.cat([
-                part.grouped[place, groups.number[place]].flatten(),
-                part.chosen[place, part.grouped[place].numel() :],
-            ])  # fmt: skip
-            outs.append(_attend_head(part.q[place] * scaling, (k, last_k), (v, last_v), taken))
+        stored, groups = part.reads.stored, part.groups.result()
+        heads, counts = np.array(part.reads.heads), [len(number) for number in groups.number]
+        # Heads at once where they have as many groups each, else one by one.
+        alike = [slice(0, len(heads))] if min(counts) == max(counts) else [slice(h, h + 1) for h in range(len(heads))]
+        outs, starts = [], np.cumsum([0, *counts])
+        for own in alike:
+            pages = torch.from_numpy(groups.data[starts[own.start] : starts[own.stop]]).float()
+            k, v = self._values(pages.unflatten(0, (own.stop - own.start, counts[own.start])))
+            tails = (torch.from_numpy(tail[heads[own]]).float() for tail in (stored.tail_k, stored.tail_v))
+            number = torch.from_numpy(np.stack(groups.number[own]))
+            grouped = part.grouped[torch.arange(own.start, own.stop)[:, None], number].flatten(1)
+            taken = torch.cat([grouped, part.chosen[own, part.grouped[0].numel() :]], dim=1)
+            outs.append(_attend(part.q[own] * scaling, (k, next(tails)), (v, next(tails)), taken))
+        out = torch.cat(outs)
         if part.alpha is None:
-            return torch.stack(outs).numpy()
+            return out.numpy()
         mean = torch.from_numpy(stored.v_mean[part.reads.heads])[:, None]
-        return (part.alpha * torch.stack(outs) + (1 - part.alpha) * mean).numpy()
+        return (part.alpha * out + (1 - part.alpha) * mean).numpy()
 
     def _values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V (tokens, d) in the elements (groups, …) of pages; views where the pages are full."""
+        """K and V (H, tokens, d) in the elements (H, groups, …) of pages; views where the pages are full."""
         n, dim = self.store.layout.group_tokens, self.store.shape.dim
         if self.store.layout.interleaved:
-            k, v = pages[:, : 2 * n * dim].unflatten(1, (n, 2, dim)).unbind(2)
+            k, v = pages[..., : 2 * n * dim].unflatten(2, (n, 2, dim)).unbind(3)
         else:
-            k, v = pages.unflatten(1, (2, -1))[..., : n * dim].unflatten(2, (n, dim)).unbind(1)
-        return k.reshape(-1, dim), v.reshape(-1, dim)
+            k, v = pages.unflatten(2, (2, -1))[..., : n * dim].unflatten(3, (n, dim)).unbind(2)
+        return k.flatten(1, 2), v.flatten(1, 2)
 
     def _ask(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         """Have the reader do it behind what it was asked for before."""
@@ -213,10 +218,13 @@ class HostEngine(StoreEngine):
             return self.store.read(pages, keys)
 
 
-def _attend_head(q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...], taken: Tensor) -> Tensor:
-    """Softmax attention of scaled q (g, d) to the `taken` (t,) of the tokens of k, and of v, one behind the other."""
-    logits = torch.cat([q @ part.T for part in k], dim=1)
+def _attend(q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...], taken: Tensor) -> Tensor:
+    """Softmax attention of scaled q (H, g, d) to the `taken` (H, t) of the tokens of k, and of v, one behind the other.
+
+    k, v: (H, tokens, d) each.
+    """
+    logits = torch.cat([q @ part.mT for part in k], dim=2)
     if not taken.all():
-        logits = logits.masked_fill(~taken, -torch.inf)
-    weights = logits.softmax(dim=1).split([len(part) for part in v], dim=1)
+        logits = logits.masked_fill(~taken[:, None], -torch.inf)
+    weights = logits.softmax(dim=2).split([part.shape[1] for part in v], dim=2)
     return weights[0] @ v[0] + weights[1] @ v[1]

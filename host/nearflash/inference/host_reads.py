@@ -22,12 +22,12 @@ Read = Callable[[PageKind, Ints, PageKeys], PageData]
 
 @dataclass(frozen=True)
 class Groups:
-    """Full token groups, by head."""
+    """Full token groups of heads."""
 
     number: list[Ints]
-    """Which groups, rising."""
-    data: list[F16]
-    """Their pages, (groups, elements of a group's pages)."""
+    """Which groups, rising, of each head."""
+    data: F16
+    """Their pages, one head's behind the other's, (groups, elements of a group's pages)."""
 
 
 class SequenceReads:
@@ -44,8 +44,7 @@ class SequenceReads:
         data = memory.take(
             owner.sequence, owner.layer, heads, number, lambda at: self._groups(heads[at], number[at], pages)
         )
-        ends = np.cumsum(wanted.sum(axis=1))[:-1]
-        return Groups(np.split(number, ends), np.split(data, ends))
+        return Groups(np.split(number, np.cumsum(wanted.sum(axis=1))[:-1]), data)
 
     def index(self, channels: Ints, memory: IndexMemory) -> IndexRows:
         """Rows of all whole blocks over `channels` (heads, r)."""

@@ -66,15 +66,22 @@ def score_rows(q: Tensor, rows: IndexRows, form: IndexFormat) -> Tensor:
         return (q[:, None] @ codes.view(torch.float16).float()).transpose(1, 2).flatten(2)
     scale, zero = torch.from_numpy(rows.factors).float().unbind(-1)
     weights = q[:, None] * scale[:, :, None]
-    sums = weights @ codes.float()
-    if form is IndexFormat.INT4:
-        # A byte is its low code and 16 times its high one: nothing has to be unpacked but the low codes.
-        low = weights @ (codes & 15).float()
-        pairs = torch.empty(*sums.shape, 2)
-        pairs[..., 0], pairs[..., 1] = low, sums.sub_(low).div_(16)
-        sums = pairs.flatten(-2)
-    sums += torch.einsum("hgr,hbr->hbg", q, zero)[..., None]
-    return sums.transpose(1, 2).flatten(2)
+    zeros = (zero[:, :, None] * q[:, None]).sum(dim=-1, keepdim=True)  # (H, B, g, 1)
+    if form is not IndexFormat.INT4:
+        return _products(codes, weights, zeros).transpose(1, 2).flatten(2)
+    # A byte is its low code and 16 times its high one: nothing has to be unpacked but the low codes.
+    low = _products(codes & 15, weights, zeros)
+    both = _products(codes, weights / 16, zeros * (17 / 16))
+    scores = torch.empty(*q.shape[:2], codes.shape[1], codes.shape[3], 2)
+    scores[..., 0] = low.transpose(1, 2)
+    torch.sub(both.transpose(1, 2), low.transpose(1, 2), alpha=1 / 16, out=scores[..., 1])
+    return scores.flatten(2)
+
+
+def _products(codes: Tensor, weights: Tensor, added: Tensor) -> Tensor:
+    """added (H, B, g, 1) + weights (H, B, g, r) @ codes (H, B, r, n)."""
+    products = torch.baddbmm(added.flatten(0, 1), weights.flatten(0, 1), codes.float().flatten(0, 1))
+    return products.unflatten(0, codes.shape[:2])
 
 
 class IndexMemory:
