@@ -11,6 +11,7 @@ come in a circle, would have thrown out each just before its turn.
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 __all__ = ["GroupMemory"]
@@ -63,11 +64,12 @@ class GroupMemory:
         places = table[heads, groups]
         here, lacking = np.flatnonzero(places >= 0), np.flatnonzero(places < 0)
         self._used[places[here]] = self._turn
-        if not len(lacking):
-            return self._data[places]
-        new = read(lacking)
-        data = np.empty((len(heads), self._data.shape[1]), np.float16)
-        data[here], data[lacking] = self._data[places[here]], new
+        new = read(lacking) if len(lacking) else None
+        # torch lets other threads run meanwhile, numpy does not.
+        data: F16 = torch.from_numpy(self._data).index_select(0, torch.from_numpy(places.clip(0))).numpy()
+        if new is None:
+            return data
+        data[lacking] = new
         taken = self._room(len(lacking), before)
         kept = lacking[: len(taken)]
         self._data[taken], self._used[taken], table[heads[kept], groups[kept]] = new[: len(taken)], self._turn, taken
