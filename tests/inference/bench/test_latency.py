@@ -7,9 +7,9 @@ import pytest
 from nearflash.inference.bench.latency import breakdown, main
 
 ROWS = [
-    {"part": "8k", "case": "full-kv", "batch": 4, "tokens_per_second": 8.0,
+    {"part": "8k", "case": "full-kv", "context": 8192, "batch": 4, "tokens_per_second": 8.0,
      "seconds_of_a_step": {"append": 0.1, "attend": 0.25, "read": 0.3}},
-    {"part": "8k", "case": "memory", "batch": 4, "tokens_per_second": 4.0, "seconds_of_a_step": {}},
+    {"part": "8k", "case": "memory", "context": 8192, "batch": 4, "tokens_per_second": 4.0, "seconds_of_a_step": {}},
     {"part": "8k", "speedup_sparf_page_over_full_kv": 2.0},
 ]  # fmt: skip
 

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 low, beside = (place + 0.22, 0.0) if name == READ else (place - 0.1, start)
                 axis.barh(low, milliseconds, height=0.2 if name == READ else 0.4, left=beside, color=colours[name])
                 start += milliseconds
-        axis.set(title=f"context {part}, batch {mine[0]['batch']}", xlabel="ms of a decode step")
+        axis.set(title=f"{part}: {mine[0]['context']:,} tokens, batch {mine[0]['batch']}", xlabel="ms of a decode step")
         axis.set_yticks(range(len(mine)), [row["case"] for row in mine])
         axis.invert_yaxis()
     figure.legend(
