@@ -64,7 +64,7 @@ def test_what_does_not_fit_memory_is_left_out(small, monkeypatch):
 
 
 def test_parts_that_do_not_exist(small):
-    with pytest.raises(CommandError, match="parts must be some of 2k, none, text, not 9k"):
+    with pytest.raises(CommandError, match="parts must be some of text, 2k, none, not 9k"):
         next(generate.run(["9k"]))
 
 
