@@ -5,7 +5,6 @@ from typing import Self
 
 import numpy as np
 
-from nearflash.abi import ABI_VERSION
 from nearflash.abi.attend.batch import AttendBatch
 from nearflash.abi.attend.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTES, AttendDescriptor, HeadCompletion
 from nearflash.abi.attend.faults import Fault
@@ -16,8 +15,7 @@ from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.abi.errors import AddressError
 from nearflash.device.attend_nand import PAGES_PER_BLOCK, SimulatedNand
 from nearflash.device.attend_pages import SimulatedPages
-from nearflash.device.base import Identity
-from nearflash.device.checked import CheckedDevice
+from nearflash.device.immediate import ImmediateDevice
 from nearflash.device.memory import SimulatedMemory
 from nearflash.model.attend.check import read_descriptor
 from nearflash.model.attend.head import attend_from
@@ -32,59 +30,48 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-class AttendModelDevice(CheckedDevice):
-    """Does a batch when it is submitted: heads through nearflash.model, and page operations, one after the other.
+class AttendModelDevice(ImmediateDevice):
+    """Does a batch: heads through nearflash.model, and page operations, one after the other.
 
-    Cycles are not modelled, nor is the watchdog (a page always comes), nor bit errors. `nand` keeps its pages until the
-    device is closed.
+    The watchdog is not modelled (a page always comes), nor are bit errors. `nand` keeps its pages until the device is
+    closed.
     """
-
-    QUICK_TO_OPEN = True
 
     def __init__(
         self, config: AttendConfig, memory: SimulatedMemory | None = None, *, pages_per_block: int = PAGES_PER_BLOCK
     ) -> None:
-        self.memory = memory or SimulatedMemory()
-        super().__init__(Identity("model", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
+        super().__init__("model", config, memory)
         self._config = config
         self.nand = SimulatedNand(pages_per_block)
         self._pages = SimulatedPages(config, self.memory, self.nand)
-        self._completion = Completion({})
 
     @classmethod
     def open(cls, config: str) -> Self:
         """Open with the build configuration of that name. Raises ConfigError."""
         return cls(attend_config(config))
 
-    def _start(self, command: Command) -> None:
+    def _run(self, command: Command) -> Completion:
         if isinstance(command, PageBatch):
-            self._run_operations(command)
-        else:
-            assert isinstance(command, AttendBatch)
-            self._run_heads(command)
+            return self._run_operations(command)
+        assert isinstance(command, AttendBatch)
+        return self._run_heads(command)
 
-    def _run_heads(self, batch: AttendBatch) -> None:
+    def _run_heads(self, batch: AttendBatch) -> Completion:
         heads, at = _Heads(self._config, self._pages, batch.contexts), self._pages.bytes_at
         for index in range(len(batch.descriptors)):
             record = at(batch.descriptors_address + index * DESCRIPTOR_BYTES, DESCRIPTOR_BYTES)
             completion = np.frombuffer(heads.run(record.tobytes()).pack(), np.uint8)
             at(batch.completions_address + index * COMPLETION_BYTES, COMPLETION_BYTES)[:] = completion
-        self._completion = Completion(heads.counters)
+        return Completion(heads.counters)
 
-    def _run_operations(self, batch: PageBatch) -> None:
+    def _run_operations(self, batch: PageBatch) -> Completion:
         at = self._pages.bytes_at
         for index in range(len(batch.operations)):
             record = at(batch.operations_address + index * OPERATION_BYTES, OPERATION_BYTES)
             completion = OperationCompletion(self.nand.run(record.tobytes(), self._config, at))
             place = at(batch.completions_address + index * OPERATION_COMPLETION_BYTES, OPERATION_COMPLETION_BYTES)
             place[:] = np.frombuffer(completion.pack(), np.uint8)
-        self._completion = Completion(dict.fromkeys(_COUNTERS, 0))
-
-    def _finish(self, timeout_s: float) -> Completion:
-        return self._completion
-
-    def _abort(self) -> None:
-        """Nothing runs between calls."""
+        return Completion(dict.fromkeys(_COUNTERS, 0))
 
 
 class _Heads:

@@ -8,15 +8,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi import ABI_VERSION
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, bitmap_error
 from nearflash.abi.commands import Command, Completion
 from nearflash.abi.config import ExpandConfig, expand_config
-from nearflash.abi.errors import StreamError
 from nearflash.abi.expand import ExpandCommand
 from nearflash.abi.topk import StreamFault
-from nearflash.device.base import Device, Identity
-from nearflash.device.checked import CheckedDevice, port_beats
+from nearflash.device.base import Device
+from nearflash.device.checked import port_beats
+from nearflash.device.immediate import ImmediateDevice
 from nearflash.device.memory import SimulatedMemory
 
 __all__ = ["Expanded", "SoftwareExpandDevice", "expand_command", "expand_matrix"]
@@ -57,20 +56,14 @@ def expand_matrix(device: Device, stream: bytes) -> Expanded:
         device.free(target)
 
 
-class SoftwareExpandDevice(CheckedDevice):
-    """Expands each matrix when it is submitted. Cycles are not modelled.
+class SoftwareExpandDevice(ImmediateDevice):
+    """Expands every format and rows of any length, whatever the build does. A backend adds `_rows`."""
 
-    It expands every format and rows of any length, whatever the build does. A backend adds `_rows`.
-    """
-
-    QUICK_TO_OPEN = True
     BACKEND: ClassVar[str]
 
     def __init__(self, config: ExpandConfig, memory: SimulatedMemory | None = None) -> None:
-        self.memory = memory or SimulatedMemory()
-        super().__init__(Identity(self.BACKEND, config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
+        super().__init__(self.BACKEND, config, memory)
         self.build = config.in_software()
-        self._completion: Completion | StreamError = Completion({})
 
     @classmethod
     def open(cls, config: str) -> Self:
@@ -81,14 +74,8 @@ class SoftwareExpandDevice(CheckedDevice):
     def _rows(self, stream: NDArray[np.uint8]) -> Iterator[tuple[NDArray[Any], int]]:
         """Dense rows of bit patterns, each with the number of its values. Raises StreamError."""
 
-    def _start(self, command: Command) -> None:
+    def _run(self, command: Command) -> Completion:
         assert isinstance(command, ExpandCommand)
-        try:
-            self._completion = self._run(command)
-        except StreamError as error:
-            self._completion = error
-
-    def _run(self, command: ExpandCommand) -> Completion:
         stream = self.memory.view(*command.reads()["matrix"])
         header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
         if not command.expects(header):
@@ -106,11 +93,3 @@ class SoftwareExpandDevice(CheckedDevice):
                 **port_beats(command, self.identity.config.port_bytes),
             }
         )
-
-    def _finish(self, timeout_s: float) -> Completion:
-        if isinstance(self._completion, StreamError):
-            raise self._completion
-        return self._completion
-
-    def _abort(self) -> None:
-        """Nothing runs between calls."""

@@ -4,14 +4,12 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from nearflash.abi import ABI_VERSION
 from nearflash.abi.commands import Command, Completion, GradientFormat, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.config import update_config as named_config
-from nearflash.abi.errors import StreamError
 from nearflash.abi.rules import StateFormat
-from nearflash.device.base import Identity
-from nearflash.device.checked import CheckedDevice, port_beats
+from nearflash.device.checked import port_beats
+from nearflash.device.immediate import ImmediateDevice
 from nearflash.device.memory import SimulatedMemory
 from nearflash.model.expand.topk import expand
 from nearflash.model.update.lane import optimizer_step
@@ -20,30 +18,20 @@ from nearflash.model.update.state import decode, dither, encode
 __all__ = ["ModelDevice"]
 
 
-class ModelDevice(CheckedDevice):
-    """Runs each command through nearflash.model when it is submitted. Cycles are not modelled."""
-
-    QUICK_TO_OPEN = True
+class ModelDevice(ImmediateDevice):
+    """Runs each command through nearflash.model."""
 
     def __init__(self, config: UpdateConfig, memory: SimulatedMemory | None = None) -> None:
-        self.memory = memory or SimulatedMemory()
-        super().__init__(Identity("model", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
+        super().__init__("model", config, memory)
         self.build = config.in_software()
-        self._completion: Completion | StreamError = Completion({})
 
     @classmethod
     def open(cls, config: str) -> Self:
         """Open with the build configuration of that name. Raises ConfigError."""
         return cls(named_config(config))
 
-    def _start(self, command: Command) -> None:
+    def _run(self, command: Command) -> Completion:
         assert isinstance(command, UpdateCommand)
-        try:
-            self._completion = self._run(command)
-        except StreamError as error:
-            self._completion = error
-
-    def _run(self, command: UpdateCommand) -> Completion:
         rule, roles = command.rule, tuple(command.rule.torch_names)
         arrays = {name: self.memory.view(*span) for name, span in command.reads().items()}
         stored = {role: [arrays[name] for name in rule.arrays if name.startswith(role)] for role in roles}
@@ -70,14 +58,6 @@ class ModelDevice(CheckedDevice):
                 **port_beats(command, self.identity.config.port_bytes),
             }
         )
-
-    def _finish(self, timeout_s: float) -> Completion:
-        if isinstance(self._completion, StreamError):
-            raise self._completion
-        return self._completion
-
-    def _abort(self) -> None:
-        """Nothing runs between calls."""
 
 
 def _words(stored: list[NDArray[Any]], state_format: StateFormat) -> list[NDArray[Any]]:
