@@ -25,7 +25,7 @@ from nearflash.storage.flash.nand import NandFlash
 from nearflash.storage.kv import DEFAULT_TAIL_BYTES, KvLayout, KvShape, KvStore
 from nearflash.storage.queue import QueueEngine
 
-__all__ = ["HOST", "default_layout", "flash_geometry", "index_bytes", "open_engine"]
+__all__ = ["HOST", "default_layout", "flash_geometry", "open_engine", "split_memory"]
 
 HOST = "host"
 """The name of HostEngine; any other one is a device's."""
@@ -128,16 +128,17 @@ def _host(
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
             flash, name = FileFlash.create(Path(folder) / "kv", geometry, direct=False), HOST
     store = KvStore(flash, shape, layout, background=True, tail_bytes=tail_bytes)
-    index = min(memory_bytes, index_bytes(shape, layout, tokens, sequences))
-    return HostEngine(store, policy, first_head=first, index_bytes=index, group_bytes=memory_bytes - index, name=name)
+    index, groups = split_memory(memory_bytes, shape, layout, tokens, sequences)
+    return HostEngine(store, policy, first_head=first, index_bytes=index, group_bytes=groups, name=name)
 
 
-def index_bytes(shape: KvShape, layout: KvLayout, tokens: int, sequences: int) -> int:
-    """Memory that the index takes, if nothing of it is read twice."""
+def split_memory(memory_bytes: int, shape: KvShape, layout: KvLayout, tokens: int, sequences: int) -> tuple[int, int]:
+    """HostEngine's `index_bytes` and `group_bytes`: the index is read for every token, so it comes first."""
     from nearflash.inference.index_rows import rows_bytes
 
-    blocks = tokens // layout.block_tokens
-    return sequences * shape.layers * rows_bytes(layout.index_layout(shape.dim), shape.kv_heads, blocks)
+    rows = rows_bytes(layout.index_layout(shape.dim), shape.kv_heads, tokens // layout.block_tokens)
+    index = min(memory_bytes, sequences * shape.layers * rows)
+    return index, memory_bytes - index
 
 
 def _device(

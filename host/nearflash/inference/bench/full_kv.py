@@ -49,6 +49,9 @@ class FullKvEngine(Engine):
         count_kept = min(memory_bytes // self._layer_bytes, shape.layers - 1)
         spread = {number * shape.layers // count_kept for number in range(count_kept)}
         self._kept = {layer: aligned_buffer(self._layer_bytes) for layer in spread}
+        on_disk = [layer for layer in range(shape.layers) if layer not in spread]
+        self._next = dict(zip(on_disk, on_disk[1:] + on_disk[:1], strict=True))
+        """The layer that is read behind each one that is read."""
         self._pool = ThreadPoolExecutor(_THREADS, "full-kv")
         self._ahead: tuple[int, list[Future[None]]] | None = None
         self._later: dict[tuple[int, int], list[tuple[F16, F16]]] = {}
@@ -118,8 +121,7 @@ class FullKvEngine(Engine):
                 piece.result()
             read = self._buffers[0]
             self._buffers.reverse()
-            after = (layer + 1 + step for step in range(self._shape.layers))
-            self._begin(next(each for each in (n % self._shape.layers for n in after) if each not in self._kept))
+            self._begin(self._next[layer])
             return read
 
     def _begin(self, layer: int) -> None:

@@ -34,7 +34,7 @@ from nearflash.inference.engine import EngineCounters
 from nearflash.inference.host_engine import HostEngine
 from nearflash.inference.models import SMOLLM2, load_model
 from nearflash.inference.policy import AttentionMode, AttentionPolicy
-from nearflash.inference.setup import index_bytes
+from nearflash.inference.setup import split_memory
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
@@ -188,9 +188,8 @@ def _engine(folder: Path, case: _Case) -> HostEngine | FullKvEngine:
         folder / "kv", FlashGeometry(LAYOUT.page_bytes, _PAGES_PER_BLOCK, 1, 1, blocks), engine=QueueEngine()
     )
     store = KvStore(flash, SHAPE, LAYOUT, buffer_bytes=_STAGE_BYTES)
-    index = min(MEMORY_BYTES, index_bytes(SHAPE, LAYOUT, tokens, batch))
-    groups = (MEMORY_BYTES - index) * case.keeps
-    return HostEngine(store, POLICIES[case.name], index_bytes=index, group_bytes=groups)
+    index, groups = split_memory(MEMORY_BYTES, SHAPE, LAYOUT, tokens, batch)
+    return HostEngine(store, POLICIES[case.name], index_bytes=index, group_bytes=groups if case.keeps else 0)
 
 
 def _step(contexts: Contexts, cache: Any) -> Callable[[], None]:

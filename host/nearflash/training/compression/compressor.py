@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import AlignmentError, NonFiniteError
-from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device.topk import decode_values, encode_values, pack
 from nearflash.training.compression.residual import BLOCK_PARAMS, ExactResidual, QuantizedResidual, Residual
 from nearflash.training.compression.topk import TopK
@@ -94,10 +93,6 @@ class Compressor:
             return {}
         pending = {first: self._pending[first] for first in ranges if first in self._pending}
         return self._residual.after(start, params, pending)
-
-    def stream_bytes(self, params: int, step: int) -> int:
-        """Most bytes that a stream of `params` parameters has at `step`."""
-        return longest_stream_bytes(params, self.settings.count(params, step), self.settings.wire_format)
 
 
 def _check_multiple(name: str, params: int) -> None:

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.bitmap import BitmapHeader, Coding, ElementFormat
+from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, Coding, ElementFormat
 from nearflash.abi.commands import Status
 from nearflash.abi.config import expand_config
 from nearflash.abi.expand import ExpandCommand
 from nearflash.abi.registers import EXPAND, MAGIC
+from nearflash.device.expand import expand_command
 from nearflash.gateware.top.expand import ExpandKernel
 from nearflash.model.expand.bitmap import expand, pack
 from nearflash.sim.kernel_testbench import KernelTestbench
@@ -35,9 +36,7 @@ def _matrix(rows: int, columns: int, element: ElementFormat, seed: int) -> np.nd
 
 
 def _command(stream: bytes) -> ExpandCommand:
-    header = BitmapHeader.unpack(stream[:64], len(stream))
-    shape = (header.rows, header.columns, header.element, header.coding, header.output)
-    return ExpandCommand(_IN, len(stream), _OUT, *shape)
+    return expand_command(BitmapHeader.unpack(stream[:HEADER_BYTES], len(stream)), _IN, _OUT)
 
 
 @test(timeout_cycles=120_000)
