@@ -19,10 +19,9 @@ from typing import Any
 
 from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import Out
 
 from nearflash.abi.config import AttendConfig
-from nearflash.abi.counters import ATTEND_COUNTERS
 from nearflash.abi.registers import ATTEND
 from nearflash.gateware.attend.batch import Batch
 from nearflash.gateware.attend.channel import Channel
@@ -36,18 +35,17 @@ from nearflash.gateware.attend.scan import ScanWalker
 from nearflash.gateware.attend.scores import ScoreArbiter
 from nearflash.gateware.attend.tokens import TokenWalker
 from nearflash.gateware.bus.arbiter import ReadArbiter
-from nearflash.gateware.bus.axi import Axi4Signature, AxiLiteSignature, connect_channels
-from nearflash.gateware.bus.counters import Counters
+from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
 from nearflash.gateware.bus.registers import RegisterFile
 from nearflash.gateware.nfc.bch.share import CorrectorShare
 from nearflash.gateware.nfc.link import NandLinkSignature
 from nearflash.gateware.nfc.sealed import SealedChecker
 from nearflash.gateware.pages.mover import PageMover
+from nearflash.gateware.top.control import connect_control, connect_counters, control_members
 from nearflash.gateware.topk.selection import Selection
 
 __all__ = ["AttendKernel"]
 
-_COUNTER_BITS = 48
 _SUMMED = {
     "codewords_received": "received", "codewords_corrected": "corrected",
     "codewords_uncorrectable": "uncorrectable", "codewords_foreign": "foreign",
@@ -83,15 +81,7 @@ class AttendKernel(wiring.Component):
     def __init__(self, config: AttendConfig) -> None:
         self.config = config
         links = {f"nand{index}": Out(NandLinkSignature) for index in range(config.channels) if config.units}
-        super().__init__(
-            {
-                "s_axi_control": In(AxiLiteSignature((ATTEND.size_bytes - 1).bit_length())),
-                "m_axi_gmem0": Out(Axi4Signature(config.port_bits)),
-                **links,
-                "interrupt": Out(1),
-                "git_revision": In(32),
-            }
-        )
+        super().__init__(control_members(ATTEND, {"m_axi_gmem0": Out(Axi4Signature(config.port_bits)), **links}))
 
     def elaborate(self, platform: object) -> Module:
         """Units; then what connects them, by what flows."""
@@ -114,7 +104,7 @@ class AttendKernel(wiring.Component):
         for index, channel in enumerate(self._channels):
             m.submodules[f"channel_{index}"] = channel
 
-        self._connect_control(m)
+        connect_control(m, self, self._registers, self._batch)
         self._connect_heads(m)
         self._connect_requests(m)
         self._connect_channels(m)
@@ -126,21 +116,6 @@ class AttendKernel(wiring.Component):
         self._count(m)
         self._show_waiting(m)
         return m
-
-    def _connect_control(self, m: Module) -> None:
-        """The register block and the batch."""
-        registers, batch, status = self._registers, self._batch, self._registers.status
-        wiring.connect(m, wiring.flipped(self.s_axi_control), registers.bus)
-        m.d.comb += [
-            self.interrupt.eq(registers.interrupt),
-            batch.values.eq(registers.values),
-            batch.start.eq(registers.start),
-            registers.done.eq(batch.done),
-            status.status.eq(batch.status),
-            status.fault_address.eq(batch.fault_address),
-            status.git_revision.eq(self.git_revision),
-            status.config_digest.eq(self.config.digest64),
-        ]
 
     def _connect_heads(self, m: Module) -> None:
         """A head's way: prepared, scanned, selected, gathered, finished."""
@@ -266,9 +241,6 @@ class AttendKernel(wiring.Component):
     def _count(self, m: Module) -> None:
         """Events in a register on their way to the counters: they come from everywhere."""
         widths = {name: 4 for name in (*_SUMMED, *_ENGINE_SUMMED)} | {"codewords_asked": 8}
-        m.submodules.counters = counters = Counters(
-            {name: widths.get(name, 1) for name in ATTEND_COUNTERS}, _COUNTER_BITS
-        )
         bus, phases, finish = self.m_axi_gmem0, self._contexts.phases, self._finish
         walkers = (self._scan.o, self._tokens.o)  # either may ask in a cycle, or both
         events: dict[str, Any] = {
@@ -291,12 +263,7 @@ class AttendKernel(wiring.Component):
             "read_beats": bus.rvalid & bus.rready,
             "write_beats": bus.wvalid & bus.wready,
         }
-        m.d.comb += [counters.start.eq(self._registers.start), counters.done.eq(self._batch.done)]
-        for name, event in events.items():
-            m.d.comb += [
-                counters.events[name].eq(event),
-                self._registers.status[name].eq(counters.latched[name]),
-            ]
+        connect_counters(m, self._registers, self._batch, events, widths)
 
     def _show_waiting(self, m: Module) -> None:
         """What waits now: phases with heads in them, and channels with pages asked for that have not begun to come."""

@@ -16,14 +16,12 @@ Numerics: equals nearflash.model.expand.bitmap.expand to the bit.
 
 from amaranth import Module, Mux, ResetInserter, Signal
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import Out
 
 from nearflash.abi.bitmap import SECTION_BYTES, ElementFormat, RowFormat, Section
 from nearflash.abi.config import ExpandConfig
-from nearflash.abi.counters import EXPAND_COUNTERS
 from nearflash.abi.registers import EXPAND
-from nearflash.gateware.bus.axi import Axi4Signature, AxiLiteSignature, connect_channels
-from nearflash.gateware.bus.counters import Counters
+from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.bus.registers import RegisterFile
 from nearflash.gateware.bus.write import BurstWriter
@@ -31,10 +29,9 @@ from nearflash.gateware.expand.parser import MatrixParser
 from nearflash.gateware.expand.rows import RowExpander
 from nearflash.gateware.expand.sequencer import ExpandSequencer
 from nearflash.gateware.stream.gearbox import pieces
+from nearflash.gateware.top.control import connect_control, connect_counters, control_members
 
 __all__ = ["ExpandKernel"]
-
-_COUNTER_BITS = 48
 
 
 class ExpandKernel(wiring.Component):
@@ -55,14 +52,7 @@ class ExpandKernel(wiring.Component):
     def __init__(self, config: ExpandConfig) -> None:
         self.config = config
         ports = {f"m_axi_gmem{index}": Out(Axi4Signature(config.port_bits)) for index in range(config.ports)}
-        super().__init__(
-            {
-                "s_axi_control": In(AxiLiteSignature((EXPAND.size_bytes - 1).bit_length())),
-                **ports,
-                "interrupt": Out(1),
-                "git_revision": In(32),
-            }
-        )
+        super().__init__(control_members(EXPAND, ports))
 
     def elaborate(self, platform: object) -> Module:
         """Control on one side, data on the other; counters look at both."""
@@ -80,22 +70,14 @@ class ExpandKernel(wiring.Component):
         m.submodules.writer = writer = BurstWriter(config.port_bits, **bursts)
 
         # Control.
-        wiring.connect(m, wiring.flipped(self.s_axi_control), registers.bus)
+        connect_control(m, self, registers, sequencer)
         m.d.comb += [
-            self.interrupt.eq(registers.interrupt),
-            sequencer.values.eq(registers.values),
-            sequencer.start.eq(registers.start),
-            registers.done.eq(sequencer.done),
             sequencer.stream_fault.eq(parser.fault),
             sequencer.idle.eq(reader.idle & parser.idle & rows.idle & writer.idle),
             sequencer.read_error.eq(reader.error),
             sequencer.write_error.eq(writer.error),
             reader.clear.eq(sequencer.clear),
             writer.clear.eq(sequencer.clear),
-            registers.status.status.eq(sequencer.status),
-            registers.status.fault_address.eq(sequencer.fault_address),
-            registers.status.git_revision.eq(self.git_revision),
-            registers.status.config_digest.eq(config.digest64),
         ]
 
         # Data.
@@ -152,9 +134,6 @@ class ExpandKernel(wiring.Component):
         rows: RowExpander,
         writer: BurstWriter,
     ) -> None:
-        bits = dict.fromkeys(EXPAND_COUNTERS, 1)
-        bits["elements_done"] = bits["values_done"] = self.config.columns_max.bit_length()
-        m.submodules.counters = counters = Counters(bits, _COUNTER_BITS)
         row = Signal()
         m.d.comb += row.eq(rows.o_row.valid & rows.o_row.ready)
         events = {
@@ -167,6 +146,5 @@ class ExpandKernel(wiring.Component):
             "wait_read_cycles": parser.wait,
             "wait_write_cycles": rows.o.valid & ~rows.o.ready,
         }
-        m.d.comb += [counters.start.eq(registers.start), counters.done.eq(sequencer.done)]
-        for name, event in events.items():
-            m.d.comb += [counters.events[name].eq(event), registers.status[name].eq(counters.latched[name])]
+        wide = dict.fromkeys(("elements_done", "values_done"), self.config.columns_max.bit_length())
+        connect_counters(m, registers, sequencer, events, wide)

@@ -18,15 +18,14 @@ Numerics: those of nearflash.gateware.update.lane.
 
 from amaranth import C, Cat, Module, Signal
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import Out
 
 from nearflash.abi.config import UpdateConfig
-from nearflash.abi.counters import UPDATE_COUNTERS
 from nearflash.abi.registers import UPDATE
 from nearflash.abi.topk import StreamFault
-from nearflash.gateware.bus.axi import Axi4Signature, AxiLiteSignature, connect_channels
-from nearflash.gateware.bus.counters import Counters
+from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
 from nearflash.gateware.bus.registers import RegisterFile
+from nearflash.gateware.top.control import connect_control, connect_counters, control_members
 from nearflash.gateware.update.fetch import INPUTS, Fetch
 from nearflash.gateware.update.pipeline import UpdatePipeline
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
@@ -35,7 +34,6 @@ from nearflash.gateware.update.store import Store
 
 __all__ = ["UpdateKernel"]
 
-_COUNTER_BITS = 48
 _WIDE_EVENTS = {"params_done": 4, "nonfinite_gradients": 4, "copy_overflows": 4, "read_beats": 3, "write_beats": 3}
 
 
@@ -57,14 +55,7 @@ class UpdateKernel(wiring.Component):
     def __init__(self, config: UpdateConfig) -> None:
         self.config = config
         ports = {f"m_axi_gmem{index}": Out(Axi4Signature(config.port_bits)) for index in range(config.ports)}
-        super().__init__(
-            {
-                "s_axi_control": In(AxiLiteSignature((UPDATE.size_bytes - 1).bit_length())),
-                **ports,
-                "interrupt": Out(1),
-                "git_revision": In(32),
-            }
-        )
+        super().__init__(control_members(UPDATE, ports))
 
     def elaborate(self, platform: object) -> Module:
         """Control on one side, data on the other; counters look at both."""
@@ -77,23 +68,15 @@ class UpdateKernel(wiring.Component):
         m.submodules.store = store = Store(self.config)
 
         # Control.
-        wiring.connect(m, wiring.flipped(self.s_axi_control), registers.bus)
+        connect_control(m, self, registers, sequencer)
         wiring.connect(m, sequencer.fetch, fetch.i_command)
         wiring.connect(m, sequencer.store, store.i_command)
         m.d.comb += [
-            self.interrupt.eq(registers.interrupt),
-            sequencer.values.eq(registers.values),
-            sequencer.start.eq(registers.start),
-            registers.done.eq(sequencer.done),
             sequencer.stream_fault.eq(fetch.fault),
             sequencer.fetch_idle.eq(fetch.idle),
             sequencer.store_idle.eq(store.idle),
             fetch.clear.eq(sequencer.clear),
             store.clear.eq(sequencer.clear),
-            registers.status.status.eq(sequencer.status),
-            registers.status.fault_address.eq(sequencer.fault_address),
-            registers.status.git_revision.eq(self.git_revision),
-            registers.status.config_digest.eq(self.config.digest64),
         ]
         for port in range(self.config.ports):
             m.d.comb += [
@@ -127,9 +110,6 @@ class UpdateKernel(wiring.Component):
         pipeline: UpdatePipeline,
         store: Store,
     ) -> None:
-        m.submodules.counters = counters = Counters(
-            {name: _WIDE_EVENTS.get(name, 1) for name in UPDATE_COUNTERS}, _COUNTER_BITS
-        )
         busy = Signal()
         m.d.comb += busy.eq(~fetch.idle)
         events = {
@@ -142,6 +122,4 @@ class UpdateKernel(wiring.Component):
             **{f"wait_{name}_cycles": busy & fetch.wait[index] for index, name in enumerate(INPUTS)},
             "wait_write_cycles": fetch.o.valid & ~pipeline.i.ready,
         }
-        m.d.comb += [counters.start.eq(registers.start), counters.done.eq(sequencer.done)]
-        for name, event in events.items():
-            m.d.comb += [counters.events[name].eq(event), registers.status[name].eq(counters.latched[name])]
+        connect_counters(m, registers, sequencer, events, _WIDE_EVENTS)
