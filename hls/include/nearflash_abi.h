@@ -45,15 +45,16 @@
 #define NEARFLASH_UPDATE_PROGRAM_DIRECTION_MASK 0x3000ull /* 0: m / (sqrt(v)·factor + eps); 1: m; 2: m·factor + g; 3: sign of a second average of m */
 #define NEARFLASH_UPDATE_PROGRAM_M_ABSENT_MASK 0x4000ull /* m is neither read nor written, and zero */
 #define NEARFLASH_UPDATE_PROGRAM_V_ABSENT_MASK 0x8000ull /* v is neither read nor written, and zero */
+#define NEARFLASH_UPDATE_PROGRAM_STATE_FORMAT_MASK 0x30000ull /* m and v are stored as: 0 fp32, 1 bf16, 2 mx8 */
 #define NEARFLASH_UPDATE_PARAMS 0x050u /* 32 bits, rw: number of parameters */
 #define NEARFLASH_UPDATE_GRADIENT_BYTES 0x054u /* 32 bits, rw: bytes of a Top-K stream */
 #define NEARFLASH_UPDATE_G_ADDRESS 0x058u /* 64 bits, rw: gradients, fp32, or a Top-K stream, read; a byte address, a multiple of the port width */
 #define NEARFLASH_UPDATE_P_ADDRESS 0x060u /* 64 bits, rw: parameters, fp32, read; a byte address, a multiple of the port width */
-#define NEARFLASH_UPDATE_M_ADDRESS 0x068u /* 64 bits, rw: first moments (exp_avg), fp32, read; a byte address, a multiple of the port width */
-#define NEARFLASH_UPDATE_V_ADDRESS 0x070u /* 64 bits, rw: second moments (exp_avg_sq), fp32, read; a byte address, a multiple of the port width */
+#define NEARFLASH_UPDATE_M_ADDRESS 0x068u /* 64 bits, rw: first moments (exp_avg), read; a byte address, a multiple of the port width; narrow state: of a half (bf16) or a quarter (mx8) of it */
+#define NEARFLASH_UPDATE_V_ADDRESS 0x070u /* 64 bits, rw: second moments (exp_avg_sq), read; a byte address, a multiple of the port width; narrow state: of a half (bf16) or a quarter (mx8) of it */
 #define NEARFLASH_UPDATE_P_OUT_ADDRESS 0x078u /* 64 bits, rw: parameters, fp32, written; a byte address, a multiple of the port width */
-#define NEARFLASH_UPDATE_M_OUT_ADDRESS 0x080u /* 64 bits, rw: first moments, fp32, written; a byte address, a multiple of the port width */
-#define NEARFLASH_UPDATE_V_OUT_ADDRESS 0x088u /* 64 bits, rw: second moments, fp32, written; a byte address, a multiple of the port width */
+#define NEARFLASH_UPDATE_M_OUT_ADDRESS 0x080u /* 64 bits, rw: first moments, written; a byte address, a multiple of the port width; narrow state: of a half (bf16) or a quarter (mx8) of it */
+#define NEARFLASH_UPDATE_V_OUT_ADDRESS 0x088u /* 64 bits, rw: second moments, written; a byte address, a multiple of the port width; narrow state: of a half (bf16) or a quarter (mx8) of it */
 #define NEARFLASH_UPDATE_COPY_OUT_ADDRESS 0x090u /* 64 bits, rw: fp16 or bf16 copy of the parameters, written; a byte address, a multiple of the port width */
 #define NEARFLASH_UPDATE_DECAY 0x098u /* 32 bits, rw: factor of the decay operation (fp32 bits) */
 #define NEARFLASH_UPDATE_M_DECAY 0x09cu /* 32 bits, rw: factor of m (fp32 bits) */
@@ -68,6 +69,12 @@
 #define NEARFLASH_UPDATE_DENOMINATOR_FACTOR_EXPONENT_MASK 0x1ff8000000000000ull /* two's complement power of two of bit 50 */
 #define NEARFLASH_UPDATE_STATUS 0x0c0u /* 32 bits, ro: 0 while all is well, else the status code of the first fault */
 #define NEARFLASH_UPDATE_FAULT_ADDRESS 0x0c8u /* 64 bits, ro: byte address of the first fault */
+#define NEARFLASH_UPDATE_M_SCALE_ADDRESS 0x0d0u /* 64 bits, rw: scales of first moments, read; mx8 only, any byte address */
+#define NEARFLASH_UPDATE_V_SCALE_ADDRESS 0x0d8u /* 64 bits, rw: scales of second moments, read; mx8 only, any byte address */
+#define NEARFLASH_UPDATE_M_SCALE_OUT_ADDRESS 0x0e0u /* 64 bits, rw: scales of first moments, written; mx8 only, any byte address */
+#define NEARFLASH_UPDATE_V_SCALE_OUT_ADDRESS 0x0e8u /* 64 bits, rw: scales of second moments, written; mx8 only, any byte address */
+#define NEARFLASH_UPDATE_STEP 0x0f0u /* 32 bits, rw: step, for the dither of narrow state; its low 32 bits */
+#define NEARFLASH_UPDATE_FIRST_PARAM 0x0f8u /* 64 bits, rw: first parameter's index in the flat vector, for the dither */
 #define NEARFLASH_UPDATE_COUNTERS_TYPE 0x100u /* 32 bits, ro: block type, 'CNTR' */
 #define NEARFLASH_UPDATE_COUNTERS_VERSION 0x104u /* 32 bits, ro: block version */
 #define NEARFLASH_UPDATE_COUNTERS_SIZE 0x108u /* 32 bits, ro: block size, bytes */
@@ -221,8 +228,8 @@
 #define NEARFLASH_COPYFORMAT_FP16 1u
 #define NEARFLASH_COPYFORMAT_BF16 2u
 
-#define NEARFLASH_DIGEST_UPDATE_TINY 0x6a19db9d5b863afaull
-#define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0xc5692b902443d6d5ull
+#define NEARFLASH_DIGEST_UPDATE_TINY 0xe2a924e225f2e82full
+#define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0xf6815c05ca1cd4e2ull
 #define NEARFLASH_DIGEST_ATTEND_TINY 0xa85eef053702a510ull
 #define NEARFLASH_DIGEST_ATTEND_PYNQ_Z2 0x61abc230bb1d93f2ull
 #define NEARFLASH_DIGEST_ATTEND_ZYNQ7045 0xb2580b7fd628c95aull

@@ -44,3 +44,17 @@ def test_a_rule_without_a_program_is_refused() -> None:
     assert program_registers(Other(1e-3, 1))  # a kind of Adam
     with pytest.raises(CommandError, match="rule must be one that the lane has a program for, not 5"):
         program_registers(5)  # type: ignore[arg-type]
+
+
+def test_narrow_state_sets_its_registers() -> None:
+    """A command of fp32 state leaves the addresses of scales zero."""
+    for form, code in (("fp32", 0), ("bf16", 1), ("mx8", 2)):
+        rule = AdamStep(1e-3, (1 << 32) + 5, state_format=form)
+        inputs = {name: 0x1000 * (n + 1) for n, name in enumerate(("g", "p", *rule.arrays))}
+        outputs = {name: 0x10000 + address for name, address in inputs.items() if name != "g"}
+        values = UpdateCommand(rule, 64, inputs, outputs, first_param=1 << 39).registers()
+        assert UPDATE["program"].unpack(values["program"])["state_format"] == code
+        assert (values["step"], values["first_param"]) == (5, 1 << 39)
+        for name in ("m", "m_scale", "v", "v_scale"):
+            assert values[f"{name}_address"] == inputs.get(name, 0)
+            assert values[f"{name}_out_address"] == outputs.get(name, 0)

@@ -37,8 +37,8 @@ class Status(IntEnum):
     EMPTY = 4
     """The number of parameters, heads, page operations or elements is zero; nothing was read or written."""
     UNSUPPORTED = 5
-    """The build does not know the command or the format, or a batch of page operations or a row is too long for it;
-    nothing was read or written."""
+    """The build does not know the command or the format, or a batch of page operations or a row is too long for it, or
+    parameters in state format mx8 are not whole blocks; nothing was read or written."""
     STREAM_HEADER = 16 + StreamFault.HEADER
     """A Top-K stream or a bitmap matrix with the fault of that name (nearflash.abi.topk), as all that follow. Nothing
     was written since it was met; what was written before it is of no use: the slot is to be discarded."""
@@ -194,13 +194,17 @@ class UpdateCommand:
     def registers(self) -> dict[str, int]:
         """Values of the kernel's argument registers, by register name; addresses of absent arrays are zero."""
         values = program_registers(self.rule)
+        formats = {"copy_format": self.copy, "topk": self.gradient, "state_format": self.rule.state_format.code}
+        scales = ("m_scale", "v_scale")
         return {
             **values,
-            "program": values["program"] | UPDATE["program"].pack({"copy_format": self.copy, "topk": self.gradient}),
+            "program": values["program"] | UPDATE["program"].pack(formats),
             "params": self.params,
             "gradient_bytes": self.gradient_bytes,
-            **{f"{name}_address": self.inputs.get(name, 0) for name in ("g", "p", "m", "v")},
-            **{f"{name}_out_address": self.outputs.get(name, 0) for name in ("p", "m", "v", "copy")},
+            **{f"{name}_address": self.inputs.get(name, 0) for name in ("g", "p", "m", "v", *scales)},
+            **{f"{name}_out_address": self.outputs.get(name, 0) for name in ("p", "m", "v", "copy", *scales)},
+            "step": self.rule.step & 0xFFFF_FFFF,
+            "first_param": self.first_param,
         }
 
 

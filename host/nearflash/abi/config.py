@@ -31,6 +31,7 @@ __all__ = [
 
 _Kind = TypeVar("_Kind", bound="KernelConfig")
 _PORT_WIDTHS_BITS = (64, 128, 256, 512)
+_STATE_FORMATS = tuple(map(str, StateFormat))
 _ROW_FORMATS = tuple(form.name.lower() for form in RowFormat)
 _LONGEST_ROW = (1 << 32) - 512
 _SLC = NandTiming(read_ns=4_000, program_ns=75_000, erase_ns=1_000_000, cache_busy_ns=500,
@@ -110,6 +111,8 @@ class UpdateConfig(KernelConfig):
             "burst_bytes": (self.burst_bytes > 0 and 4096 % self.burst_bytes == 0
                             and self.port_bytes <= self.burst_bytes <= 256 * self.port_bytes,
                             "a divisor of 4096 of 1 to 256 beats"),
+            "state_formats": (self.state_formats in (_STATE_FORMATS[:1], _STATE_FORMATS),
+                              f"fp32 alone, or {', '.join(_STATE_FORMATS)}"),
             "gradients": (self.gradients == ("fp32",) or (self.gradients == ("fp32", "topk") and self.lanes <= 4),
                           "fp32, and topk with up to 4 lanes"),
         })  # fmt: skip
@@ -121,9 +124,7 @@ class UpdateConfig(KernelConfig):
 
     def in_software(self) -> "UpdateConfig":
         """What a device in software makes of the build: every rule and every format, at the build's ports."""
-        return replace(
-            self, optimizers=OPTIMIZERS, state_formats=tuple(map(str, StateFormat)), gradients=("fp32", "topk")
-        )
+        return replace(self, optimizers=OPTIMIZERS, state_formats=_STATE_FORMATS, gradients=("fp32", "topk"))
 
 
 @dataclass(frozen=True)

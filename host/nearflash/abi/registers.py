@@ -81,17 +81,24 @@ PROGRAM_FIELDS = (
     Field("direction", 12, 2, "0: m / (sqrt(v)·factor + eps); 1: m; 2: m·factor + g; 3: sign of a second average of m"),
     Field("m_absent", 14, 1, "m is neither read nor written, and zero"),
     Field("v_absent", 15, 1, "v is neither read nor written, and zero"),
+    Field("state_format", 16, 2, "m and v are stored as: 0 fp32, 1 bf16, 2 mx8"),
 )
 
 _ADDRESSES = {
     "g_address": "gradients, fp32, or a Top-K stream, read",
     "p_address": "parameters, fp32, read",
-    "m_address": "first moments (exp_avg), fp32, read",
-    "v_address": "second moments (exp_avg_sq), fp32, read",
+    "m_address": "first moments (exp_avg), read",
+    "v_address": "second moments (exp_avg_sq), read",
     "p_out_address": "parameters, fp32, written",
-    "m_out_address": "first moments, fp32, written",
-    "v_out_address": "second moments, fp32, written",
+    "m_out_address": "first moments, written",
+    "v_out_address": "second moments, written",
     "copy_out_address": "fp16 or bf16 copy of the parameters, written",
+}
+_SCALE_ADDRESSES = {
+    "m_scale_address": "scales of first moments, read",
+    "v_scale_address": "scales of second moments, read",
+    "m_scale_out_address": "scales of first moments, written",
+    "v_scale_out_address": "scales of second moments, written",
 }
 _SCALARS = {
     "decay": "factor of the decay operation",
@@ -108,11 +115,12 @@ _SCALARS = {
 def _update(offset: int) -> tuple[Register, ...]:
     base = offset + 0x10
     return (
-        *_block_header("update", offset, "UPDT", 1, 0xA0),
+        *_block_header("update", offset, "UPDT", 2, 0xC0),
         Register("program", offset + 0x0C, 32, _RW, "operation order", PROGRAM_FIELDS),
         Register("params", base, 32, _RW, "number of parameters"),
         Register("gradient_bytes", base + 4, 32, _RW, "bytes of a Top-K stream"),
-        *(Register(name, base + 8 + 8 * i, 64, _RW, doc + "; a byte address, a multiple of the port width")
+        *(Register(name, base + 8 + 8 * i, 64, _RW, doc + "; a byte address, a multiple of the port width"
+                   + ("; narrow state: of a half (bf16) or a quarter (mx8) of it" if name[0] in "mv" else ""))
           for i, (name, doc) in enumerate(_ADDRESSES.items())),
         *(Register(name, base + 0x48 + 4 * i, 32, _RW, doc + " (fp32 bits)")
           for i, (name, doc) in enumerate(_SCALARS.items())),
@@ -122,6 +130,10 @@ def _update(offset: int) -> tuple[Register, ...]:
         )),
         Register("status", base + 0x70, 32, _RO, "0 while all is well, else the status code of the first fault"),
         Register("fault_address", base + 0x78, 64, _RO, "byte address of the first fault"),
+        *(Register(name, base + 0x80 + 8 * i, 64, _RW, doc + "; mx8 only, any byte address")
+          for i, (name, doc) in enumerate(_SCALE_ADDRESSES.items())),
+        Register("step", base + 0xA0, 32, _RW, "step, for the dither of narrow state; its low 32 bits"),
+        Register("first_param", base + 0xA8, 64, _RW, "first parameter's index in the flat vector, for the dither"),
     )  # fmt: skip
 
 

@@ -21,7 +21,9 @@ from nearflash.abi.formats import FP32
 __all__ = [
     "BLOCK_PARAMS",
     "DITHER_BITS",
+    "MIX_SHIFTS",
     "MX8",
+    "ROLES",
     "TILE_PARAMS",
     "BlockElement",
     "StateFormat",
@@ -36,8 +38,10 @@ TILE_PARAMS = 8192
 DITHER_BITS = 16
 
 _WORD = 0xFFFF_FFFF
-_MIX_SHIFTS = ((10, 7), (5, 13), (15, 16)) * 2
-_ROLES = {"m": 0, "v": 1}
+MIX_SHIFTS = ((10, 7), (5, 13), (15, 16)) * 2
+"""Rounds of the mixer of keys: bits that a word is shifted up for a sum, then down for an exclusive or."""
+ROLES = {"m": 0, "v": 1}
+"""Numbers of the arrays in the key."""
 
 
 class StateFormat(StrEnum):
@@ -48,6 +52,11 @@ class StateFormat(StrEnum):
     """Rounded with a dither."""
     MX8 = "mx8"
     """One byte an element and one byte a block of 32 for the block's power of two, rounded with a dither."""
+
+    @property
+    def code(self) -> int:
+        """Value of the register field `state_format`."""
+        return tuple(StateFormat).index(self)
 
     @property
     def element_bytes(self) -> int:
@@ -104,12 +113,12 @@ def dither_pattern(place: int) -> int:
 
 def dither_key(step: int, role: str, tile: int) -> int:
     """16 bits that look random, for array `role` ("m" or "v") of tile `tile` of the flat vector at step `step`."""
-    return _mix(_mix(2 * step + _ROLES[role]) + tile) >> 32 - DITHER_BITS
+    return _mix(_mix(2 * step + ROLES[role]) + tile) >> 32 - DITHER_BITS
 
 
 def _mix(word: int) -> int:
     """A permutation of 32-bit words from sums and shifts, which gateware has without multipliers."""
-    for up, down in _MIX_SHIFTS:
+    for up, down in MIX_SHIFTS:
         word = word + (word << up) & _WORD
         word ^= word >> down
     return word
