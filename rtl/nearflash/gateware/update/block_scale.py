@@ -1,0 +1,122 @@
+"""Block scale: groups of fp32 values, each with the scale byte of its block of 32, known when the block has ended.
+
+    i ─┬─► LUT RAM queue of two blocks ─────────────────┬─► o
+       └─► largest exponent of the block ─► small queue ┘
+
+Contract: groups leave in order. Where `blocks`, 32 / lanes of them are a block, and each leaves with the block's scale
+after its last one has come; `end` marks that one. Else they leave at once, and `scale` and `end` mean nothing. A
+command has whole blocks; `blocks` must stay as it is while anything is inside.
+
+Timing: LATENCY cycles from a block's last group to its first one on `o`, or LATENCY_ALONE of a group by itself; one
+group a cycle; back-pressure: yes. i.ready and o.valid come from registers.
+Numerics: fp32 -> the largest exponent field of the block's finite values, or the format's least scale where that is
+more; equals the scales of nearflash.model.update.state.encode.
+"""
+
+from functools import reduce
+
+from amaranth import Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.formats import FP32
+from nearflash.abi.rules.state import BLOCK_PARAMS, MX8
+from nearflash.gateware.stream.queue import StreamQueue
+
+__all__ = ["SCALE_BITS", "BlockScale", "scaled_group", "state_group"]
+
+SCALE_BITS = 8
+_EXPONENT = slice(FP32.mantissa_bits, FP32.mantissa_bits + FP32.exponent_bits)
+_BLOCKS = 2
+
+
+def state_group(lanes: int) -> data.StructLayout:
+    """fp32 values of `lanes` parameters, whether each is to be written, and whether the group is the last one."""
+    return data.StructLayout({"data": FP32.bits * lanes, "strb": lanes, "last": 1})
+
+
+def scaled_group(lanes: int) -> data.StructLayout:
+    """A `state_group` in its block."""
+    return data.StructLayout({"group": state_group(lanes), "scale": SCALE_BITS, "end": 1})
+
+
+class BlockScale(wiring.Component):
+    """Finds the scales of one array.
+
+    Parameters
+    ----------
+    lanes : parameters of a group, a power of two up to 8.
+    role : the array, "m" or "v".
+
+    Members
+    -------
+    blocks : In.
+    i : In stream of `state_group`.
+    o : Out stream of struct {group: `state_group`, scale: 8, end: 1}.
+    """
+
+    #: Cycles from a block's last group to its first one on `o`.
+    LATENCY = 3
+    #: The same where there are no blocks.
+    LATENCY_ALONE = StreamQueue.LATENCY["distributed"]
+
+    def __init__(self, lanes: int, role: str) -> None:
+        self.lanes, self._least = lanes, MX8[role].least_scale
+        super().__init__(
+            {
+                "blocks": In(1),
+                "i": In(stream.Signature(state_group(lanes))),
+                "o": Out(stream.Signature(scaled_group(lanes))),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Two blocks have room, so at most two scales wait; a third may come in the cycle in which one leaves."""
+        m = Module()
+        groups = BLOCK_PARAMS // self.lanes
+        m.submodules.groups = queue = StreamQueue(state_group(self.lanes), _BLOCKS * groups)
+        m.submodules.scales = scales = StreamQueue(SCALE_BITS, _BLOCKS + 1)
+        place_in, place_out = Signal(range(groups)), Signal(range(groups))
+        pushed, able = Signal(), Signal()
+        wiring.connect(m, wiring.flipped(self.i), queue.i)
+        m.d.comb += pushed.eq(self.i.valid & self.i.ready & self.blocks)
+
+        # Cycle 1: the group's largest exponent. Cycle 2: the block's.
+        largest, there, ended = Signal(SCALE_BITS), Signal(), Signal()
+        so_far, known = Signal(SCALE_BITS, init=self._least), Signal()
+        m.d.sync += [
+            largest.eq(reduce(_larger, (self._exponent(lane) for lane in range(self.lanes)))),
+            there.eq(pushed),
+            ended.eq(pushed & (place_in == groups - 1)),
+            known.eq(ended),
+        ]
+        with m.If(pushed):
+            m.d.sync += place_in.eq(place_in + 1)
+        with m.If(there):
+            m.d.sync += so_far.eq(_larger(largest, Mux(known, self._least, so_far)))
+        with m.Elif(known):
+            m.d.sync += so_far.eq(self._least)
+        m.d.comb += [scales.i.valid.eq(known), scales.i.payload.eq(so_far)]
+
+        last = place_out == groups - 1
+        m.d.comb += [
+            able.eq(scales.o.valid | ~self.blocks),
+            self.o.valid.eq(queue.o.valid & able),
+            self.o.payload.group.eq(queue.o.payload),
+            self.o.payload.scale.eq(scales.o.payload),
+            self.o.payload.end.eq(last),
+            queue.o.ready.eq(self.o.ready & able),
+            scales.o.ready.eq(self.o.ready & queue.o.valid & last & self.blocks),
+        ]
+        with m.If(self.o.valid & self.o.ready & self.blocks):
+            m.d.sync += place_out.eq(place_out + 1)
+        return m
+
+    def _exponent(self, lane: int) -> Value:
+        """Exponent field of a finite value, else 0."""
+        field = self.i.payload.data.word_select(lane, FP32.bits)[_EXPONENT]
+        return Mux(field.all(), 0, field)
+
+
+def _larger(one: Value, other: Value) -> Value:
+    return Mux(one > other, one, other)
