@@ -1,7 +1,9 @@
 """Random updates on a device, against the model."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,17 +11,36 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.errors import CommandError
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
+from nearflash.abi.rules import (
+    BLOCK_PARAMS,
+    AdagradStep,
+    AdamStep,
+    LionStep,
+    OptimizerStep,
+    Profile,
+    SgdStep,
+    StateFormat,
+)
+from nearflash.abi.rules.state import TILE_PARAMS
 from nearflash.abi.topk import ValueFormat
 from nearflash.device.base import Buffer, Device
 from nearflash.device.memory import PAGE_BYTES
 from nearflash.device.registry import open_device
 from nearflash.device.selftest.comparison import Comparison
 from nearflash.device.topk import encode_values, pack
+from nearflash.device.vector.state import VectorState
 
 __all__ = ["Case", "compare_updates", "differing_words", "random_state", "run_update"]
 
-STREAMS = ("p", "m", "v", "copy")
+ARRAYS = ("p", "m", "m_scale", "v", "v_scale")
+_RULES = (
+    AdamStep(1e-3, 10, weight_decay=0.01),
+    SgdStep(0.1, 10, momentum=0.9, nesterov=True, weight_decay=0.01),
+    SgdStep(0.1, 10),
+    AdagradStep(0.1, 10, weight_decay=0.01),
+    LionStep(1e-3, 10, weight_decay=0.01),
+)
+_DTYPES = {StateFormat.FP32: np.float32, StateFormat.BF16: np.uint16, StateFormat.MX8: np.uint8}
 
 
 @dataclass(frozen=True)
@@ -33,11 +54,15 @@ class Case:
     """Outputs over the inputs, or in a second slot."""
     density: float | None = None
     """Share of the gradients that come, in a Top-K stream of fp16 values; None: all, dense."""
+    first_param: int = 0
+    """Place of the first parameter in the flat vector."""
 
     def __str__(self) -> str:
-        """Profile, optimizer, copy, gradients."""
+        """Profile, optimizer, copy, gradients, state format."""
         gradients = "" if self.density is None else f" topk:{self.density:g}"
-        return f"{self.rule.profile:<12}{self.optimizer:<9}{self.copy.name}{gradients}"
+        narrow = self.rule.state_format is not StateFormat.FP32
+        state = f" {self.rule.state_format}" if narrow else ""
+        return f"{self.rule.profile:<12}{self.optimizer:<9}{self.copy.name}{gradients}{state}"
 
     @property
     def optimizer(self) -> str:
@@ -53,6 +78,18 @@ class Case:
         bits = encode_values(gradients[indices], ValueFormat.FP16)
         return pack(indices, bits, self.params, ValueFormat.FP16)
 
+    def stored(self, state: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """Arrays of the `random_state` as the command reads them, by name."""
+        arrays = {"g": state[0] if self.density is None else self.stream(state[0]), "p": state[1]}
+        form = self.rule.state_format
+        for role, values in zip(("m", "v"), state[2:], strict=True):
+            parts = [np.empty(self.params, _DTYPES[form])]
+            if form is StateFormat.MX8:
+                parts.append(np.empty(self.params // BLOCK_PARAMS, np.uint8))
+            VectorState(role, form, self.rule.step, self.params).encode(values, self.first_param, parts)
+            arrays |= zip((role, f"{role}_scale"), parts, strict=False)
+        return arrays
+
 
 def random_state(rng: np.random.Generator, params: int) -> NDArray[np.float32]:
     """g, p, m, v of a run under way, fp32, (4, params): wide exponents, zeros and a few non-finite gradients."""
@@ -64,26 +101,27 @@ def random_state(rng: np.random.Generator, params: int) -> NDArray[np.float32]:
 
 
 def run_update(device: Device, case: Case, state: NDArray[np.float32]) -> tuple[dict[str, bytes], dict[str, int]]:
-    """Run the case in buffers of its own; returns the bytes of p, m, v and the copy by name, and the counters."""
+    """Run the case in buffers of its own; returns the bytes of each array written by name, and the counters."""
     buffers: dict[str, Buffer] = {}
     try:
-        for name in ("g", "p", "m", "v", "p_out", "m_out", "v_out", "copy_out"):
+        for name in ("g", *ARRAYS, *(f"{name}_out" for name in (*ARRAYS, "copy"))):
             buffers[name] = device.allocate(-(-6 * case.params // PAGE_BYTES) * PAGE_BYTES)
-        gradients = state[0] if case.density is None else case.stream(state[0])
-        for name, values in zip(("g", "p", "m", "v"), (gradients, *state[1:]), strict=True):
+        arrays = case.stored(state)
+        for name, values in arrays.items():
             buffers[name].host[: values.nbytes] = values.view(np.uint8)
             buffers[name].sync_to_device(0, values.nbytes)
-        if case.in_place:
-            outputs = {**buffers, "copy": buffers["copy_out"]}
-        else:
-            outputs = {name: buffers[f"{name}_out"] for name in STREAMS}
+        outputs = {name: buffers[name if case.in_place else f"{name}_out"] for name in ARRAYS}
+        outputs["copy"] = buffers["copy_out"]
+        topk = case.density is not None
         command = UpdateCommand(
             case.rule,
             case.params,
             {name: buffers[name].address for name in ("g", "p", *case.rule.arrays)},
             {name: outputs[name].address for name in ("p", *case.rule.arrays, "copy")},
             case.copy,
-            *(() if case.density is None else (GradientFormat.TOPK, gradients.nbytes)),
+            GradientFormat.TOPK if topk else GradientFormat.FP32,
+            arrays["g"].nbytes if topk else 0,
+            case.first_param,
         )
         counters = device.run(command).counters
         results = {}
@@ -100,14 +138,15 @@ def differing_words(actual: Mapping[str, bytes], expected: Mapping[str, bytes]) 
     """Elements in the results of two `run_update`, and how many of them differ."""
     words = mismatches = 0
     for name, data in actual.items():
-        dtype = "<u2" if name == "copy" else "<u4"
+        dtype = f"<u{max(1, 4 * len(data) // len(actual['p']))}"
         differs = np.frombuffer(data, dtype) != np.frombuffer(expected[name], dtype)
         words, mismatches = words + differs.size, mismatches + int(np.count_nonzero(differs))
     return words, mismatches
 
 
 def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
-    """Every rule, profile and copy, in place and in two slots, Top-K gradients, against the model.
+    """Every rule, profile and copy, in place and in two slots, Top-K gradients, every state format that the device has,
+    across the end of a tile of the dither, against the model; in format mx8 of whole blocks that hold `params`.
 
     Raises CommandError for less than one parameter, and what the device raises.
     """
@@ -121,17 +160,20 @@ def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Compa
                 case = Case(adam, params, copy, in_place=decoupled)
                 state = random_state(rng, params)
                 yield _compare(device, model, case, state)
-        for rule in (
-            SgdStep(0.1, 10, momentum=0.9, nesterov=True, weight_decay=0.01),
-            SgdStep(0.1, 10),
-            AdagradStep(0.1, 10, weight_decay=0.01),
-            LionStep(1e-3, 10, weight_decay=0.01),
-        ):
+        for rule in _RULES[1:]:
             yield _compare(device, model, Case(rule, params, CopyFormat.BF16), random_state(rng, params))
-        build = device.identity.config
-        if isinstance(build, UpdateConfig) and "topk" in build.gradients:
-            case = Case(adam, params, CopyFormat.BF16, density=0.2)
-            yield _compare(device, model, case, random_state(rng, params))
+        build = getattr(device, "build", device.identity.config)
+        if isinstance(build, UpdateConfig):
+            densities = (None, 0.2) if "topk" in build.gradients else (None,)
+            if len(densities) > 1:
+                case = Case(adam, params, CopyFormat.BF16, density=0.2)
+                yield _compare(device, model, case, random_state(rng, params))
+            for form, rule in product(build.state_formats[1:], _RULES):
+                blocks = -(-params // BLOCK_PARAMS) * BLOCK_PARAMS
+                case = Case(replace(rule, state_format=form), blocks if form == StateFormat.MX8 else params,
+                            CopyFormat.BF16, rule is _RULES[0], densities[-1] if rule is _RULES[0] else None,
+                            3 * TILE_PARAMS - BLOCK_PARAMS)  # fmt: skip
+                yield _compare(device, model, case, random_state(rng, case.params))
 
 
 def _compare(device: Device, model: Device, case: Case, state: NDArray[np.float32]) -> Comparison:

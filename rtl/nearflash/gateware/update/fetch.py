@@ -5,6 +5,8 @@
     gmem2 ─ BurstReader ─ Narrow ───────── m ─┤
     gmem3 ─ BurstReader ─ Narrow ───────── v ─┘
 
+In a build with narrow state formats m and v come through a StateReader each.
+
 Contract: a command of n parameters gives ceil(n / lanes) groups, the final one with `last`. Lanes of the final group
 past the n-th parameter hold what lies behind it in memory, within the same beat. Of a bad Top-K stream `fault` tells;
 the groups still come, with gradients of zero.
@@ -28,25 +30,32 @@ from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Narrow, pieces
 from nearflash.gateware.stream.join import Join
 from nearflash.gateware.stream.skid import SkidBuffer
+from nearflash.gateware.update.element_encoder import FORM_BITS
 from nearflash.gateware.update.gradient import GradientCommand, GradientSource
 from nearflash.gateware.update.pipeline import input_group
+from nearflash.gateware.update.state_reader import StateReader
 
-__all__ = ["INPUTS", "Fetch", "FetchCommand"]
+__all__ = ["INPUTS", "STATES", "Fetch", "FetchCommand"]
 
 INPUTS = ("g", "p", "m", "v")
 """Streams read, in the order of the memory ports."""
+STATES = INPUTS[2:]
+"""Of these, what may be stored in a narrow format."""
 
 
 class FetchCommand(data.Struct):
-    """Read `params` parameters from four byte addresses, each a multiple of the port width.
+    """Read `params` parameters from four byte addresses, each a multiple of the port width, or of what so many fp32
+    words are in the state format, StateFormat.code `form`; scales from any of m and v.
 
     With `topk`, gradients are a stream of `stream_bytes` bytes.
     """
 
     address: data.ArrayLayout(ADDRESS_BITS, len(INPUTS))
+    scale_address: data.ArrayLayout(ADDRESS_BITS, len(STATES))
     params: 32
     stream_bytes: 32
     topk: 1
+    form: FORM_BITS
 
 
 class Fetch(wiring.Component):
@@ -58,7 +67,7 @@ class Fetch(wiring.Component):
 
     Members
     -------
-    i_command : In stream of FetchCommand.
+    i_command : In stream of FetchCommand; its payload must stay as it is until `idle`.
     o : Out stream of `input_group`.
     bus : array of four Out Axi4ReadSignature, in the order of INPUTS.
     absent : In, bit k: stream k is not read, its words are zero; must stay as it is until `idle`. Not for g.
@@ -109,10 +118,19 @@ class Fetch(wiring.Component):
         m.d.comb += self.fault.eq(gradient.fault)
         idle = [gradient.idle]
         for index, name in enumerate(INPUTS):
-            reader = self._read(m, index, name, commands.o[index])
-            gearbox = self._narrow(m, index, name, counts.o[index]) if index else gradient
-            wiring.connect(m, reader.o, gearbox.i)
-            self._present(m, index, gearbox.o, getattr(join.i, name))
+            if name in STATES and len(config.state_formats) > 1:
+                reader = source = self._read_state(m, index, name, commands.o[index], counts.o[index])
+            else:
+                reader = self._read(m, index, name, commands.o[index])
+                source = self._narrow(m, index, name, counts.o[index]) if index else gradient
+                wiring.connect(m, reader.o, source.i)
+            wiring.connect(m, reader.bus, wiring.flipped(self.bus[index]))
+            m.d.comb += [
+                reader.clear.eq(self.clear),
+                self.error[index].eq(reader.error),
+                self.events[index].eq(reader.events),
+            ]
+            self._present(m, index, source.o, getattr(join.i, name))
             idle.append(reader.idle)
 
         m.d.comb += [
@@ -142,11 +160,24 @@ class Fetch(wiring.Component):
             reader.i_command.payload.address.eq(command.payload.address[index]),
             reader.i_command.payload.beats.eq(beats),
             command.ready.eq(reader.i_command.ready | self.absent[index]),
-            reader.clear.eq(self.clear),
-            self.error[index].eq(reader.error),
-            self.events[index].eq(reader.events),
         ]
-        wiring.connect(m, reader.bus, wiring.flipped(self.bus[index]))
+        return reader
+
+    def _read_state(self, m: Module, index: int, name: str, command: Any, groups: Any) -> StateReader:
+        """Reader of m or v, which sees no command where the array is absent."""
+        reader = m.submodules[f"read_{name}"] = StateReader(self.config, name)
+        wanted = ~self.absent[index]
+        m.d.comb += [
+            reader.i_command.payload.address.eq(command.payload.address[index]),
+            reader.i_command.payload.scale_address.eq(command.payload.scale_address[STATES.index(name)]),
+            reader.i_command.payload.params.eq(command.payload.params),
+            reader.i_command.payload.form.eq(command.payload.form),
+            reader.i_command.valid.eq(command.valid & wanted),
+            command.ready.eq(reader.i_command.ready | ~wanted),
+            reader.i_groups.payload.eq(groups.payload.groups),
+            reader.i_groups.valid.eq(groups.valid & wanted),
+            groups.ready.eq(reader.i_groups.ready | ~wanted),
+        ]
         return reader
 
     def _narrow(self, m: Module, index: int, name: str, command: Any) -> Narrow:

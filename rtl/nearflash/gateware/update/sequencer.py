@@ -1,9 +1,9 @@
 """Sequencer: runs one update command from `start` to `done`.
 
-Contract: a command that is empty, misaligned or more than the build can do ends at once, nothing read or written; any
-other goes to Fetch and Store and ends when both are idle. The first bus error becomes status and fault address: reads
-before writes, ports in order; without one, a fault of the gradient stream does, with the stream's address. Status
-and fault address stand still from `done` to the next `start`.
+Contract: a command that is empty, misaligned or more than the build can do (or, in state format mx8, not of whole
+blocks) ends at once, nothing read or written; any other goes to Fetch and Store and ends when both are idle. The first
+bus error becomes status and fault address: reads before writes, ports in order; without one, a fault of the gradient
+stream does, with the stream's address. Status and fault address stand still from `done` to the next `start`.
 
 Timing: `done` comes at the earliest 2 cycles after `start`; back-pressure: waits for Fetch and Store.
 """
@@ -11,15 +11,16 @@ Timing: `done` comes at the earliest 2 cycles after `start`; back-pressure: wait
 from collections.abc import Sequence
 from typing import Any
 
-from amaranth import Cat, Module
+from amaranth import Cat, Module, Mux
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.commands import CopyFormat, Status
 from nearflash.abi.config import UpdateConfig
+from nearflash.abi.rules.state import BLOCK_PARAMS, StateFormat
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.transfer import BusError
-from nearflash.gateware.update.fetch import INPUTS, FetchCommand
+from nearflash.gateware.update.fetch import INPUTS, STATES, FetchCommand
 from nearflash.gateware.update.store import OUTPUTS, StoreCommand
 
 __all__ = ["Sequencer"]
@@ -75,13 +76,20 @@ class Sequencer(wiring.Component):
             self.fetch.payload.topk.eq(values.program.topk),
             self.store.payload.params.eq(values.params),
             self.store.payload.copy.eq(copy),
+            self.store.payload.dither.step.eq(values.step),
+            self.store.payload.dither.first_param.eq(values.first_param),
         ]
         reads = [values[f"{name}_address"] for name in INPUTS]
         writes = [values[f"{name}_out_address"] for name in OUTPUTS]
         for target, addresses in ((self.fetch, reads), (self.store, writes)):
             for index, address in enumerate(addresses):
                 m.d.comb += target.payload.address[index].eq(address)
-        checked = [*reads, *writes[1:], copy.replicate(64) & writes[0]]
+            m.d.comb += target.payload.form.eq(values.program.state_format)
+        for index, name in enumerate(STATES):
+            m.d.comb += [
+                self.fetch.payload.scale_address[index].eq(values[f"{name}_scale_address"]),
+                self.store.payload.scale_address[index].eq(values[f"{name}_scale_out_address"]),
+            ]
 
         with m.FSM():
             with m.State("WAIT-START"):
@@ -90,7 +98,7 @@ class Sequencer(wiring.Component):
                     m.d.sync += [self.status.eq(Status.OK), self.fault_address.eq(0)]
                     m.next = "CHECK"
             with m.State("CHECK"):
-                self._check(m, checked)
+                self._check(m, copy)
             # Store first: from then on it is not idle before the last answer, whatever Fetch has done.
             with m.State("COMMAND-STORE"):
                 m.d.comb += self.store.valid.eq(1)
@@ -115,20 +123,36 @@ class Sequencer(wiring.Component):
                 m.next = "WAIT-START"
         return m
 
-    def _check(self, m: Module, addresses: Sequence[Any]) -> None:
-        offset_bits = (self.config.port_bytes - 1).bit_length()
+    def _check(self, m: Module, copy: Any) -> None:
+        values, config = self.values, self.config
         m.next = "COMMAND-STORE"
-        for address in reversed(addresses):
-            with m.If(address[:offset_bits].any()):
+        inputs = [(name, values[f"{name}_address"]) for name in INPUTS]
+        outputs = [(name, values[f"{name}_out_address"]) for name in (*OUTPUTS[1:], OUTPUTS[0])]
+        for name, address in reversed(inputs + outputs):
+            with m.If(self._misaligned(name, address) & (copy if name == "copy" else 1)):
                 m.d.sync += [self.status.eq(Status.MISALIGNED), self.fault_address.eq(address)]
                 m.next = "FINISH"
-        if "topk" not in self.config.gradients:
-            with m.If(self.values.program.topk):
-                m.d.sync += [self.status.eq(Status.UNSUPPORTED), self.fault_address.eq(0)]
-                m.next = "FINISH"
-        with m.If(self.values.params == 0):
+        program = values.program
+        unsupported = program.state_format > len(config.state_formats) - 1
+        if "topk" not in config.gradients:
+            unsupported |= program.topk
+        if "mx8" in config.state_formats:
+            part = (values.params % BLOCK_PARAMS != 0) | (values.first_param % BLOCK_PARAMS != 0)
+            unsupported |= (program.state_format == StateFormat.MX8.code) & part
+        with m.If(unsupported):
+            m.d.sync += [self.status.eq(Status.UNSUPPORTED), self.fault_address.eq(0)]
+            m.next = "FINISH"
+        with m.If(values.params == 0):
             m.d.sync += [self.status.eq(Status.EMPTY), self.fault_address.eq(0)]
             m.next = "FINISH"
+
+    def _misaligned(self, name: str, address: Any) -> Any:
+        """Narrow state needs multiples of what as many parameters take as a port's width of fp32 words."""
+        offset_bits = (self.config.port_bytes - 1).bit_length()
+        form, off = self.values.program.state_format, [address[: offset_bits - n].any() for n in range(3)]
+        if name not in STATES or len(self.config.state_formats) == 1:
+            return off[0]
+        return Mux(form == StateFormat.FP32.code, off[0], Mux(form == StateFormat.BF16.code, *off[1:]))
 
     def _report(self, m: Module, faults: Sequence[tuple[Any, Status]], *, after_reads: bool = False) -> None:
         unseen = ~Cat(error.seen for error in self.fetch_error).any() if after_reads else 1

@@ -5,6 +5,8 @@
           ├─ Widen ─ BurstWriter ─ gmem3 (v)
           └─ Widen ─ BurstWriter ─ gmem0 (copy, when asked for)
 
+In a build with narrow state formats m and v go through a StateWriter each.
+
 Contract: exactly the bytes of the command's n parameters are written, whatever n: lanes past the n-th are not strobed.
 Of groups taken while `discard` is set nothing is written: their beats go out without strobes.
 
@@ -24,7 +26,11 @@ from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.bus.write import BurstWriter, WriteEvents
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Widen, pieces
+from nearflash.gateware.update.dither import DitherCommand
+from nearflash.gateware.update.element_encoder import FORM_BITS
+from nearflash.gateware.update.fetch import STATES
 from nearflash.gateware.update.pipeline import output_group
+from nearflash.gateware.update.state_writer import StateWriter
 
 __all__ = ["OUTPUTS", "Store", "StoreCommand", "StoreEvents"]
 
@@ -33,11 +39,16 @@ OUTPUTS = ("copy", "p", "m", "v")
 
 
 class StoreCommand(data.Struct):
-    """Write `params` parameters to byte addresses, each a multiple of the port width; `copy`: the copy too."""
+    """Write `params` parameters to byte addresses, each a multiple of the port width, or of what so many fp32 words
+    are in the state format, StateFormat.code `form`; scales to any of m and v. `copy`: the copy too.
+    """
 
     address: data.ArrayLayout(ADDRESS_BITS, len(OUTPUTS))
+    scale_address: data.ArrayLayout(ADDRESS_BITS, len(STATES))
     params: 32
     copy: 1
+    form: FORM_BITS
+    dither: DitherCommand
 
 
 class StoreEvents(data.Struct):
@@ -99,10 +110,17 @@ class Store(wiring.Component):
         whole = Mux(self.i.payload.last & (tail != 0), (1 << tail) - 1, -1)
         m.d.comb += filled.eq(Mux(self.discard, 0, whole))
 
-        writers = [
-            self._write(m, index, name, commands.o[index], groups.o[index], filled)
-            for index, name in enumerate(OUTPUTS)
-        ]
+        writers = []
+        for index, name in enumerate(OUTPUTS):
+            write = self._write_state if name in STATES and len(self.config.state_formats) > 1 else self._write
+            writer = write(m, index, name, commands.o[index], groups.o[index], filled)
+            wiring.connect(m, writer.bus, wiring.flipped(self.bus[index]))
+            m.d.comb += [
+                writer.clear.eq(self.clear),
+                self.error[index].eq(writer.error),
+                self.events[index].eq(writer.events),
+            ]
+            writers.append(writer)
         m.d.comb += self.idle.eq(Cat(writer.idle for writer in writers).all())
 
         taken = self.i.valid & self.i.ready
@@ -142,9 +160,25 @@ class Store(wiring.Component):
             writer.i.payload.data.eq(widen.o.payload.data),
             writer.i.payload.strb.eq(Cat(bit.replicate(number.bytes) for bit in widen.o.payload.strb)),
             widen.o.ready.eq(writer.i.ready),
-            writer.clear.eq(self.clear),
-            self.error[index].eq(writer.error),
-            self.events[index].eq(writer.events),
         ]
-        wiring.connect(m, writer.bus, wiring.flipped(self.bus[index]))
+        return writer
+
+    def _write_state(self, m: Module, index: int, name: str, command: Any, group: Any, filled: Signal) -> StateWriter:
+        """Writer of m or v; it sees neither command nor groups where the array is absent."""
+        writer = m.submodules[f"write_{name}"] = StateWriter(self.config, name)
+        wanted, state = ~self.absent[index], writer.i_command.payload.state
+        m.d.comb += [
+            state.address.eq(command.payload.address[index]),
+            state.scale_address.eq(command.payload.scale_address[STATES.index(name)]),
+            state.params.eq(command.payload.params),
+            state.form.eq(command.payload.form),
+            writer.i_command.payload.dither.eq(command.payload.dither),
+            writer.i_command.valid.eq(command.valid & wanted),
+            command.ready.eq(writer.i_command.ready | ~wanted),
+            writer.i.valid.eq(group.valid & wanted),
+            writer.i.payload.data.eq(Cat(lane[name] for lane in group.payload.lanes)),
+            writer.i.payload.strb.eq(filled),
+            writer.i.payload.last.eq(group.payload.last),
+            group.ready.eq(writer.i.ready | ~wanted),
+        ]
         return writer

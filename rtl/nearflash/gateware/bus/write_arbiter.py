@@ -1,0 +1,116 @@
+"""Write arbiter: several AXI4 write masters share one port.
+
+    port[0] AW ──┐                       port[0] W ──┐                     ┌──► port[0] B
+    port[1] AW ──┴─ round robin ─► bus   port[1] W ──┴─ owner's ─► bus   B ┴──► port[1] B
+                        └── owners, in order ───────────┴──────────────────────┘
+
+Contract: every burst of every master goes out once; W carries the bursts' data in the order of their addresses;
+answers, which come in order (one identifier), go back to the master whose burst they belong to. A master that asks
+waits for at most one burst of each other one. At most `max_outstanding` bursts are under way. Reset needs a reset of
+the slave too, for bursts may be under way.
+
+Timing: LATENCY cycle from a master's `awvalid` to that of the bus and until its data may pass, 0 cycles for W and B; a
+burst a cycle; back-pressure: yes.
+Limits: a master that does not give its data or take its answers blocks the others: the masters here have a burst's data
+before they ask.
+Source: AMBA AXI specification, IHI 0022, clauses A3.2 (handshake) and A5 (ordering).
+"""
+
+from amaranth import Cat, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.gateware.bus.axi import Axi4WriteSignature
+from nearflash.gateware.bus.transfer import Burst, drive_address
+from nearflash.gateware.stream.queue import StreamQueue
+
+__all__ = ["WriteArbiter"]
+
+
+class WriteArbiter(wiring.Component):
+    """Round robin over write masters that use full beats in incrementing bursts, as BurstWriter does.
+
+    Parameters
+    ----------
+    count : masters, at least 2.
+    data_width_bits : 32, 64, 128, 256 or 512.
+    max_outstanding : bursts under way at most, at least 2.
+
+    Members
+    -------
+    port : array of `count` In Axi4WriteSignature.
+    bus : Out Axi4WriteSignature.
+
+    Raises
+    ------
+    ValueError : a parameter outside its range.
+    """
+
+    #: Cycles from `awvalid` of a port to that of the bus.
+    LATENCY = 1
+
+    def __init__(self, count: int, data_width_bits: int, *, max_outstanding: int = 16) -> None:
+        if count < 2:
+            raise ValueError(f"count must be at least 2 masters, not {count!r}")
+        if max_outstanding < 2:
+            raise ValueError(f"max_outstanding must be at least 2 bursts, not {max_outstanding!r}")
+        self.count, self.max_outstanding = count, max_outstanding
+        bus = Axi4WriteSignature(data_width_bits)
+        super().__init__({"port": In(bus).array(count), "bus": Out(bus)})
+
+    def elaborate(self, platform: object) -> Module:
+        """One register between the masters' AW and the bus; queues of owners between AW and W, and AW and B."""
+        m = Module()
+        bus = self.bus
+        m.submodules.data = data = StreamQueue(range(self.count), self.max_outstanding)
+        m.submodules.answers = answers = StreamQueue(range(self.count), self.max_outstanding)
+        burst = Signal(Burst)
+        chosen, last = Signal(range(self.count)), Signal(range(self.count))
+        room, asked = Signal(), Signal()
+
+        # AW: the next master behind the last one that asks. No more bursts have data to come than have no answer.
+        with m.Switch(last):
+            for before in range(self.count):
+                with m.Case(before):
+                    for step in reversed(range(1, self.count + 1)):
+                        with m.If(self.port[(before + step) % self.count].awvalid):
+                            m.d.comb += chosen.eq((before + step) % self.count)
+        m.d.comb += [
+            room.eq((bus.awready | ~bus.awvalid) & answers.i.ready),
+            asked.eq(room & Cat(port.awvalid for port in self.port).any()),
+        ]
+        for owners in (data, answers):
+            m.d.comb += [owners.i.payload.eq(chosen), owners.i.valid.eq(asked)]
+        drive_address(m, bus, "aw", burst)
+        with m.If(bus.awready):
+            m.d.sync += bus.awvalid.eq(0)
+        with m.If(asked):
+            m.d.sync += [bus.awvalid.eq(1), last.eq(chosen)]
+
+        # W: of the owner of the oldest burst whose data have not all gone. B: to the owner of the oldest one.
+        for index, port in enumerate(self.port):
+            mine = chosen == index
+            sends = data.o.valid & (data.o.payload == index)
+            waits = answers.o.valid & (answers.o.payload == index)
+            m.d.comb += [
+                port.awready.eq(room & mine),
+                port.wready.eq(bus.wready & sends),
+                port.bvalid.eq(bus.bvalid & waits),
+                port.bresp.eq(bus.bresp),
+            ]
+            with m.If(asked & mine):
+                m.d.sync += [burst.address.eq(port.awaddr), burst.length.eq(port.awlen)]
+            with m.If(data.o.payload == index):
+                m.d.comb += [
+                    bus.wvalid.eq(port.wvalid & data.o.valid),
+                    bus.wdata.eq(port.wdata),
+                    bus.wstrb.eq(port.wstrb),
+                    bus.wlast.eq(port.wlast),
+                ]
+            with m.If(answers.o.payload == index):
+                m.d.comb += bus.bready.eq(port.bready & answers.o.valid)
+        m.d.comb += [
+            data.o.ready.eq(bus.wvalid & bus.wready & bus.wlast),
+            answers.o.ready.eq(bus.bvalid & bus.bready),
+        ]
+        return m
