@@ -127,6 +127,6 @@ def _scaled(fields: Fields, output: ElementFormat) -> NDArray[np.uint16]:
 
 
 def _checksum(body: Bytes) -> int:
-    import google_crc32c  # not for boards, which check matrices themselves
+    from crc32c import crc32c  # not for boards, which check matrices themselves
 
-    return int(google_crc32c.value(body.tobytes()))
+    return int(crc32c(body.tobytes()))

@@ -7,8 +7,8 @@ covered by checksums as they are.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import ArrayLike, NDArray
 
 from nearflash.abi.attend.codeword import AUX_BYTES, CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, PageKind
@@ -123,8 +123,7 @@ def page_checksums(keys: PageKeys, aux: Bytes, data: Iterable[Bytes]) -> NDArray
     """CRC32C over key ‖ aux ‖ data of each page, (p,)."""
     owners = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), PAGE_KEY.itemsize)
     heads = np.hstack([owners, aux.reshape(len(keys), aux.shape[1] * AUX_BYTES)])
-    extend, value = google_crc32c.extend, google_crc32c.value
-    checksums = (extend(value(head), page) for head, page in zip(heads, data, strict=True))
+    checksums = (crc32c(page, crc32c(head)) for head, page in zip(heads, data, strict=True))
     return np.fromiter(checksums, np.uint32, len(keys))
 
 
@@ -150,6 +149,6 @@ def sealed_codewords(batch: PageBatch) -> Bytes:
     sealed[..., :AUX_BYTES] = batch.aux
     sealed[..., AUX_BYTES:end] = batch.data.reshape(pages, codewords, CODEWORD_BYTES)
     rows = covered.reshape(pages * codewords, covered.shape[2])[:, : PAGE_KEY.itemsize + end]
-    checksums = np.fromiter(map(google_crc32c.value, rows), "<u4", len(rows))
+    checksums = np.fromiter(map(crc32c, rows), "<u4", len(rows))
     sealed[..., end : end + 4] = checksums.reshape(pages, codewords, 1).view(np.uint8)
     return sealed
