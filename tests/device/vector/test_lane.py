@@ -102,9 +102,28 @@ def test_narrow_state_equals_the_models(make, kind, state_format):
 
 @pytest.mark.parametrize("profile", Profile)
 def test_outputs_may_be_any_of_the_inputs(profile):
+    """Even another's: then nothing is written before it was read."""
     adam = AdamStep(1e-2, 3, weight_decay=0.1, profile=profile)
     g, p, m, v = operands("short")
     expected = optimizer_step(adam, g, p, m, v)
     VectorLane(adam, CopyFormat.NONE).step({"g": g, "p": p, "m": m, "v": v}, {"p": v, "m": p, "v": m})
     for actual, name in ((v, "p"), (p, "m"), (m, "v")):
         same_bits(actual, expected.state[name], name)
+
+
+def test_fused_operations_round_once():
+    """(1 + e)(1 - e) is just below one: c and half an ulp, less a little that a double cannot hold, is no tie."""
+    e, n = 2.0**-20, 1 << 12
+    rng = np.random.default_rng(2)
+    for ulp, c in (
+        (2.0**-23, rng.uniform(1, 2, n)),
+        (2.0**-149, rng.uniform(2.0**-134, 2.0**-126, n)),  # subnormal results
+    ):
+        c = c.astype(np.float32)
+        g = np.full(n, 2.0**-75 * (1 + e), np.float32)
+        lr = np.float32(ulp * 2.0**74 * (1 - e))
+        twice = (c + g.astype(np.float64) * lr).astype(np.float32)  # what two roundings would have given
+        sgd, out = SgdStep(float(lr), 1, profile=Profile.TORCH_FUSED), np.empty(n, np.float32)
+        VectorLane(sgd, CopyFormat.NONE).step({"g": -g, "p": c}, {"p": out})
+        same_bits(out, c)  # just under half an ulp more
+        assert np.count_nonzero(twice != c) > n / 3

@@ -1,52 +1,50 @@
 """An update on vectors of the host: state in any format in, one step of a rule, state and copy out.
 
-Equal to nearflash.model.update to the bit. A lane belongs to one thread: it has the scratch for a block.
+One pass of a compiled loop does a block: a parameter is read, updated, written and rounded to its copy while it is in
+the processor. Equal to nearflash.model.update to the bit. A lane belongs to one thread: it has the scratch for a block.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.formats import FP16, FP32, NumberFormat
-from nearflash.abi.rules import LionStep, OptimizerStep, StateFormat
-from nearflash.device.bf16 import bf16_patterns
-from nearflash.device.vector.fma import F32, Fma
+from nearflash.abi.formats import FP32
+from nearflash.abi.rules import OptimizerStep, StateFormat
+from nearflash.device.vector.compiled import compiled, fp16_pattern, number, pattern
 from nearflash.device.vector.orders import order_of
-from nearflash.device.vector.state import VectorState
+from nearflash.device.vector.state import F32, VectorState
 
-__all__ = ["NAN", "Arrays", "VectorLane", "low_precision", "nonfinite_count"]
+__all__ = ["Arrays", "VectorLane"]
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
-NAN = np.uint32(FP32.canonical_nan).view(np.float32)
+INT = np.int32
+NAN, INFINITY, MAGNITUDE = INT(FP32.canonical_nan), INT(0x7F800000), INT(0x7FFFFFFF)
+OVERFLOW = {CopyFormat.NONE: INFINITY, CopyFormat.FP16: INT(0x477FF000), CopyFormat.BF16: INT(0x7F7F8000)}
+"""Pattern of the smallest magnitude that rounds to infinity."""
+EMPTY = np.empty(0, np.float32), np.empty(0, np.uint16)
 
 
 class VectorLane:
-    """The lane of one thread: scratch for a block, and one step's scalars."""
+    """The lane of one thread: scratch for a block of narrow state, and one step's scalars."""
 
     BLOCK_PARAMS = 1 << 16
-    """Most parameters a call: shorter calls spend their time in Python, longer ones in memory."""
-    THREADS = 1
-    """Threads hand the interpreter's lock to and fro: two on two cores were no faster than one."""
+    """Most parameters a call: shorter calls spend their time in Python, longer ones cannot be stopped."""
 
     def __init__(self, rule: OptimizerStep, copy: CopyFormat) -> None:
         self._roles = tuple(rule.torch_names)
-        self._scales = rule.state_format is StateFormat.MX8
-        self._copy = copy.number_format
-        self._order = order_of(rule, Fma(self.BLOCK_PARAMS))
+        self._format, self._copy = rule.state_format, copy
+        function, self._scalars = order_of(rule)
+        self._loop = _loop(function, "m" in self._roles, "v" in self._roles, copy)
         self._states = {
             role: VectorState(role, rule.state_format, rule.step, self.BLOCK_PARAMS) for role in self._roles
         }
-        # A NaN in the state reaches p, but Lion's p sees another sum than its m.
-        self._hides_nan = isinstance(rule, LionStep)
-        self._scratch = np.empty((8, self.BLOCK_PARAMS), np.float32)
-
-    @staticmethod
-    def claim_thread() -> None:
-        """Before the first lane of a thread is used; nothing to be done for this kind."""
+        narrow = 0 if rule.state_format is StateFormat.FP32 else self.BLOCK_PARAMS
+        self._wide = {role: np.empty(narrow, np.float32) for role in self._roles}
 
     def step(self, inputs: Arrays, outputs: Arrays, first_param: int = 0) -> tuple[int, int]:
         """Update a block of n parameters of the flat vector, from its `first_param` on.
@@ -55,45 +53,71 @@ class VectorLane:
         uint16, (n,), where there is one; an output may be the same array as an input. Returns the numbers of non-finite
         gradients and of finite parameters whose copy is infinite.
         """
-        g, p = inputs["g"], inputs["p"]
-        *rows, decoded_m, decoded_v = self._scratch[:, : g.size]
-        spare, results = rows[:3], rows[3 : 4 + len(self._roles)]
-        overflows = 0
+        inputs = _apart(inputs, outputs)
+        g, p = inputs["g"], _brought(inputs["p"], outputs["p"])
         with np.errstate(all="ignore"):
-            state = [
-                self._states[role].decode(self._stored(role, inputs), out)
-                for role, out in zip(self._roles, (decoded_m, decoded_v), strict=False)
-            ]
-            self._order(g, p, state, results, spare)
-            if any(np.isnan(result.min()) for result in results[: 2 if self._hides_nan else 1]):
-                for result in results:
-                    result[np.isnan(result)] = NAN
-            nonfinite = nonfinite_count(g)
-            if self._copy:
-                overflows = low_precision(results[0], self._copy, outputs["copy"])
-            for role, result in zip(self._roles, results[1:], strict=True):
-                self._states[role].encode(result, first_param, self._stored(role, outputs))
-        outputs["p"][:] = results[0]
-        return nonfinite, overflows
+            state = {role: self._decoded(role, inputs, outputs, g.size) for role in self._roles}
+            m, v = (state.get(role, EMPTY[0]) for role in ("m", "v"))
+            counts = self._loop(g, p, m, v, outputs.get("copy", EMPTY[1]), self._scalars)
+            if self._format is not StateFormat.FP32:
+                for role, values in state.items():
+                    self._states[role].encode(values, first_param, self._stored(role, outputs))
+        return counts
+
+    def _decoded(self, role: str, inputs: Arrays, outputs: Arrays, params: int) -> F32:
+        """State in fp32, where the loop changes it."""
+        if self._format is StateFormat.FP32:
+            return _brought(inputs[role], outputs[role])
+        return self._states[role].decode(self._stored(role, inputs), self._wide[role][:params])
 
     def _stored(self, role: str, arrays: Arrays) -> list[NDArray[Any]]:
-        return [arrays[role], arrays[f"{role}_scale"]] if self._scales else [arrays[role]]
+        scales = [f"{role}_scale"] if self._format is StateFormat.MX8 else []
+        return [arrays[name] for name in (role, *scales)]
 
 
-def nonfinite_count(g: F32) -> int:
-    """Infinities and NaN of a vector, (n,)."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return 0 if np.isfinite(np.dot(g, g)) else int(np.count_nonzero(~np.isfinite(g)))
+def _apart(inputs: Arrays, outputs: Arrays) -> Arrays:
+    """Inputs that no output of another name writes over."""
+    shared = any(
+        np.may_share_memory(out, array)
+        for name, out in outputs.items()
+        for key, array in inputs.items()
+        if key != name
+    )  # fmt: skip
+    return {name: array.copy() for name, array in inputs.items()} if shared else inputs
 
 
-def low_precision(p: F32, number_format: NumberFormat, out: NDArray[np.uint16]) -> int:
-    """Write the bits of p's copy, (n,); returns how many finite elements became infinite."""
-    # The canonical fp32 NaN becomes the canonical one of the copy by itself.
-    if number_format is FP16:
-        out.view(np.float16)[:] = p
-    else:
-        out[:] = bf16_patterns(p)
-    infinity = ((1 << number_format.exponent_bits) - 1) << number_format.mantissa_bits
-    if (out & np.uint16(0x7FFF)).max() < infinity:
-        return 0
-    return int(np.count_nonzero((out & 0x7FFF == infinity) & np.isfinite(p)))
+def _brought(values: F32, out: F32) -> F32:
+    """Values in the memory where they are changed."""
+    if values.ctypes.data != out.ctypes.data:
+        np.copyto(out, values)
+    return out
+
+
+@cache
+def _loop(order: Callable[..., Any], has_m: bool, has_v: bool, copy: CopyFormat) -> Callable[..., tuple[int, int]]:
+    """The order over a block, compiled: p, m and v change in place; counts as of VectorLane.step."""
+    overflow, makes_copy, fp16 = OVERFLOW[copy], copy is not CopyFormat.NONE, copy is CopyFormat.FP16
+    zero, one, half, sixteen, below = np.float32(0), INT(1), INT(0x7FFF), INT(16), INT(0)
+
+    def run(g: Any, p: Any, m: Any, v: Any, out: Any, scalars: Any) -> Any:
+        nonfinite = overflows = below
+        for i in range(g.size):
+            new_p, new_m, new_v = order(g[i], p[i], m[i] if has_m else zero, v[i] if has_v else zero, scalars)
+            new_p = number(NAN) if new_p != new_p else new_p
+            p[i] = new_p
+            if has_m:
+                m[i] = number(NAN) if new_m != new_m else new_m
+            if has_v:
+                v[i] = number(NAN) if new_v != new_v else new_v
+            nonfinite = INT(nonfinite + INT(INT(pattern(g[i]) & MAGNITUDE) >= INFINITY))
+            if makes_copy:
+                word = pattern(new_p)
+                if fp16:
+                    out[i] = fp16_pattern(new_p)
+                else:
+                    out[i] = np.uint16(INT(INT(word + INT(INT(word >> sixteen) & one)) + half) >> sixteen)
+                magnitude = INT(word & MAGNITUDE)
+                overflows = INT(overflows + INT((magnitude >= overflow) & (magnitude < INFINITY)))
+        return nonfinite, overflows
+
+    return compiled(run)

@@ -20,10 +20,10 @@ from nearflash.abi.rules.state import (
     dither_key,
     dither_pattern,
 )
-from nearflash.device.vector.fma import F32
 
-__all__ = ["VectorState"]
+__all__ = ["F32", "VectorState"]
 
+F32: TypeAlias = NDArray[np.float32]
 U32: TypeAlias = NDArray[np.uint32]
 Stored: TypeAlias = list[NDArray[Any]]
 
