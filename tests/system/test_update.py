@@ -35,7 +35,7 @@ def same_as_reference(device, reference, case, state) -> None:
         run_update(reference, case, state),
     )
     for name, data in expected.items():
-        dtype = "<u2" if name == "copy" else "<u4"
+        dtype = f"<u{max(1, 4 * len(data) // len(expected['p']))}"
         np.testing.assert_array_equal(np.frombuffer(results[name], dtype), np.frombuffer(data, dtype), name)
     if device.identity.config == reference.identity.config:
         assert {name: counters[name] for name in FUNCTIONAL} == {name: expected_counters[name] for name in FUNCTIONAL}
@@ -71,6 +71,30 @@ def test_every_other_rule(device, reference, rule, in_place):
     """Arrays that a rule does not have are neither read nor written: the traffic counters are compared too."""
     case = Case(rule, 333, CopyFormat.BF16, in_place)
     same_as_reference(device, reference, case, random_state(np.random.default_rng(3), 333))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("rule", [AdamStep(1e-3, 3, weight_decay=0.1), *OTHERS], ids=str)
+@pytest.mark.parametrize("form", ["bf16", "mx8"])
+def test_narrow_state(device, reference, form, rule, in_place):
+    """Across the end of a tile of the dither; blocks of zeros, of non-finite gradients, and of wide exponents."""
+    params = 333 if form == "bf16" else 352
+    if form not in device.build.state_formats:
+        pytest.skip(f"{device.identity.name} has no state format {form}")
+    state = random_state(np.random.default_rng(4), params)
+    state[:, 64:96] = 0
+    state[0, 96:128] = np.nan
+    case = Case(replace(rule, state_format=form), params, CopyFormat.BF16, in_place, first_param=2 * 8192 - 96)
+    same_as_reference(device, reference, case, state)
+
+
+def test_narrow_state_of_first_steps_and_last_parameters(device, reference):
+    """Where the dither's key has its largest arguments."""
+    if "mx8" not in device.build.state_formats:
+        pytest.skip(f"{device.identity.name} has no state format mx8")
+    for step, first_param in ((1, 0), (1_000_000, (1 << 40) - 64), ((1 << 31) - 1, 1 << 39)):
+        case = Case(AdamStep(1e-3, step, state_format="mx8"), 64, first_param=first_param)
+        same_as_reference(device, reference, case, random_state(np.random.default_rng(step), 64))
 
 
 @pytest.mark.parametrize("in_place", [True, False])

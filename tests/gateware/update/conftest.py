@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,12 @@ async def _until(ctx: Any, condition: Any, *values: Any) -> list[int]:
 def small() -> UpdateConfig:
     """Two lanes, 128-bit ports, bursts of 4 beats."""
     return SMALL
+
+
+@pytest.fixture
+def narrow() -> UpdateConfig:
+    """The same with narrow state formats."""
+    return replace(SMALL, state_formats=("fp32", "bf16", "mx8"))
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ class Run:
         registers._MustUse__silence = True
         self.unit = unit = Sequencer(config, registers.values.shape())
         values = {**GOOD, "params": 100, **change}
-        program = {"copy_format": values.pop("copy_format", CopyFormat.NONE)}
+        program = {name: values.pop(name, 0) for name in ("copy_format", "state_format")}
         self.commands: dict[str, Any] = {}
         self.order: list[str] = []
         self.clears_before_done = 0
@@ -92,6 +92,40 @@ def test_the_copys_address_does_not_matter_without_a_copy(small: Any) -> None:
     run = Run(small, {"copy_out_address": 0x4001})
     assert run.status == Status.OK
     assert run.commands["store"].copy == 0
+
+
+@pytest.mark.parametrize(("form", "multiple"), [(0, 16), (1, 8), (2, 4)])
+@pytest.mark.parametrize("name", list(GOOD))
+def test_narrow_state_needs_a_part_of_the_ports_width(narrow: Any, name: str, form: int, multiple: int) -> None:
+    least = multiple if name[0] in "mv" else 16
+    change = {"copy_format": CopyFormat.FP16, "state_format": form, "params": 96}
+    assert Run(narrow, {**change, name: 0x4000 + least}).status == Status.OK
+    run = Run(narrow, {**change, name: 0x4000 + least // 2})
+    assert (run.status, run.fault_address, run.order) == (Status.MISALIGNED, 0x4000 + least // 2, [])
+
+
+def test_format_scales_and_dither_reach_both_sides(narrow: Any) -> None:
+    scales = {"m_scale_address": 1, "v_scale_address": 2, "m_scale_out_address": 3, "v_scale_out_address": 5}
+    run = Run(narrow, {**scales, "state_format": 2, "params": 64, "step": 9, "first_param": (1 << 40) - 32})
+    fetch, store = run.commands["fetch"], run.commands["store"]
+    assert (fetch.form, [int(a) for a in fetch.scale_address]) == (2, [1, 2])
+    assert (store.form, [int(a) for a in store.scale_address]) == (2, [3, 5])
+    assert (store.dither.step, store.dither.first_param) == (9, (1 << 40) - 32)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"state_format": 3}, {"state_format": 2, "params": 33}, {"state_format": 2, "params": 64, "first_param": 16}],
+)
+def test_unknown_formats_and_parts_of_blocks_end_at_once(narrow: Any, change: dict[str, int]) -> None:
+    run = Run(narrow, {"params": 64, **change})
+    assert (run.status, run.fault_address, run.order) == (Status.UNSUPPORTED, 0, [])
+
+
+def test_narrow_state_ends_at_once_where_the_build_has_none(small: Any) -> None:
+    for form in (1, 2, 3):
+        run = Run(small, {"state_format": form, "params": 64})
+        assert (run.status, run.order) == (Status.UNSUPPORTED, [])
 
 
 def test_an_empty_command_ends_at_once(small: Any) -> None:
