@@ -6,6 +6,7 @@ import torch
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.rules import AdamStep
+from nearflash.device import open_device
 from nearflash.model.update.lane import optimizer_step
 from nearflash.training import NearStorageAdamW
 
@@ -37,3 +38,27 @@ def test_three_steps_equal_the_model(device, tmp_path, profile):
         for tensor, (p, _, _) in zip(tensors, expected, strict=True):
             assert torch.equal(tensor.detach().ravel(), torch.from_numpy(p).to(torch.bfloat16))
         assert optimizer.traffic.host_link_bytes == 6 * optimizer.traffic.params
+
+
+def _train(device, path, state_format):
+    """Bits of the parameters and of p, m, v after some steps, in extents that end inside tiles of the dither."""
+    generator = torch.Generator().manual_seed(9)
+    tensors = [torch.nn.Parameter(torch.randn(s, generator=generator).to(torch.bfloat16)) for s in (*SHAPES, (9000,))]
+    options = {"lr": 0.01, "weight_decay": 0.1, "copy": "bf16", "extent_params": 1024, "state_format": state_format}
+    with NearStorageAdamW(tensors, path=path, device=device, **options) as optimizer:
+        for _ in range(STEPS):
+            for tensor in tensors:
+                tensor.grad = torch.randn(tensor.shape, generator=generator).to(torch.bfloat16)
+            optimizer.step()
+        return [tensor.detach().view(torch.int16).tolist() for tensor in tensors] + [
+            np.asarray(optimizer.read_array(name)).tobytes() for name in "pmv"
+        ]
+
+
+@pytest.mark.parametrize("state_format", ["bf16", "mx8"])
+def test_narrow_state_has_the_bits_of_host(device, tmp_path, state_format):
+    if state_format not in device.build.state_formats:
+        pytest.skip(f"{device.identity.name} has no state format {state_format}")
+    with open_device("host:update-tiny") as host:
+        expected = _train(host, tmp_path / "host", state_format)
+    assert _train(device, tmp_path / "device", state_format) == expected
