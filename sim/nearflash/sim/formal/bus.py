@@ -13,7 +13,7 @@ from nearflash.gateware.bus.registers import RegisterFile
 from nearflash.gateware.bus.split import BurstSplitter
 from nearflash.gateware.bus.write import BurstWriter
 from nearflash.sim.formal.bench import Bench
-from nearflash.sim.formal.properties import BurstLog, accept, check_address, check_source, moves, offer
+from nearflash.sim.formal.properties import BurstLog, OwnerLog, accept, check_address, check_source, moves, offer
 
 __all__ = ["arbiter", "control", "reader", "registers", "splitter", "writer"]
 
@@ -116,32 +116,26 @@ def arbiter() -> Bench:
     begun = taken[0][0] | taken[1][0]
     pending = bench.past(begun, "begun") | bench.past(bus.arvalid & ~bus.arready, "bus_waits")
     expected = Signal(72)
-    owners, count = Array(Signal(name=f"owner_{n}") for n in range(_OUTSTANDING + 2)), Signal(range(_OUTSTANDING + 2))
     ends = answer & bus.rready & last
-    bench.m.d.sync += count.eq(count + begun - ends)
-    with bench.m.If(ends):
-        bench.m.d.sync += [owners[n].eq(owners[n + 1]) for n in range(_OUTSTANDING)]
     with bench.m.If(begun):
-        bench.m.d.sync += [
-            expected.eq(Mux(taken[1][0], taken[1][1], taken[0][1])),
-            owners[count - ends].eq(taken[1][0]),
-        ]
-    bench.assume(~answer | (count > bus.arvalid))
+        bench.m.d.sync += expected.eq(Mux(taken[1][0], taken[1][1], taken[0][1]))
+    owners = OwnerLog(bench, begun, taken[1][0], ends, _OUTSTANDING, "owner")
+    bench.assume(~answer | (owners.count > bus.arvalid))
 
     bench.prove("one_at_a_time", ~(taken[0][0] & taken[1][0]))
     bench.prove("bus_asks_what_was_taken", bus.arvalid == pending)
     bench.prove("same_burst", ~bus.arvalid | (Cat(bus.araddr, bus.arlen) == expected))
-    bench.prove("outstanding_kept", count <= _OUTSTANDING)
+    bench.prove("outstanding_kept", owners.count <= _OUTSTANDING)
     for index, port in enumerate(dut.port):
-        bench.prove(f"answer_to_owner_{index}", port.rvalid == (answer & (owners[0] == index)))
+        bench.prove(f"answer_to_owner_{index}", port.rvalid == (answer & (owners.first == index)))
         bench.prove(f"answer_same_{index}", (port.rdata == bus.rdata) & (port.rlast == bus.rlast))
         other, passed = taken[1 - index][0], Signal(name=f"passed_{index}")
         bench.m.d.sync += passed.eq(port.arvalid & ~taken[index][0] & (passed | other))
         bench.prove(f"fair_{index}", ~(passed & other))
     bench.prove("not_after_reset", ~bench.was_reset | ~bus.arvalid)
-    bench.prove("inner_level", bench.probe("owners.level", 2) == count)
+    bench.prove("inner_level", bench.probe("owners.level", 2) == owners.count)
     bench.no_paths.append((bus.arready, bus.arvalid))
-    bench.cover("two_owners", (count == 2) & (owners[0] != owners[1]) & ends)
+    bench.cover("two_owners", (owners.count == 2) & (owners.first != owners.second) & ends)
     return bench
 
 

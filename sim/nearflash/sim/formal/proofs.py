@@ -8,7 +8,7 @@ as one of 64 meets 4 KB. What is proven is proven for these parameters only; the
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nearflash.sim.formal import bitmap, bus, header, merge, nand, streams, tiles, topk, values
+from nearflash.sim.formal import bitmap, bus, header, merge, nand, streams, tiles, topk, values, write_arbiter
 from nearflash.sim.formal.bench import Bench
 
 __all__ = ["PROOFS", "Proof"]
@@ -43,6 +43,7 @@ PROOFS = {
         Proof("bus.read", bus.reader),
         Proof("bus.write", bus.writer),
         Proof("bus.arbiter", bus.arbiter),
+        Proof("bus.write_arbiter", write_arbiter.write_arbiter),
         Proof("bus.control", bus.control),
         Proof("bus.registers", bus.registers, engine="induction", depth=3),
         Proof("nfc.runs", nand.runs),

@@ -11,7 +11,7 @@ from amaranth.hdl import Array, Cat, Mux, Signal, Value
 
 from nearflash.sim.formal.bench import Bench
 
-__all__ = ["BurstLog", "accept", "check_address", "check_order", "check_source", "moves", "offer"]
+__all__ = ["BurstLog", "OwnerLog", "accept", "check_address", "check_order", "check_source", "moves", "offer"]
 
 
 def moves(stream: Any) -> Any:
@@ -110,3 +110,21 @@ class BurstLog:
         with m.If(begins):
             m.d.sync += lengths[self.count - ends].eq(length)
         m.d.sync += self.count.eq(self.count + begins - ends)
+
+
+class OwnerLog:
+    """Who of two owns each burst that was begun and has not ended: `count` of them, and the `first` and `second` one's.
+
+    owner: that of the burst that begins. most: bursts that may be open.
+    """
+
+    def __init__(self, bench: Bench, begins: Any, owner: Any, ends: Any, most: int, name: str) -> None:
+        m = bench.m
+        owners = Array(Signal(name=f"{name}_{n}") for n in range(most + 2))
+        self.count = Signal(range(most + 2), name=f"{name}_count")
+        self.first, self.second = owners[0], owners[1]
+        m.d.sync += self.count.eq(self.count + begins - ends)
+        with m.If(ends):
+            m.d.sync += [owners[n].eq(owners[n + 1]) for n in range(most)]
+        with m.If(begins):
+            m.d.sync += owners[self.count - ends].eq(owner)
