@@ -140,7 +140,8 @@ def _add_bench(subparsers: Any) -> None:
     parser.add_argument("--path", type=Path, help="folder on the disk to be measured, of bench train")
     parser.add_argument("--texts", type=Path, nargs="+", help="of bench accuracy: UTF-8 files of 4,096 tokens or more")
     parser.add_argument("--gradients", nargs="+", help="of bench update: fp32, or topk:SHARE, as topk:0.01")
-    options = ("parts", "mode", "path", "texts", "gradients")
+    parser.add_argument("--state-formats", nargs="+", help="of bench update: some of fp32, bf16, mx8")
+    options = ("parts", "mode", "path", "texts", "gradients", "state_formats")
     parser.set_defaults(
         rows=lambda arguments: measure(arguments.name, **{option: getattr(arguments, option) for option in options})
     )

@@ -1,6 +1,7 @@
 """Bench `update`: the kernel in cycle-accurate simulation against its roofline, and against the model word by word.
 
-Gradients are `fp32`, or `topk:` and the share of them in a stream of fp16 values.
+Gradients are `fp32`, or `topk:` and the share of them in a stream of fp16 values. m and v are stored as `fp32`, `bf16`
+or `mx8`; of mx8 the parameters past the last whole block of 32 are left out.
 
 Cycles are those of the kernel's own counter, from start to the last write response. The roofline is the largest of
 three times: the lanes (1 / W cycles a parameter), the widest use of one port and direction, and the memory's bandwidth
@@ -8,6 +9,7 @@ where the model of the memory has a limit; `bound` says which.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,7 +19,7 @@ from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
+from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep, StateFormat
 from nearflash.device.model import ModelDevice
 from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
 from nearflash.sim.device import VerilatorDevice
@@ -49,22 +51,29 @@ def run(
     config_name: str = "update-smartssd",
     seed: int = 1,
     gradients: Collection[str] = ("fp32", "topk:0.01"),
+    state_formats: Collection[str] = tuple(StateFormat),
 ) -> Iterator[dict[str, Any]]:
-    """Every rule and profile on a memory without bandwidth limit, then AdamW behind one DDR4 channel; Top-K: AdamW.
+    """Every rule and profile on a memory without bandwidth limit, then AdamW behind one DDR4 channel; with Top-K
+    gradients or narrow state: AdamW.
 
-    Raises CommandError for other gradients.
+    Raises CommandError for other gradients and formats.
     """
     build, densities = update_config(config_name), {kind: _density(kind) for kind in gradients}
+    for form in state_formats:
+        if form not in build.state_formats:
+            raise CommandError(f"state_formats must be of {', '.join(build.state_formats)}, not {str(form)!r}")
     free = MemoryModel(**_LATENCY)
     shared = MemoryModel(**_LATENCY, total_bytes_per_cycle=DDR4_BYTES_PER_SECOND / build.clock_hz)
     state = random_state(np.random.default_rng(seed), params)
     with VerilatorDevice(build, memory_bytes=1 << 30) as device:
-        for kind, rule, model in product(gradients, RULES, (free, shared)):
-            if rule is not RULES[0] and (kind != "fp32" or model is shared):
+        for kind, form, rule, model in product(gradients, state_formats, RULES, (free, shared)):
+            if rule is not RULES[0] and ((kind, form) != ("fp32", "fp32") or model is shared):
                 continue
             device.kernel.configure(model)
-            case = Case(rule, params, CopyFormat.BF16, density=densities[kind])
-            yield {"gradients": kind, **_measure(device, build, case, state, model)}
+            whole = params - params % StateFormat(form).block_params
+            case = Case(replace(rule, state_format=form), whole, CopyFormat.BF16, density=densities[kind])
+            row = _measure(device, build, case, state[:, :whole], model)
+            yield {"gradients": kind, "state_format": str(form), **row}
 
 
 def _density(gradients: str) -> float | None:
