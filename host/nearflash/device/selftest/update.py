@@ -33,7 +33,7 @@ from nearflash.device.vector.state import VectorState
 __all__ = ["Case", "compare_updates", "differing_words", "random_state", "run_update"]
 
 ARRAYS = ("p", "m", "m_scale", "v", "v_scale")
-_RULES = (
+_RULES: tuple[AdamStep | SgdStep | AdagradStep | LionStep, ...] = (
     AdamStep(1e-3, 10, weight_decay=0.01),
     SgdStep(0.1, 10, momentum=0.9, nesterov=True, weight_decay=0.01),
     SgdStep(0.1, 10),
@@ -160,17 +160,17 @@ def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Compa
                 case = Case(adam, params, copy, in_place=decoupled)
                 state = random_state(rng, params)
                 yield _compare(device, model, case, state)
-        for rule in _RULES[1:]:
-            yield _compare(device, model, Case(rule, params, CopyFormat.BF16), random_state(rng, params))
+        for other in _RULES[1:]:
+            yield _compare(device, model, Case(other, params, CopyFormat.BF16), random_state(rng, params))
         build = getattr(device, "build", device.identity.config)
         if isinstance(build, UpdateConfig):
             densities = (None, 0.2) if "topk" in build.gradients else (None,)
             if len(densities) > 1:
                 case = Case(adam, params, CopyFormat.BF16, density=0.2)
                 yield _compare(device, model, case, random_state(rng, params))
-            for form, rule in product(build.state_formats[1:], _RULES):
+            for form, rule in product(map(StateFormat, build.state_formats[1:]), _RULES):
                 blocks = -(-params // BLOCK_PARAMS) * BLOCK_PARAMS
-                case = Case(replace(rule, state_format=form), blocks if form == StateFormat.MX8 else params,
+                case = Case(replace(rule, state_format=form), blocks if form is StateFormat.MX8 else params,
                             CopyFormat.BF16, rule is _RULES[0], densities[-1] if rule is _RULES[0] else None,
                             3 * TILE_PARAMS - BLOCK_PARAMS)  # fmt: skip
                 yield _compare(device, model, case, random_state(rng, case.params))

@@ -19,7 +19,7 @@ from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep, StateFormat
+from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, Profile, SgdStep, StateFormat
 from nearflash.device.model import ModelDevice
 from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
 from nearflash.sim.device import VerilatorDevice
@@ -29,7 +29,7 @@ __all__ = ["run"]
 
 DDR4_BYTES_PER_SECOND = 19.2e9
 """One DDR4-2400 channel of 64 bits, at its peak."""
-RULES: tuple[OptimizerStep, ...] = (
+RULES: tuple[AdamStep | SgdStep | AdagradStep | LionStep, ...] = (
     *(AdamStep(1e-3, 10, weight_decay=0.01, profile=profile) for profile in Profile),
     AdamStep(1e-3, 10, weight_decay=0.01, decoupled=False),
     *(
@@ -71,7 +71,7 @@ def run(
                 continue
             device.kernel.configure(model)
             whole = params - params % StateFormat(form).block_params
-            case = Case(replace(rule, state_format=form), whole, CopyFormat.BF16, density=densities[kind])
+            case = Case(replace(rule, state_format=StateFormat(form)), whole, CopyFormat.BF16, density=densities[kind])
             row = _measure(device, build, case, state[:, :whole], model)
             yield {"gradients": kind, "state_format": str(form), **row}
 
