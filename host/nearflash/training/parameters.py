@@ -91,13 +91,15 @@ class FlatParameters:
 
     def put_gradients(self, start: int, stop: int, scalar: float, out: NDArray[np.float32]) -> None:
         """Write the gradients of [start, stop), rounded to fp32, times the fp32 scalar, into `out`; padding is zero."""
-        out[:] = 0
-        target = torch.from_numpy(out)
+        target, reached = torch.from_numpy(out), start
         for piece in self.pieces(start, stop):
             gradient = self.tensors[piece.tensor].grad
             assert gradient is not None, "runs hold tensors with gradients only"
+            out[reached - start : piece.position - start] = 0
             values = gradient.reshape(-1)[piece.first : piece.first + piece.length]
             target[piece.position - start :][: piece.length].copy_(values)
+            reached = piece.position + piece.length
+        out[reached - start :] = 0
         if scalar != 1.0:
             with np.errstate(over="ignore"):  # the device counts what is not finite
                 np.multiply(out, np.float32(scalar), out=out)

@@ -1,9 +1,9 @@
 """The schedule of a step: on every device a pipeline of three stages, read - update - write, over a few slots.
 
        extents        ┌────── free slots ◄──────┐
-    ──────────► read ─┴─► ready ─► update ─► done ─► write        two threads read, one updates, two write
+    ──────────► read ─┴─► ready ─► update ─► done ─► write        threads read, one updates, threads write
 
-A thread that reads or writes also computes checksums meanwhile, hence two of them, so that the drive never waits. No
+A thread that reads or writes computes checksums, too, hence several of them, so that the drive never waits. No
 device waits for another. After the first failure all stages stop; `finish` raises it, with store, slots and devices as
 before the step. Threads live as long as their step.
 
@@ -28,10 +28,10 @@ from nearflash.training.transfer import Slot, Transfer
 
 __all__ = ["SLOTS", "Schedule", "Step"]
 
-READERS = WRITERS = 2
-SLOTS = 12
-"""Extents in a device's memory at once: two read, one updated, two written, and between the stages enough that a drive
-which serves reads and writes by turns does not stop them (6 slots: a tenth slower)."""
+READERS = WRITERS = 3
+SLOTS = 16
+"""Extents in a device's memory at once: some read, one updated, some written, and between the stages enough that a
+drive which serves reads and writes by turns does not stop them (6 slots: a tenth slower)."""
 
 Update = Callable[[Transfer, Slot], None]
 """What the update stage does with an extent."""

@@ -8,7 +8,7 @@ import pytest
 
 from nearflash.abi.errors import CommandError
 from nearflash.training.bench import train
-from nearflash.training.bench.measured import measure
+from nearflash.training.bench.measured import beside_the_disk, measure
 
 PARAMS = 1_000_000
 SECONDS = dict.fromkeys(train.CASES, 0.5) | {"deepspeed-nvme": 3.0, "nearflash-host": 1.0, "torch-memory": 0.25}
@@ -23,10 +23,11 @@ def processes(monkeypatch, tmp_path):
         commands.append(command)
         case = command[3]
         times = [SECONDS[case] * factor for factor in (1, 9, 1, 0.5, 1)]
+        pairs = [(1.0, 0.5), (8.0, 1.0), (2.0, 1.5)] if "--disk" in command else []
         figures = {
             "params": PARAMS, "optimizer_seconds": times, "step_seconds": [2 * t for t in times], "loss": [7.0, 6.0],
             "host_peak_bytes": 5, "link_bytes": 8.0 * PARAMS, "disk_read_bytes": 12.0 * PARAMS,
-            "disk_written_bytes": 12.0 * PARAMS,
+            "disk_written_bytes": 12.0 * PARAMS, "pairs": pairs,
         }  # fmt: skip
         return subprocess.CompletedProcess(command, 0, "text before\n" + json.dumps(figures), "")
 
@@ -44,7 +45,8 @@ def test_rows_and_ratios(processes, tmp_path):
     assert (ours["optimizer_seconds"], ours["optimizer_seconds_least"], ours["optimizer_seconds_most"]) == (1, 0.5, 9)
     assert (ours["step_seconds"], ours["host_peak_bytes"], ours["link_bytes_per_param"]) == (2, 5, 8)
     assert ours["disk_read_bytes_per_param"] == 12 and ours["durable"] and not rows["deepspeed-nvme"]["durable"]
-    assert rows["disk"]["read_bytes"] == 12 * PARAMS
+    assert rows["disk"]["read_bytes"] == 12 * PARAMS and rows["disk"]["optimizer_seconds"] == 1
+    assert sum("--disk" in command for command in processes) == 1
     last = rows[None]
     assert last["speedup_optimizer_over_deepspeed"] == 6 and last["speedup_case"] == "nearflash-host-all"
     assert last["speedup_optimizer_by_case"]["nearflash-host"] == 3 and last["optimizer_seconds_over_memory"] == 4
@@ -54,7 +56,8 @@ def test_rows_and_ratios(processes, tmp_path):
         == last["speedup_step_by_case"]["nearflash-host-all"]
         == 6
     )
-    assert last["disk_roofline_fraction"] == rows["disk"]["optimizer_seconds"]
+    assert last["disk_roofline_fraction"] == 0.5  # the median of the pairs' own fractions
+    assert rows["disk"]["roofline_fraction_least"] == 0.125
     assert processes[0][0].endswith("deepspeed/bin/python") and processes[1][0] == sys.executable
     assert list((tmp_path / "disk").iterdir()) == []
 
@@ -64,7 +67,7 @@ def test_without_deepspeed_the_row_says_how_to_get_it(processes, tmp_path):
     rows = list(train.run(["deepspeed-nvme", "nearflash-host"], "tiny", tmp_path))
     assert rows[0]["missing"] == f"DeepSpeed is not installed in {tmp_path / 'deepspeed'}: make baseline"
     assert rows[-1]["speedup_optimizer_over_deepspeed"] is None and rows[-1]["optimizer_seconds_over_memory"] is None
-    assert rows[-1]["disk_roofline_fraction"] > 0 and len(processes) == 1
+    assert rows[-1]["disk_roofline_fraction"] == 0.5 and len(processes) == 1
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,9 @@ def test_what_a_process_measures(tmp_path):
     assert len(found.optimizer_seconds) == 3 and found.link_bytes == 10
     assert 4096 <= found.disk_written_bytes <= 3 * 4096  # a new block of the folder counts too
     assert all(step > update > 0 for step, update in zip(found.step_seconds, found.optimizer_seconds, strict=True))
-    assert found.host_peak_bytes > 1 << 20
+    assert found.host_peak_bytes > 1 << 20 and found.pairs == []
+    beside_the_disk(Writer(), found, tmp_path, 5, 2)
+    assert Writer.calls[5:] == [5, 6] and len(found.pairs) == 2 and all(min(pair) > 0 for pair in found.pairs)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from nearflash.training import NearStorageAdamW, TopK
-from nearflash.training.bench.measured import Subject, measure
+from nearflash.training.bench.measured import Subject, beside_the_disk, measure
 from nearflash.training.bench.subject import SCALARS, SIZES, batch, model
 
 __all__ = ["CASES", "MAX_NORM", "RATIO", "main"]
@@ -127,7 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser(CASES).parse_args(argv)
     with CASES[arguments.case](arguments.size, arguments.path) as subject:
         params = sum(p.numel() for p in model(arguments.size).parameters())
-        print(json.dumps(measure(subject, params, arguments.steps).to_json()))
+        found = measure(subject, params, arguments.steps)
+        if arguments.disk:
+            beside_the_disk(subject, found, arguments.path, arguments.steps + 1, arguments.steps)
+        print(json.dumps(found.to_json()))
     return 0
 
 
@@ -138,6 +141,7 @@ def parser(cases: Sequence[str] | dict[str, Any]) -> argparse.ArgumentParser:
     made.add_argument("--path", type=Path, required=True, help="folder for the state, which the caller removes")
     made.add_argument("--size", default="smollm2-135m", choices=SIZES)
     made.add_argument("--steps", type=int, default=5, help="counted, behind one that is not")
+    made.add_argument("--disk", action="store_true", help="then as many steps by turns with the disk alone")
     return made
 
 

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Measured", "Subject", "disk_bytes", "measure"]
+from nearflash.storage.bandwidth import Probe
+
+__all__ = ["Measured", "Subject", "beside_the_disk", "disk_bytes", "measure"]
 
 _PROCESS = Path("/proc/self")
 
@@ -42,6 +44,8 @@ class Measured:
     """Of a step, on average, as the next."""
     disk_written_bytes: float = 0.0
     link_bytes: float | None = None
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    """Optimizer seconds of a step, and of the disk alone with the same bytes right behind it."""
 
     def to_json(self) -> dict[str, Any]:
         """As a dict."""
@@ -70,6 +74,22 @@ def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> M
         result.link_bytes = (subject.link_bytes - link) / steps
     result.host_peak_bytes = int(_fields("status")["VmHWM"].split()[0]) << 10
     return result
+
+
+def beside_the_disk(subject: Subject, found: Measured, folder: Path, first: int, steps: int) -> None:
+    """Run steps from `first` on and, after each, move the same bytes by the probe in `folder`; fills `found.pairs`.
+
+    By turns, because the speed of a drive, of a virtual one above all, changes from minute to minute.
+    """
+    read, written = int(found.disk_read_bytes), int(found.disk_written_bytes)
+    with Probe(folder, read + written) as probe:
+        probe.write(probe.size_bytes)
+        for step in range(first, first + steps):
+            subject.gradients(step)
+            start = time.perf_counter()
+            subject.update()
+            ours = time.perf_counter() - start
+            found.pairs.append((ours, probe.both(read, written)))
 
 
 def disk_bytes() -> tuple[int, int]:

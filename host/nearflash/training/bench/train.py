@@ -10,8 +10,8 @@
     torch-memory             fp32 masters and moments in memory, torch's fused AdamW
 
 Each case is a process of its own, trains the same bf16 model on the same batches (subject.py) and clips to the same
-norm. Times are medians of STEPS steps behind one that does not count. Beside them: the same bytes as a step of
-nearflash-host reads and writes, moved at once by the disk probe, which is the roofline.
+norm. Times are medians of STEPS steps behind one that does not count. The roofline, case `disk`: as many more steps of
+nearflash-host, and after each the bytes that it reads and writes moved at once by the disk probe, in the same process.
 
 Link bytes are those between the host and what updates the state: of DeepSpeed all reads and writes, of nearflash
 gradients and parameters, as with a device that reaches its flash by itself; device host has no such flash, and its disk
@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.storage.bandwidth import Probe
 from nearflash.training.preflight import Level, State, preflight
 
 __all__ = ["run"]
@@ -41,8 +40,6 @@ CASES = (
 SIZES = {"smollm2-135m": 135_000_000, "tiny": 16_000_000}
 """Modes, with their parameters rounded up."""
 STEPS = 5
-ROOFLINES, ROOFLINE_THREADS = 3, (1, 2, 4)
-"""Times that the roofline is measured with each number of requests in flight; the fastest number counts."""
 PATH_VARIABLE = "NEARFLASH_BENCH_PATH"
 BASELINE = Path(environ.get("NEARFLASH_BASELINE", ".venv-deepspeed"))
 """Virtual environment that `make baseline` makes."""
@@ -63,11 +60,11 @@ def run(
     folder = _folder(path or Path(environ.get(PATH_VARIABLE, "build/bench")), SIZES[mode])
     rows: dict[str, dict[str, Any]] = {}
     for case in cases:
-        rows[case] = _measured(case, mode, folder)
+        rows[case], pairs = _measured(case, mode, folder)
         yield rows[case]
-    if OURS in rows:
-        rows["disk"] = _roofline(folder, rows[OURS])
-        yield rows["disk"]
+        if pairs:
+            rows["disk"] = _disk(pairs, rows[case])
+            yield rows["disk"]
     yield _ratios(rows)
 
 
@@ -79,26 +76,30 @@ def _folder(folder: Path, params: int) -> Path:
     return folder
 
 
-def _measured(case: str, size: str, folder: Path) -> dict[str, Any]:
-    """A row. Where DeepSpeed is not there the row says how to get it."""
+def _measured(case: str, size: str, folder: Path) -> tuple[dict[str, Any], Sequence[tuple[float, float]]]:
+    """A row, and of OURS the pairs with the disk. Where DeepSpeed is not there the row says how to get it."""
     python, module = sys.executable, "cases"
     if case == DEEPSPEED:
         python, module = str(BASELINE / "bin" / "python"), "deepspeed_case"
         if not (BASELINE / ".stamp").exists():
             text = f"DeepSpeed is not installed in {BASELINE}: make baseline"
-            return {"case": case, "missing": text, "optimizer_seconds": None, "step_seconds": None}
+            return {"case": case, "missing": text, "optimizer_seconds": None, "step_seconds": None}, ()
     with tempfile.TemporaryDirectory(dir=folder) as inside:
         command = [python, "-m", f"nearflash.training.bench.{module}", case, "--path", inside, "--size", size]
         done = subprocess.run(
-            [*command, "--steps", str(STEPS)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            [*command, "--steps", str(STEPS), *["--disk"][: case == OURS]],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise CommandError(f"case {case!r} of the bench ended with status {done.returncode}: {last}")
     found = json.loads(done.stdout.splitlines()[-1])
     per_param = {key: found.pop(key) for key in ("link_bytes", "disk_read_bytes", "disk_written_bytes")}
-    params, loss = found["params"], found.pop("loss")
-    return {
+    params, loss, pairs = found["params"], found.pop("loss"), found.pop("pairs")
+    row = {
         "case": case,
         **{key: value for key, value in found.items() if not isinstance(value, list)},
         **_spread("optimizer_seconds", found["optimizer_seconds"]),
@@ -110,23 +111,22 @@ def _measured(case: str, size: str, folder: Path) -> dict[str, Any]:
         "model": f"{size} shape, random weights, bf16, one sequence of 64 tokens",
         "unit": "s",
     }
+    return row, pairs
 
 
-def _roofline(folder: Path, ours: dict[str, Any]) -> dict[str, Any]:
+def _disk(pairs: Sequence[tuple[float, float]], ours: dict[str, Any]) -> dict[str, Any]:
     read, written = (int(ours[f"disk_{way}_bytes_per_param"] * ours["params"]) for way in ("read", "written"))
-    times: list[float] = []
-    for threads in ROOFLINE_THREADS:
-        with Probe(folder, read + written, threads=threads) as probe:
-            probe.write(probe.size_bytes)
-            measured = [probe.both(read, written) for _ in range(ROOFLINES)]
-        times = min(times or measured, measured, key=statistics.median)
+    times = [disk for _, disk in pairs]
     return {
         "case": "disk",
         **_spread("optimizer_seconds", times),
+        **_spread("nearflash_seconds", [step for step, _ in pairs]),
+        **_spread("roofline_fraction", [disk / step for step, disk in pairs]),
         "read_bytes": read,
         "written_bytes": written,
         "gigabytes_per_second": (read + written) / statistics.median(times) / 1e9,
-        "of": "the bytes of a step of nearflash-host, read and written at once, flushed",
+        "of": "the bytes of a step of nearflash-host, read and written at once, flushed, by turns with such steps; "
+        "the fraction is the disk's seconds over those of the step before it",
         "unit": "s",
     }
 
@@ -148,9 +148,9 @@ def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "speedup_optimizer_over_deepspeed": ratio(DEEPSPEED, best),
         "speedup_case": best,
         "host_peak_bytes_over_deepspeed": ratio(best, DEEPSPEED, "host_peak_bytes"),
-        "disk_roofline_fraction": ratio("disk", OURS),
+        "disk_roofline_fraction": rows.get("disk", {}).get("roofline_fraction"),
         "speedup_optimizer_by_case": {case: ratio(DEEPSPEED, case) for case in ours},
         "speedup_step_by_case": {case: ratio(DEEPSPEED, case, "step_seconds") for case in ours},
         "optimizer_seconds_over_memory": ratio(OURS, "torch-memory"),
-        "of": "medians of one run; the fraction is the disk's time over the optimizer seconds of nearflash-host",
+        "of": "medians of one run; disk_roofline_fraction is roofline_fraction of the case disk",
     }
