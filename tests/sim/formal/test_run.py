@@ -1,5 +1,5 @@
 import pytest
-from amaranth import C, Module
+from amaranth import C, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -7,10 +7,13 @@ from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.expand.bitmap import BitmapExpander
 from nearflash.gateware.expand.header import HeaderCheck
+from nearflash.gateware.expand.ones import OnesCounter
+from nearflash.gateware.expand.pack import Pack
 from nearflash.gateware.expand.pairs import PairMerge
 from nearflash.gateware.expand.tiles import TileCheck
+from nearflash.gateware.expand.unpack import Unpack
 from nearflash.gateware.expand.values import ValueRows
-from nearflash.sim.formal import bitmap, bus, header, merge, streams, tiles, values
+from nearflash.sim.formal import bitmap, bus, dequantize, header, merge, ones, pack, streams, tiles, unpack, values
 from nearflash.sim.formal.proofs import PROOFS, Proof
 from nearflash.sim.formal.run import run, run_proof
 
@@ -164,6 +167,64 @@ class Halved(ValueRows):
 def test_half_a_row_fails(tmp_path):
     failed = fails(lambda: values.values(Halved()), tmp_path, depth=5)
     assert "a_row_for_four_values" in failed
+
+
+class Overwriting(Pack):
+    """Seeded bug: a group is taken while a word waits."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.i.ready.eq(1)
+        return m
+
+
+def test_a_word_that_is_overwritten_fails(tmp_path):
+    failed = fails(lambda: pack.pack(Overwriting(2, 64)), tmp_path, depth=6)
+    assert failed & {"takes_a_group_when_there_is_room", "o_payload_stable_until_ready"}
+
+
+class Greedy(Unpack):
+    """Seeded bug: the word stays where a count ends within it, and the next count begins there."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.i_count.ready & self.i.valid):
+            m.d.comb += self.i.ready.eq(0)
+        return m
+
+
+def test_a_count_that_begins_within_a_word_fails(tmp_path):
+    failed = fails(lambda: unpack.unpack(Greedy(2, 32, (4, 8, 16), lane_bits=16, count_bits=5)), tmp_path, depth=6)
+    assert failed & {"a_word_when_it_is_used_up", "words_are_counted"}
+
+
+class Unmasked(OnesCounter):
+    """Seeded bug: what lies behind the section counts."""
+
+    def _there(self, m):
+        super()._there(m)
+        return C(-1, self.port_bits)
+
+
+def test_bits_behind_a_section_fail(tmp_path):
+    failed = fails(lambda: ones.ones(Unmasked(64, 512)), tmp_path, depth=8)
+    assert failed & {"count_of_all_words", "beyond_tells", "same_bits"}
+
+
+class Late(dequantize.ShortDequantizer):
+    """Seeded bug: a beat goes with the scale of the one before."""
+
+    def _take(self, m):
+        super()._take(m)
+        group = self._pipeline.i.payload.group
+        before = Signal.like(group)
+        m.d.sync += before.eq(self.i_scale.payload)
+        m.d.comb += group.eq(before)
+
+
+def test_another_scale_fails(tmp_path):
+    failed = fails(lambda: dequantize.dequantize(Late(4)), tmp_path, depth=6)
+    assert "same_elements" in failed
 
 
 def test_what_cannot_be_reached_is_not_covered(tmp_path):

@@ -17,6 +17,9 @@ nearflash.model.expand.dequantize.dequantize.
 Limits: codes of more than 8 bits are cut.
 """
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -54,6 +57,9 @@ class Dequantizer(wiring.Component):
     ValueError : another `width`.
     """
 
+    _UNITS: ClassVar[tuple[Callable[[], Any], ...]] = (FromNarrow, CodeProduct, Add, ToNarrow)
+    """What scales and minima go through, then what each element does."""
+
     def __init__(self, width: int) -> None:
         if width not in (4, 8, 16, 32, 64):
             raise ValueError(f"width must be a power of two from 4 to 64 elements, not {width!r}")
@@ -62,8 +68,10 @@ class Dequantizer(wiring.Component):
         beat = data.StructLayout({"data": data_bits, "present": width, "last": 1})
         scale = data.StructLayout({"scale": _ELEMENT_BITS, "minimum": _ELEMENT_BITS})
         result = data.StructLayout({"data": data_bits, "last": 1})
-        self._lanes = [(CodeProduct(), Add(), ToNarrow()) for _ in range(width)]
-        cycles = FromNarrow.LATENCY + sum(unit.LATENCY for unit in self._lanes[0])
+        first, *others = self._UNITS
+        self._unpackers = first(), first()
+        self._lanes = [tuple(unit() for unit in others) for _ in range(width)]
+        cycles = sum(unit.LATENCY for unit in (self._unpackers[0], *self._lanes[0]))
         self._pipeline = CreditPipeline(cycles, data.StructLayout({"beat": beat, "group": scale}), result)
         #: Cycles from `i` or `i_scale` to `o`.
         self.LATENCY = self._pipeline.LATENCY
@@ -81,14 +89,14 @@ class Dequantizer(wiring.Component):
         """Streams around a lane for each element; scale and minimum are unpacked once for all of them."""
         m = Module()
         m.submodules.pipeline = pipeline = self._pipeline
-        m.submodules.scale, m.submodules.minimum = scale, minimum = FromNarrow(), FromNarrow()
+        m.submodules.scale, m.submodules.minimum = scale, minimum = self._unpackers
         self._take(m)
         beat, group = pipeline.core_i.beat, pipeline.core_i.group
         plain, present, last = (
             delay(m, value, pipeline.core_latency) for value in (beat.data, beat.present, beat.last)
         )
         codes = delay(m, beat.data, scale.LATENCY)
-        addend = delay(m, minimum.o, CodeProduct.LATENCY)
+        addend = delay(m, minimum.o, self._lanes[0][0].LATENCY)
         m.d.comb += [
             scale.i.eq(group.scale),
             minimum.i.eq(group.minimum),

@@ -1,18 +1,20 @@
 """Counter of a section's values or escapes: ones of a bitmap, codes of three, a word a cycle.
 
-Contract: `begin` starts a section of `bits` bits, LATENCY cycles or more after the last word of the one before; each
-word with `enable` holds the next of them. Bits past the last one do not count; `beyond` tells whether one is set.
+Contract: `begin` starts a section of `bits` bits, LATENCY cycles or more after the last word of the one before; behind
+it, each word with `enable` holds the next of them. Bits past the last one do not count; `beyond` tells whether one is
+set.
 
 Timing: `count` and `beyond` have all words up to a word LATENCY cycles later; a word a cycle; back-pressure: none.
 """
 
 from enum import IntEnum
+from typing import Any
 
 from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.fp.pipeline import register, wire
+from nearflash.gateware.fp.pipeline import wire
 
 __all__ = ["Counted", "OnesCounter"]
 
@@ -69,9 +71,12 @@ class OnesCounter(wiring.Component):
         threes = pairs & Cat(places).replicate(self.port_bits // 4)
         chosen = wire(m, Mux(self.counted == Counted.ONES, ones, threes))
 
-        summands = [bit & self.enable for bit in chosen]
-        while len(summands) > 1:
-            summands = [register(m, sum(summands[k : k + _SUMMANDS])) for k in range(0, len(summands), _SUMMANDS)]
+        summands: list[Any] = [bit & self.enable for bit in chosen]
+        for level in range(1, self.LATENCY):
+            sums = [sum(summands[k : k + _SUMMANDS]) for k in range(0, len(summands), _SUMMANDS)]
+            most = min(_SUMMANDS**level, self.port_bits)
+            summands = [Signal(range(most + 1), name=f"sum_{level}_{k}", reset_less=True) for k in range(len(sums))]
+            m.d.sync += [register.eq(each) for register, each in zip(summands, sums, strict=True)]
         m.d.sync += self.count.eq(self.count + summands[0])
         with m.If(self.enable & (self.word & ~there).any()):
             m.d.sync += self.beyond.eq(1)
@@ -83,7 +88,8 @@ class OnesCounter(wiring.Component):
         """Which bits of the word are of the section: registers say which chunks are, and which bits of the last one."""
         chunks = range(self.port_bits // _CHUNK)
         left = Signal(range(self.bits_max + 1))  # with the word that comes
-        whole, last, tail = Signal(len(chunks)), Signal(len(chunks)), Signal(_CHUNK)
+        whole, last = Signal(len(chunks), name="whole"), Signal(len(chunks), name="last")
+        tail = Signal(_CHUNK)
         behind = wire(m, Mux(self.begin, self.bits, Mux(left > self.port_bits, left - self.port_bits, 0)))
         with m.If(self.begin | self.enable):
             m.d.sync += [

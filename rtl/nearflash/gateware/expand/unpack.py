@@ -62,8 +62,11 @@ class Unpack(wiring.Component):
         """Pick group `slot` of the word that waits on `i`."""
         m = Module()
         slots = self.port_bits // (self.width * min(self.sizes_bits))
-        left, slot = Signal(self.i_count.payload.shape()), Signal(range(max(2, slots)))
-        some, last, word_ends, step = Signal(), Signal(), Signal(), Signal()
+        left = Signal(self.i_count.payload.shape())  # fields that are still to come
+        slot = Signal(range(max(2, slots)))
+        some = Signal()  # of a count, groups are still to come
+        last = Signal()
+        word_ends, step = Signal(), Signal()
         chosen = Signal(self.width * self.lane_bits)
         with m.Switch(self.size):
             for index, bits in enumerate(self.sizes_bits):

@@ -8,7 +8,22 @@ as one of 64 meets 4 KB. What is proven is proven for these parameters only; the
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nearflash.sim.formal import bitmap, bus, header, merge, nand, streams, tiles, topk, values, write_arbiter
+from nearflash.sim.formal import (
+    bitmap,
+    bus,
+    dequantize,
+    header,
+    merge,
+    nand,
+    ones,
+    pack,
+    streams,
+    tiles,
+    topk,
+    unpack,
+    values,
+    write_arbiter,
+)
 from nearflash.sim.formal.bench import Bench
 
 __all__ = ["PROOFS", "Proof"]
@@ -52,9 +67,13 @@ PROOFS = {
         Proof("nfc.encoder", nand.encoder),
         Proof("nfc.progress", nand.progress, engine="induction", depth=3),
         Proof("expand.bitmap", bitmap.bitmap, engine="induction", depth=6),
+        Proof("expand.dequantize", dequantize.dequantize),
         Proof("expand.header", header.header, engine="induction", depth=3),
         Proof("expand.merge", merge.merge, engine="induction", depth=2),
+        Proof("expand.ones", ones.ones, engine="induction", depth=1),
+        Proof("expand.pack", pack.pack, engine="induction", depth=2),
         Proof("expand.tiles", tiles.tiles, engine="induction", depth=2),
+        Proof("expand.unpack", unpack.unpack, engine="induction", depth=3),
         Proof("expand.values", values.values, engine="induction", depth=3),
         Proof("topk.selector", topk.selector, engine="bounded", depth=topk.RUN_CYCLES + 2, cover_depth=topk.RUN_CYCLES),
     )
