@@ -56,6 +56,8 @@ def test_unknown_unit():
         "expand.code_product",
         "expand.header",
         "expand.pairs",
+        "expand.pack",
+        "expand.unpack",
     ],
 )
 def test_a_sample_of_the_datapath_units(unit):

@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.sim.mutation import bitmap, code_product, coded, header, mac, pairs, selector, tiles
+from nearflash.sim.mutation import (
+    bitmap,
+    code_product,
+    coded,
+    header,
+    mac,
+    pack,
+    pairs,
+    selector,
+    tiles,
+    unpack,
+)
 from nearflash.sim.mutation import filter as beat_filter
 from nearflash.sim.stalls import Stall, Stalls
 
@@ -60,6 +71,12 @@ TARGETS: dict[str, Target] = {
     ),
     "expand.pairs": Target(
         pairs.ObservedMerge, pairs.vectors, part="inner", stalls=("none", "both"), batches=30, cut_cycles=(9, 20, 33)
+    ),
+    "expand.pack": Target(
+        pack.packer, pack.vectors, part="inner", stalls=("none", "both"), batches=12, cut_cycles=(9, 20, 33)
+    ),
+    "expand.unpack": Target(
+        unpack.unpacker, unpack.vectors, part="inner", stalls=("none", "both"), batches=10, cut_cycles=(9, 20, 33)
     ),
     "topk.selector": Target(selector.selector, selector.vectors, stalls=("none", "both"), batches=15),
 }

@@ -1,0 +1,179 @@
+"""Vectors of the matrix parser: good matrices of every format, with all their words; or damaged ones between good ones.
+
+Of damaged matrices the fault and the rows are looked at alone: words of a row that is not said mean nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+from numpy.typing import NDArray
+
+from nearflash.abi.bitmap import HEADER_BYTES, SECTION_BYTES, SECTIONS, BitmapHeader, Section, section_bytes
+from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
+from nearflash.gateware.expand.matrix import CODED, MatrixCommand
+from nearflash.gateware.expand.parser import MatrixParser
+from nearflash.model.expand.bitmap import read_rows
+from nearflash.sim.matrices import damaged, header_of, odd, outcome
+from nearflash.sim.mutation.observed import gate
+from nearflash.sim.ports import words_from_integers
+
+__all__ = ["ObservedParser", "command", "commands", "parser", "sections", "vectors", "words"]
+
+_PORT_BITS, _COLUMNS_MAX = 64, 512
+_MATRICES, _DAMAGED = 8, 30
+_COMMAND_BITS = MatrixCommand.as_shape().size
+
+
+class ObservedParser(wiring.Component):
+    """MatrixParser as `inner`; `o_end`: fault and said rows of each command that has ended.
+
+    With `judge`, words and rows are taken as they come, and not shown.
+    """
+
+    def __init__(self, port_bits: int, columns_max: int) -> None:
+        self.inner = MatrixParser(port_bits, columns_max)
+        members = dict(self.inner.signature.members.items())
+        self._outputs = [name for name in members if name[:2] == "o_"]
+        end = Out(stream.Signature(data.StructLayout({"fault": 3, "rows": 29})))
+        super().__init__(
+            {name: members[name] for name in ("i_command", "i", *self._outputs)} | {"o_end": end, "judge": In(1)}
+        )
+
+    def elaborate(self, platform: Any) -> Module:
+        """Hold the next command back until the end of the one before was told."""
+        m = Module()
+        m.submodules.inner = parser = self.inner
+        waiting, coded, rows = Signal(), Signal(), Signal(29)
+        wiring.connect(m, parser.i, wiring.flipped(self.i))
+
+        def row(payload: Any) -> Any:
+            """Only coded rows have escapes and a codebook."""
+            bits = len(payload.values)
+            rest = Mux(coded, payload.as_value()[bits:], Const(0, payload.shape().size - bits))
+            return Cat(payload.values, rest)
+
+        for name in self._outputs:
+            o, shown = getattr(parser, name), stream.Signature(getattr(parser, name).payload.shape()).create()
+            gate(m, o, shown, row if name == "o_row" else None)
+            port = getattr(self, name)
+            m.d.comb += [
+                port.payload.eq(Mux(self.judge, 0, _bits(shown))),
+                port.valid.eq(shown.valid & ~self.judge),
+                shown.ready.eq(port.ready | self.judge),
+            ]
+        m.d.comb += [
+            parser.i_command.payload.eq(self.i_command.payload),
+            parser.i_command.valid.eq(self.i_command.valid & ~waiting),
+            self.i_command.ready.eq(parser.i_command.ready & ~waiting),
+            self.o_end.valid.eq(waiting & parser.idle),
+            self.o_end.payload.eq(Mux(self.o_end.valid, Cat(parser.fault, rows), 0)),
+        ]
+        with m.If(parser.o_row.valid & parser.o_row.ready):
+            m.d.sync += rows.eq(rows + 1)
+        with m.If(self.i_command.valid & self.i_command.ready):
+            form = self.i_command.payload.row_format
+            m.d.sync += [waiting.eq(1), coded.eq(Cat(form == each for each in CODED).any())]
+        with m.Elif(self.o_end.ready & self.o_end.valid):
+            m.d.sync += [waiting.eq(0), rows.eq(0)]
+        return m
+
+
+def _bits(source: Any) -> Any:
+    return Value.cast(source.payload)
+
+
+def parser() -> ObservedParser:
+    """The smallest one."""
+    return ObservedParser(_PORT_BITS, _COLUMNS_MAX)
+
+
+def command(header: BitmapHeader, in_bytes: int) -> int:
+    """The command for the matrix of this header, in so many bytes."""
+    fields = MatrixCommand.const(
+        {
+            "in_bytes": in_bytes,
+            "rows": header.rows,
+            "columns": header.columns,
+            "stated": {"element": header.element, "coding": header.coding, "output": header.output or 0},
+            "row_format": header.row_format,
+        }
+    )
+    return int(fields.as_value().value)
+
+
+def commands(numbers: Sequence[int]) -> NDArray[np.uint32]:
+    """As the port takes them."""
+    return words_from_integers(numbers, _COMMAND_BITS)
+
+
+def words(text: bytes, port_bits: int) -> NDArray[Any]:
+    """Whole words of bytes, as a port takes them."""
+    size = port_bits // 8
+    text = text[: len(text) // size * size]
+    return np.frombuffer(text, np.uint64 if size == 8 else np.uint32).reshape((-1,) if size == 8 else (-1, size // 4))
+
+
+def sections(stream: bytes, port_bits: int, columns_max: int) -> tuple[dict[str, NDArray[Any]], list[int]]:
+    """Words of each section's stream, without those of padding, and payloads of rows."""
+    size, header, count_bits = port_bits // 8, header_of(stream), columns_max.bit_length()
+    found, rows, at = {section: b"" for section in Section}, [], HEADER_BYTES
+    for row in read_rows(stream):
+        begins = row.number % header.group_rows == 0
+        at += SECTION_BYTES * (begins * (row.number > 0) + begins * bool(row.codebook))
+        for section, bits in SECTIONS[header.row_format].items():
+            count = bits * row.fields[section].size
+            found[section] += stream[at : at + -(-count // (8 * size)) * size]
+            at += section_bytes(count)
+        rows.append(row.fields[Section.VALUES].size)
+        if row.codebook:
+            escapes = row.fields[Section.ESCAPES].size
+            rows[-1] |= escapes << count_bits | int.from_bytes(row.codebook, "little") << 2 * count_bits
+    return {f"o_{section.name.lower()}": words(text, port_bits) for section, text in found.items()}, rows
+
+
+def _random(rng: np.random.Generator, group_rows: int) -> bytes:
+    shape = int(rng.integers(1, 5)), int(rng.choice([1, 65, 130, 511, _COLUMNS_MAX]))
+    density, form = rng.choice([0, 0.1, 0.5, 0.9, 1]), MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))]
+    return random_matrix(rng, shape, density, form, group_rows)
+
+
+def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Half of the batches judge. In the other ones the last command has more than a run could bring."""
+    judge = int(rng.integers(2))
+    if judge:
+        streams, given = [], []
+        for _ in range(4):
+            good = random_matrix(rng, (3, 130), 0.5, MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))], 2)
+            bad = [*damaged(good, rng, flips=20)]
+            whole = random_matrix(rng, (2, 200), 0.5, MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))], 9)
+            for index in rng.choice(len(bad), _DAMAGED, replace=False):
+                streams += [(bad[index], header_of(good)), (good, header_of(good))][: 1 + int(rng.integers(2))]
+            streams += [(each, header_of(whole)) for each in odd(whole, rng, 5)]
+        ends = [fault | rows << 3 for fault, rows in (outcome(text, header) for text, header in streams)]
+        given = [command(header, len(text)) for text, header in streams]
+        inputs = {"i_command": commands(given), "i": np.concatenate([words(text, _PORT_BITS) for text, _ in streams])}
+        return inputs | {"judge": np.array(1)}, {"o_end": np.array(ends, np.uint32)}
+    matrices = [_random(rng, int(rng.integers(1, 4))) for _ in range(_MATRICES)]
+    endless = _random(rng, 4)
+    found = [sections(text, _PORT_BITS, _COLUMNS_MAX) for text in (*matrices, endless)]
+    parts, rows = zip(*found, strict=True)
+    header = header_of(endless)
+    header = replace(
+        header,
+        rows=header.rows + (1 << int(rng.integers(31))),
+        group_rows=header.rows + (1 << int(rng.integers(3, 31))),
+        stream_bytes=1 << int(rng.integers(16, 32)),
+    )
+    text = header.pack() + endless[HEADER_BYTES:-SECTION_BYTES]
+    given = [*(command(header_of(each), len(each)) for each in matrices), command(header, header.stream_bytes)]
+    inputs = {"i_command": commands(given), "judge": np.array(0)}
+    inputs["i"] = np.concatenate([words(each, _PORT_BITS) for each in (*matrices, text)])
+    expected: dict[str, NDArray[Any]] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    expected["o_row"] = np.array([row for each in rows for row in each], np.uint64)
+    expected["o_end"] = np.array([len(each) << 3 for each in rows[:-1]], np.uint32)
+    return inputs, expected
