@@ -21,14 +21,13 @@ from nearflash.abi.rules import (
     SgdStep,
     StateFormat,
 )
-from nearflash.abi.rules.state import TILE_PARAMS
+from nearflash.abi.rules.state import MX8, TILE_PARAMS
 from nearflash.abi.topk import ValueFormat
 from nearflash.device.base import Buffer, Device
 from nearflash.device.memory import PAGE_BYTES
 from nearflash.device.registry import open_device
 from nearflash.device.selftest.comparison import Comparison
 from nearflash.device.topk import encode_values, pack
-from nearflash.device.vector.state import VectorState
 
 __all__ = ["Case", "compare_updates", "differing_words", "random_state", "run_update"]
 
@@ -40,7 +39,6 @@ _RULES: tuple[AdamStep | SgdStep | AdagradStep | LionStep, ...] = (
     AdagradStep(0.1, 10, weight_decay=0.01),
     LionStep(1e-3, 10, weight_decay=0.01),
 )
-_DTYPES = {StateFormat.FP32: np.float32, StateFormat.BF16: np.uint16, StateFormat.MX8: np.uint8}
 
 
 @dataclass(frozen=True)
@@ -79,15 +77,21 @@ class Case:
         return pack(indices, bits, self.params, ValueFormat.FP16)
 
     def stored(self, state: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """Arrays of the `random_state` as the command reads them, by name."""
-        arrays = {"g": state[0] if self.density is None else self.stream(state[0]), "p": state[1]}
-        form = self.rule.state_format
+        """Arrays of the `random_state` as the command reads them, by name: in format bf16 m and v are cut, in mx8 they
+        have the scales of their blocks and, where they are not zero, any codes but that of NaN.
+        """
+        arrays: dict[str, NDArray[Any]] = {"g": state[0] if self.density is None else self.stream(state[0])}
+        arrays["p"] = state[1]
         for role, values in zip(("m", "v"), state[2:], strict=True):
-            parts = [np.empty(self.params, _DTYPES[form])]
-            if form is StateFormat.MX8:
-                parts.append(np.empty(self.params // BLOCK_PARAMS, np.uint8))
-            VectorState(role, form, self.rule.step, self.params).encode(values, self.first_param, parts)
-            arrays |= zip((role, f"{role}_scale"), parts, strict=False)
+            if self.rule.state_format is StateFormat.FP32:
+                arrays[role] = values
+            elif self.rule.state_format is StateFormat.BF16:
+                arrays[role] = (values.view(np.uint32) >> 16).astype(np.uint16)
+            else:
+                codes = np.random.default_rng(self.params).integers(0, 256, values.size, np.uint8)
+                arrays[role] = codes * ((values != 0) & (codes != MX8[role].not_a_number))
+                fields = values.view(np.uint32).reshape(-1, BLOCK_PARAMS) >> 23 & 0xFF
+                arrays[f"{role}_scale"] = fields.max(axis=1).astype(np.uint8)
         return arrays
 
 
