@@ -16,6 +16,7 @@ from nearflash.sim.mutation import (
     pack,
     pairs,
     selector,
+    state,
     tiles,
     unpack,
 )
@@ -77,6 +78,12 @@ TARGETS: dict[str, Target] = {
     ),
     "expand.unpack": Target(
         unpack.unpacker, unpack.vectors, part="inner", stalls=("none", "both"), batches=10, cut_cycles=(9, 20, 33)
+    ),
+    "update.state_encoder": Target(
+        state.encoder, state.encoder_vectors, part="inner", stalls=("none", "both"), batches=12, cut_cycles=(9, 20, 33)
+    ),
+    "update.state_decoder": Target(
+        state.decoder, state.decoder_vectors, part="inner", stalls=("none", "both"), batches=10, cut_cycles=(9, 20, 33)
     ),
     "topk.selector": Target(selector.selector, selector.vectors, stalls=("none", "both"), batches=15),
 }
