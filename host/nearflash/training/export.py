@@ -95,7 +95,7 @@ def _gathered(
 def _read(store: StateStore, array: StateArray) -> NDArray[np.float32]:
     parts = [store.read_array(name) for name in _stored_names(store, array)]
     values = np.empty(len(parts[0]), np.float32)
-    return VectorState(array.name, _FORMATS[array.element_bytes], step=0, params=0).decode(parts, values)
+    return VectorState(array.name, _FORMATS[array.element_bytes], step=0).decode(parts, values)
 
 
 def _write(store: StateStore, array: StateArray, extent: Extent, values: NDArray[np.float32], step: int) -> None:
@@ -105,7 +105,7 @@ def _write(store: StateStore, array: StateArray, extent: Extent, values: NDArray
         memories.append(aligned_buffer(stored.extent_bytes(extent)))
         used = memories[-1][: stored.size_bytes(extent.params)]
         words.append(used.view(np.float32 if stored.element_bytes == FP32.bytes else f"u{stored.element_bytes}"))
-    VectorState(array.name, _FORMATS[array.element_bytes], step, extent.params).encode(values, extent.start, words)
+    VectorState(array.name, _FORMATS[array.element_bytes], step).encode(values, extent.start, words)
     for name, memory in zip(names, memories, strict=True):
         store.write(name, extent, memory)
 

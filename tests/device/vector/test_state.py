@@ -25,7 +25,7 @@ def test_equals_the_model(state_format, role, decades):
     first = 7 * TILE_PARAMS + 64
     expected = encode(x, role, state_format, dither(role, 11, first, n))
     stored = [np.empty_like(part) for part in expected]
-    state = VectorState(role, state_format, 11, n)
+    state = VectorState(role, state_format, 11)
     with np.errstate(all="ignore"):
         state.encode(x, first, stored)
         values = state.decode(stored, np.empty(n, np.float32))
@@ -38,5 +38,5 @@ def test_equals_the_model(state_format, role, decades):
 def test_every_code_at_every_scale_decodes_as_the_models(role):
     stored = [np.tile(np.arange(256, dtype=np.uint8), 255), np.repeat(np.arange(255, dtype=np.uint8), 8)]
     with np.errstate(all="ignore"):
-        values = VectorState(role, StateFormat.MX8, 1, 0).decode(stored, np.empty(stored[0].size, np.float32))
+        values = VectorState(role, StateFormat.MX8, 1).decode(stored, np.empty(stored[0].size, np.float32))
     np.testing.assert_array_equal(values.view("u4"), decode(stored, role, StateFormat.MX8).view("u4"))

@@ -40,9 +40,7 @@ class VectorLane:
         self._format, self._copy = rule.state_format, copy
         function, self._scalars = order_of(rule)
         self._loop = _loop(function, "m" in self._roles, "v" in self._roles, copy)
-        self._states = {
-            role: VectorState(role, rule.state_format, rule.step, self.BLOCK_PARAMS) for role in self._roles
-        }
+        self._states = {role: VectorState(role, rule.state_format, rule.step) for role in self._roles}
         narrow = 0 if rule.state_format is StateFormat.FP32 else self.BLOCK_PARAMS
         self._wide = {role: np.empty(narrow, np.float32) for role in self._roles}
 

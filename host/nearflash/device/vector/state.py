@@ -1,16 +1,16 @@
-"""Narrow state formats on the host's vector units; equals nearflash.model.update.state to the bit.
+"""Narrow state formats on the host's vectors; equals nearflash.model.update.state to the bit.
 
-mx8 works on values that are scaled by their block's power of two: dividing by a power of two is exact, and rounding an
-fp32 number to three bits of mantissa is then a sum and a shift of its bits, as it is for bf16. Magnitudes below the
-smallest normal one of the format are rounded as multiples of its smallest.
+Element by element as the model has it, in integers, compiled; a scale's power of two is a factor, which is exact.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.abi.formats import FP32
 from nearflash.abi.rules.state import (
     BLOCK_PARAMS,
     DITHER_BITS,
@@ -20,20 +20,61 @@ from nearflash.abi.rules.state import (
     dither_key,
     dither_pattern,
 )
+from nearflash.device.vector.compiled import compiled, number, pattern
 
 __all__ = ["F32", "VectorState"]
 
 F32: TypeAlias = NDArray[np.float32]
-U32: TypeAlias = NDArray[np.uint32]
 Stored: TypeAlias = list[NDArray[Any]]
 
-INFINITY = np.uint32(0x7F800000)
-MAGNITUDE = np.uint32(0x7FFFFFFF)
+INT = np.int32
+ZERO, ONE, DITHER = INT(0), INT(1), INT((1 << DITHER_BITS) - 1)
+FIELD, FIELDS, FRACTION, HIDDEN = INT(FP32.mantissa_bits), INT(0xFF), INT(0x7FFFFF), INT(0x800000)
+MANTISSA, CUT, SHIFT, SIGN = INT(3), INT(FP32.mantissa_bits - 3 - DITHER_BITS), INT(DITHER_BITS), INT(0x80)
+
+
+class VectorState:
+    """Decodes and encodes one array ("m" or "v") of one step."""
+
+    def __init__(self, role: str, state_format: StateFormat, step: int) -> None:
+        self._role, self._format, self._step = role, state_format, step
+
+    def decode(self, stored: Stored, out: F32) -> F32:
+        """fp32 values (n,) of stored arrays: the elements (n,), and of mx8 the scales (n / 32,). May return a view."""
+        if self._format is StateFormat.FP32:
+            values: F32 = stored[0]
+            return values
+        if self._format is StateFormat.BF16:
+            _widen(stored[0], out)
+        else:
+            scales = np.maximum(stored[1], MX8[self._role].least_scale)
+            powers = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
+            codes, blocks = (array.reshape(-1, BLOCK_PARAMS) for array in (stored[0], out))
+            _decode_blocks(codes, powers, _values(self._role), blocks)
+        return out
+
+    def encode(self, values: F32, first_param: int, out: Stored) -> None:
+        """Store values (n,), the only NaN of which is the canonical one, of the parameters from `first_param` on."""
+        if self._format is StateFormat.FP32:
+            out[0][:] = values
+            return
+        start = 0
+        while start < values.size:  # a tile has one key
+            tile, place = divmod(first_param + start, TILE_PARAMS)
+            stop = min(start + TILE_PARAMS - place, values.size)
+            dithers, key = _pattern()[place : place + stop - start], INT(dither_key(self._step, self._role, tile))
+            if self._format is StateFormat.BF16:
+                _narrow(values[start:stop], dithers, key, out[0][start:stop])
+            else:
+                scales = out[1][start // BLOCK_PARAMS : stop // BLOCK_PARAMS]
+                arrays = values[start:stop], dithers, out[0][start:stop]
+                _block_encoder(self._role)(*(array.reshape(-1, BLOCK_PARAMS) for array in arrays), key, scales)
+            start = stop
 
 
 @cache
-def _pattern() -> NDArray[np.uint16]:
-    return np.array([dither_pattern(place) for place in range(TILE_PARAMS)], np.uint16)
+def _pattern() -> NDArray[np.int32]:
+    return np.array([dither_pattern(place) for place in range(TILE_PARAMS)], np.int32)
 
 
 @cache
@@ -49,90 +90,53 @@ def _values(role: str) -> F32:
     return np.asarray(values, np.float32)
 
 
-class VectorState:
-    """Decodes and encodes blocks of at most `params` parameters of one array ("m" or "v") of one step."""
+@compiled
+def _widen(patterns: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] = number(INT(INT(patterns[i]) << SHIFT))
 
-    def __init__(self, role: str, state_format: StateFormat, step: int, params: int) -> None:
-        self._role, self._format, self._step = role, state_format, step
-        self._words = np.empty((3, 0 if state_format is StateFormat.FP32 else params), np.uint32)
 
-    def decode(self, stored: Stored, out: F32) -> F32:
-        """fp32 values (n,) of stored arrays: the elements (n,), and of mx8 the scales (n / 32,). May return a view."""
-        if self._format is StateFormat.FP32:
-            values: F32 = stored[0]
-            return values
-        if self._format is StateFormat.BF16:
-            word = out.view(np.uint32)
-            np.copyto(word, stored[0])
-            np.left_shift(word, 16, out=word)
-            return out
-        codes, scales = stored
-        np.take(_values(self._role), codes, out=out, mode="clip")
-        exponents = np.maximum(scales, MX8[self._role].least_scale).astype(np.int32) - 127
-        blocks = out.reshape(-1, BLOCK_PARAMS)
-        np.multiply(blocks, np.ldexp(np.float32(1), exponents)[:, None], out=blocks)
-        return out
+@compiled
+def _narrow(values: Any, dithers: Any, key: Any, out: Any) -> None:
+    for i in range(values.size):
+        dither = INT(INT(dithers[i] + key) & DITHER)
+        out[i] = np.uint16(INT(pattern(values[i]) + dither) >> SHIFT)
 
-    def encode(self, values: F32, first_param: int, out: Stored) -> None:
-        """Store values (n,), the only NaN of which is the canonical one, of the parameters from `first_param` on."""
-        if self._format is StateFormat.FP32:
-            out[0][:] = values
-            return
-        dither, word, other = self._words[:, : values.size]
-        self._dither(first_param, dither)
-        bits = values.view(np.uint32)
-        if self._format is StateFormat.BF16:
-            np.add(bits, dither, out=word)
-            np.right_shift(word, 16, out=word)
-            np.copyto(out[0], word, casting="unsafe")
-        else:
-            self._encode_blocks(bits, dither, word, other, out)
 
-    def _dither(self, first_param: int, out: U32) -> None:
-        start = 0
-        while start < out.size:
-            tile, place = divmod(first_param + start, TILE_PARAMS)
-            stop = min(start + TILE_PARAMS - place, out.size)
-            key = np.uint16(dither_key(self._step, self._role, tile))
-            out[start:stop] = _pattern()[place : place + stop - start] + key
-            start = stop
+@compiled
+def _decode_blocks(codes: Any, powers: Any, table: Any, out: Any) -> None:
+    for block in range(powers.size):
+        for i in range(BLOCK_PARAMS):
+            out[block, i] = table[codes[block, i]] * powers[block]
 
-    def _encode_blocks(self, bits: U32, dither: U32, word: U32, other: U32, out: Stored) -> None:
-        element, (codes, scales) = MX8[self._role], out
-        magnitude = np.bitwise_and(bits, MAGNITUDE, out=word)
-        finite = None
-        if magnitude.max() >= INFINITY:
-            finite = magnitude < INFINITY
-            magnitude *= finite
-        largest = np.maximum.reduceat(magnitude, np.arange(0, bits.size, BLOCK_PARAMS)) >> np.uint32(23)
-        scale = np.maximum(largest, element.least_scale).astype(np.int32)
-        scales[:] = scale
-        nonzero = magnitude != 0 if element.keeps_small else None
-        # Relative to the block: 1 is the power of two of the scale.
-        relative = magnitude.view(np.float32)
-        blocks = relative.reshape(-1, BLOCK_PARAMS)
-        np.multiply(blocks, np.ldexp(np.float32(1), 127 - scale)[:, None], out=blocks)
-        # In 2^-16 of the format's smallest magnitude; past 16 of those the other way of rounding holds.
-        scaled, small = other.view(np.float32), other.view(np.int32)
-        np.minimum(relative, np.float32(2.0 ** (2 - element.top)), out=scaled)
-        np.multiply(scaled, np.float32(2.0 ** (element.top + 2 + DITHER_BITS)), out=scaled)
-        np.copyto(small, scaled, casting="unsafe")
-        np.add(small, dither.view(np.int32), out=small)
-        np.right_shift(small, DITHER_BITS, out=small)
-        np.left_shift(dither, 20 - DITHER_BITS, out=dither)
-        np.add(magnitude, dither, out=magnitude)
-        np.right_shift(magnitude, 20, out=magnitude)
-        code = magnitude.view(np.int32)
-        np.subtract(code, 127 - element.top << element.MANTISSA_BITS, out=code)
-        np.maximum(code, small, out=code)  # each is too small where the other holds
-        if element.signed:
-            np.negative(code, out=small)  # negative unless zero: a zero gets no sign
-            np.bitwise_and(other, bits, out=other)
-            np.right_shift(other, 24, out=other)
-            np.bitwise_and(other, np.uint32(0x80), out=other)
-            np.bitwise_or(magnitude, other, out=magnitude)
-        np.copyto(codes, magnitude, casting="unsafe")
-        if nonzero is not None:
-            np.maximum(codes, nonzero.view(np.uint8), out=codes)
-        if finite is not None:
-            codes[~finite] = element.not_a_number
+
+@cache
+def _block_encoder(role: str) -> Callable[..., None]:
+    """The loop for a role's element: over blocks of values, of their dithers and of the codes to be, (n, 32) each."""
+    element = MX8[role]
+    top, least, not_a_number = INT(element.top), INT(element.least_scale), INT(element.not_a_number)
+    signed, keeps_small, most = element.signed, element.keeps_small, INT(31)
+
+    def loop(values: Any, dithers: Any, codes: Any, key: Any, scales: Any) -> None:
+        for block in range(scales.size):
+            scale = least
+            for i in range(BLOCK_PARAMS):
+                field = INT(INT(pattern(values[block, i]) >> FIELD) & FIELDS)
+                scale = max(scale, ZERO if field == FIELDS else field)
+            scales[block] = np.uint8(scale)
+            for i in range(BLOCK_PARAMS):
+                bits = pattern(values[block, i])
+                field = INT(INT(bits >> FIELD) & FIELDS)
+                # The element's exponent field, before it is known whether there is one so small.
+                exponent = INT(INT(max(field, ONE) - scale) + top)
+                significand = INT(INT(bits & FRACTION) | (HIDDEN if field > ZERO else ZERO))
+                cut = min(INT(CUT + max(INT(ONE - exponent), ZERO)), most)
+                kept = INT(INT(INT(significand >> cut) + INT(INT(dithers[block, i] + key) & DITHER)) >> SHIFT)
+                code = INT(INT(INT(max(exponent, ONE) - ONE) << MANTISSA) + kept)
+                if keeps_small:
+                    code = max(code, ONE if significand > ZERO else ZERO)
+                if signed:
+                    code = INT(code | (SIGN if (code > ZERO) & (bits < ZERO) else ZERO))
+                codes[block, i] = np.uint8(not_a_number if field == FIELDS else code)
+
+    return compiled(loop)
