@@ -52,11 +52,9 @@ def test_each_damage_is_named_as_the_model_does_and_the_next_matrix_is_read(pars
     header = header_of(good)
     streams = [each for bad in damaged(good, rng, flips=40) for each in (bad, good)]
     inputs = {
-        "i_command": commands([command(header, len(stream)) for stream in streams]),
+        "i_command": commands([command(header, len(stream), judge=True) for stream in streams]),
         "i": np.concatenate([words(stream, parser.sources["i"].width) for stream in streams]),
     }
-    found = parser.run(
-        inputs, {"o_end": len(streams)}, stalls=stalls, seed=2, hold={"judge": 1}, timeout_cycles=1 << 20
-    )["o_end"]
+    found = parser.run(inputs, {"o_end": len(streams)}, stalls=stalls, seed=2, timeout_cycles=1 << 20)["o_end"]
     ends = [(StreamFault(int(end & 7)), int(end) >> 3) for end in found]
     assert ends == [outcome(stream, header) for stream in streams]

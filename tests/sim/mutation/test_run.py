@@ -56,6 +56,7 @@ def test_unknown_unit():
         "expand.code_product",
         "expand.header",
         "expand.pairs",
+        "expand.ones",
         "expand.pack",
         "expand.unpack",
     ],

@@ -46,9 +46,8 @@ class OnesCounter(wiring.Component):
 
     def __init__(self, port_bits: int, bits_max: int) -> None:
         self.port_bits, self.bits_max = port_bits, bits_max
-        levels = -(-(port_bits - 1).bit_length() // 3)
-        #: Cycles from a word to the outputs: the levels of the tree, and the sum over words.
-        self.LATENCY = levels + 1
+        #: Cycles from a word to the outputs.
+        self.LATENCY = self.latency(port_bits)
         super().__init__(
             {
                 "begin": In(1),
@@ -60,6 +59,11 @@ class OnesCounter(wiring.Component):
                 "beyond": Out(1),
             }
         )
+
+    @staticmethod
+    def latency(port_bits: int) -> int:
+        """Cycles: the levels of the tree, and the sum over words."""
+        return -(-(port_bits - 1).bit_length() // 3) + 1
 
     def elaborate(self, platform: object) -> Module:
         """Bits that are there; of codes, one bit for each of three; then the tree."""

@@ -11,10 +11,10 @@ from amaranth.hdl import Cat, Mux, Signal
 from nearflash.gateware.expand.ones import Counted, OnesCounter
 from nearflash.sim.formal.bench import Bench
 
-__all__ = ["LATENCY", "ones"]
+__all__ = ["ones"]
 
 _PORT_BITS, _BITS_MAX = 64, 512
-LATENCY = OnesCounter(_PORT_BITS, _BITS_MAX).LATENCY
+_LATENCY = OnesCounter.latency(_PORT_BITS)
 
 
 def ones(dut: Any = None) -> Bench:
@@ -26,12 +26,12 @@ def ones(dut: Any = None) -> Bench:
     word, counted = bench.free(_PORT_BITS, "word"), bench.free(Counted, "counted")
     m.d.comb += [dut.begin.eq(begin), dut.enable.eq(enable), dut.bits.eq(bits), dut.word.eq(word)]
     m.d.comb += dut.counted.eq(counted)
-    rests = Signal(range(LATENCY + 1), reset_less=True)  # cycles since the last word; one more than it takes is as many
-    m.d.sync += rests.eq(Mux(enable, 0, rests + (rests < LATENCY)))
+    rests = Signal(range(_LATENCY + 1), reset_less=True)  # cycles since the last word, at most so many
+    m.d.sync += rests.eq(Mux(enable, 0, rests + (rests < _LATENCY)))
     begun = Signal()
     m.d.sync += begun.eq(begun | begin)
     bench.assume((bits <= _BITS_MAX) & (counted <= 2))
-    bench.assume(~begin | (~enable & (rests >= LATENCY - 1)))
+    bench.assume(~begin | (~enable & (rests >= _LATENCY - 1)))
     bench.assume(~enable | begun)
 
     size, at = Signal(10), Signal(11)  # of the section; where in it the next word is, at its end where there is none
@@ -41,7 +41,7 @@ def ones(dut: Any = None) -> Bench:
     more = [Signal(8, name="more")]  # of the word; of those in the tree
     inner = bench.probe("chosen", _PORT_BITS)
     m.d.comb += more[0].eq(_sum([bit & enable for bit in inner]))
-    for k in range(1, LATENCY):
+    for k in range(1, _LATENCY):
         more.append(Signal(8, name=f"more_{k}", reset_less=True))
         m.d.sync += more[k].eq(more[k - 1])
     late = Signal(10)
@@ -56,7 +56,7 @@ def ones(dut: Any = None) -> Bench:
         m.d.sync += [size.eq(bits), at.eq(0), *(signal.eq(0) for signal in (total, late, beyond))]
 
     bench.prove("same_bits", inner == chosen)
-    settled = begun & (rests >= LATENCY - 1)
+    settled = begun & (rests >= _LATENCY - 1)
     bench.prove("count_of_all_words", ~settled | (dut.count == total))
     bench.prove("beyond_tells", ~settled | (dut.beyond == beyond))
     bench.cover("a_section_ends_within_a_word", settled & (size == 200) & (total == 200) & ~beyond)
@@ -65,12 +65,12 @@ def ones(dut: Any = None) -> Bench:
     # Invariants: what of the words is in the tree and what is counted; which bits of the next word are of the section.
     left = Mux(begun, size - at, 0)[:10]
     bench.prove("inner_late", dut.count == late)
-    for level in range(1, LATENCY):
+    for level in range(1, _LATENCY):
         sums = range(-(-_PORT_BITS // 8**level))
         inside = [bench.probe(f"sum_{level}_{k}", min(1 + 3 * level, 8)) for k in sums]
         bench.prove(f"inner_level_{level}", _sum(inside) == more[level])
     bench.prove("inner_total", ~begun | ((late + sum(more[1:]))[: len(total)] == total))
-    bench.prove("inner_rests", Cat((rests >= k) & (more[k] != 0) for k in range(1, LATENCY)) == 0)
+    bench.prove("inner_rests", Cat((rests >= k) & (more[k] != 0) for k in range(1, _LATENCY)) == 0)
     bench.prove("inner_before", begun | ((size == 0) & (at == 0) & (dut.beyond == 0)))
     bench.prove("inner_at", (at == size) | ((at < size) & (at % _PORT_BITS == 0)))
     bench.prove("inner_beyond", dut.beyond == beyond)

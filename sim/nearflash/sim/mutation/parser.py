@@ -1,4 +1,4 @@
-"""Vectors of the matrix parser: good matrices of every format, with all their words; or damaged ones between good ones.
+"""Vectors of the matrix parser: good matrices of every format, with all their words, and damaged ones between them.
 
 Of damaged matrices the fault and the rows are looked at alone: words of a row that is not said mean nothing.
 """
@@ -25,14 +25,14 @@ from nearflash.sim.ports import words_from_integers
 __all__ = ["ObservedParser", "command", "commands", "parser", "sections", "vectors", "words"]
 
 _PORT_BITS, _COLUMNS_MAX = 64, 512
-_MATRICES, _DAMAGED = 8, 30
-_COMMAND_BITS = MatrixCommand.as_shape().size
+_MATRICES, _DAMAGED = 6, 20
+_COMMAND = data.StructLayout({"command": MatrixCommand, "judge": 1})
 
 
 class ObservedParser(wiring.Component):
     """MatrixParser as `inner`; `o_end`: fault and said rows of each command that has ended.
 
-    With `judge`, words and rows are taken as they come, and not shown.
+    The words and rows of a command with `judge` are taken as they come, and not shown.
     """
 
     def __init__(self, port_bits: int, columns_max: int) -> None:
@@ -40,15 +40,14 @@ class ObservedParser(wiring.Component):
         members = dict(self.inner.signature.members.items())
         self._outputs = [name for name in members if name[:2] == "o_"]
         end = Out(stream.Signature(data.StructLayout({"fault": 3, "rows": 29})))
-        super().__init__(
-            {name: members[name] for name in ("i_command", "i", *self._outputs)} | {"o_end": end, "judge": In(1)}
-        )
+        kept = {name: members[name] for name in ("i", *self._outputs)}
+        super().__init__({"i_command": In(stream.Signature(_COMMAND)), **kept, "o_end": end})
 
     def elaborate(self, platform: Any) -> Module:
         """Hold the next command back until the end of the one before was told."""
         m = Module()
         m.submodules.inner = parser = self.inner
-        waiting, coded, rows = Signal(), Signal(), Signal(29)
+        waiting, coded, judge, rows = Signal(), Signal(), Signal(), Signal(29)
         wiring.connect(m, parser.i, wiring.flipped(self.i))
 
         def row(payload: Any) -> Any:
@@ -62,12 +61,12 @@ class ObservedParser(wiring.Component):
             gate(m, o, shown, row if name == "o_row" else None)
             port = getattr(self, name)
             m.d.comb += [
-                port.payload.eq(Mux(self.judge, 0, _bits(shown))),
-                port.valid.eq(shown.valid & ~self.judge),
-                shown.ready.eq(port.ready | self.judge),
+                port.payload.eq(Mux(judge, 0, _bits(shown))),
+                port.valid.eq(shown.valid & ~judge),
+                shown.ready.eq(port.ready | judge),
             ]
         m.d.comb += [
-            parser.i_command.payload.eq(self.i_command.payload),
+            parser.i_command.payload.eq(self.i_command.payload.command),
             parser.i_command.valid.eq(self.i_command.valid & ~waiting),
             self.i_command.ready.eq(parser.i_command.ready & ~waiting),
             self.o_end.valid.eq(waiting & parser.idle),
@@ -76,8 +75,9 @@ class ObservedParser(wiring.Component):
         with m.If(parser.o_row.valid & parser.o_row.ready):
             m.d.sync += rows.eq(rows + 1)
         with m.If(self.i_command.valid & self.i_command.ready):
-            form = self.i_command.payload.row_format
-            m.d.sync += [waiting.eq(1), coded.eq(Cat(form == each for each in CODED).any())]
+            form = self.i_command.payload.command.row_format
+            m.d.sync += [waiting.eq(1), judge.eq(self.i_command.payload.judge)]
+            m.d.sync += [coded.eq(Cat(form == each for each in CODED).any())]
         with m.Elif(self.o_end.ready & self.o_end.valid):
             m.d.sync += [waiting.eq(0), rows.eq(0)]
         return m
@@ -92,7 +92,7 @@ def parser() -> ObservedParser:
     return ObservedParser(_PORT_BITS, _COLUMNS_MAX)
 
 
-def command(header: BitmapHeader, in_bytes: int) -> int:
+def command(header: BitmapHeader, in_bytes: int, *, judge: bool = False) -> int:
     """The command for the matrix of this header, in so many bytes."""
     fields = MatrixCommand.const(
         {
@@ -103,12 +103,12 @@ def command(header: BitmapHeader, in_bytes: int) -> int:
             "row_format": header.row_format,
         }
     )
-    return int(fields.as_value().value)
+    return int(fields.as_value().value) | judge << MatrixCommand.as_shape().size
 
 
 def commands(numbers: Sequence[int]) -> NDArray[np.uint32]:
     """As the port takes them."""
-    return words_from_integers(numbers, _COMMAND_BITS)
+    return words_from_integers(numbers, _COMMAND.size)
 
 
 def words(text: bytes, port_bits: int) -> NDArray[Any]:
@@ -136,44 +136,51 @@ def sections(stream: bytes, port_bits: int, columns_max: int) -> tuple[dict[str,
     return {f"o_{section.name.lower()}": words(text, port_bits) for section, text in found.items()}, rows
 
 
+def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Half of the matrices are damaged; the last command has more than a run could bring."""
+    given, texts, ends = [], list[bytes](), []
+    parts, rows = list[dict[str, NDArray[Any]]](), list[int]()
+    for _ in range(_MATRICES):
+        for text, header in _judged(rng):
+            fault, count = outcome(text, header)
+            given.append(command(header, len(text), judge=True))
+            texts.append(text)
+            ends.append(fault | count << 3)
+        good = _random(rng, int(rng.integers(1, 4)))
+        words_of, rows_of = sections(good, _PORT_BITS, _COLUMNS_MAX)
+        given.append(command(header_of(good), len(good)))
+        texts.append(good)
+        ends.append(len(rows_of) << 3)
+        parts.append(words_of)
+        rows += rows_of
+    endless = _random(rng, 4)
+    words_of, rows_of = sections(endless, _PORT_BITS, _COLUMNS_MAX)
+    header = header_of(endless)
+    header = replace(
+        header,
+        rows=header.rows + (1 << int(rng.integers(31))),
+        group_rows=header.rows + (1 << int(rng.integers(31))),
+        stream_bytes=1 << int(rng.integers(17, 32)),
+    )
+    given.append(command(header, header.stream_bytes))
+    texts.append(header.pack() + endless[HEADER_BYTES:-SECTION_BYTES])
+    parts.append(words_of)
+    inputs = {"i_command": commands(given), "i": np.concatenate([words(text, _PORT_BITS) for text in texts])}
+    expected: dict[str, NDArray[Any]] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    expected["o_row"] = np.array(rows + rows_of, np.uint64)
+    return inputs, expected | {"o_end": np.array(ends, np.uint32)}
+
+
 def _random(rng: np.random.Generator, group_rows: int) -> bytes:
     shape = int(rng.integers(1, 5)), int(rng.choice([1, 65, 130, 511, _COLUMNS_MAX]))
     density, form = rng.choice([0, 0.1, 0.5, 0.9, 1]), MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))]
     return random_matrix(rng, shape, density, form, group_rows)
 
 
-def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Half of the batches judge. In the other ones the last command has more than a run could bring."""
-    judge = int(rng.integers(2))
-    if judge:
-        streams, given = [], []
-        for _ in range(4):
-            good = random_matrix(rng, (3, 130), 0.5, MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))], 2)
-            bad = [*damaged(good, rng, flips=20)]
-            whole = random_matrix(rng, (2, 200), 0.5, MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))], 9)
-            for index in rng.choice(len(bad), _DAMAGED, replace=False):
-                streams += [(bad[index], header_of(good)), (good, header_of(good))][: 1 + int(rng.integers(2))]
-            streams += [(each, header_of(whole)) for each in odd(whole, rng, 5)]
-        ends = [fault | rows << 3 for fault, rows in (outcome(text, header) for text, header in streams)]
-        given = [command(header, len(text)) for text, header in streams]
-        inputs = {"i_command": commands(given), "i": np.concatenate([words(text, _PORT_BITS) for text, _ in streams])}
-        return inputs | {"judge": np.array(1)}, {"o_end": np.array(ends, np.uint32)}
-    matrices = [_random(rng, int(rng.integers(1, 4))) for _ in range(_MATRICES)]
-    endless = _random(rng, 4)
-    found = [sections(text, _PORT_BITS, _COLUMNS_MAX) for text in (*matrices, endless)]
-    parts, rows = zip(*found, strict=True)
-    header = header_of(endless)
-    header = replace(
-        header,
-        rows=header.rows + (1 << int(rng.integers(31))),
-        group_rows=header.rows + (1 << int(rng.integers(3, 31))),
-        stream_bytes=1 << int(rng.integers(16, 32)),
-    )
-    text = header.pack() + endless[HEADER_BYTES:-SECTION_BYTES]
-    given = [*(command(header_of(each), len(each)) for each in matrices), command(header, header.stream_bytes)]
-    inputs = {"i_command": commands(given), "judge": np.array(0)}
-    inputs["i"] = np.concatenate([words(each, _PORT_BITS) for each in (*matrices, text)])
-    expected: dict[str, NDArray[Any]] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    expected["o_row"] = np.array([row for each in rows for row in each], np.uint64)
-    expected["o_end"] = np.array([len(each) << 3 for each in rows[:-1]], np.uint32)
-    return inputs, expected
+def _judged(rng: np.random.Generator) -> list[tuple[bytes, BitmapHeader]]:
+    """Damaged matrices, and the headers that they were to have."""
+    first, second = (MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))] for _ in range(2))
+    good, whole = random_matrix(rng, (3, 130), 0.5, first, 2), random_matrix(rng, (2, 200), 0.5, second, 9)
+    bad = [*damaged(good, rng, flips=20)]
+    found = [(bad[index], header_of(good)) for index in rng.choice(len(bad), _DAMAGED, replace=False)]
+    return found + [(text, header_of(whole)) for text in odd(whole, rng, 5)]

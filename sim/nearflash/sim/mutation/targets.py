@@ -13,6 +13,7 @@ from nearflash.sim.mutation import (
     coded,
     header,
     mac,
+    ones,
     pack,
     pairs,
     selector,
@@ -73,6 +74,7 @@ TARGETS: dict[str, Target] = {
     "expand.pairs": Target(
         pairs.ObservedMerge, pairs.vectors, part="inner", stalls=("none", "both"), batches=30, cut_cycles=(9, 20, 33)
     ),
+    "expand.ones": Target(ones.ObservedCount, ones.vectors, part="inner", batches=5),
     "expand.pack": Target(
         pack.packer, pack.vectors, part="inner", stalls=("none", "both"), batches=12, cut_cycles=(9, 20, 33)
     ),
