@@ -21,6 +21,8 @@ from nearflash.training.compression.topk import TopK
 __all__ = ["Compressor"]
 
 _INFINITY = 0x7F800000
+_SAMPLED = 64
+"""One of so many elements is looked at first."""
 
 
 class Compressor:
@@ -125,5 +127,10 @@ def _threshold(magnitude: torch.Tensor, count: int) -> int:
     """The `count`-th largest."""
     if magnitude.is_cuda:
         return int(torch.topk(magnitude, count, sorted=False).values.min())
-    place = magnitude.numel() - count
-    return int(np.partition(magnitude.numpy(), place)[place])  # a hundred times as fast as torch's on the CPU
+    values = magnitude.numpy()
+    sample = values[::_SAMPLED]
+    likely = min(sample.size, 2 * count // _SAMPLED + 8)  # of the sample, so that it is below the one sought
+    candidates = values[values >= np.partition(sample, -likely)[-likely]]
+    if candidates.size < count:
+        candidates = values
+    return int(np.partition(candidates, -count)[-count])  # a hundred times as fast as torch's on the CPU
