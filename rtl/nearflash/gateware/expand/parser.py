@@ -10,8 +10,8 @@ its bitmap has no ones beyond the columns; of a row that is not said, words of s
 out. `fault` is the first one in the order of nearflash.model.expand.bitmap.read_rows, and says no further row; what is
 left of the matrix is taken and dropped. It stands until the next command. Reset drops what is inside.
 
-Timing: a word a cycle within a section, PLAN_CYCLES between sections, and the latency of OnesCounter behind bitmaps,
-codes, headers and ends of groups; back-pressure: yes.
+Timing: a word a cycle within a section, PLAN_CYCLES between sections, and behind bitmaps and codes, which are counted,
+as many more as OnesCounter's latency has beyond one; back-pressure: yes.
 Limits: rows of up to `columns_max` columns, with every section of a row taken before its values: who takes the streams
 has room for a row's.
 Source: nearflash.abi.bitmap.
