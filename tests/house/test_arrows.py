@@ -45,7 +45,7 @@ LEAN = {
     "gateware": {"amaranth"},
 }
 #: Imported in a function, only when it is called and where it is installed.
-LAZY = {"nearflash.device.matrix": {"crc32c"}}
+LAZY = {"nearflash.device.matrix": {"crc32c"}, "nearflash.device.topk": {"crc32c"}}
 #: Loaded by a device that needs them, which says so where they are missing.
 FOR_ONE_DEVICE = {"nearflash.device.vector.compiled": {"numba", "llvmlite"}}
 

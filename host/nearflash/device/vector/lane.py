@@ -32,8 +32,8 @@ EMPTY = np.empty(0, np.float32), np.empty(0, np.uint16)
 class VectorLane:
     """The lane of one thread: scratch for a block of narrow state, and one step's scalars."""
 
-    BLOCK_PARAMS = 1 << 16
-    """Most parameters a call: shorter calls spend their time in Python, longer ones cannot be stopped."""
+    BLOCK_PARAMS = 1 << 18
+    """Most parameters a call: shorter calls spend their time in Python (2^16: a third), longer ones cannot be stopped."""
 
     def __init__(self, rule: OptimizerStep, copy: CopyFormat) -> None:
         self._roles = tuple(rule.torch_names)
