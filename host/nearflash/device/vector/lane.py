@@ -33,7 +33,7 @@ class VectorLane:
     """The lane of one thread: scratch for a block of narrow state, and one step's scalars."""
 
     BLOCK_PARAMS = 1 << 18
-    """Most parameters a call: shorter calls spend their time in Python (2^16: a third), longer ones cannot be stopped."""
+    """Most parameters a call: shorter calls spend their time in Python (2^16: a third), longer ones never stop."""
 
     def __init__(self, rule: OptimizerStep, copy: CopyFormat) -> None:
         self._roles = tuple(rule.torch_names)
