@@ -8,6 +8,15 @@ from nearflash.device.base import LinkBytes
 from nearflash.device.memory import PAGE_BYTES, SimulatedMemory, anonymous
 
 
+@pytest.mark.parametrize("size_bytes", [1, PAGE_BYTES, (2 << 20) - 1, 2 << 20, (5 << 20) + 3])
+def test_memory_of_any_size_is_page_aligned_and_zero(size_bytes):
+    """From 2 MiB on it is in huge pages, of which no more is seen than was asked for."""
+    memory = anonymous(size_bytes)
+    assert memory.size == size_bytes and memory.ctypes.data % PAGE_BYTES == 0 and not memory.any()
+    memory[:] = 1
+    assert memory.sum() == size_bytes
+
+
 def test_host_and_device_are_different_bytes_until_a_sync():
     links = LinkBytes()
     buffer = SimulatedMemory(16 * PAGE_BYTES).allocate(100, links)
