@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
 from nearflash.abi.formats import fp32_round
-from nearflash.device.vector.compiled import compiled, number
+from nearflash.device.vector.compiled import bf16_number, compiled
 from nearflash.storage import TensorEntry
 from nearflash.training.parameters import FlatParameters, dtype_name
 
@@ -96,7 +96,6 @@ def _sums(block: torch.Tensor) -> NDArray[np.float64]:
 @cache
 def _run_sums(bf16: bool) -> Callable[..., None]:
     """The loop, of fp32 numbers or of bf16 patterns."""
-    upper = np.int32(16)
 
     def loop(values: Any, sums: Any) -> None:
         squares = np.empty(RUN, np.float64)
@@ -106,7 +105,7 @@ def _run_sums(bf16: bool) -> Callable[..., None]:
             squares[count:] = 0
             for i in range(count):
                 value = values[first + i]
-                wide = np.float64(number(np.int32(np.int32(value) << upper)) if bf16 else value)
+                wide = np.float64(bf16_number(value) if bf16 else value)
                 squares[i] = wide * wide
             half = RUN // 2
             while half:

@@ -9,11 +9,12 @@ Source: LLVM Language Reference (llvm.fma, fptrunc, bitcast); numba.extending.in
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-__all__ = ["compiled", "fma", "fp16_pattern", "number", "pattern"]
+__all__ = ["bf16_number", "bf16_pattern", "compiled", "fma", "fp16_pattern", "number", "pattern"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FP32, _FP16, _WORD, _HALFWORD = ir.FloatType(), ir.HalfType(), ir.IntType(32), ir.IntType(16)
@@ -56,3 +57,20 @@ def fp16_pattern(_: Any, value: Any) -> Any:
         return builder.bitcast(builder.fptrunc(values[0], _FP16), _HALFWORD)
 
     return types.uint16(types.float32), generate
+
+
+_ONE, _HALF, _UPPER = np.int32(1), np.int32(0x7FFF), np.int32(16)
+
+
+@compiled
+def bf16_pattern(value: Any) -> Any:
+    """uint16 with the bits of an fp32 number, not a NaN but the canonical one, rounded to bf16, nearest even."""
+    word = pattern(value)
+    odd = np.int32(np.int32(word >> _UPPER) & _ONE)
+    return np.uint16(np.int32(np.int32(word + odd) + _HALF) >> _UPPER)
+
+
+@compiled
+def bf16_number(bits: Any) -> Any:
+    """fp32 number of a bf16 pattern in an integer: exact."""
+    return number(np.int32(np.int32(bits) << _UPPER))

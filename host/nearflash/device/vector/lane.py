@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.formats import FP32
 from nearflash.abi.rules import OptimizerStep, StateFormat
-from nearflash.device.vector.compiled import compiled, fp16_pattern, number, pattern
+from nearflash.device.vector.compiled import bf16_pattern, compiled, fp16_pattern, number, pattern
 from nearflash.device.vector.orders import order_of
 from nearflash.device.vector.state import F32, VectorState
 
@@ -37,7 +37,7 @@ class VectorLane:
 
     def __init__(self, rule: OptimizerStep, copy: CopyFormat) -> None:
         self._roles = tuple(rule.torch_names)
-        self._format, self._copy = rule.state_format, copy
+        self._format = rule.state_format
         function, self._scalars = order_of(rule)
         self._loop = _loop(function, "m" in self._roles, "v" in self._roles, copy)
         self._states = {role: VectorState(role, rule.state_format, rule.step) for role in self._roles}
@@ -95,10 +95,10 @@ def _brought(values: F32, out: F32) -> F32:
 def _loop(order: Callable[..., Any], has_m: bool, has_v: bool, copy: CopyFormat) -> Callable[..., tuple[int, int]]:
     """The order over a block, compiled: p, m and v change in place; counts as of VectorLane.step."""
     overflow, makes_copy, fp16 = OVERFLOW[copy], copy is not CopyFormat.NONE, copy is CopyFormat.FP16
-    zero, one, half, sixteen, below = np.float32(0), INT(1), INT(0x7FFF), INT(16), INT(0)
+    zero, none = np.float32(0), INT(0)
 
     def run(g: Any, p: Any, m: Any, v: Any, out: Any, scalars: Any) -> Any:
-        nonfinite = overflows = below
+        nonfinite = overflows = none
         for i in range(g.size):
             new_p, new_m, new_v = order(g[i], p[i], m[i] if has_m else zero, v[i] if has_v else zero, scalars)
             new_p = number(NAN) if new_p != new_p else new_p
@@ -109,12 +109,8 @@ def _loop(order: Callable[..., Any], has_m: bool, has_v: bool, copy: CopyFormat)
                 v[i] = number(NAN) if new_v != new_v else new_v
             nonfinite = INT(nonfinite + INT(INT(pattern(g[i]) & MAGNITUDE) >= INFINITY))
             if makes_copy:
-                word = pattern(new_p)
-                if fp16:
-                    out[i] = fp16_pattern(new_p)
-                else:
-                    out[i] = np.uint16(INT(INT(word + INT(INT(word >> sixteen) & one)) + half) >> sixteen)
-                magnitude = INT(word & MAGNITUDE)
+                out[i] = fp16_pattern(new_p) if fp16 else bf16_pattern(new_p)
+                magnitude = INT(pattern(new_p) & MAGNITUDE)
                 overflows = INT(overflows + INT((magnitude >= overflow) & (magnitude < INFINITY)))
         return nonfinite, overflows
 

@@ -43,13 +43,13 @@ def _(adam: AdamStep) -> Order:
 
 @order_of.register
 def _(sgd: SgdStep) -> Order:
-    function = _sgd(sgd.profile is Profile.TORCH_FUSED, bool(sgd.momentum), sgd.nesterov, bool(sgd.weight_decay))
+    function = _sgd(sgd.profile, bool(sgd.momentum), sgd.nesterov, bool(sgd.weight_decay))
     return Order(function, _fp32((sgd.lr, sgd.momentum, sgd.retained, sgd.gain, sgd.decay)))
 
 
 @order_of.register
 def _(adagrad: AdagradStep) -> Order:
-    function = _adagrad(adagrad.profile is Profile.TORCH_FUSED, bool(adagrad.weight_decay))
+    function = _adagrad(adagrad.profile, bool(adagrad.weight_decay))
     return Order(function, _fp32((adagrad.step_size, adagrad.eps, adagrad.decay)))
 
 
@@ -64,28 +64,27 @@ def _fp32(scalars: tuple[float, ...]) -> tuple[np.float32, ...]:
 
 
 @cache
-def _l2(fused: bool, decays: bool) -> Callable[..., Any]:
-    """The gradient with L2 decay."""
+def _decay(profile: Profile, decays: bool, decoupled: bool = False) -> Callable[..., Any]:
+    """Weight decay: the gradient with it, or the parameter after it where it is decoupled."""
+    fused, deepspeed = profile is not Profile.IEEE, profile is Profile.DEEPSPEED
 
-    def gradient(g: Any, p: Any, decay: Any) -> Any:
+    def decayed(g: Any, p: Any, decay: Any) -> Any:
         if not decays:
-            return g
-        if fused:
-            return fma(p, decay, g)
-        return g + p * decay
+            return g, p
+        if decoupled:
+            return g, fma(p, decay, p) if deepspeed else p * decay
+        return fma(p, decay, g) if fused else g + p * decay, p
 
-    return compiled(gradient)
+    return compiled(decayed)
 
 
 @cache
 def _adam_ieee(decoupled: bool, decays: bool) -> Callable[..., Any]:
-    l2 = _l2(False, decays and not decoupled)
+    decayed = _decay(Profile.IEEE, decays, decoupled)
 
     def order(g: Any, p: Any, m: Any, v: Any, scalars: Any) -> Any:
         beta1, gain1, beta2, gain2, root, eps, step_size, decay = scalars
-        g = l2(g, p, decay)
-        if decays and decoupled:
-            p = p * decay
+        g, p = decayed(g, p, decay)
         m = m * beta1 + g * gain1
         v = v * beta2 + (g * gain2) * g
         return p - (m / (np.sqrt(v) / root + eps)) * step_size, m, v
@@ -95,13 +94,11 @@ def _adam_ieee(decoupled: bool, decays: bool) -> Callable[..., Any]:
 
 @cache
 def _adam_torch(decoupled: bool, decays: bool) -> Callable[..., Any]:
-    l2 = _l2(True, decays and not decoupled)
+    decayed = _decay(Profile.TORCH_FUSED, decays, decoupled)
 
     def order(g: Any, p: Any, m: Any, v: Any, scalars: Any) -> Any:
         _, gain1, beta2, gain2, root, eps, step_size, decay = scalars
-        g = l2(g, p, decay)
-        if decays and decoupled:
-            p = p * decay
+        g, p = decayed(g, p, decay)
         m = fma(g - m, gain1, m)
         v = fma(g * gain2, g, v * beta2)
         return p - (m * step_size) / (np.sqrt(v) / root + eps), m, v
@@ -111,13 +108,11 @@ def _adam_torch(decoupled: bool, decays: bool) -> Callable[..., Any]:
 
 @cache
 def _adam_deepspeed(decoupled: bool, decays: bool) -> Callable[..., Any]:
-    l2 = _l2(True, decays and not decoupled)
+    decayed = _decay(Profile.DEEPSPEED, decays, decoupled)
 
     def order(g: Any, p: Any, m: Any, v: Any, scalars: Any) -> Any:
         beta1, gain1, beta2, gain2, inverse_root, eps, step_size, decay = scalars
-        g = l2(g, p, decay)
-        if decays and decoupled:
-            p = fma(p, decay, p)
+        g, p = decayed(g, p, decay)
         m = fma(g, gain1, m * beta1)
         v = fma(g * g, gain2, v * beta2)
         return fma(m / fma(np.sqrt(v), inverse_root, eps), -step_size, p), m, v
@@ -126,12 +121,12 @@ def _adam_deepspeed(decoupled: bool, decays: bool) -> Callable[..., Any]:
 
 
 @cache
-def _sgd(fused: bool, momentum: bool, nesterov: bool, decays: bool) -> Callable[..., Any]:
-    l2 = _l2(fused, decays)
+def _sgd(profile: Profile, momentum: bool, nesterov: bool, decays: bool) -> Callable[..., Any]:
+    fused, decayed = profile is not Profile.IEEE, _decay(profile, decays)
 
     def order(g: Any, p: Any, m: Any, v: Any, scalars: Any) -> Any:
         lr, factor, retained, gain, decay = scalars
-        g = l2(g, p, decay)
+        g, p = decayed(g, p, decay)
         direction = g
         if momentum:
             m = fma(g, gain, m * retained) if fused else m * retained + g * gain
@@ -144,12 +139,12 @@ def _sgd(fused: bool, momentum: bool, nesterov: bool, decays: bool) -> Callable[
 
 
 @cache
-def _adagrad(fused: bool, decays: bool) -> Callable[..., Any]:
-    l2 = _l2(fused, decays)
+def _adagrad(profile: Profile, decays: bool) -> Callable[..., Any]:
+    fused, decayed = profile is not Profile.IEEE, _decay(profile, decays)
 
     def order(g: Any, p: Any, m: Any, v: Any, scalars: Any) -> Any:
         step_size, eps, decay = scalars
-        g = l2(g, p, decay)
+        g, p = decayed(g, p, decay)
         v = fma(g, g, v) if fused else v + g * g
         root = np.sqrt(v) + eps
         return p - ((g * step_size) / root if fused else (g / root) * step_size), m, v

@@ -20,7 +20,7 @@ from nearflash.abi.rules.state import (
     dither_key,
     dither_pattern,
 )
-from nearflash.device.vector.compiled import compiled, number, pattern
+from nearflash.device.vector.compiled import bf16_number, compiled, pattern
 
 __all__ = ["F32", "VectorState"]
 
@@ -93,7 +93,7 @@ def _values(role: str) -> F32:
 @compiled
 def _widen(patterns: Any, out: Any) -> None:
     for i in range(out.size):
-        out[i] = number(INT(INT(patterns[i]) << SHIFT))
+        out[i] = bf16_number(patterns[i])
 
 
 @compiled
