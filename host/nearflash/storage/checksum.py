@@ -13,6 +13,6 @@ from numpy.typing import NDArray
 __all__ = ["crc32c"]
 
 
-def crc32c(data: NDArray[np.uint8]) -> int:
-    """CRC32C of contiguous bytes."""
-    return int(_crc32c(data))
+def crc32c(data: NDArray[np.uint8], before: int = 0) -> int:
+    """CRC32C of contiguous bytes, and of those before them, whose CRC32C is `before`."""
+    return int(_crc32c(data, before))

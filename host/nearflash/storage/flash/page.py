@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import ArrayLike, NDArray
 
 from nearflash.abi.attend.codeword import AUX_BYTES, CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, PageKind
 from nearflash.abi.attend.pages import IndexFormat
+from nearflash.storage.checksum import crc32c
 from nearflash.storage.direct import BLOCK_BYTES, aligned_buffer
 
 __all__ = [
