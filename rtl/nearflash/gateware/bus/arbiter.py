@@ -13,13 +13,12 @@ Limits: a master that does not take its beats blocks the others: the masters her
 Source: AMBA AXI specification, IHI 0022, clauses A3.2 (handshake) and A5 (ordering).
 """
 
-from amaranth import Cat, Module, Signal
+from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from nearflash.gateware.bus.arbitration import owner_queue, share_address
 from nearflash.gateware.bus.axi import Axi4ReadSignature
-from nearflash.gateware.bus.transfer import Burst, drive_address
-from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["ReadArbiter"]
 
@@ -47,11 +46,7 @@ class ReadArbiter(wiring.Component):
     LATENCY = 1
 
     def __init__(self, count: int, data_width_bits: int, *, max_outstanding: int = 16) -> None:
-        if count < 2:
-            raise ValueError(f"count must be at least 2 masters, not {count!r}")
-        if max_outstanding < 2:
-            raise ValueError(f"max_outstanding must be at least 2 bursts, not {max_outstanding!r}")
-        self.count, self.max_outstanding = count, max_outstanding
+        self._owners = owner_queue(count, max_outstanding)
         bus = Axi4ReadSignature(data_width_bits)
         super().__init__({"port": In(bus).array(count), "bus": Out(bus)})
 
@@ -59,42 +54,18 @@ class ReadArbiter(wiring.Component):
         """One register between the masters' AR and the bus; a queue of owners between AR and R."""
         m = Module()
         bus = self.bus
-        m.submodules.owners = owners = StreamQueue(range(self.count), self.max_outstanding)
-        burst = Signal(Burst)
-        chosen, last = Signal(range(self.count)), Signal(range(self.count))
-        room, asked = Signal(), Signal()
-
-        # AR: the next master behind the last one that asks.
-        with m.Switch(last):
-            for before in range(self.count):
-                with m.Case(before):
-                    for step in reversed(range(1, self.count + 1)):
-                        with m.If(self.port[(before + step) % self.count].arvalid):
-                            m.d.comb += chosen.eq((before + step) % self.count)
-        m.d.comb += [
-            room.eq((bus.arready | ~bus.arvalid) & owners.i.ready),
-            asked.eq(room & Cat(port.arvalid for port in self.port).any()),
-            owners.i.payload.eq(chosen),
-            owners.i.valid.eq(asked),
-        ]
-        drive_address(m, bus, "ar", burst)
-        with m.If(bus.arready):
-            m.d.sync += bus.arvalid.eq(0)
-        with m.If(asked):
-            m.d.sync += [bus.arvalid.eq(1), last.eq(chosen)]
+        m.submodules.owners = owners = self._owners
+        share_address(m, bus, self.port, "ar", [owners])
 
         # R: to the owner of the oldest burst.
         for index, port in enumerate(self.port):
-            mine, answered = chosen == index, owners.o.payload == index
+            answered = owners.o.payload == index
             m.d.comb += [
-                port.arready.eq(room & mine),
                 port.rvalid.eq(bus.rvalid & owners.o.valid & answered),
                 port.rdata.eq(bus.rdata),
                 port.rresp.eq(bus.rresp),
                 port.rlast.eq(bus.rlast),
             ]
-            with m.If(asked & mine):
-                m.d.sync += [burst.address.eq(port.araddr), burst.length.eq(port.arlen)]
             with m.If(answered):
                 m.d.comb += bus.rready.eq(port.rready & owners.o.valid)
         m.d.comb += owners.o.ready.eq(bus.rvalid & bus.rready & bus.rlast)

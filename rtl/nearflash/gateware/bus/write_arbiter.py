@@ -16,13 +16,12 @@ before they ask.
 Source: AMBA AXI specification, IHI 0022, clauses A3.2 (handshake) and A5 (ordering).
 """
 
-from amaranth import Cat, Module, Signal
+from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from nearflash.gateware.bus.arbitration import owner_queue, share_address
 from nearflash.gateware.bus.axi import Axi4WriteSignature
-from nearflash.gateware.bus.transfer import Burst, drive_address
-from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["WriteArbiter"]
 
@@ -50,11 +49,8 @@ class WriteArbiter(wiring.Component):
     LATENCY = 1
 
     def __init__(self, count: int, data_width_bits: int, *, max_outstanding: int = 16) -> None:
-        if count < 2:
-            raise ValueError(f"count must be at least 2 masters, not {count!r}")
-        if max_outstanding < 2:
-            raise ValueError(f"max_outstanding must be at least 2 bursts, not {max_outstanding!r}")
-        self.count, self.max_outstanding = count, max_outstanding
+        self._data = owner_queue(count, max_outstanding)
+        self._answers = owner_queue(count, max_outstanding)
         bus = Axi4WriteSignature(data_width_bits)
         super().__init__({"port": In(bus).array(count), "bus": Out(bus)})
 
@@ -62,44 +58,19 @@ class WriteArbiter(wiring.Component):
         """One register between the masters' AW and the bus; queues of owners between AW and W, and AW and B."""
         m = Module()
         bus = self.bus
-        m.submodules.data = data = StreamQueue(range(self.count), self.max_outstanding)
-        m.submodules.answers = answers = StreamQueue(range(self.count), self.max_outstanding)
-        burst = Signal(Burst)
-        chosen, last = Signal(range(self.count)), Signal(range(self.count))
-        room, asked = Signal(), Signal()
-
-        # AW: the next master behind the last one that asks. No more bursts have data to come than have no answer.
-        with m.Switch(last):
-            for before in range(self.count):
-                with m.Case(before):
-                    for step in reversed(range(1, self.count + 1)):
-                        with m.If(self.port[(before + step) % self.count].awvalid):
-                            m.d.comb += chosen.eq((before + step) % self.count)
-        m.d.comb += [
-            room.eq((bus.awready | ~bus.awvalid) & answers.i.ready),
-            asked.eq(room & Cat(port.awvalid for port in self.port).any()),
-        ]
-        for owners in (data, answers):
-            m.d.comb += [owners.i.payload.eq(chosen), owners.i.valid.eq(asked)]
-        drive_address(m, bus, "aw", burst)
-        with m.If(bus.awready):
-            m.d.sync += bus.awvalid.eq(0)
-        with m.If(asked):
-            m.d.sync += [bus.awvalid.eq(1), last.eq(chosen)]
+        m.submodules.data = data = self._data
+        m.submodules.answers = answers = self._answers
+        share_address(m, bus, self.port, "aw", [answers, data])
 
         # W: of the owner of the oldest burst whose data have not all gone. B: to the owner of the oldest one.
         for index, port in enumerate(self.port):
-            mine = chosen == index
             sends = data.o.valid & (data.o.payload == index)
             waits = answers.o.valid & (answers.o.payload == index)
             m.d.comb += [
-                port.awready.eq(room & mine),
                 port.wready.eq(bus.wready & sends),
                 port.bvalid.eq(bus.bvalid & waits),
                 port.bresp.eq(bus.bresp),
             ]
-            with m.If(asked & mine):
-                m.d.sync += [burst.address.eq(port.awaddr), burst.length.eq(port.awlen)]
             with m.If(data.o.payload == index):
                 m.d.comb += [
                     bus.wvalid.eq(port.wvalid & data.o.valid),
