@@ -57,7 +57,7 @@ class HostDevice(CheckedDevice):
     def _start(self, command: Command) -> None:
         assert isinstance(command, UpdateCommand)
         job = _Job(command, self.memory, self._aborted, self._jobs[-1].parts if self._jobs else [])
-        job.parts = [self._pool.submit(job.work, part == 0) for part in range(THREADS)]
+        job.parts = [self._pool.submit(job.work, part == 0) for part in range(min(THREADS, job.blocks))]
         self._jobs.append(job)
 
     def _finish(self, timeout_s: float) -> Completion:
@@ -95,7 +95,9 @@ class _Job:
         self.parts: list[Future[tuple[int, int]]] = []
         self._memory, self._aborted, self._before = memory, aborted, before
         self._gradient: Future[NDArray[np.float32]] = Future()
-        self._blocks = iter([*pairwise(_cuts(command, VectorLane.BLOCK_PARAMS))])
+        cuts = _cuts(command, VectorLane.BLOCK_PARAMS)
+        self.blocks = len(cuts) - 1
+        self._left = pairwise(cuts)
 
     def work(self, first: bool) -> tuple[int, int]:
         """One thread's part; counts as VectorLane.step. The first thread reads the gradient. Raises StreamError."""
@@ -110,7 +112,7 @@ class _Job:
         outputs = self._arrays(command.writes())
         lane = VectorLane(command.rule, command.copy)
         nonfinite = overflows = 0
-        for start, stop in self._blocks:  # shared: a thread that is held up takes fewer blocks
+        for start, stop in self._left:  # shared: a thread that is held up takes fewer blocks
             if self._aborted.is_set():
                 break
             counts = lane.step(_part(inputs, start, stop), _part(outputs, start, stop), command.first_param + start)
