@@ -22,6 +22,12 @@ def test_items_come_in_order_and_then_the_end():
     assert channel.get() is None
 
 
+def test_the_newest_item_comes_first_where_that_is_wanted():
+    channel = Channel([1, 2], newest_first=True)
+    channel.put(3)
+    assert [channel.get() for _ in range(3)] == [3, 1, 2]
+
+
 def test_preferred_items_come_first():
     channel = Channel([1, 2, 3, 4])
     assert channel.get(prefer=lambda item: item % 2 == 0) == 2

@@ -12,21 +12,22 @@ T = TypeVar("T")
 
 
 class Channel(Generic[T]):
-    """Items in order, without bound; it ends when each of its `producers` has called `end`."""
+    """Items in order, or the newest first, without bound; it ends when each of its `producers` has called `end`."""
 
-    def __init__(self, items: Iterable[T] = (), producers: int = 1) -> None:
+    def __init__(self, items: Iterable[T] = (), producers: int = 1, *, newest_first: bool = False) -> None:
         self.waited_s = 0.0
         """Summed over the consumers, since the start or `measure`."""
         self._items, self._producers = deque(items), producers
+        self._add = self._items.appendleft if newest_first else self._items.append
         self._condition = threading.Condition()
         self._measured_from = 0.0
         self._aborted = False
 
     def put(self, item: T) -> None:
-        """Add an item, at the end; an aborted channel drops it."""
+        """Add an item; an aborted channel drops it."""
         with self._condition:
             if not self._aborted:
-                self._items.append(item)
+                self._add(item)
                 self._condition.notify()
 
     def get(self, prefer: Callable[[T], bool] | None = None) -> T | None:

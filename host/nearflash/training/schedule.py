@@ -29,9 +29,11 @@ from nearflash.training.transfer import Slot, Transfer
 __all__ = ["SLOTS", "Schedule", "Step"]
 
 READERS = WRITERS = 3
-SLOTS = 16
-"""Extents in a device's memory at once: some read, one updated, some written, and between the stages enough that a
-drive which serves reads and writes by turns does not stop them (6 slots: a tenth slower)."""
+SLOTS = 32
+"""Extents in a device's memory at once: as many as a drive reads while the norm of 10^8 gradients is taken.
+
+Behind that a few go round, as each stage takes the newest: those are still in the processor's cache, and a drive
+without an engine of its own, as virtual ones are, moves data in a cache half as fast again as data in memory."""
 
 Update = Callable[[Transfer, Slot], None]
 """What the update stage does with an extent."""
@@ -177,8 +179,10 @@ class Pipeline:
     def __init__(self, step: Step, schedule: Schedule, transfer: Transfer) -> None:
         self._step, self._schedule, self._transfer = step, schedule, transfer
         self.extents = Channel[Extent]()
-        self._free = Channel(transfer.slots)
-        self._ready, self._done = Channel[Slot](producers=READERS), Channel[Slot]()
+        newest = not schedule.keeps  # else what was written first is written over first
+        self._free = Channel(transfer.slots, newest_first=newest)
+        self._ready = Channel[Slot](producers=READERS, newest_first=newest)
+        self._done = Channel[Slot](newest_first=newest)
         self._threads: list[threading.Thread] = []
         for number in range(READERS):
             self._start(f"read {number}", self.extents, self._read, self._ready)
