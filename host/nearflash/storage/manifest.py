@@ -21,8 +21,8 @@ TENSOR_ALIGNMENT = 32
 EXTENT_ALIGNMENT = BLOCK_BYTES // FP32.bytes
 """Parameters to whose multiple an extent is cut: one block of direct I/O."""
 EXTENT_PARAMS = 1 << 18
-"""Parameters of an extent unless told: 1 MiB an fp32 array, what NVMe drives need for their full rate, and so little that
-several extents fit a processor's cache."""
+"""Parameters of an extent unless told: 1 MiB an fp32 array, which NVMe drives need for their full rate; several extents
+fit a processor's cache."""
 
 
 def _padded(params: int, multiple: int) -> int:
