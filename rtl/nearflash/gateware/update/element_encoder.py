@@ -20,11 +20,10 @@ from nearflash.abi.formats import FP32
 from nearflash.abi.rules.state import DITHER_BITS, MX8, BlockElement, StateFormat
 from nearflash.gateware.datapath import Datapath, Timed
 from nearflash.gateware.update.block_scale import SCALE_BITS
+from nearflash.gateware.update.state_form import FORM_BITS
 
-__all__ = ["FORM_BITS", "ElementEncoder"]
+__all__ = ["ElementEncoder"]
 
-#: Bits of the register field `state_format`.
-FORM_BITS = 2
 _KEPT_BITS = 1 + BlockElement.MANTISSA_BITS + DITHER_BITS
 _SHIFT_BITS = 5
 

@@ -30,9 +30,9 @@ from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Narrow, pieces
 from nearflash.gateware.stream.join import Join
 from nearflash.gateware.stream.skid import SkidBuffer
-from nearflash.gateware.update.element_encoder import FORM_BITS
 from nearflash.gateware.update.gradient import GradientCommand, GradientSource
 from nearflash.gateware.update.pipeline import input_group
+from nearflash.gateware.update.state_form import FORM_BITS
 from nearflash.gateware.update.state_reader import StateReader
 
 __all__ = ["INPUTS", "STATES", "Fetch", "FetchCommand"]

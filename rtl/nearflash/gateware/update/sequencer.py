@@ -11,7 +11,7 @@ Timing: `done` comes at the earliest 2 cycles after `start`; back-pressure: wait
 from collections.abc import Sequence
 from typing import Any
 
-from amaranth import Cat, Module, Mux
+from amaranth import Cat, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -21,6 +21,7 @@ from nearflash.abi.rules.state import BLOCK_PARAMS, StateFormat
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.update.fetch import INPUTS, STATES, FetchCommand
+from nearflash.gateware.update.state_form import per_format
 from nearflash.gateware.update.store import OUTPUTS, StoreCommand
 
 __all__ = ["Sequencer"]
@@ -152,7 +153,7 @@ class Sequencer(wiring.Component):
         form, off = self.values.program.state_format, [address[: offset_bits - n].any() for n in range(3)]
         if name not in STATES or len(self.config.state_formats) == 1:
             return off[0]
-        return Mux(form == StateFormat.FP32.code, off[0], Mux(form == StateFormat.BF16.code, *off[1:]))
+        return per_format(form, *off)
 
     def _report(self, m: Module, faults: Sequence[tuple[Any, Status]], *, after_reads: bool = False) -> None:
         unseen = ~Cat(error.seen for error in self.fetch_error).any() if after_reads else 1

@@ -16,7 +16,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.formats import FP32
 from nearflash.abi.rules.state import BLOCK_PARAMS, MX8, StateFormat
 from nearflash.gateware.update.block_scale import SCALE_BITS
-from nearflash.gateware.update.element_encoder import FORM_BITS
+from nearflash.gateware.update.state_form import FORM_BITS, per_format
 
 __all__ = ["StateDecoder", "stored_group"]
 
@@ -90,8 +90,7 @@ class StateDecoder(wiring.Component):
     def _value(self, lane: int, added: Signal) -> Value:
         words = {form: self.i.payload.data.word_select(lane, 8 * form.element_bytes) for form in StateFormat}
         upper = Cat(Const(0, 16), words[StateFormat.BF16])
-        narrow = Mux(self.form == StateFormat.BF16.code, upper, self._from_block(words[StateFormat.MX8], added))
-        return Mux(self.form == StateFormat.FP32.code, words[StateFormat.FP32], narrow)
+        return per_format(self.form, words[StateFormat.FP32], upper, self._from_block(words[StateFormat.MX8], added))
 
     def _from_block(self, code: Value, added: Signal) -> Value:
         """A subnormal element, f·2^x with f of three bits, is normal in fp32: 1, 1f or 1ff shifted up."""

@@ -14,7 +14,7 @@ one group a cycle; back-pressure: yes.
 Numerics: those of ElementEncoder.
 """
 
-from amaranth import Cat, Const, Module, Mux
+from amaranth import Cat, Module
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -25,7 +25,8 @@ from nearflash.gateware.stream.credit import CreditPipeline
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.gateware.update.block_scale import SCALE_BITS, BlockScale, state_group
 from nearflash.gateware.update.dither import Dither, DitherCommand
-from nearflash.gateware.update.element_encoder import FORM_BITS, ElementEncoder
+from nearflash.gateware.update.element_encoder import ElementEncoder
+from nearflash.gateware.update.state_form import FORM_BITS, per_format
 
 __all__ = ["StateEncoder", "scale_group"]
 
@@ -113,10 +114,7 @@ class StateEncoder(wiring.Component):
                 lane.dither.eq(credit.core_i.dither[index]),
             ]
         side_by_side = [Cat(element[: 8 * form.element_bytes] for element in elements) for form in StateFormat]
-        packed = Const(0, 1)
-        for form, words in zip(StateFormat, side_by_side, strict=True):
-            packed = Mux(self.form == form.code, words, packed)
         result = credit.core_o
-        m.d.comb += result.data.eq(packed)
+        m.d.comb += result.data.eq(per_format(self.form, *side_by_side))
         for name in ("strb", "last"):
             m.d.comb += result[name].eq(path.delay(Timed(credit.core_i.group[name], 0), credit.core_latency))

@@ -11,22 +11,21 @@ Timing: one group a cycle while the port does not wait; back-pressure: yes.
 Numerics: those of StateEncoder.
 """
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth import Cat, Module, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.config import UpdateConfig
-from nearflash.abi.formats import FP32
 from nearflash.abi.rules.state import StateFormat
 from nearflash.gateware.bus.axi import Axi4WriteSignature
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.bus.write import BurstWriter, WriteEvents
-from nearflash.gateware.bus.write_arbiter import WriteArbiter
 from nearflash.gateware.stream.sized_gearbox import SizedWiden
-from nearflash.gateware.update.block_scale import SCALE_BITS, state_group
+from nearflash.gateware.update.block_scale import state_group
 from nearflash.gateware.update.dither import DitherCommand
 from nearflash.gateware.update.state_encoder import StateEncoder
-from nearflash.gateware.update.state_reader import HALVINGS, SCALE_BURSTS, StateCommand, element_beats, scale_beats
+from nearflash.gateware.update.state_form import per_format
+from nearflash.gateware.update.state_port import StateCommand, state_gearboxes, state_movers
 
 __all__ = ["StateWriteCommand", "StateWriter"]
 
@@ -73,61 +72,38 @@ class StateWriter(wiring.Component):
         """A command goes to both writers and to the dither in the same cycle."""
         m = Module()
         config, command = self.config, self.i_command.payload.state
-        limits = {"max_outstanding": config.outstanding_bursts, "max_burst_bytes": config.burst_bytes}
-        few = {"max_outstanding": SCALE_BURSTS, "max_burst_bytes": config.port_bytes}
-        m.submodules.arbiter = arbiter = WriteArbiter(
-            2, config.port_bits, max_outstanding=config.outstanding_bursts + SCALE_BURSTS
-        )
-        m.submodules.elements = elements = BurstWriter(config.port_bits, **limits)
-        m.submodules.scales = scales = BurstWriter(config.port_bits, **few)
-        group_bits = FP32.bits * config.lanes
-        m.submodules.groups = groups = SizedWiden(group_bits, config.port_bits // group_bits, halvings=HALVINGS)
-        m.submodules.bytes = bytes_ = SizedWiden(SCALE_BITS, config.port_bytes)
+        elements, scales = state_movers(m, self, command, "w")
+        groups, bytes_ = state_gearboxes(m, config, command, SizedWiden)
         m.submodules.encoder = encoder = StateEncoder(config.lanes, self._role)
         wiring.connect(m, wiring.flipped(self.i), encoder.i)
-        wiring.connect(m, arbiter.bus, wiring.flipped(self.bus))
         wiring.connect(m, encoder.o_scale, bytes_.i)
-        for index, (gearbox, writer) in enumerate(((groups, elements), (bytes_, scales))):
-            wiring.connect(m, writer.bus, arbiter.port[index])
+        for gearbox, writer in ((groups, elements), (bytes_, scales)):
             m.d.comb += [
                 writer.i.valid.eq(gearbox.o.valid),
                 writer.i.payload.data.eq(gearbox.o.payload.data),
                 writer.i.payload.strb.eq(gearbox.o.payload.strb),
                 gearbox.o.ready.eq(writer.i.ready),
-                writer.clear.eq(self.clear),
             ]
 
         self._command(m, elements, scales, encoder)
         m.d.comb += [
             encoder.form.eq(command.form),
-            groups.halved.eq(command.form),
-            groups.first.eq(command.address[config.lanes.bit_length() - 1 :]),
-            bytes_.first.eq(command.scale_address),
             groups.i.valid.eq(encoder.o.valid),
             groups.i.payload.data.eq(encoder.o.payload.data),
             groups.i.payload.strb.eq(_bytes(encoder.o.payload.strb, command.form)),
             groups.i.payload.last.eq(encoder.o.payload.last),
             encoder.o.ready.eq(groups.i.ready),
-            self.idle.eq(elements.idle & scales.idle),
-            self.error.eq(Mux(elements.error.seen, elements.error.as_value(), scales.error.as_value())),
-            self.events.eq(elements.events),
-            self.events.beat.eq(self.bus.wvalid & self.bus.wready),
         ]
         return m
 
     def _command(self, m: Module, elements: BurstWriter, scales: BurstWriter, encoder: StateEncoder) -> None:
         """Taken when all can take it."""
-        command, port_bytes = self.i_command.payload.state, self.config.port_bytes
-        able, mx8 = Signal(), command.form == StateFormat.MX8.code
+        able, mx8 = Signal(), self.i_command.payload.state.form == StateFormat.MX8.code
         m.d.comb += [
             able.eq(elements.i_command.ready & (scales.i_command.ready | ~mx8)),
             self.i_command.ready.eq(able),
             Cat(elements.i_command.valid, encoder.i_command.valid).eq((self.i_command.valid & able).replicate(2)),
-            elements.i_command.payload.address.eq(command.address),
-            elements.i_command.payload.beats.eq(element_beats(command, port_bytes)),
             scales.i_command.valid.eq(self.i_command.valid & able & mx8),
-            scales.i_command.payload.address.eq(command.scale_address),
-            scales.i_command.payload.beats.eq(scale_beats(command, port_bytes)),
             encoder.i_command.payload.eq(self.i_command.payload.dither),
         ]
 
@@ -135,4 +111,4 @@ class StateWriter(wiring.Component):
 def _bytes(strobes: Value, form: Value) -> Value:
     """Strobes of lanes as those of the bytes of their elements."""
     spread = [Cat(strobe.replicate(each.element_bytes) for strobe in strobes) for each in StateFormat]
-    return Mux(form == 0, spread[0], Mux(form == 1, spread[1], spread[2]))
+    return per_format(form, *spread)

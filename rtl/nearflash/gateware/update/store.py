@@ -27,9 +27,9 @@ from nearflash.gateware.bus.write import BurstWriter, WriteEvents
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Widen, pieces
 from nearflash.gateware.update.dither import DitherCommand
-from nearflash.gateware.update.element_encoder import FORM_BITS
 from nearflash.gateware.update.fetch import STATES
 from nearflash.gateware.update.pipeline import output_group
+from nearflash.gateware.update.state_form import FORM_BITS
 from nearflash.gateware.update.state_writer import StateWriter
 
 __all__ = ["OUTPUTS", "Store", "StoreCommand", "StoreEvents"]

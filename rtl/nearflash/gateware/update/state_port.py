@@ -1,0 +1,103 @@
+"""State port: what the reader and the writer of m or v share between their command and their memory port.
+
+    elements: gearbox ─ mover ─┬─ arbiter ─ bus
+    scales:   gearbox ─ mover ─┘
+
+Scales go in bursts of one beat.
+"""
+
+from typing import Any, Literal, TypeVar
+
+from amaranth import Module, Mux, Value
+from amaranth.lib import data, wiring
+
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.formats import FP32
+from nearflash.abi.rules.state import BLOCK_PARAMS, StateFormat
+from nearflash.gateware.bus.arbiter import ReadArbiter
+from nearflash.gateware.bus.axi import ADDRESS_BITS
+from nearflash.gateware.bus.read import BurstReader
+from nearflash.gateware.bus.write import BurstWriter
+from nearflash.gateware.bus.write_arbiter import WriteArbiter
+from nearflash.gateware.stream.gearbox import pieces
+from nearflash.gateware.stream.sized_gearbox import SizedNarrow, SizedWiden
+from nearflash.gateware.update.block_scale import SCALE_BITS
+from nearflash.gateware.update.state_form import FORM_BITS, per_format
+
+__all__ = ["StateCommand", "state_gearboxes", "state_movers"]
+
+# fp32 elements halved once are as wide as bf16, twice as mx8: the register field's value.
+_HALVINGS = len(StateFormat) - 1
+_SCALE_BURSTS = 4  # under way
+_KINDS: dict[str, tuple[Any, Any]] = {"r": (BurstReader, ReadArbiter), "w": (BurstWriter, WriteArbiter)}
+_Gearbox = TypeVar("_Gearbox", SizedNarrow, SizedWiden)
+
+
+class StateCommand(data.Struct):
+    """Move m or v of `params` parameters, from or to byte addresses of the elements and of the scales.
+
+    `form` is StateFormat.code. Elements begin at a multiple of what a group takes.
+    """
+
+    address: ADDRESS_BITS
+    scale_address: ADDRESS_BITS
+    params: 32
+    form: FORM_BITS
+
+
+def state_movers(m: Module, port: Any, command: Any, channel: Literal["r", "w"]) -> tuple[Any, Any]:
+    """Readers or writers of the elements and of the scales, behind an arbiter at the bus of `port`.
+
+    Drives the payloads of their commands from the StateCommand `command`, and what `port` (a StateReader or
+    StateWriter) says of both: `idle`, `error` and `events`.
+    """
+    config = port.config
+    mover, arbiter_of = _KINDS[channel]
+    m.submodules.arbiter = arbiter = arbiter_of(
+        2, config.port_bits, max_outstanding=config.outstanding_bursts + _SCALE_BURSTS
+    )
+    m.submodules.elements = elements = mover(
+        config.port_bits, max_outstanding=config.outstanding_bursts, max_burst_bytes=config.burst_bytes
+    )
+    m.submodules.scales = scales = mover(
+        config.port_bits, max_outstanding=_SCALE_BURSTS, max_burst_bytes=config.port_bytes
+    )
+    wiring.connect(m, arbiter.bus, wiring.flipped(port.bus))
+    for index, one in enumerate((elements, scales)):
+        wiring.connect(m, one.bus, arbiter.port[index])
+        m.d.comb += one.clear.eq(port.clear)
+    m.d.comb += [
+        elements.i_command.payload.address.eq(command.address),
+        elements.i_command.payload.beats.eq(_element_beats(command, config.port_bytes)),
+        scales.i_command.payload.address.eq(command.scale_address),
+        scales.i_command.payload.beats.eq(_scale_beats(command, config.port_bytes)),
+        port.idle.eq(elements.idle & scales.idle),
+        port.error.eq(Mux(elements.error.seen, elements.error.as_value(), scales.error.as_value())),
+        port.events.eq(elements.events),
+        port.events.beat.eq(getattr(port.bus, f"{channel}valid") & getattr(port.bus, f"{channel}ready")),
+    ]
+    return elements, scales
+
+
+def state_gearboxes(m: Module, config: UpdateConfig, command: Any, kind: type[_Gearbox]) -> tuple[_Gearbox, _Gearbox]:
+    """Gearboxes between beats and groups of elements, and between beats and scales, of the StateCommand `command`."""
+    group_bits = FP32.bits * config.lanes
+    m.submodules.groups = groups = kind(group_bits, config.port_bits // group_bits, halvings=_HALVINGS)
+    m.submodules.bytes = bytes_ = kind(SCALE_BITS, config.port_bytes)
+    m.d.comb += [
+        groups.halved.eq(command.form),
+        groups.first.eq(command.address[config.lanes.bit_length() - 1 :]),
+        bytes_.first.eq(command.scale_address),
+    ]
+    return groups, bytes_
+
+
+def _element_beats(command: Any, port_bytes: int) -> Value:
+    offset_bits = (port_bytes - 1).bit_length()
+    widths = [command.params << _HALVINGS - halved for halved in range(_HALVINGS + 1)]
+    return pieces(per_format(command.form, *widths) + command.address[:offset_bits], port_bytes)
+
+
+def _scale_beats(command: Any, port_bytes: int) -> Value:
+    offset_bits = (port_bytes - 1).bit_length()
+    return pieces(pieces(command.params, BLOCK_PARAMS) + command.scale_address[:offset_bits], port_bytes)
