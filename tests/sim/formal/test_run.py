@@ -7,13 +7,27 @@ from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.expand.bitmap import BitmapExpander
 from nearflash.gateware.expand.header import HeaderCheck
+from nearflash.gateware.expand.matrix import Part
 from nearflash.gateware.expand.ones import OnesCounter
 from nearflash.gateware.expand.pack import Pack
 from nearflash.gateware.expand.pairs import PairMerge
 from nearflash.gateware.expand.tiles import TileCheck
 from nearflash.gateware.expand.unpack import Unpack
 from nearflash.gateware.expand.values import ValueRows
-from nearflash.sim.formal import bitmap, bus, dequantize, header, merge, ones, pack, streams, tiles, unpack, values
+from nearflash.sim.formal import (
+    bitmap,
+    bus,
+    dequantize,
+    header,
+    merge,
+    ones,
+    pack,
+    parser,
+    streams,
+    tiles,
+    unpack,
+    values,
+)
 from nearflash.sim.formal.proofs import PROOFS, Proof
 from nearflash.sim.formal.run import run, run_proof
 
@@ -209,6 +223,34 @@ class Unmasked(OnesCounter):
 def test_bits_behind_a_section_fail(tmp_path):
     failed = fails(lambda: ones.ones(Unmasked(64, 512)), tmp_path, depth=8)
     assert failed & {"count_of_all_words", "beyond_tells", "same_bits"}
+
+
+class Losing(parser.CountingParser):
+    """Seeded bug: a word is taken although its section's stream does not."""
+
+    def _route(self, m, now):
+        super()._route(m, now)
+        m.d.comb += self.i.ready.eq(1)
+
+
+def test_a_word_of_a_section_that_is_lost_fails(tmp_path):
+    failed = fails(lambda: parser.parser(Losing()), tmp_path, depth=12)
+    assert failed & {"bitmap_moves_once", "o_bitmap_valid_until_ready", "o_bitmap_payload_stable_until_ready"}
+
+
+class Forgiving(parser.CountingParser):
+    """Seeded bug: a header that is wrong is no fault."""
+
+    def _found(self, m, now, header, crc):
+        found = super()._found(m, now, header, crc)
+        with m.If(now.part == Part.HEADER):
+            m.d.comb += found.eq(StreamFault.NONE)
+        return found
+
+
+def test_a_matrix_without_its_header_fails(tmp_path):
+    failed = fails(lambda: parser.parser(Forgiving()), tmp_path, depth=9)
+    assert failed & {"the_first_fault_stands", "inner_drain"}
 
 
 class Late(dequantize.ShortDequantizer):

@@ -62,7 +62,7 @@ class MatrixParser(wiring.Component):
     def __init__(self, port_bits: int, columns_max: int) -> None:
         self.port_bits, self.columns_max = port_bits, columns_max
         self._plan = SectionPlan(columns_max)
-        self._ones = OnesCounter(port_bits, self._plan.bits_max)
+        self._ones, self._crc = OnesCounter(port_bits, self._plan.bits_max), Crc32c(port_bits)
         super().__init__(
             {
                 "i_command": In(stream.Signature(MatrixCommand)),
@@ -78,9 +78,8 @@ class MatrixParser(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """States that say what words are; beside them the checks."""
         m = Module()
-        m.submodules.plan, m.submodules.ones = plan, ones = self._plan, self._ones
+        m.submodules.plan, m.submodules.ones, m.submodules.crc = plan, ones, crc = self._plan, self._ones, self._crc
         m.submodules.header = header = MatrixHeader(self.port_bits)
-        m.submodules.crc = crc = Crc32c(self.port_bits)
         now = _Registers(self, plan.bits_max // self.port_bits)
         inside = Signal()  # words are those of a part
         self._look(m, now, header, crc, inside)
@@ -151,7 +150,7 @@ class MatrixParser(wiring.Component):
                 now.part_begins.eq(0),
             ]
         with m.If(taken & now.part_begins):
-            m.d.sync += now.first.eq(word)
+            m.d.sync += now.first_word.eq(word)
         with m.If(crc.enable):
             m.d.sync += now.message_begins.eq(0)
 
@@ -205,7 +204,7 @@ class MatrixParser(wiring.Component):
             with m.Case(Part.END):
                 more = now.left.words.any() | now.command.in_bytes[: _log2(SECTION_BYTES)].any()
                 m.d.comb += found.eq(Mux((now.left.rows == 0) & more, StreamFault.LENGTH, StreamFault.NONE))
-                with m.If(now.first[:64] != Cat(now.group, crc.o)):
+                with m.If(now.first_word[:64] != Cat(now.group, crc.o)):
                     m.d.comb += found.eq(StreamFault.CHECKSUM)
         return found
 
@@ -223,7 +222,7 @@ class MatrixParser(wiring.Component):
                     now.group.eq(now.group + (now.part == Part.END)),
                 ]
             with m.Case(Part.CODEBOOK):
-                m.d.sync += [now.part.eq(Part.BITMAP), now.row.codebook.eq(now.first)]
+                m.d.sync += [now.part.eq(Part.BITMAP), now.row.codebook.eq(now.first_word)]
             with m.Case(Part.BITMAP):
                 m.d.sync += now.row.values.eq(self._ones.count)
             with m.Case(Part.CODES):
@@ -251,10 +250,12 @@ class _Registers:
         """Length of the part."""
         self.words = Signal(data.StructLayout(dict.fromkeys(("all", "useful"), range(words_max + 1))))
         """Of the part, still to come; those that are not padding alone."""
-        self.part_begins, self.message_begins = Signal(), Signal()
-        """The next word is the first one of the part, of a message of the checksum."""
-        self.first = Signal(parser.port_bits, reset_less=True)
-        """First word of the part."""
+        self.part_begins = Signal()
+        """The next word is the first one of the part."""
+        self.message_begins = Signal()
+        """The next word is the first one of a message of the checksum."""
+        self.first_word = Signal(parser.port_bits, reset_less=True)
+        """Of the part."""
         self.settle = Signal(range(parser._ones.LATENCY))
         """Cycles until the counter has the part's last word."""
 
