@@ -44,11 +44,11 @@ def run_target(name: str, target: Target, count: int, seed: int) -> tuple[dict[s
         made = make_mutants(target.component(), count, seed, Path(folder), part=target.part)
         unit = StreamUnit(made.design, library) if target.stalls else BurstUnit(made.design, library)
         total = len(made.commands)
-        living = _living(name, target, unit, target.vectors(rng), [*range(1 + total)], seed)
-        equal = {one for one in living[1:] if is_equivalent(made.original, made.commands[one - 1], Path(folder))}
-    left = [mutant for mutant in living if mutant not in equal]
-    for _ in range(target.batches - 1):
-        left = _living(name, target, unit, target.vectors(rng), left, seed)
+        left = [*range(1 + total)]
+        for _ in range(target.batches):
+            left = _living(name, target, unit, target.vectors(rng), left, seed)
+        equal = {one for one in left[1:] if is_equivalent(made.original, made.commands[one - 1], Path(folder))}
+    left = [mutant for mutant in left if mutant not in equal]
     killed = total - len(equal) - len(left[1:])
     row = {
         "bench": "mutation",
