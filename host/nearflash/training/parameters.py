@@ -1,7 +1,9 @@
 """torch tensors as ranges of the flat parameter vector that the state file stores."""
 
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,11 +133,14 @@ class FlatParameters:
             target.copy_(values[piece.position - start :][: piece.length])
 
     def publish(self, tensors: Sequence[int]) -> None:
-        """Copy the staged values into the tensors, in place."""
-        with torch.no_grad():
-            for index in tensors:
-                tensor = self.tensors[index]
-                tensor.copy_(self._next[index].view(tensor.shape))
+        """Copy the staged values into the tensors, in place, on all cores."""
+
+        def copy(index: int) -> None:
+            with torch.no_grad():
+                self.tensors[index].copy_(self._next[index].view(self.tensors[index].shape))
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(copy, tensors))
         self.note_versions()
 
     # Changes from outside
