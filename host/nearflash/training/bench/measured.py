@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from nearflash.storage.bandwidth import Probe
+from nearflash.storage.bandwidth import CACHED_BYTES, Probe
 
 __all__ = ["Measured", "Subject", "beside_the_disk", "disk_bytes", "measure"]
 
@@ -44,8 +44,9 @@ class Measured:
     """Of a step, on average, as the next."""
     disk_written_bytes: float = 0.0
     link_bytes: float | None = None
-    pairs: list[tuple[float, float]] = field(default_factory=list)
-    """Optimizer seconds of a step, and of the disk alone with the same bytes right behind it."""
+    turns: list[tuple[float, float, float]] = field(default_factory=list)
+    """Optimizer seconds of a step, and of the disk alone with the same bytes right behind it: as it comes from memory
+    and goes there, and in buffers that stay in the processor's cache."""
 
     def to_json(self) -> dict[str, Any]:
         """As a dict."""
@@ -77,19 +78,21 @@ def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> M
 
 
 def beside_the_disk(subject: Subject, found: Measured, folder: Path, first: int, steps: int) -> None:
-    """Run steps from `first` on and, after each, move the same bytes by the probe in `folder`; fills `found.pairs`.
+    """Run steps from `first` on and, after each, move the same bytes by the probe in `folder`; fills `found.turns`.
 
     By turns, because the speed of a drive, of a virtual one above all, changes from minute to minute.
     """
     read, written = int(found.disk_read_bytes), int(found.disk_written_bytes)
-    with Probe(folder, read + written) as probe:
-        probe.write(probe.size_bytes)
+    size = read + written
+    with Probe(folder, size) as memory, Probe(folder, size, block_bytes=CACHED_BYTES) as cache:
+        for probe in (memory, cache):
+            probe.write(probe.size_bytes)
         for step in range(first, first + steps):
             subject.gradients(step)
             start = time.perf_counter()
             subject.update()
             ours = time.perf_counter() - start
-            found.pairs.append((ours, probe.both(read, written)))
+            found.turns.append((ours, memory.both(read, written), cache.both(read, written)))
 
 
 def disk_bytes() -> tuple[int, int]:
