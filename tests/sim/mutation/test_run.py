@@ -58,6 +58,7 @@ def test_unknown_unit():
         "expand.pairs",
         "expand.ones",
         "expand.pack",
+        "expand.parser",
         "expand.unpack",
     ],
 )

@@ -13,19 +13,32 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import HEADER_BYTES, SECTION_BYTES, SECTIONS, BitmapHeader, Section, section_bytes
+from nearflash.abi.bitmap import (
+    CODEBOOK_ENTRIES,
+    GROUP_END,
+    HEADER_BYTES,
+    SECTION_BYTES,
+    SECTIONS,
+    BitmapHeader,
+    Coding,
+    Section,
+    section_bytes,
+)
+from nearflash.abi.crc import crc32c
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.gateware.expand.matrix import CODED, MatrixCommand
 from nearflash.gateware.expand.parser import MatrixParser
 from nearflash.model.expand.bitmap import read_rows
-from nearflash.sim.matrices import damaged, header_of, odd, outcome
+from nearflash.sim.matrices import damaged, header_of, odd, outcome, sealed
 from nearflash.sim.mutation.observed import gate
 from nearflash.sim.ports import words_from_integers
 
 __all__ = ["ObservedParser", "command", "commands", "parser", "sections", "vectors", "words"]
 
 _PORT_BITS, _COLUMNS_MAX = 64, 512
-_MATRICES, _DAMAGED = 6, 20
+_MATRICES, _DAMAGED, _HEADERS = 6, 20, 8
+_PADDING = range(32, HEADER_BYTES - 4)
+"""Bytes of a header that nobody looks at."""
 _COMMAND = data.StructLayout({"command": MatrixCommand, "judge": 1})
 
 
@@ -171,16 +184,51 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
     return inputs, expected | {"o_end": np.array(ends, np.uint32)}
 
 
+def _columns(rng: np.random.Generator) -> int:
+    """Any number, or one about a word's or the longest."""
+    return int(rng.choice([1, 64, 65, 511, _COLUMNS_MAX]) if rng.integers(2) else rng.integers(1, _COLUMNS_MAX + 1))
+
+
 def _random(rng: np.random.Generator, group_rows: int) -> bytes:
-    shape = int(rng.integers(1, 5)), int(rng.choice([1, 65, 130, 511, _COLUMNS_MAX]))
+    shape = int(rng.integers(1, 5)), _columns(rng)
     density, form = rng.choice([0, 0.1, 0.5, 0.9, 1]), MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))]
-    return random_matrix(rng, shape, density, form, group_rows)
+    made = random_matrix(rng, shape, density, form, group_rows)
+    header = header_of(made)
+    if header.coding is Coding.PLAIN or header.groups > 1:
+        return made
+    body = rng.bytes(CODEBOOK_ENTRIES) + made[HEADER_BYTES + CODEBOOK_ENTRIES : -SECTION_BYTES]
+    return made[:HEADER_BYTES] + body + GROUP_END.pack(0, crc32c(body))
 
 
 def _judged(rng: np.random.Generator) -> list[tuple[bytes, BitmapHeader]]:
     """Damaged matrices, and the headers that they were to have."""
     first, second = (MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))] for _ in range(2))
-    good, whole = random_matrix(rng, (3, 130), 0.5, first, 2), random_matrix(rng, (2, 200), 0.5, second, 9)
+    good = random_matrix(rng, (3, int(rng.integers(2, 200))), 0.5, first, 2)
+    whole = random_matrix(rng, (2, int(rng.integers(2, 300))), 0.5, second, 9)
     bad = [*damaged(good, rng, flips=20)]
     found = [(bad[index], header_of(good)) for index in rng.choice(len(bad), _DAMAGED, replace=False)]
-    return found + [(text, header_of(whole)) for text in odd(whole, rng, 5)]
+    found += [(text, header_of(whole)) for text in (*_other_headers(whole, rng), *odd(whole, rng, 5))]
+    return found + [(text, header_of(whole)) for text in _beyond(whole, rng)]
+
+
+def _beyond(stream: bytes, rng: np.random.Generator) -> list[bytes]:
+    """A one behind the columns of the first row, the next column's among them."""
+    header = header_of(stream)
+    at = HEADER_BYTES + SECTION_BYTES * (header.coding is not Coding.PLAIN)
+    found, end = [], 8 * section_bytes(header.columns)
+    for bit in {header.columns, int(rng.integers(header.columns, end)) if header.columns < end else header.columns}:
+        body = bytearray(stream[HEADER_BYTES:-SECTION_BYTES])
+        body[at - HEADER_BYTES + bit // 8] |= 1 << bit % 8
+        found.append(stream[:HEADER_BYTES] + body + GROUP_END.pack(0, crc32c(bytes(body))))
+    return found
+
+
+def _other_headers(stream: bytes, rng: np.random.Generator) -> list[bytes]:
+    """A bit of the header is another one, and so are some of its padding, of which nothing is known; checksums fit."""
+    found = []
+    for bit in rng.choice(8 * _PADDING.start, _HEADERS, replace=False):
+        padding = rng.bytes(len(_PADDING))
+        text = bytearray(stream[: _PADDING.start] + padding + stream[_PADDING.stop :])
+        text[bit // 8] ^= int(rng.integers(4) > 0) << bit % 8
+        found.append(sealed(bytes(text)))
+    return found

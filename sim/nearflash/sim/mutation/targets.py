@@ -11,11 +11,13 @@ from nearflash.sim.mutation import (
     bitmap,
     code_product,
     coded,
+    dequantize,
     header,
     mac,
     ones,
     pack,
     pairs,
+    parser,
     selector,
     state,
     tiles,
@@ -65,6 +67,14 @@ TARGETS: dict[str, Target] = {
         coded.values, coded.vectors, part="inner", stalls=("none", "both"), batches=8, cut_cycles=(9, 20, 33)
     ),
     "expand.code_product": Target(code_product.ObservedProduct, code_product.vectors, part="product", batches=3),
+    "expand.dequantize": Target(
+        dequantize.ObservedDequantizer,
+        dequantize.vectors,
+        part="inner",
+        stalls=("none", "both"),
+        batches=40,
+        cut_cycles=(9, 20, 33),
+    ),
     "expand.header": Target(
         header.check, header.vectors, part="inner", stalls=("none", "both"), batches=40, cut_cycles=(3, 5, 9, 20, 33)
     ),
@@ -77,6 +87,9 @@ TARGETS: dict[str, Target] = {
     "expand.ones": Target(ones.ObservedCount, ones.vectors, part="inner", batches=5),
     "expand.pack": Target(
         pack.packer, pack.vectors, part="inner", stalls=("none", "both"), batches=12, cut_cycles=(9, 20, 33)
+    ),
+    "expand.parser": Target(
+        parser.parser, parser.vectors, part="inner", stalls=("none", "both"), batches=24, cut_cycles=(9, 20, 33, 300)
     ),
     "expand.unpack": Target(
         unpack.unpacker, unpack.vectors, part="inner", stalls=("none", "both"), batches=10, cut_cycles=(9, 20, 33)
