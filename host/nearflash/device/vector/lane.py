@@ -1,7 +1,7 @@
 """An update on vectors of the host: state in any format in, one step of a rule, state and copy out.
 
 One pass of a compiled loop does a block: a parameter is read, updated, written and rounded to its copy while it is in
-the processor. Equal to nearflash.model.update to the bit. A lane belongs to one thread: it has the scratch for a block.
+the processor. Equal to nearflash.model.update to the bit.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,35 +14,41 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.formats import FP32
 from nearflash.abi.rules import OptimizerStep, StateFormat
+from nearflash.abi.rules.state import BLOCK_PARAMS, TILE_PARAMS, dither_key
 from nearflash.device.vector.compiled import bf16_pattern, compiled, fp16_pattern, number, pattern
 from nearflash.device.vector.orders import order_of
-from nearflash.device.vector.state import F32, VectorState
+from nearflash.device.vector.state import decoder, dithers, encoder
 
 __all__ = ["Arrays", "VectorLane"]
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
-INT = np.int32
+INT, F32 = np.int32, np.float32
 NAN, INFINITY, MAGNITUDE = INT(FP32.canonical_nan), INT(0x7F800000), INT(0x7FFFFFFF)
 OVERFLOW = {CopyFormat.NONE: INFINITY, CopyFormat.FP16: INT(0x477FF000), CopyFormat.BF16: INT(0x7F7F8000)}
 """Pattern of the smallest magnitude that rounds to infinity."""
-EMPTY = np.empty(0, np.float32), np.empty(0, np.uint16)
+EMPTY = {
+    "m": np.empty(0, np.float32),
+    "v": np.empty(0, np.float32),
+    "copy": np.empty(0, np.uint16),
+    "scale": np.empty(0, np.uint8),
+}
+"""What a rule or a format has no part for."""
 
 
 class VectorLane:
-    """The lane of one thread: scratch for a block of narrow state, and one step's scalars."""
+    """The lane of one step's scalars, for any thread."""
 
     BLOCK_PARAMS = 1 << 18
     """Most parameters a call: shorter calls spend their time in Python (2^16: a third), longer ones never stop."""
 
     def __init__(self, rule: OptimizerStep, copy: CopyFormat) -> None:
-        self._roles = tuple(rule.torch_names)
+        self._roles, self._step = tuple(rule.torch_names), rule.step
         self._format = rule.state_format
         function, self._scalars = order_of(rule)
         self._loop = _loop(function, "m" in self._roles, "v" in self._roles, copy)
-        self._states = {role: VectorState(role, rule.state_format, rule.step) for role in self._roles}
-        narrow = 0 if rule.state_format is StateFormat.FP32 else self.BLOCK_PARAMS
-        self._wide = {role: np.empty(narrow, np.float32) for role in self._roles}
+        if self._format is not StateFormat.FP32:
+            self._loop = _narrow_loop(self._loop, self._roles, self._format)
 
     def step(self, inputs: Arrays, outputs: Arrays, first_param: int = 0) -> tuple[int, int]:
         """Update a block of n parameters of the flat vector, from its `first_param` on.
@@ -52,25 +58,23 @@ class VectorLane:
         gradients and of finite parameters whose copy is infinite.
         """
         inputs = _apart(inputs, outputs)
-        g, p = inputs["g"], _brought(inputs["p"], outputs["p"])
+        g, copy = inputs["g"], outputs.get("copy", EMPTY["copy"])
+        changed = {name: _brought(inputs[name], out) for name, out in outputs.items() if name != "copy"}
+        p, m, v = changed["p"], changed.get("m", EMPTY["m"]), changed.get("v", EMPTY["v"])
         with np.errstate(all="ignore"):
-            state = {role: self._decoded(role, inputs, outputs, g.size) for role in self._roles}
-            m, v = (state.get(role, EMPTY[0]) for role in ("m", "v"))
-            counts = self._loop(g, p, m, v, outputs.get("copy", EMPTY[1]), self._scalars)
-            if self._format is not StateFormat.FP32:
-                for role, values in state.items():
-                    self._states[role].encode(values, first_param, self._stored(role, outputs))
-        return counts
+            if self._format is StateFormat.FP32:
+                return self._loop(g, p, m, v, copy, self._scalars)
+            scales = (changed.get(f"{role}_scale", EMPTY["scale"]) for role in ("m", "v"))
+            return self._loop(g, p, m, v, copy, self._scalars, *scales, *self._dither(first_param, g.size))
 
-    def _decoded(self, role: str, inputs: Arrays, outputs: Arrays, params: int) -> F32:
-        """State in fp32, where the loop changes it."""
-        if self._format is StateFormat.FP32:
-            return _brought(inputs[role], outputs[role])
-        return self._states[role].decode(self._stored(role, inputs), self._wide[role][:params])
-
-    def _stored(self, role: str, arrays: Arrays) -> list[NDArray[Any]]:
-        scales = [f"{role}_scale"] if self._format is StateFormat.MX8 else []
-        return [arrays[name] for name in (role, *scales)]
+    def _dither(self, first_param: int, params: int) -> tuple[NDArray[Any], int, NDArray[Any], NDArray[Any]]:
+        """Dithers of a tile, the first parameter's place in its tile, and the tiles' keys for m and for v."""
+        tiles = range(first_param // TILE_PARAMS, -(-(first_param + params) // TILE_PARAMS))
+        m_keys, v_keys = (
+            np.array([dither_key(self._step, role, tile) for tile in tiles if role in self._roles], INT)
+            for role in ("m", "v")
+        )
+        return dithers(), first_param % TILE_PARAMS, m_keys, v_keys
 
 
 def _apart(inputs: Arrays, outputs: Arrays) -> Arrays:
@@ -84,7 +88,7 @@ def _apart(inputs: Arrays, outputs: Arrays) -> Arrays:
     return {name: array.copy() for name, array in inputs.items()} if shared else inputs
 
 
-def _brought(values: F32, out: F32) -> F32:
+def _brought(values: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
     """Values in the memory where they are changed."""
     if values.ctypes.data != out.ctypes.data:
         np.copyto(out, values)
@@ -112,6 +116,41 @@ def _loop(order: Callable[..., Any], has_m: bool, has_v: bool, copy: CopyFormat)
                 out[i] = fp16_pattern(new_p) if fp16 else bf16_pattern(new_p)
                 magnitude = INT(pattern(new_p) & MAGNITUDE)
                 overflows = INT(overflows + INT((magnitude >= overflow) & (magnitude < INFINITY)))
+        return nonfinite, overflows
+
+    return compiled(run)
+
+
+@cache
+def _narrow_loop(loop: Callable[..., Any], roles: tuple[str, ...], state_format: StateFormat) -> Callable[..., Any]:
+    """The loop over a block whose m and v are narrow: tile by tile, in fp32 numbers that do not leave the cache."""
+    has_m, has_v = "m" in roles, "v" in roles
+    decode_m, decode_v = decoder("m", state_format), decoder("v", state_format)
+    encode_m, encode_v = encoder("m", state_format), encoder("v", state_format)
+    scaled = state_format is StateFormat.MX8
+
+    def run(
+        g: Any, p: Any, m: Any, v: Any, copy: Any, scalars: Any,
+        m_scale: Any, v_scale: Any, dithers: Any, place: Any, m_keys: Any, v_keys: Any,
+    ) -> Any:  # fmt: skip
+        wide_m, wide_v = np.empty(TILE_PARAMS if has_m else 0, F32), np.empty(TILE_PARAMS if has_v else 0, F32)
+        nonfinite = overflows = INT(0)
+        start = tile = 0
+        while start < g.size:
+            stop = min(start + TILE_PARAMS - place, g.size)
+            blocks = slice(start // BLOCK_PARAMS, stop // BLOCK_PARAMS if scaled else 0)
+            one_m, one_v, part = wide_m[: stop - start], wide_v[: stop - start], dithers[place : place + stop - start]
+            if has_m:
+                decode_m(m[start:stop], m_scale[blocks], one_m)
+            if has_v:
+                decode_v(v[start:stop], v_scale[blocks], one_v)
+            counts = loop(g[start:stop], p[start:stop], one_m, one_v, copy[start:stop], scalars)
+            nonfinite, overflows = INT(nonfinite + counts[0]), INT(overflows + counts[1])
+            if has_m:
+                encode_m(one_m, part, m_keys[tile], m[start:stop], m_scale[blocks])
+            if has_v:
+                encode_v(one_v, part, v_keys[tile], v[start:stop], v_scale[blocks])
+            start, place, tile = stop, 0, tile + 1
         return nonfinite, overflows
 
     return compiled(run)

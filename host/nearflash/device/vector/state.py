@@ -22,12 +22,13 @@ from nearflash.abi.rules.state import (
 )
 from nearflash.device.vector.compiled import bf16_number, compiled, pattern
 
-__all__ = ["F32", "VectorState"]
+__all__ = ["F32", "VectorState", "decoder", "dithers", "encoder"]
 
 F32: TypeAlias = NDArray[np.float32]
 Stored: TypeAlias = list[NDArray[Any]]
 
 INT = np.int32
+NO_SCALES = np.empty(0, np.uint8)
 ZERO, ONE, DITHER = INT(0), INT(1), INT((1 << DITHER_BITS) - 1)
 FIELD, FIELDS, FRACTION, HIDDEN = INT(FP32.mantissa_bits), INT(0xFF), INT(0x7FFFFF), INT(0x800000)
 MANTISSA, CUT, SHIFT, SIGN = INT(3), INT(FP32.mantissa_bits - 3 - DITHER_BITS), INT(DITHER_BITS), INT(0x80)
@@ -44,13 +45,7 @@ class VectorState:
         if self._format is StateFormat.FP32:
             values: F32 = stored[0]
             return values
-        if self._format is StateFormat.BF16:
-            _widen(stored[0], out)
-        else:
-            scales = np.maximum(stored[1], MX8[self._role].least_scale)
-            powers = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
-            codes, blocks = (array.reshape(-1, BLOCK_PARAMS) for array in (stored[0], out))
-            _decode_blocks(codes, powers, _values(self._role), blocks)
+        decoder(self._role, self._format)(*_with_scales(stored), out)
         return out
 
     def encode(self, values: F32, first_param: int, out: Stored) -> None:
@@ -62,18 +57,20 @@ class VectorState:
         while start < values.size:  # a tile has one key
             tile, place = divmod(first_param + start, TILE_PARAMS)
             stop = min(start + TILE_PARAMS - place, values.size)
-            dithers, key = _pattern()[place : place + stop - start], INT(dither_key(self._step, self._role, tile))
-            if self._format is StateFormat.BF16:
-                _narrow(values[start:stop], dithers, key, out[0][start:stop])
-            else:
-                scales = out[1][start // BLOCK_PARAMS : stop // BLOCK_PARAMS]
-                arrays = values[start:stop], dithers, out[0][start:stop]
-                _block_encoder(self._role)(*(array.reshape(-1, BLOCK_PARAMS) for array in arrays), key, scales)
+            key = INT(dither_key(self._step, self._role, tile))
+            part = dithers()[place : place + stop - start]
+            scales = out[1][start // BLOCK_PARAMS : stop // BLOCK_PARAMS] if len(out) > 1 else NO_SCALES
+            encoder(self._role, self._format)(values[start:stop], part, key, out[0][start:stop], scales)
             start = stop
 
 
+def _with_scales(stored: Stored) -> Stored:
+    return stored if len(stored) > 1 else [*stored, NO_SCALES]
+
+
 @cache
-def _pattern() -> NDArray[np.int32]:
+def dithers() -> NDArray[np.int32]:
+    """What a tile's parameters add to the tile's key, (TILE_PARAMS,)."""
     return np.array([dither_pattern(place) for place in range(TILE_PARAMS)], np.int32)
 
 
@@ -90,34 +87,56 @@ def _values(role: str) -> F32:
     return np.asarray(values, np.float32)
 
 
+@cache
+def decoder(role: str, state_format: StateFormat) -> Callable[..., None]:
+    """Compiled: fp32 numbers of elements and scales, into the last argument."""
+    return _widen if state_format is StateFormat.BF16 else _block_decoder(role)
+
+
+@cache
+def encoder(role: str, state_format: StateFormat) -> Callable[..., None]:
+    """Compiled: of fp32 numbers in one tile, of their dithers, and of the tile's key, into elements and scales."""
+    return _narrow if state_format is StateFormat.BF16 else _block_encoder(role)
+
+
 @compiled
-def _widen(patterns: Any, out: Any) -> None:
+def _widen(patterns: Any, _: Any, out: Any) -> None:
     for i in range(out.size):
         out[i] = bf16_number(patterns[i])
 
 
 @compiled
-def _narrow(values: Any, dithers: Any, key: Any, out: Any) -> None:
+def _narrow(values: Any, dithers: Any, key: Any, out: Any, _: Any) -> None:
     for i in range(values.size):
         dither = INT(INT(dithers[i] + key) & DITHER)
         out[i] = np.uint16(INT(pattern(values[i]) + dither) >> SHIFT)
 
 
-@compiled
-def _decode_blocks(codes: Any, powers: Any, table: Any, out: Any) -> None:
-    for block in range(powers.size):
-        for i in range(BLOCK_PARAMS):
-            out[block, i] = table[codes[block, i]] * powers[block]
+@cache
+def _block_decoder(role: str) -> Callable[..., None]:
+    table, scales = _values(role), np.maximum(np.arange(256), MX8[role].least_scale)
+    with np.errstate(over="ignore"):  # of a scale that no encoder makes
+        powers = np.ldexp(np.float32(1), scales - 127)
+
+    def loop(elements: Any, scales: Any, values: Any) -> None:
+        codes, out = elements.reshape(-1, BLOCK_PARAMS), values.reshape(-1, BLOCK_PARAMS)
+        for block in range(scales.size):
+            power = powers[scales[block]]
+            for i in range(BLOCK_PARAMS):
+                out[block, i] = table[codes[block, i]] * power
+
+    return compiled(loop)
 
 
 @cache
 def _block_encoder(role: str) -> Callable[..., None]:
-    """The loop for a role's element: over blocks of values, of their dithers and of the codes to be, (n, 32) each."""
     element = MX8[role]
     top, least, not_a_number = INT(element.top), INT(element.least_scale), INT(element.not_a_number)
     signed, keeps_small, most = element.signed, element.keeps_small, INT(31)
 
-    def loop(values: Any, dithers: Any, codes: Any, key: Any, scales: Any) -> None:
+    def loop(numbers: Any, added: Any, key: Any, elements: Any, scales: Any) -> None:
+        values, dithers = numbers.reshape(-1, BLOCK_PARAMS), added.reshape(-1, BLOCK_PARAMS)
+        codes = elements.reshape(-1, BLOCK_PARAMS)
         for block in range(scales.size):
             scale = least
             for i in range(BLOCK_PARAMS):
