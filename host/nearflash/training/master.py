@@ -59,7 +59,7 @@ class Master:
     ) -> None:
         self.traffic, self._timeline, self._settings, self._arrays = Traffic(), timeline, settings, arrays
         self.paths = settings.paths
-        self.flat = self._flatten(groups, settings.extent_params)
+        self.flat = self._flatten(groups, settings.new_extent_params)
         exists = [path for path in self.paths if path.exists()]
         if exists and not settings.resume:
             raise StateError(f"{exists[0]} must not exist yet: pass resume=True to go on from it, or give another path")
@@ -82,7 +82,7 @@ class Master:
 
     def create_again(self, groups: Sequence[dict[str, Any]]) -> None:
         """A new store from the tensors as they are now, in the place of the one that was never trained."""
-        flat = self._flatten(groups, self._settings.extent_params)
+        flat = self._flatten(groups, self._settings.new_extent_params)
         self.schedule.close()
         self.store.close()
         for path in self.paths:

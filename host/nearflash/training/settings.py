@@ -39,8 +39,9 @@ class Settings:
     resume: bool | Literal["auto"] = False
     """False makes new files and refuses existing ones; True needs them and loads their parameters into the tensors;
     "auto" does what the paths call for."""
-    extent_params: int = EXTENT_PARAMS
-    """Parameters per chunk of I/O, a multiple of 1024; a resumed store keeps its own."""
+    extent_params: int | None = None
+    """Parameters per chunk of I/O, a multiple of 1024; None: 2^18, or 2^19 with state narrower than fp32. A resumed
+    store keeps its own."""
     direct: bool = True
     """False goes through the page cache, for file systems without O_DIRECT."""
     timeline: Timeline | None = None
@@ -72,6 +73,13 @@ class Settings:
                 raise CommandError(f"{name} must be {rule}, not {getattr(self, name)!r}")
         if len(self.paths) != len(self.devices):
             raise CommandError(f"path must name {len(self.devices)} files, one for each device, not {len(self.paths)}")
+
+    @property
+    def new_extent_params(self) -> int:
+        """Parameters of an extent of a new store: of narrow state there go more to as many bytes."""
+        if self.extent_params is not None:
+            return self.extent_params
+        return EXTENT_PARAMS if self.state_format == StateFormat.FP32 else 2 * EXTENT_PARAMS
 
     @property
     def copy_format(self) -> CopyFormat:
