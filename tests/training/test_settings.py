@@ -3,13 +3,20 @@
 import pytest
 
 from nearflash.storage.manifest import EXTENT_PARAMS
-from nearflash.training.settings import Settings
+from nearflash.training.compression import TopK
+from nearflash.training.settings import CACHED_EXTENT_PARAMS, Settings
 
 
 @pytest.mark.parametrize(
-    ("given", "state_format", "params"),
-    [(None, "fp32", EXTENT_PARAMS), (None, "mx8", 2 * EXTENT_PARAMS), (2048, "mx8", 2048)],
+    ("given", "params"),
+    [
+        ({}, CACHED_EXTENT_PARAMS),
+        ({"overlap": "backward"}, CACHED_EXTENT_PARAMS),
+        ({"state_format": "mx8"}, EXTENT_PARAMS),
+        ({"compression": TopK(0.01)}, EXTENT_PARAMS),
+        ({"resident_bytes": 1}, EXTENT_PARAMS),
+        ({"resident_bytes": 1, "extent_params": 2048}, 2048),
+    ],
 )
-def test_extents_of_narrow_state_have_more_parameters_unless_told(tmp_path, given, state_format, params):
-    settings = Settings(path=tmp_path, extent_params=given, state_format=state_format)
-    assert settings.new_extent_params == params
+def test_extents_are_small_where_the_drive_sets_the_pace_unless_told(tmp_path, given, params):
+    assert Settings(path=tmp_path, **given).new_extent_params == params

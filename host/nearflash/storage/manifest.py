@@ -20,9 +20,9 @@ TENSOR_ALIGNMENT = 32
 """Parameters to whose multiple each tensor is padded."""
 EXTENT_ALIGNMENT = BLOCK_BYTES // FP32.bytes
 """Parameters to whose multiple an extent is cut: one block of direct I/O."""
-EXTENT_PARAMS = 1 << 18
-"""Parameters of an extent unless told: 1 MiB an fp32 array, which NVMe drives need for their full rate; several extents
-fit a processor's cache."""
+EXTENT_PARAMS = 1 << 20
+"""Parameters of an extent unless told: 4 MiB an fp32 array, well over the 1 MB that NVMe drives need for their full
+rate."""
 
 
 def _padded(params: int, multiple: int) -> int:

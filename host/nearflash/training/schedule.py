@@ -29,11 +29,13 @@ from nearflash.training.transfer import Slot, Transfer
 __all__ = ["SLOTS", "Schedule", "Step"]
 
 READERS = WRITERS = 3
-SLOTS = 32
-"""Extents in a device's memory at once: as many as a drive reads while the norm of 10^8 gradients is taken.
+LEAST_SLOTS, SLOTS = 8, 32
+"""Extents in a device's memory at once: LEAST_SLOTS for the stages, up to SLOTS within AHEAD_BYTES to be read ahead."""
+AHEAD_BYTES = 100 << 20
+"""What a drive reads while the norm of 10^8 gradients is taken.
 
-Behind that a few go round, as each stage takes the newest: those are still in the processor's cache, and a drive
-without an engine of its own, as virtual ones are, moves data in a cache half as fast again as data in memory."""
+Behind that a few slots go round, as each stage takes the newest: small ones are still in the processor's cache, and a
+drive that a processor moves, as virtual ones are, is up to half as fast again there as in memory."""
 
 Update = Callable[[Transfer, Slot], None]
 """What the update stage does with an extent."""
@@ -62,7 +64,8 @@ class Schedule:
         most = -(-len(manifest.extents) // len(devices))
         self.keeps = resident_bytes > 0
         """Whether slots are looked into before the file is read."""
-        slots = max(1, min(most, SLOTS + resident_bytes // len(devices) // slot_bytes))
+        ahead = min(SLOTS, max(LEAST_SLOTS, AHEAD_BYTES // slot_bytes))
+        slots = max(1, min(most, ahead + resident_bytes // len(devices) // slot_bytes))
         try:
             for device in devices:
                 self.transfers.append(Transfer(device, store, traffic, slots, stream_bytes))

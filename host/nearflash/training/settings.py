@@ -20,6 +20,10 @@ STATE_NAME = "optimizer.state"
 """File name inside a directory given as `path`; `optimizer.1.state` and so on for further devices."""
 
 
+CACHED_EXTENT_PARAMS = EXTENT_PARAMS // 4
+"""So small that the extents that go round in a step stay in a processor's cache."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Raises CommandError, FormatError."""
@@ -40,8 +44,8 @@ class Settings:
     """False makes new files and refuses existing ones; True needs them and loads their parameters into the tensors;
     "auto" does what the paths call for."""
     extent_params: int | None = None
-    """Parameters per chunk of I/O, a multiple of 1024; None: 2^18, or 2^19 with state narrower than fp32. A resumed
-    store keeps its own."""
+    """Parameters per chunk of I/O, a multiple of 1024; a resumed store keeps its own. None: 2^18 where the drive sets the
+    pace, 2^20 where the processor does (narrow state, compression, resident extents)."""
     direct: bool = True
     """False goes through the page cache, for file systems without O_DIRECT."""
     timeline: Timeline | None = None
@@ -76,10 +80,11 @@ class Settings:
 
     @property
     def new_extent_params(self) -> int:
-        """Parameters of an extent of a new store: of narrow state there go more to as many bytes."""
+        """Parameters of an extent of a new store: few, of which several fit a processor's cache, or many a call."""
         if self.extent_params is not None:
             return self.extent_params
-        return EXTENT_PARAMS if self.state_format == StateFormat.FP32 else 2 * EXTENT_PARAMS
+        processor = self.state_format != StateFormat.FP32 or self.compression is not None or self.resident_bytes > 0
+        return EXTENT_PARAMS if processor else CACHED_EXTENT_PARAMS
 
     @property
     def copy_format(self) -> CopyFormat:
