@@ -44,8 +44,8 @@ class Settings:
     """False makes new files and refuses existing ones; True needs them and loads their parameters into the tensors;
     "auto" does what the paths call for."""
     extent_params: int | None = None
-    """Parameters per chunk of I/O, a multiple of 1024; a resumed store keeps its own. None: 2^18 where the drive sets the
-    pace, 2^20 where the processor does (narrow state, compression, resident extents)."""
+    """Parameters per chunk of I/O, a multiple of 1024; a resumed store keeps its own. None: 2^18 where the drive sets
+    the pace, 2^20 where the processor does (narrow state, compression, resident extents)."""
     direct: bool = True
     """False goes through the page cache, for file systems without O_DIRECT."""
     timeline: Timeline | None = None
