@@ -36,7 +36,7 @@ from nearflash.sim.ports import words_from_integers
 __all__ = ["ObservedParser", "command", "commands", "parser", "sections", "vectors", "words"]
 
 _PORT_BITS, _COLUMNS_MAX = 64, 512
-_MATRICES, _DAMAGED, _HEADERS = 6, 20, 8
+_MATRICES, _DAMAGED, _HEADERS = 8, 20, 8
 _PADDING = range(32, HEADER_BYTES - 4)
 """Bytes of a header that nobody looks at."""
 _COMMAND = data.StructLayout({"command": MatrixCommand, "judge": 1})
@@ -171,9 +171,9 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
     header = header_of(endless)
     header = replace(
         header,
-        rows=header.rows + (1 << int(rng.integers(31))),
-        group_rows=header.rows + (1 << int(rng.integers(31))),
-        stream_bytes=1 << int(rng.integers(17, 32)),
+        rows=header.rows + int(rng.integers(1, 1 << 31)),
+        group_rows=header.rows + int(rng.integers(1, 1 << 31)),
+        stream_bytes=int(rng.integers(1, 1 << 15)) << 17,
     )
     given.append(command(header, header.stream_bytes))
     texts.append(header.pack() + endless[HEADER_BYTES:-SECTION_BYTES])
@@ -208,15 +208,18 @@ def _judged(rng: np.random.Generator) -> list[tuple[bytes, BitmapHeader]]:
     bad = [*damaged(good, rng, flips=20)]
     found = [(bad[index], header_of(good)) for index in rng.choice(len(bad), _DAMAGED, replace=False)]
     found += [(text, header_of(whole)) for text in (*_other_headers(whole, rng), *odd(whole, rng, 5))]
-    return found + [(text, header_of(whole)) for text in _beyond(whole, rng)]
+    found += [(text, header_of(whole)) for text in _beyond(whole, rng)]
+    header = header_of(good)
+    others = (header.rows + (1 << bit) for bit in rng.choice(32, 2, replace=False).tolist())
+    return found + [(good, replace(header, rows=rows % (1 << 32))) for rows in others]
 
 
 def _beyond(stream: bytes, rng: np.random.Generator) -> list[bytes]:
-    """A one behind the columns of the first row, the next column's among them."""
+    """A one behind the columns of the first row, most often among the next ones."""
     header = header_of(stream)
     at = HEADER_BYTES + SECTION_BYTES * (header.coding is not Coding.PLAIN)
-    found, end = [], 8 * section_bytes(header.columns)
-    for bit in {header.columns, int(rng.integers(header.columns, end)) if header.columns < end else header.columns}:
+    found, behind = [], np.arange(header.columns, 8 * section_bytes(header.columns))
+    for bit in {*behind[:1].tolist(), *rng.permutation(behind[:64])[:6].tolist(), *behind[-1:].tolist()}:
         body = bytearray(stream[HEADER_BYTES:-SECTION_BYTES])
         body[at - HEADER_BYTES + bit // 8] |= 1 << bit % 8
         found.append(stream[:HEADER_BYTES] + body + GROUP_END.pack(0, crc32c(bytes(body))))
@@ -224,11 +227,11 @@ def _beyond(stream: bytes, rng: np.random.Generator) -> list[bytes]:
 
 
 def _other_headers(stream: bytes, rng: np.random.Generator) -> list[bytes]:
-    """A bit of the header is another one, and so are some of its padding, of which nothing is known; checksums fit."""
+    """Of a matrix of one group: other rows a group, other padding, and most often a bit wrong; checksums fit."""
     found = []
     for bit in rng.choice(8 * _PADDING.start, _HEADERS, replace=False):
-        padding = rng.bytes(len(_PADDING))
-        text = bytearray(stream[: _PADDING.start] + padding + stream[_PADDING.stop :])
+        header = replace(header_of(stream), group_rows=int(rng.integers(2, 1 << 32))).pack()
+        text = bytearray(header[: _PADDING.start] + rng.bytes(len(_PADDING)) + stream[_PADDING.stop :])
         text[bit // 8] ^= int(rng.integers(4) > 0) << bit % 8
         found.append(sealed(bytes(text)))
     return found
