@@ -10,7 +10,7 @@ from nearflash.sim.streams import StreamUnit
 
 @pytest.fixture(scope="module")
 def unit():
-    return StreamUnit(header.check(), "header-check")
+    return StreamUnit(header.ObservedHeader(), "header-check")
 
 
 @pytest.mark.parametrize("stalls", STALLS)
@@ -25,4 +25,4 @@ def test_equals_the_contract(unit, stalls):
 def test_latency():
     inputs, _ = header.vectors(np.random.default_rng(1))
     given = {"i_command": inputs["i_command"][-1:].tolist(), "i": inputs["i"][-24:-20].tolist()}
-    assert measure_latency(HeaderCheck(), given, o="o_start") == HeaderCheck.LATENCY
+    assert measure_latency(header.ObservedHeader(), given, o="o_start") == HeaderCheck.LATENCY

@@ -1,7 +1,8 @@
 """Header check of Top-K gradient streams: the first four words, then the rest as it is.
 
-Contract: a command takes exactly its words from `i`. After the header's, `o_start` says what is to come; the rest
-passes to `o` where the header is good, and is dropped where it is not. Reset drops what is inside.
+Contract: a command takes exactly its words from `i`. After the header's, `o_start` says what is to come, and stands
+until the next command; the rest passes to `o` where the header is good, and is dropped where it is not. The checksum is
+made outside, one for the header and all that follows. Reset drops what is inside.
 
 Timing: a word a cycle; `o_start` comes LATENCY cycles after the header's last word; i to o is combinational;
 back-pressure: yes.
@@ -10,7 +11,7 @@ Source: nearflash.abi.topk.StreamHeader.
 
 from typing import Any
 
-from amaranth import C, Cat, Module, Mux, Signal
+from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -19,15 +20,14 @@ from nearflash.abi.topk import (
     HEADER_BYTES,
     MAGIC,
     TILE_BITS,
-    TILE_PARAMS,
     VERSION,
     WORD_BYTES,
     StreamFault,
     ValueFormat,
 )
-from nearflash.gateware.nfc.crc import Crc32c
+from nearflash.gateware.cut import equal
 
-__all__ = ["HeaderCheck", "TilesCommand", "TopKCommand"]
+__all__ = ["HeaderCheck", "TilesCommand", "TopKCommand", "tiles_of"]
 
 _MAGIC = int.from_bytes(MAGIC, "little") | VERSION << 32
 _WORDS = HEADER_BYTES // WORD_BYTES
@@ -42,13 +42,17 @@ class TopKCommand(data.Struct):
 
 
 class TilesCommand(data.Struct):
-    """`words` words of tiles for `params` parameters, with `pairs` pairs; none of that where `fault` is not 0."""
+    """Tiles for `params` parameters, with `pairs` pairs; none of that where `fault` is not 0."""
 
     params: 32
     pairs: 32
-    words: 32 - _WORD_BITS
     value_format: ValueFormat
     fault: StreamFault
+
+
+def tiles_of(params: Value) -> Value:
+    """How many tiles so many parameters have."""
+    return params[TILE_BITS:] + params[:TILE_BITS].any()
 
 
 class HeaderCheck(wiring.Component):
@@ -59,7 +63,9 @@ class HeaderCheck(wiring.Component):
     i_command : In stream of TopKCommand; taken when the words of the one before were.
     i : In stream of 64-bit words.
     o_start : Out stream of TilesCommand.
-    o : Out stream of 64-bit words, those behind a good header.
+    o : Out stream of 64-bit words, those behind a good header. more : Out, words are still to come on `o`.
+    begins : Out, the next word is the first one, where the checksum begins.
+    crc : In, CRC32C of all words that were taken.
     """
 
     #: Cycles from the header's last word to `o_start`.
@@ -69,49 +75,50 @@ class HeaderCheck(wiring.Component):
     i: In(stream.Signature(64))
     o_start: Out(stream.Signature(TilesCommand))
     o: Out(stream.Signature(64))
+    more: Out(1)
+    begins: Out(1)
+    crc: In(32)
 
     def elaborate(self, platform: object) -> Module:
         """Collect what is wrong with each word; judge once the checksum is there."""
         m = Module()
-        m.submodules.crc = crc = Crc32c()
-        command = Signal(TopKCommand)
+        command = Signal(TopKCommand, reset_less=True)
         start = self.o_start.payload
-        number = Signal(range(_WORDS))
-        words_left = Signal.like(start.words)
-        taken = Signal()
-        good = Signal()
+        number = Signal(range(_WORDS + 1))  # of the header's words that were taken
+        words = Signal(32 - _WORD_BITS, reset_less=True)  # that were taken
+        left, taken, good = Signal(), Signal(), Signal()
         wrong = Signal(data.StructLayout({"magic": 1, "params": 1, "length": 1}))
         m.d.comb += [
             taken.eq(self.i.valid & self.i.ready),
-            crc.enable.eq(taken),
-            crc.data.eq(self.i.payload),
-            crc.first.eq(number == 0),
+            left.eq(~equal(m, words, command.stream_bytes[_WORD_BITS:])),
             self.o.payload.eq(self.i.payload),
         ]
         with m.If(taken):
-            m.d.sync += words_left.eq(words_left - 1)
+            m.d.sync += words.eq(words + 1)
+        with m.If(self.i_command.valid & self.i_command.ready):
+            m.d.sync += words.eq(0)
 
+        self._compare(m, number, command, wrong)
         with m.FSM():
             with m.State("WAIT-COMMAND"):
                 m.d.comb += self.i_command.ready.eq(1)
-                m.d.sync += [command.eq(self.i_command.payload), number.eq(0), start.fault.eq(StreamFault.NONE)]
-                m.d.sync += words_left.eq(self.i_command.payload.stream_bytes >> _WORD_BITS)
                 with m.If(self.i_command.valid):
+                    m.d.sync += [command.eq(self.i_command.payload), number.eq(0)]
+                    m.d.sync += start.fault.eq(StreamFault.NONE)
                     m.next = "HEADER"
             with m.State("HEADER"):
-                m.d.comb += self.i.ready.eq(words_left != 0)
+                m.d.comb += self.i.ready.eq(left)
                 with m.If(taken):
                     m.d.sync += number.eq(number + 1)
-                    self._compare(m, number, command, wrong)
                     with m.If(number == _WORDS - 1):
                         m.next = "JUDGE"
-                with m.If(words_left == 0):
+                with m.If(~left):
                     m.d.sync += start.fault.eq(StreamFault.LENGTH)
                     m.next = "START"
             with m.State("JUDGE"):
                 length = Mux(wrong.length, StreamFault.LENGTH, StreamFault.NONE)
                 shape = Mux(wrong.params, StreamFault.HEADER, length)
-                damaged = Mux(crc.o != CRC_RESIDUE, StreamFault.CHECKSUM, shape)
+                damaged = Mux(self.crc != CRC_RESIDUE, StreamFault.CHECKSUM, shape)
                 m.d.sync += start.fault.eq(Mux(wrong.magic, StreamFault.HEADER, damaged))
                 m.next = "START"
             with m.State("START"):
@@ -119,29 +126,31 @@ class HeaderCheck(wiring.Component):
                 with m.If(self.o_start.ready):
                     m.next = "PASS"
             with m.State("PASS"):
-                m.d.comb += self.o.valid.eq(self.i.valid & good & (words_left != 0))
-                m.d.comb += self.i.ready.eq((self.o.ready | ~good) & (words_left != 0))
-                with m.If(words_left == 0):
+                m.d.comb += self.o.valid.eq(self.i.valid & self.more)
+                m.d.comb += self.i.ready.eq((self.o.ready | ~good) & left)
+                with m.If(~left):
                     m.next = "WAIT-COMMAND"
         m.d.comb += [
             good.eq(start.fault == StreamFault.NONE),
             start.params.eq(command.params),
-            start.words.eq(Mux(good, words_left, 0)),
+            self.more.eq(good & left),
+            self.begins.eq(number == 0),
         ]
         return m
 
     def _compare(self, m: Module, number: Signal, command: Any, wrong: Any) -> None:
         """A word of the header with what it should be; keep what it says."""
         word, start = self.i.payload, self.o_start.payload
-        tiles = (command.params + (TILE_PARAMS - 1))[TILE_BITS:]
-        with m.Switch(number):
+        named = equal(m, word[:48], C(_MAGIC, 48))
+        shaped = (word[48:56] < len(ValueFormat)) & (word[56:] == TILE_BITS)
+        tiles = tiles_of(command.params)
+        same_params = equal(m, word, Cat(command.params, tiles, C(0, 32 - len(tiles))))
+        same_bytes = equal(m, word[32:], command.stream_bytes)
+        with m.If(self.i.valid & self.i.ready), m.Switch(number):
             with m.Case(0):
-                shape = (word[48:56] >= len(ValueFormat)) | (word[56:] != TILE_BITS)
-                m.d.sync += [wrong.magic.eq(word[:48] != _MAGIC), wrong.params.eq(shape)]
-                m.d.sync += start.value_format.eq(word[48:])
+                m.d.sync += [wrong.magic.eq(~named), wrong.params.eq(~shaped), start.value_format.eq(word[48:])]
             with m.Case(1):
-                shape = word != Cat(command.params, tiles, C(0, 32 - len(tiles)))
-                m.d.sync += wrong.params.eq(wrong.params | shape)
+                m.d.sync += wrong.params.eq(wrong.params | ~same_params)
             with m.Case(2):
                 part = command.stream_bytes[:_WORD_BITS].any()  # of a word
-                m.d.sync += [wrong.length.eq((word[32:] != command.stream_bytes) | part), start.pairs.eq(word[:32])]
+                m.d.sync += [wrong.length.eq(~same_bytes | part), start.pairs.eq(word[:32])]

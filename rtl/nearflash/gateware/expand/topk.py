@@ -1,16 +1,16 @@
 """Top-K expander: a stream of sorted pairs to dense fp32 gradients, W a cycle, without touching memory.
 
-    i ─► HeaderCheck ─► TileCheck ─┬─► indices, block RAM ────────────┬─► PairMerge ─► o
-                                   ├─► ValueRows ─► values, block RAM ─┤
-                                   └─► tiles that are good ────────────┘
+    i ─┬─► HeaderCheck ─► TileCheck ─┬─► indices ─► PairDeal, block RAM ─► PairMerge ─► o
+       └─► Crc32c                    ├─► ValueRows ────┘                  │
+                                     └─► tiles ───────────────────────────┘
 
-A tile waits compressed in the queues, which hold the pairs of a full one, until its checksum, order and range were
+A tile waits compressed in memories, which hold the pairs of a full one, until its checksum, order and range were
 checked; only then are its pairs merged. No memory of a dense tile is needed, so none has to be cleared either.
 
 Contract: a command takes exactly `stream_bytes` / 8 words from `i` and gives exactly ceil(params / W) groups, the last
-one with `last`, whatever the words hold. With a fault nothing of its tile is used, and groups from then on hold zeros:
-who takes them looks at `fault` before they count for anything. `fault` stands until the next command. Reset drops what
-is inside; it needs a reset of what writes to `i`.
+one with `last`, whatever the words hold. With a fault nothing of its tile is used, and groups of it and of the tiles
+behind it hold zeros: who takes them looks at `fault` before they count for anything. `fault` stands until the next
+command. Reset drops what is inside; it needs a reset of what writes to `i`.
 
 Timing: latency LATENCY cycles from the last word of a stream of one tile to its first group; one group a cycle while
 words come fast enough; back-pressure: yes. A word a cycle is two pairs of 16-bit values a cycle: at W = 4 no group
@@ -24,17 +24,17 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32
-from nearflash.abi.topk import TILE_PARAMS, StreamFault
+from nearflash.abi.topk import StreamFault
+from nearflash.gateware.expand.deal import PairDeal
 from nearflash.gateware.expand.header import HeaderCheck, TopKCommand
-from nearflash.gateware.expand.pairs import PairMerge, PairRow
-from nearflash.gateware.expand.tiles import IndexRow, TileCheck
+from nearflash.gateware.expand.pairs import PairMerge
+from nearflash.gateware.expand.tiles import Tile, TileCheck
 from nearflash.gateware.expand.values import ROW_PAIRS, ValueRows
+from nearflash.gateware.nfc.crc import Crc32c
 from nearflash.gateware.stream.queue import StreamQueue
-from nearflash.gateware.stream.skid import SkidBuffer
 
 __all__ = ["TopKExpander"]
 
-_ROWS = TILE_PARAMS // ROW_PAIRS + 1
 _TILES = 8
 
 
@@ -47,7 +47,7 @@ class TopKExpander(wiring.Component):
 
     Members
     -------
-    i_command : In stream of TopKCommand; taken when everything of the one before was.
+    i_command : In stream of TopKCommand, of some parameters; taken when everything of the one before was.
     i : In stream of 64-bit words.
     o : Out stream of struct {data: lanes · 32 bits, last: 1}.
     fault : Out, StreamFault of the command.
@@ -59,7 +59,7 @@ class TopKExpander(wiring.Component):
     """
 
     #: Cycles from the last word to the first group.
-    LATENCY = ValueRows.LATENCY + StreamQueue.LATENCY["block"] + SkidBuffer.LATENCY + PairMerge.ROW_LATENCY
+    LATENCY = TileCheck.LATENCY + StreamQueue.LATENCY["distributed"] + PairMerge.LATENCY
 
     def __init__(self, lanes: int) -> None:
         self._merge = PairMerge(lanes)
@@ -79,29 +79,22 @@ class TopKExpander(wiring.Component):
         begin = Signal()
         fresh = ResetInserter(begin)
         m.submodules.header = header = HeaderCheck()
+        m.submodules.crc = crc = Crc32c()
         m.submodules.merge = merge = self._merge
-        check, pairs, rows, tiles, indices, values = (
-            TileCheck(),
-            SkidBuffer(PairRow),
-            ValueRows(),
-            StreamQueue(1, _TILES),
-            StreamQueue(IndexRow, _ROWS, memory="block"),
-            StreamQueue(ROW_PAIRS * FP32.bits, _ROWS, memory="block"),
-        )
+        check, rows, tiles, deal = TileCheck(), ValueRows(), StreamQueue(Tile, _TILES), PairDeal()
         m.submodules.tiles, m.submodules.rows, m.submodules.tile_queue = fresh(check), fresh(rows), fresh(tiles)
-        m.submodules.pairs = fresh(pairs)
-        m.submodules.index_queue, m.submodules.value_queue = fresh(indices), fresh(values)
+        m.submodules.deal = fresh(deal)
 
         for source, sink in (
             (wiring.flipped(self.i), header.i),
             (header.o_start, check.i_start),
             (header.o, check.i),
-            (check.o_index, indices.i),
+            (check.o_index, deal.i_index),
             (check.o_value, rows.i),
+            (rows.o, deal.i_value),
             (check.o_tile, tiles.i),
-            (rows.o, values.i),
             (tiles.o, merge.i_tile),
-            (pairs.o, merge.i),
+            *((getattr(deal, f"o_{k}"), getattr(merge, f"i_{k}")) for k in range(ROW_PAIRS)),
             (merge.o, wiring.flipped(self.o)),
         ):
             wiring.connect(m, source, sink)
@@ -114,13 +107,13 @@ class TopKExpander(wiring.Component):
             merge.i_params.valid.eq(begin),
             self.idle.eq(header.i_command.ready & check.idle & merge.idle),
             self.fault.eq(check.fault),
+            check.more.eq(header.more),
             check.room.eq(tiles.level < _TILES - 1),
-            rows.value_format.eq(check.value_format),
-            merge.failed.eq(check.fault != StreamFault.NONE),
-            pairs.i.payload.index.eq(indices.o.payload),
-            pairs.i.payload.value.eq(values.o.payload),
-            pairs.i.valid.eq(indices.o.valid & values.o.valid),
-            indices.o.ready.eq(pairs.i.ready & values.o.valid),
-            values.o.ready.eq(pairs.i.ready & indices.o.valid),
+            rows.value_format.eq(header.o_start.payload.value_format),
+            crc.enable.eq(self.i.valid & self.i.ready),
+            crc.first.eq(header.begins | check.begins),
+            crc.data.eq(check.message),
+            header.crc.eq(crc.o),
+            check.crc.eq(crc.o),
         ]
         return m

@@ -31,6 +31,7 @@ def header(dut: Any = None) -> Bench:
     words, seen = Signal(29), Signal(range(5))  # left; of the header
     text = Signal(256)
     m.d.comb += [crc.enable.eq(word & (seen < 4)), crc.first.eq(seen == 0), crc.data.eq(dut.i.payload)]
+    m.d.comb += dut.crc.eq(crc.o)
     m.d.sync += [words.eq(words - word), started.eq(started | moves(dut.o_start))]
     with m.If(crc.enable):
         m.d.sync += [seen.eq(seen + 1), text.word_select(seen[:2], 64).eq(dut.i.payload)]
@@ -59,7 +60,14 @@ def header(dut: Any = None) -> Bench:
     bench.prove("one_start_a_command", ~dut.o_start.valid | (active & ~started))
     bench.prove("start_behind_the_header", ~dut.o_start.valid | (seen == 4) | (words == 0))
     bench.prove("start_names_the_fault", ~dut.o_start.valid | (start.fault == fault))
-    bench.prove("start_has_the_words", ~dut.o_start.valid | (start.words == Mux(good, words, 0)))
+    bench.prove("more_words_of_the_start", ~(dut.o_start.valid | started) | (dut.more == (good & (words != 0))))
+    bench.prove("the_checksum_begins_with_the_header", ~word | (dut.begins == (seen == 0)))
+    known, held = Signal(), Signal.like(start.as_value())
+    with m.If(moves(dut.o_start)):
+        m.d.sync += [known.eq(1), held.eq(start)]
+    with m.If(moves(dut.i_command)):
+        m.d.sync += known.eq(0)
+    bench.prove("the_start_stands", ~known | (start.as_value() == held))
     bench.prove("start_has_the_params", ~dut.o_start.valid | (start.params == command.params))
     bench.prove("start_says_what_the_header_says", ~(dut.o_start.valid & good) | says)
     bench.prove("no_word_of_another_command", ~dut.i.ready | (active & (words != 0)))
@@ -85,10 +93,11 @@ def header(dut: Any = None) -> Bench:
     bench.prove("inner_state", state == expected)
     bench.prove("inner_seen", (seen <= 4) & (~(active & (judged | started)) | (seen == 4) | (words == 0)))
     bench.prove("inner_active", active | ~(judged | started))
-    bench.prove("inner_words", ~active | (bench.probe("words_left", 29) == words))
+    taken = (command.stream_bytes[3:] - words)[:29]
+    bench.prove("inner_known", ~known | started | ~active)
+    bench.prove("inner_words", ~active | (bench.probe("words", 29) == taken))
     bench.prove("inner_command", ~active | (bench.probe("command", 64) == command.as_value()))
-    bench.prove("inner_number", ~active | judged | started | (bench.probe("number", 2) == seen[:2]))
-    bench.prove("inner_crc", ~active | (seen == 0) | started | (bench.probe("crc.o", 32) == crc.o))
+    bench.prove("inner_number", ~active | (bench.probe("number", 3) == seen))
     bench.prove("inner_magic", (seen < 1) | (wrongs[0] == magic))
     bench.prove("inner_form", (seen != 1) | (wrongs[1] == form))
     bench.prove("inner_params", (seen < 2) | (wrongs[1] == (form | params)))

@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from amaranth.hdl import Array, Cat, Mux, Signal
+from amaranth.hdl import Cat, Mux, Signal
 
 from nearflash.abi.topk import TILE_BITS
-from nearflash.gateware.expand.pairs import PairMerge, PairRow
+from nearflash.gateware.expand.deal import Place
+from nearflash.gateware.expand.pairs import PairMerge
+from nearflash.gateware.expand.values import ROW_PAIRS
 from nearflash.sim.formal.bench import Bench
 from nearflash.sim.formal.properties import accept, check_source, moves, offer
 
@@ -13,181 +15,153 @@ __all__ = ["merge"]
 
 _LANES = 4
 _GROUP_BITS = TILE_BITS - 2
+_GROUPS = 1 << _GROUP_BITS
 
 
 class _Groups:
     """Groups of the command, and the tile that is being merged."""
 
-    def __init__(self, bench: Bench, dut: Any, failed: Any) -> None:
+    def __init__(self, bench: Bench, dut: Any) -> None:
         m = bench.m
         self.begins = moves(dut.i_params)
         self.fresh = dut.o.valid & ~bench.past(dut.o.valid & ~dut.o.ready, "waited")  # made in the cycle before
         self.left, self.number = Signal(32), Signal(_GROUP_BITS)  # of the next fresh one in its tile
-        self.tile, self.pairs = Signal(), Signal()  # one is being merged; with pairs
+        self.tile, self.last = Signal(), Signal()  # one is being merged, the last one
         self.order = Signal(3)  # tiles with pairs that have begun, modulo 8
         m.d.sync += [self.left.eq(self.left - self.fresh), self.number.eq(self.number + self.fresh)]
-        with m.If(dut.i_tile.ready):
-            begins = dut.i_tile.valid & dut.i_tile.payload
-            m.d.sync += [self.tile.eq(dut.i_tile.valid), self.pairs.eq(begins), self.order.eq(self.order + begins)]
+        self.rest = (self.left - self.fresh)[:32]  # not made yet
+        self.next = (self.number + self.fresh)[:_GROUP_BITS]
+        ended = self.fresh & ((self.next == 0) | (self.rest == 0))
+        self.active = self.tile & (~ended | bench.past(moves(dut.i_tile), "tile_taken"))
+        self.idle = (self.left == 0) & ~dut.o.valid
+        m.d.sync += self.tile.eq(self.active)
+        tile = dut.i_tile.payload
+        with m.If(moves(dut.i_tile)):
+            m.d.sync += [self.tile.eq(1), self.last.eq(tile.last), self.order.eq(self.order + tile.pairs)]
         with m.If(self.begins):
             m.d.sync += self.left.eq((dut.i_params.payload + (_LANES - 1)) >> 2)
-            m.d.sync += [signal.eq(0) for signal in (self.number, self.tile, self.pairs, self.order)]
-        self.idle = (self.left == 0) & ~dut.o.valid
-        self.had_tile = bench.past(self.tile, "had_tile")
-        self.had_pairs = bench.past(self.pairs, "had_pairs")
+            m.d.sync += [signal.eq(0) for signal in (self.number, self.tile, self.last, self.order)]
+        self.had_tile = bench.past(self.active, "had_tile")
         self.had_order = bench.past(self.order, "had_order")
-        self.had_failed = bench.past(failed, "had_failed")
-        self.next = (self.number + self.fresh)[:_GROUP_BITS]
+        bench.assume(~moves(dut.i_tile) | (tile.last == (self.rest - self.active <= _GROUPS)))
+        bench.assume(~self.begins | (dut.i_params.payload != 0))
 
 
-class _Rows:
-    """Rows of sorted pairs, four but for a tile's last row; one pair of a command at most is marked, with ones."""
+class _Pairs:
+    """A stream's pairs: of ascending groups in each tile, at least one a tile, the last one perhaps not there."""
 
-    def __init__(self, bench: Bench, dut: Any, groups: _Groups) -> None:
+    def __init__(self, bench: Bench, pairs: Any, groups: _Groups, k: int) -> None:
         m = bench.m
-        row, marks = dut.i.payload.index, bench.free(4, "i_marks")
-        m.d.comb += [
-            dut.i.valid.eq(bench.free(1, "i_valid")),
-            row.index.eq(bench.free(48, "i_index")),
-            row.there.eq(bench.free(4, "i_there")),
-            row.last.eq(bench.free(1, "i_last")),
-            dut.i.payload.value.eq(Cat(mark.replicate(32) for mark in marks)),
-        ]
-        held = Cat(row.index, row.there, row.last, marks)
-        waits = bench.past(dut.i.valid & ~dut.i.ready & ~groups.begins, "i_waits")
-        bench.assume(~waits | (dut.i.valid & (held == bench.past(held, "i_past"))))
-        self.taken = moves(dut.i) & ~groups.idle
-        self.order, self.open, self.top = Signal(3), Signal(), Signal(TILE_BITS)  # of the newest row
-        self.marked, self.tracked, self.younger = Signal(), Signal(), Signal(2)
-        self.mark_index, self.mark_order, self.mark_lane = Signal(TILE_BITS), Signal(3), Signal(2)
-        bench.assume(~dut.i.valid | groups.idle | self.sorted(row))
-        bench.assume(~dut.i.valid | groups.idle | ~self.open | (row.index[:TILE_BITS] > self.top))
-        bench.assume(((marks & (marks - 1)) == 0) & ((marks & ~row.there) == 0) & ((marks == 0) | ~self.marked))
-
-        lane = Cat(marks[1] | marks[3], marks[2] | marks[3])
-        self.enters = self.taken & (marks != 0)
-        self.entering = self.index(row, lane)
-        self.match = (
-            self.tracked
-            & groups.had_pairs
-            & ~groups.had_failed
-            & ((self.mark_order + 1)[:3] == groups.had_order)
-            & (self.mark_index[2:] == groups.number)
-        )
+        self.place: Any = pairs.payload.place
+        self.value: Any = pairs.payload.value
+        m.d.comb += pairs.valid.eq(bench.free(1, f"i_{k}_valid"))
+        m.d.comb += Cat(self.place.as_value(), self.value).eq(bench.free(len(pairs.payload.as_value()), f"i_{k}"))
+        item = Cat(self.place.as_value(), self.value)
+        self.waits = bench.past(pairs.valid & ~pairs.ready & ~groups.begins, f"waits_{k}")
+        bench.assume(~self.waits | (pairs.valid & (item == bench.past(item, f"past_{k}"))))
+        self.valid, self.taken = pairs.valid, moves(pairs)
+        self.order, self.open, self.top = Signal(3), Signal(), Signal(_GROUP_BITS)  # of those that were taken
+        self.group = self.place.index[2:]
+        bench.assume(~self.valid | self.place.there | self.place.last)
+        bench.assume(~(self.valid & self.open & self.place.there) | (self.group > self.top))
         with m.If(self.taken):
-            m.d.sync += [
-                self.order.eq(self.order + row.last),
-                self.open.eq(~row.last),
-                self.top.eq(self.last_index(row)),
-            ]
-            m.d.sync += self.younger.eq(self.younger + ~self.younger.all())
-        with m.If(groups.fresh & self.match):
-            m.d.sync += self.tracked.eq(0)
-        with m.If(self.enters):
-            m.d.sync += [self.marked.eq(1), self.tracked.eq(1), self.younger.eq(0), self.mark_lane.eq(lane)]
-            m.d.sync += [self.mark_index.eq(self.entering), self.mark_order.eq(self.order)]
+            m.d.sync += [self.order.eq(self.order + self.place.last), self.open.eq(~self.place.last)]
+            m.d.sync += self.top.eq(self.group)
         with m.If(groups.begins):
-            m.d.sync += [signal.eq(0) for signal in (self.order, self.open, self.marked, self.tracked)]
-
-    @staticmethod
-    def index(row: Any, lane: Any) -> Any:
-        return Array(row.index.word_select(k, TILE_BITS) for k in range(4))[lane]
-
-    def last_index(self, row: Any) -> Any:
-        return self.index(row, sum(row.there) - 1)
-
-    @staticmethod
-    def sorted(row: Any) -> Any:
-        lanes = [row.index.word_select(k, TILE_BITS) for k in range(4)]
-        ascends = Cat(~row.there[k + 1] | (lanes[k] < lanes[k + 1]) for k in range(3)).all()
-        return ascends & ((row.there & (row.there + 1)) == 0) & row.there[0] & (row.last | row.there[3])
+            m.d.sync += [self.order.eq(0), self.open.eq(0)]
+        self.mine = (self.order + 1)[:3] == groups.order  # the next pair is of the newest tile with pairs
+        self.done = self.order == groups.order
+        self.had_valid, self.had_taken = bench.past(self.valid, f"had_{k}"), bench.past(self.taken, f"took_{k}")
+        self.had_mine = bench.past(self.mine, f"had_mine_{k}")
+        self.had_place: Any = Place(bench.past(self.place.as_value(), f"had_place_{k}"))
+        self.had_value = bench.past(self.value, f"had_value_{k}")
+        self.had_group = self.had_place.as_value()[2:TILE_BITS]
+        self.shows = self.had_taken & self.had_place.there
 
 
 def merge(dut: Any = None) -> Bench:
-    """As many groups as the parameters want, 1024 a tile; each pair of a tile shows in its group and nowhere else."""
+    """As many groups as the parameters want; a group has those pairs of its tile that are its own, and misses none."""
     dut = PairMerge(_LANES) if dut is None else dut
     bench = Bench(dut)
     offer(bench, dut.i_params, "i_params")
     offer(bench, dut.i_tile, "i_tile")
     accept(bench, dut.o)
     check_source(bench, dut.o)
-    failed = bench.free(1, "failed")
-    bench.m.d.comb += dut.failed.eq(failed)
-    groups = _Groups(bench, dut, failed)
-    bench.assume(failed | ~bench.past(failed & ~groups.begins, "failed_before"))
-    rows = _Rows(bench, dut, groups)
+    groups = _Groups(bench, dut)
+    streams = [_Pairs(bench, getattr(dut, f"i_{k}"), groups, k) for k in range(ROW_PAIRS)]
+    for k, one in enumerate(streams):
+        for other in streams[:k]:
+            both = one.valid & other.valid & one.place.there & other.place.there & (one.order == other.order)
+            bench.assume(~both | (one.place.index != other.place.index))
 
-    fresh, last = groups.fresh, dut.o.payload.last
-    expected = Cat((rows.match & (rows.mark_index[:2] == lane)).replicate(32) for lane in range(_LANES))
+    fresh, last, runs = groups.fresh, dut.o.payload.last, groups.rest != 0
+    had_runs = bench.past(runs, "had_runs")
     bench.prove("as_many_groups", ~fresh | (groups.left != 0))
     bench.prove("last_group", ~fresh | (last == (groups.left == 1)))
-    bench.prove("no_group_without_a_tile", ~fresh | groups.had_tile | groups.had_failed)
-    bench.prove("values_at_their_places", ~fresh | (dut.o.payload.data == expected))
-    bench.prove("a_tile_when_the_one_before_is_done", ~(moves(dut.i_tile) & groups.tile) | groups.next.all())
+    bench.prove("no_group_without_a_tile", ~fresh | groups.had_tile)
     bench.prove("next_command_when_idle", (dut.i_params.ready == groups.idle) & (dut.idle == groups.idle))
     bench.prove("empty_after_reset", ~bench.was_reset | ~dut.o.valid)
-    ahead = (rows.order - groups.order)[:3]  # tiles with pairs between the row's and the next one to begin
-    in_time = (ahead == 7) & groups.pairs & (groups.next <= rows.entering[2:])
-    bench.prove("no_pair_behind_its_group", ~rows.enters | failed | (ahead <= 2) | in_time)
+    begins = moves(dut.i_tile)
+    bench.prove("a_tile_when_the_one_before_is_done", ~(begins & groups.active) | (groups.next.all() & ~groups.last))
+    for k, pairs in enumerate(streams):
+        in_its_group = fresh & pairs.had_mine & (pairs.had_group == groups.number)
+        bench.prove(f"pair_in_its_group_{k}", ~(had_runs & pairs.shows) | in_its_group)
+        later = ~pairs.had_place.there | (pairs.had_group > groups.number)
+        bench.prove(f"no_pair_missed_{k}", ~(fresh & pairs.had_mine) | pairs.had_valid & (pairs.had_taken | later))
+        bench.prove(f"no_pair_of_a_later_tile_{k}", ~(runs & pairs.taken) | pairs.mine)
+        bench.prove(
+            f"all_pairs_gone_{k}", ~begins | ((pairs.order + (pairs.taken & pairs.place.last))[:3] == groups.order)
+        )
+    for lane in range(_LANES):
+        expected = Signal(32, name=f"expected_{lane}")
+        for pairs in streams:
+            with bench.m.If(pairs.shows & (pairs.had_place.index[:2] == lane)):
+                bench.m.d.comb += expected.eq(pairs.had_value)
+        same = dut.o.payload.data.word_select(lane, 32) == expected
+        bench.prove(f"values_at_their_places_{lane}", ~fresh | same)
+    settled = Cat(pairs.valid | pairs.done for pairs in streams).all()
+    all_done = Cat(pairs.done for pairs in streams).all()
     waits = Signal(range(4))
-    bench.m.d.sync += waits.eq(
-        Mux((groups.left != 0) & (failed | (groups.tile & ~groups.pairs)) & ~dut.o.valid, waits + ~waits.all(), 0)
-    )
-    bench.prove("groups_without_pairs_do_not_wait", waits < 2)
-    bench.no_paths += [(dut.i.valid, dut.o.valid), (dut.i_tile.valid, dut.o.valid), (dut.i.valid, dut.i.ready)]
-    shows = moves(dut.o) & fresh & rows.match
-    bench.cover("last_of_a_failure", moves(dut.o) & last & groups.had_failed & (groups.number == 2))
-    bench.cover("a_pair_of_the_second_row", shows & (rows.mark_index == 7) & (rows.order == 2))
-    _invariants(bench, dut, groups, rows, failed)
+    moves_on = runs & ~dut.o.valid & settled & (groups.active | ~all_done)
+    bench.m.d.sync += waits.eq(Mux(moves_on, waits + ~waits.all(), 0))
+    bench.prove("does_not_wait", waits < 3)
+    bench.prove("inner_waits_1", (waits != 1) | dut.o.valid | all_done | groups.active)
+    bench.prove("inner_waits_2", (waits != 2) | dut.o.valid)
+    bench.no_paths += [(streams[0].valid, dut.o.valid), (dut.i_tile.valid, dut.o.valid)]
+    shown = [pairs.shows for pairs in streams]
+    bench.cover("last_group_of_two_pairs", moves(dut.o) & fresh & last & shown[0] & shown[3])
+    bench.cover("a_tile_without_pairs", moves(dut.o) & fresh & (groups.order == 0) & (groups.number == 2))
+    _invariants(bench, groups, streams)
     return bench
 
 
-def _invariants(bench: Bench, dut: Any, groups: _Groups, rows: _Rows, failed: Any) -> None:
+def _invariants(bench: Bench, groups: _Groups, streams: list[_Pairs]) -> None:
     """What the registers inside hold, by what was seen outside."""
-    m = bench.m
-    groups_left, group = bench.probe("groups_left", 32), bench.probe("group", _GROUP_BITS)
-    pairs_left, full = bench.probe("pairs_left", 1), bench.probe("full", 2)
-    window = [Signal(PairRow, name=f"window_{k}") for k in range(2)]
-    m.d.comb += Cat(window).eq(bench.probe("rows", 2 * len(window[0].as_value())))
-    first, second = window[0].index, window[1].index
-    runs = ~groups.idle & ~failed
+    group = bench.probe("group", _GROUP_BITS)
+    runs = groups.rest != 0
 
     def inner(name: str, condition: Any) -> None:
         bench.prove(f"inner_{name}", ~runs | condition)
 
-    some = bench.probe("some", 1)
-    bench.prove("inner_some", some == (groups.left - groups.fresh != 0))
-    bench.prove("inner_groups_left", ~some | (groups_left == groups.left - groups.fresh))
-    bench.prove("inner_group", groups.idle | (group == groups.next))
-    bench.prove("inner_tile", bench.probe("active", 1) == groups.tile)
-    bench.prove("inner_pairs", (groups.pairs | ~pairs_left) & (groups.tile | ~groups.pairs))
-
-    # Rows: sorted in the window, the first one of the tile that has pairs left.
-    lasts = (full[0] & first.last) + (full[1] & second.last)
-    begun = (groups.order - pairs_left)[:3]
-    inner("orders", (rows.order - lasts)[:3] == begun)
-    inner("sorted_0", ~full[0] | rows.sorted(first))
-    inner("sorted_1", ~full[1] | rows.sorted(second))
-    inner("sorted", ~full.all() | first.last | (second.index[:TILE_BITS] > rows.last_index(first)))
-    newest = Mux(full[1], Cat(rows.last_index(second), ~second.last), Cat(rows.last_index(first), ~first.last))
-    inner("newest", ~full.any() | (rows.open == newest[-1]) & (~rows.open | (rows.top == newest[:-1])))
-    inner("nothing_open", full.any() | ~rows.open)
-    inner("not_behind", ~(pairs_left & full[0]) | (rows.last_index(first)[2:] >= group))
-    inner("no_tile", groups.tile | (group == 0))
-    inner("first_group", ~pairs_left | full[0] | (group == 0))
-
-    # The marked pair: where it is, and that it was shown with its group and not before.
-    here = [rows.marked & full[0] & (rows.younger == full[1]), rows.marked & full[1] & (rows.younger == 0)]
-    waiting = rows.tracked & ~(groups.fresh & rows.match)
-    current = pairs_left & (rows.mark_order == begun)
-    for k, row in enumerate(window):
-        value = Cat((here[k] & (rows.mark_lane == lane)).replicate(32) for lane in range(4))
-        inner(f"value_{k}", ~full[k] | (row.value == value))
-        there = Array(row.index.there)[rows.mark_lane]
-        inner(f"mark_{k}", ~here[k] | (there & (rows.index(row.index, rows.mark_lane) == rows.mark_index)))
-        order = rows.order - (lasts if k == 0 else second.last)
-        inner(f"mark_order_{k}", ~here[k] | (rows.mark_order == order[:3]))
-        inner(f"waiting_{k}", ~(here[k] & waiting & current) | (rows.mark_index[2:] >= group))
-        inner(f"shown_{k}", ~here[k] | waiting | (current & (rows.mark_index[2:] < group)))
-    inner("inside", ~waiting | here[0] | here[1])
-    inner("marked", rows.marked | ~rows.tracked)
+    bench.prove("inner_busy", bench.probe("busy", 1) == runs)
+    bench.prove("inner_active", bench.probe("active", 1) == (groups.active & runs))
+    bench.prove("inner_rests", runs | ~groups.active)
+    inner("group", group == groups.next)
+    inner("stop", bench.probe("stop", _GROUP_BITS) == (groups.next + groups.rest)[:_GROUP_BITS])
+    inner("last", ~groups.active | (bench.probe("last", 1) == groups.last))
+    inner("last_groups", ~groups.active | (groups.last == (groups.rest + groups.next <= _GROUPS)))
+    inner("no_tile", groups.active | (groups.next == 0))
+    pairs_left, done = bench.probe("pairs_left", 1), bench.probe("done", ROW_PAIRS)
+    inner("pairs_left", pairs_left == ~Cat(pairs.done for pairs in streams).all())
+    for k, pairs in enumerate(streams):
+        inner(f"order_{k}", pairs.done | pairs.mine)
+        inner(f"done_{k}", done[k] == (pairs_left & pairs.done))
+        inner(f"open_{k}", ~pairs.open | pairs.mine)
+        new = Mux(pairs.open, (pairs.top + 1 == groups.next) & groups.active, groups.next == 0)
+        here = Mux(
+            groups.active, pairs.waits | new, (pairs.waits & ~pairs.place.there) | (pairs.open & pairs.top.all())
+        )
+        inner(f"new_{k}", ~pairs.mine | here)
+        waiting = pairs.mine & pairs.waits & pairs.place.there & groups.active
+        inner(f"waiting_{k}", ~waiting | (pairs.group >= groups.next))
+        inner(f"flush_{k}", groups.active | ~pairs.mine | ~pairs.valid | ~pairs.place.there)

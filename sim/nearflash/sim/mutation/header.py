@@ -3,31 +3,54 @@
 from typing import Any
 
 import numpy as np
-from amaranth.hdl import Cat, Const, Mux, Value
+from amaranth.hdl import Cat, Const, Module, Mux, Value
+from amaranth.lib import wiring
 from numpy.typing import NDArray
 
 from nearflash.abi.crc import CRC_POLYNOMIAL, CRC_RESIDUE, crc32c
 from nearflash.abi.errors import StreamError
 from nearflash.abi.topk import HEADER_BYTES, WORD_BYTES, StreamFault, StreamHeader, ValueFormat
 from nearflash.gateware.expand.header import HeaderCheck
-from nearflash.sim.mutation.observed import ObservedStreams
+from nearflash.gateware.nfc.crc import Crc32c
+from nearflash.sim.mutation.observed import gate
 from nearflash.sim.ports import words_from_integers
 
-__all__ = ["check", "vectors"]
+__all__ = ["ObservedHeader", "vectors"]
 
 _COMMANDS = 120
-_START_BITS = 98
+_START_BITS = 69
 _CRC_AT = 8 * (HEADER_BYTES - 4)
 
 
-def check() -> ObservedStreams:
-    """A start with a fault says nothing else."""
+class ObservedHeader(wiring.Component):
+    """HeaderCheck as `inner`, with its checksum; a start with a fault says nothing else."""
 
-    def start(payload: Any) -> Any:
-        bits = Value.cast(payload)
-        return Mux(payload.fault == StreamFault.NONE, bits, Cat(Const(0, len(bits) - 3), payload.fault))
+    def __init__(self) -> None:
+        self._inner = HeaderCheck()
+        streams = ("i_command", "i", "o_start", "o")
+        super().__init__({name: self._inner.signature.members[name] for name in streams})
 
-    return ObservedStreams(HeaderCheck(), o_start=start)
+    def elaborate(self, platform: Any) -> Module:
+        """Build it with the checksum of all words that it takes."""
+
+        def start(payload: Any) -> Any:
+            bits = Value.cast(payload)
+            return Mux(payload.fault == StreamFault.NONE, bits, Cat(Const(0, len(bits) - 3), payload.fault))
+
+        m = Module()
+        m.submodules.inner = inner = self._inner
+        m.submodules.crc = crc = Crc32c()
+        for name in ("i_command", "i"):
+            wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(inner, name))
+        gate(m, inner.o_start, self.o_start, start)
+        gate(m, inner.o, self.o)
+        m.d.comb += [
+            crc.enable.eq(self.i.valid & self.i.ready),
+            crc.first.eq(inner.begins),
+            crc.data.eq(self.i.payload),
+            inner.crc.eq(crc.o),
+        ]
+        return m
 
 
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
@@ -50,9 +73,9 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         try:
             said = StreamHeader.unpack(bytes(text), params, stream_bytes)
         except StreamError as error:
-            starts.append(int(error.fault) << 95)
+            starts.append(int(error.fault) << 66)
         else:
-            starts.append(params | said.pairs << 32 | (stream_bytes // WORD_BYTES - 4) << 64 | said.value_format << 93)
+            starts.append(params | said.pairs << 32 | said.value_format << 64)
             passed.append(body)
     inputs: dict[str, NDArray[Any]] = {"i_command": np.array(commands, np.uint64), "i": np.concatenate(words)}
     return inputs, {"o_start": words_from_integers(starts, _START_BITS), "o": np.concatenate(passed)}

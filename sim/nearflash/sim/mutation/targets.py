@@ -76,7 +76,12 @@ TARGETS: dict[str, Target] = {
         cut_cycles=(9, 20, 33),
     ),
     "expand.header": Target(
-        header.check, header.vectors, part="inner", stalls=("none", "both"), batches=40, cut_cycles=(3, 5, 9, 20, 33)
+        header.ObservedHeader,
+        header.vectors,
+        part="inner",
+        stalls=("none", "both"),
+        batches=40,
+        cut_cycles=(3, 5, 9, 20, 33),
     ),
     "expand.tiles": Target(
         tiles.ObservedTiles, tiles.vectors, part="inner", stalls=("none", "both"), batches=60, cut_cycles=(3, 9, 20, 33)

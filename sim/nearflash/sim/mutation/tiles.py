@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
 from nearflash.abi.crc import crc32c
 from nearflash.abi.topk import TILE_BITS, TILE_PARAMS, StreamFault, ValueFormat, pack_tile_word, tile_crc_prefix
 from nearflash.gateware.expand.header import TilesCommand
-from nearflash.gateware.expand.tiles import IndexRow, TileCheck
+from nearflash.gateware.expand.tiles import IndexRow, Tile, TileCheck
 from nearflash.gateware.expand.values import ROW_PAIRS, ValueWord
+from nearflash.gateware.nfc.crc import Crc32c
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.sim.mutation.observed import gate
 from nearflash.sim.ports import words_from_integers
@@ -22,41 +23,54 @@ __all__ = ["ObservedTiles", "vectors"]
 
 _COMMANDS = 60
 _TILES = 4
+_LAST = 2
 _COUNTS = [0, 0, *range(1, 10), 12, 13, 40]
 
 
+_START = data.StructLayout({"start": TilesCommand, "words": 29})
+
+
 class ObservedTiles(wiring.Component):
-    """TileCheck as `inner`, indices that are not there zero; `o_end`: fault and format of each command that ended."""
+    """TileCheck as `inner`, indices that are not there zero; `o_end`: the fault of each command that ended."""
 
     def __init__(self) -> None:
-        inputs = {"i_start": TilesCommand, "i": 64}
-        outputs = {"o_index": IndexRow, "o_value": ValueWord, "o_tile": 1, "o_end": 5}
+        inputs = {"i_start": _START, "i": 64}
+        outputs = {"o_index": IndexRow, "o_value": ValueWord, "o_tile": Tile, "o_end": StreamFault}
         super().__init__(
             {name: In(stream.Signature(shape)) for name, shape in inputs.items()}
             | {name: Out(stream.Signature(shape)) for name, shape in outputs.items()}
         )
 
     def elaborate(self, platform: Any) -> Module:
-        """Build it with the queue of tiles that it has in the expander."""
+        """Build it with the queue of tiles that it has in the expander, and what comes from the header check."""
         m = Module()
         m.submodules.inner = inner = TileCheck()
-        m.submodules.tiles = tiles = StreamQueue(1, _TILES)
+        m.submodules.tiles = tiles = StreamQueue(Tile, _TILES)
+        m.submodules.crc = crc = Crc32c()
         wiring.connect(m, inner.o_tile, tiles.i)
         wiring.connect(m, wiring.flipped(self.i), inner.i)
         gate(m, tiles.o, self.o_tile)
         gate(m, inner.o_value, self.o_value)
         gate(m, inner.o_index, self.o_index, self._present)
-        ending = Signal()
+        ending, words, start = Signal(), Signal(29), Signal(TilesCommand)
+        begins = self.i_start.valid & self.i_start.ready
         m.d.comb += [
             inner.room.eq(tiles.level < _TILES - 1),
-            inner.i_start.payload.eq(self.i_start.payload),
+            inner.i_start.payload.eq(Mux(ending, start.as_value(), self.i_start.payload.start.as_value())),
             inner.i_start.valid.eq(self.i_start.valid & ~ending),
+            inner.more.eq(words != 0),
             self.i_start.ready.eq(inner.i_start.ready & ~ending),
             self.o_end.valid.eq(ending & inner.idle),
-            self.o_end.payload.eq(Mux(self.o_end.valid, Cat(inner.fault, inner.value_format), 0)),
+            self.o_end.payload.eq(Mux(self.o_end.valid, inner.fault, 0)),
+            crc.enable.eq(self.i.valid & self.i.ready),
+            crc.first.eq(inner.begins),
+            crc.data.eq(inner.message),
+            inner.crc.eq(crc.o),
         ]
-        with m.If(self.i_start.valid & self.i_start.ready):
-            m.d.sync += ending.eq(1)
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += words.eq(words - 1)
+        with m.If(begins):
+            m.d.sync += [ending.eq(1), words.eq(self.i_start.payload.words), start.eq(self.i_start.payload.start)]
         with m.Elif(self.o_end.valid & self.o_end.ready):
             m.d.sync += ending.eq(0)
         return m
@@ -85,13 +99,16 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         form, pairs = ValueFormat(int(rng.integers(len(ValueFormat)))), 0
         if rng.integers(12) == 0:  # refused by its header
             fault = StreamFault(int(rng.integers(1, len(StreamFault))))
-            items.starts.append(_start(int(rng.integers(1 << 32)), int(rng.integers(1 << 32)), 0, form, fault))
-            items.ends.append(fault | form << 3)
+            params = int(rng.integers(1, 1 << 18))
+            items.starts.append(_start(params, int(rng.integers(1 << 32)), 0, form, fault))
+            items.tiles += _empty(-(-params // TILE_PARAMS))
+            items.ends.append(fault)
             continue
         many = rng.integers(40) == 0
         tiles = int(rng.choice((300, 3000, 140_000), p=(0.94, 0.05, 0.01)) if many else rng.integers(1, 6))
         tail = int(rng.choice([1, 4, 5, 100, 4095, TILE_PARAMS]))
         fault, begin, endless = StreamFault.NONE, len(items.words), number == _COMMANDS - 1
+        first_tile = len(items.tiles)
         for tile in range(tiles):
             last = tile == tiles - 1 and not endless
             power = 1 << int(rng.integers(TILE_BITS + 1))
@@ -111,13 +128,16 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         elif kind == 1:
             pairs ^= 1 << int(rng.integers(32))
         elif kind == 2 and not fault:  # many tiles are missing
-            params += 1 << int(rng.integers(TILE_BITS + 1, 32))
+            params += 1 << int(rng.integers(TILE_BITS + 1, TILE_BITS + 8))
         if kind < 3 and not fault:
             fault = StreamFault.LENGTH
             if kind < 2:
                 items.tiles.pop()
         items.starts.append(_start(params, pairs, len(items.words) - begin, form, StreamFault.NONE))
-        items.ends.append(fault | form << 3)
+        missing = -(-params // TILE_PARAMS) - (len(items.tiles) - first_tile)
+        items.tiles += _empty(missing)
+        items.tiles[-1] |= _LAST
+        items.ends.append(fault)
     inputs: dict[str, NDArray[Any]] = {
         "i_start": words_from_integers(items.starts, 98),
         "i": np.array(items.words, np.uint64),
@@ -130,8 +150,13 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
     }
 
 
+def _empty(count: int) -> list[int]:
+    """Tiles without pairs up to the last one."""
+    return [0] * (count - 1) + [_LAST] if count else []
+
+
 def _start(params: int, pairs: int, words: int, form: ValueFormat, fault: StreamFault) -> int:
-    return params | pairs << 32 | words << 64 | form << 93 | fault << 95
+    return params | pairs << 32 | form << 64 | fault << 66 | words << 69
 
 
 def _tile(
