@@ -16,13 +16,13 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import BF16, FP16, FP32
 from nearflash.abi.topk import ValueFormat
+from nearflash.gateware.cut import cut
 from nearflash.gateware.fp.pipeline import digit_places, normalize_digit, wire
 
 __all__ = ["ROW_PAIRS", "ValueRows", "ValueWord", "widen_fp16"]
 
 ROW_PAIRS = 4
 """Pairs in a row: as many indices as a word has."""
-_REBIAS = FP32.bias - FP16.bias
 
 
 class ValueWord(data.Struct):
@@ -33,19 +33,19 @@ class ValueWord(data.Struct):
 
 
 def widen_fp16(m: Module, bits: Value) -> Value:
-    """fp32 pattern of an fp16 one: exact; combinational, subnormals through a normaliser of two digits."""
-    mantissa, exponent = bits[: FP16.mantissa_bits], bits[FP16.mantissa_bits : 15]
-    shifted, digits = mantissa, list[Value]()
+    """fp32 pattern of an fp16 one: exact; combinational, all through a normaliser of two digits."""
+    exponent = bits[FP16.mantissa_bits : 15]
+    shifted: Value = Cat(bits[: FP16.mantissa_bits], exponent.any())
+    digits = list[Value]()
     for place in digit_places(4):
         shifted, digit = normalize_digit(m, shifted, place)
         digits.insert(0, digit)
-    special, subnormal = exponent.all(), exponent == 0
-    zeros = wire(m, Cat(digits))  # leading ones of the mantissa; 10 and more where it is zero
-    normal = Mux(special, (1 << FP32.exponent_bits) - 1, exponent + _REBIAS)
-    small = Mux(mantissa.any(), _REBIAS - zeros, 0)
-    field = Mux(subnormal, small[: FP32.exponent_bits], normal)
-    fraction = Mux(subnormal, Cat(C(0, 1), shifted[:-1]), mantissa)
-    return wire(m, Cat(C(0, FP32.mantissa_bits - FP16.mantissa_bits), fraction, field[: FP32.exponent_bits], bits[15]))
+    zeros = cut(m, Cat(digits))  # leading ones: none of a normal number, 1 to 10 of a subnormal one, 15 of zero
+    special, small = exponent.all(), ~exponent[-1]
+    low = Mux((zeros == 0) | zeros.all(), 0, (1 - zeros)[:4])
+    high = Cat(special | (small & (zeros <= 1)), (special | (small & ~zeros.all())).replicate(2), exponent[-1])
+    zero = C(0, FP32.mantissa_bits - FP16.mantissa_bits)
+    return wire(m, Cat(zero, shifted[: FP16.mantissa_bits], exponent[:4] | low, high, bits[15]))
 
 
 class ValueRows(wiring.Component):
@@ -74,18 +74,17 @@ class ValueRows(wiring.Component):
         brains = Cat(Cat(C(0, FP32.bits - BF16.bits), half) for half in halves)
         narrow = Mux(self.value_format == ValueFormat.BF16, brains, Cat(widen_fp16(m, half) for half in halves))
         fp32 = self.value_format == ValueFormat.FP32
-        m.d.comb += self.i.ready.eq(self.o.ready | ~self.o.valid)
+        row = Signal(ROW_PAIRS * FP32.bits, reset_less=True)
+        taken = self.i.valid & self.i.ready
+        m.d.comb += [self.i.ready.eq(self.o.ready | ~self.o.valid), self.o.payload.eq(row)]
         with m.If(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
-        with m.If(self.i.valid & self.i.ready):
+        with m.If(taken):
             m.d.sync += [
                 self.o.valid.eq(~fp32 | second | self.i.payload.last),
                 second.eq(fp32 & ~second & ~self.i.payload.last),
             ]
-            with m.If(~fp32):
-                m.d.sync += self.o.payload.eq(narrow)
-            with m.Elif(second):
-                m.d.sync += self.o.payload[64:].eq(word)
-            with m.Else():
-                m.d.sync += self.o.payload[:64].eq(word)
+        for half, enable in enumerate((~fp32 | ~second, ~fp32 | second)):
+            with m.If(taken & enable):
+                m.d.sync += row.word_select(half, 64).eq(Mux(fp32, word, narrow.word_select(half, 64)))
         return m
