@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 from amaranth.hdl import Cat, Const, Module, Mux, Value
-from amaranth.lib import wiring
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import Out
 from numpy.typing import NDArray
 
 from nearflash.abi.crc import CRC_POLYNOMIAL, CRC_RESIDUE, crc32c
@@ -23,12 +24,16 @@ _CRC_AT = 8 * (HEADER_BYTES - 4)
 
 
 class ObservedHeader(wiring.Component):
-    """HeaderCheck as `inner`, with its checksum; a start with a fault says nothing else."""
+    """HeaderCheck as `inner`, with its checksum; a start with a fault says nothing else.
+
+    Words of `o` come with the start that stands.
+    """
 
     def __init__(self) -> None:
         self._inner = HeaderCheck()
-        streams = ("i_command", "i", "o_start", "o")
-        super().__init__({name: self._inner.signature.members[name] for name in streams})
+        streams = ("i_command", "i", "o_start")
+        o = Out(stream.Signature(64 + _START_BITS))
+        super().__init__({name: self._inner.signature.members[name] for name in streams} | {"o": o})
 
     def elaborate(self, platform: Any) -> Module:
         """Build it with the checksum of all words that it takes."""
@@ -43,7 +48,7 @@ class ObservedHeader(wiring.Component):
         for name in ("i_command", "i"):
             wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(inner, name))
         gate(m, inner.o_start, self.o_start, start)
-        gate(m, inner.o, self.o)
+        gate(m, inner.o, self.o, lambda word: Cat(word, inner.o_start.payload))
         m.d.comb += [
             crc.enable.eq(self.i.valid & self.i.ready),
             crc.first.eq(inner.begins),
@@ -76,9 +81,12 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             starts.append(int(error.fault) << 66)
         else:
             starts.append(params | said.pairs << 32 | said.value_format << 64)
-            passed.append(body)
+            passed += [word | starts[-1] << 64 for word in body.tolist()]
     inputs: dict[str, NDArray[Any]] = {"i_command": np.array(commands, np.uint64), "i": np.concatenate(words)}
-    return inputs, {"o_start": words_from_integers(starts, _START_BITS), "o": np.concatenate(passed)}
+    return inputs, {
+        "o_start": words_from_integers(starts, _START_BITS),
+        "o": words_from_integers(passed, 64 + _START_BITS),
+    }
 
 
 def _params(rng: np.random.Generator) -> int:
