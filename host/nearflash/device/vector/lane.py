@@ -14,26 +14,21 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.formats import FP32
 from nearflash.abi.rules import OptimizerStep, StateFormat
-from nearflash.abi.rules.state import BLOCK_PARAMS, TILE_PARAMS, dither_key
+from nearflash.abi.rules.state import BLOCK_PARAMS, TILE_PARAMS
 from nearflash.device.vector.compiled import bf16_pattern, compiled, fp16_pattern, number, pattern
 from nearflash.device.vector.orders import order_of
-from nearflash.device.vector.state import decoder, dithers, encoder
+from nearflash.device.vector.state import NO_SCALES, decoder, dithers, encoder, tile_keys
 
 __all__ = ["Arrays", "VectorLane"]
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
-INT, F32 = np.int32, np.float32
+INT = np.int32
 NAN, INFINITY, MAGNITUDE = INT(FP32.canonical_nan), INT(0x7F800000), INT(0x7FFFFFFF)
 OVERFLOW = {CopyFormat.NONE: INFINITY, CopyFormat.FP16: INT(0x477FF000), CopyFormat.BF16: INT(0x7F7F8000)}
 """Pattern of the smallest magnitude that rounds to infinity."""
-EMPTY = {
-    "m": np.empty(0, np.float32),
-    "v": np.empty(0, np.float32),
-    "copy": np.empty(0, np.uint16),
-    "scale": np.empty(0, np.uint8),
-}
-"""What a rule or a format has no part for."""
+NO_STATE, NO_COPY, NO_KEYS = np.empty(0, np.float32), np.empty(0, np.uint16), np.empty(0, INT)
+"""What a rule has no part for."""
 
 
 class VectorLane:
@@ -58,23 +53,19 @@ class VectorLane:
         gradients and of finite parameters whose copy is infinite.
         """
         inputs = _apart(inputs, outputs)
-        g, copy = inputs["g"], outputs.get("copy", EMPTY["copy"])
+        g, copy = inputs["g"], outputs.get("copy", NO_COPY)
         changed = {name: _brought(inputs[name], out) for name, out in outputs.items() if name != "copy"}
-        p, m, v = changed["p"], changed.get("m", EMPTY["m"]), changed.get("v", EMPTY["v"])
+        p, m, v = changed["p"], changed.get("m", NO_STATE), changed.get("v", NO_STATE)
         with np.errstate(all="ignore"):
             if self._format is StateFormat.FP32:
                 return self._loop(g, p, m, v, copy, self._scalars)
-            scales = (changed.get(f"{role}_scale", EMPTY["scale"]) for role in ("m", "v"))
-            return self._loop(g, p, m, v, copy, self._scalars, *scales, *self._dither(first_param, g.size))
-
-    def _dither(self, first_param: int, params: int) -> tuple[NDArray[Any], int, NDArray[Any], NDArray[Any]]:
-        """Dithers of a tile, the first parameter's place in its tile, and the tiles' keys for m and for v."""
-        tiles = range(first_param // TILE_PARAMS, -(-(first_param + params) // TILE_PARAMS))
-        m_keys, v_keys = (
-            np.array([dither_key(self._step, role, tile) for tile in tiles if role in self._roles], INT)
-            for role in ("m", "v")
-        )
-        return dithers(), first_param % TILE_PARAMS, m_keys, v_keys
+            scales = (changed.get(f"{role}_scale", NO_SCALES) for role in ("m", "v"))
+            keys = (
+                tile_keys(self._step, role, first_param, g.size) if role in self._roles else NO_KEYS
+                for role in ("m", "v")
+            )
+            place = first_param % TILE_PARAMS
+            return self._loop(g, p, m, v, copy, self._scalars, *scales, dithers(), place, *keys)
 
 
 def _apart(inputs: Arrays, outputs: Arrays) -> Arrays:
@@ -133,7 +124,7 @@ def _narrow_loop(loop: Callable[..., Any], roles: tuple[str, ...], state_format:
         g: Any, p: Any, m: Any, v: Any, copy: Any, scalars: Any,
         m_scale: Any, v_scale: Any, dithers: Any, place: Any, m_keys: Any, v_keys: Any,
     ) -> Any:  # fmt: skip
-        wide_m, wide_v = np.empty(TILE_PARAMS if has_m else 0, F32), np.empty(TILE_PARAMS if has_v else 0, F32)
+        wide_m, wide_v = np.empty(TILE_PARAMS, np.float32), np.empty(TILE_PARAMS, np.float32)
         nonfinite = overflows = INT(0)
         start = tile = 0
         while start < g.size:

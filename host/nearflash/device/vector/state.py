@@ -22,13 +22,14 @@ from nearflash.abi.rules.state import (
 )
 from nearflash.device.vector.compiled import bf16_number, compiled, pattern
 
-__all__ = ["F32", "VectorState", "decoder", "dithers", "encoder"]
+__all__ = ["NO_SCALES", "VectorState", "decoder", "dithers", "encoder", "tile_keys"]
 
 F32: TypeAlias = NDArray[np.float32]
 Stored: TypeAlias = list[NDArray[Any]]
 
 INT = np.int32
 NO_SCALES = np.empty(0, np.uint8)
+"""Those of elements that have none."""
 ZERO, ONE, DITHER = INT(0), INT(1), INT((1 << DITHER_BITS) - 1)
 FIELD, FIELDS, FRACTION, HIDDEN = INT(FP32.mantissa_bits), INT(0xFF), INT(0x7FFFFF), INT(0x800000)
 MANTISSA, CUT, SHIFT, SIGN = INT(3), INT(FP32.mantissa_bits - 3 - DITHER_BITS), INT(DITHER_BITS), INT(0x80)
@@ -45,7 +46,8 @@ class VectorState:
         if self._format is StateFormat.FP32:
             values: F32 = stored[0]
             return values
-        decoder(self._role, self._format)(*_with_scales(stored), out)
+        elements, scales = _parts(stored)
+        decoder(self._role, self._format)(elements, scales, out)
         return out
 
     def encode(self, values: F32, first_param: int, out: Stored) -> None:
@@ -53,19 +55,25 @@ class VectorState:
         if self._format is StateFormat.FP32:
             out[0][:] = values
             return
-        start = 0
-        while start < values.size:  # a tile has one key
-            tile, place = divmod(first_param + start, TILE_PARAMS)
+        elements, scales = _parts(out)
+        start, place = 0, first_param % TILE_PARAMS
+        for key in tile_keys(self._step, self._role, first_param, values.size):
             stop = min(start + TILE_PARAMS - place, values.size)
-            key = INT(dither_key(self._step, self._role, tile))
-            part = dithers()[place : place + stop - start]
-            scales = out[1][start // BLOCK_PARAMS : stop // BLOCK_PARAMS] if len(out) > 1 else NO_SCALES
-            encoder(self._role, self._format)(values[start:stop], part, key, out[0][start:stop], scales)
-            start = stop
+            blocks = slice(start // BLOCK_PARAMS, stop // BLOCK_PARAMS)
+            encode = encoder(self._role, self._format)
+            encode(values[start:stop], dithers()[place:][: stop - start], key, elements[start:stop], scales[blocks])
+            start, place = stop, 0
 
 
-def _with_scales(stored: Stored) -> Stored:
-    return stored if len(stored) > 1 else [*stored, NO_SCALES]
+def _parts(stored: Stored) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Elements and scales."""
+    return stored[0], stored[1] if len(stored) > 1 else NO_SCALES
+
+
+def tile_keys(step: int, role: str, first_param: int, params: int) -> NDArray[np.int32]:
+    """Keys of the tiles in which the parameters from `first_param` on lie, the first one perhaps in part."""
+    tiles = range(first_param // TILE_PARAMS, -(-(first_param + params) // TILE_PARAMS))
+    return np.array([dither_key(step, role, tile) for tile in tiles], INT)
 
 
 @cache
