@@ -96,14 +96,12 @@ def _sums(block: torch.Tensor) -> NDArray[np.float64]:
 @cache
 def _run_sums(bf16: bool) -> Callable[..., None]:
     """The loop, of fp32 numbers or of bf16 patterns."""
-
     eighth = RUN // 8
 
+    @compiled
     def square(value: Any) -> Any:
         wide = np.float64(bf16_number(value) if bf16 else value)
         return wide * wide
-
-    one = compiled(square)
 
     def loop(values: Any, sums: Any) -> None:
         full, part = np.empty(RUN, values.dtype), np.empty(eighth, np.float64)
@@ -115,9 +113,9 @@ def _run_sums(bf16: bool) -> Callable[..., None]:
                 x = full
             # The first three halvings at once, in registers.
             for i in range(eighth):
-                a, b, c, d = one(x[i]), one(x[i + eighth]), one(x[i + 2 * eighth]), one(x[i + 3 * eighth])
-                e, f = one(x[i + 4 * eighth]), one(x[i + 5 * eighth])
-                g, h = one(x[i + 6 * eighth]), one(x[i + 7 * eighth])
+                a, b, c = square(x[i]), square(x[i + eighth]), square(x[i + 2 * eighth])
+                d, e, f = square(x[i + 3 * eighth]), square(x[i + 4 * eighth]), square(x[i + 5 * eighth])
+                g, h = square(x[i + 6 * eighth]), square(x[i + 7 * eighth])
                 part[i] = ((a + e) + (c + g)) + ((b + f) + (d + h))
             half = eighth // 2
             while half:
