@@ -133,14 +133,17 @@ class FlatParameters:
             target.copy_(values[piece.position - start :][: piece.length])
 
     def publish(self, tensors: Sequence[int]) -> None:
-        """Copy the staged values into the tensors, in place, on all cores."""
+        """Copy the staged values into the tensors, in place; those on CPU on all cores."""
 
         def copy(index: int) -> None:
             with torch.no_grad():
                 self.tensors[index].copy_(self._next[index].view(self.tensors[index].shape))
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(copy, tensors))
+            list(pool.map(copy, (index for index in tensors if not self.tensors[index].is_cuda)))
+        for index in tensors:
+            if self.tensors[index].is_cuda:  # here, as the caller's stream is its thread's
+                copy(index)
         self.note_versions()
 
     # Changes from outside
