@@ -22,5 +22,5 @@ pip=("$venv/bin/python" -m pip install -q --disable-pip-version-check)
 "${pip[@]}" --no-deps hjson einops msgpack ninja py-cpuinfo
 "${pip[@]}" --no-deps --no-build-isolation deepspeed==0.19.8
 rm -f $venv/ops/*/lock # left by a build that was killed: the next one would wait for it for ever
-$venv/bin/python -m nearflash.training.bench.deepspeed_case --build
+$venv/bin/python -m nearflash.bench.training.deepspeed_case --build
 touch $venv/.stamp

@@ -7,7 +7,7 @@ import pytest
 from nearflash.demo import run
 from nearflash.demo.__main__ import main
 from nearflash.device import open_device
-from nearflash.device.host import HostDevice
+from nearflash.device.backends.host.update import HostDevice
 from nearflash.storage import StateStore
 
 

@@ -11,7 +11,7 @@ import pytest
 from nearflash.abi.commands import Completion, CopyFormat, UpdateCommand
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError, DeviceError, WaitTimeoutError
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.optimizers import AdamStep
 from nearflash.device.base import Identity, LinkBytes
 from nearflash.device.checked import CheckedDevice, check_ranges, port_beats
 from nearflash.device.memory import SimulatedMemory

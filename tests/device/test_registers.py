@@ -3,15 +3,15 @@
 import pytest
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.attend.batch import AttendBatch
-from nearflash.abi.attend.codeword import Owner
-from nearflash.abi.attend.descriptor import AttendDescriptor, Mode
+from nearflash.abi.attention.batch import AttendBatch
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.commands import Status, UpdateCommand
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError, DeviceError, DigestError, WaitTimeoutError
 from nearflash.abi.fields import Access
+from nearflash.abi.optimizers import AdamStep
 from nearflash.abi.registers import MAGIC, REGISTER_MAPS, UPDATE
-from nearflash.abi.rules import AdamStep
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.registers import RegisterDevice
 

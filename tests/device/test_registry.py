@@ -5,8 +5,8 @@ import pytest
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import ConfigError, UnknownDeviceError
 from nearflash.device import available_devices, open_device, registry
-from nearflash.device.host import HostDevice
-from nearflash.device.model import ModelDevice
+from nearflash.device.backends.host.update import HostDevice
+from nearflash.device.backends.model.update import ModelDevice
 
 BACKENDS = {
     "update": {"model", "host", "replay", "verilator", "hls"},

@@ -6,7 +6,7 @@ import pytest
 
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import AddressError, CommandError, DigestError, ReplayError, UnknownDeviceError
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.optimizers import AdamStep
 from nearflash.device import open_device
 from nearflash.device.replay import VARIABLE, RecordingDevice, ReplayDevice
 

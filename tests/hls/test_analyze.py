@@ -6,8 +6,8 @@ import pytest
 
 from nearflash.abi.config import update_config
 from nearflash.abi.errors import FormatError
-from nearflash.abi.rules import AdamStep, LionStep, Profile, SgdStep
-from nearflash.cli import main
+from nearflash.abi.optimizers import AdamStep, LionStep, Profile, SgdStep
+from nearflash.cli.main import main
 from nearflash.sim.hls.analyze import LATENCY_CYCLES, Machine, count_operations, estimate
 from nearflash.sim.hls.kernels import call_of
 from nearflash.sim.hls.report import Loop, read_report

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from nearflash.abi.errors import CommandError
-from nearflash.cli import main
+from nearflash.cli.main import main
 from nearflash.sim.hls.build import CompileError, build_shim
 from nearflash.sim.hls.check import load_rule
 from nearflash.sim.hls.new import new_rule

@@ -9,8 +9,8 @@ from nearflash.abi.config import update_config
 from nearflash.abi.errors import StreamError
 from nearflash.abi.topk import HEADER_BYTES, TILE_PARAMS, StreamFault, StreamHeader, ValueFormat
 from nearflash.device.memory import anonymous
-from nearflash.model.expand.bitmap import expand_row
-from nearflash.model.expand.topk import expand, pack
+from nearflash.model.gradients.topk import expand, pack
+from nearflash.model.weights.bitmap import expand_row
 from nearflash.sim.hls.build import HLS
 from nearflash.sim.hls.library import HlsLibrary
 

@@ -9,11 +9,11 @@ import pytest
 from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.config import update_config
 from nearflash.abi.errors import CommandError, DeviceError, StreamError
-from nearflash.abi.rules import AdamStep, LionStep, Profile, StateFormat
+from nearflash.abi.optimizers import AdamStep, LionStep, Profile, StateFormat
 from nearflash.abi.topk import ValueFormat
 from nearflash.device import open_device
-from nearflash.device.model import ModelDevice
-from nearflash.model.expand.topk import expand, pack
+from nearflash.device.backends.model.update import ModelDevice
+from nearflash.model.gradients.topk import expand, pack
 from nearflash.model.update.lane import optimizer_step
 from nearflash.sim.bench.hls import compare
 from nearflash.sim.hls.build import HLS

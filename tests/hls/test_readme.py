@@ -7,7 +7,7 @@ import shlex
 import numpy as np
 import pytest
 
-from nearflash.cli import main
+from nearflash.cli.main import main
 from nearflash.sim.hls.build import HLS
 
 EXAMPLES = HLS / "examples"

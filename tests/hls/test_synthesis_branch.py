@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nearflash.abi.config import update_config
-from nearflash.abi.rules import AdamStep, SgdStep
+from nearflash.abi.optimizers import AdamStep, SgdStep
 from nearflash.model.update.lane import optimizer_step
 from nearflash.sim.hls.build import HLS, build_shim, shim
 from nearflash.sim.hls.check import run_kernel

@@ -9,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.cache import cached
-from nearflash.sim.verilog import cached_design, convert
+from nearflash.sim.verilator.verilog import cached_design, convert
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import CommandError
 from nearflash.sim.trace.events import trace_events, write_events
 from nearflash.sim.trace.picture import draw

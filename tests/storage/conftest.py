@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nearflash.storage import Manifest, StateStore, aligned_buffer
-from nearflash.storage.manifest import ADAM_ARRAYS
+from nearflash.storage.state.manifest import ADAM_ARRAYS
 
 SHAPES = {"embed": (40, 30), "norm": (30,), "head": (900,)}
 MANIFEST = Manifest.pack([(name, shape, "float32") for name, shape in SHAPES.items()], 1024)

@@ -6,18 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.batch import AttendBatch
-from nearflash.abi.attend.descriptor import Mode
-from nearflash.abi.attend.faults import Fault
-from nearflash.abi.attend.pages import IndexFormat, PageEntry
+from nearflash.abi.attention.batch import AttendBatch
+from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.faults import Fault
+from nearflash.abi.attention.pages import IndexFormat, PageEntry
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError, DeviceError
-from nearflash.device.attend import attend
+from nearflash.device.drivers.attend import attend
 from nearflash.device.selftest.run import compare
-from nearflash.model.attend.case import differences
-from nearflash.model.attend.draw import MODES, random_case
-from nearflash.model.attend.head import attend_repeated
-from nearflash.model.attend.settings import Settings
-from nearflash.sim.heads import placed as heads_placed
+from nearflash.model.attention.case import differences
+from nearflash.model.attention.draw import MODES, random_case
+from nearflash.model.attention.head import attend_repeated
+from nearflash.model.attention.settings import Settings
+from nearflash.sim.verilator.heads import placed as heads_placed
 
 KERNEL = "attend"
 PAGE = Mode.PAGE | Mode.PROBABILITY

@@ -8,10 +8,10 @@ import pytest
 
 from nearflash.abi.crc import crc32c
 from nearflash.abi.errors import AddressError, CommandError, StreamError
-from nearflash.device.expand import expand_command, expand_matrix
+from nearflash.device.drivers.expand import expand_command, expand_matrix
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
-from nearflash.model.expand.bitmap import expand, read_rows
-from nearflash.sim.matrices import header_of
+from nearflash.model.weights.bitmap import expand, read_rows
+from nearflash.verify.fixtures.matrices import header_of
 
 KERNEL = "expand"
 PLAIN = MATRIX_FORMATS[0]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.optimizers import AdamStep
 from nearflash.device import open_device
 from nearflash.model.update.lane import optimizer_step
 from nearflash.training import NearStorageAdamW

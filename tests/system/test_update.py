@@ -7,7 +7,7 @@ import pytest
 
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, Profile, SgdStep
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep
 from nearflash.device import open_device
 from nearflash.device.selftest.update import Case, random_state, run_update
 

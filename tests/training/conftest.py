@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.optimizers import AdamStep
 from nearflash.model.update.lane import optimizer_step
 from nearflash.storage import ARRAYS, StateStore
 from nearflash.training import NearStorageAdamW

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nearflash.storage import StateStore
-from nearflash.storage.exchange import export_state, import_state, reshard
+from nearflash.storage.state.exchange import export_state, import_state, reshard
 from nearflash.training import NearStorageAdamW
 
 

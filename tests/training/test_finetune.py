@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash import cli
 from nearflash.abi.errors import CommandError
+from nearflash.cli import main as cli
 from nearflash.training.finetune import Data, load_tokens
 
 DATA = Path(__file__).parents[1] / "data"

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from nearflash.abi.errors import CommandError
-from nearflash.training.bench import crash
+from nearflash.bench.training import crash
 
 
 @pytest.mark.parametrize("files", [1, 2])
 def test_killed_and_resumed_runs_equal_the_whole_one(tmp_path, files):
     options = ["--kills", "5", "--seed", "3", "--files", str(files)]
-    command = [sys.executable, "-m", "nearflash.training.bench.kills", str(tmp_path), *options]
+    command = [sys.executable, "-m", "nearflash.bench.training.kills", str(tmp_path), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     result = json.loads(done.stdout)
     assert result["bad"] == [] and result["kills"] == 5 and result["runs"] >= 1

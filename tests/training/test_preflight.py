@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nearflash import cli
-from nearflash.abi.rules import AdamStep, SgdStep, StateFormat
+from nearflash.abi.optimizers import AdamStep, SgdStep, StateFormat
+from nearflash.cli import main as cli
 from nearflash.training import preflight as module
 from nearflash.training.preflight import Level, Mount, State, preflight
 

@@ -8,9 +8,9 @@ from typing import ClassVar, Protocol
 from nearflash.abi.config import KernelConfig, UpdateConfig
 from nearflash.abi.errors import AlignmentError, CommandError
 from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat
-from nearflash.abi.program import program_registers
+from nearflash.abi.optimizers import OptimizerStep
+from nearflash.abi.optimizers.program import program_registers
 from nearflash.abi.registers import UPDATE
-from nearflash.abi.rules import OptimizerStep
 from nearflash.abi.topk import StreamFault
 
 __all__ = [
@@ -64,7 +64,8 @@ class AttendCommand(IntEnum):
 
 
 class Command(Protocol):
-    """What a device takes: an UpdateCommand, an AttendBatch (nearflash.abi.attend.batch), a PageBatch beside it, or an
+    """What a device takes: an UpdateCommand, an AttendBatch (nearflash.abi.attention.batch), a PageBatch beside it,
+    or an
     ExpandCommand (nearflash.abi.expand)."""
 
     kernel: ClassVar[str]

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.attend.nand import NandTiming
+from nearflash.abi.attention.nand import NandTiming
 from nearflash.abi.bitmap import RowFormat
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.optimizers import OPTIMIZERS, StateFormat
 from nearflash.abi.registers import REGISTER_MAPS
-from nearflash.abi.rules import OPTIMIZERS, StateFormat
 
 __all__ = [
     "CONFIGS",

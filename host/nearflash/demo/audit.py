@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.optimizers import AdamStep
 from nearflash.model.update.lane import optimizer_step
 from nearflash.storage import ARRAYS, Manifest
 from nearflash.training import NearStorageAdamW
-from nearflash.training.parameters import COPY_OF
+from nearflash.training.step.parameters import COPY_OF
 
 __all__ = ["Audit", "relative_error"]
 

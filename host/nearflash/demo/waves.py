@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from nearflash.abi.commands import CopyFormat, UpdateCommand
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.optimizers import AdamStep
 from nearflash.device import Device
 
 __all__ = ["record_waves"]

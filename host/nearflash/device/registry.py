@@ -1,7 +1,7 @@
 """Devices by name: `backend:kernel-config`.
 
 A backend is registered by entry point in the group of each kernel that it runs: `nearflash.device.update`,
-`nearflash.device.attend`.
+`nearflash.device.drivers.attend`.
 """
 
 from importlib.metadata import entry_points

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.inference.policy import AttentionMode, AttentionPolicy
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
 if TYPE_CHECKING:
     from nearflash.inference.generate import Generated, Progress
@@ -54,9 +54,9 @@ def generate(subparsers: Any) -> None:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
+    from nearflash.inference.engines.setup import open_engine
     from nearflash.inference.generate import generate as continued
     from nearflash.inference.models import kv_shape, load_model
-    from nearflash.inference.setup import open_engine
 
     prompts = _prompts(arguments.prompts)
     policy = AttentionPolicy(

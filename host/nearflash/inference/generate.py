@@ -10,9 +10,9 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from nearflash.abi.errors import CommandError
-from nearflash.inference.attention import attach
-from nearflash.inference.cache import NearflashCache
-from nearflash.inference.engine import Engine, EngineCounters
+from nearflash.inference.cache.attention import attach
+from nearflash.inference.cache.cache import NearflashCache
+from nearflash.inference.engines.base import Engine, EngineCounters
 
 __all__ = ["Generated", "Progress", "generate"]
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nearflash.abi.errors import CommandError
-from nearflash.inference.attention import attach
+from nearflash.inference.cache.attention import attach
 from nearflash.storage.kv import KvShape
 
 __all__ = ["DTYPES", "SMOLLM2", "kv_shape", "load_model"]

@@ -1,9 +1,9 @@
 """Direct I/O on flash and the crash-safe state store."""
 
-from nearflash.storage.direct import BLOCK_BYTES, DirectFile, aligned_buffer
-from nearflash.storage.layout import ARRAYS
-from nearflash.storage.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray, TensorEntry
-from nearflash.storage.state import StateStore
+from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, aligned_buffer
+from nearflash.storage.state.layout import ARRAYS
+from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray, TensorEntry
+from nearflash.storage.state.store import StateStore
 
 __all__ = [
     "ADAM_ARRAYS",

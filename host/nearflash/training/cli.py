@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep, StateFormat
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep, StateFormat
 
 if TYPE_CHECKING:
     from nearflash.training.finetune import Progress
-    from nearflash.training.optimizer import NearStorageOptimizer
+    from nearflash.training.optimizers.base import NearStorageOptimizer
 
 __all__ = ["preflight", "train"]
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from nearflash.abi.errors import CommandError, StateError
-from nearflash.training.optimizer import NearStorageOptimizer
-from nearflash.training.stalls import Stalls
+from nearflash.training.optimizers.base import NearStorageOptimizer
+from nearflash.training.step.stalls import Stalls
 
 __all__ = ["DTYPES", "Data", "Progress", "fine_tune", "load_model", "load_tokens"]
 

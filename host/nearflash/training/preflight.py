@@ -14,9 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from nearflash.abi.errors import NearflashError
-from nearflash.abi.rules import AdamStep, OptimizerStep
-from nearflash.storage.bandwidth import Probe
-from nearflash.storage.direct import BLOCK_BYTES, DirectFile, aligned_buffer
+from nearflash.abi.optimizers import AdamStep, OptimizerStep
+from nearflash.storage.io.bandwidth import Probe
+from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, aligned_buffer
 
 __all__ = ["Finding", "Level", "Mount", "State", "preflight"]
 

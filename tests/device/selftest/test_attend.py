@@ -11,7 +11,7 @@ from nearflash.device.checked import CheckedDevice
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.selftest import attend
 from nearflash.device.selftest.attend import compare_heads
-from nearflash.model.attend.draw import MODES
+from nearflash.model.attention.draw import MODES
 
 
 class Answering(CheckedDevice):

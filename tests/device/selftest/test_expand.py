@@ -5,7 +5,7 @@ import pytest
 
 from nearflash.abi.errors import CommandError
 from nearflash.device import open_device
-from nearflash.device.expand_host import ExpandHostDevice
+from nearflash.device.backends.host.expand import ExpandHostDevice
 from nearflash.device.selftest.expand import MATRIX_FORMATS, compare_matrices
 
 

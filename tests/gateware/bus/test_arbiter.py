@@ -9,9 +9,9 @@ from nearflash.gateware.bus.arbiter import ReadArbiter
 from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.bus.transfer import TransferCommand
-from nearflash.sim.harness import run_streams
-from nearflash.sim.read_memory import WithMemory
+from nearflash.sim.pysim.harness import run_streams
 from nearflash.sim.stalls import STALLS
+from nearflash.verify.fixtures.read_memory import WithMemory
 
 WORDS = [random.Random(1).getrandbits(64) for _ in range(512)]
 

@@ -4,7 +4,7 @@ from amaranth.sim import Simulator
 from nearflash.abi.fields import Access, Field, Register, RegisterMap
 from nearflash.abi.registers import UPDATE
 from nearflash.gateware.bus.registers import RegisterFile
-from nearflash.sim.cocotb_run import run_testbench
+from nearflash.verify.cocotb.run import run_testbench
 
 OKAY, SLVERR = 0, 2
 SMALL = RegisterMap("small", 0x40, (

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from nearflash.gateware.bus.split import BURST_BEATS_MAX, BurstSplitter, block_beats
-from nearflash.sim.harness import measure_latency, run_streams, transfer_cycles
+from nearflash.sim.pysim.harness import measure_latency, run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
 
 BEAT_BYTES, BURST_BYTES = 8, 128

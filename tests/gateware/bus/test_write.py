@@ -1,7 +1,7 @@
 import pytest
 
 from nearflash.gateware.bus.write import BurstWriter
-from nearflash.sim.cocotb_run import run_testbench
+from nearflash.verify.cocotb.run import run_testbench
 
 
 def test_testbench():

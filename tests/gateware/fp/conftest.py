@@ -9,7 +9,7 @@ from amaranth.hdl import ClockDomain, Module, Value
 from amaranth.sim import Simulator
 
 from nearflash.gateware.fp.unit import Fp32Unit
-from nearflash.sim.burst import BurstUnit
+from nearflash.sim.verilator.burst import BurstUnit
 
 
 @pytest.fixture(scope="session")

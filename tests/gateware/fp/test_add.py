@@ -2,7 +2,7 @@ import pytest
 
 from nearflash.gateware.fp.add import Add
 from nearflash.model.fp.add import add
-from nearflash.sim.vectors import operands
+from nearflash.verify.fixtures.vectors import operands
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 from nearflash.abi.formats import BF16, FP16
 from nearflash.gateware.fp.convert import FromNarrow, ToNarrow
 from nearflash.model.fp.convert import from_narrow, to_narrow
-from nearflash.sim.vectors import narrow_operands, operands
+from nearflash.verify.fixtures.vectors import narrow_operands, operands
 
 EVERY_PATTERN = np.arange(1 << 16, dtype=np.uint16)
 

@@ -2,7 +2,7 @@ import pytest
 
 from nearflash.gateware.fp.div import Div
 from nearflash.model.fp.div import div
-from nearflash.sim.vectors import operands
+from nearflash.verify.fixtures.vectors import operands
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@ import pytest
 
 from nearflash.gateware.fp.mul import Mul
 from nearflash.model.fp.mul import mul
-from nearflash.sim.vectors import operands
+from nearflash.verify.fixtures.vectors import operands
 
 
 @pytest.fixture(scope="module")

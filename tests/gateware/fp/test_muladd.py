@@ -6,8 +6,8 @@ from nearflash.gateware.fp.raw import RawLayout
 from nearflash.model.fp.add import add
 from nearflash.model.fp.mul import mul
 from nearflash.model.fp.muladd import RECIPROCAL_BITS, Reciprocal, mul_reciprocal, muladd
-from nearflash.sim.burst import words_from_integers
-from nearflash.sim.vectors import operands
+from nearflash.sim.verilator.burst import words_from_integers
+from nearflash.verify.fixtures.vectors import operands
 
 MINUS_ZERO = 1 << 31
 

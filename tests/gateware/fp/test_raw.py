@@ -3,7 +3,7 @@ import pytest
 
 from nearflash.gateware.fp.raw import EXP_ZERO, RAW, Pack, RawLayout, Unpack, widened
 from nearflash.model.fp.bits import canonical, is_signaling
-from nearflash.sim.vectors import corner_values, operands
+from nearflash.verify.fixtures.vectors import corner_values, operands
 
 BITS = np.concatenate([corner_values(), *operands(800, 1, seed=41)])
 

@@ -3,7 +3,7 @@ import pytest
 
 from nearflash.gateware.fp.sqrt import Sqrt
 from nearflash.model.fp.sqrt import sqrt
-from nearflash.sim.vectors import operands
+from nearflash.verify.fixtures.vectors import operands
 
 
 @pytest.fixture(scope="module")

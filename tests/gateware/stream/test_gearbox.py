@@ -3,7 +3,7 @@ import random
 import pytest
 
 from nearflash.gateware.stream.gearbox import Narrow, Widen
-from nearflash.sim.harness import measure_latency, run_streams, transfer_cycles
+from nearflash.sim.pysim.harness import measure_latency, run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
 
 RATIO, WIDTH_BITS, STRB_BITS = 4, 16, 2

@@ -1,7 +1,7 @@
 import pytest
 
 from nearflash.gateware.stream.join import Join
-from nearflash.sim.harness import measure_latency, run_streams, transfer_cycles
+from nearflash.sim.pysim.harness import measure_latency, run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
 
 SHAPES = {"key": 8, "score": 16}

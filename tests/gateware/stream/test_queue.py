@@ -4,7 +4,7 @@ import pytest
 from amaranth.lib import data
 
 from nearflash.gateware.stream.queue import StreamQueue
-from nearflash.sim.harness import measure_latency, run_streams, transfer_cycles
+from nearflash.sim.pysim.harness import measure_latency, run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS, Stall, Stalls
 
 ITEMS = [random.Random(2).getrandbits(16) for _ in range(200)]

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from nearflash.gateware.stream.sized_gearbox import SizedNarrow, SizedWiden
-from nearflash.sim.harness import measure_latency, run_streams, transfer_cycles
+from nearflash.sim.pysim.harness import measure_latency, run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
 
 WIDTH_BITS, RATIO, HALVINGS = 32, 2, 2

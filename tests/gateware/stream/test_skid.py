@@ -3,7 +3,7 @@ import random
 import pytest
 
 from nearflash.gateware.stream.skid import SkidBuffer
-from nearflash.sim.harness import measure_latency, run_streams, transfer_cycles
+from nearflash.sim.pysim.harness import measure_latency, run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
 
 ITEMS = [random.Random(1).getrandbits(32) for _ in range(200)]

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.descriptor import Mode
-from nearflash.abi.attend.faults import Fault
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.faults import Fault
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import attend_config
-from nearflash.device.attend import attend
-from nearflash.model.attend.case import differences
-from nearflash.model.attend.draw import random_case
-from nearflash.model.attend.settings import Settings
-from nearflash.sim.cocotb_run import run_testbench
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.heads import placed
+from nearflash.device.drivers.attend import attend
+from nearflash.model.attention.case import differences
+from nearflash.model.attention.draw import random_case
+from nearflash.model.attention.settings import Settings
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.heads import placed
+from nearflash.verify.cocotb.run import run_testbench
 
 SCALE = 0.18
 PAGE = Mode.PAGE | Mode.PROBABILITY

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import Owner, PageKind
-from nearflash.abi.attend.operation import OperationKind, PageFault, PageOperation
-from nearflash.abi.attend.pages import PageEntry
+from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.page_operation import OperationKind, PageFault, PageOperation
+from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.config import attend_config
-from nearflash.device.attend import attend
-from nearflash.device.nand import NandError, NandPage, erase, operate, program, read
-from nearflash.model.attend.case import differences
-from nearflash.model.attend.draw import random_head
-from nearflash.model.nfc.codeword import raw, seal
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.heads import placed
-from nearflash.sim.kernel import MemoryModel
+from nearflash.device.drivers.attend import attend
+from nearflash.device.drivers.pages import NandError, NandPage, erase, operate, program, read
+from nearflash.model.attention.case import differences
+from nearflash.model.attention.draw import random_head
+from nearflash.model.nand.codeword import raw, seal
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.heads import placed
+from nearflash.sim.verilator.kernel import MemoryModel
 
 OWNER = Owner(5, 6, 7)
 BLOCK = 768

@@ -8,13 +8,13 @@ import pytest
 from nearflash.abi.config import expand_config
 from nearflash.abi.errors import DeviceError, StreamError, WaitTimeoutError
 from nearflash.abi.topk import StreamFault
-from nearflash.device.expand import expand_command, expand_matrix
+from nearflash.device.drivers.expand import expand_command, expand_matrix
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
-from nearflash.model.expand.bitmap import expand, read_rows
-from nearflash.sim.cocotb_run import run_testbench
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.kernel import MemoryModel
-from nearflash.sim.matrices import damaged, header_of, odd, outcome
+from nearflash.model.weights.bitmap import expand, read_rows
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.kernel import MemoryModel
+from nearflash.verify.cocotb.run import run_testbench
+from nearflash.verify.fixtures.matrices import damaged, header_of, odd, outcome
 
 CONFIG = expand_config("expand-tiny")
 FP16_PLAIN = MATRIX_FORMATS[0]

@@ -5,13 +5,13 @@ import pytest
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import update_config
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.optimizers import AdamStep
 from nearflash.device.selftest.update import Case, random_state, run_update
 from nearflash.gateware.update.lane import Lane
 from nearflash.model.update.lane import optimizer_step
-from nearflash.sim.cocotb_run import run_testbench
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.kernel import MemoryModel
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.kernel import MemoryModel
+from nearflash.verify.cocotb.run import run_testbench
 
 ADAM = AdamStep(lr=1e-3, step=4, weight_decay=0.01)
 MODEL = MemoryModel(read_latency_cycles=60, write_latency_cycles=40)

@@ -9,13 +9,13 @@ from nearflash.abi import topk
 from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.config import update_config
 from nearflash.abi.errors import DeviceError, StreamError
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, SgdStep, StateFormat
-from nearflash.abi.rules.state import TILE_PARAMS
-from nearflash.device.model import ModelDevice
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, SgdStep, StateFormat
+from nearflash.abi.optimizers.state import TILE_PARAMS
+from nearflash.device.backends.model.update import ModelDevice
 from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.gradients import random_stream
-from nearflash.sim.kernel import MemoryModel
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.kernel import MemoryModel
+from nearflash.verify.fixtures.gradients import random_stream
 
 TINY = update_config("update-tiny")
 MODEL = MemoryModel(read_latency_cycles=60, write_latency_cycles=40)

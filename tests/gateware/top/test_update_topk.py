@@ -6,13 +6,13 @@ import pytest
 from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.config import update_config
 from nearflash.abi.errors import StreamError
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.optimizers import AdamStep
 from nearflash.abi.topk import TILE_PARAMS, StreamFault
-from nearflash.device.model import ModelDevice
+from nearflash.device.backends.model.update import ModelDevice
 from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.gradients import bad_streams
-from nearflash.sim.kernel import MemoryModel
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.kernel import MemoryModel
+from nearflash.verify.fixtures.gradients import bad_streams
 
 ADAM = AdamStep(lr=1e-3, step=4, weight_decay=0.01)
 BAD = bad_streams()

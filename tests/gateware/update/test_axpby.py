@@ -12,8 +12,8 @@ from nearflash.gateware.fp.unit import Fp32Unit
 from nearflash.gateware.update.axpby import Axpby
 from nearflash.model.fp.mul import mul
 from nearflash.model.fp.muladd import muladd
-from nearflash.sim.burst import BurstUnit
-from nearflash.sim.vectors import operands
+from nearflash.sim.verilator.burst import BurstUnit
+from nearflash.verify.fixtures.vectors import operands
 
 
 class Together(wiring.Component):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from amaranth.sim import Simulator
 
-from nearflash.abi.rules.state import TILE_PARAMS, dither_key
+from nearflash.abi.optimizers.state import TILE_PARAMS, dither_key
 from nearflash.gateware.update.dither import Dither
 from nearflash.gateware.update.dither_keys import DitherKeys
 from nearflash.model.update.state import dither

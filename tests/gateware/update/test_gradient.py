@@ -8,10 +8,10 @@ import pytest
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.topk import ValueFormat
 from nearflash.gateware.update.gradient import GradientSource
-from nearflash.model.expand.topk import expand
-from nearflash.sim.gradients import random_stream
-from nearflash.sim.harness import run_streams
+from nearflash.model.gradients.topk import expand
+from nearflash.sim.pysim.harness import run_streams
 from nearflash.sim.stalls import STALLS
+from nearflash.verify.fixtures.gradients import random_stream
 
 LANES, PORT_BYTES = 2, 16
 

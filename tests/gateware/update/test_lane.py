@@ -8,12 +8,12 @@ from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
 from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
 from nearflash.abi.registers import UPDATE
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
 from nearflash.gateware.update.lane import PROGRAM, Lane, LaneInput, LaneOutput
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
 from nearflash.model.update.lane import optimizer_step
-from nearflash.sim.burst import BurstUnit
+from nearflash.sim.verilator.burst import BurstUnit
 
 
 class LaneUnderTest(wiring.Component):

@@ -9,12 +9,12 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.commands import UpdateCommand
-from nearflash.abi.rules import AdamStep, Profile
+from nearflash.abi.optimizers import AdamStep, Profile
 from nearflash.gateware.update.lane import PROGRAM
 from nearflash.gateware.update.pipeline import UpdatePipeline, input_group, output_group
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
 from nearflash.model.update.lane import optimizer_step
-from nearflash.sim.harness import measure_latency, run_streams
+from nearflash.sim.pysim.harness import measure_latency, run_streams
 from nearflash.sim.stalls import STALLS
 
 LANES = 2

@@ -6,7 +6,7 @@ import numpy as np
 from amaranth.sim import Simulator
 
 from nearflash.abi.commands import UpdateCommand
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.optimizers import AdamStep
 from nearflash.gateware.fp.raw import EXP_ZERO
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.rules.state import BLOCK_PARAMS, StateFormat
+from nearflash.abi.optimizers.state import BLOCK_PARAMS, StateFormat
 from nearflash.gateware.update.state_decoder import StateDecoder
 from nearflash.model.update.state import decode
-from nearflash.sim.harness import measure_latency, run_streams, transfer_cycles
+from nearflash.sim.pysim.harness import measure_latency, run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
-from nearflash.sim.streams import StreamUnit
+from nearflash.sim.verilator.streams import StreamUnit
 
 DTYPES = {StateFormat.FP32: "<u4", StateFormat.BF16: "<u2", StateFormat.MX8: "<u1"}
 

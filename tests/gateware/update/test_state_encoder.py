@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.rules.state import BLOCK_PARAMS, MX8, StateFormat
+from nearflash.abi.optimizers.state import BLOCK_PARAMS, MX8, StateFormat
 from nearflash.gateware.update.state_encoder import StateEncoder
 from nearflash.model.update.state import dither, encode
-from nearflash.sim.harness import run_streams, transfer_cycles
+from nearflash.sim.pysim.harness import run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
-from nearflash.sim.streams import StreamUnit
+from nearflash.sim.verilator.streams import StreamUnit
 
 NAN = 0x7FC00000
 STEP, FIRST = 9, 8192 * 3 - 64

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.kv import KvLayout, KvShape, KvStore

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.pages import PageEntry
+from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.errors import CommandError, DeviceError, NonFiniteError, PageError
 from nearflash.device import open_device
-from nearflash.inference.device_engine import DeviceEngine
-from nearflash.inference.host_engine import HostEngine
-from nearflash.inference.policy import AttentionPolicy
+from nearflash.inference.engines.cpu import HostEngine
+from nearflash.inference.engines.device import DeviceEngine
+from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.kv import KvStore

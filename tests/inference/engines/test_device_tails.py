@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import SEALED_BYTES
-from nearflash.abi.attend.pages import PageEntry
+from nearflash.abi.attention.codeword import SEALED_BYTES
+from nearflash.abi.attention.pages import PageEntry
 from nearflash.device import open_device
-from nearflash.inference.device_tails import DeviceTails
+from nearflash.inference.engines.device_suffixes import DeviceTails
 from nearflash.storage.flash.page import sealed_codewords
 
 

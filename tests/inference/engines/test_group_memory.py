@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearflash.inference.group_memory import GroupMemory
+from nearflash.inference.engines.page_cache import GroupMemory
 
 ELEMENTS = 8
 

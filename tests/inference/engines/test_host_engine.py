@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import PageError
-from nearflash.inference import host_engine
-from nearflash.inference.host_engine import HostEngine
-from nearflash.inference.policy import AttentionPolicy
+from nearflash.inference.engines import cpu as host_engine
+from nearflash.inference.engines.cpu import HostEngine
+from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import sparse_attention
 
 LENGTHS = [1, 70, 64, 139, 8]

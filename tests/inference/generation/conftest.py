@@ -8,8 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from nearflash.abi.errors import DeviceError, StorageFullError
-from nearflash.inference.attention import attach
-from nearflash.inference.engine import Engine, EngineCounters
+from nearflash.inference.cache.attention import attach
+from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.inference.models import load_model
 
 DATA = Path(__file__).parents[2] / "data"

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from nearflash.abi.errors import ConfigError, DeviceLostError, PageError, ShapeError, StateError, StorageFullError
-from nearflash.inference.array import CsdArray, split_heads
-from nearflash.inference.cache import NearflashCache
+from nearflash.inference.cache.cache import NearflashCache
+from nearflash.inference.engines.array import CsdArray, split_heads
 
 
 def draw(rng, *shape):

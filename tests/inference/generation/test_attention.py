@@ -3,8 +3,8 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, MistralConfig, MistralForCausalLM
 
 from nearflash.abi.errors import UnsupportedError
-from nearflash.inference.attention import NAME, attach
-from nearflash.inference.cache import NearflashCache
+from nearflash.inference.cache.attention import NAME, attach
+from nearflash.inference.cache.cache import NearflashCache
 
 
 def test_both_registries_have_the_name():

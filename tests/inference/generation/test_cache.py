@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from nearflash.abi.errors import NonFiniteError, ShapeError, StorageFullError, UnsupportedError
-from nearflash.inference.cache import NearflashCache
+from nearflash.inference.cache.cache import NearflashCache
 
 PROMPTS = [
     "The committee met in the spring of that year and decided",

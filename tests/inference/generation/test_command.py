@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import nearflash.inference.cli
-from nearflash import cli
+from nearflash.cli import main as cli
 
 
 def run(capsys, *argv):
@@ -41,7 +41,7 @@ def test_errors_say_what_to_do(capsys, tmp_path):
 
 
 def test_the_command_alone_loads_no_torch():
-    script = "import sys; from nearflash.cli import main; main(['devices']); print('torch' in sys.modules)"
+    script = "import sys; from nearflash.cli.main import main; main(['devices']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines()[-1] == "False"
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nearflash.inference.engine import EngineCounters
+from nearflash.inference.engines.base import EngineCounters
 
 
 def counted(heads, kinds, phases):

@@ -6,7 +6,7 @@ from transformers import DynamicCache
 
 from nearflash.inference.examples import chat, summarise
 from nearflash.inference.examples.chat import Conversation
-from nearflash.inference.policy import AttentionPolicy
+from nearflash.inference.policy.policy import AttentionPolicy
 
 SENTENCE = "The committee met in the spring of that year and decided that the old bridge had to be mended. "
 

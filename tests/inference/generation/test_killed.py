@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from nearflash.cli import main
+from nearflash.cli.main import main
 
 
 @pytest.fixture
@@ -15,8 +15,8 @@ def generation(tmp_path, doclm_folder):
     """A generation under way, and its page file."""
     prompts, path = tmp_path / "prompts.txt", tmp_path / "kv"
     prompts.write_text("".join(f"{'The committee met again in the spring. ' * (90 + i)}\n" for i in range(8)))
-    command = [sys.executable, "-c", "from nearflash.cli import main; main()", "generate", "--model", str(doclm_folder),
-               "--prompts", str(prompts), "--max-new-tokens", "40", "--path", str(path)]  # fmt: skip
+    command = [sys.executable, "-c", "from nearflash.cli.main import main; main()", "generate", "--model",
+               str(doclm_folder), "--prompts", str(prompts), "--max-new-tokens", "40", "--path", str(path)]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     yield process, path
     process.kill()

@@ -6,7 +6,7 @@ import torch
 
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.inference import models
-from nearflash.inference.attention import NAME
+from nearflash.inference.cache.attention import NAME
 from nearflash.inference.models import kv_shape, load_model
 from nearflash.storage.kv import KvShape
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, ConfigError, StorageFullError, UnknownDeviceError
-from nearflash.inference.policy import AttentionPolicy
-from nearflash.inference.setup import default_layout, open_engine
+from nearflash.inference.engines.setup import default_layout, open_engine
+from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvLayout, KvShape
 
 SHAPE = KvShape(layers=2, kv_heads=4, dim=32)

@@ -5,10 +5,10 @@ import importlib.util
 import pytest
 from transformers import DynamicCache
 
+from nearflash.inference.engines.setup import open_engine
 from nearflash.inference.generate import generate
 from nearflash.inference.models import kv_shape, load_model
-from nearflash.inference.policy import AttentionMode, AttentionPolicy
-from nearflash.inference.setup import open_engine
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.storage.kv import KvLayout
 
 

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.attend.codeword import Owner
-from nearflash.abi.attend.descriptor import Mode
-from nearflash.abi.attend.numbers import LOG2E
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.fixed_point import LOG2E
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import ShapeError
-from nearflash.inference.policy import AttentionPolicy
+from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import sparse_attention
 from nearflash.inference.sparse.index import indexed_keys
 from nearflash.inference.sparse.traffic import dense_bytes, flash_reads
-from nearflash.model.attend.head import attend_repeated
-from nearflash.model.attend.index import quantise
-from nearflash.model.attend.settings import Settings
-from nearflash.model.attend.traffic import traffic
+from nearflash.model.attention.head import attend_repeated
+from nearflash.model.attention.index import quantise
+from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.traffic import traffic
 
 FP16, INT8, INT4 = IndexFormat
 POLICIES = {

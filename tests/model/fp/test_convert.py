@@ -3,8 +3,8 @@ import pytest
 
 from nearflash.abi.formats import BF16, FP16
 from nearflash.model.fp.convert import from_narrow, to_bf16, to_fp16, to_narrow
-from nearflash.sim.softfloat import softfloat
-from nearflash.sim.vectors import narrow_operands, operands
+from nearflash.verify.fixtures.softfloat import softfloat
+from nearflash.verify.fixtures.vectors import narrow_operands, operands
 
 EVERY_PATTERN = np.arange(1 << 16, dtype=np.uint16)
 

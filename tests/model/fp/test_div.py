@@ -1,8 +1,8 @@
 import numpy as np
 
 from nearflash.model.fp.div import div
-from nearflash.sim.softfloat import softfloat
-from nearflash.sim.vectors import operands
+from nearflash.verify.fixtures.softfloat import softfloat
+from nearflash.verify.fixtures.vectors import operands
 
 
 def test_equals_softfloat():

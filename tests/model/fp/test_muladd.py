@@ -7,13 +7,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nearflash.abi.program import denominator_factor
+from nearflash.abi.optimizers import AdamStep
+from nearflash.abi.optimizers.program import denominator_factor
 from nearflash.abi.registers import UPDATE
-from nearflash.abi.rules import AdamStep
 from nearflash.model.fp.bits import canonical
 from nearflash.model.fp.muladd import RECIPROCAL_BITS, Reciprocal, fma, mul_reciprocal, muladd
-from nearflash.sim.softfloat import softfloat
-from nearflash.sim.vectors import operands
+from nearflash.verify.fixtures.softfloat import softfloat
+from nearflash.verify.fixtures.vectors import operands
 
 
 def test_fused_equals_softfloat():

@@ -10,7 +10,7 @@ import torch
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import CommandError, FormatError, ShapeError
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, Profile, SgdStep
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep
 from nearflash.model.update.lane import BLOCK_PARAMS, low_precision, optimizer_step
 
 SPECIAL_BITS = [0x00000000, 0x00000001, 0x007FFFFF, 0x00800000, 0x00FFFFFF, 0x1F800000, 0x3F7FFFFF, 0x3F800000,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.rules.state import BLOCK_PARAMS, MX8, TILE_PARAMS, StateFormat
+from nearflash.abi.optimizers.state import BLOCK_PARAMS, MX8, TILE_PARAMS, StateFormat
 from nearflash.model.update.state import decode, dither, encode
 
 NARROW = [StateFormat.BF16, StateFormat.MX8]

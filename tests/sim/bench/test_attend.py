@@ -3,7 +3,7 @@
 import pytest
 
 from nearflash.abi.errors import CommandError
-from nearflash.model.attend.draw import MODES
+from nearflash.model.attention.draw import MODES
 from nearflash.sim.bench import attend
 from nearflash.sim.bench.attend import run, selector_rows
 from nearflash.sim.bench.attend_equality import equality_rows, random_heads

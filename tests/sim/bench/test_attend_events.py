@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from nearflash.abi.attend.descriptor import Mode
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import attend_config
-from nearflash.model.attend.settings import Settings
+from nearflash.model.attention.settings import Settings
 from nearflash.sim.bench.attend_events import Cycles, Load, simulate
 from nearflash.sim.bench.channel_events import ChannelTiming
 from nearflash.sim.nand.parts import nand_part

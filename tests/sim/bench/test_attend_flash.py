@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nearflash.model.attend.head import attend_repeated
+from nearflash.model.attention.head import attend_repeated
 from nearflash.sim.bench.attend_flash import MODELS_VARIABLE, _sparf, _sparf_page, flash_rows, measure
 from nearflash.sim.bench.quick_attention import QuickHeads, relative_error
 from nearflash.sim.bench.recording import record

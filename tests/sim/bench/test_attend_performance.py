@@ -2,8 +2,8 @@
 
 import pytest
 
-from nearflash.abi.attend.codeword import Owner
-from nearflash.model.attend.settings import Addresses
+from nearflash.abi.attention.codeword import Owner
+from nearflash.model.attention.settings import Addresses
 from nearflash.sim.bench.attend_performance import EVENTS, RTL, Point, performance_rows
 
 SMALL = Point("slc-1400", 1024, 4, 12, group=1, build="attend-tiny")

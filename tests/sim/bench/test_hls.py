@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from nearflash.abi.config import update_config
-from nearflash.abi.rules import LionStep
-from nearflash.device.model import ModelDevice
+from nearflash.abi.optimizers import LionStep
+from nearflash.device.backends.model.update import ModelDevice
 from nearflash.sim.bench import hls
 
 CONFIG = update_config("update-tiny")

@@ -8,11 +8,11 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.nfc.link import BusCycle, CycleKind, NandLinkSignature
+from nearflash.gateware.nand.link import BusCycle, CycleKind, NandLinkSignature
 from nearflash.sim.nand.channel import NandModel, NandViolation, nand_header
 from nearflash.sim.nand.parts import nand_part
 from nearflash.sim.nand.unit import NandUnit
-from nearflash.sim.verilog import convert
+from nearflash.sim.verilator.verilog import convert
 
 CLOCK_HZ = 100_000_000
 PART = replace(nand_part("slc-1400"), jitter=0.0, pages_per_block=4, blocks=8)

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import PageKind
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.codeword import PageKind
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, PageError, StateError, StorageFullError
-from nearflash.storage.direct import PositionalEngine
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.page import PageBatch, page_headers, page_keys
-from nearflash.storage.queue import QueueEngine
+from nearflash.storage.io.direct import PositionalEngine
+from nearflash.storage.io.queue import QueueEngine
 
 GEOMETRY = FlashGeometry(4096, 8, 2, 1, 4)
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import Owner, PageKind
-from nearflash.abi.attend.pages import IndexFormat, PageEntry
+from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.pages import IndexFormat, PageEntry
 from nearflash.abi.errors import AddressError, PageError, StateError
 from nearflash.device import open_device
-from nearflash.model.nfc.codeword import check
+from nearflash.model.nand.codeword import check
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.page import PageBatch, page_headers, page_keys

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import PageKind
-from nearflash.abi.attend.pages import IndexFormat, PageEntry
+from nearflash.abi.attention.codeword import PageKind
+from nearflash.abi.attention.pages import IndexFormat, PageEntry
 from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError, PageError, StateError
 from nearflash.device import open_device
-from nearflash.device.attend_model import AttendModelDevice
+from nearflash.device.backends.model.attend import AttendModelDevice
+from nearflash.device.drivers.pages import NandError
 from nearflash.device.memory import SimulatedMemory
-from nearflash.device.nand import NandError
 from nearflash.storage.flash.nand import NandFlash
 from nearflash.storage.flash.page import PageBatch, page_headers, page_keys
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import attend_config
 from nearflash.device import open_device
-from nearflash.device.attend_model import AttendModelDevice
+from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash

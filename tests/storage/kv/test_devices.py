@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import Owner
-from nearflash.abi.attend.descriptor import Mode
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import attend_config
-from nearflash.device.attend import Head, attend
-from nearflash.device.attend_model import AttendModelDevice
-from nearflash.model.attend import head as model
-from nearflash.model.attend.settings import Addresses, Settings
+from nearflash.device.backends.model.attend import AttendModelDevice
+from nearflash.device.drivers.attend import Head, attend
+from nearflash.model.attention import head as model
+from nearflash.model.attention.settings import Addresses, Settings
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash

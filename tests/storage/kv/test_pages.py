@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import Owner
-from nearflash.abi.attend.descriptor import Mode
-from nearflash.abi.attend.pages import IndexFormat
-from nearflash.model.attend.image import head_image
-from nearflash.model.attend.placement import MemoryStore
-from nearflash.model.attend.settings import Settings
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.pages import IndexFormat
+from nearflash.model.attention.image import head_image
+from nearflash.model.attention.placement import MemoryStore
+from nearflash.model.attention.settings import Settings
 from nearflash.storage.flash.page import PageBatch, sealed_codewords
 from nearflash.storage.kv import KvShape
 from nearflash.storage.kv.index import index_rows

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import StorageFullError
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.page import page_keys

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import StateError
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.geometry import FlashGeometry

@@ -6,11 +6,11 @@ import os
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import Owner
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeError, StorageFullError
-from nearflash.storage.direct import PositionalEngine
 from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.io.direct import PositionalEngine
 from nearflash.storage.kv import KvLayout, KvShape
 from nearflash.storage.kv.file import file_geometry
 

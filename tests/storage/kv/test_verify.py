@@ -10,10 +10,10 @@ import time
 import numpy as np
 import pytest
 
-from nearflash.abi.attend.codeword import PageKind
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.codeword import PageKind
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import StateError
-from nearflash.cli import main
+from nearflash.cli.main import main
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
 from nearflash.storage.kv.file import file_geometry
@@ -103,7 +103,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
 from nearflash.storage.kv.file import file_geometry

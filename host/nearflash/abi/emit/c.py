@@ -4,7 +4,7 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.commands import CopyFormat, Status
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.fields import RegisterMap
-from nearflash.abi.program import DecayMode
+from nearflash.abi.optimizers.program import DecayMode
 from nearflash.abi.registers import MAGIC, REGISTER_MAPS
 
 __all__ = ["header"]

@@ -9,18 +9,18 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import Owner
-from nearflash.abi.attend.descriptor import HeadCompletion
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.descriptor import HeadCompletion
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError
-from nearflash.device.attend import Head, attend, most_contexts
 from nearflash.device.base import Buffer, Device
+from nearflash.device.drivers.attend import Head, attend, most_contexts
 from nearflash.device.selftest.comparison import Comparison
-from nearflash.model.attend.case import Case
-from nearflash.model.attend.draw import MODES, random_head
-from nearflash.model.attend.image import PageImage, head_image, image_bytes
-from nearflash.model.attend.placement import MemoryStore, Store
-from nearflash.model.attend.settings import Addresses
+from nearflash.model.attention.case import Case
+from nearflash.model.attention.draw import MODES, random_head
+from nearflash.model.attention.image import PageImage, head_image, image_bytes
+from nearflash.model.attention.placement import MemoryStore, Store
+from nearflash.model.attention.settings import Addresses
 
 __all__ = ["compare_heads", "placed"]
 

@@ -10,10 +10,10 @@ from nearflash.abi.bitmap import Coding, ElementFormat, RowFormat, row_format
 from nearflash.abi.config import ExpandConfig
 from nearflash.abi.errors import CommandError
 from nearflash.device.base import Device
-from nearflash.device.expand import expand_matrix
+from nearflash.device.drivers.expand import expand_matrix
 from nearflash.device.selftest.comparison import Comparison
-from nearflash.model.expand.bitmap import expand, pack, pack_scaled
-from nearflash.model.expand.dequantize import quantize
+from nearflash.model.weights.bitmap import expand, pack, pack_scaled
+from nearflash.model.weights.dequantize import quantize
 
 __all__ = ["MATRIX_FORMATS", "MatrixFormat", "compare_matrices", "format_name", "random_matrix"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.errors import CommandError
-from nearflash.abi.rules import (
+from nearflash.abi.optimizers import (
     BLOCK_PARAMS,
     AdagradStep,
     AdamStep,
@@ -21,13 +21,13 @@ from nearflash.abi.rules import (
     SgdStep,
     StateFormat,
 )
-from nearflash.abi.rules.state import MX8, TILE_PARAMS
+from nearflash.abi.optimizers.state import MX8, TILE_PARAMS
 from nearflash.abi.topk import ValueFormat
+from nearflash.device.backends.host.topk import encode_values, pack
 from nearflash.device.base import Buffer, Device
 from nearflash.device.memory import PAGE_BYTES
 from nearflash.device.registry import open_device
 from nearflash.device.selftest.comparison import Comparison
-from nearflash.device.topk import encode_values, pack
 
 __all__ = ["Case", "compare_updates", "differing_words", "random_state", "run_update"]
 

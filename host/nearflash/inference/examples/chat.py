@@ -10,12 +10,12 @@ from typing import Any, Self
 
 import torch
 
-from nearflash.inference.attention import attach
-from nearflash.inference.cache import NearflashCache
-from nearflash.inference.engine import Engine
+from nearflash.inference.cache.attention import attach
+from nearflash.inference.cache.cache import NearflashCache
+from nearflash.inference.engines.base import Engine
+from nearflash.inference.engines.setup import HOST, open_engine
 from nearflash.inference.models import SMOLLM2, kv_shape, load_model
-from nearflash.inference.policy import AttentionMode, AttentionPolicy
-from nearflash.inference.setup import HOST, open_engine
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
 __all__ = ["Conversation", "main"]
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nearflash.inference.engines.setup import HOST, open_engine
 from nearflash.inference.generate import Generated, generate
 from nearflash.inference.models import SMOLLM2, kv_shape, load_model
-from nearflash.inference.policy import AttentionMode, AttentionPolicy
-from nearflash.inference.setup import HOST, open_engine
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
 __all__ = ["POLICY", "main", "summarise"]
 

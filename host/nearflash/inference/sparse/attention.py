@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearflash.abi.attend.numbers import LOG2E
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.fixed_point import LOG2E
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import ShapeError
-from nearflash.inference.policy import AttentionMode, AttentionPolicy
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.sparse.index import indexed_keys
 from nearflash.inference.sparse.selection import choose, logit_scales, top_channels
 from nearflash.storage.kv import KvLayout

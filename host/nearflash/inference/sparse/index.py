@@ -7,7 +7,7 @@ scale rounded to nearest even and held in 0 .. levels (docs/attention.md, 1 and 
 import torch
 from torch import Tensor
 
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.pages import IndexFormat
 
 __all__ = ["indexed_keys"]
 

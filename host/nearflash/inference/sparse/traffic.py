@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearflash.abi.attend.codeword import CODEWORD_BYTES
-from nearflash.abi.attend.pages import TokenLayout
+from nearflash.abi.attention.codeword import CODEWORD_BYTES
+from nearflash.abi.attention.pages import TokenLayout
 from nearflash.storage.kv import KvLayout
 
 __all__ = ["FlashReads", "Reads", "dense_bytes", "flash_reads"]

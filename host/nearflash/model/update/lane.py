@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.abi.formats import BF16, FP16, FP32
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
 from nearflash.model.fp.convert import to_bf16, to_fp16
 from nearflash.model.fp.muladd import fma
 
@@ -106,7 +106,7 @@ def low_precision(p: F32, copy: CopyFormat) -> tuple[NDArray[np.uint16], int]:
 @singledispatch
 def _step(rule: Any, g: F32, p: F32, *state: F32) -> tuple[F32, ...]:
     """New p, then the new state arrays in the rule's order."""
-    raise TypeError(f"rule must be one of nearflash.abi.rules, not {rule!r}")
+    raise TypeError(f"rule must be one of nearflash.abi.optimizers, not {rule!r}")
 
 
 @_step.register

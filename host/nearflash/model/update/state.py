@@ -1,4 +1,6 @@
-"""Reference of the narrow state formats: m and v to bf16 or mx8 and back, with the dither of nearflash.abi.rules.state.
+"""Reference of the narrow state formats.
+
+exp_avg and exp_avg_sq to bf16 or mx8 and back, with the dither of nearflash.abi.optimizers.state.
 
 Written element by element in integers. Decoding is exact. Encoding adds the dither below the last bit that stays and
 cuts: its mean over the steps is the value (of mx8: to 2^-16 of the smallest magnitude of the block's format).
@@ -10,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.rules.state import (
+from nearflash.abi.optimizers.state import (
     BLOCK_PARAMS,
     DITHER_BITS,
     MX8,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.pages import PageEntry
+from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.errors import PageError, StateError
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, describe

@@ -16,9 +16,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.pages import PageEntry
+from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.errors import CommandError, StateError
-from nearflash.storage.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer
 from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import (
@@ -31,7 +30,8 @@ from nearflash.storage.flash.page import (
     page_space,
 )
 from nearflash.storage.flash.spare import SpareRecords
-from nearflash.storage.sealed import is_blank, seal, unseal
+from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer
+from nearflash.storage.io.sealed import is_blank, seal, unseal
 
 __all__ = ["FLASH_VERSION", "FileFlash"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import CODEWORD_BYTES
+from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.errors import CommandError
 
 __all__ = ["FlashGeometry", "PageNumbers"]

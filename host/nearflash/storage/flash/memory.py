@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import SEALED_BYTES
-from nearflash.abi.attend.pages import PageEntry
+from nearflash.abi.attention.codeword import SEALED_BYTES
+from nearflash.abi.attention.pages import PageEntry
 from nearflash.device.base import Device
 from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import SEALED_BYTES, Owner, PageKind
-from nearflash.abi.attend.operation import PageFault
-from nearflash.abi.attend.pages import PageEntry
+from nearflash.abi.attention.codeword import SEALED_BYTES, Owner, PageKind
+from nearflash.abi.attention.page_operation import PageFault
+from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError
-from nearflash.device import nand
 from nearflash.device.base import Device
+from nearflash.device.drivers import pages as nand
 from nearflash.storage.flash.base import BLANK, Flash, ProgramOrder, check_pages, wrong_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, sealed_codewords, unsealed

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearflash.abi.attend.codeword import AUX_BYTES, CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, PageKind
-from nearflash.abi.attend.pages import IndexFormat
-from nearflash.storage.checksum import crc32c
-from nearflash.storage.direct import BLOCK_BYTES, aligned_buffer
+from nearflash.abi.attention.codeword import AUX_BYTES, CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, PageKind
+from nearflash.abi.attention.pages import IndexFormat
+from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.direct import BLOCK_BYTES, aligned_buffer
 
 __all__ = [
     "PAGE_KEY",

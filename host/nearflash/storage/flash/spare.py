@@ -7,9 +7,9 @@ a blank page's is zeros only. A zone is padded to whole 4,096-byte blocks.
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import AUX_BYTES
-from nearflash.storage.direct import BLOCK_BYTES, aligned_buffer
+from nearflash.abi.attention.codeword import AUX_BYTES
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
+from nearflash.storage.io.direct import BLOCK_BYTES, aligned_buffer
 
 __all__ = ["SpareRecords"]
 

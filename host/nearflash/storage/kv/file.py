@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nearflash.abi.errors import CommandError, StateError, StorageFullError
-from nearflash.storage.direct import BLOCK_BYTES
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.spare import SpareRecords
+from nearflash.storage.io.direct import BLOCK_BYTES
 from nearflash.storage.kv.layout import KvLayout, KvShape
 
 __all__ = ["described", "file_geometry"]

@@ -8,7 +8,7 @@ IEEE 754 operation in double precision, so all platforms build the same bytes.
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.pages import IndexFormat, IndexLayout
+from nearflash.abi.attention.pages import IndexFormat, IndexLayout
 
 __all__ = ["index_rows"]
 

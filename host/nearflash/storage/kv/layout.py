@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearflash.abi.attend.codeword import CODEWORD_BYTES, PageKind
-from nearflash.abi.attend.pages import IndexFormat, IndexLayout, TokenLayout
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageKind
+from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
 from nearflash.abi.errors import CommandError
 from nearflash.storage.flash.page import describe
 

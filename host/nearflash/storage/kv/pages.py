@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import PageKind
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.codeword import PageKind
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.storage.flash.page import PageBatch, PageKeys, page_array, page_headers, page_keys
 from nearflash.storage.kv.index import index_rows
 from nearflash.storage.kv.layout import KvLayout, KvShape

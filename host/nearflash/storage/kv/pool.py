@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import CommandError, PageError
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.geometry import PageNumbers

@@ -8,7 +8,7 @@ So a lane takes pages for as long as all of its live pages, kind by kind, fit al
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import StorageFullError
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PAGE_KEY, PageKeys

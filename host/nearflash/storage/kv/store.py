@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import Owner, PageKind
 from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeError, StorageFullError
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.geometry import PageNumbers

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.attend.codeword import PageKind
+from nearflash.abi.attention.codeword import PageKind
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.flash.page import PageKeys

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nearflash.training.doors.deepspeed import from_deepspeed
 from nearflash.training.finetune import Data, fine_tune, load_model, load_tokens
+from nearflash.training.integrations.deepspeed import from_deepspeed
 
 __all__ = ["main"]
 

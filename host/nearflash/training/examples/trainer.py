@@ -11,8 +11,8 @@ from pathlib import Path
 
 from transformers import Trainer, TrainingArguments
 
-from nearflash.training.doors.trainer import Snapshots, trainer_optimizer
 from nearflash.training.finetune import load_model, load_tokens
+from nearflash.training.integrations.trainer import Snapshots, trainer_optimizer
 
 __all__ = ["main"]
 

@@ -11,8 +11,8 @@ channels, Finish has its write channels. With NAND units a batch may also be one
 the channels, a place among the readers, and the write channels.
 
 Contract: the registers of nearflash.abi.registers.ATTEND, started as an XRT kernel (ap_ctrl_chain); descriptors and
-completions of nearflash.abi.attend. `waiting` is live, all other status stands still from `done` to the next start.
-Numerics: docs/attention.md, 1; equals nearflash.model.attend to the bit.
+completions of nearflash.abi.attention. `waiting` is live, all other status stands still from `done` to the next start.
+Numerics: docs/attention.md, 1; equals nearflash.model.attention to the bit.
 """
 
 from typing import Any
@@ -23,26 +23,26 @@ from amaranth.lib.wiring import Out
 
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.registers import ATTEND
-from nearflash.gateware.attend.batch import Batch
-from nearflash.gateware.attend.channel import Channel
-from nearflash.gateware.attend.contexts import ContextTable
-from nearflash.gateware.attend.finish import Finish
-from nearflash.gateware.attend.memory import MemorySource
-from nearflash.gateware.attend.pages import PageDelivery
-from nearflash.gateware.attend.prepare import Prepare
-from nearflash.gateware.attend.router import RequestRouter
-from nearflash.gateware.attend.scan import ScanWalker
-from nearflash.gateware.attend.scores import ScoreArbiter
-from nearflash.gateware.attend.tokens import TokenWalker
+from nearflash.gateware.attention.control.batch import Batch
+from nearflash.gateware.attention.control.channel import Channel
+from nearflash.gateware.attention.control.contexts import ContextTable
+from nearflash.gateware.attention.control.finish import Finish
+from nearflash.gateware.attention.control.memory import MemorySource
+from nearflash.gateware.attention.control.pages import PageDelivery
+from nearflash.gateware.attention.control.prepare import Prepare
+from nearflash.gateware.attention.control.router import RequestRouter
+from nearflash.gateware.attention.control.scan import ScanWalker
+from nearflash.gateware.attention.control.scores import ScoreArbiter
+from nearflash.gateware.attention.control.tokens import TokenWalker
+from nearflash.gateware.attention.select.selection import Selection
 from nearflash.gateware.bus.arbiter import ReadArbiter
 from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
 from nearflash.gateware.bus.registers import RegisterFile
-from nearflash.gateware.nfc.bch.share import CorrectorShare
-from nearflash.gateware.nfc.link import NandLinkSignature
-from nearflash.gateware.nfc.sealed import SealedChecker
-from nearflash.gateware.pages.mover import PageMover
+from nearflash.gateware.nand.bch.share import CorrectorShare
+from nearflash.gateware.nand.link import NandLinkSignature
+from nearflash.gateware.nand.pages.mover import PageMover
+from nearflash.gateware.nand.sealed import SealedChecker
 from nearflash.gateware.top.control import connect_control, connect_counters, control_members
-from nearflash.gateware.topk.selection import Selection
 
 __all__ = ["AttendKernel"]
 

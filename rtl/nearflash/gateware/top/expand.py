@@ -11,7 +11,7 @@ it was met: whole rows before it may have been written, nothing of it or behind 
 
 Timing: W elements a cycle while matrix and memory keep up; a row has a write burst of its own, so that short rows cost
 more. What comes before a row's values takes time that only the values of the row before hide.
-Numerics: equals nearflash.model.expand.bitmap.expand to the bit.
+Numerics: equals nearflash.model.weights.bitmap.expand to the bit.
 """
 
 from amaranth import Module, Mux, ResetInserter, Signal
@@ -25,11 +25,11 @@ from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.bus.registers import RegisterFile
 from nearflash.gateware.bus.write import BurstWriter
-from nearflash.gateware.expand.parser import MatrixParser
-from nearflash.gateware.expand.rows import RowExpander
-from nearflash.gateware.expand.sequencer import ExpandSequencer
 from nearflash.gateware.stream.gearbox import pieces
 from nearflash.gateware.top.control import connect_control, connect_counters, control_members
+from nearflash.gateware.weights.parser import MatrixParser
+from nearflash.gateware.weights.rows import RowExpander
+from nearflash.gateware.weights.sequencer import ExpandSequencer
 
 __all__ = ["ExpandKernel"]
 

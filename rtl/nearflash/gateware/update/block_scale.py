@@ -20,7 +20,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32
-from nearflash.abi.rules.state import BLOCK_PARAMS, MX8
+from nearflash.abi.optimizers.state import BLOCK_PARAMS, MX8
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["SCALE_BITS", "BlockScale", "scaled_group", "state_group"]

@@ -16,7 +16,7 @@ from amaranth import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.rules.state import DITHER_BITS, TILE_PARAMS, dither_pattern
+from nearflash.abi.optimizers.state import DITHER_BITS, TILE_PARAMS, dither_pattern
 from nearflash.gateware.update.dither_keys import DitherKeys
 
 __all__ = ["Dither", "DitherCommand"]

@@ -8,14 +8,14 @@ what is left of the one before.
 Timing: first key LATENCY cycles after a command, a further one INTERVAL cycles after the one before was taken, since
 the mixer does one of its six rounds (a sum of shifts and an exclusive or) a cycle; back-pressure: yes. o.valid comes
 from a register.
-Numerics: 32-bit integers; equals nearflash.abi.rules.state.dither_key to the bit.
+Numerics: 32-bit integers; equals nearflash.abi.optimizers.state.dither_key to the bit.
 """
 
 from amaranth import Array, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.rules.state import DITHER_BITS, MIX_SHIFTS, ROLES
+from nearflash.abi.optimizers.state import DITHER_BITS, MIX_SHIFTS, ROLES
 
 __all__ = ["DitherKeyCommand", "DitherKeys"]
 

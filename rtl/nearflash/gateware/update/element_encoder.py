@@ -17,8 +17,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32
-from nearflash.abi.rules.state import DITHER_BITS, MX8, BlockElement, StateFormat
-from nearflash.gateware.datapath import Datapath, Timed
+from nearflash.abi.optimizers.state import DITHER_BITS, MX8, BlockElement, StateFormat
+from nearflash.gateware.stream.datapath import Datapath, Timed
 from nearflash.gateware.update.block_scale import SCALE_BITS
 from nearflash.gateware.update.state_form import FORM_BITS
 

@@ -18,7 +18,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.formats import FP32
 from nearflash.abi.topk import WORD_BYTES, StreamFault
-from nearflash.gateware.expand.topk import TopKExpander
+from nearflash.gateware.gradients.topk import TopKExpander
 from nearflash.gateware.stream.gearbox import Narrow
 
 __all__ = ["GradientCommand", "GradientSource"]

@@ -15,7 +15,7 @@ by `direction`:
 
 Timing: latency LATENCY cycles; one parameter a cycle; free-running, no back-pressure.
 Numerics: fp32, subnormals kept, RNE; equals nearflash.model.update.lane to the bit for the named profiles.
-Limits: scalars must be zero or normal fp32 numbers (nearflash.abi.rules refuses others).
+Limits: scalars must be zero or normal fp32 numbers (nearflash.abi.optimizers refuses others).
 Source: Kingma & Ba 2015; Chen et al. 2023; Smart-Infinity (HPCA'24), section V; docs/numerics.md.
 """
 
@@ -26,9 +26,8 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.fields import Register
-from nearflash.abi.program import DecayMode, Direction
+from nearflash.abi.optimizers.program import DecayMode, Direction
 from nearflash.abi.registers import FACTOR_BITS, UPDATE
-from nearflash.gateware.datapath import Datapath, Timed, select
 from nearflash.gateware.fp.add import Add
 from nearflash.gateware.fp.convert import ToNarrow
 from nearflash.gateware.fp.div import Div
@@ -36,6 +35,7 @@ from nearflash.gateware.fp.mul import Mul
 from nearflash.gateware.fp.muladd import MulAdd
 from nearflash.gateware.fp.raw import EXP_ZERO, RAW, Pack, RawLayout, Unpack
 from nearflash.gateware.fp.sqrt import Sqrt
+from nearflash.gateware.stream.datapath import Datapath, Timed, select
 from nearflash.gateware.update.axpby import Axpby
 
 __all__ = ["PROGRAM", "Lane", "LaneInput", "LaneOutput", "LaneScalars"]

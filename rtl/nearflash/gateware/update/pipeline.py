@@ -12,8 +12,8 @@ from amaranth import Module
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.datapath import Datapath, Timed
 from nearflash.gateware.stream.credit import CreditPipeline
+from nearflash.gateware.stream.datapath import Datapath, Timed
 from nearflash.gateware.update.lane import PROGRAM, Lane, LaneInput, LaneOutput, LaneScalars
 
 __all__ = ["UpdatePipeline", "input_group", "output_group"]

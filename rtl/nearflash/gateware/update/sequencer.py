@@ -17,7 +17,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.commands import CopyFormat, Status
 from nearflash.abi.config import UpdateConfig
-from nearflash.abi.rules.state import BLOCK_PARAMS, StateFormat
+from nearflash.abi.optimizers.state import BLOCK_PARAMS, StateFormat
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.update.fetch import INPUTS, STATES, FetchCommand

@@ -14,7 +14,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32
-from nearflash.abi.rules.state import BLOCK_PARAMS, MX8, StateFormat
+from nearflash.abi.optimizers.state import BLOCK_PARAMS, MX8, StateFormat
 from nearflash.gateware.update.block_scale import SCALE_BITS
 from nearflash.gateware.update.state_form import FORM_BITS, per_format
 

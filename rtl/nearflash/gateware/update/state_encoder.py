@@ -19,9 +19,9 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32
-from nearflash.abi.rules.state import DITHER_BITS, StateFormat
-from nearflash.gateware.datapath import Datapath, Timed
+from nearflash.abi.optimizers.state import DITHER_BITS, StateFormat
 from nearflash.gateware.stream.credit import CreditPipeline
+from nearflash.gateware.stream.datapath import Datapath, Timed
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.gateware.update.block_scale import SCALE_BITS, BlockScale, state_group
 from nearflash.gateware.update.dither import Dither, DitherCommand

@@ -4,7 +4,7 @@ from typing import Any
 
 from amaranth import Mux, Value
 
-from nearflash.abi.rules.state import StateFormat
+from nearflash.abi.optimizers.state import StateFormat
 
 __all__ = ["FORM_BITS", "per_format"]
 

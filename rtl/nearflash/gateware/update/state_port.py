@@ -13,7 +13,7 @@ from amaranth.lib import data, wiring
 
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.formats import FP32
-from nearflash.abi.rules.state import BLOCK_PARAMS, StateFormat
+from nearflash.abi.optimizers.state import BLOCK_PARAMS, StateFormat
 from nearflash.gateware.bus.arbiter import ReadArbiter
 from nearflash.gateware.bus.axi import ADDRESS_BITS
 from nearflash.gateware.bus.read import BurstReader

@@ -16,7 +16,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.config import UpdateConfig
-from nearflash.abi.rules.state import BLOCK_PARAMS, StateFormat
+from nearflash.abi.optimizers.state import BLOCK_PARAMS, StateFormat
 from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader, ReadEvents
 from nearflash.gateware.bus.transfer import BusError

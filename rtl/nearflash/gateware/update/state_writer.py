@@ -16,7 +16,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.config import UpdateConfig
-from nearflash.abi.rules.state import StateFormat
+from nearflash.abi.optimizers.state import StateFormat
 from nearflash.gateware.bus.axi import Axi4WriteSignature
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.bus.write import BurstWriter, WriteEvents

@@ -11,12 +11,12 @@ import numpy as np
 
 from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError
-from nearflash.gateware.topk.select import RadixSelector
+from nearflash.gateware.attention.select.select import RadixSelector
 from nearflash.sim.bench.attend_equality import equality_rows
 from nearflash.sim.bench.attend_errors import error_rows
 from nearflash.sim.bench.attend_flash import flash_rows
 from nearflash.sim.bench.attend_performance import CONFIG, performance_rows
-from nearflash.sim.harness import transfer_cycles
+from nearflash.sim.pysim.harness import transfer_cycles
 
 __all__ = ["PARTS", "run", "selector_rows"]
 

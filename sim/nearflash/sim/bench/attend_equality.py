@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.attend.codeword import Owner
+from nearflash.abi.attention.codeword import Owner
 from nearflash.abi.config import AttendConfig, attend_config
-from nearflash.device.attend import attend
-from nearflash.model.attend.case import Case, differences
-from nearflash.model.attend.draw import MODES, random_head
-from nearflash.model.attend.settings import Addresses
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.heads import placed
-from nearflash.sim.kernel import MemoryModel
+from nearflash.device.drivers.attend import attend
+from nearflash.model.attention.case import Case, differences
+from nearflash.model.attention.draw import MODES, random_head
+from nearflash.model.attention.settings import Addresses
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.heads import placed
+from nearflash.sim.verilator.kernel import MemoryModel
 
 __all__ = ["ORDERS", "STALL_PERCENTS", "equality_rows", "random_heads"]
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.attend.codeword import Owner
-from nearflash.abi.attend.faults import Fault
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.faults import Fault
 from nearflash.abi.config import attend_config
-from nearflash.device.attend import attend
-from nearflash.model.attend.case import differences
-from nearflash.model.attend.draw import MODES, random_head
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.heads import placed
+from nearflash.device.drivers.attend import attend
+from nearflash.model.attention.case import differences
+from nearflash.model.attention.draw import MODES, random_head
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.heads import placed
 
 __all__ = ["BIT_ERROR_RATES", "error_rows"]
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nearflash.abi.attend.codeword import CODEWORD_BYTES
-from nearflash.abi.attend.descriptor import Mode
-from nearflash.abi.attend.pages import IndexFormat
+from nearflash.abi.attention.codeword import CODEWORD_BYTES
+from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import AttendConfig
-from nearflash.model.attend.settings import Settings
+from nearflash.model.attention.settings import Settings
 from nearflash.sim.bench.channel_events import Channel, ChannelTiming, Clock, IndexQueue, Request, Server, Walker
 from nearflash.sim.nand.parts import NandPart
 

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.descriptor import Mode
-from nearflash.abi.attend.numbers import LOG2E
-from nearflash.abi.attend.pages import IndexFormat
-from nearflash.model.attend.head import attend_repeated
-from nearflash.model.attend.settings import Settings
-from nearflash.model.attend.traffic import Traffic, traffic
+from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.fixed_point import LOG2E
+from nearflash.abi.attention.pages import IndexFormat
+from nearflash.model.attention.head import attend_repeated
+from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.traffic import Traffic, traffic
 from nearflash.sim.bench.quick_attention import QuickHeads, relative_error
 from nearflash.sim.bench.recording import Recorded, record
 

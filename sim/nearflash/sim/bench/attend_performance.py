@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.attend.codeword import Owner
+from nearflash.abi.attention.codeword import Owner
 from nearflash.abi.config import AttendConfig, attend_config
-from nearflash.device.attend import Head, HeadOutput, PlacedBatch
-from nearflash.model.attend.case import Case, differences
-from nearflash.model.attend.settings import Settings
+from nearflash.device.drivers.attend import Head, HeadOutput, PlacedBatch
+from nearflash.model.attention.case import Case, differences
+from nearflash.model.attention.settings import Settings
 from nearflash.sim.bench.attend_events import Load, simulate
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.heads import completion_records, page_settings, placed
 from nearflash.sim.nand.channel import NandModel
 from nearflash.sim.nand.parts import nand_part
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.heads import completion_records, page_settings, placed
 
 __all__ = ["EVENTS", "RTL", "Point", "performance_rows"]
 

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from nearflash.abi.attend.codeword import RAW_BYTES
-from nearflash.abi.attend.nand import NandTiming
-from nearflash.gateware.attend.index_queues import IndexQueues
-from nearflash.gateware.nfc.units import TICK_LOG2
+from nearflash.abi.attention.codeword import RAW_BYTES
+from nearflash.abi.attention.nand import NandTiming
+from nearflash.gateware.attention.control.index_queues import IndexQueues
+from nearflash.gateware.nand.luns import TICK_LOG2
 from nearflash.sim.nand.parts import NandPart
 
 __all__ = ["Channel", "ChannelTiming", "Clock", "IndexQueue", "Request", "Server", "Walker"]

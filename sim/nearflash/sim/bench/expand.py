@@ -18,15 +18,15 @@ from nearflash.abi.config import expand_config
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32
 from nearflash.abi.topk import TILE_PARAMS, ValueFormat
-from nearflash.device.expand import expand_matrix
+from nearflash.device.drivers.expand import expand_matrix
 from nearflash.device.selftest.expand import MATRIX_FORMATS, MatrixFormat, format_name, random_matrix
-from nearflash.gateware.expand.bitmap import BitmapExpander
-from nearflash.gateware.expand.topk import TopKExpander
-from nearflash.model.expand import topk
-from nearflash.model.expand.bitmap import expand, expand_row
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.gradients import random_stream
-from nearflash.sim.streams import StreamUnit
+from nearflash.gateware.gradients.topk import TopKExpander
+from nearflash.gateware.weights.bitmap import BitmapExpander
+from nearflash.model.gradients import topk
+from nearflash.model.weights.bitmap import expand, expand_row
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.streams import StreamUnit
+from nearflash.verify.fixtures.gradients import random_stream
 
 __all__ = ["run"]
 

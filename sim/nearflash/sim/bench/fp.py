@@ -22,10 +22,10 @@ from nearflash.model.fp.div import div
 from nearflash.model.fp.mul import mul
 from nearflash.model.fp.muladd import RECIPROCAL_BITS, Reciprocal, mul_reciprocal, muladd
 from nearflash.model.fp.sqrt import sqrt
-from nearflash.sim.burst import BurstUnit
-from nearflash.sim.ports import words_from_integers
-from nearflash.sim.softfloat import softfloat
-from nearflash.sim.vectors import corner_pairs, narrow_operands, operands
+from nearflash.sim.verilator.burst import BurstUnit
+from nearflash.sim.verilator.ports import words_from_integers
+from nearflash.verify.fixtures.softfloat import softfloat
+from nearflash.verify.fixtures.vectors import corner_pairs, narrow_operands, operands
 
 __all__ = ["OPERATIONS", "VECTORS", "Operation", "run"]
 

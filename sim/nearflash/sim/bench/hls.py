@@ -11,14 +11,14 @@ import numpy as np
 
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, update_config
-from nearflash.abi.rules import OptimizerStep
+from nearflash.abi.optimizers import OptimizerStep
 from nearflash.abi.topk import ValueFormat
+from nearflash.device.backends.model.update import ModelDevice
 from nearflash.device.base import Device
 from nearflash.device.memory import PAGE_BYTES, anonymous
-from nearflash.device.model import ModelDevice
 from nearflash.device.selftest.update import Case, differing_words, run_update
-from nearflash.model.expand.bitmap import expand_row
-from nearflash.model.expand.topk import expand, pack
+from nearflash.model.gradients.topk import expand, pack
+from nearflash.model.weights.bitmap import expand_row
 from nearflash.sim.hls.build import HLS
 from nearflash.sim.hls.device import HlsDevice
 from nearflash.sim.hls.kernels import call_of

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.descriptor import Mode
-from nearflash.abi.attend.pages import IndexFormat
-from nearflash.model.attend.index import quantise
-from nearflash.model.attend.settings import Settings
+from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.pages import IndexFormat
+from nearflash.model.attention.index import quantise
+from nearflash.model.attention.settings import Settings
 
 __all__ = ["QuickHeads", "relative_error"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.formats import FP16, FP32
-from nearflash.abi.rules import AdamStep
+from nearflash.abi.optimizers import AdamStep
 from nearflash.device import Device, open_device
 
 __all__ = ["PARAMS", "REPEATS", "run"]

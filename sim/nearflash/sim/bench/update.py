@@ -19,11 +19,11 @@ from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, Profile, SgdStep, StateFormat
-from nearflash.device.model import ModelDevice
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep, StateFormat
+from nearflash.device.backends.model.update import ModelDevice
 from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
-from nearflash.sim.device import VerilatorDevice
-from nearflash.sim.kernel import MemoryModel
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.kernel import MemoryModel
 
 __all__ = ["run"]
 

@@ -18,7 +18,7 @@ from nearflash.abi.config import UpdateConfig
 from nearflash.abi.config import update_config as named_config
 from nearflash.abi.errors import WaitTimeoutError
 from nearflash.abi.formats import fp32_bits
-from nearflash.abi.rules import OPTIMIZERS
+from nearflash.abi.optimizers import OPTIMIZERS
 from nearflash.abi.topk import StreamFault, stream_error
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.errors import CommandError
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep, StateFormat
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep, StateFormat
 from nearflash.sim.hls.build import CompileError
 from nearflash.sim.hls.kernel_text import update_kernel
 from nearflash.sim.hls.library import HlsLibrary

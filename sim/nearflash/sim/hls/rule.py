@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.rules import OptimizerStep, Profile, StateFormat
+from nearflash.abi.optimizers import OptimizerStep, Profile, StateFormat
 
 __all__ = ["F32", "HlsRule"]
 

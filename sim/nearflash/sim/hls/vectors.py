@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.rules import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep
 
 __all__ = ["EDGES", "edge_state", "rules"]
 

@@ -4,8 +4,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearflash.abi.attend.codeword import CODEWORD_BYTES, RAW_BYTES
-from nearflash.abi.attend.nand import NandTiming
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, RAW_BYTES
+from nearflash.abi.attention.nand import NandTiming
 from nearflash.abi.errors import ConfigError
 
 __all__ = ["NandPart", "nand_part", "nand_parts"]

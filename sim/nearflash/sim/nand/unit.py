@@ -6,8 +6,8 @@ from typing import Any
 from numpy.typing import ArrayLike, NDArray
 
 from nearflash.sim.nand.channel import NandChannel, NandModel, link_names, nand_header
-from nearflash.sim.streams import Devices, StreamUnit
-from nearflash.sim.verilog import Design
+from nearflash.sim.verilator.streams import Devices, StreamUnit
+from nearflash.sim.verilator.verilog import Design
 
 __all__ = ["NandUnit"]
 

@@ -1,4 +1,4 @@
-// One NAND channel behind the 64-bit link of nearflash.gateware.nfc.link: PHY, bus and units, with ONFI's grammar and
+// One NAND channel behind the 64-bit link of nearflash.gateware.nand.link: PHY, bus and units, with ONFI's grammar and
 // waits checked. A violation is kept as the channel's error: the first one, later ones are its consequences.
 //
 // Per cycle: drive() sets the PHY's outputs from its state alone, the model settles, sample() takes the handshakes, the

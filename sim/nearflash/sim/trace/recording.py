@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import PageKind
-from nearflash.abi.attend.pages import PageEntry
+from nearflash.abi.attention.codeword import PageKind
+from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError, ConfigError
-from nearflash.device.attend import Head, PlacedBatch
-from nearflash.model.attend.case import Case
-from nearflash.model.attend.draw import random_case
-from nearflash.sim.device import VerilatorDevice, nand_model
-from nearflash.sim.heads import completion_records, page_settings, placed
+from nearflash.device.drivers.attend import Head, PlacedBatch
+from nearflash.model.attention.case import Case
+from nearflash.model.attention.draw import random_case
 from nearflash.sim.nand.channel import NandChannel
+from nearflash.sim.verilator.device import VerilatorDevice, nand_model
+from nearflash.sim.verilator.heads import completion_records, page_settings, placed
 
 __all__ = ["BusState", "ChannelRecording", "Page", "Recording", "WatchedChannel", "Workload", "record", "record_waves"]
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attend.codeword import PageKind
-from nearflash.gateware.nfc.link import CycleKind
+from nearflash.abi.attention.codeword import PageKind
+from nearflash.gateware.nand.link import CycleKind
 from nearflash.sim.trace.recording import BusState, ChannelRecording, Recording
 
 __all__ = ["PHASES", "Span", "bus_spans", "channel_figures", "head_spans", "unit_spans"]

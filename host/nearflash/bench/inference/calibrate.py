@@ -1,0 +1,187 @@
+"""Channels and mass for every KV head of a model: as many bytes where they mend much, few where they do not.
+
+    python -m nearflash.bench.inference.calibrate MODEL --fraction F [--texts FILE...]
+
+On texts with even numbers (and files), dense attention runs. For each head and position, g is the gradient of the log
+probability of next tokens, drawn as the model predicts them, with respect to the head's output. An output that is off
+by e then costs (g·e)^2 / 2 nats: to second order its part in the divergence from the dense prediction (the Fisher
+information). Beside it every head is approximated with each of some channels r and masses tau, which gives e, and the
+share of dense attention's bytes that index and chosen groups take of flash. Each head gets the (r, tau) with the least
+divergence + W · share: one W for all heads is what spends a given total, F, best. Writes the file that
+`nearflash.inference.policy.calibrated` reads.
+"""
+
+import argparse
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from nearflash.abi.attention.pages import IndexFormat
+from nearflash.bench.inference.subjects import DOCLM, SUBJECTS, held_out, model_folder, of_files, subject
+from nearflash.bench.inference.window import FlashUse, HeadWindow, Prefix
+from nearflash.inference.policy.calibrated import write_calibrated
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.inference.sparse.attention import approximate_logits, choose_tokens, scan_of
+from nearflash.storage.kv import KvLayout
+
+__all__ = ["Calibration", "main"]
+
+_TEXTS = {"SmolLM2-135M-Instruct": (0, 14, 26, 30), DOCLM: (0, 32, 16, 54, 8, 24)}
+_MASSES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995)
+_CHANNELS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
+"""Shares of d."""
+_LAYOUTS = {name: KvLayout(16 if name != DOCLM else 8, True, 1024, IndexFormat.INT4, 4096) for name in SUBJECTS}
+_BASE = AttentionPolicy(AttentionMode.SPARF_PAGE, budget=1.0, local=64, tail=True)
+_WINDOW, _STEP, _DRAWS = 256, 8, 3
+_HALVINGS = 40
+_Tables = dict[tuple[int, int], NDArray[np.float64]]
+_LEAST = 1e-30
+"""Of a sum of weights: all chosen ones may be too small for fp32."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A head of a window, and what dense attention makes of it."""
+
+    given: HeadWindow
+    out: Tensor
+    """(P, g, d)."""
+    probe: Tensor
+    """Zeros added to `out`: their gradient is its."""
+
+
+class Calibration:
+    """Divergence and share of flash bytes of every (layer, KV head, r, tau), means over what was added."""
+
+    def __init__(self, layout: KvLayout, channels: tuple[int, ...]) -> None:
+        self._layout, self._channels = layout, channels
+        self._seen: list[_Seen] = []
+        self._tables: dict[tuple[int, int], list[NDArray[np.float64]]] = {}
+
+    def add(self, prefix: Prefix, window: Tensor, seed: int = 0) -> None:
+        """Add the window of a text; the model's parameters must not require gradients."""
+        self._seen.clear()
+        predicted = prefix.logits(window, self._attend, gradients=True)[0].log_softmax(dim=-1)
+        draw, probes, found = torch.Generator().manual_seed(seed), [seen.probe for seen in self._seen], []
+        for _ in range(_DRAWS):
+            tokens = torch.multinomial(predicted.detach().exp(), 1, generator=draw)
+            found.append(torch.autograd.grad(predicted.gather(1, tokens).sum(), probes, retain_graph=True))
+        for seen, *gradients in zip(self._seen, *found, strict=True):
+            table = self._table(seen, torch.stack(gradients)[:, 1::_STEP].flatten(2))
+            self._tables.setdefault((seen.given.layer, seen.given.head), []).append(table)
+
+    def policy(self, fraction: float) -> tuple[AttentionPolicy, float, float]:
+        """The policy that takes at most this share of flash bytes; the share, a mean over heads, and the divergence."""
+        means = {place: np.mean(tables, axis=0) for place, tables in self._tables.items()}
+        least, most = -12.0, 3.0  # log10 of W
+        for _ in range(_HALVINGS):
+            middle = (least + most) / 2
+            _, (_, share) = _best(means, 10**middle)
+            least, most = (middle, most) if share > fraction else (least, middle)
+        best, (divergence, share) = _best(means, 10**most)
+        heads: dict[int | tuple[int, int], AttentionPolicy] = {
+            place: replace(_BASE, channels=self._channels[r], mass=_MASSES[m]) for place, (r, m) in best.items()
+        }
+        return replace(_BASE, overrides=heads), share, divergence
+
+    def _attend(self, given: HeadWindow) -> tuple[Tensor, FlashUse]:
+        """Dense attention with a probe."""
+        k, v = (x.half().to(given.q.dtype)[:, None] for x in (given.k, given.v))
+        visible = torch.arange(k.shape[2]) < given.tokens.unsqueeze(-1)
+        q = given.q.transpose(1, 2)
+        k, v = (x.expand(-1, q.shape[1], -1, -1) for x in (k, v))
+        out = scaled_dot_product_attention(q, k, v, visible, scale=given.scaling).transpose(1, 2)
+        probe = torch.zeros_like(out[0], requires_grad=True)
+        detached = replace(given, **{name: getattr(given, name).detach() for name in ("q", "k", "v")})
+        self._seen.append(_Seen(detached, out[0].detach(), probe))
+        return out + probe, FlashUse()
+
+    @torch.no_grad()
+    def _table(self, seen: _Seen, gradients: Tensor) -> NDArray[np.float64]:
+        """(2, r, tau): divergence and share of flash, from gradients (draws, positions, g·d) at some positions."""
+        given, here, each = seen.given, slice(1, None, _STEP), self._layout.group_tokens
+        q, exact, tokens, k = given.q[:, here], seen.out[here], given.tokens[here], given.k.half()
+        groups = _GroupSums(q[0], k[0], given.v[0].half(), tokens, each, given.scaling)
+        covered = (tokens // self._layout.block_tokens * self._layout.block_tokens).unsqueeze(-1)
+        on_flash = torch.arange(groups.count) * each < covered
+        row_share = self._layout.index_layout(q.shape[-1]).stride_bytes / self._layout.block_tokens / (4 * q.shape[-1])
+        table = np.zeros((2, len(self._channels), len(_MASSES)))
+        for row, channels in enumerate(self._channels):
+            policies = [replace(_BASE, channels=channels, mass=mass) for mass in _MASSES]
+            scans = [scan for policy in policies if (scan := scan_of(policy, q.shape[-1], self._layout))]
+            logits = approximate_logits(q, k, tokens, scans[0], given.scaling)[1]
+            probabilities = logits.softmax(dim=-1)
+            index = channels * row_share * float((covered[:, 0] / tokens).mean())
+            for column, scan in enumerate(scans):
+                every = torch.full_like(tokens, groups.count)
+                chosen = choose_tokens(logits, probabilities, tokens, every, scan)[0, :, ::each]
+                error = groups.attend(chosen, probabilities[0]) - exact
+                table[0, row, column] = float((gradients * error.flatten(1)).sum(dim=-1).square().mean()) / 2
+                share = ((chosen & on_flash).sum(dim=-1) * each / tokens).mean()
+                table[1, row, column] = index + float(share)
+        return table
+
+
+def _best(tables: _Tables, weight: float) -> tuple[dict[tuple[int, int], tuple[int, int]], tuple[float, float]]:
+    """Places of r and tau for every head, and what they come to: divergence, the sum over heads; share, their mean."""
+    best = {place: divmod(int((t[0] + weight * t[1]).argmin()), t.shape[2]) for place, t in tables.items()}
+    divergence, share = np.sum([tables[place][:, r, m] for place, (r, m) in best.items()], axis=0)
+    return best, (float(divergence), float(share) / len(best))
+
+
+class _GroupSums:
+    """Attention to any choice of token groups of one head, from sums over each group."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, each: int, scaling: float) -> None:
+        hidden = torch.arange(len(k)) >= tokens.unsqueeze(-1)
+        scores = (q.flatten(0, 1) @ k.float().T * scaling).unflatten(0, q.shape[:2])
+        weights = (scores.masked_fill_(hidden[:, None], -torch.inf) - scores.amax(dim=-1, keepdim=True)).exp()
+        self._space = -len(k) % each
+        self._each, self.count = each, (len(k) + self._space) // each
+        parts, values = self._grouped(weights), pad(v.float(), (0, 0, 0, self._space)).unflatten(0, (-1, each))
+        self._weights, self._values = parts.sum(dim=-1), torch.einsum("pgen,end->pged", parts, values)
+        self._mean = (v.double().cumsum(dim=0)[tokens - 1] / tokens.unsqueeze(-1)).float().unsqueeze(1)
+
+    def attend(self, chosen: Tensor, probabilities: Tensor) -> Tensor:
+        """(P, g, d) for groups chosen (P, groups), with approximate probabilities (P, g, S)."""
+        taken = chosen.float()
+        alpha = torch.einsum("pge,pe->pg", self._grouped(probabilities).sum(dim=-1), taken).unsqueeze(-1)
+        sums = torch.einsum("pge,pe->pg", self._weights, taken).unsqueeze(-1).clamp(min=_LEAST)
+        return alpha * torch.einsum("pged,pe->pgd", self._values, taken) / sums + (1 - alpha) * self._mean
+
+    def _grouped(self, values: Tensor) -> Tensor:
+        return pad(values, (0, self._space)).unflatten(-1, (-1, self._each))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Calibrate one model and write its file."""
+    parser = argparse.ArgumentParser("calibrate", description="Channels and mass for every KV head of a model.")
+    parser.add_argument("model", choices=sorted(SUBJECTS))
+    parser.add_argument("--fraction", type=float, default=0.2, help="share of dense bytes to read on flash")
+    parser.add_argument("--texts", type=Path, nargs="+", default=[], help="UTF-8 files of 4,096 tokens or more")
+    arguments = parser.parse_args(argv)
+    folder = model_folder()
+    if folder is None:
+        parser.error("NEARFLASH_MODELS must name the folder with the texts")
+    model, tokenizer = subject(arguments.model, folder)
+    model.requires_grad_(False)
+    layout, dim = _LAYOUTS[arguments.model], model.config.head_dim
+    calibration = Calibration(layout, tuple(round(share * dim) for share in _CHANNELS))
+    own = held_out(arguments.model, tokenizer, folder, list(_TEXTS[arguments.model]))
+    for ids in chain(own, of_files(tokenizer, arguments.texts)):
+        calibration.add(Prefix(model, ids[:-_WINDOW], history=False), ids[-_WINDOW:])
+    policy, share, divergence = calibration.policy(arguments.fraction)
+    files = " ".join(path.name for path in arguments.texts)
+    made_by = f"nearflash.bench.inference.calibrate {arguments.model} --fraction {arguments.fraction}"
+    path = write_calibrated(arguments.model, policy, layout, f"{made_by} --texts {files}" if files else made_by)
+    print(f"{path}: {share:.3f} of dense bytes on flash, divergence {divergence:.4f} nats a token")
+
+
+if __name__ == "__main__":
+    main()

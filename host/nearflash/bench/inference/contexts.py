@@ -1,0 +1,109 @@
+"""What the steps of bench `generate` decode behind: random numbers, or K and V of English text.
+
+Text is that of the reference manual that comes with Python (pydoc_data.topics), in pieces of TEXT_TOKENS tokens, as
+many as SmolLM2 was trained for; a context of more is K and V of several pieces one behind the other, each sequence's
+own piece last, whose next tokens the steps take.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from nearflash.abi.errors import CommandError
+from nearflash.inference.cache.attention import attach
+from nearflash.storage.kv import KvShape
+
+__all__ = ["TEXT_TOKENS", "Contexts", "random_contexts", "random_model", "text_contexts"]
+
+F16 = NDArray[np.float16]
+TEXT_TOKENS = 8000
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Sequences, and the tokens that are decoded behind them."""
+
+    model: Any
+    tokens: int
+    """Of the context of each sequence."""
+    ids: Tensor
+    """Of the steps, (sequences, steps)."""
+    place: int
+    """Position of the first of them."""
+    kv: Callable[[int], Iterator[tuple[F16, F16]]]
+    """K and V (heads, tokens, d) of each sequence, of a layer."""
+    about: dict[str, str]
+    """What they are, for rows."""
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return len(self.ids)
+
+
+def random_model(shape: KvShape) -> Any:
+    """SmolLM2-135M but for its weights, with `shape.layers` layers, in bf16."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=shape.layers, num_attention_heads=9,
+        num_key_value_heads=shape.kv_heads, vocab_size=49152, tie_word_embeddings=True, max_position_embeddings=1 << 16,
+    )  # fmt: skip
+    return attach(LlamaForCausalLM(config).eval().bfloat16())
+
+
+def random_contexts(model: Any, shape: KvShape, tokens: int, batch: int, steps: int) -> Contexts:
+    """K and V are normal numbers, some channels of K four times as large; the tokens of the steps are all alike."""
+
+    def kv(layer: int) -> Iterator[tuple[F16, F16]]:
+        rng = np.random.default_rng(layer)
+        k, v = (rng.standard_normal((shape.kv_heads, tokens, shape.dim), np.float32) for _ in range(2))
+        k[..., rng.choice(shape.dim, shape.dim // 8, replace=False)] *= 4
+        for sequence in range(batch):
+            turned = (np.roll(x.astype(np.float16), 31 * sequence, axis=1) for x in (k, v))
+            yield next(turned), next(turned)
+
+    about = {"model": "shape of SmolLM2-135M, random weights, bf16, one thread", "kv": "random numbers"}
+    return Contexts(model, tokens, torch.ones(batch, steps, dtype=torch.int64), tokens, kv, about)
+
+
+def text_contexts(model: Any, tokenizer: Any, batch: int, steps: int, tokens: int = TEXT_TOKENS) -> Contexts:
+    """`batch` texts of `tokens` tokens; each sequence's context is all of them, its own last.
+
+    The model (fp32, attached) computes K and V, and is bf16 from then on. Raises CommandError for too little text.
+    """
+    ids = tokenizer("\n\n".join(topics[name] for name in sorted(topics)), verbose=False)["input_ids"]
+    if len(ids) < batch * (tokens + steps):
+        raise CommandError(f"texts must have {batch * (tokens + steps)} tokens in all, not {len(ids)}")
+    rows = torch.tensor(ids[: batch * (tokens + steps)]).reshape(batch, tokens + steps)
+    texts = []
+    for number, row in enumerate(rows):
+        print(f"K and V of text {number + 1} of {batch}, {tokens} tokens", file=sys.stderr, flush=True)
+        texts.append(_prefilled(model, row[:tokens]))
+
+    def kv(layer: int) -> Iterator[tuple[F16, F16]]:
+        for sequence in range(batch):
+            own = [texts[(sequence + 1 + step) % batch][layer] for step in range(batch)]
+            k, v = (np.concatenate([each[part] for each in own], axis=1) for part in range(2))
+            yield k, v
+
+    about = {
+        "model": "SmolLM2-135M-Instruct, bf16, one thread",
+        "kv": f"of {batch} texts of {tokens} tokens (pydoc_data.topics)",
+    }
+    return Contexts(model.bfloat16(), batch * tokens, rows[:, tokens:], tokens, kv, about)
+
+
+def _prefilled(model: Any, ids: Tensor) -> list[tuple[F16, F16]]:
+    """K and V (heads, tokens, d) of each layer."""
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids[None], past_key_values=cache, logits_to_keep=1)
+    return [(layer.keys[0].half().numpy(), layer.values[0].half().numpy()) for layer in cache.layers]

@@ -1,0 +1,61 @@
+"""The settings that the accuracy bench compares: for every mode and model a recommended one, and a sweep around it.
+
+`sparf` is the published one (InstInfer: single tokens, a fp16 index of two channels a page); `sparf-page` is
+calibrated by head where there is a calibration. Budgets of the baselines are what `sparf-page` reads, or more.
+"""
+
+from nearflash.abi.attention.pages import IndexFormat
+from nearflash.abi.errors import CommandError
+from nearflash.bench.inference.settings import BASELINES, Setting, baseline, by_policy
+from nearflash.inference.policy.calibrated import calibrated
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.storage.kv import KvLayout
+
+__all__ = ["MODES", "recommended", "sweep"]
+
+MODES = (*AttentionMode, *BASELINES)
+_DIM = {"SmolLM2-135M-Instruct": 64, "doclm-30m": 128}
+_LOCAL = 64
+_BASELINE_BUDGET = 0.2
+
+
+def recommended(model: str, mode: str) -> Setting:
+    """The setting of a mode that a user should begin with. Raises CommandError for a mode that is not in MODES."""
+    if mode not in MODES:
+        raise CommandError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+    if mode in BASELINES:
+        return baseline(mode, _BASELINE_BUDGET)
+    dim = _DIM[model]
+    if mode == AttentionMode.DENSE:
+        return by_policy(AttentionPolicy(), _published_layout(dim), dim)
+    if mode == AttentionMode.SPARF_PAGE:
+        policy, layout = calibrated(model)
+        return by_policy(policy, layout, dim)
+    return _published(AttentionMode(mode), dim, 1 / 16)
+
+
+def sweep(model: str) -> list[Setting]:
+    """All settings that a full run measures."""
+    dim = _DIM[model]
+    policy, layout = calibrated(model)
+    published = [_published(AttentionMode.SPARF, dim, budget) for budget in (1 / 32, 1 / 16, 1 / 8)]
+    by_logits = _published(AttentionMode.SPARF, dim, 1 / 16, by_probability=False)
+    alike = [_alike(dim, layout, mass) for mass in (0.9, 0.95)]
+    baselines = [baseline(mode, budget) for mode in BASELINES for budget in (0.1, 0.2, 0.4)]
+    return [*published, by_logits, *alike, by_policy(policy, layout, dim), *baselines]
+
+
+def _published(mode: AttentionMode, dim: int, budget: float, *, by_probability: bool = True) -> Setting:
+    """An eighth of the channels."""
+    policy = AttentionPolicy(mode, dim // 8, budget, local=_LOCAL, by_probability=by_probability)
+    return by_policy(policy, _published_layout(dim), dim)
+
+
+def _published_layout(dim: int) -> KvLayout:
+    """K and V apart, pages of 4 KiB filled with tokens, a fp16 index of two channels a page."""
+    return KvLayout(2048 // dim, False, 1024, IndexFormat.FP16, 4096)
+
+
+def _alike(dim: int, layout: KvLayout, mass: float) -> Setting:
+    """Pages by mass with the same r and tau for every head."""
+    return by_policy(AttentionPolicy(AttentionMode.SPARF_PAGE, 32, 0.25, mass, _LOCAL, tail=True), layout, dim)

@@ -1,0 +1,91 @@
+"""Looking values up: the share of words that a model finds again by their names in thousands of tokens of filler.
+
+A prompt holds lines such as `Alice = apple`, of several names, spread over filler sentences; behind it stands the
+beginning of one of those lines. A word is found where, of all of them, its first token has the largest logit. The
+prompt is dense, the question attends by the mode. Prompts are drawn with a seed; the model is SmolLM2-135M-Instruct.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearflash.abi.errors import CommandError
+from nearflash.bench.inference.recommended import recommended
+from nearflash.bench.inference.settings import Setting
+from nearflash.bench.inference.window import NAME, FlashUse, Prefix
+from nearflash.inference.models import SMOLLM2, load_model
+
+__all__ = ["measure", "prompt"]
+
+_MODEL = "SmolLM2-135M-Instruct"
+_MODES = ("dense", "sparf", "sparf-page", "local")
+_NAMES = ("Alice", "Boris", "Chen", "Dana", "Emil", "Fatima")
+_WORDS = (
+    " apple", " garden", " silver", " tiger", " window", " coffee", " ocean", " paper", " rocket", " winter",
+    " music", " bread", " castle", " forest", " mirror", " sugar",
+)  # fmt: skip
+_FILLER = (
+    "The river was quiet that morning, and nobody was on the bridge. ",
+    "A train passed behind the houses, as it did every hour. ",
+    "Someone had left a bicycle at the gate of the garden. ",
+    "In the afternoon it rained a little, then the clouds went away. ",
+    "The shop at the corner sold bread, paper and lamps. ",
+    "Two boats lay at the pier, and their ropes were old. ",
+    "Children were playing in the yard until it became dark. ",
+)
+
+
+def prompt(tokenizer: Any, tokens: int, seed: int) -> tuple[Tensor, list[Tensor], Tensor]:
+    """About `tokens` token ids; the question for each name; first tokens of their words, in that order."""
+    draw = random.Random(seed)
+    words = draw.sample(_WORDS, len(_NAMES))
+    facts = [f"\n{name} ={word}\n" for name, word in zip(_NAMES, words, strict=True)]
+    each = len(tokenizer("".join(_FILLER))["input_ids"]) / len(_FILLER)
+    sentences = [draw.choice(_FILLER) for _ in range(int((tokens - 8 * len(facts)) / each))]
+    for place, fact in enumerate(draw.sample(facts, len(facts))):
+        sentences.insert((2 * place + 1) * len(sentences) // (2 * len(facts)), fact)
+    questions = [tokenizer(f"\n{name} =", add_special_tokens=False)["input_ids"] for name in _NAMES]
+    answers = [tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words]
+    ids = tokenizer("".join(sentences))["input_ids"]
+    return torch.tensor(ids), [torch.tensor(question) for question in questions], torch.tensor(answers)
+
+
+def measure(mode: str | None, tokens: tuple[int, ...] = (4096,), prompts: int = 5) -> Iterator[dict[str, Any]]:
+    """A row for each of the modes (or the one), and each length of the prompt."""
+    modes = [each for each in _MODES if mode in (None, each)]
+    if not modes:
+        return
+    try:
+        model, tokenizer = load_model(SMOLLM2)
+    except CommandError as missing:
+        yield {"model": _MODEL, "task": "retrieval", "skipped": str(missing)}
+        return
+    model.set_attn_implementation(NAME)
+    settings = [recommended(_MODEL, each) for each in modes]
+    for count in tokens:
+        found: list[list[bool]] = [[] for _ in settings]
+        uses: list[list[FlashUse]] = [[] for _ in settings]
+        for seed in range(prompts):
+            ids, questions, answers = prompt(tokenizer, count, seed)
+            prefix = Prefix(model, ids, history=False)
+            for place, setting in enumerate(settings):
+                for number, question in enumerate(questions):
+                    logits, use = prefix.logits(question, setting.attend)
+                    found[place].append(int(logits[-1, answers].argmax()) == number)
+                    uses[place].append(use)
+        yield from (_row(s, len(ids), f, u) for s, f, u in zip(settings, found, uses, strict=True))
+
+
+def _row(setting: Setting, tokens: int, found: list[bool], uses: list[FlashUse]) -> dict[str, Any]:
+    return {
+        "model": _MODEL,
+        "task": "retrieval",
+        "mode": setting.mode,
+        "tokens": tokens,
+        "questions": len(found),
+        "found_fraction": sum(found) / len(found),
+        "flash_fraction": FlashUse.mean(uses).all,
+    }

@@ -1,0 +1,178 @@
+"""What a store does in its life, and at which steps it may be found after a crash in the middle of it."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import StateError
+from nearflash.bench.storage.disk import Disk, Flush, Write
+from nearflash.storage.io.direct import Engine, aligned_buffer
+from nearflash.storage.state.file import StateFile
+from nearflash.storage.state.manifest import Extent, Manifest, StateArray
+from nearflash.storage.state.store import StateStore
+
+__all__ = ["MANIFEST", "Event", "Oracle", "Version", "record"]
+
+Version = tuple[int, int]
+"""A committed step and which history it belongs to: a step that was undone and made anew has another content."""
+
+MANIFEST = Manifest.pack(
+    [("embed", (40, 30), "float32"), ("norm", (30,), "float32"), ("head", (1500,), "bfloat16")],
+    1024,
+    (
+        StateArray("p"),
+        StateArray("m", 2, 1, "exp_avg"),
+        StateArray("v", 1, 1, "exp_avg_sq"),
+        StateArray("v_scale", 1, 32),
+    ),
+)
+"""A tiny state: three extents of four arrays, each in a block."""
+
+
+class Oracle:
+    """The contents of every version, computed anew from its number."""
+
+    def __init__(self, manifest: Manifest = MANIFEST) -> None:
+        self.manifest = manifest
+        self._memory = {
+            array.name: aligned_buffer(array.extent_bytes(manifest.extents[0])) for array in manifest.arrays
+        }
+        self._known: dict[tuple[Version, str, int], NDArray[np.uint8]] = {}
+
+    def bytes_of(self, version: Version, array: StateArray, extent: Extent) -> NDArray[np.uint8]:
+        """What the version holds there, aligned for direct I/O. Not to be written to."""
+        key = version, array.name, extent.index
+        if key not in self._known:
+            memory = aligned_buffer(array.extent_bytes(extent))
+            if version[0] or array.name == "p":
+                seed = [*version, self.manifest.arrays.index(array), extent.index]
+                size_bytes = array.size_bytes(extent.params)
+                memory[:size_bytes] = np.random.default_rng(seed).integers(0, 256, size_bytes, np.uint8)
+            self._known[key] = memory
+        return self._known[key]
+
+    def create(self, store: type[StateStore], paths: Sequence[Path], engine: Engine) -> StateStore:
+        """A new store at version (0, 0)."""
+
+        def initial(extent: Extent, out: NDArray[np.float32]) -> None:
+            out.view(np.uint8)[:] = self.bytes_of((0, 0), self.manifest.arrays[0], extent)
+
+        return store.create(paths, self.manifest, profile="ieee", initial=initial, direct=False, engine=engine)
+
+    def write(self, store: StateStore, version: Version) -> None:
+        """Write every extent of the version into the spare slot."""
+        for extent in self.manifest.extents:
+            for array in self.manifest.arrays:
+                store.write(array.name, extent, self.bytes_of(version, array, extent))
+
+    def commit(self, store: StateStore, version: Version) -> None:
+        """Commit what was written."""
+        store.commit(self._tensor_steps(version), {"history": version[1]})
+
+    def is_at(self, store: StateStore, version: Version) -> bool:
+        """Whether all that the store holds is of that version, to the bit. Raises StateError where it is damaged."""
+        if (store.steps, store.tensor_steps) != (version[0], self._tensor_steps(version)):
+            return False
+        if store.extra != ({"history": version[1]} if version[0] else {}):
+            return False
+        for extent in self.manifest.extents:
+            for array in self.manifest.arrays:
+                memory = self._memory[array.name][: array.extent_bytes(extent)]
+                store.read(array.name, extent, memory)
+                if not np.array_equal(memory, self.bytes_of(version, array, extent)):
+                    return False
+        return True
+
+    def found(self, store: StateStore, versions: Sequence[Version]) -> Version | None:
+        """Which of the versions the store is at; None where it is at none, or damaged."""
+        try:
+            return next((version for version in versions if self.is_at(store, version)), None)
+        except StateError:
+            return None
+
+    def _tensor_steps(self, version: Version) -> tuple[int, ...]:
+        return (version[0],) * len(self.manifest.tensors)
+
+
+class _KilledError(Exception):
+    """The process is gone, here."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that reached the log, and the versions at which the store may be found from then on.
+
+    No versions: it was not yet there, and may be found at version (0, 0) or be refused.
+    """
+
+    what: Write | Flush | None
+    versions: tuple[Version, ...]
+
+
+def record(paths: Sequence[Path], disk: Disk, oracle: Oracle, steps: int) -> list[Event]:
+    """The events of a life: a new store makes `steps` steps, undoes the last one and makes it anew; opened again it is
+    killed in a commit, when only the first file has its new superblock; opened again it makes a step and undoes it.
+
+    The real files that it leaves have the names and sizes under which images of `disk` can be opened.
+    """
+    events: list[Event] = []
+
+    class Recorded(StateStore):
+        """What is done on all files at once is logged in an order of its own, not of the threads."""
+
+        killed_in_commit = False
+
+        def each(self, action: Callable[[StateFile], Any]) -> list[Any]:
+            if self.killed_in_commit and action is StateFile.confirm:
+                action(self._files[0])
+                raise _KilledError
+            start = len(disk.log)
+            results = super().each(action)
+            disk.log[start:] = _interleaved(disk.log[start:])
+            return results
+
+    def during(versions: tuple[Version, ...], action: Callable[[], Any], after: Version | None = None) -> Any:
+        start = len(disk.log)
+        result = None
+        with suppress(_KilledError):
+            result = action()
+        events.extend(Event(what, versions) for what in disk.log[start:])
+        if after is not None:
+            events.append(Event(None, (after,)))
+        return result
+
+    def step(store: StateStore, now: Version, new: Version, after: Version | None = None) -> None:
+        during((now,), lambda: oracle.write(store, new))
+        during((now, new), lambda: oracle.commit(store, new), after or new)
+
+    with during((), lambda: oracle.create(Recorded, paths, disk), (0, 0)) as store:
+        for number in range(steps):
+            step(store, (number, 0), (number + 1, 0))
+        during(((steps, 0), (steps - 1, 0)), store.rollback, (steps - 1, 0))
+        step(store, (steps - 1, 0), (steps, 1))
+    now, new = (steps, 1), (steps + 1, 1)
+    with Recorded.open(paths, direct=False, engine=disk) as store:
+        store.killed_in_commit = True
+        # With one file the commit was complete; with more, those behind decide.
+        step(store, now, new, new if len(paths) == 1 else now)
+    now = new if len(paths) == 1 else now
+    with Recorded.open(paths, direct=False, engine=disk) as store:
+        step(store, now, (now[0] + 1, 3))
+        during(((now[0] + 1, 3), now), store.rollback, now)
+    return events
+
+
+def _interleaved(log: Sequence[Write | Flush]) -> list[Write | Flush]:
+    """First what each file was given first, then what each was given second: as many at once as can be in flight."""
+    seen: Counter[int] = Counter()
+    ranks = []
+    for what in log:
+        ranks.append((seen[what.file], what.file))
+        seen[what.file] += 1
+    return [log[index] for index in sorted(range(len(log)), key=ranks.__getitem__)]

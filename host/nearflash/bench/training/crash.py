@@ -1,0 +1,71 @@
+"""The bench `crash`: power lost at every point, training killed, and a fault at every call of every operation."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import CommandError
+from nearflash.bench.storage.crashes import Crashes, crash_points
+from nearflash.bench.storage.faults import Faults, inject
+
+__all__ = ["run"]
+
+PARTS = ("crashes", "kills", "faults")
+FILES = (1, 2)
+"""Files of a state."""
+STEPS = 5
+IMAGES = 370
+"""Images at each point of a history, about."""
+KILLS = 30
+"""Of training on a state of one file, and as many on one of two."""
+TIMEOUT_S = 300.0
+"""For those: they take about 20 s on two idle cores."""
+
+
+def run(parts: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+    """One row: how much was tried, and how much of it went wrong; what went wrong goes to standard error."""
+    for part in parts or PARTS:
+        if part not in PARTS:
+            raise CommandError(f"parts of bench crash must be of {', '.join(PARTS)}, not {part!r}")
+    row: dict[str, Any] = {}
+    bad: list[str] = []
+    for part in parts or PARTS:
+        with tempfile.TemporaryDirectory(prefix="nearflash-crash-") as folder:
+            figures, wrong = {"crashes": _crashes, "kills": _kills, "faults": _faults}[part](Path(folder))
+        row, bad = {**row, **figures}, [*bad, *wrong]
+    for wrong_one in bad[:100]:
+        print(wrong_one, file=sys.stderr)
+    yield {**row, "mismatches": len(bad)}
+
+
+def _crashes(folder: Path) -> tuple[dict[str, int], list[str]]:
+    found: list[Crashes] = []
+    for files in FILES:
+        place = folder / str(files)
+        place.mkdir()
+        found.append(crash_points(place, files=files, steps=STEPS, images=IMAGES, seed=files))
+    bad = [wrong for each in found for wrong in each.bad]
+    return {"crash_points": sum(each.points for each in found), "bad_recoveries": len(bad)}, bad
+
+
+def _kills(folder: Path) -> tuple[dict[str, int], list[str]]:
+    kills, bad = 0, list[str]()
+    for files in FILES:
+        place = folder / str(files)
+        place.mkdir()
+        options = ["--kills", str(KILLS), "--seed", str(files), "--files", str(files)]
+        command = [sys.executable, "-m", "nearflash.bench.training.kills", str(place), *options]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)
+        result = json.loads(done.stdout)
+        kills, bad = kills + result["kills"], [*bad, *result["bad"]]
+    return {"kills": kills, "bad_resumes": len(bad)}, bad
+
+
+def _faults(folder: Path) -> tuple[dict[str, int], list[str]]:
+    found: list[Faults] = [inject(folder, files=files) for files in FILES]
+    bad = [wrong for each in found for wrong in each.bad]
+    return {"faults": sum(each.injected for each in found), "bad_faults": len(bad)}, bad

@@ -1,0 +1,161 @@
+"""A training step with optimizer state on this machine's disk: DeepSpeed's, ours, and AdamW in memory as the ceiling.
+
+    deepspeed-nvme           ZeRO-3, optimizer state on NVMe, update on the CPU (`make baseline`; nothing is flushed)
+    nearflash-host           NearStorageAdamW on device host: every step durable before it returns
+    nearflash-host-overlap   updates begin while backward runs: its optimizer seconds are what is left after it
+    nearflash-host-resident  1 GiB of the state stays in memory between steps
+    nearflash-host-mx8       moments in 8 bits
+    nearflash-host-topk      1 % of the gradient, error feedback
+    nearflash-host-all       overlap, and all of the state stays in memory between steps (2 GiB): it is only written
+    torch-memory             fp32 masters and moments in memory, torch's fused AdamW
+
+Each case is a process of its own, trains the same bf16 model on the same batches (subject.py) and clips to the same
+norm. Times are medians of STEPS steps behind one that does not count. The roofline, case `disk`: as many more steps of
+nearflash-host, and after each the bytes that it reads and writes moved at once by the disk probe, in the same process:
+from and to memory, as a step does, and once more within the processor's cache.
+
+Link bytes are those between the host and what updates the state: of DeepSpeed all reads and writes, of nearflash
+gradients and parameters, as with a device that reaches its flash by itself; device host has no such flash, and its disk
+bytes (a column of their own) cross the host's link too.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from os import environ
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import CommandError
+from nearflash.training.preflight import Level, State, preflight
+
+__all__ = ["run"]
+
+DEEPSPEED, OURS, BEST = "deepspeed-nvme", "nearflash-host", "nearflash-host-all"
+CASES = (
+    DEEPSPEED, OURS, *(f"{OURS}-{way}" for way in ("overlap", "resident", "mx8", "topk", "all")), "torch-memory"
+)  # fmt: skip
+SIZES = {"smollm2-135m": 135_000_000, "tiny": 16_000_000}
+"""Modes, with their parameters rounded up."""
+STEPS = 5
+PATH_VARIABLE = "NEARFLASH_BENCH_PATH"
+BASELINE = Path(environ.get("NEARFLASH_BASELINE", ".venv-deepspeed"))
+"""Virtual environment that `make baseline` makes."""
+TIMEOUT_S = 1800.0
+
+
+def run(
+    parts: Collection[str] | None = None, mode: str = "smollm2-135m", path: Path | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rows of the cases (the `parts`), of the roofline, and the ratios. Raises CommandError, StorageFullError.
+
+    mode: the model's size. path: folder on the disk to be measured; else $NEARFLASH_BENCH_PATH, else build/bench.
+    """
+    cases = list(CASES if parts is None else parts)
+    for name, known, given in (("parts", CASES, cases), ("mode", SIZES, [mode])):
+        if not set(given) <= set(known):
+            raise CommandError(f"{name} must be of {', '.join(known)}, not {', '.join(given)}")
+    folder = _folder(path or Path(environ.get(PATH_VARIABLE, "build/bench")), SIZES[mode])
+    rows: dict[str, dict[str, Any]] = {}
+    for case in cases:
+        rows[case], turns = _measured(case, mode, folder)
+        yield rows[case]
+        if turns:
+            rows["disk"] = _disk(turns, rows[case])
+            yield rows["disk"]
+    yield _ratios(rows)
+
+
+def _folder(folder: Path, params: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for finding in preflight(folder, State(params), measure=False):
+        if finding.level is Level.ERROR:
+            raise CommandError(f"path of the bench ({folder}): {finding.subject}: {finding.text}")
+    return folder
+
+
+def _measured(case: str, size: str, folder: Path) -> tuple[dict[str, Any], Sequence[tuple[float, float, float]]]:
+    """A row, and of OURS its turns with the disk. Where DeepSpeed is not there the row says how to get it."""
+    python, module = sys.executable, "cases"
+    if case == DEEPSPEED:
+        python, module = str(BASELINE / "bin" / "python"), "deepspeed_case"
+        if not (BASELINE / ".stamp").exists():
+            text = f"DeepSpeed is not installed in {BASELINE}: make baseline"
+            return {"case": case, "missing": text, "optimizer_seconds": None, "step_seconds": None}, ()
+    with tempfile.TemporaryDirectory(dir=folder) as inside:
+        command = [python, "-m", f"nearflash.bench.training.{module}", case, "--path", inside, "--size", size]
+        done = subprocess.run(
+            [*command, "--steps", str(STEPS), *["--disk"][: case == OURS]],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise CommandError(f"case {case!r} of the bench ended with status {done.returncode}: {last}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    per_param = {key: found.pop(key) for key in ("link_bytes", "disk_read_bytes", "disk_written_bytes")}
+    params, loss, turns = found["params"], found.pop("loss"), found.pop("turns")
+    row = {
+        "case": case,
+        **{key: value for key, value in found.items() if not isinstance(value, list)},
+        **_spread("optimizer_seconds", found["optimizer_seconds"]),
+        **_spread("step_seconds", found["step_seconds"]),
+        **{f"{key}_per_param": value and value / params for key, value in per_param.items()},
+        "steps": STEPS,
+        "last_loss": loss[-1],
+        "durable": case not in (DEEPSPEED, "torch-memory"),
+        "model": f"{size} shape, random weights, bf16, one sequence of 64 tokens",
+        "unit": "s",
+    }
+    return row, turns
+
+
+def _disk(turns: Sequence[tuple[float, float, float]], ours: dict[str, Any]) -> dict[str, Any]:
+    read, written = (int(ours[f"disk_{way}_bytes_per_param"] * ours["params"]) for way in ("read", "written"))
+    times = [disk for _, disk, _ in turns]
+    return {
+        "case": "disk",
+        **_spread("optimizer_seconds", times),
+        **_spread("in_cache_seconds", [cached for _, _, cached in turns]),
+        **_spread("nearflash_seconds", [step for step, _, _ in turns]),
+        **_spread("roofline_fraction", [disk / step for step, disk, _ in turns]),
+        **_spread("roofline_fraction_in_cache", [cached / step for step, _, cached in turns]),
+        "read_bytes": read,
+        "written_bytes": written,
+        "gigabytes_per_second": (read + written) / statistics.median(times) / 1e9,
+        "of": "the bytes of a step of nearflash-host, read and written at once, flushed, by turns with such steps; "
+        "the fraction is the disk's seconds over those of the step before it; from and to memory, and in_cache with "
+        "buffers that stay in the processor's cache, where a virtual drive is faster",
+        "unit": "s",
+    }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {name: statistics.median(values), f"{name}_least": min(values), f"{name}_most": max(values)}
+
+
+def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The last object: fractions are None where a case is missing."""
+
+    def ratio(over: str, under: str, what: str = "optimizer_seconds") -> float | None:
+        one, other = (rows.get(case, {}).get(what) for case in (over, under))
+        return one / other if one and other else None
+
+    ours = [case for case in rows if case.startswith(OURS)]
+    best = BEST if BEST in rows else OURS
+    return {
+        "speedup_optimizer_over_deepspeed": ratio(DEEPSPEED, best),
+        "speedup_case": best,
+        "host_peak_bytes_over_deepspeed": ratio(best, DEEPSPEED, "host_peak_bytes"),
+        "disk_roofline_fraction": rows.get("disk", {}).get("roofline_fraction"),
+        "disk_roofline_fraction_in_cache": rows.get("disk", {}).get("roofline_fraction_in_cache"),
+        "speedup_optimizer_by_case": {case: ratio(DEEPSPEED, case) for case in ours},
+        "speedup_step_by_case": {case: ratio(DEEPSPEED, case, "step_seconds") for case in ours},
+        "optimizer_seconds_over_memory": ratio(OURS, "torch-memory"),
+        "of": "medians of one run; disk_roofline_fraction is roofline_fraction of the case disk",
+    }

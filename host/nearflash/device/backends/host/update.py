@@ -1,0 +1,146 @@
+"""Device `host`: the same commands on the host's cores, for machines without a board."""
+
+import os
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi import ABI_VERSION
+from nearflash.abi.commands import Command, Completion, GradientFormat, UpdateCommand
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.config import update_config as named_config
+from nearflash.abi.errors import StreamError, WaitTimeoutError
+from nearflash.abi.optimizers.state import BLOCK_PARAMS
+from nearflash.device.backends.host.topk import expand
+from nearflash.device.backends.host.vector.lane import VectorLane
+from nearflash.device.base import Identity
+from nearflash.device.checked import CheckedDevice, port_beats
+from nearflash.device.memory import SimulatedMemory
+
+__all__ = ["HostDevice"]
+
+THREADS = os.cpu_count() or 1
+
+
+class HostDevice(CheckedDevice):
+    """Runs commands in threads behind the caller's back, on memory of the host. Cycles are not modelled.
+
+    It computes every rule, state format and gradient format, whatever the build does.
+    """
+
+    QUICK_TO_OPEN = True
+    DEPTH = 16
+
+    def __init__(self, config: UpdateConfig, memory: SimulatedMemory | None = None) -> None:
+        self.memory = memory or SimulatedMemory()
+        super().__init__(Identity("host", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
+        self.build = config.in_software()
+        self._pool = ThreadPoolExecutor(THREADS, "nearflash-host")
+        self._aborted = threading.Event()
+        self._jobs: deque[_Job] = deque()
+
+    @classmethod
+    def open(cls, config: str) -> Self:
+        """Open with the build configuration of that name. Raises ConfigError."""
+        return cls(named_config(config))
+
+    def close(self) -> None:
+        """Abort what runs and end the threads; may be called twice."""
+        super().close()
+        self._pool.shutdown()
+
+    def _start(self, command: Command) -> None:
+        assert isinstance(command, UpdateCommand)
+        job = _Job(command, self.memory, self._aborted, self._jobs[-1].parts if self._jobs else [])
+        job.parts = [self._pool.submit(job.work, part == 0) for part in range(min(THREADS, job.blocks))]
+        self._jobs.append(job)
+
+    def _finish(self, timeout_s: float) -> Completion:
+        job = self._jobs[0]
+        if wait(job.parts, timeout_s).not_done:
+            raise WaitTimeoutError(
+                f"update of {job.command.params} parameters must end within {timeout_s} s; it still runs"
+            )
+        self._jobs.popleft()
+        counts = [part.result() for part in job.parts]
+        return Completion(
+            {
+                "params_done": job.command.params,
+                "nonfinite_gradients": sum(nonfinite for nonfinite, _ in counts),
+                "copy_overflows": sum(overflows for _, overflows in counts),
+                **port_beats(job.command, self.identity.config.port_bytes),
+            }
+        )
+
+    def _abort(self) -> None:
+        self._aborted.set()
+        for job in self._jobs:
+            wait(job.parts)
+        self._jobs.clear()
+        self._aborted.clear()
+
+
+class _Job:
+    """A command that threads work on, block by block, once the one before has ended."""
+
+    def __init__(
+        self, command: UpdateCommand, memory: SimulatedMemory, aborted: threading.Event, before: list[Future[Any]]
+    ) -> None:
+        self.command = command
+        self.parts: list[Future[tuple[int, int]]] = []
+        self._memory, self._aborted, self._before = memory, aborted, before
+        self._gradient: Future[NDArray[np.float32]] = Future()
+        cuts = _cuts(command, VectorLane.BLOCK_PARAMS)
+        self.blocks = len(cuts) - 1
+        self._left = pairwise(cuts)
+
+    def work(self, first: bool) -> tuple[int, int]:
+        """One thread's part; counts as VectorLane.step. The first thread reads the gradient. Raises StreamError."""
+        wait(self._before)
+        command = self.command
+        if first:
+            try:
+                self._gradient.set_result(self._read_gradient())
+            except StreamError as error:
+                self._gradient.set_exception(error)
+        inputs = self._arrays(command.reads()) | {"g": self._gradient.result()}
+        outputs = self._arrays(command.writes())
+        lane = VectorLane(command.rule, command.copy)
+        nonfinite = overflows = 0
+        for start, stop in self._left:  # shared: a thread that is held up takes fewer blocks
+            if self._aborted.is_set():
+                break
+            counts = lane.step(_part(inputs, start, stop), _part(outputs, start, stop), command.first_param + start)
+            nonfinite, overflows = nonfinite + counts[0], overflows + counts[1]
+        return nonfinite, overflows
+
+    def _read_gradient(self) -> NDArray[np.float32]:
+        stream = self._memory.view(*self.command.reads()["g"])
+        if self.command.gradient is GradientFormat.TOPK:
+            return expand(stream, self.command.params)
+        return stream.view("<f4")
+
+    def _arrays(self, ranges: dict[str, tuple[int, int]]) -> dict[str, NDArray[Any]]:
+        dtypes = {"copy": "<u2", "m_scale": "<u1", "v_scale": "<u1", "p": "<f4"}
+        state = {4: "<f4", 2: "<u2", 1: "<u1"}[self.command.rule.state_format.element_bytes]
+        return {
+            name: self._memory.view(*span).view(dtypes.get(name, state)) for name, span in ranges.items() if name != "g"
+        }
+
+
+def _cuts(command: UpdateCommand, block_params: int) -> list[int]:
+    """Where the command's blocks begin and end: at multiples of `block_params` of the flat vector."""
+    first, params = command.first_param, command.params
+    return [0, *range(block_params - first % block_params, params, block_params), params]
+
+
+def _part(arrays: dict[str, NDArray[Any]], start: int, stop: int) -> dict[str, NDArray[Any]]:
+    return {
+        name: x[start // BLOCK_PARAMS : stop // BLOCK_PARAMS] if name.endswith("_scale") else x[start:stop]
+        for name, x in arrays.items()
+    }

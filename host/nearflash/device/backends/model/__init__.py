@@ -1,0 +1,1 @@
+"""Backend `model`: the bit-exact reference, for correctness rather than speed."""

@@ -1,0 +1,98 @@
+"""NAND behind the attend kernel's model: what page operations leave on it (docs/attention.md, 2).
+
+A unit fails what a real one does not do: a page is programmed once between two erases of its block, and above all pages
+of the block that are programmed.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES, Owner, PageKind
+from nearflash.abi.attention.page_operation import OPERATION_FIELDS, ROW_BITS, OperationKind, PageFault, PageOperation
+from nearflash.abi.config import AttendConfig
+from nearflash.abi.errors import AddressError
+from nearflash.model.nand.codeword import check
+
+__all__ = ["PAGES_PER_BLOCK", "SimulatedNand"]
+
+Bytes = NDArray[np.uint8]
+PAGES_PER_BLOCK = 768
+"""By default, as of the NAND that the simulated gateware of `attend-tiny` has."""
+_INDEX_BITS = 20
+_NONE = np.empty((0, SEALED_BYTES), np.uint8)
+
+
+class SimulatedNand:
+    """Sealed pages by (channel, unit, row)."""
+
+    def __init__(self, pages_per_block: int = PAGES_PER_BLOCK) -> None:
+        self.pages_per_block = pages_per_block
+        self.erases: dict[tuple[int, int, int], int] = {}
+        """By (channel, unit, block)."""
+        self._blocks: dict[tuple[int, int, int], dict[int, Bytes]] = {}
+
+    def page(self, channel: int, unit: int, row: int) -> Bytes:
+        """Sealed codewords (codewords, 528); none where the page is blank."""
+        return self._blocks.get((channel, unit, row // self.pages_per_block), {}).get(row, _NONE)
+
+    def run(self, record: bytes, config: AttendConfig, memory: Callable[[int, int], Bytes]) -> PageFault:
+        """Do what a record of 32 bytes says; `memory` gives the bytes at (address, size) or raises AddressError."""
+        one = _operation(record, config)
+        if one is None:
+            return PageFault.DESCRIPTOR
+        place = one.channel, one.unit, one.row // self.pages_per_block
+        if one.kind is OperationKind.ERASE:
+            self._blocks.pop(place, None)
+            self.erases[place] = self.erases.get(place, 0) + 1
+            return PageFault(0)
+        try:
+            sealed = memory(one.address, one.sealed_bytes).reshape(-1, SEALED_BYTES)
+        except AddressError:
+            return PageFault.MEMORY
+        if one.kind is OperationKind.READ:
+            return self._read(one, sealed)
+        block = self._blocks.setdefault(place, {})
+        if block and one.row <= max(block):
+            return PageFault.FAILED
+        block[one.row] = sealed.copy()
+        return _foreign(one, sealed)
+
+    def _read(self, one: PageOperation, sealed: Bytes) -> PageFault:
+        page = self.page(one.channel, one.unit, one.row)[: len(sealed)]
+        sealed[: len(page)] = page
+        return _foreign(one, page) | (PageFault.UNCORRECTABLE if len(page) < len(sealed) else PageFault(0))
+
+
+def _foreign(one: PageOperation, sealed: Bytes) -> PageFault:
+    first = one.page_bytes // CODEWORD_BYTES if one.second else 0
+    wrong = check(sealed, one.owner, one.index, one.page_kind, first=first).foreign
+    return PageFault.FOREIGN if wrong.any() else PageFault(0)
+
+
+def _operation(record: bytes, config: AttendConfig) -> PageOperation | None:
+    """The operation of a record; None where it breaks a rule."""
+    one, start = {}, 0
+    for name, bits in OPERATION_FIELDS.items():
+        one[name] = int.from_bytes(record[start : start + bits // 8], "little")
+        start += bits // 8
+    legal = (
+        one["kind"] in set(OperationKind)
+        and one["channel"] < config.channels
+        and one["unit"] < config.units
+        and 4096 <= 1 << one["page_log2"] <= config.page_bytes
+        and one["row"] < 1 << ROW_BITS
+        and one["address"] % 8 == 0
+        and one["address"] < 1 << 48
+        and one["index"] < 1 << _INDEX_BITS
+        and one["page_kind"] <= 1
+        and one["second"] <= 1
+    )
+    if not legal:
+        return None
+    owner = Owner(one["sequence"], one["layer"], one["head"])
+    return PageOperation(
+        OperationKind(one["kind"]), one["channel"], one["unit"], one["row"], 1 << one["page_log2"], one["address"],
+        owner, one["index"], PageKind(one["page_kind"]), bool(one["second"]),
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Device `model`: the bit-exact reference, for correctness rather than speed."""
+
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from nearflash.abi.commands import Command, Completion, GradientFormat, UpdateCommand
+from nearflash.abi.config import UpdateConfig
+from nearflash.abi.config import update_config as named_config
+from nearflash.abi.optimizers import StateFormat
+from nearflash.device.backends.immediate import ImmediateDevice
+from nearflash.device.checked import port_beats
+from nearflash.device.memory import SimulatedMemory
+from nearflash.model.gradients.topk import expand
+from nearflash.model.update.lane import optimizer_step
+from nearflash.model.update.state import decode, dither, encode
+
+__all__ = ["ModelDevice"]
+
+
+class ModelDevice(ImmediateDevice):
+    """Runs each command through nearflash.model."""
+
+    def __init__(self, config: UpdateConfig, memory: SimulatedMemory | None = None) -> None:
+        super().__init__("model", config, memory)
+        self.build = config.in_software()
+
+    @classmethod
+    def open(cls, config: str) -> Self:
+        """Open with the build configuration of that name. Raises ConfigError."""
+        return cls(named_config(config))
+
+    def _run(self, command: Command) -> Completion:
+        assert isinstance(command, UpdateCommand)
+        rule, roles = command.rule, tuple(command.rule.torch_names)
+        arrays = {name: self.memory.view(*span) for name, span in command.reads().items()}
+        stored = {role: [arrays[name] for name in rule.arrays if name.startswith(role)] for role in roles}
+        state = {role: decode(_words(stored[role], rule.state_format), role, rule.state_format) for role in roles}
+        if command.gradient is GradientFormat.TOPK:
+            g = expand(arrays["g"].tobytes(), command.params)
+        else:
+            g = arrays["g"].view("<f4")
+        new = optimizer_step(rule, g, arrays["p"].view("<f4"), **state, copy=command.copy)
+        results: dict[str, NDArray[Any] | None] = {"p": new.p, "copy": new.copy}
+        for role in roles:
+            dithers = dither(role, rule.step, command.first_param, command.params)
+            parts = encode(new.state[role], role, rule.state_format, dithers)
+            results |= zip((role, f"{role}_scale"), parts, strict=False)
+        for name, span in command.writes().items():
+            result = results[name]
+            assert result is not None
+            self.memory.view(*span)[:] = result.view("u1")
+        return Completion(
+            {
+                "params_done": command.params,
+                "nonfinite_gradients": new.nonfinite_gradients,
+                "copy_overflows": new.copy_overflows,
+                **port_beats(command, self.identity.config.port_bytes),
+            }
+        )
+
+
+def _words(stored: list[NDArray[Any]], state_format: StateFormat) -> list[NDArray[Any]]:
+    """Bytes as elements, then scales."""
+    dtype = {StateFormat.FP32: "<f4", StateFormat.BF16: "<u2", StateFormat.MX8: "<u1"}[state_format]
+    return [stored[0].view(dtype), *stored[1:]]

@@ -1,0 +1,190 @@
+"""NAND behind an attend kernel: pages programmed from the host, read back, and blocks erased.
+
+Pages are sealed (docs/attention.md, 2); the kernel adds parity and scrambles, and takes both away again. Rows of a
+block are programmed in ascending order, each once between two erases of it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES, Owner, PageKind
+from nearflash.abi.attention.page_batch import PageBatch
+from nearflash.abi.attention.page_operation import (
+    OPERATION_BYTES,
+    OPERATION_COMPLETION_BYTES,
+    PAGE_FAULT_ADVICE,
+    OperationKind,
+    PageFault,
+    PageOperation,
+)
+from nearflash.abi.attention.pages import PageEntry
+from nearflash.abi.config import AttendConfig
+from nearflash.abi.errors import CommandError, DeviceError, ShapeError
+from nearflash.device.base import Buffer, Device
+
+__all__ = ["NandError", "NandPage", "erase", "operate", "program", "read"]
+
+Bytes = NDArray[np.uint8]
+
+_START_BYTES = 128
+"""Records lie at a multiple of this, completions at one of 32."""
+_BATCH_OPERATIONS = 1024
+_TIMEOUT_S = 600.0
+
+
+class NandError(DeviceError):
+    """Operations that ended with a fault; all others of the same call were done."""
+
+    def __init__(self, faults: dict[PageOperation, PageFault]) -> None:
+        self.faults = faults
+        operation, found = next(iter(faults.items()))
+        first = next(fault for fault in PageFault if fault & found)
+        names = ", ".join(str(fault.name) for fault in PageFault if fault & found)
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        super().__init__(f"{operation} must end without fault, not {names}{more}: {PAGE_FAULT_ADVICE[first]}")
+
+
+@dataclass(frozen=True)
+class NandPage:
+    """Where a page lies on NAND, and whose it is. Raises CommandError for an entry in memory."""
+
+    entry: PageEntry
+    owner: Owner
+    index: int
+    """Page index: token group, or b·ceil(d/m) + j."""
+    kind: PageKind
+    second: bool = False
+    """V's page of a separate token group."""
+
+    def __post_init__(self) -> None:
+        if self.entry.address is not None:
+            raise CommandError(f"a page on NAND must have a unit and a row, not {self.entry}")
+
+
+def program(device: Device, pages: Sequence[NandPage], sealed: Sequence[Bytes]) -> None:
+    """Write sealed pages, each (codewords, 528) of 8, 16 or 32 codewords, to rows that are erased.
+
+    Raises NandError (its `faults` tell which failed), ShapeError, CommandError, WaitTimeoutError as Device.wait does.
+    """
+    for one in sealed:
+        if one.ndim != 2 or one.shape[1] != SEALED_BYTES or len(one) not in (8, 16, 32):
+            raise ShapeError(f"a sealed page must have the shape (8, 16 or 32, {SEALED_BYTES}), not {one.shape}")
+    operations = [
+        _operation(OperationKind.PROGRAM, page, len(data) * CODEWORD_BYTES)
+        for page, data in zip(pages, sealed, strict=True)
+    ]
+    operate(device, operations, sealed)
+
+
+def read(device: Device, pages: Sequence[NandPage], page_bytes: int | None = None) -> list[Bytes]:
+    """Sealed pages, each (codewords, 528), bit errors corrected; `page_bytes` is by default the build's page.
+
+    Raises NandError, CommandError, WaitTimeoutError as `program`.
+    """
+    size = page_bytes or _config(device).page_bytes
+    return operate(device, [_operation(OperationKind.READ, page, size) for page in pages])
+
+
+def erase(device: Device, blocks: Sequence[PageEntry]) -> None:
+    """Erase blocks, each named by any of its pages. Raises NandError, CommandError, WaitTimeoutError as `program`."""
+    size = _config(device).page_bytes
+    operate(device, [PageOperation(OperationKind.ERASE, one.channel, one.unit, one.row, size) for one in blocks])
+
+
+def operate(device: Device, operations: Sequence[PageOperation], sealed: Sequence[Bytes] = ()) -> list[Bytes]:
+    """Run operations, programs with the page of `sealed` at the same place; the pages of reads.
+
+    Operations of one unit are done in the order given, units in turns. Raises NandError, CommandError, ShapeError,
+    WaitTimeoutError as `program`.
+    """
+    faults: dict[PageOperation, PageFault] = {}
+    found: dict[int, Bytes] = {}
+    order = _in_turns(operations)
+    for start in range(0, len(order), _BATCH_OPERATIONS):
+        places = order[start : start + _BATCH_OPERATIONS]
+        batch = _Placed(device, [operations[place] for place in places])
+        try:
+            batch.fill([sealed[place] if place < len(sealed) else None for place in places])
+            device.run(batch.batch, _TIMEOUT_S)
+            completions, pages = batch.results()
+        finally:
+            device.free(batch.buffer)
+        faults |= {operations[at]: one for at, one in zip(places, completions, strict=True) if one}
+        found |= dict(zip(places, pages, strict=True))
+    if faults:
+        raise NandError(faults)
+    return [found[place] for place, one in enumerate(operations) if one.kind is OperationKind.READ]
+
+
+def _in_turns(operations: Sequence[PageOperation]) -> list[int]:
+    """Places of operations: the first one of every unit, then the second ones, and so on."""
+    seen: Counter[tuple[int, int]] = Counter()
+    turns = []
+    for one in operations:
+        turns.append(seen[one.channel, one.unit])
+        seen[one.channel, one.unit] += 1
+    return sorted(range(len(operations)), key=turns.__getitem__)
+
+
+def _config(device: Device) -> AttendConfig:
+    config = device.identity.config
+    if not isinstance(config, AttendConfig):
+        raise CommandError(f"page operations must go to an attend kernel with NAND, not to {device.identity.name}")
+    return config
+
+
+def _operation(kind: OperationKind, page: NandPage, page_bytes: int) -> PageOperation:
+    entry = page.entry
+    return PageOperation(kind, entry.channel, entry.unit, entry.row, page_bytes,
+                         owner=page.owner, index=page.index, page_kind=page.kind, second=page.second)  # fmt: skip
+
+
+class _Placed:
+    """A batch in a buffer of its own: records, completions, pages."""
+
+    def __init__(self, device: Device, operations: Sequence[PageOperation]) -> None:
+        count = len(operations)
+        self._completions = -(-count * OPERATION_BYTES // _START_BYTES) * _START_BYTES
+        end = -(-(self._completions + count * OPERATION_COMPLETION_BYTES) // _START_BYTES) * _START_BYTES
+        self._starts = []
+        for one in operations:
+            self._starts.append(end)
+            end += one.sealed_bytes
+        self.buffer: Buffer = device.allocate(end)
+        self.buffer.host[self._completions : self._starts[0]] = 0
+        self._operations = operations
+        self.batch = self._addressed()
+
+    def _addressed(self) -> PageBatch:
+        address = self.buffer.address
+        placed = (
+            PageOperation(**vars(one) | {"address": address + start if one.sealed_bytes else 0})
+            for one, start in zip(self._operations, self._starts, strict=True)
+        )
+        return PageBatch(tuple(placed), address, address + self._completions)
+
+    def fill(self, sealed: Sequence[Bytes | None]) -> None:
+        """Records, and the pages of programs, go down. Raises ShapeError for a page that is missing or too short."""
+        packed = np.frombuffer(self.batch.pack(), np.uint8)
+        self.buffer.host[: len(packed)] = packed
+        for one, start, page in zip(self._operations, self._starts, sealed, strict=True):
+            if one.kind is OperationKind.PROGRAM:
+                if page is None or page.size != one.sealed_bytes:
+                    raise ShapeError(f"{one} must have {one.sealed_bytes} bytes of sealed page, not {page}")
+                self.buffer.host[start : start + one.sealed_bytes] = page.reshape(-1)
+        self.buffer.sync_to_device()
+
+    def results(self) -> tuple[list[PageFault], list[Bytes]]:
+        """Faults, and pages (codewords, 528); empty ones for what is no read."""
+        buffer, pages = self.buffer, []
+        records = slice(self._completions, self._completions + len(self._operations) * OPERATION_COMPLETION_BYTES)
+        buffer.sync_from_device(records.start, records.stop - records.start)
+        for one, start in zip(self._operations, self._starts, strict=True):
+            size = one.sealed_bytes if one.kind is OperationKind.READ else 0
+            buffer.sync_from_device(start, size)
+            pages.append(buffer.host[start : start + size].reshape(-1, SEALED_BYTES).copy())
+        return [one.faults for one in self.batch.completions(bytes(buffer.host[records]))], pages

@@ -1,0 +1,1 @@
+"""Cache and attention function for transformers."""

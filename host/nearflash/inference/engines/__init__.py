@@ -1,0 +1,1 @@
+"""Attention engines over stored KV: on the CPU, on a device, over several devices."""

@@ -1,0 +1,151 @@
+"""KV heads over several devices: each holds some heads of every layer, and attends to them alone."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, count, pairwise
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import (
+    ConfigError,
+    DeviceError,
+    DeviceLostError,
+    NearflashError,
+    PageError,
+    ShapeError,
+    StateError,
+    StorageFullError,
+)  # fmt: skip
+from nearflash.inference.engines.base import Engine, EngineCounters
+
+__all__ = ["CsdArray", "split_heads"]
+
+_T = TypeVar("_T")
+_LOSSES = (DeviceError, TimeoutError, OSError)
+"""What says that a device, or its flash, is gone; of a full flash or a damaged page the device itself is sound."""
+_SOUND = (StorageFullError, PageError)
+
+
+def split_heads(kv_heads: int, weights: Sequence[float]) -> list[int]:
+    """KV heads of each device: at least one, else so that the largest of heads / weight is as small as can be.
+
+    Raises ConfigError where there are fewer heads than devices, or a weight is not positive.
+    """
+    if not 1 <= len(weights) <= kv_heads or not all(weight > 0 for weight in weights):
+        raise ConfigError(f"devices must be 1 to {kv_heads} (the KV heads), of positive weights, not {list(weights)!r}")
+    heads = [1] * len(weights)
+    for _ in range(kv_heads - len(weights)):
+        heads[min(range(len(weights)), key=lambda i: (heads[i] + 1) / weights[i])] += 1
+    return heads
+
+
+class CsdArray(Engine):
+    """An engine of engines: their KV heads one behind the other, each call on all of them at once.
+
+    Raises DeviceLostError, with device, KV heads and sequences in its message, when an engine's device or flash fails,
+    and for every call but `free` and `close` afterwards: a sequence is of no use without some of its heads. A flash
+    that is full leaves the sequence appended on other devices: it can only be freed (StateError). What an engine
+    raises for one page or operand has a note that names the device.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        if not engines:
+            raise ConfigError("engines must be at least one, not none")
+        self.engines = tuple(engines)
+        bounds = [0, *accumulate(engine.kv_heads for engine in engines)]
+        self.heads = tuple(range(start, end) for start, end in pairwise(bounds))
+        """KV heads of each engine."""
+        self.kv_heads = bounds[-1]
+        self.name = "array of " + ", ".join(engine.name for engine in engines)
+        self._numbers: dict[int, tuple[int, ...]] = {}
+        self._torn: set[int] = set()
+        self._next = count(1)
+        self._lost: DeviceLostError | None = None
+        self._pool = ThreadPoolExecutor(len(engines), "csd")
+
+    def add(self) -> int:
+        """A new sequence's number, of the array's own."""
+        numbers = self._each(lambda place: self.engines[place].add())
+        sequence = next(self._next)
+        self._numbers[sequence] = tuple(numbers)
+        return sequence
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence on every device that still answers."""
+        numbers = self._numbers.pop(sequence)
+        self._torn.discard(sequence)
+        for engine, number in zip(self.engines, numbers, strict=True):
+            try:
+                engine.free(number)
+            except _LOSSES:
+                if self._lost is None:
+                    raise
+
+    def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
+        """Store each engine's heads of k and v. See Engine.append."""
+        self._check(k, 0)
+        numbers = self._usable(sequence)
+        self._torn.add(sequence)
+        self._each(lambda i: self.engines[i].append(numbers[i], layer, k[self._own(i)], v[self._own(i)]))
+        self._torn.discard(sequence)
+
+    def attend(
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
+    ) -> NDArray[np.float32]:
+        """Outputs of all engines, head by head. See Engine.attend."""
+        self._check(q, 1)
+        numbers = list(zip(*(self._usable(sequence) for sequence in sequences), strict=True))
+        outs = self._each(lambda i: self.engines[i].attend(layer, numbers[i], q[:, self._own(i)], scaling))
+        return np.concatenate(outs, axis=1)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """The sum of the engines': seconds are those of engines at work side by side."""
+        return sum((engine.counters for engine in self.engines), EngineCounters())
+
+    def close(self) -> None:
+        """Close every engine."""
+        self._pool.shutdown()
+        for engine in self.engines:
+            engine.close()
+
+    def _check(self, array: NDArray[np.generic], axis: int) -> None:
+        if array.shape[axis] != self.kv_heads:
+            raise ShapeError(f"operand must have {self.kv_heads} KV heads, not the shape {array.shape}")
+
+    def _own(self, place: int) -> slice:
+        return slice(self.heads[place].start, self.heads[place].stop)
+
+    def _usable(self, sequence: int) -> tuple[int, ...]:
+        if sequence in self._torn and self._lost is None:
+            raise StateError(f"sequence {sequence} must be freed: some devices hold tokens that others refused")
+        return self._numbers[sequence]
+
+    def _each(self, call: Callable[[int], _T]) -> list[_T]:
+        """The call for every engine at once. Raises the first engine's error when all have ended."""
+        if self._lost is not None:
+            raise self._lost
+        futures = [self._pool.submit(call, place) for place in range(len(self.engines))]
+        failures = [(place, failure) for place, future in enumerate(futures) if (failure := future.exception())]
+        for place, failure in failures:
+            if isinstance(failure, _LOSSES) and not isinstance(failure, _SOUND):
+                self._lost = self._loss(place, failure)
+                raise self._lost from failure
+        for place, failure in failures:
+            if isinstance(failure, NearflashError):
+                failure.add_note(f"on {self._title(place)}")
+            raise failure
+        return [future.result() for future in futures]
+
+    def _title(self, place: int) -> str:
+        heads = self.heads[place]
+        return f"device {place} ({self.engines[place].name}) with KV heads [{heads.start}, {heads.stop})"
+
+    def _loss(self, place: int, failure: BaseException) -> DeviceLostError:
+        sequences = ", ".join(map(str, self._numbers)) or "none"
+        return DeviceLostError(
+            f"{self._title(place)} must not fail: {failure}; lost: KV of sequences {sequences}; "
+            "make an array without it and generate them anew"
+        )

@@ -1,0 +1,230 @@
+"""Attention by the host: it reads the pages that a policy asks for, and computes in float32.
+
+    index rows of the chosen channels ─► approximate logits ─► chosen tokens ─► their groups ─► attention
+
+A thread of its own reads: the groups of one sequence come while another's index is scored, or its groups are attended
+to. (More threads that compute would wait for one another's hold of the interpreter.) The numbers are those of
+docs/attention.md, 1, without its rounding to fixed point; pages are read whole, and checked.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearflash.abi.attention.codeword import PageKind
+from nearflash.inference.engines.base import EngineCounters
+from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
+from nearflash.inference.engines.index_rows import IndexMemory, IndexRows, score_rows
+from nearflash.inference.engines.page_cache import GroupMemory
+from nearflash.inference.engines.store import StoreEngine
+from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.sparse.attention import Scan, choose_tokens, scan_of
+from nearflash.inference.sparse.selection import logit_scales, top_channels
+from nearflash.storage.flash.page import PageData, PageKeys
+from nearflash.storage.kv import KvStore
+
+__all__ = ["HostEngine"]
+
+Ints = NDArray[np.int64]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_APART_TOKENS = 16_384
+"""From here on, where no groups are kept in memory, each head is a part of its own: the groups of one come while
+another is scored or computed."""
+
+
+@dataclass
+class _PartScan:
+    """A scan on its way."""
+
+    scan: Scan
+    channels: Tensor
+    """(H, d) bool."""
+    places: Tensor
+    """The same as indices, (H, r)."""
+    index: Future[IndexRows]
+    tail: Future[NDArray[np.float16]]
+    """K (H, t, d) of the tokens behind the index."""
+
+    def logits(self, q: Tensor, scaling: float) -> Tensor:
+        """(H, g, S) of q (H, g, d)."""
+        near = q.gather(2, self.places[:, None].expand(-1, q.shape[1], -1))
+        keys = torch.from_numpy(self.tail.result()).float()
+        scores = [score_rows(near, self.index.result(), self.scan.form), q * self.channels[:, None] @ keys.mT]
+        return torch.cat(scores, dim=2) * logit_scales(q, self.channels, scaling)[..., None]
+
+
+@dataclass
+class _Part:
+    """Some heads of one sequence in a call."""
+
+    row: int
+    reads: SequenceReads
+    q: Tensor
+    """(H, g, d)."""
+    policy: AttentionPolicy
+    scan: _PartScan | None = None
+    """None: dense."""
+    chosen: Tensor = field(init=False)
+    """Tokens, (H, S) bool."""
+    grouped: Tensor = field(init=False)
+    """Those of groups that are not in memory, (H, groups, n)."""
+    alpha: Tensor | None = None
+    """(H, g, 1)."""
+    groups: Future[Groups] = field(init=False)
+
+
+class HostEngine(StoreEngine):
+    """Attends by the policy to what the store holds.
+
+    What was read stays in memory: of the index up to `index_bytes`, of token groups up to `group_bytes`.
+    """
+
+    def __init__(
+        self,
+        store: KvStore,
+        policy: AttentionPolicy,
+        *,
+        first_head: int = 0,
+        index_bytes: int = 0,
+        group_bytes: int = 0,
+        name: str = "host",
+    ) -> None:
+        super().__init__(store, policy, first_head, name)
+        self._index = IndexMemory(index_bytes)
+        self._groups = GroupMemory(group_bytes, store.layout.group_pages * store.layout.page_bytes)
+        self._reader = ThreadPoolExecutor(1, "kv-reader")
+        self._asked: list[Future[object]] = []
+
+    def attend(
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
+    ) -> NDArray[np.float32]:
+        """See Engine.attend."""
+        out = np.empty(q.shape, np.float32)
+        scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
+        with self._lock, self._counters.timed("attend"):
+            try:
+                # Everything that scans need is asked for first; then each part's groups, as soon as they are chosen.
+                parts = [part for row, number in enumerate(sequences) for part in self._parts(layer, number, row, q)]
+                for part in parts:
+                    self._choose(part, scaling)
+                for part in parts:
+                    out[part.row, part.reads.heads] = self._output(part, scaling)
+            finally:
+                wait(self._asked)  # after a failure too: the store is not read while it is written to
+                self._asked.clear()
+            self._counters.heads += len(sequences) * self.kv_heads
+        return out
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the index and token groups take."""
+        return self._index.size_bytes + self._groups.size_bytes
+
+    @property
+    def counters(self) -> EngineCounters:
+        """See Engine.counters. Phase `read` is within `attend`."""
+        return self._counters
+
+    def close(self) -> None:
+        """See Engine.close."""
+        self._reader.shutdown()
+        super().close()
+
+    def _forget(self, sequence: int) -> None:
+        self._index.drop(sequence)
+        self._groups.drop(sequence)
+
+    def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list["_Part"]:
+        """The heads of a sequence by the policy that they follow; their scans' reads asked for."""
+        stored = self.store.layer(sequence, layer)
+        apart = stored.tokens >= _APART_TOKENS and not self._groups.keeps
+        heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
+        for head in range(self.kv_heads):
+            heads.setdefault((self._policy_at(layer, head), head * apart), []).append(head)
+        parts = []
+        for (policy, _), own in heads.items():
+            reads = SequenceReads(self.store, stored, own, self._read)
+            part = _Part(row, reads, torch.from_numpy(q[row, own].astype(np.float32)), policy)
+            scan = scan_of(policy, self.store.shape.dim, self.store.layout)
+            if scan is not None:
+                channels = top_channels(part.q, scan.channels)
+                places = channels.nonzero()[:, 1].reshape(len(own), scan.channels)
+                index = self._ask(reads.index, places.numpy(), self._index)
+                part.scan = _PartScan(scan, channels, places, index, self._ask(reads.tail))
+            parts.append(part)
+        return parts
+
+    def _choose(self, part: "_Part", scaling: float) -> None:
+        """Choose tokens, and ask for their groups."""
+        stored, layout = part.reads.stored, self.store.layout
+        part.chosen = torch.ones(len(part.q), stored.tokens, dtype=torch.bool)
+        if part.scan is not None:
+            logits = part.scan.logits(part.q, scaling)
+            probabilities = logits.softmax(dim=-1)
+            budget = part.policy.numbers(stored.tokens, part.q.shape[-1], layout).budget
+            counts = torch.tensor([stored.tokens]), torch.tensor([budget])
+            part.chosen = choose_tokens(logits[:, None], probabilities[:, None], *counts, part.scan.scan)[:, 0]
+            part.alpha = (part.chosen[:, None].float() @ probabilities.mT).mT  # a quarter of the time of the other way
+        full = stored.flash_tokens // layout.group_tokens
+        part.grouped = part.chosen[:, : full * layout.group_tokens].unflatten(1, (full, layout.group_tokens))
+        part.groups = self._ask(part.reads.groups, part.grouped.any(dim=-1).numpy(), self._groups)
+
+    def _output(self, part: "_Part", scaling: float) -> NDArray[np.float32]:
+        """(H, g, d)."""
+        stored, groups = part.reads.stored, part.groups.result()
+        heads, counts = np.array(part.reads.heads), [len(number) for number in groups.number]
+        # Heads at once where they have as many groups each, else one by one.
+        alike = [slice(0, len(heads))] if min(counts) == max(counts) else [slice(h, h + 1) for h in range(len(heads))]
+        outs, starts = [], np.cumsum([0, *counts])
+        for own in alike:
+            pages = torch.from_numpy(groups.data[starts[own.start] : starts[own.stop]]).float()
+            k, v = self._values(pages.unflatten(0, (own.stop - own.start, counts[own.start])))
+            tails = (torch.from_numpy(tail[heads[own]]).float() for tail in (stored.tail_k, stored.tail_v))
+            number = torch.from_numpy(np.stack(groups.number[own]))
+            grouped = part.grouped[torch.arange(own.start, own.stop)[:, None], number].flatten(1)
+            taken = torch.cat([grouped, part.chosen[own, part.grouped[0].numel() :]], dim=1)
+            outs.append(_attend(part.q[own] * scaling, (k, next(tails)), (v, next(tails)), taken))
+        out = torch.cat(outs)
+        if part.alpha is None:
+            return out.numpy()
+        mean = torch.from_numpy(stored.v_mean[part.reads.heads])[:, None]
+        return (part.alpha * out + (1 - part.alpha) * mean).numpy()
+
+    def _values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V (H, tokens, d) in the elements (H, groups, …) of pages; views where the pages are full."""
+        n, dim = self.store.layout.group_tokens, self.store.shape.dim
+        if self.store.layout.interleaved:
+            k, v = pages[..., : 2 * n * dim].unflatten(2, (n, 2, dim)).unbind(3)
+        else:
+            k, v = pages.unflatten(2, (2, -1))[..., : n * dim].unflatten(3, (n, dim)).unbind(2)
+        return k.flatten(1, 2), v.flatten(1, 2)
+
+    def _ask(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
+        """Have the reader do it behind what it was asked for before."""
+        asked = self._reader.submit(call, *args, **kwargs)
+        self._asked.append(asked)  # type: ignore[arg-type]
+        return asked
+
+    def _read(self, kind: PageKind, pages: Ints, keys: PageKeys) -> PageData:
+        self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
+        with self._counters.timed("read"):
+            return self.store.read(pages, keys)
+
+
+def _attend(q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...], taken: Tensor) -> Tensor:
+    """Softmax attention of scaled q (H, g, d) to the `taken` (H, t) of the tokens of k, and of v, one behind the other.
+
+    k, v: (H, tokens, d) each.
+    """
+    logits = torch.cat([q @ part.mT for part in k], dim=2)
+    if not taken.all():
+        logits = logits.masked_fill(~taken[:, None], -torch.inf)
+    weights = logits.softmax(dim=2).split([part.shape[1] for part in v], dim=2)
+    return weights[0] @ v[0] + weights[1] @ v[1]

@@ -1,0 +1,113 @@
+"""What the host reads of one sequence's heads: index rows, and K and V of token groups."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageKind
+from nearflash.inference.engines.index_rows import IndexMemory, IndexRows, rows_bytes, rows_of_pages
+from nearflash.inference.engines.page_cache import GroupMemory
+from nearflash.storage.flash.page import PageData, PageKeys, page_keys
+from nearflash.storage.kv import KvStore, StoredHead
+
+__all__ = ["Groups", "SequenceReads"]
+
+Bools = NDArray[np.bool_]
+F16 = NDArray[np.float16]
+Ints = NDArray[np.int64]
+Read = Callable[[PageKind, Ints, PageKeys], PageData]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Full token groups of heads."""
+
+    number: list[Ints]
+    """Which groups, rising, of each head."""
+    data: F16
+    """Their pages, one head's behind the other's, (groups, elements of a group's pages)."""
+
+
+class SequenceReads:
+    """Reads of some heads of one (sequence, layer), by `read`, which counts them."""
+
+    def __init__(self, store: KvStore, stored: StoredHead, heads: list[int], read: Read) -> None:
+        self._store, self._read = store, read
+        self.stored, self.heads, self.tokens = stored, heads, stored.tokens
+
+    def groups(self, wanted: Bools, memory: GroupMemory) -> Groups:
+        """The `wanted` (heads, full groups), of which some may be in memory."""
+        owner, (rows, number) = self.stored.owner, np.nonzero(wanted)
+        heads, pages = np.array(self.heads, np.int64)[rows], self._store.layout.group_pages
+        data = memory.take(
+            owner.sequence, owner.layer, heads, number, lambda at: self._groups(heads[at], number[at], pages)
+        )
+        return Groups(np.split(number, np.cumsum(wanted.sum(axis=1))[:-1]), data)
+
+    def index(self, channels: Ints, memory: IndexMemory) -> IndexRows:
+        """Rows of all whole blocks over `channels` (heads, r)."""
+        owner, blocks = self.stored.owner, self.tokens // self._store.layout.block_tokens
+        kept = memory.get(owner.sequence, owner.layer)
+        have = kept.codes.shape[1] if kept else 0
+        pages, heads = self._store.pages.index_layout, self._store.shape.kv_heads
+        if have < blocks and memory.has_room(rows_bytes(pages, heads, blocks - have)):
+            new = self._blocks(range(have, blocks))
+            kept = kept.with_blocks(new) if kept else new
+            memory.put(owner.sequence, owner.layer, kept)
+            have = blocks
+        if kept is None:
+            return self._chosen_rows(channels, range(blocks))
+        rows = kept.of(self.heads, channels)
+        return rows if have == blocks else rows.with_blocks(self._chosen_rows(channels, range(have, blocks)))
+
+    def tail(self) -> F16:
+        """K (heads, t, d) of the tokens behind the whole blocks."""
+        layout = self._store.layout
+        full = self.stored.flash_tokens // layout.group_tokens
+        first = self.tokens // layout.block_tokens * layout.block_tokens // layout.group_tokens
+        wanted = np.broadcast_to(np.arange(full) >= first, (len(self.heads), full))
+        own = self.stored.tail_k[self.heads]
+        if first >= full:
+            return own
+        rows, number = np.nonzero(wanted)
+        data = self._groups(np.array(self.heads)[rows], number, 1).reshape(len(self.heads), full - first, -1)
+        k = self._store.pages.k_values(data.reshape(-1, data.shape[-1]).view(np.uint8))
+        return np.concatenate([k.reshape(*own.shape[:1], -1, own.shape[-1]), own], axis=1)
+
+    def _groups(self, heads: Ints, number: Ints, pages: int) -> F16:
+        """The first `pages` pages of groups (n,), (n, elements)."""
+        owner, layout, parts = self.stored.owner, self._store.layout, np.arange(pages)
+        first = parts * (layout.page_bytes // CODEWORD_BYTES)
+        keys = page_keys(owner.sequence, owner.layer, heads[:, None], number[:, None], PageKind.TOKEN, first)
+        places = self.stored.token_pages[heads, number][:, None] + parts
+        data = self._read(PageKind.TOKEN, places.reshape(-1), keys.reshape(-1)).data
+        return data.reshape(len(number), pages * layout.page_bytes).view(np.float16)
+
+    def _blocks(self, blocks: range) -> IndexRows:
+        """All rows of all of the layer's heads."""
+        heads, layout = np.arange(self._store.shape.kv_heads), self._store.pages.index_layout
+        indices = np.arange(blocks.start * layout.pages, blocks.stop * layout.pages)
+        every, pages = (x.reshape(-1) for x in np.meshgrid(heads, indices, indexing="ij"))
+        return rows_of_pages(self._index_pages(every, pages), layout, len(heads))
+
+    def _chosen_rows(self, channels: Ints, blocks: range) -> IndexRows:
+        """Rows over `channels` (heads, r), from the pages that hold one of them."""
+        layout = self._store.pages.index_layout
+        page, line = np.divmod(channels, layout.rows)
+        wanted = np.zeros((len(self.heads), len(blocks), layout.pages), bool)
+        np.put_along_axis(wanted, np.repeat(page[:, None], len(blocks), axis=1), True, axis=2)
+        slots = (np.cumsum(wanted.reshape(-1)) - 1).reshape(wanted.shape)
+        rows, block, place = np.nonzero(wanted)
+        read = self._index_pages(np.array(self.heads)[rows], (block + blocks.start) * layout.pages + place)
+        slot = np.take_along_axis(slots, np.repeat(page[:, None], len(blocks), axis=1), axis=2)
+        lines, size = line[:, None], layout.block_tokens * layout.format.bits // 8
+        data = read.data[:, : layout.rows * layout.stride_bytes].reshape(-1, layout.rows, layout.stride_bytes)
+        factors = np.ascontiguousarray(read.aux[slot, lines * layout.row_codewords, :4]).view(np.float16)
+        return IndexRows(data[..., :size][slot, lines], factors)
+
+    def _index_pages(self, heads: Ints, indices: Ints) -> PageData:
+        owner = self.stored.owner
+        keys = page_keys(owner.sequence, owner.layer, heads, indices, PageKind.INDEX)
+        return self._read(PageKind.INDEX, self.stored.index_pages[heads, indices], keys)

@@ -1,0 +1,124 @@
+"""Attention by an attend device: page tables and queries go down, outputs come back.
+
+Token groups and embedding pages are read where the store's flash has them; what of the groups the store has in memory
+is sealed into the device's, too.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, Owner
+from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.faults import Fault
+from nearflash.abi.config import AttendConfig
+from nearflash.abi.errors import CommandError, DeviceError, NearflashError, NonFiniteError, PageError
+from nearflash.device.base import Device
+from nearflash.device.drivers.attend import Head, HeadOutput, attend, most_contexts
+from nearflash.inference.engines.base import EngineCounters
+from nearflash.inference.engines.device_suffixes import DeviceTails
+from nearflash.inference.engines.store import StoreEngine
+from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.storage.kv import KvStore, StoredHead
+
+__all__ = ["DeviceEngine"]
+
+_FAULT_ERRORS: dict[Fault, type[NearflashError]] = {
+    Fault.UNCORRECTABLE: PageError, Fault.FOREIGN: PageError, Fault.NONFINITE: NonFiniteError,
+    Fault.SCORE_RANGE: CommandError, Fault.DESCRIPTOR: CommandError,
+}  # fmt: skip
+"""What a fault of one head says of its pages or numbers; every other one is the device's."""
+_REFERENCE_LIMIT = (1 << 11) - 1
+
+
+class DeviceEngine(StoreEngine):
+    """Attends by the policy on `device`, whose memory or flash the store is on.
+
+    The device is the engine's own from now on, as the store is. Raises CommandError for a device that is no attend
+    kernel, or whose pages are smaller than the store's. A head's fault is raised as PageError, NonFiniteError or
+    CommandError where its pages or numbers are at fault, else as DeviceError.
+    """
+
+    def __init__(self, device: Device, store: KvStore, policy: AttentionPolicy, *, first_head: int = 0) -> None:
+        config = device.identity.config
+        if not isinstance(config, AttendConfig) or store.layout.page_bytes > config.page_bytes:
+            raise CommandError(
+                f"device must be an attend kernel for pages of {store.layout.page_bytes} bytes, not {config.full_name}"
+            )
+        super().__init__(store, policy, first_head, device.identity.name)
+        self.device, self._config = device, config
+        self._tails = DeviceTails(device, store, config.channels)
+        self._references: dict[Owner, tuple[int, ...]] = {}
+
+    def attend(
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
+    ) -> NDArray[np.float32]:
+        """See Engine.attend."""
+        with self._lock:
+            with self._counters.timed("place"):
+                stored = [self.store.layer(sequence, layer) for sequence in sequences]
+                tails = [self._tails.entries(one) for one in stored]
+                heads = [
+                    self._head(one, head, queries[head], tails[row][head], scaling)
+                    for row, (one, queries) in enumerate(zip(stored, q, strict=True))
+                    for head in range(self.kv_heads)
+                ]
+            with self._counters.timed("attend"):
+                done = attend(self.device, heads, contexts=most_contexts(self._config, heads))
+            for batch in done.batches:
+                self._counters.count("codeword", batch.counters["codewords_asked"] * CODEWORD_BYTES)
+            for head, result in zip(heads, done.heads, strict=True):
+                if result.completion.faults:
+                    raise _error(head.descriptor.owner, result)
+                if head.descriptor.mode & Mode.DENSE:
+                    self._references[head.descriptor.owner] = _reference(result.completion.maximum[: q.shape[2]])
+            self._counters.heads += len(heads)
+            return np.stack([result.value() for result in done.heads]).reshape(q.shape).astype(np.float32)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """See Engine.counters; bytes of `codeword` are all that the kernel asked for, of groups in memory too."""
+        return self._counters
+
+    def close(self) -> None:
+        """See Engine.close."""
+        self._tails.free()
+        super().close()
+        self.device.close()
+
+    def _forget(self, sequence: int) -> None:
+        self._tails.free(sequence)
+        for owner in [owner for owner in self._references if owner.sequence == sequence]:
+            del self._references[owner]
+
+    def _head(
+        self, stored: StoredHead, head: int, q: NDArray[np.float16], tail: NDArray[np.uint64], scaling: float | None
+    ) -> Head:
+        owner = Owner(stored.owner.sequence, stored.owner.layer, head)
+        policy = self._policy_at(owner.layer, head)
+        descriptor = policy.descriptor(
+            owner, self.store.shape.dim, stored.tokens, len(q), self.store.layout,
+            scaling=scaling, reference=self._references.get(owner, ()),
+        )  # fmt: skip
+        index = stored.index_pages[head] if not descriptor.mode & Mode.DENSE else stored.index_pages[head, :0]
+        pages = stored.token_pages[head, : stored.flash_tokens // self.store.layout.group_tokens]
+        self.store.count_reads(np.concatenate([pages, index]))
+        tokens = np.concatenate([self.store.table(pages), tail])
+        return Head(descriptor, q, stored.v_mean[head], tokens, self.store.table(index))
+
+
+def _reference(maximum: tuple[int, ...]) -> tuple[int, ...]:
+    """What to expect of the head's next token."""
+    return tuple(max(-_REFERENCE_LIMIT, min(value, _REFERENCE_LIMIT)) for value in maximum)
+
+
+def _error(owner: Owner, result: HeadOutput) -> NearflashError:
+    """What a head's faults mean, with its owner."""
+    fault = next(fault for fault in Fault if fault & result.completion.faults)
+    try:
+        result.value()
+    except DeviceError as error:
+        kind = _FAULT_ERRORS.get(fault, DeviceError)
+        return kind(f"sequence {owner.sequence}, layer {owner.layer}, head {owner.head}: {error}")
+    raise AssertionError("a head with faults has no output")

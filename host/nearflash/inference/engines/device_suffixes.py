@@ -1,0 +1,78 @@
+"""Tails in a device's memory: token groups of sequences that the store has in memory, sealed as pages."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attention.codeword import SEALED_BYTES, Owner
+from nearflash.device.base import Buffer, Device
+from nearflash.storage.flash.memory import memory_entries
+from nearflash.storage.flash.page import sealed_codewords
+from nearflash.storage.kv import KvStore, StoredHead
+
+__all__ = ["DeviceTails"]
+
+
+@dataclass
+class _Tail:
+    """Groups of one (sequence, layer), each of all heads one behind the other."""
+
+    buffer: Buffer
+    first: int
+    """Number of the first group."""
+    full: int = 0
+    """Groups that are there and never change."""
+
+
+class DeviceTails:
+    """A buffer for every (sequence, layer) that `entries` was asked for; a group is written when it changed."""
+
+    def __init__(self, device: Device, store: KvStore, channels: int) -> None:
+        self._device, self._store, self._channels = device, store, channels
+        self._group_bytes = store.layout.group_pages * store.layout.page_codewords * SEALED_BYTES
+        self._tails: dict[Owner, _Tail] = {}
+
+    def entries(self, stored: StoredHead) -> NDArray[np.uint64]:
+        """Page entries (heads, groups) of the groups in memory, the last one filled up with zeros."""
+        size, heads = self._store.layout.group_tokens, self._store.shape.kv_heads
+        first, end = stored.flash_tokens // size, -(-stored.tokens // size)
+        if first == end:
+            return np.zeros((heads, 0), np.uint64)
+        tail = self._tail(stored.owner, first, end - first)
+        if first + tail.full < end:
+            self._write(tail, stored, range(first + tail.full, end))
+        tail.full = stored.tokens // size - first
+        head, group = np.ogrid[:heads, first:end]
+        addresses = tail.buffer.address + ((group - first) * heads + head) * self._group_bytes
+        return memory_entries(addresses, (group + head + stored.owner.sequence) % self._channels)
+
+    def free(self, sequence: int | None = None) -> None:
+        """Release the buffers of a sequence, or all."""
+        for owner in [owner for owner in self._tails if sequence in (None, owner.sequence)]:
+            self._device.free(self._tails.pop(owner).buffer)
+
+    def _tail(self, owner: Owner, first: int, groups: int) -> _Tail:
+        """Room for so many groups from number `first` on."""
+        tail, one = self._tails.get(owner), self._store.shape.kv_heads * self._group_bytes
+        if tail is None or tail.buffer.size_bytes < groups * one:
+            if tail is not None:
+                self._device.free(self._tails.pop(owner).buffer)
+            most = self._store.layout.block_tokens // self._store.layout.group_tokens
+            tail = self._tails[owner] = _Tail(self._device.allocate(min(2 * groups - 1, most) * one), first)
+        if tail.first != first:
+            tail.first, tail.full = first, 0
+        return tail
+
+    def _write(self, tail: _Tail, stored: StoredHead, groups: range) -> None:
+        """Seal `groups`, and bring them into the device's memory."""
+        size, heads, owner = self._store.layout.group_tokens, self._store.shape.kv_heads, stored.owner
+        start = groups.start * size - stored.flash_tokens
+        space = (0, 0), (0, groups.stop * size - stored.tokens), (0, 0)
+        k, v = (np.pad(each[:, start:], space) for each in (stored.tail_k, stored.tail_v))
+        keys = self._store.pages.token_keys(owner.sequence, owner.layer, groups)
+        sealed = sealed_codewords(self._store.pages.token_pages(keys, k, v))
+        by_group = sealed.reshape(heads, len(groups), self._group_bytes).swapaxes(0, 1)
+        place = (groups.start - tail.first) * heads * self._group_bytes
+        tail.buffer.host[place : place + sealed.nbytes] = by_group.reshape(-1)
+        tail.buffer.sync_to_device(place, sealed.nbytes)

@@ -1,0 +1,112 @@
+"""Rows of the index over the channels of a scan: where they lie, and scores from them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearflash.abi.attention.pages import IndexFormat, IndexLayout
+from nearflash.storage.flash.page import PageData
+
+__all__ = ["IndexMemory", "IndexRows", "rows_bytes", "rows_of_pages", "score_rows"]
+
+Bytes = NDArray[np.uint8]
+F16 = NDArray[np.float16]
+
+
+@dataclass(frozen=True)
+class IndexRows:
+    """Rows of H heads, B whole blocks, r channels each."""
+
+    codes: Bytes
+    """(H, B, r, T·bits/8)."""
+    factors: F16
+    """Scale and zero, (H, B, r, 2); of the fp16 index zeros."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that they take."""
+        return self.codes.nbytes + self.factors.nbytes
+
+    def of(self, heads: list[int], channels: NDArray[np.int64]) -> "IndexRows":
+        """Copies of the rows of `heads` over `channels` (heads, r)."""
+        at = np.array(heads)[:, None], slice(None), channels
+        codes, factors = np.swapaxes(self.codes[at], 1, 2), np.swapaxes(self.factors[at], 1, 2)
+        return IndexRows(np.ascontiguousarray(codes), np.ascontiguousarray(factors))
+
+    def with_blocks(self, other: "IndexRows") -> "IndexRows":
+        """These rows and those of later blocks."""
+        codes = np.concatenate([self.codes, other.codes], axis=1)
+        return IndexRows(codes, np.concatenate([self.factors, other.factors], axis=1))
+
+
+def rows_bytes(layout: IndexLayout, heads: int, blocks: int) -> int:
+    """Memory that the rows of all channels take."""
+    return heads * blocks * layout.dim * (layout.block_tokens * layout.format.bits // 8 + 4)
+
+
+def rows_of_pages(read: PageData, layout: IndexLayout, heads: int) -> IndexRows:
+    """Rows of all d channels, of whole blocks' pages as (heads, blocks, pages of a block) lie one behind the other."""
+    shape = heads, -1, layout.pages * layout.rows
+    used, size = layout.rows * layout.stride_bytes, layout.block_tokens * layout.format.bits // 8
+    codes = read.data[:, :used].reshape(*shape, layout.stride_bytes)[:, :, : layout.dim, :size]
+    aux = read.aux[:, : layout.rows * layout.row_codewords].reshape(*shape, layout.row_codewords, 8)
+    factors = np.ascontiguousarray(aux[:, :, : layout.dim, 0, :4]).view(np.float16)
+    return IndexRows(np.ascontiguousarray(codes), factors)
+
+
+def score_rows(q: Tensor, rows: IndexRows, form: IndexFormat) -> Tensor:
+    """Scores (H, g, B·T) of q (H, g, r) against the rows, in fp32."""
+    codes = torch.from_numpy(rows.codes)
+    if not codes.shape[1]:
+        return q.new_zeros(*q.shape[:2], 0)
+    if form is IndexFormat.FP16:
+        return (q[:, None] @ codes.view(torch.float16).float()).transpose(1, 2).flatten(2)
+    scale, zero = torch.from_numpy(rows.factors).float().unbind(-1)
+    weights = q[:, None] * scale[:, :, None]
+    zeros = (zero[:, :, None] * q[:, None]).sum(dim=-1, keepdim=True)  # (H, B, g, 1)
+    if form is not IndexFormat.INT4:
+        return _products(codes, weights, zeros).transpose(1, 2).flatten(2)
+    # A byte is its low code and 16 times its high one: nothing has to be unpacked but the low codes.
+    low = _products(codes & 15, weights, zeros)
+    both = _products(codes, weights / 16, zeros * (17 / 16))
+    scores = torch.empty(*q.shape[:2], codes.shape[1], codes.shape[3], 2)
+    scores[..., 0] = low.transpose(1, 2)
+    torch.sub(both.transpose(1, 2), low.transpose(1, 2), alpha=1 / 16, out=scores[..., 1])
+    return scores.flatten(2)
+
+
+def _products(codes: Tensor, weights: Tensor, added: Tensor) -> Tensor:
+    """added (H, B, g, 1) + weights (H, B, g, r) @ codes (H, B, r, n)."""
+    products = torch.baddbmm(added.flatten(0, 1), weights.flatten(0, 1), codes.float().flatten(0, 1))
+    return products.unflatten(0, codes.shape[:2])
+
+
+class IndexMemory:
+    """Rows of all channels kept in memory, up to `limit_bytes`, by (sequence, layer)."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._kept: dict[tuple[int, int], IndexRows] = {}
+
+    def get(self, sequence: int, layer: int) -> IndexRows | None:
+        """What is kept of a layer; it may lack the last blocks."""
+        return self._kept.get((sequence, layer))
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so much more fits."""
+        return self.size_bytes + size_bytes <= self.limit_bytes
+
+    def put(self, sequence: int, layer: int, rows: IndexRows) -> None:
+        """Keep these rows in place of those that were kept."""
+        before = self._kept.pop((sequence, layer), None)
+        self.size_bytes += rows.size_bytes - (before.size_bytes if before else 0)
+        self._kept[sequence, layer] = rows
+
+    def drop(self, sequence: int) -> None:
+        """Forget a sequence."""
+        for key in [key for key in self._kept if key[0] == sequence]:
+            self.size_bytes -= self._kept.pop(key).size_bytes

@@ -1,0 +1,57 @@
+"""What engines over a KvStore share: sequences, appended tokens, one call at a time."""
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.inference.engines.base import Engine, EngineCounters
+from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.storage.kv import KvStore
+
+__all__ = ["StoreEngine"]
+
+
+class StoreEngine(Engine):
+    """An engine whose K and V are in a store, which is its own from now on.
+
+    `first_head` is the number, in the model, of the store's first KV head: overrides of the policy go by that.
+    """
+
+    def __init__(self, store: KvStore, policy: AttentionPolicy, first_head: int, name: str) -> None:
+        self.store, self.policy, self.first_head, self.name = store, policy, first_head, name
+        self.kv_heads = store.shape.kv_heads
+        self._counters = EngineCounters()
+        self._lock = threading.Lock()
+
+    def add(self) -> int:
+        """See Engine.add."""
+        with self._lock:
+            return self.store.add()
+
+    def free(self, sequence: int) -> None:
+        """See Engine.free."""
+        with self._lock:
+            self._forget(sequence)
+            self.store.free(sequence)
+
+    def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
+        """See Engine.append."""
+        with self._lock, self._counters.timed("append"):
+            self.store.append(sequence, layer, k, v)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """See Engine.counters."""
+        return self._counters
+
+    def close(self) -> None:
+        """See Engine.close."""
+        self.store.close()
+
+    def _forget(self, sequence: int) -> None:
+        """Drop what is kept of a sequence beside the store."""
+
+    def _policy_at(self, layer: int, head: int) -> AttentionPolicy:
+        """The policy of the store's KV head `head`."""
+        return self.policy.at(layer, self.first_head + head)

@@ -1,0 +1,1 @@
+"""Attention policies, and calibrated ones."""

@@ -1,0 +1,157 @@
+"""How to attend, for any number of tokens: an AttentionPolicy, and the descriptors that it makes for devices.
+
+A policy says nothing of pages; where tokens and index rows lie is a KvLayout.
+Loads no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
+from nearflash.abi.attention.fixed_point import LOG2E
+from nearflash.abi.errors import CommandError
+from nearflash.storage.kv import KvLayout
+
+__all__ = ["AttentionMode", "AttentionPolicy", "Numbers"]
+
+_MASS_ONE = 1 << 16
+
+
+class AttentionMode(StrEnum):
+    """Which tokens are attended to."""
+
+    DENSE = "dense"
+    SPARQ = "sparq"
+    """Single tokens by approximate scores; no pages (the reference: SparQ)."""
+    SPARF = "sparf"
+    """The same tokens, read from pages and filtered (InstInfer)."""
+    SPARF_PAGE = "sparf-page"
+    """Whole token groups by approximate scores."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a policy comes to for one head of S tokens."""
+
+    channels: int
+    """r; 0 for dense."""
+    budget: int
+    """k, entries: tokens, or token groups in `sparf-page`; never below what the local window needs. 0 for dense."""
+    local: int
+    """l, tokens; at least the current one."""
+    mass: int
+    """tau in 2^-16; 0: the budget decides alone."""
+
+
+@dataclass(frozen=True)
+class AttentionPolicy:
+    """How to attend. Of `channels` and `budget` an int is a count, a float a fraction (of d, of the entries).
+
+    Raises CommandError for values that make no sense.
+    """
+
+    mode: AttentionMode = AttentionMode.DENSE
+    channels: int | float = 0.25
+    """r, of the approximate score."""
+    budget: int | float = 0.125
+    """k, of tokens (of token groups in `sparf-page`); with `mass`, the most that are taken."""
+    mass: float = 0.0
+    """tau: take entries until their approximate probabilities reach this share; 0: take `budget` of them."""
+    local: int = 64
+    """l: the last tokens, always taken; the current one is among them."""
+    by_probability: bool = True
+    """Rank by probability summed over the query heads of a group (else by logits)."""
+    overrides: Mapping[int | tuple[int, int], "AttentionPolicy"] = field(default_factory=dict, hash=False)
+    """Another policy for a layer, or for a (layer, KV head), which goes first."""
+    least: int = 0
+    """`budget` is never less than this many tokens: what is short is attended to in full."""
+    tail: bool = False
+    """Take all tokens behind the last whole embedding block, too, beside the budget: KvStore has them in memory."""
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "mode", AttentionMode(self.mode))
+        except ValueError:
+            names = ", ".join(AttentionMode)
+            raise CommandError(f"mode must be one of {names}, not {self.mode!r}") from None
+        by_mass = self.by_probability and self.mode is not AttentionMode.DENSE
+        rules = {
+            "channels": (_is_amount(self.channels), "a count from 1 or a fraction above 0, up to 1.0"),
+            "budget": (_is_amount(self.budget), "a count from 1 or a fraction above 0, up to 1.0"),
+            "mass": (self.mass == 0 or (0 < self.mass < 1 and by_mass), "0, or below 1 and with by_probability"),
+            "local": (_is_count(self.local), "a count from 1"),
+            "least": (self.least == 0 or _is_count(self.least), "a count, or 0"),
+            "overrides": (not any(o.overrides for o in self.overrides.values()), "policies without overrides"),
+        }
+        for name, (holds, rule) in rules.items():
+            if not holds:
+                raise CommandError(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+    def at(self, layer: int, head: int) -> "AttentionPolicy":
+        """The policy of one KV head, overrides applied."""
+        return self.overrides.get((layer, head)) or self.overrides.get(layer) or self
+
+    def entry_tokens(self, layout: KvLayout) -> int:
+        """Tokens that one entry of the selection can hold: n in `sparf-page`, else 1."""
+        return layout.group_tokens if self.mode is AttentionMode.SPARF_PAGE else 1
+
+    def numbers(self, tokens: int, dim: int, layout: KvLayout) -> Numbers:
+        """What this policy comes to for S = `tokens`, without overrides. Raises CommandError for channels above dim."""
+        if tokens < 1:
+            raise CommandError(f"tokens must be at least 1, not {tokens!r}")
+        if self.mode is AttentionMode.DENSE:
+            return Numbers(0, 0, self.local, 0)
+        channels = _count(self.channels, dim)
+        if channels > dim:
+            raise CommandError(f"channels must be at most {dim}, the head dimension, not {channels!r}")
+        each = self.entry_tokens(layout)
+        tail = tokens % layout.block_tokens if self.tail else 0
+        entries, beside = -(-tokens // each), -(-tail // each)
+        local = max(min(self.local, tokens), tail)
+        window = entries - (tokens - local) // each
+        budget = beside + max(-(-self.least // each), _count(self.budget, max(entries - beside, 1)))
+        budget = min(entries, max(window, budget))
+        return Numbers(channels, budget, local, min(round(self.mass * _MASS_ONE), _MASS_ONE - 1))
+
+    def descriptor(
+        self, owner: Owner, dim: int, tokens: int, group: int, layout: KvLayout, *,
+        scaling: float | None = None, reference: tuple[int, ...] = (),
+    ) -> AttendDescriptor:  # fmt: skip
+        """The descriptor of `owner`'s head, overrides applied; its addresses are 0, for the caller to replace.
+
+        `scaling` is softmax's, by default 1/sqrt(dim). Dense attention without `reference` begins with zeros: the
+        driver repeats a head whose reference was off.
+        """
+        own = self.at(owner.layer, owner.head)
+        numbers = own.numbers(tokens, dim, layout)
+        mode = own._flags
+        if mode & Mode.DENSE:
+            reference = reference or (0,) * group
+        return AttendDescriptor(
+            mode | Mode.REFERENCE if reference else mode, owner, dim, tokens, group,
+            numbers.channels, numbers.budget, numbers.local, layout.group_tokens, layout.interleaved,
+            layout.block_tokens, layout.index_format, layout.page_bytes,
+            LOG2E * (dim**-0.5 if scaling is None else scaling),
+            0, 0, 0, 0, 0, numbers.mass, reference,
+        )  # fmt: skip
+
+    @property
+    def _flags(self) -> Mode:
+        if self.mode is AttentionMode.DENSE:
+            return Mode.DENSE
+        page = Mode.PAGE if self.mode is AttentionMode.SPARF_PAGE else Mode(0)
+        return page | (Mode.PROBABILITY if self.by_probability else Mode(0))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_amount(value: object) -> bool:
+    return _is_count(value) or (isinstance(value, float) and 0 < value <= 1)
+
+
+def _count(amount: int | float, of: int) -> int:
+    return amount if isinstance(amount, int) else max(1, round(amount * of))

@@ -1,0 +1,80 @@
+"""One head with its tensors, and how an answer differs from the model's."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.descriptor import HeadCompletion
+from nearflash.abi.attention.faults import REFERENCE_FAULTS
+from nearflash.model.attention.head import HeadResult, attend, attend_repeated
+from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.traffic import traffic
+
+__all__ = ["Case", "differences"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One head: its tensors, and how it is attended to."""
+
+    settings: Settings
+    owner: Owner
+    q: NDArray[np.float16]
+    """(g, d)."""
+    k: NDArray[np.float16]
+    """(S, d)."""
+    v: NDArray[np.float16]
+    """(S, d)."""
+    v_mean: NDArray[np.float32]
+    """(d,)."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        owner: Owner,
+        q: NDArray[np.floating[Any]],
+        k: NDArray[np.floating[Any]],
+        v: NDArray[np.floating[Any]],
+    ) -> Self:
+        """A head of these tensors, rounded to fp16, and the mean of V."""
+        narrow = v.astype(np.float16)
+        mean = narrow.mean(axis=0, dtype=np.float64).astype(np.float32)
+        return cls(settings, owner, q.astype(np.float16), k.astype(np.float16), narrow, mean)
+
+    def result(self, *, repeated: bool = False) -> HeadResult:
+        """The model's answer; `repeated` as the driver repeats it."""
+        answer = attend_repeated if repeated else attend
+        return answer(self.q, self.k, self.v, self.v_mean, self.settings)
+
+    def completion(self, result: HeadResult) -> HeadCompletion:
+        """What the kernel has to write back."""
+        pages = traffic(self.settings, result.channels, result.chosen).all.requests
+        return result.completion(pages)
+
+
+def differences(
+    case: Case, completion: HeadCompletion, out: NDArray[np.float16] | None, *, repeated: bool = False
+) -> str:
+    """How a kernel's answer differs from the model's; empty where it does not."""
+    result = case.result(repeated=repeated)
+    wanted, found = case.completion(result), []
+    names = ["faults", "entries"]
+    if not result.faults & ~REFERENCE_FAULTS:
+        names += ["selected", "pages"]
+        maximum = (*wanted.maximum, *[-32768] * (8 - len(wanted.maximum)))
+        if completion.maximum != maximum:
+            found.append(f"maximum must be {maximum}, not {completion.maximum}")
+    for name in names:
+        if getattr(completion, name) != getattr(wanted, name):
+            found.append(f"{name} must be {getattr(wanted, name)!r}, not {getattr(completion, name)!r}")
+    if (out is None) != (result.out is None):
+        found.append(f"out must be {result.out}, not {out}")
+    elif out is not None and result.out is not None:
+        wrong = (out.view(np.uint16) != result.out.view(np.uint16)).sum()
+        if wrong:
+            found.append(f"{wrong} of {out.size} outputs differ")
+    return "; ".join(found)

@@ -1,0 +1,4 @@
+"""The numbers of the attend kernel in exact integers (docs/attention.md, 1).
+
+Same names as nearflash.gateware.attention.numerics.
+"""

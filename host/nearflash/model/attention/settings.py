@@ -1,0 +1,105 @@
+"""How one head is attended to: what a descriptor says beside addresses."""
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
+from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
+from nearflash.abi.errors import CommandError
+from nearflash.abi.formats import fp32_round
+from nearflash.model.attention.numerics.logit import SCALE_LEAST, SCALE_LIMIT
+
+__all__ = ["Addresses", "Settings"]
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Device byte addresses of a descriptor, as in AttendDescriptor."""
+
+    q: int = 0
+    v_mean: int = 0
+    out: int = 0
+    index_table: int = 0
+    token_table: int = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Fields of AttendDescriptor, with its meanings. Raises CommandError where they do not fit together.
+
+    `sparq` and `sparf` are mode 0 or PROBABILITY (the pages that sparf reads change no number), `sparf-page` has PAGE,
+    dense attention DENSE | REFERENCE.
+    """
+
+    mode: Mode
+    dim: int
+    scale: float
+    """log2(e) times the softmax scaling; rounded to fp32."""
+    channels: int = 0
+    budget: int = 0
+    local: int = 1
+    mass: int = 0
+    group_tokens: int = 16
+    interleaved: bool = False
+    block_tokens: int = 256
+    index_format: IndexFormat = IndexFormat.FP16
+    page_bytes: int = 4096
+    reference: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", fp32_round(self.scale))
+        dense = bool(self.mode & Mode.DENSE)
+        rules = {
+            "dim": (self.dim % 4 == 0 and 4 <= self.dim <= 256, "a multiple of 4, 4 to 256"),
+            "scale": (SCALE_LEAST <= self.scale < SCALE_LIMIT, "at least 2^-14 and below 2^8"),
+            "channels": (dense or 1 <= self.channels <= self.dim, "1 to dim"),
+            "budget": (dense or self.budget >= 1, "at least 1"),
+            "local": (self.local >= 0, "0 or more"),
+            "mass": (
+                self.mass == 0 or (0 < self.mass < 1 << 16 and self.mode & Mode.PROBABILITY),
+                "0, or 1 to 65535 with PROBABILITY",
+            ),
+            "reference": (bool(self.reference) == bool(self.mode & Mode.REFERENCE), "given exactly with REFERENCE"),
+            "mode": (not dense or self.mode & Mode.REFERENCE, "with REFERENCE where DENSE"),
+            "block_tokens": (dense or self.block_tokens % self.group_tokens == 0, "a multiple of group_tokens"),
+        }
+        for name, (holds, rule) in rules.items():
+            if not holds:
+                raise CommandError(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+    @classmethod
+    def of(cls, descriptor: AttendDescriptor) -> Self:
+        """What a descriptor says. Raises CommandError as the class does."""
+        return cls(**{field.name: getattr(descriptor, field.name) for field in fields(cls)})
+
+    @property
+    def token_layout(self) -> TokenLayout:
+        """Layout of the token groups. Raises CommandError where they do not fit a page."""
+        return TokenLayout(self.page_bytes, self.dim, self.group_tokens, self.interleaved)
+
+    @property
+    def index_layout(self) -> IndexLayout:
+        """Layout of the embedding pages. Raises CommandError where they do not fit a page."""
+        return IndexLayout(self.page_bytes, self.dim, self.block_tokens, self.index_format)
+
+    @property
+    def entry_tokens(self) -> int:
+        """Tokens that an entry of the selection can hold: n in page selection, else 1."""
+        return self.group_tokens if self.mode & Mode.PAGE else 1
+
+    def entries(self, tokens: int) -> int:
+        """Entries of the selection over S = `tokens` tokens."""
+        return -(-tokens // self.entry_tokens)
+
+    def scanned(self, tokens: int) -> int:
+        """Tokens that the index covers: whole blocks; 0 for dense attention."""
+        return 0 if self.mode & Mode.DENSE else tokens // self.block_tokens * self.block_tokens
+
+    def descriptor(self, owner: Owner, tokens: int, group: int, at: Addresses) -> AttendDescriptor:
+        """The descriptor of one head of S = `tokens` tokens and `group` query heads."""
+        return AttendDescriptor(
+            self.mode, owner, self.dim, tokens, group, self.channels, self.budget, self.local, self.group_tokens,
+            self.interleaved, self.block_tokens, self.index_format, self.page_bytes, self.scale,
+            at.q, at.v_mean, at.out, at.index_table, at.token_table, self.mass, self.reference,
+        )  # fmt: skip

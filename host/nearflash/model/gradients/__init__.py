@@ -1,0 +1,1 @@
+"""Bit-exact Top-K gradient streams."""

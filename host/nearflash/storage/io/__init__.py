@@ -1,0 +1,1 @@
+"""Direct I/O: aligned buffers, request queues, checksums, measured bandwidth."""

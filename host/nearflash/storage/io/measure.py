@@ -1,0 +1,72 @@
+"""How fast a drive reads and writes by direct I/O, by the bytes of a request and the requests in flight."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearflash.abi.errors import StateError
+from nearflash.storage.io.bandwidth import Probe
+from nearflash.storage.io.direct import Engine
+
+__all__ = ["BLOCK_BYTES", "DEPTHS", "Rate", "measure_drive", "report"]
+
+BLOCK_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+DEPTHS = (1, 2, 4, 8)
+FILE_BYTES = 256 << 20
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Rate:
+    """GB/s (10^9 bytes) of one kind of request: median of the repeats, slowest and fastest."""
+
+    call: str
+    """read, or write (the flush at the end included)."""
+    block_bytes: int
+    depth: int
+    """Threads, so requests in flight."""
+    median: float
+    low: float
+    high: float
+
+
+def measure_drive(
+    folder: Path,
+    *,
+    blocks: Sequence[int] = BLOCK_BYTES,
+    depths: Sequence[int] = DEPTHS,
+    file_bytes: int = FILE_BYTES,
+    repeats: int = REPEATS,
+    direct: bool = True,
+    engine: Engine | None = None,
+) -> Iterator[Rate]:
+    """For each kind of request write and read a file of `file_bytes` in a folder; the file is removed.
+
+    Raises StateError, StorageFullError.
+    """
+    if not folder.is_dir():
+        raise StateError(f"{folder} must be a folder on the drive to measure; make it first")
+    for block_bytes in blocks:
+        for depth in depths:
+            with Probe(
+                folder, file_bytes, block_bytes=block_bytes, threads=depth, direct=direct, engine=engine
+            ) as probe:
+                probe.write(probe.size_bytes)  # what was never written is neither read nor written as it will be
+                for call, move in (("write", probe.write), ("read", probe.read)):
+                    rates = [probe.size_bytes / move(probe.size_bytes) / 1e9 for _ in range(repeats)]
+                    yield Rate(call, block_bytes, depth, statistics.median(rates), min(rates), max(rates))
+
+
+def report(rates: Iterable[Rate]) -> Iterator[str]:
+    """A line for each rate, with its share of the fastest of its call; then the fastest of each."""
+    measured = list(rates)
+    best = {call: max((r for r in measured if r.call == call), key=lambda r: r.median) for call in ("write", "read")}
+    for rate in measured:
+        share = rate.median / best[rate.call].median
+        yield (
+            f"{rate.call:<6}{rate.block_bytes >> 10:>6} KiB x {rate.depth:<2} {rate.median:6.2f} GB/s  "
+            f"({rate.low:.2f} to {rate.high:.2f}) {share:5.0%} of the fastest {rate.call}"
+        )
+    for call, rate in best.items():
+        yield f"fastest {call}: {rate.block_bytes >> 10} KiB, {rate.depth} in flight, {rate.median:.2f} GB/s"

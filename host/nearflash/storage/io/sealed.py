@@ -1,0 +1,63 @@
+"""Sealed blocks: JSON in whole 4096-byte blocks behind one line of magic, length and CRC-32.
+
+`head -c 4096 FILE` shows the superblock of a state file as text. The checksum is CRC-32 (IEEE 802.3, zlib.crc32),
+over the JSON; a block of zeros only has never been written.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import StateError
+from nearflash.storage.io.direct import BLOCK_BYTES, aligned_buffer
+
+__all__ = ["crc32", "is_blank", "is_sealed", "seal", "unseal"]
+
+_MAGIC = b"nearflash."
+
+
+def crc32(data: NDArray[np.uint8] | bytes) -> int:
+    """CRC-32 (IEEE 802.3) of contiguous bytes."""
+    return zlib.crc32(data if isinstance(data, bytes) else data.data)
+
+
+def seal(kind: str, body: Mapping[str, Any], size_bytes: int = 0) -> NDArray[np.uint8]:
+    """The block of `body` (values that JSON takes), aligned, zero-padded to whole blocks and to `size_bytes`.
+
+    Raises StateError where the body does not fit `size_bytes` (when that is given).
+    """
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
+    sealed = _MAGIC + f"{kind} {len(text)} {crc32(text):08x}\n".encode() + text
+    if size_bytes and len(sealed) > size_bytes:
+        raise StateError(f"{kind} must fit {size_bytes} bytes, not {len(sealed)}; use longer extents or fewer tensors")
+    block = aligned_buffer(max(size_bytes, -(-len(sealed) // BLOCK_BYTES) * BLOCK_BYTES))
+    block[: len(sealed)] = np.frombuffer(sealed, dtype=np.uint8)
+    return block
+
+
+def is_blank(block: NDArray[np.uint8]) -> bool:
+    """True where the block holds zeros only: never written."""
+    return not block.any()
+
+
+def is_sealed(block: NDArray[np.uint8]) -> bool:
+    """True where the block carries nearflash's magic, damaged or not."""
+    return block[: len(_MAGIC)].tobytes() == _MAGIC
+
+
+def unseal(kind: str, block: NDArray[np.uint8]) -> dict[str, Any]:
+    """The body of a sealed block. Raises StateError where magic, length or checksum do not hold."""
+    head, _, rest = block.tobytes().partition(b"\n")
+    try:
+        magic, length, checksum = head.decode("ascii").split(" ")
+        text = rest[: int(length)]
+        if magic == _MAGIC.decode() + kind and len(text) == int(length) and crc32(text) == int(checksum, 16):
+            body: dict[str, Any] = json.loads(text)
+            return body
+    except ValueError:
+        pass
+    raise StateError(f"{kind} block must carry a valid checksum, not {head[:40]!r}; it is damaged")

@@ -1,0 +1,1 @@
+"""Crash-safe optimizer state: files, slots, superblocks, snapshots, import and export."""

@@ -1,0 +1,120 @@
+"""The command `nearflash state`: what the state files of an optimizer hold, and where else it can go."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nearflash.storage.state.store import StateStore
+
+__all__ = ["state"]
+
+
+def state(subparsers: Any) -> None:
+    """Register `nearflash state` with its actions."""
+    parser = subparsers.add_parser("state", help="look into an optimizer's state files, copy or convert them")
+    actions = parser.add_subparsers(metavar="action", required=True)
+    _add(actions, "status", _status, "step, tensors, arrays and files; reads no extent")
+    _add(actions, "verify", _verify, "read everything; exit code 1 and a line for each extent that is damaged")
+    snapshot = _add(actions, "snapshot", _snapshot, "state files of the committed step: reflinks, else copies")
+    snapshot.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="where they go; made if missing")
+    export = _add(actions, "export", _export, "parameters and moments to a safetensors file, under torch's names")
+    export.add_argument("--to", type=Path, required=True, metavar="FILE", help="a new safetensors file")
+    imported = actions.add_parser("import", help="a new state from a safetensors file, as export writes it")
+    imported.add_argument("file", type=Path, help="of another origin: F32 tensors, AdamW's moments if it has them")
+    imported.add_argument("--profile", default="ieee", help="operation order, of a file of another origin")
+    _add_target(imported, _import)
+    _add_target(_add(actions, "reshard", _reshard, "the same state dealt to other files"), _reshard)
+
+
+def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text)
+    parser.add_argument("files", type=Path, nargs="+", help="all files of one state, in any order")
+    parser.add_argument("--buffered", action="store_true", help="through the page cache: no O_DIRECT there")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_target(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
+    parser.add_argument("--to", type=Path, nargs="+", required=True, metavar="FILE", help="new files, one a device")
+    parser.add_argument("--weights", type=_weights, help="extents that each file gets in turn, as 2,1")
+    if run is _import:
+        parser.add_argument("--buffered", action="store_true", help="through the page cache: no O_DIRECT there")
+    parser.set_defaults(run=run)
+
+
+def _weights(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _open(arguments: argparse.Namespace) -> "StateStore":
+    from nearflash.storage.state.store import StateStore
+
+    return StateStore.open(arguments.files, direct=not arguments.buffered)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    with _open(arguments) as store:
+        _describe(store)
+    return 0
+
+
+def _describe(store: "StateStore") -> None:
+    manifest = store.manifest
+    params = sum(tensor.params for tensor in manifest.tensors)
+    updates = " to ".join(map(str, dict.fromkeys((min(store.tensor_steps), max(store.tensor_steps)))))
+    print(f"step {store.steps} of state {store.identity}, profile {store.profile}")
+    print(f"tensors {len(manifest.tensors)}, parameters {params}, updates of a tensor {updates}")
+    for array in manifest.arrays:
+        share = f" for {array.params_per_element} parameters" if array.params_per_element > 1 else ""
+        print(f"array {array.name}: {array.element_bytes} bytes{share}{array.torch_name and ', ' + array.torch_name}")
+    for device, path in enumerate(store.paths):
+        extents = f"{len(store.extents_of(device))} of {len(manifest.extents)} extents"
+        print(f"file {device}: {path}, {path.stat().st_size} bytes, {extents}")
+    print(f"extra {json.dumps(store.extra)}")
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    with _open(arguments) as store:
+        damage = store.verify()
+        for message in damage:
+            print(f"DAMAGED {message}")
+        count = len(store.manifest.arrays) * len(store.manifest.extents)
+        print(f"step {store.steps}: {count - len(damage)} of {count} extents of arrays are whole")
+    return 1 if damage else 0
+
+
+def _snapshot(arguments: argparse.Namespace) -> int:
+    with _open(arguments) as store:
+        for path in store.snapshot(arguments.to):
+            print(path)
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from nearflash.storage.state.exchange import export_state
+
+    with _open(arguments) as store:
+        size_bytes = export_state(store, arguments.to)
+        print(f"{arguments.to}: step {store.steps}, {len(store.manifest.tensors)} tensors, {size_bytes} bytes")
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from nearflash.storage.state.exchange import import_state
+
+    options = {"weights": arguments.weights, "profile": arguments.profile, "direct": not arguments.buffered}
+    with import_state(arguments.file, arguments.to, **options) as store:
+        _describe(store)
+    return 0
+
+
+def _reshard(arguments: argparse.Namespace) -> int:
+    from nearflash.storage.state.exchange import reshard
+
+    with _open(arguments) as store:
+        with reshard(store, arguments.to, weights=arguments.weights, direct=not arguments.buffered) as other:
+            _describe(other)
+    return 0

@@ -1,0 +1,140 @@
+"""States to and from files of tensors, and from one number of files to another. All of it streams, extent by extent.
+
+Tensors of the parameters have their own names and are fp32 masters; beside each lie its moments under torch's names
+(`weight.exp_avg`), its scales where a moment has them (`weight.exp_avg.scale`), and `weight.step`, a scalar. What else
+belongs to the state is JSON in the metadata, under `nearflash`: a state that is exported and imported is the same to
+the bit, but for the padding between tensors.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import StateError
+from nearflash.storage.io.direct import aligned_buffer
+from nearflash.storage.state.manifest import ADAM_ARRAYS, EXTENT_PARAMS, Extent, Manifest, StateArray, TensorEntry
+from nearflash.storage.state.safetensors import StoredTensor, TensorFile, write_tensors
+from nearflash.storage.state.store import StateStore
+from nearflash.storage.state.stripe import Deal
+from nearflash.storage.state.superblock import Stamp
+
+__all__ = ["export_state", "import_state", "reshard"]
+
+_FORMATS = {4: "F32", 2: "BF16", 1: "U8"}
+_STEP = "step"
+
+
+def export_state(store: StateStore, path: Path) -> int:
+    """Write the committed step to a safetensors file; returns its bytes. Raises StateError, StorageFullError."""
+    manifest = store.manifest
+    tensors = [StoredTensor(f"{tensor.name}.{_STEP}", "F32", ()) for tensor in manifest.tensors]
+    for array in manifest.arrays:
+        tensors += [_stored(manifest, array, tensor) for tensor in manifest.tensors]
+    about = {
+        "profile": store.profile,
+        "steps": store.steps,
+        "tensor_steps": store.tensor_steps,
+        "manifest": manifest.to_json(),
+        "extra": store.extra,
+    }
+    return write_tensors(path, tensors, {"format": "pt", "nearflash": json.dumps(about)}, _pieces(store))
+
+
+def import_state(
+    source: Path,
+    paths: Sequence[Path],
+    *,
+    weights: Iterable[int] | None = None,
+    profile: str = "ieee",
+    extent_params: int = EXTENT_PARAMS,
+    direct: bool = True,
+) -> StateStore:
+    """A new state from a safetensors file.
+
+    One that `export_state` wrote gives everything. Of another one every tensor must be F32; moments of AdamW and steps
+    are taken where they are, else they are zero, and `profile` and `extent_params` count. Raises StateError.
+    """
+    file = TensorFile(source)
+    about = _about(file, profile, extent_params)
+    manifest: Manifest = about["manifest"]
+    for array in manifest.arrays:
+        for tensor in manifest.tensors:
+            wanted = _stored(manifest, array, tensor)
+            found = file.tensors.get(wanted.name)
+            if found != wanted and (found or array.name == "p" or "nearflash" in file.metadata):
+                raise StateError(f"{source} must hold {wanted}, not {found}; export the state again")
+
+    def fill(name: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
+        array = manifest.array(name)
+        for tensor in manifest.tensors:
+            first, last = max(tensor.start, extent.start), min(tensor.start + tensor.params, extent.stop)
+            if first < last and (stored := _stored(manifest, array, tensor).name) in file.tensors:
+                start, stop = array.size_bytes(first - tensor.start), array.size_bytes(last - tensor.start)
+                at = array.size_bytes(first - extent.start)
+                memory[at : at + stop - start] = file.bytes_of(stored)[start:stop]
+
+    stamp = Stamp(secrets.token_hex(8), about["profile"], about["steps"], secrets.token_hex(8))
+    deal = Deal.among(len(paths), weights)
+    return StateStore.build(paths, manifest, fill, deal, stamp, about["tensor_steps"], about["extra"], direct=direct)
+
+
+def reshard(
+    store: StateStore, paths: Sequence[Path], *, weights: Iterable[int] | None = None, direct: bool = True
+) -> StateStore:
+    """The committed step on other files, dealt anew; `store` stays as it is. Raises StateError, StorageFullError."""
+    deal = Deal.among(len(paths), weights)
+    return StateStore.build(
+        paths, store.manifest, store.read, deal, store.stamp, store.tensor_steps, store.extra, direct=direct
+    )
+
+
+def _about(file: TensorFile, profile: str, extent_params: int) -> dict[str, Any]:
+    if "nearflash" in file.metadata:
+        about: dict[str, Any] = json.loads(file.metadata["nearflash"])
+        return about | {"manifest": Manifest.from_json(about["manifest"])}
+    beside = tuple(f".{name}" for name in (*[array.torch_name for array in ADAM_ARRAYS[1:]], _STEP))
+    tensors = [(name, tensor.shape, "float32") for name, tensor in file.tensors.items() if not name.endswith(beside)]
+    steps = [_scalar(file, f"{name}.{_STEP}") for name, _, _ in tensors]
+    manifest = Manifest.pack(tensors, extent_params)
+    return {"profile": profile, "steps": max(steps), "tensor_steps": steps, "manifest": manifest, "extra": {}}
+
+
+def _scalar(file: TensorFile, name: str) -> int:
+    if file.tensors.get(name) != StoredTensor(name, "F32", ()):
+        return 0
+    return int(file.bytes_of(name).view("<f4")[0])
+
+
+def _stored(manifest: Manifest, array: StateArray, tensor: TensorEntry) -> StoredTensor:
+    """The tensor of the file that an array's part of a tensor is."""
+    if array.name == "p":
+        return StoredTensor(tensor.name, "F32", tensor.shape)
+    base = manifest.array(array.name.removesuffix("_scale"))
+    name = f"{tensor.name}.{base.torch_name or base.name}{'' if base is array else '.scale'}"
+    elements = array.size_bytes(tensor.params) // array.element_bytes
+    shape = tensor.shape if array.params_per_element == 1 else (elements,)
+    return StoredTensor(name, _FORMATS[array.element_bytes], shape)
+
+
+def _pieces(store: StateStore) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of the steps and of all arrays' tensors, each extent read once."""
+    yield np.array(store.tensor_steps, "<f4").view(np.uint8)
+    for array in store.manifest.arrays:
+        memory, extents = aligned_buffer(array.extent_bytes(store.manifest.extents[0])), iter(store.manifest.extents)
+        extent = next(extents)
+        store.read(array.name, extent, memory[: array.extent_bytes(extent)])
+        for tensor in store.manifest.tensors:
+            at, stop = tensor.start, tensor.start + tensor.params
+            while at < stop:
+                if at >= extent.stop:
+                    extent = next(extents)
+                    store.read(array.name, extent, memory[: array.extent_bytes(extent)])
+                    continue
+                last = min(stop, extent.stop)
+                yield memory[array.size_bytes(at - extent.start) : array.size_bytes(last - extent.start)]
+                at = last

@@ -1,0 +1,277 @@
+"""One file of a state: the extents dealt to it, in two slots. `StateStore` keeps the files of a state in step.
+
+    superblock 0 | superblock 1 | manifest | table 0 | table 1 | slot 0 | slot 1        slot: p, m, v of each extent
+
+The manifest block holds the manifest of the whole state, the deal and the file's place in it. A table holds the
+checksums of one slot's extents, the tensors' step counts and `extra`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import AlignmentError, StateError
+from nearflash.storage.io.buffers import BufferPool
+from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer, flush_directory, partial_of
+from nearflash.storage.io.sealed import seal, unseal
+from nearflash.storage.state.layout import Layout
+from nearflash.storage.state.manifest import Extent, Manifest
+from nearflash.storage.state.stripe import Deal
+from nearflash.storage.state.superblock import Stamp, Superblock, last_and_previous, void_block
+
+__all__ = ["StateFile", "Version"]
+
+
+@dataclass(frozen=True)
+class Version:
+    """One step of a file: its superblock and what its table holds."""
+
+    superblock: Superblock
+    tensor_steps: tuple[int, ...]
+    checksums: Mapping[tuple[str, int], int]
+    """CRC32C by array and extent index."""
+    extra: Mapping[str, Any]
+
+    @property
+    def stamp(self) -> Stamp:
+        """Identity, profile, step and commit."""
+        return self.superblock.stamp
+
+
+class StateFile:
+    """An open, locked file at one of its committed steps. Use `create` or `open`, then `close`."""
+
+    def __init__(self, file: DirectFile, manifest: Manifest, deal: Deal, index: int, block: NDArray[np.uint8]) -> None:
+        """Not for callers: see `create` and `open`."""
+        self._file, self.manifest, self.deal, self.index = file, manifest, deal, index
+        self.layout = _layout(manifest, deal, index, block)
+        self._manifest_crc32c = crc32c(block)
+        self._version: Version | None = None
+        self._prepared: Version | None = None
+        self._other: Superblock | None = None  # of the step before, in the other slot
+        self._undone = False  # the other slot's superblock is that of a step that no longer counts
+        self._written: dict[tuple[str, int], int] = {}
+        self._buffers = BufferPool()
+
+    # Life
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        manifest: Manifest,
+        deal: Deal,
+        index: int,
+        *,
+        direct: bool = True,
+        engine: Engine | None = None,
+    ) -> Self:
+        """A new file without a committed step, under the name `path`.partial until `publish`.
+
+        Raises StorageFullError where the disk has no room (nothing is left behind), StateError.
+        """
+        block = seal("manifest", {"manifest": manifest.to_json(), "weights": deal.weights, "file": index})
+        partial, size_bytes = partial_of(path), _layout(manifest, deal, index, block).size_bytes
+        file = DirectFile.create(partial, size_bytes, direct=direct, engine=engine)
+        try:
+            for offset in (0, BLOCK_BYTES):
+                file.write(offset, aligned_buffer(BLOCK_BYTES))
+            file.write(Layout.manifest_offset, block)
+        except BaseException:
+            file.close()
+            partial.unlink(missing_ok=True)
+            raise
+        return cls(file, manifest, deal, index, block)
+
+    def publish(self, path: Path) -> None:
+        """Give the file its name, durably."""
+        self.path.rename(path)
+        self._file.path = path
+        flush_directory(path.parent)
+
+    @classmethod
+    def open(cls, path: Path, *, direct: bool = True, engine: Engine | None = None) -> Self:
+        """An existing file at its last committed step. Raises StateError, naming what is wrong; changes nothing."""
+        if not path.is_file():
+            raise StateError(f"{path} must be a state file, not a missing one; check the path or create it")
+        file = DirectFile.open(path, direct=direct, engine=engine)
+        try:
+            return cls._at_last_step(file)
+        except BaseException:
+            file.close()
+            raise
+
+    @classmethod
+    def _at_last_step(cls, file: DirectFile) -> Self:
+        if file.size_bytes < 3 * BLOCK_BYTES or file.size_bytes % BLOCK_BYTES:
+            raise StateError(
+                f"{file.path} must be a whole number of {BLOCK_BYTES}-byte blocks, at least 3, not {file.size_bytes} "
+                "bytes; it was cut short or is no state file: restore it from a copy"
+            )
+        blocks = [_read(file, offset, BLOCK_BYTES) for offset in (0, BLOCK_BYTES)]
+        last, other, certain = last_and_previous(file.path, blocks)
+        block = _read_checked(file, "manifest", Layout.manifest_offset, last.manifest_bytes, last.manifest_crc32c)
+        body = unseal("manifest", block)
+        state = cls(file, Manifest.from_json(body["manifest"]), Deal(tuple(body["weights"])), body["file"], block)
+        if file.size_bytes != state.layout.size_bytes:
+            raise StateError(
+                f"{file.path} must have {state.layout.size_bytes} bytes, not {file.size_bytes}; restore it from a copy"
+            )
+        state._version, state._other = state._load(last), other
+        if not certain and (damage := state.verify()):
+            raise StateError(f"one superblock is damaged and the step of the other was written over: {damage[0]}")
+        return state
+
+    def close(self) -> None:
+        """Release file and lock. It may be called twice."""
+        self._file.close()
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        return self._file.path
+
+    @property
+    def direct(self) -> bool:
+        """Whether it is read and written past the page cache."""
+        return self._file.direct
+
+    @property
+    def version(self) -> Version:
+        """The step that reads see."""
+        assert self._version is not None, "a new file has a version from its first commit on"
+        return self._version
+
+    # Extents
+
+    def read(self, array: str, extent: Extent, memory: NDArray[np.uint8], version: Version | None = None) -> None:
+        """Fill `memory` (aligned, the extent's bytes) from the step, or from another version. Raises StateError."""
+        self._check_length(array, extent, memory)
+        version = version or self.version
+        offset = self.layout.array_offset(version.stamp.step, array, extent)
+        self._file.read(offset, memory)
+        if crc32c(memory) != version.checksums[array, extent.index]:
+            raise StateError(
+                f"{self.path}: array {array} of step {version.stamp.step} is damaged in tensors "
+                f"{self.manifest.names_in(extent)} (parameters [{extent.start}, {extent.stop})), file offset {offset}; "
+                "restore the file from a copy"
+            )
+
+    def write(self, step: int, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
+        """Write `memory` into the slot of `step`, which is not the one that reads see. Raises StateError."""
+        self._check_length(array, extent, memory)
+        self._file.write(self.layout.array_offset(step, array, extent), memory)
+        self._written[array, extent.index] = crc32c(memory)
+
+    @property
+    def missing(self) -> int:
+        """How many extents of arrays were not written since the last commit or `discard`."""
+        return len(self.manifest.arrays) * len(self.layout.extents) - len(self._written)
+
+    def discard(self) -> None:
+        """Forget what was written since the last commit."""
+        self._written = {}
+
+    def verify(self, version: Version | None = None) -> list[str]:
+        """Read everything of the step, or of another version; one message for each damaged extent."""
+        found = []
+        for extent in self.layout.extents:
+            for array in self.manifest.arrays:
+                try:
+                    with self._buffers.take(array.extent_bytes(extent)) as memory:
+                        self.read(array.name, extent, memory, version)
+                except StateError as error:
+                    found.append(str(error))
+        return found
+
+    # A commit: prepare, flush, confirm, adopt; every file of the state does one of them before any does the next
+
+    def prepare(self, stamp: Stamp, tensor_steps: Sequence[int], extra: Mapping[str, Any]) -> None:
+        """Write the table of a step whose extents are all written. After a StateError from here nothing is lost."""
+        names, indices = [array.name for array in self.manifest.arrays], [e.index for e in self.layout.extents]
+        checksums = {name: [self._written[name, index] for index in indices] for name in names}
+        table = seal("table", {"tensor_steps": list(tensor_steps), "checksums": checksums, "extra": extra})
+        self._file.write(self.layout.table_offset(stamp.step), table)
+        manifest = self.layout.manifest_bytes, self._manifest_crc32c
+        superblock = Superblock(stamp, *manifest, table.nbytes, crc32c(table))
+        self._prepared = Version(superblock, tuple(tensor_steps), self._written, extra)
+
+    def flush(self) -> None:
+        """Make all writes durable. After a StateError from here nothing is known about them."""
+        self._file.flush()
+
+    def confirm(self) -> None:
+        """Write the superblock of what was prepared and make it durable. Errors as of `flush`."""
+        assert self._prepared is not None
+        self._write_superblock(self._prepared.superblock, alone=self._version is None)
+
+    def adopt(self) -> None:
+        """Let reads see what was confirmed."""
+        self._other = self._version.superblock if self._version else None
+        self._version, self._prepared, self._undone = self._prepared, None, False
+        self.discard()
+
+    # The step before
+
+    def previous(self) -> Version:
+        """The step before, from the other slot; its extents may be written over. Raises StateError without one."""
+        if self._other is None:
+            raise StateError(f"{self.path} holds no step before {self.version.stamp.step}")
+        return self._load(self._other)
+
+    def step_back(self, version: Version) -> None:
+        """Let reads see the step before, which `previous` gave; durable after `settle`."""
+        self._version, self._other, self._undone = version, None, True
+        self.discard()
+
+    def settle(self) -> None:
+        """Make the step that reads see the one that this file opens at, durably. Errors as of `flush`.
+
+        What was read when it was opened may have been in a cache, of a process whose flush had failed.
+        """
+        self._write_superblock(self.version.superblock, alone=self._undone)
+        self._undone = False
+
+    # Blocks
+
+    def _write_superblock(self, superblock: Superblock, *, alone: bool) -> None:
+        step = superblock.stamp.step
+        if alone:
+            self._file.write(self.layout.superblock_offset(step + 1), void_block(step))
+        self._file.write(self.layout.superblock_offset(step), superblock.block())
+        self._file.flush()
+
+    def _load(self, superblock: Superblock) -> Version:
+        offset = self.layout.table_offset(superblock.stamp.step)
+        table = _read_checked(self._file, "checksum table", offset, superblock.table_bytes, superblock.table_crc32c)
+        body = unseal("table", table)
+        checksums = {(name, extent.index): checksum for name, column in body["checksums"].items()
+                     for extent, checksum in zip(self.layout.extents, column, strict=True)}  # fmt: skip
+        return Version(superblock, tuple(body["tensor_steps"]), checksums, body["extra"])
+
+    def _check_length(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
+        size_bytes = self.manifest.array(array).extent_bytes(extent)
+        if memory.nbytes != size_bytes:
+            raise AlignmentError(f"memory must have the extent's {size_bytes} bytes, not {memory.nbytes}")
+
+
+def _layout(manifest: Manifest, deal: Deal, index: int, block: NDArray[np.uint8]) -> Layout:
+    return Layout(manifest, block.nbytes, deal.extents_of(index, manifest.extents))
+
+
+def _read(file: DirectFile, offset: int, size_bytes: int) -> NDArray[np.uint8]:
+    memory = aligned_buffer(size_bytes)
+    file.read(offset, memory)
+    return memory
+
+
+def _read_checked(file: DirectFile, name: str, offset: int, size_bytes: int, checksum: int) -> NDArray[np.uint8]:
+    block = _read(file, offset, size_bytes)
+    if crc32c(block) != checksum:
+        raise StateError(f"{file.path}: the {name} at offset {offset} is damaged; restore the file from a copy")
+    return block

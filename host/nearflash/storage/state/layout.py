@@ -1,0 +1,77 @@
+"""Byte offsets of a state file's parts."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from nearflash.storage.io.direct import BLOCK_BYTES
+from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest
+
+__all__ = ["ARRAYS", "EXTRA_BYTES", "Layout"]
+
+ARRAYS = tuple(array.name for array in ADAM_ARRAYS)
+"""Names of the arrays that are stored unless told."""
+EXTRA_BYTES = 64 << 10
+"""Room for `extra`, as JSON, in the checksum table of each slot: a scaler, a scheduler, generators' states."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Offsets, in bytes, all multiples of 4096. What belongs to step t lies in slot t mod 2.
+
+    Within a slot extent follows extent, and within an extent array follows array.
+    """
+
+    manifest: Manifest
+    manifest_bytes: int
+    extents: tuple[Extent, ...]
+    """Those that lie in this file, in order."""
+
+    manifest_offset = 2 * BLOCK_BYTES
+
+    @cached_property
+    def table_bytes(self) -> int:
+        """Room for the checksum table of one slot: 11 characters a checksum, up to 12 a tensor's step count."""
+        checksums = sum(len(array.name) + 8 + 11 * len(self.extents) for array in self.manifest.arrays)
+        longest = 256 + checksums + 12 * len(self.manifest.tensors) + EXTRA_BYTES
+        return -(-longest // BLOCK_BYTES) * BLOCK_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file."""
+        return self._slot_offset(0) + 2 * self._slot_bytes
+
+    def superblock_offset(self, step: int) -> int:
+        """Where the superblock of that step lies."""
+        return step % 2 * BLOCK_BYTES
+
+    def table_offset(self, step: int) -> int:
+        """Where the checksum table of that step lies."""
+        return self.manifest_offset + self.manifest_bytes + step % 2 * self.table_bytes
+
+    def array_offset(self, step: int, array: str, extent: Extent) -> int:
+        """Where an extent of an array lies in that step's slot."""
+        before = 0
+        for each in self.manifest.arrays:
+            if each.name == array:
+                break
+            before += each.extent_bytes(extent)
+        return self._slot_offset(step) + self._positions[extent.index] * self._full_record_bytes + before
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {extent.index: position for position, extent in enumerate(self.extents)}
+
+    @cached_property
+    def _slot_bytes(self) -> int:
+        # Only the last extent of all may be shorter, and where it is here it is the last one here.
+        return sum(map(self._record_bytes, self.extents))
+
+    @cached_property
+    def _full_record_bytes(self) -> int:
+        return self._record_bytes(self.extents[0])
+
+    def _slot_offset(self, step: int) -> int:
+        return self.table_offset(0) + 2 * self.table_bytes + step % 2 * self._slot_bytes
+
+    def _record_bytes(self, extent: Extent) -> int:
+        return sum(array.extent_bytes(extent) for array in self.manifest.arrays)

@@ -1,0 +1,189 @@
+"""Where each tensor lies in the flat parameter vector, which arrays are stored of it, and how it is cut into extents.
+
+Tensors follow one another, each padded to 32 parameters: 16 fill the widest device port and are the vectors on which
+the optimizer's profiles equal torch, 32 share a scale in 8-bit arrays. The vector is padded to whole blocks.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Self
+
+from nearflash.abi.errors import AlignmentError, ShapeError, StateError
+from nearflash.abi.formats import FP32
+from nearflash.storage.io.direct import BLOCK_BYTES
+
+__all__ = ["ADAM_ARRAYS", "EXTENT_PARAMS", "Extent", "Manifest", "StateArray", "TensorEntry"]
+
+TENSOR_ALIGNMENT = 32
+"""Parameters to whose multiple each tensor is padded."""
+EXTENT_ALIGNMENT = BLOCK_BYTES // FP32.bytes
+"""Parameters to whose multiple an extent is cut: one block of direct I/O."""
+EXTENT_PARAMS = 1 << 20
+"""Parameters of an extent unless told: 4 MiB an fp32 array, well over the 1 MB that NVMe drives need for their full
+rate."""
+
+
+def _padded(params: int, multiple: int) -> int:
+    return -(-params // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor: `dtype` is the training script's (`float32`), the stored arrays are fp32 always."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    """First parameter in the flat vector, a multiple of 32."""
+
+    @property
+    def params(self) -> int:
+        """Number of parameters, without padding."""
+        return prod(self.shape)
+
+    def describe(self) -> str:
+        """Name, dtype and shape, for messages."""
+        return f"{self.name!r} ({self.dtype}, {self.shape})"
+
+    @property
+    def stop(self) -> int:
+        """End of the tensor's range, padding included."""
+        return self.start + _padded(self.params, TENSOR_ALIGNMENT)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Parameters [start, start + params): the unit of I/O, of checksums and of device buffers."""
+
+    index: int
+    start: int
+    params: int
+
+    @property
+    def stop(self) -> int:
+        """End of the range."""
+        return self.start + self.params
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of an fp32 array's extent, so of p's."""
+        return self.params * FP32.bytes
+
+
+@dataclass(frozen=True)
+class StateArray:
+    """One stored array: an element of `element_bytes` for every `params_per_element` parameters."""
+
+    name: str
+    element_bytes: int = FP32.bytes
+    params_per_element: int = 1
+    torch_name: str = ""
+    """What torch.optim calls it (`exp_avg`); empty for p and for scales."""
+
+    def size_bytes(self, params: int) -> int:
+        """Bytes of the elements of `params` parameters (rounded up to whole elements)."""
+        return -(-params // self.params_per_element) * self.element_bytes
+
+    def extent_bytes(self, extent: Extent) -> int:
+        """Bytes of the array's extent in file and memory: its elements, padded to whole blocks of 4096."""
+        return _padded(self.size_bytes(extent.params), BLOCK_BYTES)
+
+
+ADAM_ARRAYS = (StateArray("p"), StateArray("m", torch_name="exp_avg"), StateArray("v", torch_name="exp_avg_sq"))
+"""Master parameters, first and second moments, all fp32."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Tensors in order, extent length in parameters (a multiple of 1024) and stored arrays, p first. Use `pack`."""
+
+    tensors: tuple[TensorEntry, ...]
+    extent_params: int
+    arrays: tuple[StateArray, ...] = ADAM_ARRAYS
+
+    @classmethod
+    def pack(
+        cls,
+        tensors: Iterable[tuple[str, tuple[int, ...], str]],
+        extent_params: int,
+        arrays: Iterable[StateArray] = ADAM_ARRAYS,
+    ) -> Self:
+        """Lay out (name, shape, dtype) one after another. Raises AlignmentError, ShapeError, StateError."""
+        if extent_params <= 0 or extent_params % EXTENT_ALIGNMENT:
+            raise AlignmentError(
+                f"extent_params must be a positive multiple of {EXTENT_ALIGNMENT}, not {extent_params!r}"
+            )
+        entries: list[TensorEntry] = []
+        for name, shape, dtype in tensors:
+            entries.append(TensorEntry(name, tuple(shape), dtype, entries[-1].stop if entries else 0))
+        if not entries or entries[-1].stop == 0:
+            raise ShapeError("the parameters must have at least one element, not none; pass trainable tensors")
+        return cls(tuple(entries), extent_params, _checked(tuple(arrays)))
+
+    @property
+    def params(self) -> int:
+        """Length of the flat vector, padding included: a multiple of 1024."""
+        return _padded(self.tensors[-1].stop, EXTENT_ALIGNMENT)
+
+    @cached_property
+    def extents(self) -> tuple[Extent, ...]:
+        """The extents in order; the last one may be shorter."""
+        starts = range(0, self.params, self.extent_params)
+        return tuple(Extent(i, s, min(self.extent_params, self.params - s)) for i, s in enumerate(starts))
+
+    @cached_property
+    def _by_name(self) -> dict[str, StateArray]:
+        return {array.name: array for array in self.arrays}
+
+    def array(self, name: str) -> StateArray:
+        """The stored array of that name. Raises StateError where there is none."""
+        if name not in self._by_name:
+            raise StateError(f"array must be one of {', '.join(self._by_name)}, not {name!r}")
+        return self._by_name[name]
+
+    def names_in(self, extent: Extent) -> str:
+        """Which tensors an extent holds, for messages."""
+        inside = [repr(t.name) for t in self.tensors if max(t.start, extent.start) < min(t.stop, extent.stop)]
+        return " to ".join(dict.fromkeys((inside[0], inside[-1]))) if inside else "padding"
+
+    def difference(self, other: Self) -> str | None:
+        """The first point in which `other` differs, as a sentence; None when they are equal."""
+        for mine, theirs in zip(self.tensors, other.tensors, strict=False):
+            if mine != theirs:
+                return f"tensor {mine.describe()}, not {theirs.describe()}"
+        if len(self.tensors) != len(other.tensors):
+            return f"{len(self.tensors)} tensors, not {len(other.tensors)}"
+        if self.extent_params != other.extent_params:
+            return f"extents of {self.extent_params} parameters, not {other.extent_params}"
+        for stored, wanted in zip(self.arrays, other.arrays, strict=False):
+            if stored != wanted:
+                return f"array {stored}, not {wanted}"
+        if len(self.arrays) != len(other.arrays):
+            return f"{len(self.arrays)} arrays, not {len(other.arrays)}"
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the state file."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Self:
+        """Inverse of `to_json`."""
+        entries = (TensorEntry(t["name"], tuple(t["shape"]), t["dtype"], t["start"]) for t in body["tensors"])
+        return cls(tuple(entries), body["extent_params"], tuple(StateArray(**array) for array in body["arrays"]))
+
+
+def _checked(arrays: tuple[StateArray, ...]) -> tuple[StateArray, ...]:
+    names = [array.name for array in arrays]
+    first = StateArray("p")
+    if not arrays or arrays[0] != first:
+        raise StateError(f"arrays must begin with {first}, not {arrays[:1]}")
+    if len(set(names)) < len(names):
+        raise StateError(f"arrays must have different names, not {names}")
+    for array in arrays:
+        if min(array.element_bytes, array.params_per_element) < 1 or EXTENT_ALIGNMENT % array.params_per_element:
+            raise StateError(f"{array} must have whole elements in {EXTENT_ALIGNMENT} parameters; choose other sizes")
+    return arrays

@@ -1,0 +1,88 @@
+"""Copies of a state at its committed step, which open like any other.
+
+A file system with reflinks (xfs, btrfs) shares the blocks: nothing is copied until one side writes. Elsewhere each
+extent of the committed slot is read, checked and written anew, so that damage is not copied.
+
+Source: ioctl_ficlone(2).
+"""
+
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from nearflash.abi.errors import StateError
+from nearflash.storage.io.buffers import BufferPool
+from nearflash.storage.io.direct import flush_directory, partial_of
+from nearflash.storage.state.file import StateFile
+
+__all__ = ["copy", "reflink", "snapshot_paths"]
+
+FICLONE = 0x40049409
+"""From linux/fs.h: _IOW(0x94, 9, int)."""
+
+
+def snapshot_paths(paths: Sequence[Path], folder: Path) -> list[Path]:
+    """Names in the folder for copies of the files: their own, with a number where two are alike.
+
+    Raises StateError where one exists.
+    """
+    alike = Counter(path.name for path in paths)
+    names = [path.name if alike[path.name] == 1 else f"{path.name}.{index}" for index, path in enumerate(paths)]
+    for name in names:
+        if (folder / name).exists():
+            raise StateError(f"{folder / name} must not exist yet; choose another folder for the snapshot")
+    return [folder / name for name in names]
+
+
+def copy(file: StateFile, path: Path) -> bool:
+    """A copy of the file at the step that its reads see, durable, complete as soon as it has its name.
+
+    Returns whether blocks are shared. Raises StateError for damage, StorageFullError; nothing is left behind then.
+    """
+    partial = partial_of(path)
+    try:
+        shared = reflink(file.path, partial)
+        if shared:
+            partial.rename(path)
+            flush_directory(path.parent)
+        else:
+            _copy(file, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return shared
+
+
+def reflink(source: Path, path: Path) -> bool:
+    """A durable file that shares all blocks of `source`; False, and no file, where the file system has no such."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with source.open("rb") as original:
+            fcntl.ioctl(fd, FICLONE, original.fileno())
+        os.fsync(fd)
+    except OSError:
+        path.unlink()
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _copy(file: StateFile, path: Path) -> None:
+    version = file.version
+    new = StateFile.create(path, file.manifest, file.deal, file.index, direct=file.direct)
+    buffers = BufferPool()
+    try:
+        for extent in file.layout.extents:
+            for array in file.manifest.arrays:
+                with buffers.take(array.extent_bytes(extent)) as memory:
+                    file.read(array.name, extent, memory)
+                    new.write(version.stamp.step, array.name, extent, memory)
+        new.prepare(version.stamp, version.tensor_steps, version.extra)
+        new.flush()
+        new.confirm()
+        new.publish(path)
+    finally:
+        new.close()

@@ -1,0 +1,1 @@
+"""Gradients on their way to the device: norm, loss scale, Top-K compression."""

@@ -1,0 +1,136 @@
+"""The compressor: gradients of a range of parameters to a Top-K stream, with what it leaves out carried over.
+
+    a = g + e,  kept = the k of a with the largest magnitude,  e' = a - kept (as rounded to the value format)
+
+e is held in the gradients' own unit: unscaled and clipped. It changes only at `commit`: a step that is skipped or fails
+leaves it as it was.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import AlignmentError, NonFiniteError
+from nearflash.device.backends.host.topk import decode_values, encode_values, pack
+from nearflash.training.gradients.compression.residual import BLOCK_PARAMS, ExactResidual, QuantizedResidual, Residual
+from nearflash.training.gradients.compression.topk import TopK
+
+__all__ = ["Compressor"]
+
+_INFINITY = 0x7F800000
+_SAMPLED = 64
+"""One of so many elements is looked at first."""
+
+
+class Compressor:
+    """Compresses the gradients of a flat vector of `params` parameters, range by range.
+
+    settings: what is kept. params: a multiple of 16. device: where gradients come from and the residual lies.
+    Ranges that do not overlap may be compressed in any order and from any thread; a range is a unit of selection, so
+    the same ranges give the same streams, whatever device or thread works on them.
+
+    Raises AlignmentError for a number of parameters, or a range, that is not a multiple of 16.
+    """
+
+    def __init__(self, settings: TopK, params: int, device: torch.device | str = "cpu") -> None:
+        _check_multiple("params", params)
+        self.settings, self._params = settings, params
+        self._residual: Residual | None = None
+        if settings.feedback:
+            kind = ExactResidual if settings.residual == "fp32" else QuantizedResidual
+            self._residual = kind(params, torch.device(device))
+        self._pending: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    @torch.no_grad()
+    def compress(self, start: int, gradients: NDArray[np.float32] | torch.Tensor, step: int) -> NDArray[np.uint8]:
+        """Stream (nearflash.abi.topk) for parameters [start, start + n), from their fp32 gradients (n,), at `step`.
+
+        The n·ratio largest by magnitude of gradient plus residual are kept, the lower index where two are equal, and
+        none that are zero. Values past the value format's range are kept as its largest number.
+        Raises NonFiniteError for NaN or infinity; nothing was kept then.
+        """
+        given = torch.from_numpy(gradients) if isinstance(gradients, np.ndarray) else gradients.detach().reshape(-1)
+        _check_multiple("start", start)
+        _check_multiple("gradients", given.numel())
+        params = given.numel()
+        total = given.float() if self._residual is None else self._residual.read(start, params).add_(given)
+        chosen = _largest(total, self.settings.count(params, step))
+        bits = encode_values(total[chosen].cpu().numpy(), self.settings.wire_format)
+        if self._residual is not None:
+            kept = torch.from_numpy(decode_values(bits, self.settings.wire_format))
+            total[chosen] -= kept.to(total.device)
+            self._pending[start] = self._residual.pack(total)
+        return pack(chosen.cpu().numpy(), bits, params, self.settings.wire_format)
+
+    def commit(self) -> None:
+        """The step is done: what its streams left out is carried over."""
+        for start, packed in self._pending.items():
+            assert self._residual is not None
+            self._residual.write(start, packed)
+        self._pending.clear()
+
+    def abort(self) -> None:
+        """The step is not done: the residual stays as it was before it."""
+        self._pending.clear()
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The residual as of the last commit, by name: for the state, so that training resumes bit by bit."""
+        return {} if self._residual is None else self._residual.arrays()
+
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what `arrays` gave. Raises StateError for another kind or number of parameters."""
+        self._pending.clear()
+        if self._residual is not None:
+            self._residual.load(arrays)
+
+    def after(self, start: int, params: int, ranges: Iterable[int]) -> dict[str, NDArray[Any]]:
+        """What `arrays` will have of [start, start + params) after a commit: copies, on the CPU.
+
+        ranges: starts of those that `compress` was called with in there.
+        """
+        if self._residual is None:
+            return {}
+        pending = {first: self._pending[first] for first in ranges if first in self._pending}
+        return self._residual.after(start, params, pending)
+
+
+def _check_multiple(name: str, params: int) -> None:
+    if params % BLOCK_PARAMS:
+        raise AlignmentError(f"{name} must be a multiple of {BLOCK_PARAMS} parameters, not {params}; pad with zeros")
+
+
+def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Ascending indices of the `count` values of largest magnitude, zeros left out, the lower index of equal ones."""
+    magnitude = values.abs().view(torch.int32)  # in the order of the magnitudes, as integers; NaN above all
+    threshold = max(_threshold(magnitude, count), 1)
+    chosen = _indices(magnitude >= threshold)
+    found = magnitude[chosen]
+    if bool((found >= _INFINITY).any()):
+        wrong = int((magnitude >= _INFINITY).sum())
+        raise NonFiniteError(f"gradients must be finite, not NaN or infinite in {wrong} elements; skip this step")
+    surplus = chosen.numel() - count
+    if surplus > 0:
+        keep = torch.ones_like(found, dtype=torch.bool)
+        keep[(found == threshold).nonzero().view(-1)[-surplus:]] = False
+        chosen = chosen[keep]
+    return chosen
+
+
+def _indices(mask: torch.Tensor) -> torch.Tensor:
+    return mask.nonzero().view(-1) if mask.is_cuda else torch.from_numpy(np.flatnonzero(mask.numpy()))
+
+
+def _threshold(magnitude: torch.Tensor, count: int) -> int:
+    """The `count`-th largest."""
+    if magnitude.is_cuda:
+        return int(torch.topk(magnitude, count, sorted=False).values.min())
+    values = magnitude.numpy()
+    sample = values[::_SAMPLED]
+    likely = min(sample.size, 2 * count // _SAMPLED + 8)  # of the sample, so that it is below the one sought
+    candidates = values[values >= np.partition(sample, -likely)[-likely]]
+    if candidates.size < count:
+        candidates = values
+    return int(np.partition(candidates, -count)[-count])  # a hundred times as fast as torch's on the CPU

@@ -1,0 +1,38 @@
+"""A state beside a framework's checkpoint: a snapshot when it saves, the snapshot in the state's place before a resume.
+
+The framework's own checkpoint holds a handle to the state (its identity and step), not the state. Without a snapshot
+training resumes from the state file at the last committed step only, which is where it stopped, not where it saved.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nearflash.abi.errors import StateError
+from nearflash.storage import StateStore
+from nearflash.storage.state.snapshot import copy
+from nearflash.training.optimizers.settings import Settings
+
+__all__ = ["FOLDER", "restore"]
+
+FOLDER = "nearflash"
+"""Of the snapshot, in the folder of a checkpoint."""
+
+
+def restore(
+    checkpoint: str | Path, path: str | Path | Sequence[str | Path], *, devices: int = 1, direct: bool = True
+) -> int:
+    """Put a checkpoint's snapshot in the place of the state on `path`, as an optimizer takes it; returns its step.
+
+    The files that were there are replaced. Raises StateError where there is no whole snapshot, or one of another number
+    of files; StorageFullError.
+    """
+    folder = Path(checkpoint) / FOLDER
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    targets = Settings(path=path, device=["host:update-smartssd"] * devices).paths
+    if len(found) != len(targets):
+        raise StateError(
+            f"{folder} must hold a snapshot of {len(targets)} files, not of {len(found)}; see doors.trainer"
+        )
+    with StateStore.open(found, direct=direct) as store:
+        store.each(lambda file: copy(file, targets[file.index]))
+        return store.steps

@@ -1,0 +1,1 @@
+"""Near-storage optimizers with torch's interface."""

@@ -1,0 +1,1 @@
+"""One optimizer step: plan, schedule, transfers, update, publication of the parameters."""

@@ -1,0 +1,263 @@
+"""The schedule of a step: on every device a pipeline of three stages, read - update - write, over a few slots.
+
+       extents        ┌────── free slots ◄──────┐
+    ──────────► read ─┴─► ready ─► update ─► done ─► write        threads read, one updates, threads write
+
+A thread that reads or writes computes checksums, too, hence several of them, so that the drive never waits. No
+device waits for another. After the first failure all stages stop; `finish` raises it, with store, slots and devices as
+before the step. Threads live as long as their step.
+
+Slots keep what they hold after it was written: with `resident_bytes` the extents that a step wrote last, with which
+the next step begins, are not read again.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+from nearflash.abi.errors import NearflashError
+from nearflash.device import Device
+from nearflash.storage import Extent, StateStore
+from nearflash.training.step.stalls import Stalls
+from nearflash.training.step.timeline import Timeline
+from nearflash.training.step.traffic import Traffic
+from nearflash.training.step.transfer import Slot, Transfer
+from nearflash.training.step.work_queue import Channel
+
+__all__ = ["SLOTS", "Schedule", "Step"]
+
+READERS = WRITERS = 3
+LEAST_SLOTS, SLOTS = 8, 32
+"""Extents in a device's memory at once: LEAST_SLOTS for the stages, up to SLOTS within AHEAD_BYTES to be read ahead."""
+AHEAD_BYTES = 100 << 20
+"""What a drive reads while the norm of 10^8 gradients is taken.
+
+Behind that a few slots go round, as each stage takes the newest: small ones are still in the processor's cache, and a
+drive that a processor moves, as virtual ones are, is up to half as fast again there as in memory."""
+
+Update = Callable[[Transfer, Slot], None]
+"""What the update stage does with an extent."""
+
+
+class Schedule:
+    """The devices of a store, in its order; `begin` starts a step."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        devices: Sequence[Device],
+        traffic: Traffic,
+        timeline: Timeline,
+        resident_bytes: int,
+        stream_bytes: int,
+    ) -> None:
+        """resident_bytes: of device memory, over all devices, for extents that need not be read again.
+
+        stream_bytes: of the longest compressed gradient of an extent, 0 where none comes.
+        """
+        self.store, self.timeline = store, timeline
+        self.transfers: list[Transfer] = []
+        manifest = store.manifest
+        slot_bytes = sum(array.extent_bytes(manifest.extents[0]) for array in manifest.arrays)
+        most = -(-len(manifest.extents) // len(devices))
+        self.keeps = resident_bytes > 0
+        """Whether slots are looked into before the file is read."""
+        ahead = min(SLOTS, max(LEAST_SLOTS, AHEAD_BYTES // slot_bytes))
+        slots = max(1, min(most, ahead + resident_bytes // len(devices) // slot_bytes))
+        try:
+            for device in devices:
+                self.transfers.append(Transfer(device, store, traffic, slots, stream_bytes))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give device memory back; it may be called twice."""
+        for transfer in self.transfers:
+            transfer.close()
+
+    def order(self) -> list[Extent]:
+        """The extents as the next step best takes them: turned round each time, so that the last are the first."""
+        extents = list(self.store.manifest.extents)
+        return extents if self.store.steps % 2 == 0 else extents[::-1]
+
+    def forget(self) -> None:
+        """The store's state was replaced: what is in device memory does not count any more."""
+        for transfer in self.transfers:
+            transfer.forget(before=0)
+
+    def begin(self) -> "Step":
+        """Start a step: its reading, that is, of what `offer` gives."""
+        return Step(self)
+
+
+class Step:
+    """One step under way. As a context manager it is discarded at the end unless `finish` has succeeded."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._began = time.perf_counter()
+        self._released = self._ended = 0.0
+        self.offered: list[Extent] = []
+        self.error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._discarded = False
+        self._pipelines = [Pipeline(self, schedule, transfer) for transfer in schedule.transfers]
+        self.update: Update | None = None
+
+    def offer(self, extents: Iterable[Extent]) -> None:
+        """Have extents read, in this order; those that were offered before are left out."""
+        known = {extent.index for extent in self.offered}
+        for extent in extents:
+            if extent.index not in known:
+                self.offered.append(extent)
+                self._pipelines[self._schedule.store.device_of(extent)].extents.put(extent)
+
+    def release(self, update: Update) -> None:
+        """Let the update stage begin; called again, it does this to extents that it has not begun with."""
+        first, self.update = self.update is None, update
+        if first:
+            self._released = time.perf_counter()
+            for pipeline in self._pipelines:
+                pipeline.release()
+
+    def finish(self) -> None:
+        """Wait until all that was offered is written.
+
+        Raises the first error of any stage; then `discard` what was done.
+        """
+        for pipeline in self._pipelines:
+            pipeline.extents.end()
+        self._join()
+        self._ended = time.perf_counter()
+        if self.error is not None:
+            raise self.error
+
+    def discard(self) -> None:
+        """Stop, and leave store and slots as before the step; after an error of a stage, reset the devices."""
+        if self._discarded:
+            return
+        self._discarded = True
+        self.abort()
+        self._join()
+        self._schedule.store.discard()
+        for transfer in self._schedule.transfers:
+            transfer.forget(before=self._schedule.store.steps + 1)
+            if self.error is not None:
+                with contextlib.suppress(NearflashError):
+                    transfer.reset()
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """Have all stages stop as soon as they can, because of the error where one is given; from any thread."""
+        with self._lock:
+            self.error = self.error or error
+        for pipeline in self._pipelines:
+            pipeline.abort()
+
+    @property
+    def stalls(self) -> Stalls:
+        """What the stages waited for; after `finish`."""
+        each = [pipeline.waited for pipeline in self._pipelines]
+        means = {name: sum(seconds[name] for seconds in each) / len(each) for name in each[0]}
+        means["gradients"] += self._released - self._began
+        return Stalls(self._ended - self._began, means)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is not None or not self._ended:
+            self.discard()
+
+    def _join(self) -> None:
+        for pipeline in self._pipelines:
+            pipeline.join()
+
+
+class Pipeline:
+    """One device's stages for one step."""
+
+    def __init__(self, step: Step, schedule: Schedule, transfer: Transfer) -> None:
+        self._step, self._schedule, self._transfer = step, schedule, transfer
+        self.extents = Channel[Extent]()
+        newest = not schedule.keeps  # else what was written first is written over first
+        self._free = Channel(transfer.slots, newest_first=newest)
+        self._ready = Channel[Slot](producers=READERS, newest_first=newest)
+        self._done = Channel[Slot](newest_first=newest)
+        self._threads: list[threading.Thread] = []
+        for number in range(READERS):
+            self._start(f"read {number}", self.extents, self._read, self._ready)
+
+    def release(self) -> None:
+        """Start the stages after the first."""
+        for channel in (self.extents, self._free):
+            channel.measure()
+        self._start("update", self._ready, self._update, self._done)
+        for number in range(WRITERS):
+            self._start(f"write {number}", self._done, self._write, self._free)
+
+    def abort(self) -> None:
+        """Have all stages end."""
+        for channel in (self.extents, self._free, self._ready, self._done):
+            channel.abort()
+
+    def join(self) -> None:
+        """Wait until all threads have ended."""
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def waited(self) -> dict[str, float]:
+        """Seconds that a stage's thread waited, by what for."""
+        return {
+            "gradients": self.extents.waited_s / READERS,
+            "read": self._ready.waited_s,
+            "update": self._done.waited_s / WRITERS,
+            "write": self._free.waited_s / READERS,
+        }
+
+    def _start(self, name: str, source: Channel, act: Callable[[Any], Slot | None], sink: Channel) -> None:
+        device = self._schedule.transfers.index(self._transfer)
+        thread = threading.Thread(
+            target=self._run, args=(source, act, sink), name=f"device {device}: {name}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self, source: Channel, act: Callable[[Any], Slot | None], sink: Channel) -> None:
+        try:
+            while (item := source.get()) is not None:
+                if (slot := act(item)) is not None:
+                    sink.put(slot)
+        except BaseException as error:
+            self._step.abort(error)
+        finally:
+            if sink is not self._free:
+                sink.end()
+
+    # Stages
+
+    def _read(self, extent: Extent) -> Slot | None:
+        step, keeps = self._schedule.store.steps, self._schedule.keeps
+        slot = self._free.get(prefer=lambda slot: keeps and slot.holds(extent, step))
+        if slot is not None and not (keeps and slot.holds(extent, step)):
+            with self._span("flash read", extent):
+                self._transfer.read(slot, extent)
+        return slot
+
+    def _update(self, slot: Slot) -> Slot:
+        assert self._step.update is not None, "the stage begins with the release"
+        self._transfer.enter(slot)
+        self._step.update(self._transfer, slot)
+        self._transfer.leave(slot)
+        return slot
+
+    def _write(self, slot: Slot) -> Slot:
+        with self._span("flash write", slot.extent):
+            self._transfer.write(slot)
+        return slot
+
+    def _span(self, name: str, extent: Extent | None) -> contextlib.AbstractContextManager[None]:
+        return self._schedule.timeline.span(name, extent=-1 if extent is None else extent.index)

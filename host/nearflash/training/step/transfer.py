@@ -1,0 +1,185 @@
+"""Extents between flash, one device's memory, and host.
+
+    flash --p, m, v--> slot: updated in place in device memory --p', m', v'--> the spare slot on flash
+    host  --gradients--> device --parameters or their copy--> host
+
+Stored arrays go by direct I/O into the device's p2p window; where a device has none they go to the buffer's host copy,
+and the detour is counted on the host link.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.commands import GradientFormat, UpdateCommand
+from nearflash.abi.errors import NonFiniteError
+from nearflash.abi.formats import FP32
+from nearflash.device import Buffer, Device
+from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
+from nearflash.training.step.plan import Run
+from nearflash.training.step.traffic import Traffic
+
+__all__ = ["HOST_ARRAYS", "Slot", "Transfer"]
+
+HOST_ARRAYS = ("residual", "residual_scale")
+"""Stored arrays that stay in host memory: what compression left out
+(nearflash.training.gradients.compression.residual)."""
+
+TIMEOUT_S = 600.0
+"""For one run: a board needs milliseconds, a simulated kernel on a busy machine a minute."""
+
+
+class Slot:
+    """Device memory for the stored arrays of one extent, and what they hold."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Buffer] = {}
+        self.host: dict[str, NDArray[np.uint8]] = {}
+        """Arrays that the device has no part in, page aligned: written like the others, never read."""
+        self.extent: Extent | None = None
+        self.step = -1
+        """The step whose state of `extent` is in the buffers; -1: none, as they are being changed."""
+
+    def holds(self, extent: Extent, step: int) -> bool:
+        """Whether that extent, as it is at that step, needs no reading."""
+        return (self.extent, self.step) == (extent, step)
+
+    def memory(self, array: StateArray, extent: Extent) -> NDArray[np.uint8]:
+        """Where file I/O of an extent's array goes."""
+        if array.name in self.host:
+            return self.host[array.name][: array.extent_bytes(extent)]
+        buffer = self.buffers[array.name]
+        return (buffer.host if buffer.p2p is None else buffer.p2p)[: array.extent_bytes(extent)]
+
+
+class Transfer:
+    """One device's slots, and its buffers for gradients and the low-precision copy.
+
+    `read` and `write` are file I/O, for any thread. Everything else uses the device: one thread at a time.
+    """
+
+    def __init__(self, device: Device, store: StateStore, traffic: Traffic, slots: int, stream_bytes: int = 0) -> None:
+        """stream_bytes: of the longest compressed gradient, 0 where none comes."""
+        self.device, self.slots = device, list[Slot]()
+        self._store, self._traffic = store, traffic
+        longest = store.manifest.extents[0]
+        self._arrays = [array for array in store.manifest.arrays if array.name not in HOST_ARRAYS]
+        self._host_arrays = [array for array in store.manifest.arrays if array.name in HOST_ARRAYS]
+        self._buffers: dict[str, Buffer] = {}
+        try:
+            for _ in range(slots):
+                self.slots.append(Slot())
+                for array in self._host_arrays:
+                    self.slots[-1].host[array.name] = aligned_buffer(array.extent_bytes(longest))
+                for array in self._arrays:
+                    self.slots[-1].buffers[array.name] = device.allocate(array.extent_bytes(longest))
+            self._buffers["g"] = device.allocate(max(longest.size_bytes, stream_bytes))
+            self._buffers["copy"] = device.allocate(longest.size_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the device memory back; it may be called twice."""
+        for buffers in (self._buffers, *(slot.buffers for slot in self.slots)):
+            for buffer in buffers.values():
+                self.device.free(buffer)
+            buffers.clear()
+        self.slots = []
+
+    # File I/O
+
+    def read(self, slot: Slot, extent: Extent) -> None:
+        """Bring an extent's committed arrays into a slot. Raises StateError for damaged data."""
+        slot.extent, slot.step = extent, -1
+        for array in self._arrays:
+            memory = slot.memory(array, extent)
+            self._store.read(array.name, extent, memory)
+            self._traffic.add(flash_read_bytes=memory.size)
+        slot.step = self._store.steps
+
+    def write(self, slot: Slot) -> None:
+        """Write a slot's arrays to the spare slot on flash, parameters first. Raises StorageFullError, StateError."""
+        assert slot.extent is not None, "only a slot that was read is written"
+        for array in (*self._arrays, *self._host_arrays):
+            memory = slot.memory(array, slot.extent)
+            self._store.write(array.name, slot.extent, memory)
+            self._traffic.add(flash_written_bytes=memory.size)
+        slot.step = self._store.steps + 1
+
+    # The device
+
+    def enter(self, slot: Slot) -> None:
+        """Bring what was read into device memory, where the device has no window of its own."""
+        self._sync(slot, down=True)
+
+    def leave(self, slot: Slot) -> None:
+        """Bring the arrays to where they are written from."""
+        self._sync(slot, down=False)
+
+    def gradients(self, params: int) -> NDArray[np.float32]:
+        """Where to put the gradients of a run's `params` parameters, fp32, before `update`."""
+        return self._buffers["g"].host[: params * FP32.bytes].view(np.float32)
+
+    def update(self, slot: Slot, run: Run, stream: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """Update a run within the slot's extent; returns the new parameters' bytes (fp32, or in the copy's format).
+
+        stream: the gradients where they are compressed (nearflash.abi.topk); else they are where `gradients` says. The
+        result is valid until the next call. Raises DeviceError, WaitTimeoutError, NonFiniteError.
+        """
+        assert slot.extent is not None, "only a slot that was read is updated"
+        params, first = run.stop - run.start, run.start - slot.extent.start
+        slot.step = -1
+        if stream is not None:
+            self._buffers["g"].host[: stream.size] = stream
+        self._move(self._buffers["g"], 0, params * FP32.bytes if stream is None else stream.size, down=True)
+        stored = {
+            array.name: slot.buffers[array.name].address + array.size_bytes(first)
+            for array in self._arrays
+            if array.name in ("p", *run.rule.arrays)
+        }
+        completion = self.device.run(
+            UpdateCommand(
+                run.rule,
+                params,
+                inputs={"g": self._buffers["g"].address, **stored},
+                outputs={**stored, "copy": self._buffers["copy"].address},
+                copy=run.copy,
+                gradient=GradientFormat.FP32 if stream is None else GradientFormat.TOPK,
+                gradient_bytes=0 if stream is None else stream.size,
+                first_param=run.start,
+            ),
+            TIMEOUT_S,
+        )
+        self._traffic.add(completion.counters)
+        if nonfinite := completion.counters.get("nonfinite_gradients", 0):
+            raise NonFiniteError(
+                f"gradients must stay as they were when they were checked, but {nonfinite} of parameters "
+                f"[{run.start}, {run.stop}) are not finite any more; do not write to them during a step"
+            )
+        buffer, offset = (self._buffers["copy"], 0) if run.copy else (slot.buffers["p"], first * FP32.bytes)
+        size_bytes = params * (run.copy.number_format or FP32).bytes
+        self._move(buffer, offset, size_bytes, down=False)
+        return buffer.host[offset : offset + size_bytes]
+
+    def reset(self) -> None:
+        """After a failure: the device is idle, and the slots hold nothing."""
+        self.forget(before=0)
+        self.device.reset()
+
+    def forget(self, before: int) -> None:
+        """Slots that hold states of step `before` or later hold nothing."""
+        for slot in self.slots:
+            slot.step = slot.step if slot.step < before else -1
+
+    def _sync(self, slot: Slot, *, down: bool) -> None:
+        assert slot.extent is not None
+        for array in self._arrays:
+            buffer = slot.buffers[array.name]
+            if buffer.p2p is None:
+                self._move(buffer, 0, array.extent_bytes(slot.extent), down=down)
+
+    def _move(self, buffer: Buffer, offset: int, size_bytes: int, *, down: bool) -> None:
+        links = self.device.links
+        before = links.to_device, links.from_device
+        (buffer.sync_to_device if down else buffer.sync_from_device)(offset, size_bytes)
+        self._traffic.add(to_device_bytes=links.to_device - before[0], from_device_bytes=links.from_device - before[1])

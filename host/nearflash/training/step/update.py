@@ -1,0 +1,46 @@
+"""What a step does to an extent in device memory."""
+
+import numpy as np
+
+from nearflash.training.gradients.compression import Compressor
+from nearflash.training.step.parameters import FlatParameters
+from nearflash.training.step.plan import Plan
+from nearflash.training.step.timeline import Timeline
+from nearflash.training.step.transfer import Slot, Transfer
+
+__all__ = ["UpdateExtent"]
+
+
+class UpdateExtent:
+    """Gathers gradients (and compresses them), updates, and stages the new parameters, where runs cover an extent.
+
+    From any thread, for different extents at once. step: the one that is made, from 1.
+    """
+
+    def __init__(
+        self, flat: FlatParameters, plan: Plan, timeline: Timeline, compressor: Compressor | None, step: int
+    ) -> None:
+        self._flat, self._plan, self._timeline = flat, plan, timeline
+        self._compressor, self._step = compressor, step
+
+    def __call__(self, transfer: Transfer, slot: Slot) -> None:
+        """Raises DeviceError, WaitTimeoutError, NonFiniteError."""
+        assert slot.extent is not None, "only a slot that was read is updated"
+        span, extent = self._timeline.span, slot.extent
+        runs = list(self._plan.within(extent))
+        for run in runs:
+            params = run.stop - run.start
+            gradients, stream = transfer.gradients(params), None
+            with span("gather gradients", params=params):
+                self._flat.put_gradients(run.start, run.stop, run.scalar, gradients)
+            if self._compressor is not None:
+                with span("compress", params=params):
+                    stream = self._compressor.compress(run.start, gradients, self._step)
+            with span("update", params=params):
+                new = transfer.update(slot, run, stream)
+            with span("stage", params=params):
+                self._flat.stage(run.start, run.stop, new, run.copy)
+        if self._compressor is not None:
+            left_out = self._compressor.after(extent.start, extent.params, [run.start for run in runs])
+            for name, values in left_out.items():
+                slot.host[name][: values.nbytes] = values.view(np.uint8)

@@ -1,0 +1,1 @@
+"""The attend kernel: control, channel engines, selection, numerics."""

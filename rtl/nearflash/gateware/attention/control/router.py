@@ -1,0 +1,86 @@
+"""Request router: from the walkers to the channels and to the memory source.
+
+Contract: requests of one walker to one destination leave in order; each leaves once. A request to memory goes to
+o_memory whatever its channel; one to NAND to the output of its channel.
+
+A destination without room holds back only the walkers whose next request is for it; of several that can go, the last
+walker goes first. Give the last place to the one whose requests end heads, not to the one whose requests begin them.
+
+Timing: latency LATENCY cycles; one request a cycle; back-pressure: yes, after PLACES requests to a channel.
+"""
+
+from amaranth import Cat, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.config import AttendConfig
+from nearflash.gateware.attention.engine.interfaces import PageRequest, RoutedRequest
+from nearflash.gateware.stream.queue import StreamQueue
+
+__all__ = ["RequestRouter"]
+
+
+class RequestRouter(wiring.Component):
+    """Routes page requests.
+
+    Parameters
+    ----------
+    config : build configuration.
+    count : walkers, at least 2.
+
+    Members
+    -------
+    i : array of `count` In streams of RoutedRequest.
+    o : array of `config.channels` Out streams of PageRequest.
+    o_memory : Out stream of RoutedRequest.
+    room : Out, by channel, there is a place in its queue.
+    """
+
+    #: Requests that wait for a channel, beside those in its source. A block of the index goes to one channel at once.
+    PLACES = 32
+    LATENCY = 2
+
+    def __init__(self, config: AttendConfig, count: int = 2) -> None:
+        self.count = count
+        super().__init__(
+            {
+                "i": In(stream.Signature(RoutedRequest)).array(count),
+                "o": Out(stream.Signature(PageRequest)).array(config.channels),
+                "o_memory": Out(stream.Signature(RoutedRequest)),
+                "room": Out(config.channels),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The walkers' next requests; which of them can go; the destinations' queues."""
+        m = Module()
+        walkers = [StreamQueue(RoutedRequest, 2) for _ in self.i]
+        channels = [StreamQueue(PageRequest, self.PLACES) for _ in self.o]
+        memory = StreamQueue(RoutedRequest, 2)
+        for name, queues in (("walker", walkers), ("channel", channels), ("memory", [memory])):
+            for index, queue in enumerate(queues):
+                m.submodules[f"{name}_{index}"] = queue
+        for source, sink in (
+            *((wiring.flipped(i), queue.i) for i, queue in zip(self.i, walkers, strict=True)),
+            *((queue.o, wiring.flipped(o)) for o, queue in zip(self.o, channels, strict=True)),
+            (memory.o, wiring.flipped(self.o_memory)),
+        ):
+            wiring.connect(m, source, sink)
+
+        m.d.comb += self.room.eq(Cat(queue.i.ready for queue in channels))
+        item, taken = Signal(RoutedRequest), Signal()
+        for index, queue in enumerate(walkers):
+            ahead, can = queue.o.payload, Signal(name=f"can_{index}")
+            room = Mux(ahead.request.memory, memory.i.ready, self.room.bit_select(ahead.channel, 1))
+            m.d.comb += can.eq(queue.o.valid & room)
+            with m.If(can):
+                m.d.comb += [item.eq(ahead), taken.eq(1)]
+            earlier = [other.o.ready for other in walkers[:index]]
+            m.d.comb += queue.o.ready.eq(can)
+            with m.If(can):
+                m.d.comb += [ready.eq(0) for ready in earlier]
+        m.d.comb += [memory.i.payload.eq(item), memory.i.valid.eq(taken & item.request.memory)]
+        for index, queue in enumerate(channels):
+            mine = ~item.request.memory & (item.channel == index)
+            m.d.comb += [queue.i.payload.eq(item.request), queue.i.valid.eq(taken & mine)]
+        return m

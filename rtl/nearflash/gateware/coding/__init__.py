@@ -1,0 +1,1 @@
+"""Checksums and linear codes, and nets that synthesis keeps."""

@@ -1,0 +1,1 @@
+"""Top-K gradient streams to dense gradients."""

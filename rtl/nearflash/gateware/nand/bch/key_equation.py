@@ -1,0 +1,176 @@
+"""Key equation of the BCH code: from syndromes to the error locator, by Berlekamp-Massey without inversion.
+
+    discrepancy d = sum of L[k]·S[2r + 1 - k]          r = 0 … 15
+    d != 0:  L' = g·L + d·P;  where the length n <= r:  P' = x²·L, g' = d, n' = 2r + 1 - n;  else P' = x²·P
+    d == 0:  L' = L, P' = x²·P
+
+In a binary code every second discrepancy is zero and is left out. L and P lie in LUT RAM; two multipliers work on one
+coefficient a cycle. P is stored moved down by `offset`, so that x²·P costs nothing; an update walks from the highest
+coefficient down, so that P' never overwrites what is still to be read.
+
+Contract: for each codeword four beats of syndromes in, 17 beats out: coefficients of L, lowest first, and on each of
+them the number of errors (the length n, 0 to 31; above 16 there is no locator). Reset drops the codeword inside.
+
+Timing: 35 cycles to take the syndromes, then for each r about n + 4, twice that where d != 0, then 17: about 150
+cycles for one error, 400 for 16; back-pressure: yes.
+Source: Burton, Inversionless decoding of binary BCH codes, IEEE Trans. Inf. Theory 17 (1971).
+"""
+
+from amaranth import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.attention.codeword import BCH_BITS, BCH_ERRORS
+from nearflash.gateware.coding import linear
+from nearflash.gateware.fp.pipeline import wire
+from nearflash.gateware.nand.bch.field import element, multiply, square
+
+__all__ = ["SYNDROMES_A_BEAT", "Coefficient", "KeyEquation"]
+
+SYNDROMES_A_BEAT = 4
+_TERMS = BCH_ERRORS + 1
+
+
+class Coefficient(data.Struct):
+    """A coefficient of an error locator, and how many errors there are (constant over the locator)."""
+
+    value: BCH_BITS
+    errors: 5
+
+
+class KeyEquation(wiring.Component):
+    """Serial solver of the key equation.
+
+    Members
+    -------
+    i : In stream of four syndromes; a codeword's S_1, S_3, S_5, S_7 first.
+    o : Out stream of Coefficient, 17 a codeword.
+    """
+
+    i: In(stream.Signature(BCH_BITS * SYNDROMES_A_BEAT))
+    o: Out(stream.Signature(Coefficient))
+
+    def elaborate(self, platform: object) -> Module:
+        """Cycle 0: read L[k], S or P. Cycle 1: multiply; sum up the discrepancy, or write L'[k] and P'[k] back."""
+        m = Module()
+        m.submodules.syndromes = syndromes = Memory(shape=BCH_BITS, depth=32, init=[])
+        m.submodules.locator = locator = Memory(shape=BCH_BITS, depth=32, init=[])
+        m.submodules.previous = previous = Memory(shape=BCH_BITS, depth=32, init=[])
+        self._s, self._l, self._p = (
+            (memory.write_port(), memory.read_port(domain="comb")) for memory in (syndromes, locator, previous)
+        )
+        self._k, self._step, self._length = Signal(5), Signal(4), Signal(5)
+        self._offset = Signal(6)
+
+        # Cycle 0
+        clear, first, in_sum, in_update = Signal(), Signal(), Signal(), Signal()
+        a, b, c = (Signal(BCH_BITS, name=name, reset_less=True) for name in ("a", "b", "c"))
+        k_1, sums, updates = Signal(5), Signal(), Signal()
+        scale, discrepancy, grows = Signal(BCH_BITS), Signal(BCH_BITS), Signal()
+        below = wire(m, self._k - self._offset)
+        m.d.comb += [self._l[1].addr.eq(self._k), self._p[1].addr.eq(below[:5])]
+        m.d.sync += [
+            a.eq(self._l[1].data),
+            b.eq(Mux(in_update, scale, self._s[1].data)),
+            c.eq(Mux(below[-1], 0, self._p[1].data)),
+            k_1.eq(self._k),
+            sums.eq(in_sum),
+            updates.eq(in_update),
+        ]
+
+        # Cycle 1
+        left, right = multiply(m, a, b), multiply(m, c, discrepancy)
+        with m.If(first):
+            m.d.sync += discrepancy.eq(0)
+        with m.Elif(sums):
+            m.d.sync += discrepancy.eq(discrepancy ^ left)
+        for (write, _), new, start, enable in (
+            (self._l, left ^ right, self._k == 0, updates),
+            (self._p, a, self._k == 0, updates & grows),
+        ):
+            m.d.comb += [
+                write.addr.eq(Mux(clear, self._k, k_1)),
+                write.data.eq(Mux(clear, start, new)),
+                write.en.eq(clear | enable),
+            ]
+
+        with m.FSM():
+            self._load(m, clear, scale)
+            self._sum(m, first, in_sum)
+            self._update(m, in_update, scale, discrepancy, grows)
+            with m.State("EMIT"):
+                m.d.comb += [self.o.payload.value.eq(self._l[1].data), self.o.payload.errors.eq(self._length)]
+                m.d.comb += self.o.valid.eq(1)
+                with m.If(self.o.ready):
+                    m.d.sync += self._k.eq(self._k + 1)
+                    with m.If(self._k == _TERMS - 1):
+                        m.d.sync += self._k.eq(0)
+                        m.next = "LOAD"
+        return m
+
+    def _load(self, m: Module, clear: Signal, scale: Signal) -> None:
+        """The odd syndromes as they come, then the even ones as squares; meanwhile L := 1 and P := x."""
+        k, (write, read) = self._k, self._s
+        with m.State("LOAD"):
+            word = self.i.payload.word_select(k[:2], BCH_BITS)
+            m.d.comb += [clear.eq(self.i.valid), self.i.ready.eq(k[:2] == SYNDROMES_A_BEAT - 1)]
+            m.d.comb += [write.addr.eq(Cat(1, k[:4])), write.en.eq(self.i.valid)]
+            with m.Switch(k[:4]):
+                for step in range(BCH_ERRORS):
+                    with m.Case(step):
+                        m.d.comb += write.data.eq(linear.apply(m, element(2 * step + 1), word, BCH_BITS))
+            with m.If(self.i.valid):
+                m.d.sync += k.eq(k + 1)
+                with m.If(k == BCH_ERRORS - 1):
+                    m.next = "SQUARE"
+        with m.State("SQUARE"):  # k counts on from 16, so that L and P are cleared to their ends
+            m.d.comb += [clear.eq(1), read.addr.eq(k[:4]), write.addr.eq(Cat(0, k[:4])), write.en.eq(1)]
+            m.d.comb += write.data.eq(linear.apply(m, square(), read.data, BCH_BITS))
+            m.d.sync += k.eq(k + 1)
+            with m.If(k == 2 * BCH_ERRORS - 1):
+                m.d.sync += [self._step.eq(0), self._length.eq(0), self._offset.eq(1), scale.eq(1)]
+                m.next = "SUM"
+
+    def _sum(self, m: Module, first: Signal, in_sum: Signal) -> None:
+        """The discrepancy of step r, over k = 0 … n."""
+        k = self._k
+        with m.State("SUM"):
+            m.d.comb += [in_sum.eq(1), first.eq(k == 0), self._s[1].addr.eq(Cat(1, self._step) - k)]
+            m.d.sync += k.eq(k + 1)
+            with m.If(k == self._length):
+                m.next = "SETTLE"
+        with m.State("SETTLE"):
+            m.next = "JUDGE"
+
+    def _update(self, m: Module, in_update: Signal, scale: Signal, discrepancy: Signal, grows: Signal) -> None:
+        """What the discrepancy asks for: L' and P' from k = n' down to 0, or only P'."""
+        k, step, length = self._k, self._step, self._length
+
+        def advance() -> None:
+            m.d.sync += [k.eq(0), step.eq(step + 1)]
+            with m.If(step == BCH_ERRORS - 1):
+                m.next = "EMIT"
+            with m.Else():
+                m.next = "SUM"
+
+        with m.State("JUDGE"):
+            dirty = wire(m, discrepancy.any())
+            longer = wire(m, (length <= step) & dirty)
+            new_length = wire(m, Mux(longer, Cat(1, step) - length, length)[:5])
+            m.d.sync += [grows.eq(longer), k.eq(new_length), length.eq(new_length)]
+            with m.If(dirty):
+                m.next = "UPDATE"
+            with m.Else():
+                m.d.sync += self._offset.eq(self._offset + 2)
+                advance()
+        with m.State("UPDATE"):
+            m.d.comb += in_update.eq(1)
+            m.d.sync += k.eq(k - 1)
+            with m.If(k == 0):
+                m.next = "FLUSH"
+        with m.State("FLUSH"):
+            m.d.sync += self._offset.eq(Mux(grows, 2, self._offset + 2))
+            with m.If(grows):
+                m.d.sync += scale.eq(discrepancy)
+            advance()

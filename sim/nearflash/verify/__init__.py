@@ -1,0 +1,1 @@
+"""Verification: proofs, mutants, cocotb testbenches, and the vectors that they share."""

@@ -1,0 +1,110 @@
+"""cocotb testbench of nearflash.gateware.top.attend: cocotbext-axi drives the registers and is the memory."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nearflash.abi.attention.batch import AttendBatch
+from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
+from nearflash.abi.attention.pages import IndexFormat
+from nearflash.abi.commands import Status
+from nearflash.abi.config import attend_config
+from nearflash.abi.registers import ATTEND, MAGIC
+from nearflash.gateware.top.attend import AttendKernel
+from nearflash.model.attention.case import Case, differences
+from nearflash.model.attention.draw import random_case
+from nearflash.model.attention.image import head_image
+from nearflash.model.attention.placement import MemoryStore
+from nearflash.model.attention.settings import Addresses, Settings
+from nearflash.verify.cocotb.kernel import KernelTestbench
+from nearflash.verify.cocotb.testbench import start, test
+
+_CONFIG = "attend-pynq-z2"
+_DESCRIPTORS, _COMPLETIONS, _OPERANDS, _PAGES = 0x1000, 0x2000, 0x10000, 0x20000
+_SCALE = 0.18
+
+
+def component() -> AttendKernel:
+    """The smallest configuration: one channel, pages in memory."""
+    return AttendKernel(attend_config(_CONFIG))
+
+
+class Bench(KernelTestbench):
+    """The kernel, and what lies in its memory."""
+
+    def __init__(self, dut: Any) -> None:
+        super().__init__(dut, ATTEND)
+        self._end = _OPERANDS
+
+    def put(self, data: bytes) -> int:
+        """Put bytes behind what is there; their address."""
+        address = self._end
+        self.memory.write(address, data)
+        self._end += -(-len(data) // 8) * 8
+        return address
+
+    def place(self, cases: list[Case]) -> tuple[AttendDescriptor, ...]:
+        """Operands, tables and pages in memory."""
+        store, descriptors = MemoryStore(_PAGES, attend_config(_CONFIG).channels), []
+        for case in cases:
+            image = head_image(case.k, case.v, case.settings, case.owner, store)
+            for page in image.pages:
+                assert page.entry.address is not None
+                self.memory.write(page.entry.address, page.data)
+            arrays = (case.q, case.v_mean, np.zeros_like(case.q), image.index_table, image.token_table)
+            addresses = Addresses(*(self.put(array.tobytes()) for array in arrays))
+            descriptors.append(case.settings.descriptor(case.owner, len(case.k), len(case.q), addresses))
+        return tuple(descriptors)
+
+
+_CASES = [
+    random_case(Settings(Mode.DENSE | Mode.REFERENCE, 32, _SCALE, reference=(2, 2)), 21, 2, seed=1),
+    random_case(Settings(Mode.PAGE | Mode.PROBABILITY, 32, _SCALE, channels=8, budget=3, local=2, group_tokens=8,
+                         block_tokens=32, index_format=IndexFormat.INT4), 75, 3, seed=2, head=1),
+    random_case(Settings(Mode(0), 16, _SCALE, channels=4, budget=9, local=2, group_tokens=8, interleaved=True,
+                         block_tokens=32), 50, 1, seed=3, head=2),
+]  # fmt: skip
+
+
+@test(timeout_cycles=80_000)
+async def equals_the_model_while_channels_pause(dut: Any) -> None:
+    """A dense head, one by pages and one by tokens, in flight together."""
+    await start(dut)
+    bench = Bench(dut)
+    bench.pause(seed=1, share=0.3)
+    batch = AttendBatch(bench.place(_CASES), _DESCRIPTORS, _COMPLETIONS, contexts=4)
+    bench.memory.write(_DESCRIPTORS, batch.pack())
+    await bench.run(batch.registers())
+    assert await bench.read("status") == Status.OK
+    assert await bench.read("heads_done") == len(_CASES)
+    completions = batch.completions(bytes(bench.memory.read(_COMPLETIONS, 32 * len(_CASES))))
+    for case, descriptor, completion in zip(_CASES, batch.descriptors, completions, strict=True):
+        out = np.frombuffer(bytes(bench.memory.read(descriptor.out_address, case.q.nbytes)), np.float16)
+        assert not differences(case, completion, None if completion.faults else out.reshape(case.q.shape))
+
+
+@test()
+async def identity_says_what_was_built(dut: Any) -> None:
+    """Magic, digest and git revision; nothing waits."""
+    await start(dut)
+    dut.git_revision.value = 0x1234ABCD
+    bench = Bench(dut)
+    assert await bench.read("magic") == MAGIC
+    assert await bench.read("config_digest") == attend_config(_CONFIG).digest64
+    assert await bench.read("git_revision") == 0x1234ABCD
+    assert await bench.read("waiting") == 0
+
+
+@test()
+async def what_cannot_begin_touches_nothing(dut: Any) -> None:
+    """Status and address; no bus traffic."""
+    await start(dut)
+    bench = Bench(dut)
+    traffic = bench.watch_addresses()
+    batch = AttendBatch(bench.place(_CASES[:1]), _DESCRIPTORS + 64, _COMPLETIONS, contexts=4)
+    await bench.run(batch.registers())
+    assert (await bench.read("status"), await bench.read("fault_address")) == (Status.MISALIGNED, _DESCRIPTORS + 64)
+    await bench.run(replace(batch, descriptors=()).registers())
+    assert await bench.read("status") == Status.EMPTY
+    assert not traffic

@@ -1,0 +1,293 @@
+"""Resources and logic depth of kernels, estimated by Yosys for AMD/Xilinx families.
+
+What is counted: LUT = LUT1..LUT6, inverters, shift-register LUTs and LUT RAM (by the LUTs that each primitive takes);
+FF = flip-flops; BRAM36 = block RAMs, an 18 Kb one as half; DSP = DSP48 slices. `logic_depth` is the longest register to
+register path in LUT levels; a CARRY4 counts a quarter of a level, a wide multiplexer half, a DSP slice that has no
+registers four; data written to LUT RAM end at its clock. `path` names the cells along that path, each by the signal
+that it drives, where synthesis kept the signal's name.
+
+The equal parts of a kernel (lanes, channels) are synthesised once and counted as often as there are, the rest around
+them as black boxes: a fraction of the time, and the same cells but for what equal parts could share (an upper bound).
+The longest path is the longer one of both. Between lanes and rest there are only wires from or to registers; a
+channel's streams also have logic on both sides, and a path through both is not seen.
+
+Limits: estimates before placement. Yosys maps UltraScale+ carries to CARRY4 and packs DSP blocks less tightly than
+vendor tools. No timing is claimed.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amaranth.back import rtlil
+
+from nearflash.abi.config import AttendConfig, ExpandConfig, KernelConfig, UpdateConfig, config
+from nearflash.abi.errors import ConfigError
+from nearflash.abi.registers import FACTOR_BITS
+
+__all__ = ["FAMILIES", "Resources", "command", "resources", "run"]
+
+FAMILIES = {"xc7": "7-series and Zynq-7000", "xcup": "UltraScale+"}
+
+_LUTS_PER_CELL = {
+    **{f"LUT{n}": 1 for n in range(1, 7)}, "INV": 1, "SRL16E": 1, "SRLC32E": 1, "RAM32X1D": 2, "RAM64X1D": 2,
+    "RAM32M": 4, "RAM64M": 4, "RAM32M16": 8, "RAM64M8": 8, "RAM128X1D": 4, "RAM256X1D": 8,
+}  # fmt: skip
+_LEVELS = {
+    **dict.fromkeys(_LUTS_PER_CELL, 1.0), "SRL16E": 0.0, "SRLC32E": 0.0, "CARRY4": 0.25, "MUXF7": 0.5, "MUXF8": 0.5,
+    "MUXF9": 0.5, "DSP48E1": 4.0, "DSP48E2": 4.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Cells of one unit; logic_depth in LUT levels; `path`, the cells of its longest path from first to last."""
+
+    lut: int
+    ff: int
+    dsp: int
+    bram36: float
+    logic_depth: float
+    path: tuple[str, ...]
+
+
+def _synthesise(text: str, family: str, boxes: str = "") -> dict[str, Any]:
+    """Netlist (Yosys JSON) of the top module `top` of an RTLIL text; Yosys runs in a process of its own.
+
+    `boxes` is a pattern of modules that stay black boxes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, netlist, log = (Path(folder) / name for name in ("top.il", "top.json", "log"))
+        source.write_text(text)
+        passes = [f"read_rtlil {source}", *([f"blackbox {boxes}"] if boxes else ()),
+                  f"synth_xilinx -flatten -noiopad -family {family} -top top",
+                  f"write_json {netlist}"]  # fmt: skip
+        script = f"from pyosys import libyosys as y; d = y.Design()\nfor p in {passes!r}: y.run_pass(p, d)"
+        with log.open("w") as sink:
+            done = subprocess.run([sys.executable, "-c", script], stdout=sink, stderr=subprocess.STDOUT, check=False)
+        if done.returncode or not netlist.exists():
+            raise RuntimeError(f"yosys failed:\n{log.read_text()[-2000:]}")
+        module: dict[str, Any] = json.loads(netlist.read_text())["modules"]["top"]
+        return module
+
+
+def _is_register(cell: dict[str, Any]) -> bool:
+    kind, parameters = cell["type"], cell["parameters"]
+    if kind.startswith("DSP48"):
+        return any(int(str(parameters.get(name, "0")), 2) for name in ("MREG", "PREG"))
+    return kind not in _LEVELS or _LEVELS[kind] == 0.0
+
+
+def _is_clocked(cell: dict[str, Any], port: str) -> bool:
+    """Whether an input acts only at a clock edge: the write port of LUT RAM."""
+    return cell["type"].startswith("RAM") and (port == "D" or port.startswith(("DI", "WE", "WCLK")))
+
+
+def _longest_path(cells: dict[str, dict[str, Any]]) -> tuple[float, list[str]]:
+    """Levels and cells of the longest path between registers. Raises RuntimeError for a combinational loop."""
+    driver: dict[int, str] = {}
+    level: dict[str, float] = {}
+    slowest: dict[str, str] = {}
+    inputs: dict[str, list[int]] = {}
+    for name, cell in cells.items():
+        for port, bits in cell["connections"].items():
+            wires = [bit for bit in bits if isinstance(bit, int)]
+            if cell["port_directions"][port] == "output" and not _is_register(cell):
+                driver.update(dict.fromkeys(wires, name))
+            elif cell["port_directions"][port] == "input" and not _is_clocked(cell, port):
+                inputs.setdefault(name, []).extend(wires)
+    for name in driver.values():
+        stack = [name]
+        while stack:
+            top = stack[-1]
+            before = {driver[wire] for wire in inputs.get(top, ()) if wire in driver}
+            if missing := [cell for cell in before if cell not in level and cell != top]:
+                if len(stack) > len(cells):
+                    raise RuntimeError("logic_depth must be finite, not a combinational loop")
+                stack.extend(missing)
+                continue
+            level[top] = _LEVELS[cells[top]["type"]]
+            if before := before - {top}:
+                slowest[top] = max(sorted(before), key=lambda cell: level[cell])
+                level[top] += level[slowest[top]]
+            stack.pop()
+    if not level:
+        return 0.0, []
+    # A path may also end at a register's or a DSP block's input: its length is that of the last driver.
+    path = [max(level, key=lambda cell: level[cell])]
+    while path[-1] in slowest:
+        path.append(slowest[path[-1]])
+    return level[path[0]], path[::-1]
+
+
+def _names(module: dict[str, Any], path: list[str]) -> tuple[str, ...]:
+    """Type of each cell, and the shortest name that the design gives a signal that it drives."""
+    signals: dict[int, str] = {}
+    for name, net in sorted(module["netnames"].items(), key=lambda item: (-len(item[0]), item[0])):
+        if not net["hide_name"]:
+            signals.update(dict.fromkeys((bit for bit in net["bits"] if isinstance(bit, int)), name))
+    names = []
+    for cell in (module["cells"][name] for name in path):
+        outputs = [bit for port, bits in cell["connections"].items() if cell["port_directions"][port] == "output"
+                   for bit in bits]  # fmt: skip
+        named = sorted({signals[bit] for bit in outputs if bit in signals}, key=lambda name: (len(name), name))
+        names.append(" ".join([cell["type"], *named[:1]]))
+    return tuple(names)
+
+
+def resources(component: Any, family: str, boxes: str = "") -> Resources:
+    """Synthesise one Amaranth component, without the submodules whose path (`top.a.b`) matches the pattern `boxes`.
+
+    Raises ConfigError for an unknown family.
+    """
+    if family not in FAMILIES:
+        raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    module = _synthesise(rtlil.convert(component, name="top"), family, boxes)
+    cells = module["cells"]
+    levels, path = _longest_path(cells)
+    count = Counter(cell["type"] for cell in cells.values())
+    return Resources(
+        lut=sum(_LUTS_PER_CELL.get(kind, 0) * n for kind, n in count.items()),
+        ff=sum(n for kind, n in count.items() if kind.startswith("FD")),
+        dsp=sum(n for kind, n in count.items() if kind.startswith("DSP48")),
+        bram36=sum(n * (0.5 if "RAMB18" in kind else 1.0) for kind, n in count.items() if kind.startswith("RAMB")),
+        logic_depth=levels,
+        path=_names(module, path),
+    )
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What is synthesised of a kernel: its units by name, the last one `total`, and which of them it has many times."""
+
+    units: dict[str, Any]
+    part: str
+    boxes: str
+    """Pattern of the modules of `part` in the kernel."""
+    count: int
+
+
+def _with_parts(rest: Resources, part: Resources, count: int) -> Resources:
+    """A kernel from its `rest` and one of its `count` equal parts."""
+    slowest = max(rest, part, key=lambda one: one.logic_depth)
+    return Resources(
+        **{name: getattr(rest, name) + count * getattr(part, name) for name in ("lut", "ff", "dsp", "bram36")},
+        logic_depth=slowest.logic_depth,
+        path=slowest.path,
+    )
+
+
+def _update(build: UpdateConfig) -> _Kernel:
+    from nearflash.gateware.fp.add import Add
+    from nearflash.gateware.fp.div import Div
+    from nearflash.gateware.fp.mul import Mul
+    from nearflash.gateware.fp.muladd import MulAdd
+    from nearflash.gateware.fp.sqrt import Sqrt
+    from nearflash.gateware.gradients.topk import TopKExpander
+    from nearflash.gateware.top.update import UpdateKernel
+    from nearflash.gateware.update.fetch import Fetch
+    from nearflash.gateware.update.lane import Lane
+    from nearflash.gateware.update.store import Store
+
+    units = {
+        "add": Add(), "mul": Mul(), "muladd": MulAdd(), "muladd_51": MulAdd(FACTOR_BITS), "div": Div(), "sqrt": Sqrt(),
+        "lane": Lane(), **({"topk_expander": TopKExpander(build.lanes)} if "topk" in build.gradients else {}),
+        "fetch": Fetch(build), "store": Store(build), "total": UpdateKernel(build),
+    }  # fmt: skip
+    return _Kernel(units, "lane", "top.pipeline.lane_*", build.lanes)
+
+
+def _attend(build: AttendConfig) -> _Kernel:
+    from nearflash.gateware.attention.control.channel import Channel
+    from nearflash.gateware.attention.control.contexts import ContextTable
+    from nearflash.gateware.attention.control.finish import Finish
+    from nearflash.gateware.attention.control.prepare import Prepare
+    from nearflash.gateware.attention.control.scan import ScanWalker
+    from nearflash.gateware.attention.control.tokens import TokenWalker
+    from nearflash.gateware.attention.engine.engine import ChannelEngine
+    from nearflash.gateware.attention.numerics.exp2 import Exp2
+    from nearflash.gateware.attention.numerics.mac import ExactMac
+    from nearflash.gateware.attention.select.select import RadixSelector
+    from nearflash.gateware.attention.select.selection import Selection
+    from nearflash.gateware.nand.bch.share import CorrectorShare
+    from nearflash.gateware.nand.checker import CodewordChecker
+    from nearflash.gateware.nand.controller import NandController
+    from nearflash.gateware.nand.pages.mover import PageMover
+    from nearflash.gateware.nand.pages.transfer import PageTransfer
+    from nearflash.gateware.top.attend import AttendKernel
+
+    nand = {
+        "nand_controller": NandController(build.units, build.nand, build.clock_hz),
+        "codeword_checker": CodewordChecker(), "corrector": CorrectorShare(min(4, build.channels)),
+        "page_transfer": PageTransfer(), "page_mover": PageMover(build),
+    } if build.units else {}  # fmt: skip
+    units = {
+        "exact_mac": ExactMac(), "exp2": Exp2(), "argtopk": RadixSelector(build.selector_keys), **nand,
+        "selection": Selection(build), "prepare": Prepare(build), "scan_walker": ScanWalker(build),
+        "token_walker": TokenWalker(build), "context_table": ContextTable(build), "finish": Finish(build),
+        "channel_engine": ChannelEngine(build), "channel": Channel(build), "total": AttendKernel(build),
+    }  # fmt: skip
+    return _Kernel(units, "channel", "top.channel_*", build.channels)
+
+
+def _expand(build: ExpandConfig) -> _Kernel:
+    from nearflash.gateware.gradients.topk import TopKExpander
+    from nearflash.gateware.top.expand import ExpandKernel
+    from nearflash.gateware.weights.bitmap import BitmapExpander
+    from nearflash.gateware.weights.coded import CodedValues
+    from nearflash.gateware.weights.dequantize import Dequantizer
+    from nearflash.gateware.weights.parser import MatrixParser
+
+    shapes = ((8, 16), (16, 16), (32, 16), (16, 8), (32, 8))
+    bitmaps = {f"bitmap_{width}x{bits}": BitmapExpander(width, bits) for width, bits in shapes}
+    coded = {f"coded_values_{width}": CodedValues(width) for width in (8, 16)}
+    scaled = {f"dequantizer_{width}": Dequantizer(width) for width in (8, 16)}
+    units = {
+        **bitmaps, **coded, **scaled, "topk_expander": TopKExpander(4),
+        "matrix_parser": MatrixParser(build.port_bits, build.columns_max), "total": ExpandKernel(build),
+    }  # fmt: skip
+    return _Kernel(units, "matrix_parser", "top.parser", 1)
+
+
+def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
+    """One row a unit, the whole kernel (`unit` "total") last. Raises ConfigError for names that do not exist.
+
+    Of expand, the expanders come in several widths, whatever the build has.
+    """
+    build = config(f"{kernel}-{config_name}")
+    if family not in FAMILIES:
+        raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    if isinstance(build, ExpandConfig):
+        made = _expand(build)
+    else:
+        made = _attend(build) if isinstance(build, AttendConfig) else _update(build)
+    rows = {}
+    for unit, component in made.units.items():
+        found = rows[unit] = resources(component, family, made.boxes if unit == "total" else "")
+        if unit == "total":
+            found = _with_parts(found, rows[made.part], made.count)
+        yield _row(build, family, unit, found)
+
+
+def _row(build: KernelConfig, family: str, unit: str, found: Resources) -> dict[str, Any]:
+    prefix = "" if unit == "total" else "unit_"
+    cells = {f"{prefix}{name}": getattr(found, name) for name in ("lut", "ff", "dsp", "bram36")}
+    return {"bench": "synth", "config": build.full_name, "digest": build.digest, "family": family, "unit": unit,
+            **cells, "logic_depth": found.logic_depth, "path": " > ".join(found.path)}  # fmt: skip
+
+
+def command(subparsers: Any) -> None:
+    """Register `nearflash synth`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser("synth", help="resources and logic depth of a kernel")
+    parser.add_argument("kernel", help="update, attend, or expand")
+    parser.add_argument("--family", default="xcup", help=", ".join(FAMILIES))
+    parser.add_argument("--config", default="smartssd")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line on standard output")
+    parser.set_defaults(rows=lambda options: run(options.kernel, options.family, options.config))

@@ -1,0 +1,42 @@
+from dataclasses import replace
+
+import pytest
+
+from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
+from nearflash.abi.attention.pages import IndexFormat
+from nearflash.abi.config import attend_config
+
+#: 2 heads a beat, 4 contexts, 2 slots, 256 query rows, 4 score blocks, 8192 score entries, 4096 keys.
+BUILD = attend_config("attend-pynq-z2")
+HEAD = AttendDescriptor(
+    Mode.PAGE, Owner(0, 0, 0), 64, 1000, 2, 8, 4, 1, 16, False, 256, IndexFormat.FP16, 4096, 0.2, 0, 0, 0, 0, 0
+)
+DENSE = Mode.DENSE | Mode.REFERENCE
+
+
+@pytest.mark.parametrize(
+    ("changes", "contexts", "fits"),
+    [
+        ({"dim": 256}, 4, True),  # 64 rows of a context's 64
+        ({"dim": 256, "group": 3}, 4, False),
+        ({"dim": 256, "group": 3}, 2, True),  # 128 of 128
+        ({"dim": 256, "group": 5}, 1, False),  # 192 of the 128 of a gather slot
+        ({"dim": 4, "group": 8}, 1, True),  # 4 passes
+        ({"mode": Mode(0), "tokens": 1024}, 4, True),  # 2,048 score entries
+        ({"mode": Mode(0), "tokens": 1025}, 4, False),
+        ({"mode": Mode(0), "tokens": 4096}, 1, True),
+        ({"mode": Mode(0), "tokens": 4097, "group": 1}, 1, False),  # keys
+        ({"tokens": 16 * 1024}, 4, True),
+        ({"tokens": 16 * 1024 + 1}, 4, False),
+        ({"mode": DENSE, "tokens": 1 << 17}, 4, True),
+    ],
+)
+def test_room_of_a_build(changes, contexts, fits):
+    assert replace(HEAD, **changes).fits(BUILD, contexts) is fits
+
+
+def test_passes_need_score_blocks_unless_dense():
+    narrow, head = replace(BUILD, score_blocks=2), replace(HEAD, dim=4, group=5)
+    assert not head.fits(narrow, 4)
+    assert replace(head, mode=DENSE).fits(narrow, 4) and replace(head, group=4).fits(narrow, 4)

@@ -1,0 +1,41 @@
+"""A few steps of each case, and what the rows say of them."""
+
+import pytest
+import torch
+
+from nearflash.abi.errors import CommandError
+from nearflash.bench.training import curves
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(curves, "STEPS", 10)
+    monkeypatch.setattr(curves, "WINDOW", 16)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_rows(tmp_path):
+    rows = {row["case"]: row for row in curves.run(["fp32-state", "topk", "torch-memory"], path=tmp_path / "new")}
+    assert next(iter(rows)) == "torch-memory" and rows["torch-memory"]["last_loss_over_torch_percent"] == 0
+    exact, sparse = rows["fp32-state"], rows["topk"]
+    assert abs(exact["last_loss_over_torch_percent"]) < 0.01 and exact["gradient_bytes_per_param"] == 4
+    assert exact["loss_by_tenth"] == pytest.approx(rows["torch-memory"]["loss_by_tenth"], rel=1e-4)
+    assert sparse["gradient_bytes_per_param"] < 0.06 and sparse["loss_by_tenth"] != exact["loss_by_tenth"]
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"parts": ["fp4-state"]}, "parts must be of torch-memory, .*, not fp4-state"),
+        ({"mode": "gpt"}, "mode must be doclm-7m or doclm-30m, not 'gpt'"),
+        ({"mode": "doclm-30m"}, "where NEARFLASH_MODELS, a folder with doclm-30m, is not set"),
+    ],
+)
+def test_unknown_names(options, message, monkeypatch):
+    monkeypatch.delenv("NEARFLASH_MODELS", raising=False)
+    with pytest.raises(CommandError, match=message):
+        list(curves.run(**options))

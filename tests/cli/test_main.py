@@ -1,0 +1,125 @@
+import argparse
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from nearflash.abi import emit
+from nearflash.abi.errors import DeviceError
+from nearflash.cli import main as cli
+from nearflash.device.backends.host.update import HostDevice
+
+
+def run(capsys, *argv):
+    code = cli.main(argv)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_devices_lists_every_backend_and_says_why_not(capsys, monkeypatch):
+    monkeypatch.delenv("NEARFLASH_REPLAY", raising=False)
+    code, out, _ = run(capsys, "devices")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert code == 0 and {"model:update-tiny", "host:update-smartssd", "verilator:update-tiny"} <= set(lines)
+    assert lines["model:update-tiny"].endswith("opens here")
+    assert (
+        "not here: device 'replay:update-tiny' plays a transcript: set NEARFLASH_REPLAY" in lines["replay:update-tiny"]
+    )
+
+
+def test_selftest_counts_words(capsys):
+    code, out, _ = run(capsys, "selftest", "--device", "host:update-tiny", "--params", "33")
+    assert code == 0
+    # fp32 state; then, of five rules with five arrays in all, bf16 and mx8: whole blocks there, and a scale each.
+    words = 33 * (7 * 4 + 11) + 33 * 15 + 64 * 15 + 2 * 5
+    assert out.splitlines()[-1] == f"host:update-tiny: {words} words compared with the model, 0 mismatches"
+
+
+def test_selftest_of_the_attend_kernel(capsys):
+    code, out, _ = run(capsys, "selftest", "--device", "model:attend-tiny", "--tokens", "60")
+    assert code == 0 and len(out.splitlines()) == 13
+    assert out.splitlines()[-1].endswith(" words compared with the model, 0 mismatches")
+    code, _, err = run(capsys, "selftest", "--device", "model:attend-tiny", "--tokens", "9000")
+    assert code == 2 and err == "nearflash: tokens must be fewer for the room of attend-tiny, not 9000\n"
+
+
+def test_selftest_finds_a_wrong_word(capsys, monkeypatch):
+    finish = HostDevice._finish
+
+    def broken(self, timeout_s):
+        completion = finish(self, timeout_s)
+        self.memory.storage.view(np.uint32)[6 * 1024] ^= 1
+        return completion
+
+    monkeypatch.setattr(HostDevice, "_finish", broken)
+    code, out, _ = run(capsys, "selftest", "--device", "host:update-tiny", "--params", "33")
+    assert code == 1 and not out.splitlines()[-1].endswith(" 0 mismatches")
+
+
+@pytest.mark.parametrize(("spec", "line"), [("host:update-tiny", 14), ("model:attend-tiny", 2)])
+def test_a_recorded_selftest_replays(capsys, monkeypatch, tmp_path, spec, line):
+    path, replay = tmp_path / "selftest.jsonl", f"replay:{spec.partition(':')[2]}"
+    assert run(capsys, "selftest", "--device", spec, "--record", str(path))[0] == 0
+    monkeypatch.setenv("NEARFLASH_REPLAY", str(path))
+    assert run(capsys, "selftest", "--device", replay)[0] == 0
+    code, _, err = run(capsys, "selftest", "--device", replay, "--seed", "2")
+    assert code == 2 and err.startswith(f"nearflash: line {line} of ")
+
+
+def test_errors_are_one_line_without_a_traceback(capsys):
+    code, _, err = run(capsys, "selftest", "--device", "fpga:update-tiny")
+    assert (
+        code == 2 and err.startswith("nearflash: device must be one of hls:update-smartssd,") and "\n" not in err[:-1]
+    )
+    code, _, err = run(capsys, "selftest", "--params", "-4")
+    assert code == 2 and err == "nearflash: params must be at least 1, not -4\n"
+
+
+def test_other_packages_add_commands(capsys, monkeypatch):
+    def add(subparsers: argparse._SubParsersAction) -> None:
+        parser = subparsers.add_parser("greet")
+        parser.add_argument("name")
+        parser.set_defaults(run=lambda arguments: 3 if arguments.name == "you" else None)
+
+    class Point:
+        def __init__(self, name, loaded):
+            self.name, self.loaded = name, loaded
+
+        def load(self):
+            if isinstance(self.loaded, Exception):
+                raise self.loaded
+            return self.loaded
+
+    points = [Point("synth", ModuleNotFoundError("no", name="pyosys")), Point("greet", add)]
+    monkeypatch.setattr(cli, "entry_points", lambda group: points)
+    assert run(capsys, "greet", "you")[0] == 3
+    assert run(capsys, "greet", "them")[0] == 0
+    code, _, err = run(capsys, "synth", "update", "--family", "xcup")
+    assert code == 2 and "command 'synth' needs the package 'pyosys'; pip install 'nearflash[dev]'" in err
+
+
+def test_emit_writes_what_is_not_fresh(capsys, monkeypatch):
+    monkeypatch.setattr(emit, "write", lambda root: ["docs/abi.json"] if (root / "pyproject.toml").exists() else [])
+    assert run(capsys, "emit")[:2] == (0, "docs/abi.json\n")
+
+
+def test_bench_goes_through_the_runner(capsys):
+    code, _, err = run(capsys, "bench", "nope", "--json")
+    assert code == 2 and "bench must be one of all" in err
+
+
+def test_a_device_fault_is_an_error_not_a_crash(capsys, monkeypatch):
+    def fault(self, timeout_s):
+        raise DeviceError("ended with READ_ERROR")
+
+    monkeypatch.setattr(HostDevice, "_finish", fault)
+    assert run(capsys, "selftest")[0] == 2
+
+
+def test_console_script_is_installed():
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from nearflash.cli.main import main; sys.exit(main())", "--version"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("nearflash ") and ", abi " in done.stdout

@@ -1,0 +1,120 @@
+"""What is the host device's own: threads, timeouts, abort. Its bits are compared in tests/system."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
+from nearflash.abi.errors import CommandError, StreamError, WaitTimeoutError
+from nearflash.abi.optimizers import AdamStep, SgdStep
+from nearflash.abi.topk import ValueFormat
+from nearflash.device import open_device
+from nearflash.device.backends.host.topk import pack
+from nearflash.device.backends.host.update import THREADS, HostDevice
+from nearflash.device.backends.host.vector.lane import VectorLane
+from nearflash.device.memory import SimulatedMemory
+
+PARAMS = THREADS * VectorLane.BLOCK_PARAMS + 5
+
+
+@pytest.fixture
+def host():
+    with HostDevice.open("update-tiny") as device:
+        yield device
+
+
+def in_place(device, params=PARAMS) -> UpdateCommand:
+    state = {name: device.allocate(4 * params).address for name in ("p", "m", "v")}
+    return UpdateCommand(AdamStep(1e-3, 1), params, state | {"g": device.allocate(4 * params).address}, state)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Blocks wait until it is set, 30 s at most."""
+    gate, step = threading.Event(), VectorLane.step
+    monkeypatch.setattr(VectorLane, "step", lambda *arguments: gate.wait(30) and step(*arguments))
+    yield gate
+    gate.set()
+
+
+def test_a_slow_update_times_out_and_can_be_waited_for_again(host, gate):
+    ticket = host.submit(in_place(host))
+    with pytest.raises(WaitTimeoutError, match=f"update of {PARAMS} parameters must end within 0.01 s; it still runs"):
+        host.wait(ticket, timeout_s=0.01)
+    gate.set()
+    assert host.wait(ticket).counters["params_done"] == PARAMS
+
+
+def test_submit_returns_at_once_and_commands_run_in_order(host, gate):
+    """Three steps in place over the same arrays, submitted before the first has begun."""
+    command = in_place(host)
+    values = host.memory.view(*command.reads()["p"]).view("<f4")
+    host.memory.view(*command.reads()["g"]).view("<f4")[:] = 1
+    inputs, outputs = (
+        {key: a for key, a in names.items() if key != "v"} for names in (command.inputs, command.outputs)
+    )
+    rules = [SgdStep(lr, step, momentum=0.5) for step, lr in ((1, 1.0), (2, 2.0), (3, 4.0))]
+    tickets = [host.submit(replace(command, rule=rule, inputs=inputs, outputs=outputs)) for rule in rules]
+    assert (values == 0).all()
+    gate.set()
+    for ticket in reversed(tickets):
+        host.wait(ticket)
+    assert (values == -(1 + 2 * 1.5 + 4 * 1.75)).all()
+
+
+def test_reset_aborts_between_blocks(host, gate):
+    command = in_place(host)
+    tickets = [host.submit(command) for _ in range(2)]
+    opener = threading.Timer(0.1, gate.set)
+    opener.start()
+    host.reset()
+    opener.join()
+    for ticket in tickets:
+        with pytest.raises(CommandError, match="ticket must be one"):
+            host.wait(ticket)
+    assert host.run(command).counters["params_done"] == PARAMS
+
+
+@pytest.mark.parametrize("device", ["host", "model"])
+def test_a_topk_gradient_is_expanded_and_a_damaged_one_changes_nothing(device):
+    with open_device(f"{device}:update-tiny") as opened:
+        command = in_place(opened, 5000)
+        stream = pack(np.array([3, 4999]), np.float32([1, 2]).view(np.uint32), 5000, ValueFormat.FP32)
+        memory = opened.memory.view(*command.reads()["g"])
+        memory[: stream.size] = stream
+        sparse = replace(command, gradient=GradientFormat.TOPK, gradient_bytes=stream.size)
+        opened.run(replace(sparse, rule=AdamStep(1.0, 1, eps=0.25)))
+        values = opened.memory.view(*command.reads()["p"]).view("<f4")
+        assert np.flatnonzero(values).tolist() == [3, 4999]
+        before = values.copy()
+        memory[40] ^= 1
+        with pytest.raises(StreamError):
+            opened.run(sparse)
+        assert (values == before).all()
+
+
+def test_counts_add_up_over_threads(host):
+    buffers = [host.allocate(4 * PARAMS) for _ in range(5)]
+    for buffer, value in zip(buffers, (float("inf"), 1e6, 0, 0), strict=False):
+        buffer.host.view("<f4")[:] = value
+        buffer.sync_to_device()
+    g, *rest = (buffer.address for buffer in buffers)
+    outputs = dict(zip(("p", "m", "v", "copy"), rest, strict=True))
+    inputs = {"g": g} | {name: outputs[name] for name in ("p", "m", "v")}
+    command = UpdateCommand(AdamStep(0.0, 1), PARAMS, inputs, outputs, CopyFormat.FP16)
+    assert host.run(command).counters["nonfinite_gradients"] == PARAMS
+    buffers[0].host[:] = 0
+    for buffer in buffers[:4]:
+        buffer.sync_to_device()
+    assert host.run(command).counters["copy_overflows"] == PARAMS
+
+
+def test_memory_may_be_the_callers():
+    memory = SimulatedMemory(1 << 20)
+    with HostDevice(HostDevice.open("update-tiny").identity.config, memory) as device:
+        buffer = device.allocate(64)
+        buffer.host[:] = 5
+        buffer.sync_to_device()
+        assert memory.storage[:65].tolist() == [5] * 64 + [0]

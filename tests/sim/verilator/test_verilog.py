@@ -1,0 +1,32 @@
+"""What the way to Verilog must not lose."""
+
+import numpy as np
+from amaranth.hdl import Module
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.sim.verilator.burst import BurstUnit
+
+
+class Partly(wiring.Component):
+    """A struct of which one member is constant and one is not."""
+
+    LATENCY = 0
+
+    def __init__(self):
+        super().__init__({"i": In(8), "choose": In(1), "o": Out(data.StructLayout({"data": 8, "strobe": 4}))})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.o.strobe.eq(-1)
+        with m.If(self.choose):
+            m.d.comb += self.o.data.eq(self.i)
+        with m.Else():
+            m.d.comb += self.o.data.eq(~self.i)
+        return m
+
+
+def test_a_constant_part_of_a_signal_keeps_its_value():
+    unit = BurstUnit(Partly(), "sim-partly")
+    out = unit.run({"i": np.array([1, 2], np.uint8), "choose": np.array([0, 1], np.uint8)})["o"]
+    assert out.tolist() == [0xFFE, 0xF02]

@@ -1,0 +1,132 @@
+"""Direct I/O: alignment, short transfers, full disks, locks."""
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
+from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, PositionalEngine, aligned_buffer
+
+
+def pattern(blocks, seed=1):
+    memory = aligned_buffer(blocks * BLOCK_BYTES)
+    memory[:] = np.random.default_rng(seed).integers(0, 256, memory.nbytes, dtype=np.uint8)
+    return memory
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_bytes_come_back(tmp_path, direct):
+    data, back = pattern(5), aligned_buffer(5 * BLOCK_BYTES)
+    with DirectFile.create(tmp_path / "f", 8 * BLOCK_BYTES, direct=direct) as file:
+        file.write(2 * BLOCK_BYTES, data)
+        file.flush()
+        assert file.size_bytes == 8 * BLOCK_BYTES
+    with DirectFile.open(tmp_path / "f", direct=direct) as file:
+        file.read(2 * BLOCK_BYTES, back)
+    assert np.array_equal(data, back)
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
+
+
+def test_direct_io_passes_the_page_cache(tmp_path):
+    with DirectFile.create(tmp_path / "f", BLOCK_BYTES) as file:
+        info = Path(f"/proc/self/fdinfo/{file._fd}").read_text()
+    assert int(info.split("flags:")[1].split()[0], 8) & os.O_DIRECT
+
+
+@pytest.mark.parametrize("step_bytes", [BLOCK_BYTES, 3 * BLOCK_BYTES + 512])
+def test_short_transfers_are_continued(tmp_path, monkeypatch, step_bytes):
+    real_read, real_write = os.preadv, os.pwritev
+    monkeypatch.setattr(os, "preadv", lambda fd, v, o: real_read(fd, [v[0][:step_bytes]], o))
+    monkeypatch.setattr(os, "pwritev", lambda fd, v, o: real_write(fd, [v[0][:step_bytes]], o))
+    data, back = pattern(10), aligned_buffer(10 * BLOCK_BYTES)
+    with DirectFile.create(tmp_path / "f", data.nbytes) as file:
+        file.write(0, data)
+        file.read(0, back)
+    assert np.array_equal(data, back)
+
+
+def test_misaligned_requests_are_refused(tmp_path):
+    memory = aligned_buffer(2 * BLOCK_BYTES)
+    with DirectFile.create(tmp_path / "f", 2 * BLOCK_BYTES) as file:
+        with pytest.raises(AlignmentError, match="offset of direct I/O must be a multiple of 4096, not 512"):
+            file.write(512, memory)
+        with pytest.raises(AlignmentError, match="length"):
+            file.read(0, memory[:512])
+        with pytest.raises(AlignmentError, match="address"):
+            file.read(0, memory[16 : 16 + BLOCK_BYTES])
+
+
+def test_reading_past_the_end_is_an_error(tmp_path):
+    with DirectFile.create(tmp_path / "f", BLOCK_BYTES) as file:
+        with pytest.raises(StateError, match="must have 8192 bytes at offset 0, not 4096"):
+            file.read(0, aligned_buffer(2 * BLOCK_BYTES))
+
+
+def test_file_system_without_direct_io_is_named(tmp_path, monkeypatch):
+    real = os.open
+
+    def refuse(path, flags, *mode):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StateError, match=r"must be on a file system with O_DIRECT.*direct=False"):
+        DirectFile.create(tmp_path / "f", BLOCK_BYTES)
+    DirectFile.create(tmp_path / "f", BLOCK_BYTES, direct=False).close()
+
+
+def test_missing_permission_is_named(tmp_path):
+    with pytest.raises(StateError, match=r"cannot be opened \(No such file"):
+        DirectFile.open(tmp_path / "none")
+
+
+def test_full_disk_removes_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageFullError, match="no room while reserving 4096 bytes"):
+        DirectFile.create(tmp_path / "f", BLOCK_BYTES)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_really_full_disk(small_disk):
+    with pytest.raises(StorageFullError, match="No space left"):
+        DirectFile.create(small_disk / "f", 2 << 20, direct=False)
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("number, expected", [(errno.ENOSPC, StorageFullError), (errno.EIO, StateError)])
+def test_engine_errors_name_file_and_offset(tmp_path, number, expected):
+    class Broken(PositionalEngine):
+        def write(self, fd, memory, offset):
+            raise OSError(number, os.strerror(number))
+
+    with DirectFile.create(tmp_path / "f", 2 * BLOCK_BYTES, engine=Broken()) as file:
+        with pytest.raises(expected, match=r"4096 bytes of .*/f at offset 4096") as caught:
+            file.write(BLOCK_BYTES, aligned_buffer(BLOCK_BYTES))
+    assert type(caught.value) is expected
+
+
+def test_only_one_holder(tmp_path):
+    with DirectFile.create(tmp_path / "f", BLOCK_BYTES):
+        with pytest.raises(StateError, match="in use by another process"):
+            DirectFile.open(tmp_path / "f")
+    DirectFile.open(tmp_path / "f").close()

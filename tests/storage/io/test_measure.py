@@ -1,0 +1,64 @@
+"""Rates of a drive: what is asked for is moved, and what is printed says of what it is a fraction."""
+
+import threading
+
+from nearflash.cli import main as cli
+from nearflash.storage.io import measure
+from nearflash.storage.io.direct import PositionalEngine
+from nearflash.storage.io.measure import Rate, measure_drive, report
+
+
+class Counting(PositionalEngine):
+    def __init__(self):
+        self.calls, self.flushes, self._lock = [], 0, threading.Lock()
+
+    def read(self, fd, memory, offset):
+        with self._lock:
+            self.calls.append(("read", offset, len(memory)))
+        return super().read(fd, memory, offset)
+
+    def write(self, fd, memory, offset):
+        with self._lock:
+            self.calls.append(("write", offset, len(memory)))
+        return super().write(fd, memory, offset)
+
+    def flush(self, fd):
+        self.flushes += 1
+        super().flush(fd)
+
+
+def test_every_block_is_moved_once_a_repeat(tmp_path):
+    engine, mib = Counting(), 1 << 20
+    rates = list(
+        measure_drive(tmp_path, blocks=(mib, 2 * mib), depths=(1, 3), file_bytes=8 * mib, repeats=2, engine=engine)
+    )
+    assert [(r.call, r.block_bytes, r.depth) for r in rates] == [
+        (call, block, depth) for block in (mib, 2 * mib) for depth in (1, 3) for call in ("write", "read")
+    ]
+    assert all(0 < r.low <= r.median <= r.high for r in rates)
+    for call, times in (("write", 1 + 2), ("read", 2)):
+        for block in (mib, 2 * mib):
+            offsets = [offset for name, offset, size in engine.calls if (name, size) == (call, block)]
+            assert sorted(offsets) == sorted(2 * times * list(range(0, 8 * mib, block)))
+    assert engine.flushes == 2 * 2 * (1 + 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_report():
+    slow, fast = Rate("write", 1 << 20, 1, 1.0, 0.9, 1.2), Rate("write", 4 << 20, 2, 2.0, 1.5, 2.5)
+    lines = list(report([slow, fast, Rate("read", 1 << 20, 8, 3.0, 3.0, 3.0)]))
+    assert lines[0] == "write   1024 KiB x 1    1.00 GB/s  (0.90 to 1.20)   50% of the fastest write"
+    assert lines[3] == "fastest write: 4096 KiB, 2 in flight, 2.00 GB/s"
+    assert lines[4] == "fastest read: 1024 KiB, 8 in flight, 3.00 GB/s"
+
+
+def test_devices_measure(tmp_path, capsys, monkeypatch):
+    rates = [Rate(call, 4096, 1, 1.0, 1.0, 1.0) for call in ("write", "read")]
+    monkeypatch.setattr(measure, "measure_drive", lambda folder: rates if folder == tmp_path else [])
+    assert cli.main(["devices", "--measure", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "fastest read: 4 KiB, 1 in flight, 1.00 GB/s"
+
+
+def test_no_such_folder(tmp_path, capsys):
+    assert cli.main(["devices", "--measure", str(tmp_path / "none")]) == 2
+    assert "none must be a folder on the drive to measure" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""Files that are refused, and left as they are."""
+
+import pytest
+
+from nearflash.abi import ABI_VERSION
+from nearflash.abi.errors import StateError
+from nearflash.storage import StateStore
+from nearflash.storage.io.direct import BLOCK_BYTES
+from nearflash.storage.io.sealed import seal
+from nearflash.storage.state.superblock import STATE_VERSION
+
+SIZE = 225_280
+
+
+def overwrite(offset, data):
+    def change(content):
+        content[offset : offset + len(data)] = data
+
+    return change
+
+
+def foreign(content):
+    content[:] = b"\x89PNG" * (len(content) // 4)
+
+
+def other(key, value):
+    body = {"version": STATE_VERSION, "abi": ABI_VERSION, "stamp": {"step": 4}} | {key: value}
+    return overwrite(0, seal("superblock", body).tobytes())
+
+
+def shorten(to_bytes):
+    def change(content):
+        del content[to_bytes:]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (foreign, "must begin with a nearflash superblock"),
+        (overwrite(0, bytes(2 * BLOCK_BYTES)), "must begin with a nearflash superblock"),
+        (overwrite(0, b"nearflash.superblock junk" + bytes(2 * BLOCK_BYTES - 25)), "both superblocks are damaged"),
+        (other("version", 3), "must have version 2, not 3"),
+        (other("version", 1), "must have version 2, not 1; use the nearflash release that wrote it"),
+        (other("abi", 99), f"must have abi {ABI_VERSION}, not 99"),
+        (shorten(-1), "whole number of 4096-byte blocks"),
+        (shorten(-BLOCK_BYTES), f"must have {SIZE} bytes, not {SIZE - BLOCK_BYTES}"),
+        (shorten(2 * BLOCK_BYTES), "at least 3, not 8192"),
+        (shorten(0), "at least 3, not 0"),
+        (lambda content: content.extend(bytes(BLOCK_BYTES)), f"must have {SIZE} bytes, not {SIZE + BLOCK_BYTES}"),
+        (overwrite(2 * BLOCK_BYTES + 100, b"@"), "the manifest at offset 8192 is damaged"),
+        (overwrite(20 * BLOCK_BYTES + 100, b"@"), "the checksum table at offset 81920 is damaged"),
+    ],
+)
+def test_bad_files_are_refused_untouched(path, change, message):
+    content = bytearray(path.read_bytes())
+    assert len(content) == SIZE
+    change(content)
+    path.write_bytes(content)
+    with pytest.raises(StateError, match=message):
+        StateStore.open([path])
+    assert path.read_bytes() == content
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(StateError, match="not a missing one"):
+        StateStore.open([tmp_path / "none"])

@@ -1,0 +1,116 @@
+"""Which package may import which: the table of the design, enforced."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+#: First-party packages that a package may import, beside itself. Arrows point down only: a row names rows above it.
+MAY_IMPORT = {
+    "abi": set(),
+    "model": {"abi"},
+    "device": {"abi"},
+    "storage": {"abi", "device"},
+    "training": {"abi", "device", "storage"},
+    "inference": {"abi", "device", "storage"},
+    "gateware": {"abi"},
+    "sim": {"abi", "model", "gateware", "device"},
+    "verify": {"abi", "model", "gateware", "device", "sim"},
+    "sim.bench": {"abi", "model", "gateware", "device", "sim", "verify"},
+    "bench": {"abi", "device", "storage", "training", "inference"},
+    "demo": {"abi", "device", "storage", "training", "bench"},
+    "cli": {"abi", "device", "storage", "training", "bench"},
+}
+#: Parts of a package that may import more.
+MORE = {
+    part: {"model"}
+    for part in ("device.backends.model", "device.selftest.attend", "device.selftest.expand", "demo.audit")
+}
+#: Third-party packages of those that stay lean; the others may use what pyproject.toml declares.
+LEAN = {
+    "abi": set(),
+    "model": {"numpy"},
+    "device": {"numpy"},
+    "storage": {"numpy", "crc32c"},
+    "bench.runner": set(),
+    "cli": set(),
+    "gateware": {"amaranth"},
+}
+#: Imported in a function, only when it is called and where it is installed.
+LAZY = {"nearflash.device.backends.host.matrix": {"crc32c"}, "nearflash.device.backends.host.topk": {"crc32c"}}
+#: Loaded by a device that needs them, which says so where they are missing.
+FOR_ONE_DEVICE = {"nearflash.device.backends.host.vector.compiled": {"numba", "llvmlite"}}
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Dotted names imported anywhere in a module, in functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the arrow"
+            if node.module == "nearflash":
+                yield from (f"nearflash.{alias.name}" for alias in node.names)
+            else:
+                yield node.module or ""
+
+
+def _row(module: str) -> str:
+    """The row of MAY_IMPORT that a module belongs to: the longest."""
+    rows = [row for row in MAY_IMPORT if f"{module}.".startswith(f"{row}.")]
+    assert rows, f"{module} needs a row in MAY_IMPORT"
+    return max(rows, key=len)
+
+
+def test_first_party_arrows(modules):
+    wrong = []
+    for name, tree in modules.items():
+        module = name.removeprefix("nearflash.")
+        package = _row(module)
+        more = (names for part, names in MORE.items() if f"{module}.".startswith(f"{part}."))
+        allowed = MAY_IMPORT[package].union(*more) | {package.split(".")[0]}
+        for target in imports(tree):
+            top, _, rest = target.partition(".")
+            if top == "nearflash" and rest.split(".")[0] not in allowed:
+                wrong.append(f"{name} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_lean_packages_name_no_other_third_party(modules):
+    wrong = []
+    for name, tree in modules.items():
+        module = name.removeprefix("nearflash.")
+        lean = [names for part, names in LEAN.items() if f"{module}.".startswith(f"{part}.")]
+        if not lean:
+            continue
+        allowed = (
+            lean[0]
+            | LAZY.get(name, set())
+            | FOR_ONE_DEVICE.get(name, set())
+            | set(sys.stdlib_module_names)
+            | {"nearflash"}
+        )
+        wrong += [f"{name} imports {target}" for target in imports(tree) if target.split(".")[0] not in allowed]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import nearflash.abi.commands, nearflash.abi.emit", ["numpy", "torch", "amaranth"]),
+        (
+            "import nearflash.device, nearflash.device.backends.host.update, nearflash.device.replay",
+            ["torch", "amaranth"],
+        ),
+        ("import nearflash.device", ["numba"]),
+        ("from nearflash.device import available_devices; available_devices()", ["torch", "amaranth", "nearflash.sim"]),
+        ("import nearflash.cli.main", ["torch", "amaranth", "numpy"]),
+        ("import nearflash.training.cli", ["torch", "numpy"]),
+    ],
+)
+def test_imports_stay_lean(statement, absent):
+    script = f"import sys\n{statement}\nprint([name for name in {absent!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,129 @@
+"""Trainer: like torch's AdamW, clipped once, and a resumed run is the run that was not interrupted, to the bit."""
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from nearflash.abi.errors import StateError
+from nearflash.training import NearStorageAdamW
+from nearflash.training.integrations.checkpoints import FOLDER, restore
+from nearflash.training.integrations.trainer import Snapshots, trainer_optimizer
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+OPTIONS = {"extent_params": 1024, "device": "host:update-smartssd"}
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    def make(name="out", **changes):
+        options = {
+            "learning_rate": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.3, "lr_scheduler_type": "linear",
+            "warmup_steps": 2, "max_steps": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+            "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True,
+            "seed": 1, "dataloader_pin_memory": False,
+        }  # fmt: skip
+        return TrainingArguments(output_dir=str(tmp_path / name), **(options | changes))
+
+    return make
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def close(trainer):
+    getattr(trainer.optimizer, "optimizer", trainer.optimizer).close()
+
+
+def test_like_torch_with_clipping_schedule_and_accumulation(make_model, rows, values, arguments, tmp_path):
+    theirs = make_model()
+    other = Trainer(theirs, arguments("theirs", optim="adamw_torch"), train_dataset=rows)
+    other.train()
+    mine, chosen = make_model(), arguments("mine")
+    trainer = Trainer(
+        mine, chosen, train_dataset=rows,
+        optimizer_cls_and_kwargs=trainer_optimizer(chosen, path=tmp_path / "state", **OPTIONS),
+    )  # fmt: skip
+    trainer.train()
+    optimizer = trainer.optimizer.optimizer
+    assert isinstance(optimizer, NearStorageAdamW) and optimizer.steps == 6 and chosen.max_grad_norm == 0
+    assert optimizer.grad_norm > 0.3, "otherwise nothing was clipped"
+    assert losses(trainer) == pytest.approx(losses(other), rel=1e-4)
+    for one, two in zip(values(mine), values(theirs), strict=True):
+        assert torch.allclose(one, two, rtol=1e-4, atol=1e-5)
+    close(trainer)
+
+
+def test_optimizers_argument_clips_through_the_gradients(make_model, rows, values, arguments, tmp_path):
+    """Trainer clips p.grad: the same as clipping by the optimizer, but for rounding."""
+    results = []
+    for name in ("given", "chosen"):
+        model, chosen = make_model(), arguments(name, weight_decay=0.0)
+        if name == "given":
+            optimizer = NearStorageAdamW(
+                model.parameters(), path=tmp_path / f"{name}.state", lr=1e-2, weight_decay=0.0, **OPTIONS
+            )
+            trainer = Trainer(model, chosen, train_dataset=rows, optimizers=(optimizer, None))
+        else:
+            kind = trainer_optimizer(chosen, path=tmp_path / f"{name}.state", **OPTIONS)
+            trainer = Trainer(model, chosen, train_dataset=rows, optimizer_cls_and_kwargs=kind)
+        trainer.train()
+        results.append((values(model), losses(trainer)))
+        close(trainer)
+    (given, given_losses), (chosen, chosen_losses) = results
+    assert given_losses == pytest.approx(chosen_losses, rel=1e-4)
+    assert all(torch.allclose(one, two, rtol=1e-4, atol=1e-5) for one, two in zip(given, chosen, strict=True))
+
+
+def run(model, rows, arguments, path, checkpoint=None, **options):
+    optimizer = trainer_optimizer(arguments, path=path, checkpoint=checkpoint, **OPTIONS, **options)
+    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[Snapshots()], optimizer_cls_and_kwargs=optimizer)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    close(trainer)
+    return trainer
+
+
+@pytest.mark.parametrize("dtype, copy", [(torch.float32, None), (torch.bfloat16, "bf16")])
+def test_resume_from_a_checkpoint_behind_the_state(make_model, rows, values, arguments, tmp_path, dtype, copy):
+    """The state is at step 6; the checkpoint and its snapshot are of step 3."""
+    whole, resumed = make_model(dtype), make_model(dtype)
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    first = run(whole, rows, arguments("a", **saving), tmp_path / "state", copy=copy)
+    checkpoint = tmp_path / "a" / "checkpoint-3"
+    assert [file.name for file in (checkpoint / FOLDER).iterdir()] == ["state"]
+    second = run(resumed, rows, arguments("b"), tmp_path / "state", checkpoint, copy=copy)
+    assert losses(second)[-3:] == losses(first)[-3:]
+    assert all(torch.equal(one, two) for one, two in zip(values(whole), values(resumed), strict=True))
+
+
+def test_resume_with_an_optimizer_that_exists_already(make_model, rows, values, arguments, tmp_path):
+    """The Trainer loads the model's checkpoint behind the optimizer's back, and it is what the store has."""
+    model, saving = make_model(), {"save_strategy": "steps", "save_steps": 3}
+    run(model, rows, arguments("a", **saving), tmp_path / "state", weight_decay=0.0)
+    resumed = make_model()
+    assert restore(tmp_path / "a" / "checkpoint-3", tmp_path / "state") == 3
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600, "a restored state is the user's alone"
+    chosen = arguments("b")
+    optimizer = NearStorageAdamW(
+        groups(resumed), path=tmp_path / "state", lr=1e-2, resume=True, max_grad_norm=0.3, **OPTIONS
+    )
+    chosen.max_grad_norm = 0.0
+    trainer = Trainer(resumed, chosen, train_dataset=rows, optimizers=(optimizer, None))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    assert optimizer.steps == 6
+    assert all(torch.equal(one, two) for one, two in zip(values(model), values(resumed), strict=True))
+    optimizer.close()
+
+
+def groups(model):
+    """As the Trainer makes them."""
+    named = list(model.named_parameters())
+    return [
+        {"params": [p for name, p in named if ("norm" in name) is not decayed], "weight_decay": 0.1 * decayed}
+        for decayed in (True, False)
+    ]
+
+
+def test_a_checkpoint_without_a_snapshot(arguments, tmp_path):
+    with pytest.raises(StateError, match="must hold a snapshot of 1 files, not of 0"):
+        trainer_optimizer(arguments(), path=tmp_path / "state", checkpoint=tmp_path / "none")

@@ -1,0 +1,240 @@
+"""Updates begun during backward: whatever the guess, the bits are those of overlap="step"."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from nearflash.abi.errors import NonFiniteError, StateError
+from nearflash.training import LossScale
+from nearflash.training.step.backward import LONGEST_PAUSE
+
+SIZES = (3000, 10, 2048, 1500, 1, 900)
+
+
+def make():
+    generator = torch.Generator().manual_seed(4)
+    return [torch.nn.Parameter(torch.randn(n, generator=generator)) for n in SIZES]
+
+
+def backward(optimizer, tensors, step, without=(), size=1.0):
+    generator = torch.Generator().manual_seed(50 + step)
+    factors = [torch.randn(n, generator=generator) * size for n in SIZES]
+    chosen = [i for i in range(len(SIZES)) if i not in without]
+    optimizer.scale_loss(sum((tensors[i] * factors[i]).sum() for i in chosen)).backward()
+
+
+def settle(optimizer, seconds=30.0):
+    """Let what backward has begun come to its end."""
+    deadline = time.monotonic() + seconds
+    while optimizer.traffic.flash_written_bytes < 12 * optimizer.manifest.params and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+# What a training script may do between backward and step: (steps that do it, what they do, wrong guesses).
+
+
+def change_gradient(optimizer, tensors, step):
+    tensors[2].grad.mul_(0.5)
+
+
+def replace_gradient(optimizer, tensors, step):
+    tensors[0].grad = tensors[0].grad * 0.25
+
+
+def remove_gradient(optimizer, tensors, step):
+    tensors[3].grad = None
+
+
+def change_lr(optimizer, tensors, step):
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def accumulate_unseen(optimizer, tensors, step):
+    backward(optimizer, tensors, 20 + step)
+
+
+def grow(optimizer, tensors, step):
+    """The norm is over the limit."""
+    for tensor in tensors:
+        tensor.grad.mul_(1e3)
+
+
+def nothing(optimizer, tensors, step):
+    """Nothing."""
+
+
+@pytest.mark.parametrize(
+    "action", [nothing, change_gradient, replace_gradient, remove_gradient, change_lr, accumulate_unseen, grow]
+)
+def test_equal_to_the_bit_whatever_happens(open_optimizer, tmp_path, action):
+    results = {}
+    for overlap in ("step", "backward"):
+        tensors = make()
+        optimizer = open_optimizer(
+            tensors, lr=0.1, path=tmp_path / overlap, overlap=overlap, max_grad_norm=100.0 * len(SIZES)
+        )
+        for step in range(6):
+            optimizer.zero_grad()
+            backward(optimizer, tensors, step)
+            if step in (1, 4):
+                action(optimizer, tensors, step)
+            optimizer.step()
+        results[overlap] = [t.detach() for t in tensors] + [torch.from_numpy(optimizer.read_array(a)) for a in "pmv"]
+        assert optimizer.wrong_guesses == (0 if overlap == "step" or action is nothing else 2)
+    assert all(torch.equal(one, other) for one, other in zip(*results.values(), strict=True))
+
+
+def test_updates_run_before_the_step(open_optimizer):
+    """All extents are written when backward has ended, and still the tensors and the store are those before."""
+    tensors = make()
+    optimizer = open_optimizer(tensors, overlap="backward")
+    before = [t.detach().clone() for t in tensors]
+    backward(optimizer, tensors, 0)
+    settle(optimizer)
+    assert optimizer.traffic.flash_written_bytes == 12 * optimizer.manifest.params
+    assert optimizer.steps == 0 and all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+    optimizer.step()
+    assert optimizer.steps == 1 and not any(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+    assert optimizer.traffic.flash_written_bytes == 12 * optimizer.manifest.params, "once"
+    assert all(t.grad is not None for t in tensors), "gradients stay"
+
+
+def test_discarded_updates_are_not_counted_as_parameters(open_optimizer):
+    """The bytes of a wrong guess were moved, but what they are a fraction of is what was committed."""
+    tensors = make()
+    optimizer = open_optimizer(tensors, overlap="backward")
+    backward(optimizer, tensors, 0)
+    settle(optimizer)
+    change_gradient(optimizer, tensors, 0)
+    optimizer.step()
+    params = sum(tensor.stop - tensor.start for tensor in optimizer.manifest.tensors)
+    assert optimizer.wrong_guesses == 1 and optimizer.traffic.params == params
+    assert optimizer.traffic.flash_written_bytes == 2 * 12 * optimizer.manifest.params
+
+
+def test_extents_wait_for_all_their_tensors(open_optimizer):
+    """A tensor that backward does not reach keeps its extents waiting until the step."""
+    tensors = make()
+    optimizer = open_optimizer(tensors, overlap="backward")
+    backward(optimizer, tensors, 0, without=[5])
+    offered = {extent.index for extent in optimizer._stepping.backward._guess.step.offered}
+    last = optimizer.manifest.tensors[5]
+    waiting = {e.index for e in optimizer.manifest.extents if e.start < last.stop and last.start < e.stop}
+    assert offered == {e.index for e in optimizer.manifest.extents} - waiting
+    optimizer.step()
+    assert optimizer.wrong_guesses == 0
+    assert list(optimizer._owned.store.tensor_steps) == [1, 1, 1, 1, 1, 0]
+
+
+def test_accumulation_that_is_announced_is_waited_for(open_optimizer):
+    tensors, others = make(), make()
+    optimizer = open_optimizer(tensors, overlap="backward")
+    for step in range(4):
+        optimizer.zero_grad()
+        with optimizer.accumulating():
+            backward(optimizer, tensors, step)
+        assert optimizer._stepping.backward._guess is None
+        backward(optimizer, tensors, 10 + step)
+        optimizer.step()
+    assert optimizer.wrong_guesses == 0
+    plain = torch.optim.AdamW(others)
+    for step in range(4):
+        plain.zero_grad()
+        backward(optimizer, others, step)
+        backward(optimizer, others, 10 + step)
+        plain.step()
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(tensors, others, strict=True))
+
+
+def test_pauses_after_wrong_guesses_grow_and_end(open_optimizer):
+    tensors = make()
+    optimizer = open_optimizer(tensors, overlap="backward", max_grad_norm=1e-3)
+    began = []
+    for step in range(20):
+        optimizer.zero_grad()
+        backward(optimizer, tensors, step)
+        began.append(optimizer._stepping.backward._guess is not None)
+        optimizer.step()
+    assert [step for step, begun in enumerate(began) if begun] == [0, 2, 5, 10, 19]
+    assert optimizer.wrong_guesses == 5 <= LONGEST_PAUSE
+    optimizer._stepping.backward.judge(right=True)
+    assert optimizer._stepping.backward._next_pause == 1
+
+
+def test_overflow_is_discarded_exactly(open_optimizer):
+    """With a loss scale the step is skipped, without one it is an error; nothing was changed either way."""
+    for options in ({"loss_scale": LossScale(4.0, hysteresis=1)}, {}):
+        tensors = make()
+        optimizer = open_optimizer(tensors, overlap="backward", resume="auto", **options)
+        before = [t.detach().clone() for t in tensors]
+        stored = [optimizer.read_array(a) for a in "pmv"]
+        backward(optimizer, tensors, 0, size=float("inf"))
+        settle(optimizer, 1.0)
+        if options:
+            optimizer.step()
+            assert (optimizer.skipped_steps, optimizer.loss_scale) == (1, 2.0)
+        else:
+            with pytest.raises(NonFiniteError, match="must be finite"):
+                optimizer.step()
+        assert optimizer.steps == 0 and all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+        assert all((optimizer.read_array(a) == one).all() for a, one in zip("pmv", stored, strict=True))
+        optimizer.zero_grad()
+        backward(optimizer, tensors, 1)
+        optimizer.step()
+        assert optimizer.steps == 1
+        optimizer.close()
+        optimizer.path.unlink()
+
+
+def test_a_failure_during_backward_is_raised_by_step(open_optimizer, monkeypatch):
+    tensors = make()
+    optimizer = open_optimizer(tensors, overlap="backward")
+    store, real = optimizer._owned.store, optimizer._owned.store.read
+
+    def damaged(array, extent, memory):
+        if extent.index == 2:
+            raise StateError("array m is damaged")
+        real(array, extent, memory)
+
+    monkeypatch.setattr(store, "read", damaged)
+    backward(optimizer, tensors, 0)
+    with pytest.raises(StateError, match="array m is damaged"):
+        optimizer.step()
+    monkeypatch.setattr(store, "read", real)
+    assert optimizer.steps == 0
+    optimizer.step()
+    assert optimizer.steps == 1
+
+
+def test_what_began_ends_with_zero_grad_and_close(open_optimizer):
+    threads = threading.active_count()
+    tensors = make()
+    optimizer = open_optimizer(tensors, overlap="backward", device="model:update-tiny")
+    backward(optimizer, tensors, 0)
+    assert threading.active_count() > threads
+    optimizer.zero_grad()
+    assert threading.active_count() == threads
+    backward(optimizer, tensors, 1)
+    assert optimizer._stepping.backward._guess is not None, "a discarded one does not spoil the next"
+    optimizer.close()
+    assert threading.active_count() == threads
+    backward(optimizer, tensors, 2)
+    assert threading.active_count() == threads, "the hooks are gone"
+
+
+def test_tensors_changed_before_the_first_step(open_optimizer):
+    """A checkpoint loaded after construction, even between backward and step, counts as with overlap="step"."""
+    tensors = make()
+    optimizer = open_optimizer(tensors, overlap="backward", lr=0.0, weight_decay=0.0)
+    for value in (2.0, 3.0):
+        backward(optimizer, tensors, 0)
+        with torch.no_grad():
+            tensors[1].fill_(value)
+    optimizer.step()
+    assert torch.equal(tensors[1], torch.full((10,), 3.0)) and optimizer.steps == 1
+    with torch.no_grad():
+        tensors[1].fill_(4.0)
+    with pytest.raises(StateError, match="must be changed by this optimizer only"):
+        optimizer.step()

@@ -1,0 +1,222 @@
+"""The schedule: what overlaps, what is remembered, what a failure leaves behind. Results are those of the model."""
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+from nearflash.abi.errors import AddressError, DeviceError, StateError, StorageFullError
+from nearflash.device import open_device
+from nearflash.training.step import schedule
+
+EXTENTS = 12
+PARAMS = EXTENTS * 1024
+
+
+@pytest.fixture(autouse=True)
+def few_slots(monkeypatch):
+    """Fewer than extents."""
+    monkeypatch.setattr(schedule, "SLOTS", 6)
+
+
+@pytest.fixture
+def tensor():
+    generator = torch.Generator().manual_seed(8)
+    return torch.nn.Parameter(torch.randn(PARAMS, generator=generator))
+
+
+def set_gradient(tensor, step):
+    tensor.grad = torch.randn(PARAMS, generator=torch.Generator().manual_seed(300 + step))
+
+
+def bits(optimizer):
+    return [torch.from_numpy(optimizer.read_array(array)) for array in "pmv"]
+
+
+def assert_equal(one, other):
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def undisturbed(open_optimizer, path, steps):
+    """State after so many steps without trouble."""
+    fresh = torch.nn.Parameter(torch.randn(PARAMS, generator=torch.Generator().manual_seed(8)))
+    optimizer = open_optimizer([fresh], path=path)
+    for step in range(steps):
+        set_gradient(fresh, step)
+        optimizer.step()
+    return bits(optimizer)
+
+
+def delay(monkeypatch, place, name, seconds):
+    real = getattr(place, name)
+
+    def slow(*args, **kwargs):
+        time.sleep(seconds)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(place, name, slow)
+
+
+# Faults
+
+
+def fail_at(monkeypatch, place, name, when, error):
+    """Raise at the call number `when` (from 0); returns what puts it right."""
+    real, calls, lock = getattr(place, name), [0], threading.Lock()
+
+    def failing(*args, **kwargs):
+        with lock:
+            calls[0] += 1
+            number = calls[0] - 1
+        if number >= when:
+            raise error
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(place, name, failing)
+    return lambda: monkeypatch.setattr(place, name, real)
+
+
+@pytest.mark.parametrize("resident_bytes", [0, 3 * 12 * 1024])
+@pytest.mark.parametrize("when", [0, 3, EXTENTS - 1])
+@pytest.mark.parametrize("stage", ["read", "update", "write", "commit"])
+def test_a_failure_leaves_the_step_before(open_optimizer, tmp_path, monkeypatch, tensor, stage, when, resident_bytes):
+    threads = threading.active_count()
+    optimizer = open_optimizer([tensor], device="model:update-tiny", resident_bytes=resident_bytes)
+    for step in range(2):
+        set_gradient(tensor, step)
+        optimizer.step()
+    set_gradient(tensor, 2)
+    before, stored = tensor.detach().clone(), bits(optimizer)
+    store, device = optimizer._owned.store, optimizer._owned.schedule.transfers[0].device
+    resets = []
+    monkeypatch.setattr(device, "reset", lambda: resets.append(1))
+    errors = {
+        "read": (store, "read", StateError("damaged")),
+        "update": (device, "run", DeviceError("status WRITE_ERROR")),
+        "write": (store, "write", StorageFullError("no room")),
+        "commit": (store, "commit", StateError("a flush failed")),
+    }
+    place, name, error = errors[stage]
+    repair = fail_at(monkeypatch, place, name, 0 if stage == "commit" or resident_bytes else when, error)
+    with pytest.raises(type(error), match=str(error)):
+        optimizer.step()
+    repair()
+    assert threading.active_count() == threads
+    assert optimizer.steps == 2 and torch.equal(before, tensor)
+    assert_equal(stored, bits(optimizer))
+    assert len(resets) == (stage != "commit")
+    optimizer.step()
+    assert_equal(bits(optimizer), undisturbed(open_optimizer, tmp_path / "other", 3))
+
+
+def test_the_first_error_is_raised(open_optimizer, monkeypatch, tensor):
+    optimizer = open_optimizer([tensor])
+    store = optimizer._owned.store
+    set_gradient(tensor, 0)
+    fail_at(monkeypatch, store, "read", 15, StateError("first"))
+    delay(monkeypatch, store, "write", 0.02)
+    fail_at(monkeypatch, store, "write", 2, StorageFullError("second"))
+    with pytest.raises(StateError, match="first"):
+        optimizer.step()
+
+
+def test_an_interrupt_discards_the_step(open_optimizer, monkeypatch, tensor):
+    threads = threading.active_count()
+    optimizer = open_optimizer([tensor], device="model:update-tiny")
+    set_gradient(tensor, 0)
+    before = tensor.detach().clone()
+    fail_at(monkeypatch, optimizer._owned.store, "commit", 0, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert optimizer.steps == 0 and torch.equal(before, tensor) and threading.active_count() == threads
+
+
+def test_device_memory_that_is_too_small(open_optimizer, tmp_path, tensor):
+    """Named at construction; nothing of the device stays taken."""
+    with open_device("model:update-tiny") as device:
+        device._memory._free = [(4096, 10 * 4096)]
+        with pytest.raises(AddressError, match="must fit the largest free range"):
+            open_optimizer([tensor], device=device)
+        assert device._memory._free == [(4096, 10 * 4096)]
+
+
+# Overlap
+
+STAGES = ("read", "update", "write")
+
+
+def test_stages_overlap_and_the_trace_shows_it(open_optimizer, tmp_path, monkeypatch, tensor):
+    optimizer = open_optimizer([tensor])
+    store, device = optimizer._owned.store, optimizer._owned.schedule.transfers[0].device
+    for place, name in ((store, "read"), (store, "write")):
+        delay(monkeypatch, place, name, 0.01)
+    delay(monkeypatch, device, "run", 0.03)
+    set_gradient(tensor, 0)
+    optimizer.step()
+    optimizer.timeline.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {name.rstrip(" 0123456789") for name in names} == {"MainThread", *(f"device 0: {s}" for s in STAGES)}
+    spans = {kind: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == kind] for kind in
+             ("flash read", "update", "flash write")}  # fmt: skip
+    assert {kind: len(found) for kind, found in spans.items()} == dict.fromkeys(spans, EXTENTS)
+    for one, other in (("flash read", "update"), ("update", "flash write")):
+        assert any(a < d and c < b for a, b in spans[one] for c, d in spans[other]), f"{one} beside {other}"
+
+
+@pytest.mark.parametrize("slow, reason", [("read", "read"), ("run", "update"), ("write", "write")])
+def test_stalls_name_the_slow_stage(open_optimizer, monkeypatch, tensor, slow, reason):
+    optimizer = open_optimizer([tensor])
+    store, device = optimizer._owned.store, optimizer._owned.schedule.transfers[0].device
+    delay(monkeypatch, device if slow == "run" else store, slow, 0.03)
+    set_gradient(tensor, 0)
+    optimizer.step()
+    fractions = optimizer.stalls.fractions
+    assert set(fractions) == {"gradients", "read", "update", "write"}
+    assert all(0 <= fraction <= 1 for fraction in fractions.values())
+    assert fractions[reason] > 0.2
+    assert optimizer.stalls.seconds[reason] == fractions[reason] * optimizer.stalls.step_s
+
+
+# What is remembered
+
+
+def test_extents_turn_round_and_stay(open_optimizer, tmp_path, monkeypatch, tensor):
+    """The last extents of a step are the first of the next; those that fit are not read again, and all are written."""
+    slots = 2
+    optimizer = open_optimizer([tensor], resident_bytes=slots * 12 * 1024)
+    store, reads, lock = optimizer._owned.store, [], threading.Lock()
+    real = store.read
+
+    def noted(array, extent, memory):
+        with lock:
+            reads.extend([extent.index] if array == "p" else [])
+        real(array, extent, memory)
+
+    monkeypatch.setattr(store, "read", noted)
+    for step in range(3):
+        set_gradient(tensor, step)
+        optimizer.step()
+        if step == 0:
+            assert sorted(reads) == list(range(EXTENTS))
+        else:
+            assert len(reads) <= EXTENTS - slots and set(reads) <= set(range(EXTENTS))
+            kept = set(range(EXTENTS)) - set(reads)
+            order = sorted(range(EXTENTS), reverse=step % 2 == 1)
+            assert kept <= set(order[: len(kept) + schedule.WRITERS]), "those written last; writers may overtake"
+        reads.clear()
+    assert optimizer.traffic.flash_written_bytes == 3 * 12 * PARAMS
+    monkeypatch.setattr(store, "read", real)
+    assert_equal(bits(optimizer), undisturbed(open_optimizer, tmp_path / "other", 3))
+
+
+def test_orders_alternate(open_optimizer, tensor):
+    optimizer = open_optimizer([tensor])
+    orders = []
+    for step in range(3):
+        orders.append([extent.index for extent in optimizer._owned.schedule.order()])
+        set_gradient(tensor, step)
+        optimizer.step()
+    assert orders[0] == orders[2] == orders[1][::-1] == list(range(EXTENTS))

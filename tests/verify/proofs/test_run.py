@@ -1,0 +1,285 @@
+import pytest
+from amaranth import C, Module, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.topk import StreamFault
+from nearflash.gateware.bus.read import BurstReader
+from nearflash.gateware.gradients.header import HeaderCheck
+from nearflash.gateware.gradients.pairs import PairMerge
+from nearflash.gateware.gradients.tiles import TileCheck
+from nearflash.gateware.gradients.values import ValueRows
+from nearflash.gateware.weights.bitmap import BitmapExpander
+from nearflash.gateware.weights.matrix import Part
+from nearflash.gateware.weights.pack import Pack
+from nearflash.gateware.weights.popcount import OnesCounter
+from nearflash.gateware.weights.unpack import Unpack
+from nearflash.verify.proofs import (
+    bitmap,
+    bus,
+    dequantize,
+    header,
+    merge,
+    ones,
+    pack,
+    parser,
+    streams,
+    tiles,
+    unpack,
+    values,
+)
+from nearflash.verify.proofs.proofs import PROOFS, Proof
+from nearflash.verify.proofs.run import run, run_proof
+
+QUICK = ("stream.skid", "stream.narrow", "bus.split")
+
+
+def check(names, folder):
+    results = list(run(names, folder))
+    assert {result["mode"] for result in results} >= {"prove", "cover"}
+    assert [result for result in results if result["status"] != "pass"] == []
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_proofs(name, tmp_path):
+    check([name], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PROOFS if name not in QUICK])
+def test_long_proofs(name, tmp_path):
+    check([name], tmp_path)
+
+
+class Careless(wiring.Component):
+    """Seeded bug: a register that takes an item whether or not the last one has left."""
+
+    i: In(stream.Signature(1))
+    o: Out(stream.Signature(1))
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.i.ready.eq(1)
+        with m.If(self.i.valid):
+            m.d.sync += [self.o.payload.eq(self.i.payload), self.o.valid.eq(1)]
+        with m.Elif(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
+        return m
+
+
+class Waiting(wiring.Component):
+    """Seeded bug: no item is offered before the consumer is ready."""
+
+    i: In(stream.Signature(1))
+    o: Out(stream.Signature(1))
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += [
+            self.o.payload.eq(self.i.payload),
+            self.o.valid.eq(self.i.valid & self.o.ready),
+            self.i.ready.eq(self.o.ready),
+        ]
+        return m
+
+
+def results_of(build, folder, **options):
+    return {result["mode"]: result for result in run_proof(Proof("seeded", build, **options), folder)}
+
+
+def fails(build, folder, depth):
+    """Names of the properties that do not hold in the first `depth` cycles."""
+    result = next(run_proof(Proof("seeded", build, engine="bounded", depth=depth), folder))
+    assert result["status"] == "fail"
+    return set(result["property"])
+
+
+def test_a_lost_item_fails_by_name_with_a_trace(tmp_path):
+    result = results_of(lambda: streams.skid(Careless()), tmp_path)["prove"]
+    assert result["status"] == "fail"
+    assert set(result["property"]) & {"o_payload_stable_until_ready", "order_kept", "capacity_kept"}
+    assert "o__payload" in (tmp_path / result["trace"]).read_text()
+
+
+def test_valid_that_waits_for_ready_fails(tmp_path):
+    result = results_of(lambda: streams.skid(Waiting()), tmp_path)["paths"]
+    assert result["status"] == "fail"
+    assert "no_path_from_o__ready_to_o__valid" in result["property"]
+
+
+def test_a_crossed_boundary_fails(tmp_path, monkeypatch):
+    # Seeded bug: bursts of 8 beats on a bus whose boundary lies every 4.
+    monkeypatch.setattr(
+        bus, "BurstReader", lambda width, **_: BurstReader(width, max_outstanding=2, max_burst_bytes=32)
+    )
+    result = results_of(bus.reader, tmp_path)["prove"]
+    assert result["status"] == "fail"
+    assert "ar_no_crossing" in result["property"]
+
+
+class Packed(BitmapExpander):
+    """Seeded bug: a row's values begin where those of the row before end, within a word."""
+
+    def _values(self, m, count, last, taken, lacks):
+        return super()._values(m, count, C(0), taken, lacks)
+
+
+def test_values_at_other_places_fail(tmp_path):
+    failed = fails(lambda: bitmap.bitmap(Packed(4, 8)), tmp_path, depth=9)
+    assert failed & {"values_at_their_places", "inner_place", "inner_words"}
+
+
+class Lenient(HeaderCheck):
+    """Seeded bug: any magic and version will do."""
+
+    def _compare(self, m, number, command, wrong):
+        super()._compare(m, number, command, wrong)
+        with m.If(number == 0):
+            m.d.sync += wrong.magic.eq(0)
+
+
+def test_a_fault_without_its_name_fails(tmp_path):
+    failed = fails(lambda: header.header(Lenient()), tmp_path, depth=9)
+    assert failed & {"start_names_the_fault", "inner_magic"}
+
+
+class Leaking(PairMerge):
+    """Seeded bug: the first stream's pair reaches its lane in every group."""
+
+    def _lanes(self, m, hits, heads, ready):
+        super()._lanes(m, hits | heads[0].payload.place.there, heads, ready)
+
+
+def test_pairs_of_another_group_fail(tmp_path):
+    failed = fails(lambda: merge.merge(Leaking(4)), tmp_path, depth=6)
+    assert failed & {f"values_at_their_places_{lane}" for lane in range(4)}
+
+
+class Trusting(TileCheck):
+    """Seeded bug: a count that cannot be is no fault."""
+
+    def _tile_word(self, m, tile):
+        super()._tile_word(m, tile)
+        m.d.sync += self.fault.eq(StreamFault.NONE)
+
+
+def test_a_fault_that_is_not_found_fails(tmp_path):
+    failed = fails(lambda: tiles.tiles(Trusting()), tmp_path, depth=5)
+    assert "the_first_fault_stands" in failed
+
+
+class Halved(ValueRows):
+    """Seeded bug: a row goes as soon as half of it is there."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += self.o.valid.eq(1)
+        return m
+
+
+def test_half_a_row_fails(tmp_path):
+    failed = fails(lambda: values.values(Halved()), tmp_path, depth=5)
+    assert "a_row_for_four_values" in failed
+
+
+class Overwriting(Pack):
+    """Seeded bug: a group is taken while a word waits."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.i.ready.eq(1)
+        return m
+
+
+def test_a_word_that_is_overwritten_fails(tmp_path):
+    failed = fails(lambda: pack.pack(Overwriting(2, 64)), tmp_path, depth=6)
+    assert failed & {"takes_a_group_when_there_is_room", "o_payload_stable_until_ready"}
+
+
+class Greedy(Unpack):
+    """Seeded bug: the word stays where a count ends within it, and the next count begins there."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.i_count.ready & self.i.valid):
+            m.d.comb += self.i.ready.eq(0)
+        return m
+
+
+def test_a_count_that_begins_within_a_word_fails(tmp_path):
+    failed = fails(lambda: unpack.unpack(Greedy(2, 32, (4, 8, 16), lane_bits=16, count_bits=5)), tmp_path, depth=6)
+    assert failed & {"a_word_when_it_is_used_up", "words_are_counted"}
+
+
+class Unmasked(OnesCounter):
+    """Seeded bug: what lies behind the section counts."""
+
+    def _there(self, m):
+        super()._there(m)
+        return C(-1, self.port_bits)
+
+
+def test_bits_behind_a_section_fail(tmp_path):
+    failed = fails(lambda: ones.ones(Unmasked(64, 512)), tmp_path, depth=8)
+    assert failed & {"count_of_all_words", "beyond_tells", "same_bits"}
+
+
+class Losing(parser.CountingParser):
+    """Seeded bug: a word is taken although its section's stream does not."""
+
+    def _route(self, m, now):
+        super()._route(m, now)
+        m.d.comb += self.i.ready.eq(1)
+
+
+def test_a_word_of_a_section_that_is_lost_fails(tmp_path):
+    failed = fails(lambda: parser.parser(Losing()), tmp_path, depth=12)
+    assert failed & {"bitmap_moves_once", "o_bitmap_valid_until_ready", "o_bitmap_payload_stable_until_ready"}
+
+
+class Forgiving(parser.CountingParser):
+    """Seeded bug: a header that is wrong is no fault."""
+
+    def _found(self, m, now, header, crc):
+        found = super()._found(m, now, header, crc)
+        with m.If(now.part == Part.HEADER):
+            m.d.comb += found.eq(StreamFault.NONE)
+        return found
+
+
+def test_a_matrix_without_its_header_fails(tmp_path):
+    failed = fails(lambda: parser.parser(Forgiving()), tmp_path, depth=9)
+    assert failed & {"the_first_fault_stands", "inner_drain"}
+
+
+class Late(dequantize.ShortDequantizer):
+    """Seeded bug: a beat goes with the scale of the one before."""
+
+    def _take(self, m):
+        super()._take(m)
+        group = self._pipeline.i.payload.group
+        before = Signal.like(group)
+        m.d.sync += before.eq(self.i_scale.payload)
+        m.d.comb += group.eq(before)
+
+
+def test_another_scale_fails(tmp_path):
+    failed = fails(lambda: dequantize.dequantize(Late(4)), tmp_path, depth=6)
+    assert "same_elements" in failed
+
+
+def test_what_cannot_be_reached_is_not_covered(tmp_path):
+    def build():
+        bench = streams.skid()
+        bench.assume(bench.dut.o.ready)
+        return bench
+
+    result = results_of(build, tmp_path)["cover"]
+    assert result["status"] == "fail"
+    assert {"full", "o_waits_then_moves"} <= set(result["property"])
+
+
+def test_unknown_proof(tmp_path):
+    with pytest.raises(ValueError, match=r"proof must be one of stream.skid, .*, not 'stream.nothing'"):
+        list(run(["stream.nothing"], tmp_path))

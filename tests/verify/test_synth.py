@@ -1,0 +1,76 @@
+"""Resource counts and logic depth on designs whose cells are known."""
+
+import pytest
+from amaranth import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.errors import ConfigError
+from nearflash.verify.synth import resources, run
+
+
+class Stage(wiring.Component):
+    """Four parities of six registered bits: one LUT6 each."""
+
+    i: In(24)
+    o: Out(4)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        held = Signal(24, reset_less=True)
+        m.d.sync += held.eq(self.i)
+        m.d.sync += [self.o[k].eq(held[6 * k : 6 * k + 6].xor()) for k in range(4)]
+        return m
+
+
+class Pair(wiring.Component):
+    """Two equal stages on the same input, and a register behind them."""
+
+    i: In(48)
+    o: Out(4)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.stage_0, m.submodules.stage_1 = stages = (Stage(), Stage())
+        m.d.comb += [stage.i.eq(self.i[24 * k : 24 * k + 24]) for k, stage in enumerate(stages)]
+        m.d.sync += self.o.eq(stages[0].o ^ stages[1].o)
+        return m
+
+
+def test_cells_and_depth_of_a_known_design() -> None:
+    stage = resources(Stage(), "xcup")
+    assert (stage.lut, stage.ff, stage.dsp, stage.bram36) == (4, 24 + 4, 0, 0)
+    assert (stage.logic_depth, stage.path) == (1.0, ("LUT6",))
+
+
+def test_a_multiplier_is_a_dsp_block() -> None:
+    class Multiplier(wiring.Component):
+        a: In(16)
+        b: In(16)
+        product: Out(32)
+
+        def elaborate(self, platform: object) -> Module:
+            m = Module()
+            m.d.sync += self.product.eq(self.a * self.b)
+            return m
+
+    assert resources(Multiplier(), "xc7").dsp == 1
+
+
+def test_black_boxes_and_their_cells_add_up_to_the_whole() -> None:
+    whole, stage = resources(Pair(), "xcup"), resources(Stage(), "xcup")
+    rest = resources(Pair(), "xcup", boxes="top.stage_*")
+    assert (rest.lut, rest.ff) == (4, 4)
+    assert rest.lut + 2 * stage.lut == whole.lut
+    assert rest.ff + 2 * stage.ff == whole.ff
+
+
+def test_unknown_names_list_what_exists() -> None:
+    with pytest.raises(ConfigError, match=r"family must be one of xc7, xcup, not 'ice40'"):
+        list(run("update", "ice40", "tiny"))
+    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny, not 'update-huge'"):
+        list(run("update", "xc7", "huge"))
+    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny, not 'expand-huge'"):
+        list(run("expand", "xc7", "huge"))
+    with pytest.raises(ConfigError, match=r"family must be one of xc7, xcup, not 'ice40'"):
+        list(run("expand", "ice40", "tiny"))
