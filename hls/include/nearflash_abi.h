@@ -145,7 +145,7 @@
 #define NEARFLASH_ATTEND_CODEWORDS_RECEIVED 0x140u /* 64 bits, ro: codewords that came from a page source */
 #define NEARFLASH_ATTEND_CODEWORDS_CORRECTED 0x148u /* 64 bits, ro: codewords with bit errors that were corrected */
 #define NEARFLASH_ATTEND_CODEWORDS_UNCORRECTABLE 0x150u /* 64 bits, ro: codewords with more bit errors than the code corrects */
-#define NEARFLASH_ATTEND_CODEWORDS_FOREIGN 0x158u /* 64 bits, ro: whole codewords of another owner or page */
+#define NEARFLASH_ATTEND_CODEWORDS_FOREIGN 0x158u /* 64 bits, ro: whole codewords of another page_tag or page */
 #define NEARFLASH_ATTEND_BEATS_USED 0x160u /* 64 bits, ro: 64-bit beats that reached the lanes, all channels */
 #define NEARFLASH_ATTEND_LANE_CYCLES 0x168u /* 64 bits, ro: cycles in which a channel's lanes worked, all channels */
 #define NEARFLASH_ATTEND_WAIT_DATA_CYCLES 0x170u /* 64 bits, ro: cycles in which a channel's lanes waited for pages, all channels */
@@ -230,10 +230,10 @@
 
 #define NEARFLASH_DIGEST_UPDATE_TINY 0x6d8d65ffe1b7d9bdull
 #define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0xc9432a3552cb612cull
-#define NEARFLASH_DIGEST_ATTEND_TINY 0xa85eef053702a510ull
-#define NEARFLASH_DIGEST_ATTEND_PYNQ_Z2 0x61abc230bb1d93f2ull
-#define NEARFLASH_DIGEST_ATTEND_ZYNQ7045 0xb2580b7fd628c95aull
-#define NEARFLASH_DIGEST_ATTEND_ZU17EG 0xa23ab9e3164a9f2dull
+#define NEARFLASH_DIGEST_ATTEND_TINY 0x1b49b96f9fb55ad4ull
+#define NEARFLASH_DIGEST_ATTEND_PYNQ_Z2 0x4469a56c10d6c115ull
+#define NEARFLASH_DIGEST_ATTEND_ZYNQ7045 0xdf5e2090dcaee166ull
+#define NEARFLASH_DIGEST_ATTEND_ZU17EG 0x6b4cf60b77c99595ull
 #define NEARFLASH_DIGEST_EXPAND_TINY 0x2f5bd7266b9713a4ull
 #define NEARFLASH_DIGEST_EXPAND_SMARTSSD 0x429821141619245aull
 

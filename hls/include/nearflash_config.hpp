@@ -53,11 +53,11 @@ struct attend_tiny {
     static constexpr std::int64_t score_blocks = 8;
     static constexpr std::int64_t score_entries = 131072;
     static constexpr std::int64_t selector_keys = 4096;
-    static constexpr std::int64_t units = 4;
+    static constexpr std::int64_t luns = 4;
     static constexpr std::int64_t page_bytes = 4096;
     static constexpr std::int64_t clock_hz = 100000000;
     static constexpr std::int64_t port_bits = 64;
-    static constexpr std::uint64_t digest = 0xa85eef053702a510ull;
+    static constexpr std::uint64_t digest = 0x1b49b96f9fb55ad4ull;
 };
 struct attend_pynq_z2 {
     static constexpr std::int64_t channels = 1;
@@ -68,11 +68,11 @@ struct attend_pynq_z2 {
     static constexpr std::int64_t score_blocks = 4;
     static constexpr std::int64_t score_entries = 8192;
     static constexpr std::int64_t selector_keys = 4096;
-    static constexpr std::int64_t units = 0;
+    static constexpr std::int64_t luns = 0;
     static constexpr std::int64_t page_bytes = 4096;
     static constexpr std::int64_t clock_hz = 100000000;
     static constexpr std::int64_t port_bits = 64;
-    static constexpr std::uint64_t digest = 0x61abc230bb1d93f2ull;
+    static constexpr std::uint64_t digest = 0x4469a56c10d6c115ull;
 };
 struct attend_zynq7045 {
     static constexpr std::int64_t channels = 8;
@@ -83,11 +83,11 @@ struct attend_zynq7045 {
     static constexpr std::int64_t score_blocks = 4;
     static constexpr std::int64_t score_entries = 65536;
     static constexpr std::int64_t selector_keys = 32768;
-    static constexpr std::int64_t units = 16;
+    static constexpr std::int64_t luns = 16;
     static constexpr std::int64_t page_bytes = 16384;
     static constexpr std::int64_t clock_hz = 285000000;
     static constexpr std::int64_t port_bits = 64;
-    static constexpr std::uint64_t digest = 0xb2580b7fd628c95aull;
+    static constexpr std::uint64_t digest = 0xdf5e2090dcaee166ull;
 };
 struct attend_zu17eg {
     static constexpr std::int64_t channels = 8;
@@ -98,11 +98,11 @@ struct attend_zu17eg {
     static constexpr std::int64_t score_blocks = 8;
     static constexpr std::int64_t score_entries = 131072;
     static constexpr std::int64_t selector_keys = 131072;
-    static constexpr std::int64_t units = 32;
+    static constexpr std::int64_t luns = 32;
     static constexpr std::int64_t page_bytes = 16384;
     static constexpr std::int64_t clock_hz = 300000000;
     static constexpr std::int64_t port_bits = 64;
-    static constexpr std::uint64_t digest = 0xa23ab9e3164a9f2dull;
+    static constexpr std::uint64_t digest = 0x6b4cf60b77c99595ull;
 };
 struct expand_tiny {
     static constexpr std::int64_t width = 4;

@@ -1,4 +1,4 @@
-// expand_bitmap: a row's bitmap and `values` packed values (docs/weights.md) to `elements` dense 16-bit elements.
+// expand_bitmap: a row's bitmap and `values` packed values (docs/contracts/weights.md) to `elements` dense 16-bit elements.
 //
 // The bitmap is read in whole port words. fault: 0, or 1 where the bitmap has another number of ones than there are
 // values; then the output must not be used.

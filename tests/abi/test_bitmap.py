@@ -29,7 +29,7 @@ FORMATS = {
 
 
 def test_header_layout():
-    """Byte by byte as docs/weights.md has it."""
+    """Byte by byte as docs/contracts/weights.md has it."""
     text = BitmapHeader(INT8, 3, 1000, 2, 704, output=BF16).pack()
     assert len(text) == 64
     assert text[:8] == b"NFBM" + bytes([1, 0, 3, 0])

@@ -100,8 +100,10 @@ def test_other_packages_add_commands(capsys, monkeypatch):
 
 
 def test_emit_writes_what_is_not_fresh(capsys, monkeypatch):
-    monkeypatch.setattr(emit, "write", lambda root: ["docs/abi.json"] if (root / "pyproject.toml").exists() else [])
-    assert run(capsys, "emit")[:2] == (0, "docs/abi.json\n")
+    monkeypatch.setattr(
+        emit, "write", lambda root: ["docs/contracts/abi.json"] if (root / "pyproject.toml").exists() else []
+    )
+    assert run(capsys, "emit")[:2] == (0, "docs/contracts/abi.json\n")
 
 
 def test_bench_goes_through_the_runner(capsys):

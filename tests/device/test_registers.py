@@ -4,7 +4,7 @@ import pytest
 
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.attention.batch import AttendBatch
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.commands import Status, UpdateCommand
 from nearflash.abi.config import CONFIGS
@@ -165,7 +165,7 @@ def test_a_timeout_of_a_kernel_that_says_what_waits():
     device = FakeAttendKernel(polls=10**9)
     a = device.allocate(8 * 4096).address
     head = AttendDescriptor(
-        Mode.DENSE, Owner(0, 0, 0), 64, 16, 1, 0, 0, 0, 16, False, 0, 0, 4096, 1.0,
+        Mode.DENSE, PageTag(0, 0, 0), 64, 16, 1, 0, 0, 0, 16, False, 0, 0, 4096, 1.0,
         *(a + i * 4096 for i in range(5)),
     )  # fmt: skip
     ticket = device.submit(AttendBatch((head,), a + 5 * 4096, a + 6 * 4096, contexts=4))

@@ -39,7 +39,7 @@ def call(rule):
 
 
 def test_operations_are_those_of_the_formulas():
-    """docs/numerics.md, counted by hand; the longest path of AdamW goes through v, root, quotient and p."""
+    """docs/contracts/numerics.md, counted by hand; the longest path of AdamW goes through v, root, quotient and p."""
     options = {"lr": 1e-3, "step": 2, "weight_decay": 0.1}
     none = dict.fromkeys(LATENCY_CYCLES, 0)
     counts, depth = count_operations(call(AdamStep(**options)))

@@ -19,7 +19,7 @@ from nearflash.sim.trace.recording import (
     WatchedChannel,
     Workload,
 )
-from nearflash.sim.trace.spans import Span, bus_spans, channel_figures, head_spans, unit_spans
+from nearflash.sim.trace.spans import Span, bus_spans, channel_figures, head_spans, lun_spans
 
 COMMAND, ADDRESS, READ = range(3)
 HEADS, HEAD_CYCLES, CLOCK_HZ = 6, 200, 100_000_000
@@ -39,24 +39,24 @@ class Bus:
         self.begins.append(len(self.states))
         self.states += [state] * cycles
 
-    def phrase(self, unit, first, row, second):
+    def phrase(self, lun, first, row, second):
         for kind, byte in ((COMMAND, first), *((ADDRESS, b) for b in (0, 0, row, 0, 0)), (COMMAND, second)):
-            self.take(2, unit, kind, byte)
+            self.take(2, lun, kind, byte)
 
-    def status(self, unit):
-        self.take(2, unit, COMMAND, 0x70)
+    def status(self, lun):
+        self.take(2, lun, COMMAND, 0x70)
         self.rest(6, BusState.WAIT)
-        self.take(3, unit, READ, 0)
+        self.take(3, lun, READ, 0)
 
-    def page(self, unit, row, burst_cycles):
+    def page(self, lun, row, burst_cycles):
         """Sensed for 20 cycles, ready for 5 until it is selected, waited for, moved."""
-        self.phrase(unit, 0x00, row, 0x30)
+        self.phrase(lun, 0x00, row, 0x30)
         self.rest(20)
-        self.status(unit)
+        self.status(lun)
         self.rest(5)
-        self.phrase(unit, 0x06, row, 0xE0)
+        self.phrase(lun, 0x06, row, 0xE0)
         self.rest(4, BusState.WAIT)
-        self.take(burst_cycles, unit, READ, 0, state=BusState.DATA)
+        self.take(burst_cycles, lun, READ, 0, state=BusState.DATA)
 
     def recording(self):
         return ChannelRecording(
@@ -92,7 +92,7 @@ def test_spans_of_a_bus():
         Span("wait", 74, 78),
         Span("data", 78, 128, 1, 9),
     ]
-    assert list(unit_spans(spans)) == [
+    assert list(lun_spans(spans)) == [
         Span("sense", 24, 55, 1, 9),
         Span("ready", 55, 60, 1, 9),
         Span("transfer", 60, 128, 1, 9),
@@ -108,7 +108,7 @@ def test_bursts_at_several_columns_are_one_transfer():
     spans = bus_spans(bus.recording())
     assert [span.name for span in spans][-3:] == ["data", "column", "data"]
     assert spans[-1].row == 3
-    assert list(unit_spans(spans))[-1].end == len(bus.states)
+    assert list(lun_spans(spans))[-1].end == len(bus.states)
 
 
 def test_a_bus_cycle_before_the_recording_has_no_span():
@@ -151,7 +151,7 @@ def test_events_are_chromes_and_do_not_overlap_in_a_track(recording, tmp_path):
 def test_a_burst_says_whose_page_it_is(recording):
     bursts = [event for event in trace_events(recording) if event["name"] == "data"]
     assert len(bursts) == 2 * HEADS
-    assert bursts[3]["args"] == {"unit": 1, "row": 2, "head": 1, "page": "token 7"}
+    assert bursts[3]["args"] == {"lun": 1, "row": 2, "head": 1, "page": "token 7"}
     assert bursts[0]["dur"] == pytest.approx(0.1)  # ten cycles, in microseconds
 
 

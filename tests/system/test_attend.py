@@ -85,8 +85,8 @@ def test_a_page_of_another_owner_is_never_used(device, placed):
         return replace(head, token_table=head.token_table[::-1].copy())
 
     one = faulty(device, placed, swap)
-    assert one.completion.faults == Fault.FOREIGN
-    with pytest.raises(DeviceError, match="FOREIGN: "):
+    assert one.completion.faults == Fault.MISDIRECTED
+    with pytest.raises(DeviceError, match="MISDIRECTED: "):
         one.value()
 
 

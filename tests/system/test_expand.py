@@ -18,7 +18,7 @@ PLAIN = MATRIX_FORMATS[0]
 
 
 def by_hand(element, coding, output, columns, *sections):
-    """Stream of one row, put together from docs/weights.md alone: sections, each in a block of its own."""
+    """Stream of one row, put together from docs/contracts/weights.md alone: sections, each in a block of its own."""
     body = b"".join(section.ljust(64, b"\0") for section in sections)
     fields = (element, coding, 1, columns, 1, 64 if output else 0, output, 64 + len(body) + 64)
     header = struct.pack("<4sHBBIIIHBxQ28x", b"NFBM", 1, *fields)

@@ -1,4 +1,4 @@
-// Expander<Bitmap, Lanes>: a row of a bitmap matrix of 16-bit elements (docs/weights.md) to dense elements.
+// Expander<Bitmap, Lanes>: a row of a bitmap matrix of 16-bit elements (docs/contracts/weights.md) to dense elements.
 //
 // Bit i of the bitmap, lowest first, says whether element i is the next packed value or zero. Each cycle takes Lanes
 // bits, counts those before each, and picks from a window of two words of values. Where the bitmap has another number

@@ -1,6 +1,6 @@
 // Fp32: IEEE 754 single precision in integers, so that synthesis gives what simulation gives.
 //
-// The vendor's floating-point cores take a subnormal for zero; these keep it, as the contract says (docs/numerics.md).
+// The vendor's floating-point cores take a subnormal for zero; these keep it, as the contract says (docs/contracts/numerics.md).
 // Every operation makes the exact result (or one with a sticky last bit) as a Raw and rounds it once, to nearest even.
 // Equal to the host's float to the bit, but for NaN: here there is one, 0x7fc00000.
 #pragma once

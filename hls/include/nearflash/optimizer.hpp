@@ -20,7 +20,7 @@ namespace nearflash {
 
 constexpr int most_arrays = 8;
 
-// Operation orders of docs/numerics.md. A user's optimizer has one order, as written: ieee.
+// Operation orders of docs/contracts/numerics.md. A user's optimizer has one order, as written: ieee.
 enum class Profile { ieee, torch_fused, deepspeed };
 
 // Fields of a struct that holds F's and nothing else.

@@ -1,4 +1,4 @@
-"""Bitmap matrices: what a pruned weight matrix looks like on flash (docs/weights.md, section 1).
+"""Bitmap matrices: what a pruned weight matrix looks like on flash (docs/contracts/weights.md, section 1).
 
     header, 64 bytes │ group: codebook │ row: bitmap │ … │ row: values │ … │ end of the group │ group: …
 

@@ -1,7 +1,7 @@
 """Build configurations: named, frozen, and identified by a digest.
 
 The digest covers the ABI version, every parameter and the kernel's register map, so a host that knows a digest knows
-how to talk to the device. Boards of later storeys add their names here.
+how to talk to the device. Boards add their names here.
 """
 
 import hashlib
@@ -148,15 +148,15 @@ class AttendConfig(KernelConfig):
     """Entries (pages or tokens) that the selection stores, over all contexts and their query heads."""
     selector_keys: int
     """Keys of one head that the selector holds."""
-    units: int
-    """NAND units (LUNs, or planes that read independently) of a channel; 0: no NAND, pages come from memory."""
+    luns: int
+    """LUNs (or planes that read independently) of a channel; 0: no NAND, pages come from memory."""
     page_bytes: int
     """Largest page, bytes: 4096, 8192 or 16384."""
     clock_hz: int
     port_bits: int = 64
     """Data width of the memory port."""
     nand: NandTiming = _SLC
-    """What the controllers count with; without units it means nothing."""
+    """What the controllers count with; without LUNs it means nothing."""
     kernel: str = "attend"
 
     def __post_init__(self) -> None:
@@ -172,7 +172,7 @@ class AttendConfig(KernelConfig):
             "score_blocks": power(self.score_blocks, 1, 16),
             "score_entries": power(self.score_entries, 1024, 1 << 20),
             "selector_keys": power(self.selector_keys, 256, 1 << 17),
-            "units": (self.units == 0 or power(self.units, 2, 64)[0], "0 or a power of two, 2 to 64"),
+            "luns": (self.luns == 0 or power(self.luns, 2, 64)[0], "0 or a power of two, 2 to 64"),
             "page_bytes": power(self.page_bytes, 4096, 16384),
             "port_bits": (self.port_bits in _PORT_WIDTHS_BITS, "64, 128, 256 or 512"),
         })  # fmt: skip
@@ -237,15 +237,15 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
         UpdateConfig("smartssd", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096, clock_hz=300_000_000,
                      state_formats=_STATE_FORMATS, gradients=("fp32", "topk")),
         AttendConfig("tiny", channels=2, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=1024, score_blocks=8,
-                     score_entries=1 << 17, selector_keys=4096, units=4, page_bytes=4096, clock_hz=100_000_000),
+                     score_entries=1 << 17, selector_keys=4096, luns=4, page_bytes=4096, clock_hz=100_000_000),
         AttendConfig("pynq-z2", channels=1, heads_per_beat=2, contexts=4, gather_slots=2, query_rows=256,
-                     score_blocks=4, score_entries=8192, selector_keys=4096, units=0, page_bytes=4096,
+                     score_blocks=4, score_entries=8192, selector_keys=4096, luns=0, page_bytes=4096,
                      clock_hz=100_000_000),
         AttendConfig("zynq7045", channels=8, heads_per_beat=4, contexts=32, gather_slots=16, query_rows=1024,
-                     score_blocks=4, score_entries=1 << 16, selector_keys=1 << 15, units=16, page_bytes=16384,
+                     score_blocks=4, score_entries=1 << 16, selector_keys=1 << 15, luns=16, page_bytes=16384,
                      clock_hz=285_000_000, nand=_MLC),
         AttendConfig("zu17eg", channels=8, heads_per_beat=8, contexts=64, gather_slots=16, query_rows=2048,
-                     score_blocks=8, score_entries=1 << 17, selector_keys=1 << 17, units=32, page_bytes=16384,
+                     score_blocks=8, score_entries=1 << 17, selector_keys=1 << 17, luns=32, page_bytes=16384,
                      clock_hz=300_000_000, nand=_MLC),
         ExpandConfig("tiny", width=4, port_bits=64, columns_max=1024, outstanding_bursts=4, burst_bytes=512,
                      clock_hz=100_000_000),

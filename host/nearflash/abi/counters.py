@@ -31,7 +31,7 @@ ATTEND_COUNTERS = {
     "codewords_received": "codewords that came from a page source",
     "codewords_corrected": "codewords with bit errors that were corrected",
     "codewords_uncorrectable": "codewords with more bit errors than the code corrects",
-    "codewords_foreign": "whole codewords of another owner or page",
+    "codewords_foreign": "whole codewords of another page_tag or page",
     "beats_used": "64-bit beats that reached the lanes, all channels",
     "lane_cycles": "cycles in which a channel's lanes worked, all channels",
     "wait_data_cycles": "cycles in which a channel's lanes waited for pages, all channels",

@@ -95,7 +95,7 @@ class WaitTimeoutError(NearflashError, TimeoutError):
 
 
 class StateError(NearflashError, OSError):
-    """State on flash that is missing, short, misaligned, foreign or damaged; it is never used and never changed."""
+    """State on flash that is missing, short, misaligned, misdirected or damaged; it is never used and never changed."""
 
 
 class StorageFullError(StateError):
@@ -103,7 +103,7 @@ class StorageFullError(StateError):
 
 
 class PageError(StateError):
-    """Pages of flash that are blank, damaged or another owner's; the message names the first."""
+    """Pages of flash that are blank, damaged or another page tag's; the message names the first."""
 
     def __init__(self, message: str, pages: Sequence[tuple[int, Any]] = ()) -> None:
         super().__init__(message)

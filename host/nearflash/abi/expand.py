@@ -1,4 +1,4 @@
-"""Commands of the `expand` kernel (docs/weights.md, section 3)."""
+"""Commands of the `expand` kernel (docs/contracts/weights.md, section 3)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

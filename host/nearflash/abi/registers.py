@@ -18,7 +18,7 @@ def fourcc(text: str) -> int:
 
 MAGIC = fourcc("NFSH")
 FACTOR_BITS = 51
-"""Significand bits of the denominator's factor: enough for a product to be a division (docs/numerics.md)."""
+"""Significand bits of the denominator's factor: enough for a product to be a division (docs/contracts/numerics.md)."""
 _RW, _RO, _CONTROL = Access.RW, Access.RO, Access.CONTROL
 
 

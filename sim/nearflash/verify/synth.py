@@ -224,10 +224,10 @@ def _attend(build: AttendConfig) -> _Kernel:
     from nearflash.gateware.top.attend import AttendKernel
 
     nand = {
-        "nand_controller": NandController(build.units, build.nand, build.clock_hz),
+        "nand_controller": NandController(build.luns, build.nand, build.clock_hz),
         "codeword_checker": CodewordChecker(), "corrector": CorrectorShare(min(4, build.channels)),
         "page_transfer": PageTransfer(), "page_mover": PageMover(build),
-    } if build.units else {}  # fmt: skip
+    } if build.luns else {}  # fmt: skip
     units = {
         "exact_mac": ExactMac(), "exp2": Exp2(), "argtopk": RadixSelector(build.selector_keys), **nand,
         "selection": Selection(build), "prepare": Prepare(build), "scan_walker": ScanWalker(build),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nearflash.abi.attention.batch import AttendBatch
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, HeadCompletion, Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
@@ -14,7 +14,7 @@ from nearflash.abi.errors import AlignmentError, CommandError
 from nearflash.abi.registers import ATTEND
 
 HEAD = AttendDescriptor(
-    Mode.DENSE | Mode.REFERENCE, Owner(1, 2, 3), 64, 100, 2, 0, 0, 0, 16, False, 0, IndexFormat.FP16, 4096, 0.125,
+    Mode.DENSE | Mode.REFERENCE, PageTag(1, 2, 3), 64, 100, 2, 0, 0, 0, 16, False, 0, IndexFormat.FP16, 4096, 0.125,
     0x1000, 0x2000, 0x3000, 0x4000, 0x5000, reference=(3, -4),
 )  # fmt: skip
 BATCH = AttendBatch((HEAD, replace(HEAD, out_address=0x3100)), 0x8000, 0x9000, contexts=4, watchdog_cycles=7)
@@ -23,7 +23,7 @@ CONFIG = CONFIGS["attend-tiny"]
 
 def test_descriptors_and_completions_lie_one_behind_the_other() -> None:
     assert BATCH.pack() == HEAD.pack() + BATCH.descriptors[1].pack()
-    ended = (HeadCompletion(Fault(0), 1, 2, 3, (4,) * 8), HeadCompletion(Fault.FOREIGN, 5, 6, 7, (-8,) * 8))
+    ended = (HeadCompletion(Fault(0), 1, 2, 3, (4,) * 8), HeadCompletion(Fault.MISDIRECTED, 5, 6, 7, (-8,) * 8))
     assert BATCH.completions(b"".join(one.pack() for one in ended) + b"rest") == ended
 
 

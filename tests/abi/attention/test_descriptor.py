@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import attend_config
@@ -10,7 +10,7 @@ from nearflash.abi.config import attend_config
 #: 2 heads a beat, 4 contexts, 2 slots, 256 query rows, 4 score blocks, 8192 score entries, 4096 keys.
 BUILD = attend_config("attend-pynq-z2")
 HEAD = AttendDescriptor(
-    Mode.PAGE, Owner(0, 0, 0), 64, 1000, 2, 8, 4, 1, 16, False, 256, IndexFormat.FP16, 4096, 0.2, 0, 0, 0, 0, 0
+    Mode.PAGE, PageTag(0, 0, 0), 64, 1000, 2, 8, 4, 1, 16, False, 256, IndexFormat.FP16, 4096, 0.2, 0, 0, 0, 0, 0
 )
 DENSE = Mode.DENSE | Mode.REFERENCE
 

@@ -19,7 +19,7 @@ CONFIG = CONFIGS["attend-tiny"]
 
 def test_records_and_completions_lie_one_behind_the_other() -> None:
     assert BATCH.pack() == ERASE.pack() + PROGRAM.pack() + READ.pack()
-    ended = tuple(map(OperationCompletion, (PageFault(0), PageFault.FAILED, PageFault.FOREIGN)))
+    ended = tuple(map(OperationCompletion, (PageFault(0), PageFault.FAILED, PageFault.MISDIRECTED)))
     assert BATCH.completions(b"".join(one.pack() for one in ended) + b"rest") == ended
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.page_operation import (
     OPERATION_BYTES,
     OPERATION_COMPLETION_BYTES,
@@ -16,7 +16,7 @@ from nearflash.abi.attention.page_operation import (
 from nearflash.abi.errors import CommandError
 
 READ = PageOperation(
-    OperationKind.READ, 1, 2, 0x030405, 8192, 0x0A0B0C0D0E08, Owner(6, 7, 8), 9, PageKind.INDEX, second=True
+    OperationKind.READ, 1, 2, 0x030405, 8192, 0x0A0B0C0D0E08, PageTag(6, 7, 8), 9, PageKind.INDEX, second=True
 )
 
 
@@ -31,7 +31,7 @@ def test_the_fields_are_those_of_the_record() -> None:
         found[name] = word >> place & (1 << bits) - 1
         place += bits
     assert found == {
-        "kind": 3, "channel": 1, "unit": 2, "page_log2": 13, "row": 0x030405, "address": 0x0A0B0C0D0E08, "sequence": 6,
+        "kind": 3, "channel": 1, "lun": 2, "page_log2": 13, "row": 0x030405, "address": 0x0A0B0C0D0E08, "sequence": 6,
         "layer": 7, "head": 8, "index": 9, "page_kind": 1, "second": 1,
     }  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_a_field_that_does_not_fit_is_refused() -> None:
 
 
 def test_its_text_says_where() -> None:
-    assert str(READ) == "read of channel 1, unit 2, row 197637"
+    assert str(READ) == "read of channel 1, lun 2, row 197637"
 
 
 def test_completions() -> None:

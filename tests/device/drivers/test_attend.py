@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, HeadCompletion, Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
@@ -38,8 +38,10 @@ class Scripted(CheckedDevice):
         assert bytes(self.memory.view(*command.reads()["descriptors"])) == command.pack()
         completions = self.memory.view(*command.writes()["completions"])
         for index, head in enumerate(command.descriptors):
-            starts = sum(one.owner.sequence == head.owner.sequence for batch in self.seen for one in batch.descriptors)
-            faults = self.script.get((head.owner.sequence, starts), Fault(0))
+            starts = sum(
+                one.page_tag.sequence == head.page_tag.sequence for batch in self.seen for one in batch.descriptors
+            )
+            faults = self.script.get((head.page_tag.sequence, starts), Fault(0))
             record = HeadCompletion(faults, 1, 2, 3, (5, -6, *[-32768] * 6)).pack()
             completions[32 * index : 32 * index + 32] = np.frombuffer(record, np.uint8)
             q = self.memory.view(head.q_address, 4 * head.dim).view(np.float16)
@@ -55,7 +57,25 @@ class Scripted(CheckedDevice):
 
 def head(sequence, dim=12):
     descriptor = AttendDescriptor(
-        Mode.PAGE, Owner(sequence, 0, 0), dim, 20, 2, 4, 2, 1, 4, False, 16, IndexFormat.FP16, 4096, 0.25, 0, 0, 0, 0, 0
+        Mode.PAGE,
+        PageTag(sequence, 0, 0),
+        dim,
+        20,
+        2,
+        4,
+        2,
+        1,
+        4,
+        False,
+        16,
+        IndexFormat.FP16,
+        4096,
+        0.25,
+        0,
+        0,
+        0,
+        0,
+        0,
     )
     q = np.arange(2 * dim).reshape(2, dim).astype(np.float16) + sequence
     tables = (np.arange(n, dtype=np.uint64) for n in (5, 3))
@@ -85,11 +105,11 @@ def test_operands_and_tables_lie_where_the_descriptors_say():
 
 
 def test_only_heads_with_a_wrong_reference_are_repeated():
-    script = {(0, 1): Fault.REFERENCE_LOW, (1, 1): Fault.FOREIGN | Fault.REFERENCE_HIGH, (2, 1): BOTH, (2, 2): BOTH}
+    script = {(0, 1): Fault.REFERENCE_LOW, (1, 1): Fault.MISDIRECTED | Fault.REFERENCE_HIGH, (2, 1): BOTH, (2, 2): BOTH}
     with Scripted(script) as device:
         done = attend(device, [head(n) for n in range(4)])
-        assert [one.completion.faults for one in done.heads] == [0, Fault.FOREIGN | Fault.REFERENCE_HIGH, 0, 0]
-        assert [[one.owner.sequence for one in batch.descriptors] for batch in device.seen] == [
+        assert [one.completion.faults for one in done.heads] == [0, Fault.MISDIRECTED | Fault.REFERENCE_HIGH, 0, 0]
+        assert [[one.page_tag.sequence for one in batch.descriptors] for batch in device.seen] == [
             [0, 1, 2, 3],
             [0, 2],
             [2],

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.page_operation import OperationCompletion, OperationKind, PageFault, PageOperation
 from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.commands import Completion
@@ -18,7 +18,7 @@ from nearflash.device.drivers.pages import NandError, NandPage, erase, operate, 
 from nearflash.device.memory import SimulatedMemory
 
 CONFIG = attend_config("attend-tiny")
-PAGE = NandPage(PageEntry(1, 2, 3), Owner(4, 5, 6), 7, PageKind.INDEX)
+PAGE = NandPage(PageEntry(1, 2, 3), PageTag(4, 5, 6), 7, PageKind.INDEX)
 
 
 class Echo(CheckedDevice):
@@ -53,8 +53,8 @@ class Echo(CheckedDevice):
         pass
 
 
-def at(unit, row):
-    return replace(PAGE, entry=PageEntry(0, unit, row))
+def at(lun, row):
+    return replace(PAGE, entry=PageEntry(0, lun, row))
 
 
 def test_units_take_turns_and_each_keeps_its_order():
@@ -81,14 +81,14 @@ def test_pages_go_down_as_they_are():
     program(device, [at(0, 10), at(0, 11)], sealed)
     assert [device.programmed[10 + n].tobytes() == page.tobytes() for n, page in enumerate(sealed)] == [True] * 2
     one = device.batches[0].operations[1]
-    assert (one.owner, one.index, one.page_kind, one.second) == (PAGE.owner, 7, PageKind.INDEX, False)
+    assert (one.page_tag, one.index, one.page_kind, one.second) == (PAGE.page_tag, 7, PageKind.INDEX, False)
 
 
 def test_an_error_names_the_first_place_and_keeps_all_faults():
     with pytest.raises(NandError) as caught:
         read(Echo(faulty=(2, 3)), [at(0, 1), at(1, 2), at(1, 3)])
     assert str(caught.value) == (
-        "read of channel 0, unit 1, row 2 must end without fault, not FAILED (and 1 more): "
+        "read of channel 0, lun 1, row 2 must end without fault, not FAILED (and 1 more): "
         "retire the block and write its pages to another one"
     )
     assert [one.row for one in caught.value.faults] == [2, 3]
@@ -101,12 +101,12 @@ def test_pages_of_another_shape(shape):
 
 
 def test_a_program_without_its_page():
-    with pytest.raises(ShapeError, match="program of channel 0, unit 0, row 0 must have 4224 bytes of sealed page"):
+    with pytest.raises(ShapeError, match="program of channel 0, lun 0, row 0 must have 4224 bytes of sealed page"):
         operate(Echo(), [PageOperation(OperationKind.PROGRAM, 0, 0, 0, 4096)])
 
 
 def test_an_entry_in_memory():
-    with pytest.raises(CommandError, match="a page on NAND must have a unit and a row, not PageEntry"):
+    with pytest.raises(CommandError, match="a page on NAND must have a lun and a row, not PageEntry"):
         replace(PAGE, entry=PageEntry(0, address=64))
 
 

@@ -29,7 +29,7 @@ class Answering(CheckedDevice):
     def _start(self, command):
         completions = self.memory.view(*command.writes()["completions"])
         for index, head in enumerate(command.descriptors):
-            case = self.cases[head.owner.sequence]
+            case = self.cases[head.page_tag.sequence]
             result = case.result(repeated=True)
             record = np.frombuffer(case.completion(result).pack(), np.uint8).copy()
             out = result.out.view(np.uint16).copy()

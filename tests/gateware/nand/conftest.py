@@ -11,11 +11,10 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
 
-from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.gateware.attention.engine.interfaces import CodewordBeat
 from nearflash.gateware.nand.bch.share import CorrectorShare
 from nearflash.gateware.nand.checker import CodewordChecker
-from nearflash.gateware.nand.codeword import PageOwner
 from nearflash.gateware.nand.link import RawBeat
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.model.nand.codeword import raw, seal
@@ -26,13 +25,13 @@ BITS = 8 * 550
 
 @dataclass
 class Page:
-    """Codewords of one page of one owner, and where they are stored."""
+    """Codewords of one page, and where they are stored."""
 
-    owner: Owner
+    page_tag: PageTag
     index: int
     kind: PageKind
     row: int
-    unit: int
+    lun: int
     content: np.ndarray
     """(N, 65) words: aux, then data."""
     sealed: np.ndarray
@@ -41,10 +40,10 @@ class Page:
     """(N, 552) bytes; tests put bit errors here."""
 
     @property
-    def page_owner(self) -> dict[str, int]:
-        """For PageOwner."""
-        owner = int.from_bytes(self.owner.block(0, PageKind.TOKEN, 0)[:8], "little")
-        return {"owner": owner, "index": self.index, "kind": int(self.kind)}
+    def tag_fields(self) -> dict[str, int]:
+        """For PageTag."""
+        page_tag = int.from_bytes(self.page_tag.block(0, PageKind.TOKEN, 0)[:8], "little")
+        return {"page_tag": page_tag, "index": self.index, "kind": int(self.kind)}
 
     def beats(self, failed: tuple[int, ...] = ()) -> list[dict[str, int]]:
         """The raw codewords as one request."""
@@ -52,7 +51,7 @@ class Page:
         return [
             {
                 "data": int(word), "first": beat == 0, "last": beat == 68, "number": number, "place": number,
-                "unit": self.unit, "row": self.row, "final": number == count - 1, "failed": number in failed,
+                "lun": self.lun, "row": self.row, "final": number == count - 1, "failed": number in failed,
             }
             for number, words in enumerate(self.raw.view("<u8"))
             for beat, word in enumerate(words)
@@ -71,11 +70,11 @@ def make_page() -> Callable[..., Page]:
     def make(count: int, seed: int) -> Page:
         rng = np.random.default_rng(seed)
         content = rng.integers(0, 256, (count, 520), np.uint8)
-        owner = Owner(int(rng.integers(1 << 32)), int(rng.integers(1 << 16)), int(rng.integers(1 << 16)))
+        page_tag = PageTag(int(rng.integers(1 << 32)), int(rng.integers(1 << 16)), int(rng.integers(1 << 16)))
         index, kind = int(rng.integers(1 << 20)), PageKind(int(rng.integers(2)))
-        row, unit = int(rng.integers(1 << 32)), int(rng.integers(256))
-        sealed = seal(owner, index, kind, content[:, 8:], content[:, :8])
-        return Page(owner, index, kind, row, unit, content.view("<u8"), sealed, raw(sealed, row, unit))
+        row, lun = int(rng.integers(1 << 32)), int(rng.integers(256))
+        sealed = seal(page_tag, index, kind, content[:, 8:], content[:, :8])
+        return Page(page_tag, index, kind, row, lun, content.view("<u8"), sealed, raw(sealed, row, lun))
 
     return make
 
@@ -111,7 +110,7 @@ class Channels(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(RawBeat)).array(count),
-                "i_owner": In(stream.Signature(PageOwner)).array(count),
+                "i_page_tag": In(stream.Signature(PageTag)).array(count),
                 "o": Out(stream.Signature(CodewordBeat)).array(count),
             }
         )
@@ -122,7 +121,7 @@ class Channels(wiring.Component):
         for channel in range(self.count):
             m.submodules[f"checker_{channel}"] = checker = CodewordChecker()
             wiring.connect(m, wiring.flipped(self.i[channel]), checker.i)
-            wiring.connect(m, wiring.flipped(self.i_owner[channel]), checker.i_owner)
+            wiring.connect(m, wiring.flipped(self.i_page_tag[channel]), checker.i_page_tag)
             wiring.connect(m, checker.o, wiring.flipped(self.o[channel]))
             wiring.connect(m, checker.o_syndromes, share.i[channel])
             wiring.connect(m, share.o[channel], checker.i_errors)

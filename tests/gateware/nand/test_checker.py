@@ -8,7 +8,7 @@ from nearflash.sim.stalls import STALLS, Stall, Stalls
 from nearflash.sim.verilator.ports import words_from_integers
 
 BITS = 8 * 550
-BEAT_FIELDS = (("data", 64), ("first", 1), ("last", 1), ("number", 6), ("place", 5), ("unit", 8), ("row", 32),
+BEAT_FIELDS = (("data", 64), ("first", 1), ("last", 1), ("number", 6), ("place", 5), ("lun", 8), ("row", 32),
                ("final", 1), ("failed", 1))  # fmt: skip
 
 
@@ -21,19 +21,19 @@ def packed(fields: tuple[tuple[str, int], ...], item: dict[str, int]) -> int:
 
 
 def expected(page) -> Checked:
-    return decode(page.raw, page.row, page.unit, page.owner, page.index, page.kind)
+    return decode(page.raw, page.row, page.lun, page.page_tag, page.index, page.kind)
 
 
-def run(unit, channels, stalls="none", seed=0, failed=()) -> None:
+def run(lun, channels, stalls="none", seed=0, failed=()) -> None:
     """Pages through the channels; all that comes out equals the model."""
     inputs, outputs = {}, {}
     for channel, pages in enumerate(channels):
         beats = [packed(BEAT_FIELDS, beat) for page in pages for beat in page.beats(failed)]
-        owners = [packed((("owner", 64), ("index", 20), ("kind", 1)), page.page_owner) for page in pages]
+        page_tags = [packed((("page_tag", 64), ("index", 20), ("kind", 1)), page.tag_fields) for page in pages]
         inputs[f"i__{channel}"] = words_from_integers(beats, 119)
-        inputs[f"i_owner__{channel}"] = words_from_integers(owners, 85)
+        inputs[f"i_owner__{channel}"] = words_from_integers(page_tags, 85)
         outputs[f"o__{channel}"] = 65 * sum(len(page.raw) for page in pages)
-    found = unit.run(inputs, outputs, stalls=stalls, seed=seed, timeout_cycles=500 * sum(outputs.values()))
+    found = lun.run(inputs, outputs, stalls=stalls, seed=seed, timeout_cycles=500 * sum(outputs.values()))
     for channel, pages in enumerate(channels):
         words = found[f"o__{channel}"].reshape(-1, 65, 3)
         start = 0
@@ -49,8 +49,8 @@ def compare(words, page, failed) -> None:
     uncorrectable[list(failed)] = True
     assert (flags & 1 == (np.arange(65) == 0)).all() and (flags >> 1 & 1 == (np.arange(65) == 64)).all()
     assert (flags >> 2 & 1 == uncorrectable[:, None]).all()
-    assert (flags >> 3 & 1 == (model.foreign & ~uncorrectable)[:, None]).all()
-    good = ~uncorrectable & ~model.foreign
+    assert (flags >> 3 & 1 == (model.misdirected & ~uncorrectable)[:, None]).all()
+    good = ~uncorrectable & ~model.misdirected
     data = np.ascontiguousarray(words[:, :, :2]).view("<u8")[..., 0]
     np.testing.assert_array_equal(data[good], page.content[good])
     mine = np.hstack([model.aux, model.data]).view("<u8")
@@ -72,13 +72,13 @@ def test_errors_of_every_kind(channels_unit, make_page, stalls):
 
 
 def test_foreign_and_failed(channels_unit, make_page):
-    """A page of another owner is foreign, with bit errors uncorrectable; a failed unit's are uncorrectable."""
+    """A page of another page_tag is misdirected, with bit errors uncorrectable; a failed lun's are uncorrectable."""
     pages = [make_page(6, seed) for seed in (1, 2, 3)]
     stranger = make_page(6, 4)
-    pages[1].raw = raw(stranger.sealed, pages[1].row, pages[1].unit)
+    pages[1].raw = raw(stranger.sealed, pages[1].row, pages[1].lun)
     pages[1].flip(3, np.array([17]))
     found = expected(pages[1])
-    assert found.foreign.tolist() == [1, 1, 1, 0, 1, 1] and found.uncorrectable.tolist() == [0, 0, 0, 1, 0, 0]
+    assert found.misdirected.tolist() == [1, 1, 1, 0, 1, 1] and found.uncorrectable.tolist() == [0, 0, 0, 1, 0, 0]
     run(channels_unit, [pages, pages])
     pages[0].raw[2] = 0
     run(channels_unit, [pages[:1], pages[2:]], failed=(2,))
@@ -108,7 +108,7 @@ def test_random_bit_errors(channels_unit, make_page, rate, pages):
 def test_full_rate_latency_and_events(make_page):
     page = make_page(5, 1)
     checker = CodewordChecker()
-    streams = {"i": page.beats(), "i_owner": [page.page_owner]}
+    streams = {"i": page.beats(), "i_page_tag": [page.tag_fields]}
     cycles = transfer_cycles(checker, streams, {"o": 5 * 65})
     assert cycles["i"][-1] - cycles["i"][0] == 5 * 69 - 1
     assert cycles["o"][0] - cycles["i"][68] == CodewordChecker.LATENCY
@@ -117,12 +117,12 @@ def test_full_rate_latency_and_events(make_page):
 
 def test_aside_codewords_leave_with_their_owner_block(make_page):
     page = make_page(3, 5)
-    block = [page.owner.block(page.index, page.kind, number) for number in range(3)]
-    inputs = {"i": page.beats(), "i_owner": [page.page_owner]}
+    block = [page.page_tag.block(page.index, page.kind, number) for number in range(3)]
+    inputs = {"i": page.beats(), "i_page_tag": [page.tag_fields]}
     found = run_streams(CodewordChecker(), inputs, {"o_aside": 3 * 68}, stalls="both", hold={"aside": 1})["o_aside"]
-    owned = [np.frombuffer(owner + sealed[:524].tobytes() + bytes(4), "<u8") for owner, sealed in
+    tagged = [np.frombuffer(page_tag + sealed[:524].tobytes() + bytes(4), "<u8") for page_tag, sealed in
              zip(block, page.sealed, strict=True)]  # fmt: skip
     words = np.array([beat.data for beat in found], "<u8").reshape(3, 68)
     words[:, 67] &= (1 << 32) - 1  # parity lies behind the CRC
-    np.testing.assert_array_equal(words, np.stack(owned))
+    np.testing.assert_array_equal(words, np.stack(tagged))
     assert not any(beat.corrected | beat.uncorrectable for beat in found)

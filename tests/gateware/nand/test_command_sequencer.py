@@ -30,7 +30,7 @@ GOLDEN = {
 
 
 def phrase(kind):
-    return {"kind": kind, "unit": 3, "column": 0x3456, "row": 0x789ABC, "beats": 5}
+    return {"kind": kind, "lun": 3, "column": 0x3456, "row": 0x789ABC, "beats": 5}
 
 
 def text(cycle):
@@ -54,7 +54,7 @@ def test_phrases(stalls):
     player = PhrasePlayer(TIMING, CLOCK_HZ)
     cycles = run_streams(player, {"i": [phrase(kind) for kind in kinds]}, {"o": count}, stalls=stalls, seed=1)["o"]
     assert [text(cycle) for cycle in cycles] == " ".join(GOLDEN[kind] for kind in kinds).split()
-    assert {cycle.unit for cycle in cycles} == {3}
+    assert {cycle.lun for cycle in cycles} == {3}
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,12 @@ def bench(request):
 
 @pytest.fixture
 def pages(bench):
-    """What the first ROWS rows of every unit store, anew for each test: (unit, row, codeword, byte)."""
+    """What the first ROWS rows of every lun store, anew for each test: (lun, row, codeword, byte)."""
     found = np.random.default_rng(7).integers(0, 256, (UNITS, ROWS, 8, 552), np.uint8)
-    bench.channel.configure(replace(bench.model, units=1))  # forget everything
+    bench.channel.configure(replace(bench.model, luns=1))  # forget everything
     bench.channel.configure(bench.model)
-    for unit in range(UNITS):
-        bench.channel.load(unit, np.arange(ROWS), found[unit].reshape(ROWS, -1))
+    for lun in range(UNITS):
+        bench.channel.load(lun, np.arange(ROWS), found[lun].reshape(ROWS, -1))
     bench.channel.statistics(clear=True)
     return found
 
@@ -47,7 +47,7 @@ def check(answers, reads, pages):
         read = reads[answer.index]
         assert not answer.failed
         for number, found in answer.codewords.items():
-            assert np.array_equal(found, pages[read.unit ^ number // 8, read.row, number % 8]), (read, number)
+            assert np.array_equal(found, pages[read.lun ^ number // 8, read.row, number % 8]), (read, number)
 
 
 @pytest.mark.parametrize("stalls", [name for name in STALLS if name != "bursty"])
@@ -65,7 +65,7 @@ def test_requests_of_ready_units_overtake(bench, pages):
     answers, _ = bench.run(reads)
     check(answers, reads, pages)
     order = [answer.index for answer in answers]
-    assert [index for index in order if index != 8] == list(range(8))  # one unit: as they came
+    assert [index for index in order if index != 8] == list(range(8))  # one lun: as they came
     assert order.index(8) < 4
 
 
@@ -81,7 +81,7 @@ def test_pages_of_other_sizes(bench, pages):
     for answer in answers:
         read = reads[answer.index]
         for number, found in answer.codewords.items():
-            assert np.array_equal(found, pages[read.unit ^ number // 2, read.row, number % 2])
+            assert np.array_equal(found, pages[read.lun ^ number // 2, read.row, number % 2])
 
 
 def test_programs_erases_and_reads_back_while_others_are_read(bench, pages):
@@ -90,9 +90,9 @@ def test_programs_erases_and_reads_back_while_others_are_read(bench, pages):
     reads = [PageRead(2 + at % 2, at % ROWS, 0xFF) for at in range(300)]
     answers, results = bench.run(reads, operations, stalls="both", seed=5, timeout_cycles=2_000_000)
     check(answers, reads, pages)
-    assert {result["unit"]: 0 for result in results} == {0: 0, 1: 0} and len(results) == 4
+    assert {result["lun"]: 0 for result in results} == {0: 0, 1: 0} and len(results) == 4
     assert not any(result["failed"] or result["timeout"] for result in results)
-    assert [result["erase"] for result in results if result["unit"] == 0] == [1, 0, 0]
+    assert [result["erase"] for result in results if result["lun"] == 0] == [1, 0, 0]
     counted = bench.channel.statistics()
     assert (counted.programs, counted.erases, counted.reads) == (2, 2, 300)
     again, _ = bench.run([PageRead(0, 0, 0xFF), PageRead(0, 15, 0x80), PageRead(0, 1, 1)])
@@ -124,19 +124,19 @@ def test_a_dead_unit_costs_its_own_pages_only(bench, pages):
         answers, results = bench.run(reads, operations, timeout_cycles=2_000_000)
     finally:
         bench.channel.stick(2, -1)
-    assert [(result["number"], result["unit"], result["erase"], result["timeout"]) for result in results] == [
+    assert [(result["number"], result["lun"], result["erase"], result["timeout"]) for result in results] == [
         *((0, 2, 0, 1), (1, 2, 1, 1), (2, 2, 0, 1), (3, 0, 0, 0))
     ]
     assert np.array_equal(bench.channel.page(0, 99)[: 8 * 552], data[2].reshape(-1))
     assert sorted(answer.index for answer in answers) == list(range(12))
     for answer in answers:
         read = reads[answer.index]
-        dead = {number for number in answer.codewords if read.unit ^ number // 8 == 2}
+        dead = {number for number in answer.codewords if read.lun ^ number // 8 == 2}
         assert answer.failed == dead
         for number in dead:
             assert not answer.codewords[number].any()
         for number in set(answer.codewords) - dead:
-            assert np.array_equal(answer.codewords[number], pages[read.unit ^ number // 8, read.row, number % 8])
+            assert np.array_equal(answer.codewords[number], pages[read.lun ^ number // 8, read.row, number % 8])
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -172,22 +172,22 @@ def test_raw_bit_errors_arrive_at_their_rate(bench, pages):
     for answer in answers:
         read = reads[answer.index]
         for number, found in answer.codewords.items():
-            stored = pages[read.unit ^ number // 8, read.row, number % 8]
+            stored = pages[read.lun ^ number // 8, read.row, number % 8]
             wrong += int(np.unpackbits(found ^ stored).sum())
             bits += found.size * 8
     assert wrong == pytest.approx(rate * bits, rel=0.1)
 
 
 def spoken(channel):
-    """The log as text: commands as `00h`, addresses as their bytes, data as `R` and `W`, a unit a line."""
+    """The log as text: commands as `00h`, addresses as their bytes, data as `R` and `W`, a lun a line."""
     words: dict[int, list[str]] = {}
-    for unit, kind, byte in channel.log().tolist():
-        words.setdefault(unit, []).append((f"{byte:02X}h", f"{byte:02X}", "R", "W")[kind])
-    return {unit: " ".join(line) for unit, line in words.items()}
+    for lun, kind, byte in channel.log().tolist():
+        words.setdefault(lun, []).append((f"{byte:02X}h", f"{byte:02X}", "R", "W")[kind])
+    return {lun: " ".join(line) for lun, line in words.items()}
 
 
 def said_after_reset(channel):
-    """What unit 0 heard; a status that is asked by row is written as one that is not."""
+    """What lun 0 heard; a status that is asked by row is written as one that is not."""
     return re.sub(r"78h .. .. ..", "70h", spoken(channel)[0]).removeprefix("FFh 70h R ")
 
 
@@ -257,7 +257,7 @@ def test_the_channel_is_kept_busy():
         assert counted.polls <= 1.1 * counted.reads + 16
 
 
-@pytest.mark.parametrize("units", [1, 3, 128])
-def test_units_must_be_a_power_of_two(units):
-    with pytest.raises(ValueError, match=rf"^units must be a power of two, 2 to 64, not {units}$"):
-        NandController(units, PART.timing, CLOCK_HZ)
+@pytest.mark.parametrize("luns", [1, 3, 128])
+def test_units_must_be_a_power_of_two(luns):
+    with pytest.raises(ValueError, match=rf"^luns must be a power of two, 2 to 64, not {luns}$"):
+        NandController(luns, PART.timing, CLOCK_HZ)

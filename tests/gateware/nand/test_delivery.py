@@ -5,9 +5,9 @@ from nearflash.sim.pysim.harness import measure_latency, run_streams
 from nearflash.sim.stalls import STALLS
 
 RUNS = [
-    {"run": {"number": 2, "place": 2, "count": 2, "last": 0}, "unit": 5, "row": 0x123456, "failed": 0},
-    {"run": {"number": 8, "place": 0, "count": 1, "last": 0}, "unit": 4, "row": 0x123456, "failed": 1},
-    {"run": {"number": 9, "place": 1, "count": 2, "last": 1}, "unit": 4, "row": 0x123456, "failed": 0},
+    {"run": {"number": 2, "place": 2, "count": 2, "last": 0}, "lun": 5, "row": 0x123456, "failed": 0},
+    {"run": {"number": 8, "place": 0, "count": 1, "last": 0}, "lun": 4, "row": 0x123456, "failed": 1},
+    {"run": {"number": 9, "place": 1, "count": 2, "last": 1}, "lun": 4, "row": 0x123456, "failed": 0},
 ]
 
 
@@ -24,7 +24,7 @@ def test_every_beat_carries_its_place(stalls):
                 assert item.data == (0 if run["failed"] else next(fed))
                 assert (item.first, item.last) == (beat == 0, beat == 68)
                 assert (item.number, item.place) == (run["run"]["number"] + codeword, run["run"]["place"] + codeword)
-                assert (item.unit, item.row, item.failed) == (run["unit"], run["row"], run["failed"])
+                assert (item.lun, item.row, item.failed) == (run["lun"], run["row"], run["failed"])
                 assert item.final == (run["run"]["last"] and codeword == run["run"]["count"] - 1)
 
 

@@ -9,21 +9,21 @@ from nearflash.gateware.nand.jobs import JobQueues
 
 
 def test_equals_lists():
-    units, depth = 4, 4
-    dut = JobQueues(units, depth, 3)
-    queues: list[list[int]] = [[] for _ in range(units)]
+    luns, depth = 4, 4
+    dut = JobQueues(luns, depth, 3)
+    queues: list[list[int]] = [[] for _ in range(luns)]
     rng = random.Random(5)
     seen = {"full": 0, "popped": 0}
 
     async def drive(ctx):
-        await ctx.tick().repeat(units + 1)  # the clearing
+        await ctx.tick().repeat(luns + 1)  # the clearing
         for _ in range(1500):
-            unit, job = rng.randrange(units), (rng.randrange(units), rng.randrange(8))
+            lun, job = rng.randrange(luns), (rng.randrange(luns), rng.randrange(8))
             offers = rng.random() < 0.7
-            ctx.set(dut.unit, unit)
+            ctx.set(dut.lun, lun)
             ctx.set(dut.i.valid, offers)
-            ctx.set(dut.i.payload, {"unit": job[0], "slot": job[1]})
-            queue = queues[unit]
+            ctx.set(dut.i.payload, {"lun": job[0], "slot": job[1]})
+            queue = queues[lun]
             assert ctx.get(dut.some) == (len(queue) > 0)
             assert ctx.get(dut.i.ready) == (len(queues[job[0]]) < depth)
             taken = offers and ctx.get(dut.i.ready)

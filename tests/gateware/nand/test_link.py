@@ -14,4 +14,4 @@ def test_beats_of_codewords_need_no_wider_result_than_the_count():
 
 def test_the_model_reads_the_fields_where_they_lie():
     offsets = {name: field.offset for name, field in data.Layout.cast(BusCycle)}
-    assert offsets == {"unit": 0, "kind": 8, "byte": 10, "beats": 18}  # nand/channel.py: _PINS
+    assert offsets == {"lun": 0, "kind": 8, "byte": 10, "beats": 18}  # nand/channel.py: _PINS

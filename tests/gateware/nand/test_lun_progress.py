@@ -1,12 +1,12 @@
-"""What a unit wants and what becomes of it, case by case."""
+"""What a lun wants and what becomes of it, case by case."""
 
 import pytest
 from amaranth.sim import Simulator
 
 from nearflash.abi.attention.nand import NandTiming
 from nearflash.gateware.nand.command_sequencer import PhraseKind
-from nearflash.gateware.nand.lun_progress import UnitProgress
-from nearflash.gateware.nand.luns import TRIES_MAX, UnitPhase
+from nearflash.gateware.nand.lun_progress import LunProgress
+from nearflash.gateware.nand.luns import TRIES_MAX, LunPhase
 
 # At 16 MHz a tick is a microsecond; one more is added to every time.
 TIMING = NandTiming(32_000, 160_000, 1_600_000, 1_400_000_000, cache_busy_ns=3_000, reset_ns=10_000)
@@ -15,7 +15,7 @@ NOW = 100
 
 
 def evaluate(record, **inputs):
-    dut = UnitProgress(TIMING, 16_000_000)
+    dut = LunProgress(TIMING, 16_000_000)
     found = {}
 
     async def look(ctx):
@@ -35,16 +35,16 @@ def evaluate(record, **inputs):
 @pytest.mark.parametrize(
     ("phase", "inputs", "choice"),
     [
-        (UnitPhase.START, {}, PhraseKind.RESET),
-        (UnitPhase.RESET, {}, PhraseKind.STATUS),
-        (UnitPhase.IDLE, {}, PhraseKind.READ),
-        (UnitPhase.IDLE, {"operation": 1}, PhraseKind.PROGRAM),
-        (UnitPhase.IDLE, {"operation": 1, "erase": 1}, PhraseKind.ERASE),
-        (UnitPhase.SENSE, {"more": 1}, PhraseKind.STATUS),
-        (UnitPhase.CHAIN, {"more": 1}, PhraseKind.CACHE_READ),
-        (UnitPhase.CHAIN, {"more": 0}, PhraseKind.CACHE_END),
-        (UnitPhase.CHAIN, {"more": 1, "operation": 1}, PhraseKind.CACHE_END),
-        (UnitPhase.WORK, {}, PhraseKind.STATUS),
+        (LunPhase.START, {}, PhraseKind.RESET),
+        (LunPhase.RESET, {}, PhraseKind.STATUS),
+        (LunPhase.IDLE, {}, PhraseKind.READ),
+        (LunPhase.IDLE, {"operation": 1}, PhraseKind.PROGRAM),
+        (LunPhase.IDLE, {"operation": 1, "erase": 1}, PhraseKind.ERASE),
+        (LunPhase.SENSE, {"more": 1}, PhraseKind.STATUS),
+        (LunPhase.CHAIN, {"more": 1}, PhraseKind.CACHE_READ),
+        (LunPhase.CHAIN, {"more": 0}, PhraseKind.CACHE_END),
+        (LunPhase.CHAIN, {"more": 1, "operation": 1}, PhraseKind.CACHE_END),
+        (LunPhase.WORK, {}, PhraseKind.STATUS),
     ],
 )
 def test_choice(phase, inputs, choice):
@@ -54,27 +54,27 @@ def test_choice(phase, inputs, choice):
 @pytest.mark.parametrize(
     ("record", "inputs", "wanted"),
     [
-        ({"phase": UnitPhase.IDLE}, {"kind": PhraseKind.READ}, {"phase": UnitPhase.SENSE, "due": 33}),
-        ({"phase": UnitPhase.CHAIN, "behind": 1, "due": NOW + 5}, {"kind": PhraseKind.CACHE_END, "due": 0},
-         {"phase": UnitPhase.TURN, "behind": 0, "due": 5 + 4}),
-        ({"phase": UnitPhase.CHAIN, "behind": 1, "due": NOW - 5}, {"kind": PhraseKind.CACHE_READ},
-         {"phase": UnitPhase.TURN, "behind": 1, "due": 4}),
-        ({"phase": UnitPhase.IDLE}, {"kind": PhraseKind.ERASE}, {"phase": UnitPhase.WORK, "behind": 1, "due": 1601}),
-        ({"phase": UnitPhase.SENSE, "tries": 3}, {"kind": PhraseKind.STATUS, "status": READY},
-         {"phase": UnitPhase.READY, "arrives": 1, "tries": 0}),
-        ({"phase": UnitPhase.TURN, "behind": 1}, {"kind": PhraseKind.STATUS, "status": READY},
-         {"phase": UnitPhase.READY, "behind": 1, "arrives": 1, "due": 33}),
-        ({"phase": UnitPhase.WORK, "behind": 1}, {"kind": PhraseKind.STATUS, "status": READY},
-         {"phase": UnitPhase.IDLE, "behind": 0, "ends": 1}),
-        ({"phase": UnitPhase.SENSE, "tries": 3}, {"kind": PhraseKind.STATUS, "status": BUSY},
-         {"phase": UnitPhase.SENSE, "tries": 4, "due": 3, "arrives": 0}),
-        ({"phase": UnitPhase.WORK, "behind": 1}, {"kind": PhraseKind.STATUS, "status": BUSY}, {"due": 101, "ends": 0}),
-        ({"phase": UnitPhase.SENSE, "tries": TRIES_MAX}, {"kind": PhraseKind.STATUS, "status": BUSY, "jobs": 1},
-         {"phase": UnitPhase.START, "failed": 1, "arrives": 1, "late": 1}),
-        ({"phase": UnitPhase.WORK, "tries": TRIES_MAX}, {"kind": PhraseKind.STATUS, "status": BUSY, "jobs": 1},
-         {"phase": UnitPhase.START, "failed": 0, "arrives": 0, "ends": 1, "late": 1}),
-        ({"phase": UnitPhase.RESET, "tries": TRIES_MAX, "failed": 1}, {"kind": PhraseKind.STATUS, "jobs": 1},
-         {"phase": UnitPhase.START, "failed": 1, "arrives": 0, "late": 1}),
+        ({"phase": LunPhase.IDLE}, {"kind": PhraseKind.READ}, {"phase": LunPhase.SENSE, "due": 33}),
+        ({"phase": LunPhase.CHAIN, "behind": 1, "due": NOW + 5}, {"kind": PhraseKind.CACHE_END, "due": 0},
+         {"phase": LunPhase.TURN, "behind": 0, "due": 5 + 4}),
+        ({"phase": LunPhase.CHAIN, "behind": 1, "due": NOW - 5}, {"kind": PhraseKind.CACHE_READ},
+         {"phase": LunPhase.TURN, "behind": 1, "due": 4}),
+        ({"phase": LunPhase.IDLE}, {"kind": PhraseKind.ERASE}, {"phase": LunPhase.WORK, "behind": 1, "due": 1601}),
+        ({"phase": LunPhase.SENSE, "tries": 3}, {"kind": PhraseKind.STATUS, "status": READY},
+         {"phase": LunPhase.READY, "arrives": 1, "tries": 0}),
+        ({"phase": LunPhase.TURN, "behind": 1}, {"kind": PhraseKind.STATUS, "status": READY},
+         {"phase": LunPhase.READY, "behind": 1, "arrives": 1, "due": 33}),
+        ({"phase": LunPhase.WORK, "behind": 1}, {"kind": PhraseKind.STATUS, "status": READY},
+         {"phase": LunPhase.IDLE, "behind": 0, "ends": 1}),
+        ({"phase": LunPhase.SENSE, "tries": 3}, {"kind": PhraseKind.STATUS, "status": BUSY},
+         {"phase": LunPhase.SENSE, "tries": 4, "due": 3, "arrives": 0}),
+        ({"phase": LunPhase.WORK, "behind": 1}, {"kind": PhraseKind.STATUS, "status": BUSY}, {"due": 101, "ends": 0}),
+        ({"phase": LunPhase.SENSE, "tries": TRIES_MAX}, {"kind": PhraseKind.STATUS, "status": BUSY, "jobs": 1},
+         {"phase": LunPhase.START, "failed": 1, "arrives": 1, "late": 1}),
+        ({"phase": LunPhase.WORK, "tries": TRIES_MAX}, {"kind": PhraseKind.STATUS, "status": BUSY, "jobs": 1},
+         {"phase": LunPhase.START, "failed": 0, "arrives": 0, "ends": 1, "late": 1}),
+        ({"phase": LunPhase.RESET, "tries": TRIES_MAX, "failed": 1}, {"kind": PhraseKind.STATUS, "jobs": 1},
+         {"phase": LunPhase.START, "failed": 1, "arrives": 0, "late": 1}),
     ],
 )  # fmt: skip
 def test_progress(record, inputs, wanted):

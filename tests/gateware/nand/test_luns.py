@@ -1,14 +1,14 @@
-"""Unit table: which unit is found, when, and what changes a record."""
+"""LUN table: which lun is found, when, and what changes a record."""
 
 from amaranth.sim import Simulator
 
-from nearflash.gateware.nand.luns import TICK_LOG2, UnitPhase, UnitTable
+from nearflash.gateware.nand.luns import TICK_LOG2, LunPhase, LunTable
 
 UNITS = 4
 
 
 def simulate(drive):
-    dut = UnitTable(UNITS, 8)
+    dut = LunTable(UNITS, 8)
 
     async def run(ctx):
         await drive(ctx, dut)
@@ -34,7 +34,7 @@ async def write(ctx, dut, record, signal="update"):
     ctx.set(getattr(dut, signal), 0)
 
 
-async def settle_all(ctx, dut, phase=UnitPhase.IDLE):
+async def settle_all(ctx, dut, phase=LunPhase.IDLE):
     for _ in range(UNITS):
         await find(ctx, dut)
         await write(ctx, dut, {"phase": phase})
@@ -45,8 +45,8 @@ def test_all_units_start_with_a_reset_in_turn():
         found = []
         for _ in range(UNITS):
             found.append(await find(ctx, dut))
-            assert ctx.get(dut.found_record.phase) == UnitPhase.START
-            await write(ctx, dut, {"phase": UnitPhase.READY})
+            assert ctx.get(dut.found_record.phase) == LunPhase.START
+            await write(ctx, dut, {"phase": LunPhase.READY})
         assert sorted(found) == list(range(UNITS))
         assert await find(ctx, dut) is None
 
@@ -61,11 +61,11 @@ def test_an_idle_unit_is_found_for_jobs_or_an_operation_unless_it_failed():
             ctx.set(cause, 1)
             assert await find(ctx, dut) is not None
             ctx.set(cause, 0)
-            await write(ctx, dut, {"phase": UnitPhase.IDLE})
+            await write(ctx, dut, {"phase": LunPhase.IDLE})
         for _ in range(UNITS):
             ctx.set(dut.jobs, 1)
             await find(ctx, dut)
-            await write(ctx, dut, {"phase": UnitPhase.IDLE, "failed": 1})
+            await write(ctx, dut, {"phase": LunPhase.IDLE, "failed": 1})
         assert await find(ctx, dut) is None
 
     simulate(drive)
@@ -73,11 +73,11 @@ def test_an_idle_unit_is_found_for_jobs_or_an_operation_unless_it_failed():
 
 def test_a_busy_unit_is_found_when_due():
     async def drive(ctx, dut):
-        await settle_all(ctx, dut, UnitPhase.READY)
+        await settle_all(ctx, dut, LunPhase.READY)
         ctx.set(dut.peek, 1)
         ctx.set(dut.peek_unit, 2)
         due = ctx.get(dut.now) + 3
-        await write(ctx, dut, {"phase": UnitPhase.SENSE, "due": due}, "change")
+        await write(ctx, dut, {"phase": LunPhase.SENSE, "due": due}, "change")
         ctx.set(dut.peek, 0)
         assert await find(ctx, dut, limit=5 << TICK_LOG2) == 2
         assert 0 <= ctx.get(dut.now) - due <= 1 and ctx.get(dut.due)
@@ -89,15 +89,15 @@ def test_a_changed_record_is_looked_at_again():
     async def drive(ctx, dut):
         await settle_all(ctx, dut)
         ctx.set(dut.jobs, 1)
-        unit = await find(ctx, dut)
+        lun = await find(ctx, dut)
         ctx.set(dut.peek, 1)
-        ctx.set(dut.peek_unit, unit ^ 1)
-        await write(ctx, dut, {"phase": UnitPhase.READY}, "change")
-        assert ctx.get(dut.found)  # another unit's record
-        ctx.set(dut.peek_unit, unit)
-        await write(ctx, dut, {"phase": UnitPhase.READY}, "change")
+        ctx.set(dut.peek_unit, lun ^ 1)
+        await write(ctx, dut, {"phase": LunPhase.READY}, "change")
+        assert ctx.get(dut.found)  # another lun's record
+        ctx.set(dut.peek_unit, lun)
+        await write(ctx, dut, {"phase": LunPhase.READY}, "change")
         assert not ctx.get(dut.found)
         ctx.set(dut.peek, 0)
-        assert await find(ctx, dut) not in (unit, unit ^ 1)
+        assert await find(ctx, dut) not in (lun, lun ^ 1)
 
     simulate(drive)

@@ -10,9 +10,9 @@ from nearflash.gateware.nand.requests import RequestTable
 PAGE_CODEWORDS = {0: 8, 1: 32, 2: 1}
 
 
-def jobs_of(unit, codewords, size):
+def jobs_of(lun, codewords, size):
     first, second = codewords & (1 << size) - 1, codewords >> size
-    return [unit] * bool(first) + [unit ^ 1] * bool(second)
+    return [lun] * bool(first) + [lun ^ 1] * bool(second)
 
 
 def test_jobs_pairs_and_slots():
@@ -65,7 +65,7 @@ def test_jobs_pairs_and_slots():
                 wanted = request.setdefault(
                     "jobs", jobs_of(request["address"] >> 32, request["codewords"], request["size"])
                 )
-                assert job.unit == wanted.pop(0)
+                assert job.lun == wanted.pop(0)
                 open_jobs.append(job.slot)
                 open_slots[job.slot] = request
                 if not wanted:

@@ -7,7 +7,7 @@ from nearflash.sim.stalls import STALLS
 
 def inputs(page, first=0):
     words = [int(word) for word in page.sealed.view("<u8").ravel()]
-    return {"i": words, "i_owner": [{"page": page.page_owner, "number": first + n} for n in range(len(page.sealed))]}
+    return {"i": words, "i_page_tag": [{"page": page.tag_fields, "number": first + n} for n in range(len(page.sealed))]}
 
 
 @pytest.mark.parametrize("stalls", STALLS)

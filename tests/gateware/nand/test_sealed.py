@@ -6,8 +6,8 @@ from nearflash.sim.stalls import STALLS
 
 
 def streams(page) -> dict[str, list]:
-    owners = [{"page": page.page_owner, "number": number} for number in range(len(page.sealed))]
-    return {"i_owner": owners, "i": [int(word) for word in page.sealed.view("<u8").ravel()]}
+    page_tags = [{"page": page.tag_fields, "number": number} for number in range(len(page.sealed))]
+    return {"i_page_tag": page_tags, "i": [int(word) for word in page.sealed.view("<u8").ravel()]}
 
 
 @pytest.mark.parametrize("stalls", STALLS)
@@ -16,10 +16,10 @@ def test_passes_on_what_is_its_own(make_page, with_pulses, stalls):
     page.sealed[1] = other.sealed[1]
     page.sealed[2] = page.sealed[3]  # another number
     content = page.sealed[:, :520].copy().view("<u8").ravel()
-    unit = with_pulses(SealedChecker(), ("foreign",))
-    found = run_streams(unit, streams(page), {"o": 4 * 65, "pulses": 2}, stalls=stalls)["o"]
+    lun = with_pulses(SealedChecker(), ("misdirected",))
+    found = run_streams(lun, streams(page), {"o": 4 * 65, "pulses": 2}, stalls=stalls)["o"]
     assert [beat.data for beat in found] == content.tolist()
-    assert [beat.foreign for beat in found] == [0] * 65 + [1] * 130 + [0] * 65
+    assert [beat.misdirected for beat in found] == [0] * 65 + [1] * 130 + [0] * 65
     assert not any(beat.uncorrectable for beat in found)
 
 

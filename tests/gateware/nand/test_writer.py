@@ -8,7 +8,7 @@ from nearflash.sim.stalls import STALLS
 def targets(page) -> list[dict]:
     count = len(page.sealed)
     return [
-        {"number": number, "place": number, "unit": page.unit, "row": page.row, "final": number == count - 1}
+        {"number": number, "place": number, "lun": page.lun, "row": page.row, "final": number == count - 1}
         for number in range(count)
     ]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.page_operation import OperationKind, PageFault, PageOperation
 from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.config import attend_config
@@ -18,30 +18,30 @@ from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.heads import placed
 from nearflash.sim.verilator.kernel import MemoryModel
 
-OWNER = Owner(5, 6, 7)
+OWNER = PageTag(5, 6, 7)
 BLOCK = 768
 """Pages of a block of the part behind attend-tiny."""
 
 
 @pytest.fixture(scope="module")
 def device():
-    """The tiny build: two channels with four units each."""
+    """The tiny build: two channels with four luns each."""
     with VerilatorDevice(attend_config("attend-tiny"), memory_bytes=1 << 26) as opened:
         yield opened
 
 
 @pytest.fixture
 def blocks(device):
-    """New units, without pages, bad blocks and bit errors; the controllers begin anew with them."""
+    """New luns, without pages, bad blocks and bit errors; the controllers begin anew with them."""
     for channel in device.kernel.channels:
         model = channel.model
-        channel.configure(replace(model, units=1))
+        channel.configure(replace(model, luns=1))
         channel.configure(replace(model, bit_error_rate=0.0))
     device.reset()
 
 
 def pages(count, *, block=0, seed=1):
-    """Names and sealed pages round all units, two or more to each of the first ones, V's pages among them."""
+    """Names and sealed pages round all luns, two or more to each of the first ones, V's pages among them."""
     names, sealed = [], []
     for index in range(count):
         entry = PageEntry(index % 2, index // 2 % 4, BLOCK * block + index // 8)
@@ -55,7 +55,7 @@ def pages(count, *, block=0, seed=1):
 def stored(device, name):
     """The page's raw codewords on NAND."""
     channel = device.kernel.channels[name.entry.channel]
-    return channel.page(name.entry.unit, name.entry.row)[: 8 * 552].reshape(8, 552)
+    return channel.page(name.entry.lun, name.entry.row)[: 8 * 552].reshape(8, 552)
 
 
 @pytest.mark.parametrize("stall_percent", [0, 50])
@@ -64,7 +64,7 @@ def test_pages_are_programmed_and_read_back(device, blocks, stall_percent):
     names, sealed = pages(20)
     program(device, names, sealed)
     for name, page in zip(names, sealed, strict=True):
-        np.testing.assert_array_equal(stored(device, name), raw(page, name.entry.row, name.entry.unit))
+        np.testing.assert_array_equal(stored(device, name), raw(page, name.entry.row, name.entry.lun))
     found = read(device, names)
     device.kernel.configure(MemoryModel())
     np.testing.assert_array_equal(np.stack(found), np.stack(sealed))
@@ -78,13 +78,13 @@ def test_units_work_at_the_same_time(device, blocks):
     erase(device, [name.entry for name in names])
     assert device.kernel.cycles - before < 1.2 * device.identity.config.nand.erase_ns / 10
     assert all((stored(device, name) == 0xFF).all() for name in names)
-    assert all(channel.block_erases(unit, 0) == 1 for channel in device.kernel.channels for unit in range(4))
+    assert all(channel.block_erases(lun, 0) == 1 for channel in device.kernel.channels for lun in range(4))
 
 
 def faults(call, *arguments):
     with pytest.raises(NandError) as caught:
         call(*arguments)
-    return {(one.channel, one.unit, one.row): found for one, found in caught.value.faults.items()}, str(caught.value)
+    return {(one.channel, one.lun, one.row): found for one, found in caught.value.faults.items()}, str(caught.value)
 
 
 def test_a_bad_block_is_told_and_others_are_written(device, blocks):
@@ -93,7 +93,7 @@ def test_a_bad_block_is_told_and_others_are_written(device, blocks):
     found, text = faults(program, device, names, sealed)
     assert found == {(1, 2, BLOCK): PageFault.FAILED, (1, 2, BLOCK + 1): PageFault.FAILED}
     assert text == (
-        f"program of channel 1, unit 2, row {BLOCK} must end without fault, not FAILED (and 1 more): "
+        f"program of channel 1, lun 2, row {BLOCK} must end without fault, not FAILED (and 1 more): "
         "retire the block and write its pages to another one"
     )
     assert faults(erase, device, [names[5].entry, names[0].entry])[0] == {(1, 2, BLOCK): PageFault.FAILED}
@@ -135,16 +135,18 @@ def test_bad_and_foreign_ones_are_named_and_others_unharmed(device, blocks):
     names, sealed = pages(3)
     program(device, names, sealed)
     wrong = replace(names[1], index=99)
-    assert faults(read, device, [names[0], wrong, names[2]])[0] == {(1, 0, 0): PageFault.FOREIGN}
+    assert faults(read, device, [names[0], wrong, names[2]])[0] == {(1, 0, 0): PageFault.MISDIRECTED}
     good = PageOperation(OperationKind.ERASE, 1, 0, 0, 4096)
-    found, _ = faults(operate, device, [replace(good, unit=4), good, replace(good, channel=2)])
+    found, _ = faults(operate, device, [replace(good, lun=4), good, replace(good, channel=2)])
     assert found == {(1, 4, 0): PageFault.DESCRIPTOR, (2, 0, 0): PageFault.DESCRIPTOR}
     assert (stored(device, names[1]) == 0xFF).all()
 
 
 def test_heads_on_pages_that_the_kernel_wrote_equal_the_model(device, blocks):
     rng = np.random.default_rng(8)
-    cases = [random_head(rng, mode, 64, 2, 200, Owner(1, 2, head)) for head, mode in enumerate(("dense", "sparf-page"))]
+    cases = [
+        random_head(rng, mode, 64, 2, 200, PageTag(1, 2, head)) for head, mode in enumerate(("dense", "sparf-page"))
+    ]
     with placed(device, cases, written=True) as heads:
         done = attend(device, heads)
     for case, one in zip(cases, done.heads, strict=True):

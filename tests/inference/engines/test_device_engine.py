@@ -92,7 +92,7 @@ def test_what_is_wrong_with_a_page_or_a_number_is_named(make_engine, make_layout
     engine.store.flush()
     page = int(engine.store.head(numbers[0], 1, 2).token_pages[1])
     engine.store.flash._buffer.p2p[page * 8 * 528 + 40] ^= 1
-    with pytest.raises(PageError, match=r"sequence 0, layer 1, head 2: .* FOREIGN"):
+    with pytest.raises(PageError, match=r"sequence 0, layer 1, head 2: .* MISDIRECTED"):
         engine.attend(1, numbers, q)
 
 

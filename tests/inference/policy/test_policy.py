@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat
@@ -13,7 +13,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.inference.policy.policy import AttentionPolicy, Numbers
 from nearflash.storage.kv import KvLayout
 
-OWNER = Owner(3, 1, 2)
+OWNER = PageTag(3, 1, 2)
 
 
 def make_layout(group_tokens=16, interleaved=False, block_tokens=256, index_format=IndexFormat.INT4, page_bytes=4096):
@@ -50,7 +50,7 @@ def test_a_descriptor_has_the_numbers_and_the_layout():
     policy = AttentionPolicy("sparf-page", channels=32, budget=0.25, mass=0.5, local=10)
     made = policy.descriptor(OWNER, 128, 1000, 3, layout)
     assert made.mode == Mode.PAGE | Mode.PROBABILITY
-    assert (made.owner, made.dim, made.tokens, made.group) == (OWNER, 128, 1000, 3)
+    assert (made.page_tag, made.dim, made.tokens, made.group) == (OWNER, 128, 1000, 3)
     assert (made.channels, made.budget, made.local, made.mass) == (32, 31, 10, 32768)
     assert (made.group_tokens, made.interleaved, made.block_tokens, made.index_format, made.page_bytes) == (
         8, True, 512, IndexFormat.INT8, 4096
@@ -72,7 +72,7 @@ def test_overrides_for_a_head_go_before_those_for_its_layer():
     policy = AttentionPolicy("sparf-page", overrides={1: layer, (1, 2): head})
     assert [policy.at(*place) for place in ((0, 2), (1, 1), (1, 2))] == [policy, layer, head]
     assert policy.descriptor(OWNER, 64, 100, 2, make_layout()).budget == 64  # the window
-    assert policy.descriptor(Owner(3, 1, 0), 64, 100, 2, make_layout()).mode & Mode.DENSE
+    assert policy.descriptor(PageTag(3, 1, 0), 64, 100, 2, make_layout()).mode & Mode.DENSE
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat
@@ -37,7 +37,7 @@ POLICIES = {
 
 def model_settings(policy, tokens, dim, layout):
     """What the model takes, from the descriptor's fields."""
-    made = policy.descriptor(Owner(0, 0, 0), dim, tokens, 2, layout, reference=(4, 4) * (policy.mode == "dense"))
+    made = policy.descriptor(PageTag(0, 0, 0), dim, tokens, 2, layout, reference=(4, 4) * (policy.mode == "dense"))
     return Settings(
         Mode(made.mode), dim, LOG2E / dim**0.5, made.channels, made.budget, made.local, made.mass,
         made.group_tokens, made.interleaved, made.block_tokens, made.index_format, made.page_bytes, made.reference,

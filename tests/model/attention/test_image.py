@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import CODEWORD_BYTES, RAW_BYTES, SEALED_BYTES, Owner, PageKind
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, RAW_BYTES, SEALED_BYTES, PageKind, PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat, PageEntry
 from nearflash.model.attention.image import head_image, image_bytes
@@ -14,7 +14,7 @@ from nearflash.model.attention.placement import MemoryStore, NandStore
 from nearflash.model.attention.settings import Settings
 from nearflash.model.nand.codeword import check, decode
 
-OWNER = Owner(sequence=0x01020304, layer=5, head=3)
+OWNER = PageTag(sequence=0x01020304, layer=5, head=3)
 FP16, INT8, INT4 = IndexFormat
 
 
@@ -30,15 +30,15 @@ def read(image, store, entry_word, page_index, kind, pages):
         (data,) = (p.data for p in image.pages if p.entry == entry)
         codewords = np.frombuffer(data, np.uint8).reshape(-1, SEALED_BYTES)
         checked = check(codewords, OWNER, page_index, kind)
-        assert not (checked.foreign | checked.uncorrectable).any()
+        assert not (checked.misdirected | checked.uncorrectable).any()
         return checked.data, checked.aux
     found = []
     for sibling in range(pages):
-        unit = entry.unit ^ sibling
+        unit = entry.lun ^ sibling
         (data,) = (p.data for p in image.pages if p.entry == PageEntry(entry.channel, unit, entry.row))
         codewords = np.frombuffer(data, np.uint8).reshape(-1, RAW_BYTES)
         checked = decode(codewords, entry.row, unit, OWNER, page_index, kind, first=sibling * len(codewords))
-        assert not (checked.foreign | checked.uncorrectable).any() and not checked.errors.any()
+        assert not (checked.misdirected | checked.uncorrectable).any() and not checked.errors.any()
         found.append((checked.data, checked.aux))
     data, aux = zip(*found, strict=True)
     return np.concatenate(data), np.concatenate(aux)
@@ -100,15 +100,15 @@ def test_places_are_distinct_and_siblings_are_neighbours(make_head):
     for head, interleaved in enumerate([False, True, False]):
         _, k, v, _ = make_head(150, 64, seed=head)
         kind = settings(interleaved, INT4, 8, 64)
-        image = head_image(k, v, kind, Owner(1, 2, head), flash, memory=memory, flushed=144)
+        image = head_image(k, v, kind, PageTag(1, 2, head), flash, memory=memory, flushed=144)
         for page in image.pages:
             entry = page.entry
             if entry.address is not None:
                 bytes_taken.append((entry.address, entry.address + len(page.data)))
                 continue
             assert len(page.data) == 4096 // CODEWORD_BYTES * RAW_BYTES
-            place = (entry.channel, entry.unit, entry.row)
-            assert place not in taken and entry.unit < 4 and entry.row >= 9
+            place = (entry.channel, entry.lun, entry.row)
+            assert place not in taken and entry.lun < 4 and entry.row >= 9
             taken.add(place)
         entries = [PageEntry.unpack(int(word)) for word in image.token_table]
         assert [e.address is not None for e in entries] == [False] * 18 + [True]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
@@ -32,12 +32,12 @@ def test_what_does_not_fit_is_named(change, message):
 
 def test_descriptor_has_every_field():
     kind = Settings(**GOOD, group_tokens=8, interleaved=True, block_tokens=512, index_format=IndexFormat.INT4)
-    made = kind.descriptor(Owner(1, 2, 3), 1000, 4, Addresses(8, 16, 24, 32, 40))
+    made = kind.descriptor(PageTag(1, 2, 3), 1000, 4, Addresses(8, 16, 24, 32, 40))
     for name in ("mode", "dim", "scale", "channels", "budget", "local", "mass", "group_tokens", "interleaved",
                  "block_tokens", "index_format", "page_bytes", "reference"):  # fmt: skip
         assert getattr(made, name) == getattr(kind, name)
-    assert (made.tokens, made.group, made.owner, made.q_address, made.token_table_address) == (
-        1000, 4, Owner(1, 2, 3), 8, 40,
+    assert (made.tokens, made.group, made.page_tag, made.q_address, made.token_table_address) == (
+        1000, 4, PageTag(1, 2, 3), 8, 40,
     )  # fmt: skip
     assert len(made.pack()) == 128
     assert (kind.entry_tokens, kind.entries(1000), kind.scanned(1000)) == (8, 125, 512)

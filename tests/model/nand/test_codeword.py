@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.model.nand.codeword import check, decode, raw, seal
 
-OWNER = Owner(sequence=7, layer=3, head=11)
+OWNER = PageTag(sequence=7, layer=3, head=11)
 PAGE = (1234, PageKind.TOKEN)
 BITS = 8 * 550
 
@@ -31,7 +31,7 @@ def test_up_to_16_errors_are_corrected_anywhere():
     found = decode(stored, 99, 2, OWNER, *PAGE)
     np.testing.assert_array_equal(np.hstack([found.aux, found.data]), content)
     np.testing.assert_array_equal(found.errors, errors)
-    assert not found.uncorrectable.any() and not found.foreign.any()
+    assert not found.uncorrectable.any() and not found.misdirected.any()
 
 
 @pytest.mark.parametrize("count", [17, 18, 40, 2200])
@@ -42,21 +42,21 @@ def test_more_errors_are_never_silent(count):
     for row in range(len(stored)):
         flipped(stored, row, rng.choice(BITS, count, replace=False))
     found = decode(stored, 5, 0, OWNER, *PAGE)
-    assert found.uncorrectable.all() and (found.errors == -1).all() and not found.foreign.any()
+    assert found.uncorrectable.all() and (found.errors == -1).all() and not found.misdirected.any()
 
 
 def test_another_owner_page_or_number_is_foreign():
     content, sealed = page(8)
     stored = raw(sealed, 5, 0)
-    other = Owner(7, 3, 12)
-    assert decode(stored, 5, 0, other, *PAGE).foreign.all()
-    assert decode(stored, 5, 0, OWNER, 1235, PageKind.TOKEN).foreign.all()
-    assert decode(stored, 5, 0, OWNER, 1234, PageKind.INDEX).foreign.all()
-    assert decode(stored, 5, 0, OWNER, *PAGE, first=1).foreign.all()
-    assert check(sealed, other, *PAGE).foreign.all()
+    other = PageTag(7, 3, 12)
+    assert decode(stored, 5, 0, other, *PAGE).misdirected.all()
+    assert decode(stored, 5, 0, OWNER, 1235, PageKind.TOKEN).misdirected.all()
+    assert decode(stored, 5, 0, OWNER, 1234, PageKind.INDEX).misdirected.all()
+    assert decode(stored, 5, 0, OWNER, *PAGE, first=1).misdirected.all()
+    assert check(sealed, other, *PAGE).misdirected.all()
     found = check(sealed, OWNER, *PAGE)
     np.testing.assert_array_equal(np.hstack([found.aux, found.data]), content)
-    assert not found.foreign.any() and not found.uncorrectable.any()
+    assert not found.misdirected.any() and not found.uncorrectable.any()
 
 
 def test_a_codeword_stands_alone():
@@ -64,7 +64,7 @@ def test_a_codeword_stands_alone():
     stored = raw(sealed, 5, 3)[6:]
     found = decode(stored, 5, 3, OWNER, *PAGE, place=6, first=6)
     np.testing.assert_array_equal(found.data, content[6:, 8:])
-    assert not found.foreign.any()
+    assert not found.misdirected.any()
 
 
 def test_pad_bytes_do_not_matter():
@@ -90,4 +90,4 @@ def test_random_bit_errors(rate, pages):
         np.testing.assert_array_equal(found.errors, np.where(wrong_bits > 16, -1, wrong_bits))
         good = ~found.uncorrectable
         np.testing.assert_array_equal(np.hstack([found.aux, found.data])[good], content[good])
-        assert not found.foreign.any()
+        assert not found.misdirected.any()

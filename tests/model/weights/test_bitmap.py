@@ -68,7 +68,8 @@ def test_scaled_elements_expand_to_their_values(element, output, shape, density)
     ],
 )
 def test_sizes_at_half_density(element, coding, output, share):
-    """Of dense, as docs/weights.md says; the rest is padding, and in coded rows the escapes: few in pruned weights."""
+    """Of dense, as docs/contracts/weights.md says; the rest is padding, and in coded rows the escapes: few in pruned
+    weights."""
     dense = output or element
     matrix = (weights if dense is not INT8 else random_matrix)(2, (4, 16384), 1.0, dense)
     size = matrix & matrix.dtype.type(0x7FFF if dense is not INT8 else 0x7F)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.model.attention.settings import Addresses
 from nearflash.sim.bench.attend_performance import EVENTS, RTL, Point, performance_rows
 
@@ -19,6 +19,6 @@ def test_a_small_build_in_the_rtl_and_in_the_event_model():
 
 def test_all_points_fit_their_builds():
     for point in (*RTL, *EVENTS):
-        descriptor = point.settings.descriptor(Owner(0, 0, 0), point.tokens, point.group, Addresses())
+        descriptor = point.settings.descriptor(PageTag(0, 0, 0), point.tokens, point.group, Addresses())
         assert descriptor.fits(point.config, point.contexts), point
         assert point.heads >= 2 * point.contexts

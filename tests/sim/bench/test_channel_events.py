@@ -16,11 +16,11 @@ def timing():
 
 
 def run(timing, requests, *, cached=False):
-    """Times at which requests (unit, link cycles, lane cycles), all asked for at 0, are done; and the channel."""
+    """Times at which requests (lun, link cycles, lane cycles), all asked for at 0, are done; and the channel."""
     clock, times = Clock(), [0.0] * len(requests)
-    channel = Channel(clock, timing, units=4, cached=cached)
-    for i, (unit, link, lanes) in enumerate(requests):
-        channel.ask(Request(0, unit, link, lanes, lambda i=i: times.__setitem__(i, clock.now)))
+    channel = Channel(clock, timing, luns=4, cached=cached)
+    for i, (lun, link, lanes) in enumerate(requests):
+        channel.ask(Request(0, lun, link, lanes, lambda i=i: times.__setitem__(i, clock.now)))
     clock.run()
     return times, channel
 
@@ -59,12 +59,12 @@ def test_a_server_takes_one_at_a_time():
 
 def test_a_block_that_waits_for_its_buffer_holds_back_no_other_channel(timing):
     clock, ends = Clock(), []
-    channels = [Channel(clock, timing, units=4) for _ in range(2)]
+    channels = [Channel(clock, timing, luns=4) for _ in range(2)]
     queues = [IndexQueue(channel, buffers=1) for channel in channels]
-    steps = [(0, 0, True), (0, 1, False), (0, 2, True), (1, 0, True)]  # channel, unit, first of its block
+    steps = [(0, 0, True), (0, 1, False), (0, 2, True), (1, 0, True)]  # channel, lun, first of its block
     requests = [
-        Request(channel, unit, 70, 0, lambda i=i: ends.append((i, clock.now)), initial)
-        for i, (channel, unit, initial) in enumerate(steps)
+        Request(channel, lun, 70, 0, lambda i=i: ends.append((i, clock.now)), initial)
+        for i, (channel, lun, initial) in enumerate(steps)
     ]
     Walker(clock, queues).walk([(10, request) for request in requests], lambda: None)
     clock.at(5000, queues[0].give_back)
@@ -74,7 +74,7 @@ def test_a_block_that_waits_for_its_buffer_holds_back_no_other_channel(timing):
 
 def test_a_walker_waits_for_a_place_in_the_queue_and_the_queue_for_one_in_the_channel(timing):
     clock, ends, walked = Clock(), [], []
-    queue = IndexQueue(Channel(clock, timing, units=4), buffers=1)
+    queue = IndexQueue(Channel(clock, timing, luns=4), buffers=1)
     requests = [Request(0, i % 4, 70, 0, lambda: ends.append(clock.now), i == 0) for i in range(150)]
     Walker(clock, [queue]).walk([(1, request) for request in requests], lambda: walked.append(clock.now))
     clock.run()

@@ -10,8 +10,8 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.nand.link import BusCycle, CycleKind, NandLinkSignature
 from nearflash.sim.nand.channel import NandModel, NandViolation, nand_header
+from nearflash.sim.nand.nand_unit import NandUnit
 from nearflash.sim.nand.parts import nand_part
-from nearflash.sim.nand.unit import NandUnit
 from nearflash.sim.verilator.verilog import convert
 
 CLOCK_HZ = 100_000_000
@@ -46,15 +46,15 @@ class Script(wiring.Component):
 
 
 @pytest.fixture(scope="module")
-def unit():
+def lun():
     return NandUnit(Script(), "test_nand_script", NandModel(PART, 2, CLOCK_HZ))
 
 
 @pytest.fixture
-def play(unit):
+def play(lun):
     """Runs a script and returns the beats read. Words: `78h`, an address byte, `R1`, `W69`; `+120` waits so many ns."""
-    unit.channels[0].configure(replace(unit.channels[0].model, units=1))
-    unit.channels[0].configure(NandModel(PART, 2, CLOCK_HZ))
+    lun.channels[0].configure(replace(lun.channels[0].model, luns=1))
+    lun.channels[0].configure(NandModel(PART, 2, CLOCK_HZ))
 
     def run(text, write=(), at=0):
         lines, wait, beats = [], 0, 0
@@ -70,7 +70,7 @@ def play(unit):
             cycle = at | kind.value << 8 | byte << 10 | count << 18
             lines.append(cycle | wait << 30)
             wait = 0
-        return unit.run({"i": lines, "i_write": write}, {"o": beats}, timeout_cycles=1_000_000)["o"]
+        return lun.run({"i": lines, "i_write": write}, {"o": beats}, timeout_cycles=1_000_000)["o"]
 
     return run
 
@@ -80,12 +80,12 @@ READ = START + "00h 00 00 02 00 00 30h +4000 "
 STATUS = "70h +120 R1"
 
 
-def test_reads_back_what_was_loaded(unit, play):
+def test_reads_back_what_was_loaded(lun, play):
     page = np.random.default_rng(1).integers(0, 256, PART.raw_page_bytes, np.uint8)
-    unit.channels[0].load(0, np.array([2]), page[None])
+    lun.channels[0].load(0, np.array([2]), page[None])
     found = play(READ + "06h 08 00 02 00 00 E0h +300 R4 +100 05h 00 01 E0h +300 R1")
     assert found.tobytes() == page[8:40].tobytes() + page[256:264].tobytes()
-    assert (play(READ + "06h 00 00 02 00 00 E0h +300 R2", at=1) == 2**64 - 1).all()  # another unit
+    assert (play(READ + "06h 00 00 02 00 00 E0h +300 R2", at=1) == 2**64 - 1).all()  # another lun
 
 
 @pytest.mark.parametrize(("wait_ns", "ready"), [(3_700, False), (3_900, True)])
@@ -94,9 +94,9 @@ def test_status_tells_when_a_page_is_there(play, wait_ns, ready):
     assert bool(beats[-1] >> 6 & 1) == ready and bool(beats[-1] >> 5 & 1) == ready
 
 
-def test_cache_reads_sense_behind(unit, play):
+def test_cache_reads_sense_behind(lun, play):
     pages = np.arange(2, dtype=np.uint8)[:, None] + np.zeros((1, 64), np.uint8)
-    unit.channels[0].load(0, np.array([2, 3]), pages)
+    lun.channels[0].load(0, np.array([2, 3]), pages)
     select = "06h 00 00 {} 00 00 E0h +300 R1 +100 "
     found = play(
         READ + f"00h 00 00 03 00 00 31h +500 {STATUS} +100 " + select.format("02") + "3Fh +4500 " + select.format("03")
@@ -104,24 +104,24 @@ def test_cache_reads_sense_behind(unit, play):
     assert [int(beat) & 0xFF for beat in found] == [0xC0, 0, 1]  # ready, the array busy
 
 
-def test_programs_and_erases(unit, play):
+def test_programs_and_erases(lun, play):
     program = "80h 00 00 05 00 00 +400 W2 10h +75000 70h +120 R1 +100 "
     assert play(START + program, write=[1, 2])[0] == 0xE0
-    assert unit.channels[0].page(0, 5)[:16].view(np.uint64).tolist() == [1, 2]
+    assert lun.channels[0].page(0, 5)[:16].view(np.uint64).tolist() == [1, 2]
     assert play(START + "60h 05 00 00 D0h +1000000 70h +120 R1")[0] == 0xE0
-    assert (unit.channels[0].page(0, 5) == 0xFF).all()
-    unit.channels[0].spoil(0, 1)
+    assert (lun.channels[0].page(0, 5) == 0xFF).all()
+    lun.channels[0].spoil(0, 1)
     assert play(START + program, write=[1, 2])[0] == 0xE1
 
 
-def test_pages_of_a_block_are_programmed_once_and_upwards(unit, play):
+def test_pages_of_a_block_are_programmed_once_and_upwards(lun, play):
     def program(row):
         return START + f"80h 00 00 {row:02X} 00 00 +400 W1 10h +75000 70h +120 R1"
 
     assert play(program(10), write=[1])[0] == 0xE0
     assert play(program(10), write=[2])[0] == play(program(9), write=[3])[0] == 0xE1
-    assert unit.channels[0].page(0, 10)[:8].view(np.uint64) == [1]
-    assert (unit.channels[0].page(0, 9) == 0xFF).all()
+    assert lun.channels[0].page(0, 10)[:8].view(np.uint64) == [1]
+    assert (lun.channels[0].page(0, 9) == 0xFF).all()
     assert play(program(11), write=[4])[0] == 0xE0
     assert play(program(16), write=[5])[0] == 0xE0  # of another block
 
@@ -136,7 +136,7 @@ VIOLATIONS = {
     START + "80h 00 00 02 00 00 +390 W1": "tADL must pass before data move",
     READ + "06h 00 00 02 00 00 E0h +300 R569": "data out must end within the page, not at 4552",
     READ + "06h 00 00 03 00 00 E0h +300 R1": "E0h must name row 2, not 3",
-    START + "00h 00 00 02 00 00 30h +1000 06h": "06h must wait until the unit is ready",
+    START + "00h 00 00 02 00 00 30h +1000 06h": "06h must wait until the lun is ready",
     START + "06h 00 00 02 00 00 E0h +300 R1": "E0h must follow a read",
     START + "00h 00 00 02 00 30h": "30h must follow 00h and 5 addresses",
     START + "00h 60h": "60h must not follow an unfinished 00h",
@@ -155,10 +155,10 @@ def test_broken_rules_are_named(play, script):
     assert str(raised.value).partition(" ns: ")[2] == VIOLATIONS[script]
 
 
-def test_the_cycles_add_up(unit, play):
-    unit.channels[0].statistics(clear=True)
+def test_the_cycles_add_up(lun, play):
+    lun.channels[0].statistics(clear=True)
     play(READ + "06h 00 00 02 00 00 E0h +300 R69")
-    counted = unit.channels[0].statistics()
+    counted = lun.channels[0].statistics()
     parts = counted.data_cycles + counted.command_cycles + counted.wait_cycles + counted.idle_cycles
     assert parts == counted.cycles and counted.selects == counted.reads == counted.resets == 1
     assert counted.data_cycles == 5 + 69 + 1  # the preamble; a beat a clock, as 1.4 GB/s is more; its end
@@ -178,16 +178,16 @@ def test_a_design_without_a_link_is_refused():
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [({"units": 0}, "units must be 1 to 256, not 0"), ({"bit_error_rate": 1.0}, "bit_error_rate must be within")],
+    [({"luns": 0}, "luns must be 1 to 256, not 0"), ({"bit_error_rate": 1.0}, "bit_error_rate must be within")],
 )
 def test_model_values_are_checked(values, text):
     with pytest.raises(ValueError, match=text):
         replace(NandModel(PART, 2, CLOCK_HZ), **values)
 
 
-def test_pages_and_units_are_checked(unit):
-    channel = unit.channels[0]
+def test_pages_and_units_are_checked(lun):
+    channel = lun.channels[0]
     with pytest.raises(ValueError, match="pages must be 1 of at most 4544 bytes"):
         channel.load(0, np.array([0]), np.zeros((1, 5000), np.uint8))
-    with pytest.raises(ValueError, match="unit must be below 2, not 2"):
+    with pytest.raises(ValueError, match="lun must be below 2, not 2"):
         channel.page(2, 0)

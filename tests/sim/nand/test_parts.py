@@ -8,7 +8,7 @@ from nearflash.sim.nand.parts import nand_part, nand_parts
 @pytest.mark.parametrize("name", nand_parts())
 def test_every_part_loads_and_says_where_its_figures_come_from(name):
     part = nand_part(name)
-    assert len(part.source) > 40 and part.units >= 2 and part.timing.erase_ns >= 1
+    assert len(part.source) > 40 and part.luns >= 2 and part.timing.erase_ns >= 1
 
 
 @pytest.mark.parametrize(

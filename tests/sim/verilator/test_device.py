@@ -104,7 +104,7 @@ def test_a_bus_fault_is_a_device_error(device):
 
 def test_nand_of_a_build_has_its_timing_and_page():
     found = {name: device_module.nand_model(build) for name, build in CONFIGS.items()}
-    parts = {name: (model.part.name, model.units) for name, model in found.items() if model}
+    parts = {name: (model.part.name, model.luns) for name, model in found.items() if model}
     assert parts == {"attend-tiny": ("slc-1400", 4), "attend-zynq7045": ("page16k-1400", 16),
                      "attend-zu17eg": ("page16k-1400", 32)}  # fmt: skip
     with pytest.raises(ConfigError, match="some NAND part must have the timing and the page of attend-tiny, not none"):

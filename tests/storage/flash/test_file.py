@@ -1,4 +1,4 @@
-"""Flash in a file: pages come back checked, blank, damaged and foreign ones are named, errors leave it closed."""
+"""Flash in a file: pages come back checked, blank, damaged and misdirected ones are named, errors leave it closed."""
 
 import errno
 import os

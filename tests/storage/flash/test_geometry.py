@@ -14,12 +14,12 @@ from nearflash.storage.flash.geometry import FlashGeometry
         ("page_bytes", 6144, "a power of two, 4096 to 65536"),
         ("pages_per_block", 0, "at least 1"),
         ("channels", 0, "1 to 256"),
-        ("units", 257, "1 to 256"),
-        ("blocks", 6, r"a positive multiple of channels times units \(4\)"),
+        ("luns", 257, "1 to 256"),
+        ("blocks", 6, r"a positive multiple of channels times luns \(4\)"),
     ],
 )
 def test_rules(field, value, rule):
-    fields = {"page_bytes": 4096, "pages_per_block": 8, "channels": 2, "units": 2, "blocks": 8}
+    fields = {"page_bytes": 4096, "pages_per_block": 8, "channels": 2, "luns": 2, "blocks": 8}
     with pytest.raises(CommandError, match=f"{field} must be {rule}, not {value}"):
         FlashGeometry(**fields | {field: value})
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.pages import IndexFormat, PageEntry
 from nearflash.abi.errors import AddressError, PageError, StateError
 from nearflash.device import open_device
@@ -39,8 +39,8 @@ def test_pages_are_found_by_the_device(flash, batch):
         entry = PageEntry.unpack(word)
         assert entry.channel == [1, 0][row]
         sealed = flash.device.memory.view(entry.address, 8 * 528).reshape(8, 528)
-        checked = check(sealed, Owner(3, 1, 2), 4 + row, PageKind.INDEX)
-        assert not checked.foreign.any() and np.array_equal(checked.data.reshape(-1), batch.data[row])
+        checked = check(sealed, PageTag(3, 1, 2), 4 + row, PageKind.INDEX)
+        assert not checked.misdirected.any() and np.array_equal(checked.data.reshape(-1), batch.data[row])
 
 
 def test_damage_is_found(flash, batch):

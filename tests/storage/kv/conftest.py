@@ -45,10 +45,10 @@ class CountingFlash(MemoryFlash):
 def make_store(tmp_path) -> Callable[..., KvStore]:
     """A store on a file, in counted memory, or on NAND; keywords of what it is made of."""
 
-    def make(path=None, *, shape=SHAPE, blocks=32, pages_per_block=16, channels=1, units=1, page_bytes=4096,
+    def make(path=None, *, shape=SHAPE, blocks=32, pages_per_block=16, channels=1, luns=1, page_bytes=4096,
              group_tokens=16, interleaved=True, block_tokens=64, index_format=IndexFormat.INT4,
              engine=None, memory=False, nand=False, **keywords):  # fmt: skip
-        geometry = FlashGeometry(page_bytes, pages_per_block, channels, units, blocks)
+        geometry = FlashGeometry(page_bytes, pages_per_block, channels, luns, blocks)
         layout = KvLayout(group_tokens, interleaved, block_tokens, index_format, page_bytes)
         if memory:
             flash = CountingFlash(open_device("host:update-tiny"), geometry)

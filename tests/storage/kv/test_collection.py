@@ -77,14 +77,12 @@ class Expected:
 
 
 @pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize(
-    "interleaved, channels, units, blocks", [(True, 1, 1, 8), (False, 1, 1, 10), (False, 2, 2, 16)]
-)
-def test_random_calls(make_store, stored, interleaved, channels, units, blocks, background):
+@pytest.mark.parametrize("interleaved, channels, luns, blocks", [(True, 1, 1, 8), (False, 1, 1, 10), (False, 2, 2, 16)])
+def test_random_calls(make_store, stored, interleaved, channels, luns, blocks, background):
     collected = disturbed = erases = refused = 0
     for seed in range(3):
         with make_store(
-            memory=True, interleaved=interleaved, channels=channels, units=units, blocks=blocks, pages_per_block=16,
+            memory=True, interleaved=interleaved, channels=channels, luns=luns, blocks=blocks, pages_per_block=16,
             buffer_bytes=12 * 4096, background=background, read_limit=50, tail_bytes=2 * TAIL_BYTES,
         ) as store:  # fmt: skip
             expected = Expected(store, seed)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import attend_config
@@ -56,7 +56,7 @@ def test_heads_from_a_store_are_the_models(device, draw, flash_of, interleaved):
         for sequence, (k, v) in values.items():
             for head in range(SHAPE.kv_heads):
                 at, q = store.head(sequence, 1, head), rng.standard_normal((3, 32)).astype(np.float16)
-                descriptor = settings.descriptor(Owner(sequence, 1, head), TOKENS, 3, Addresses())
+                descriptor = settings.descriptor(PageTag(sequence, 1, head), TOKENS, 3, Addresses())
                 tables = store.table(at.token_pages), store.table(at.index_pages)
                 heads.append(Head(descriptor, q, at.v_mean, *tables))
                 expected.append(model.attend_repeated(q, k[head], v[head], at.v_mean, settings).out)

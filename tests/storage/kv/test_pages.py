@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.image import head_image
@@ -43,7 +43,7 @@ def test_pages_are_the_models(make_store, draw, dim, n, interleaved, block, form
             store.append(sequence, 1, k[:, start:end], v[:, start:end])
             start = end
         for head in range(2):
-            image = head_image(k[head], v[head], settings, Owner(sequence, 1, head), MemoryStore(8, 1))
+            image = head_image(k[head], v[head], settings, PageTag(sequence, 1, head), MemoryStore(8, 1))
             at = store.head(sequence, 1, head)
             pages = (at.token_pages[:, None] + np.arange(store.layout.group_pages)).reshape(-1)
             token_keys = store.pages.token_keys(sequence, 1, range(tokens // n))[head].reshape(-1)

@@ -58,7 +58,7 @@ def test_room_for_what_fits_all_blocks_but_one(space):
     space.check(need(tokens=(16, 0)))
     space.check(need(tokens=(9, 16), index=(4, 0)))
     for full in (need(tokens=(17, 0)), need(tokens=(9, 0), index=(5, 0)), need(index=(0, 17))):
-        with pytest.raises(StorageFullError, match=r"unit 0 of channel [01] has 4 blocks of 4 pages, of which 0 are"):
+        with pytest.raises(StorageFullError, match=r"lun 0 of channel [01] has 4 blocks of 4 pages, of which 0 are"):
             space.check(full)
     pages = fill(space, PageKind.TOKEN, 0, 13)
     with pytest.raises(StorageFullError, match="of which 13 are in use"):

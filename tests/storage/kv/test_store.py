@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeError, StorageFullError
 from nearflash.storage.flash.file import FileFlash
@@ -20,7 +20,7 @@ from nearflash.storage.kv.file import file_geometry
 def test_what_is_appended_comes_back(make_store, draw, stored, interleaved, lanes, background):
     k, v = draw(1, 333)
     with make_store(
-        interleaved=interleaved, channels=lanes[0], units=lanes[1], background=background, buffer_bytes=1 << 16
+        interleaved=interleaved, channels=lanes[0], luns=lanes[1], background=background, buffer_bytes=1 << 16
     ) as store:
         store.add()
         sequence = store.add()
@@ -30,7 +30,7 @@ def test_what_is_appended_comes_back(make_store, draw, stored, interleaved, lane
         assert np.array_equal(found[0], k) and np.array_equal(found[1], v)
         assert np.array_equal(store.layer(sequence, 1).v_mean, v.mean(axis=1, dtype=np.float64).astype(np.float32))
         head = store.head(sequence, 1, 2)
-        assert head.owner == Owner(sequence, 1, 2) and head.tokens == 333
+        assert head.page_tag == PageTag(sequence, 1, 2) and head.tokens == 333
         assert head.token_pages.shape == (20,) and head.index_pages.shape == (5 * 4,)
         assert head.flash_tokens == 320  # of a block, too
         assert np.array_equal(head.tail_k, k[2, 320:]) and np.array_equal(head.tail_v, v[2, 320:])
@@ -43,16 +43,16 @@ def test_what_is_appended_comes_back(make_store, draw, stored, interleaved, lane
 
 
 def test_a_heads_groups_go_round_channels_and_units(make_store, draw):
-    with make_store(channels=2, units=2, interleaved=False) as store:
+    with make_store(channels=2, luns=2, interleaved=False) as store:
         sequence, geometry = store.add(), store.flash.geometry
         store.append(sequence, 0, *draw(1, 128))
         at = store.layer(sequence, 0)
         lanes = at.token_pages // geometry.pages_per_block % geometry.lanes
         assert (np.sort(lanes.reshape(3, 2, 4)) == np.arange(4)).all()
         blocks = at.index_pages.reshape(3, 2, -1) // geometry.pages_per_block
-        channels, units = blocks % 2, blocks // 2 % 2
+        channels, luns = blocks % 2, blocks // 2 % 2
         assert (channels == channels[..., :1]).all()
-        assert (channels[:, 0] != channels[:, 1]).all() and (units[..., 0] != units[..., 1]).all()
+        assert (channels[:, 0] != channels[:, 1]).all() and (luns[..., 0] != luns[..., 1]).all()
 
 
 def test_tails_stay_in_memory_while_there_is_room(make_store, draw):
@@ -139,7 +139,7 @@ def test_no_room_changes_nothing(make_store, draw, stored):
         sequence, (k, v) = store.add(), draw(5, 90)
         store.append(sequence, 0, k, v)
         before, at = store.statistics, store.layer(sequence, 0)
-        with pytest.raises(StorageFullError, match=r"no room for \d+ pages: unit 0 of channel 0 has 3 blocks of 16"):
+        with pytest.raises(StorageFullError, match=r"no room for \d+ pages: lun 0 of channel 0 has 3 blocks of 16"):
             store.append(sequence, 0, *draw(6, 200))
         after = store.statistics
         assert after.host_bytes == before.host_bytes and after.programmed == before.programmed
@@ -213,7 +213,7 @@ def test_what_does_not_fit_together_is_refused(make_store):
     with pytest.raises(CommandError, match="background must be False on NandFlash, whose calls come from one thread"):
         make_store(nand=True, blocks=3, background=True)
     for error, match, keywords in [
-        (StorageFullError, "blocks must be at least 3 on each unit of each channel, not 4", {"blocks": 4, "units": 2}),
+        (StorageFullError, "blocks must be at least 3 on each lun of each channel, not 4", {"blocks": 4, "luns": 2}),
         (CommandError, "pages_per_block must be even", {"interleaved": False, "pages_per_block": 15}),
         (CommandError, "block_tokens must be a multiple of 16, not 72", {"block_tokens": 72}),
         (CommandError, "group tokens must be", {"group_tokens": 36, "block_tokens": 144}),

@@ -19,7 +19,7 @@ def overwrite(offset, data):
     return change
 
 
-def foreign(content):
+def misdirected(content):
     content[:] = b"\x89PNG" * (len(content) // 4)
 
 
@@ -38,7 +38,7 @@ def shorten(to_bytes):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (foreign, "must begin with a nearflash superblock"),
+        (misdirected, "must begin with a nearflash superblock"),
         (overwrite(0, bytes(2 * BLOCK_BYTES)), "must begin with a nearflash superblock"),
         (overwrite(0, b"nearflash.superblock junk" + bytes(2 * BLOCK_BYTES - 25)), "both superblocks are damaged"),
         (other("version", 3), "must have version 2, not 3"),

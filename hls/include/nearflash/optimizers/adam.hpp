@@ -1,4 +1,4 @@
-// Adam and AdamW in the operation orders of docs/numerics.md.
+// Adam and AdamW in the operation orders of docs/contracts/numerics.md.
 #pragma once
 
 #include "nearflash/optimizer.hpp"

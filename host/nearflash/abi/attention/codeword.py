@@ -1,4 +1,4 @@
-"""Codewords: the unit of reading, of checking and of correction on flash (docs/attention.md, 2)."""
+"""Codewords: the unit of reading, of checking and of correction on flash (docs/contracts/attention.md, 2)."""
 
 import struct
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ __all__ = [
     "SCRAMBLE_POLYNOMIAL",
     "SCRAMBLE_SKIP",
     "SEALED_BYTES",
-    "Owner",
     "PageKind",
+    "PageTag",
     "scramble_seed",
 ]
 
@@ -53,7 +53,7 @@ class PageKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Owner:
+class PageTag:
     """Whose page it is: one KV head of one layer of one sequence."""
 
     sequence: int
@@ -65,6 +65,6 @@ class Owner:
         return struct.pack("<IHHIBBH", self.sequence, self.layer, self.head, page_index, kind, codeword, 0)
 
 
-def scramble_seed(row: int, unit: int, place: int) -> int:
-    """State of the scrambler for the codeword at `place` (below 32) of the page at (unit, row): never zero."""
-    return 1 << 19 | ((row & 0x3FFF) << 5 | place) ^ row >> 14 ^ unit << 11
+def scramble_seed(row: int, lun: int, place: int) -> int:
+    """State of the scrambler for the codeword at `place` (below 32) of the page at (lun, row): never zero."""
+    return 1 << 19 | ((row & 0x3FFF) << 5 | place) ^ row >> 14 ^ lun << 11

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import ClassVar
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import AttendConfig
@@ -59,7 +59,7 @@ class AttendDescriptor:
     FORMAT: ClassVar[struct.Struct] = struct.Struct("<" + "".join(_FIELDS.values()) + "32x")
 
     mode: Mode
-    owner: Owner
+    page_tag: PageTag
     dim: int
     tokens: int
     """S, the current token included."""
@@ -98,7 +98,7 @@ class AttendDescriptor:
                 self.mode, self.group, self.index_format, self.interleaved,
                 self.dim, self.channels, self.tokens, self.budget, self.local,
                 self.group_tokens, self.block_tokens, self.page_bytes.bit_length() - 1, self.mass,
-                fp32_bits(self.scale), self.owner.sequence, self.owner.layer, self.owner.head,
+                fp32_bits(self.scale), self.page_tag.sequence, self.page_tag.layer, self.page_tag.head,
                 self.q_address, self.v_mean_address, self.out_address,
                 self.index_table_address, self.token_table_address, *reference,
             )  # fmt: skip
@@ -106,7 +106,7 @@ class AttendDescriptor:
             raise CommandError(f"every field of a descriptor must fit its place: {error}") from None
 
     def fits(self, config: AttendConfig, contexts: int) -> bool:
-        """Whether the build has room for the head as one of `contexts` in flight (docs/attention.md, 3)."""
+        """Whether the build has room for the head as one of `contexts` in flight (docs/contracts/attention.md, 3)."""
         passes = -(-self.group // config.heads_per_beat)
         rows = passes * self.dim // 4
         slots = config.gather_slots * config.query_rows // config.contexts

@@ -1,4 +1,4 @@
-"""The table of `exp2`: 2^f · 1024 for 16 fraction bits, by 64 chords (docs/attention.md, 1, "exp2").
+"""The table of `exp2`: 2^f · 1024 for 16 fraction bits, by 64 chords (docs/contracts/attention.md, 1, "exp2").
 
     significand(f) = (constant[f >> 10] + slope[f >> 10] · (f & 1023)) >> EXP2_FRACTION_BITS
 

@@ -16,8 +16,8 @@ class Fault(IntFlag):
     """A page table entry names a channel or source that this build does not have."""
     UNCORRECTABLE = 1 << 3
     """A codeword had more bit errors than the code corrects."""
-    FOREIGN = 1 << 4
-    """A codeword is whole but belongs to another owner or page."""
+    MISDIRECTED = 1 << 4
+    """A codeword is whole but belongs to another page_tag or page."""
     NONFINITE = 1 << 5
     """q, K or V holds an infinity or a NaN."""
     SCORE_RANGE = 1 << 6
@@ -34,14 +34,14 @@ REFERENCE_FAULTS = Fault.REFERENCE_HIGH | Fault.REFERENCE_LOW
 """A head with no other fault is repeated with the returned maximum as reference."""
 
 FAULT_ADVICE: dict[Fault, str] = {
-    Fault.DESCRIPTOR: "check the descriptor's fields against docs/attention.md",
+    Fault.DESCRIPTOR: "check the descriptor's fields against docs/contracts/attention.md",
     Fault.MEMORY: "check that every address lies in the memory that the kernel reaches",
     Fault.ENTRY: "check the page tables: channel below the number of channels, a page source that the build has",
     Fault.UNCORRECTABLE: "the page is lost: recompute these tokens or drop the sequence, and retire the block",
-    Fault.FOREIGN: "the page table points at another page: rebuild it from the page headers",
+    Fault.MISDIRECTED: "the page table points at another page: rebuild it from the page headers",
     Fault.NONFINITE: "the model produced an infinity or a NaN: check its activations",
     Fault.SCORE_RANGE: "scores pass 2^19: use the fp16 index or dense attention for this head",
     Fault.REFERENCE_HIGH: "repeat the head with the returned maximum as reference",
     Fault.REFERENCE_LOW: "repeat the head with the returned maximum as reference",
-    Fault.WATCHDOG: "a page never came: check channel, unit and row, then reset the device",
+    Fault.WATCHDOG: "a page never came: check channel, lun and row, then reset the device",
 }

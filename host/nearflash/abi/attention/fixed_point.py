@@ -1,4 +1,5 @@
-"""Fixed-point formats of the attend kernel: widths in bits and least bits as powers of two (docs/attention.md, 1)."""
+"""Fixed-point formats of the attend kernel: widths in bits and least bits as powers of two
+(docs/contracts/attention.md, 1)."""
 
 __all__ = [
     "EXACT_LSB",
@@ -50,5 +51,5 @@ REFERENCE_HEADROOM = 8
 
 
 def score_limit_log2(channels: int) -> int:
-    """log2 of the limit of docs/attention.md, "range rule", for r = `channels` (1 to 256)."""
+    """log2 of the limit of docs/contracts/attention.md, "range rule", for r = `channels` (1 to 256)."""
     return SCORE_BITS - 1 + SCORE_LSB - 1 - (channels - 1).bit_length()

@@ -32,7 +32,7 @@ class NandTiming:
     preamble_ns: int = 50
     """Preamble and postamble of a data burst together."""
     wb_ns: int = 100
-    """tWB: from the last cycle of a command that makes a unit busy to the first status read."""
+    """tWB: from the last cycle of a command that makes a lun busy to the first status read."""
     adl_ns: int = 400
     """tADL: from the last address cycle to data in."""
     whr_ns: int = 120

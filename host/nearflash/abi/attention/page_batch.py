@@ -69,7 +69,7 @@ class PageBatch:
 
     def check(self, config: KernelConfig) -> None:
         """Raise CommandError or AlignmentError where the kernel would refuse the whole batch."""
-        if not isinstance(config, AttendConfig) or not config.units:
+        if not isinstance(config, AttendConfig) or not config.luns:
             raise CommandError(f"page operations must go to an attend kernel with NAND, not to {config.full_name}")
         if not 0 < len(self.operations) <= OPERATIONS_MAX:
             raise CommandError(f"a batch must hold 1 to {OPERATIONS_MAX} page operations, not {len(self.operations)}")

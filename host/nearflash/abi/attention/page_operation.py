@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import ClassVar
 
-from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES, Owner, PageKind
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES, PageKind, PageTag
 from nearflash.abi.errors import CommandError
 
 __all__ = [
@@ -27,9 +27,9 @@ OPERATION_BYTES = 32
 OPERATION_COMPLETION_BYTES = 8
 ROW_BITS = 24
 """Bits of a row address on the bus."""
-_NOBODY = Owner(0, 0, 0)
+_NOBODY = PageTag(0, 0, 0)
 _FIELDS = {
-    "kind": "B", "channel": "B", "unit": "B", "page_log2": "B", "row": "I", "address": "Q",
+    "kind": "B", "channel": "B", "lun": "B", "page_log2": "B", "row": "I", "address": "Q",
     "sequence": "I", "layer": "H", "head": "H", "index": "I", "page_kind": "B", "second": "B",
 }  # fmt: skip
 
@@ -56,22 +56,22 @@ class PageFault(IntFlag):
     MEMORY = 1 << 1
     """The memory answered with SLVERR or DECERR."""
     FAILED = 1 << 2
-    """The unit says that its program or erase failed (status bit FAIL)."""
+    """The lun says that its program or erase failed (status bit FAIL)."""
     TIMEOUT = 1 << 3
-    """The unit never became ready."""
+    """The lun never became ready."""
     UNCORRECTABLE = 1 << 4
     """READ: a codeword has more bit errors than the code corrects."""
-    FOREIGN = 1 << 5
-    """READ: a codeword is whole but not of this owner, page and number. PROGRAM: one in memory was not."""
+    MISDIRECTED = 1 << 5
+    """READ: a codeword is whole but not of this page_tag, page and number. PROGRAM: one in memory was not."""
 
 
 PAGE_FAULT_ADVICE: dict[PageFault, str] = {
-    PageFault.DESCRIPTOR: "check channel, unit, row, page size and address against docs/attention.md",
+    PageFault.DESCRIPTOR: "check channel, lun, row, page size and address against docs/contracts/attention.md",
     PageFault.MEMORY: "check that the address lies in the memory that the kernel reaches",
     PageFault.FAILED: "retire the block and write its pages to another one",
-    PageFault.TIMEOUT: "the unit is dead: write to others, and reset the device",
+    PageFault.TIMEOUT: "the lun is dead: write to others, and reset the device",
     PageFault.UNCORRECTABLE: "the page is lost: recompute what it held, and retire the block",
-    PageFault.FOREIGN: "the page is not whose it is said to be: check owner, page index and kind",
+    PageFault.MISDIRECTED: "the page is not whose it is said to be: check page_tag, page index and kind",
 }
 
 
@@ -79,22 +79,22 @@ PAGE_FAULT_ADVICE: dict[PageFault, str] = {
 class PageOperation:
     """One page to program or read, or one block to erase.
 
-    Sealed codewords (docs/attention.md, 2) lie one behind the other at byte address `address`, a multiple of 8. Owner,
-    index, kind and `second` are what their CRC covers; an erase needs none of it.
+    Sealed codewords (docs/contracts/attention.md, 2) lie one behind the other at byte address `address`, a multiple
+    of 8. PageTag, index, kind and `second` are what their CRC covers; an erase needs none of it.
     """
 
     FORMAT: ClassVar[struct.Struct] = struct.Struct("<" + "".join(_FIELDS.values()) + "2x")
 
     kind: OperationKind
     channel: int
-    unit: int
+    lun: int
     row: int
     """Of the page, or of any page of the block."""
     page_bytes: int
     address: int = 0
-    owner: Owner = _NOBODY
+    page_tag: PageTag = _NOBODY
     index: int = 0
-    """Page index of the owner block."""
+    """Page index of the page tag."""
     page_kind: PageKind = PageKind.TOKEN
     second: bool = False
     """V's page of a separate token group: its codewords are numbered after K's."""
@@ -108,15 +108,15 @@ class PageOperation:
         """The 32 bytes that the kernel reads. Raises CommandError for a field that does not fit its place."""
         try:
             return self.FORMAT.pack(
-                self.kind, self.channel, self.unit, self.page_bytes.bit_length() - 1, self.row, self.address,
-                self.owner.sequence, self.owner.layer, self.owner.head, self.index, self.page_kind, self.second,
-            )  # fmt: skip
+                self.kind, self.channel, self.lun, self.page_bytes.bit_length() - 1, self.row, self.address,
+                self.page_tag.sequence, self.page_tag.layer, self.page_tag.head, self.index, self.page_kind,
+                self.second, )  # fmt: skip
         except struct.error as error:
             raise CommandError(f"every field of a page operation must fit its place: {error}") from None
 
     def __str__(self) -> str:
         """What it is and where."""
-        return f"{self.kind.name.lower()} of channel {self.channel}, unit {self.unit}, row {self.row}"
+        return f"{self.kind.name.lower()} of channel {self.channel}, lun {self.lun}, row {self.row}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Page layouts: where tokens and index rows lie (docs/attention.md, 2)."""
+"""Page layouts: where tokens and index rows lie (docs/contracts/attention.md, 2)."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -112,21 +112,21 @@ class IndexLayout:
 
 @dataclass(frozen=True)
 class PageEntry:
-    """Where a page lies: in memory at a byte address, or on NAND at (unit, row) of a channel."""
+    """Where a page lies: in memory at a byte address, or on NAND at (lun, row) of a channel."""
 
     channel: int
-    unit: int = 0
+    lun: int = 0
     row: int = 0
     address: int | None = None
 
     def pack(self) -> int:
         """The 64-bit word of a page table. Raises CommandError for a field that does not fit."""
         if self.address is None:
-            where, fits = self.unit << 32 | self.row, self.unit < 1 << 8 and self.row < 1 << 32
+            where, fits = self.lun << 32 | self.row, self.lun < 1 << 8 and self.row < 1 << 32
         else:
             where, fits = 1 << 63 | self.address, self.address < 1 << 48 and self.address % 8 == 0
         if not fits or not 0 <= self.channel < 1 << 8:
-            raise CommandError(f"a page entry must have 8-bit channel and unit, 32-bit row, 48-bit address, not {self}")
+            raise CommandError(f"a page entry must have 8-bit channel and lun, 32-bit row, 48-bit address, not {self}")
         return where | self.channel << 48
 
     @classmethod

@@ -14,8 +14,8 @@ __all__ = ["outputs", "write"]
 _EMITTERS: dict[str, Callable[[], str]] = {
     "hls/include/nearflash_abi.h": c.header,
     "hls/include/nearflash_config.hpp": hls.header,
-    "docs/registers.md": markdown.tables,
-    "docs/abi.json": json.document,
+    "docs/contracts/registers.md": markdown.tables,
+    "docs/contracts/abi.json": json.document,
 }
 
 

@@ -13,7 +13,7 @@ __all__ = ["document"]
 
 
 def document() -> str:
-    """Text of docs/abi.json."""
+    """Text of docs/contracts/abi.json."""
     return (
         json.dumps(
             {

@@ -1,6 +1,7 @@
 """What all rules share: profile, state format, the arrays beside the parameters, and the checks of their scalars.
 
-Scalars are computed in double precision, as torch does, and rounded once to fp32 (docs/numerics.md has the formulas).
+Scalars are computed in double precision, as torch does, and rounded once to fp32 (docs/contracts/numerics.md has the
+formulas).
 """
 
 import math

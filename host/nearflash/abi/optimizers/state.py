@@ -10,7 +10,7 @@ Dither: a 16-bit number that is added below the last bit that stays, before the 
 parameters of the flat vector it is PATTERN(place in the tile) + KEY(step, array, tile) mod 2^16: over the steps it is
 uniform for each parameter, over a tile it is equally spaced, so that the errors of a tile nearly cancel.
 
-Source: Open Compute Project, Microscaling Formats 1.0 (the scale and the elements' shape); docs/numerics.md.
+Source: Open Compute Project, Microscaling Formats 1.0 (the scale and the elements' shape); docs/contracts/numerics.md.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """What the time of a decode step goes to, from the rows of the bench.
 
-nearflash bench generate --json > rows.jsonl; python -m nearflash.bench.inference.latency rows.jsonl docs/latency.png
+nearflash bench generate --json > rows.jsonl; python -m nearflash.bench.inference.latency rows.jsonl
+docs/results/latency.png
 
 A step is appending the new tokens, attending, and the rest: the matrices of the model, and waits of full-kv for its
 reads. Reading runs in threads beside these and is drawn beside them.

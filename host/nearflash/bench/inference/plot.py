@@ -1,6 +1,7 @@
 """Accuracy against flash bytes, from the rows of the bench.
 
-nearflash bench accuracy --json > rows.jsonl; python -m nearflash.bench.inference.plot rows.jsonl docs/accuracy.png
+nearflash bench accuracy --json > rows.jsonl; python -m nearflash.bench.inference.plot rows.jsonl
+docs/results/accuracy.png
 """
 
 import json

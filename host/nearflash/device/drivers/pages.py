@@ -1,7 +1,7 @@
 """NAND behind an attend kernel: pages programmed from the host, read back, and blocks erased.
 
-Pages are sealed (docs/attention.md, 2); the kernel adds parity and scrambles, and takes both away again. Rows of a
-block are programmed in ascending order, each once between two erases of it.
+Pages are sealed (docs/contracts/attention.md, 2); the kernel adds parity and scrambles, and takes both away again.
+Rows of a block are programmed in ascending order, each once between two erases of it.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES, Owner, PageKind
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES, PageKind, PageTag
 from nearflash.abi.attention.page_batch import PageBatch
 from nearflash.abi.attention.page_operation import (
     OPERATION_BYTES,
@@ -53,7 +53,7 @@ class NandPage:
     """Where a page lies on NAND, and whose it is. Raises CommandError for an entry in memory."""
 
     entry: PageEntry
-    owner: Owner
+    page_tag: PageTag
     index: int
     """Page index: token group, or b·ceil(d/m) + j."""
     kind: PageKind
@@ -62,7 +62,7 @@ class NandPage:
 
     def __post_init__(self) -> None:
         if self.entry.address is not None:
-            raise CommandError(f"a page on NAND must have a unit and a row, not {self.entry}")
+            raise CommandError(f"a page on NAND must have a lun and a row, not {self.entry}")
 
 
 def program(device: Device, pages: Sequence[NandPage], sealed: Sequence[Bytes]) -> None:
@@ -92,13 +92,13 @@ def read(device: Device, pages: Sequence[NandPage], page_bytes: int | None = Non
 def erase(device: Device, blocks: Sequence[PageEntry]) -> None:
     """Erase blocks, each named by any of its pages. Raises NandError, CommandError, WaitTimeoutError as `program`."""
     size = _config(device).page_bytes
-    operate(device, [PageOperation(OperationKind.ERASE, one.channel, one.unit, one.row, size) for one in blocks])
+    operate(device, [PageOperation(OperationKind.ERASE, one.channel, one.lun, one.row, size) for one in blocks])
 
 
 def operate(device: Device, operations: Sequence[PageOperation], sealed: Sequence[Bytes] = ()) -> list[Bytes]:
     """Run operations, programs with the page of `sealed` at the same place; the pages of reads.
 
-    Operations of one unit are done in the order given, units in turns. Raises NandError, CommandError, ShapeError,
+    Operations of one lun are done in the order given, luns in turns. Raises NandError, CommandError, ShapeError,
     WaitTimeoutError as `program`.
     """
     faults: dict[PageOperation, PageFault] = {}
@@ -121,12 +121,12 @@ def operate(device: Device, operations: Sequence[PageOperation], sealed: Sequenc
 
 
 def _in_turns(operations: Sequence[PageOperation]) -> list[int]:
-    """Places of operations: the first one of every unit, then the second ones, and so on."""
+    """Places of operations: the first one of every lun, then the second ones, and so on."""
     seen: Counter[tuple[int, int]] = Counter()
     turns = []
     for one in operations:
-        turns.append(seen[one.channel, one.unit])
-        seen[one.channel, one.unit] += 1
+        turns.append(seen[one.channel, one.lun])
+        seen[one.channel, one.lun] += 1
     return sorted(range(len(operations)), key=turns.__getitem__)
 
 
@@ -139,8 +139,8 @@ def _config(device: Device) -> AttendConfig:
 
 def _operation(kind: OperationKind, page: NandPage, page_bytes: int) -> PageOperation:
     entry = page.entry
-    return PageOperation(kind, entry.channel, entry.unit, entry.row, page_bytes,
-                         owner=page.owner, index=page.index, page_kind=page.kind, second=page.second)  # fmt: skip
+    return PageOperation(kind, entry.channel, entry.lun, entry.row, page_bytes,
+                         page_tag=page.page_tag, index=page.index, page_kind=page.kind, second=page.second)  # fmt: skip
 
 
 class _Placed:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import HeadCompletion
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError
@@ -49,12 +49,12 @@ def placed(
             memory = MemoryStore(buffer.address, config.channels)
             whole = size // settings.group_tokens * settings.group_tokens
             image = head_image(
-                case.k, case.v, settings, case.owner, flash or memory, memory=memory, flushed=whole, turn=turn
+                case.k, case.v, settings, case.page_tag, flash or memory, memory=memory, flushed=whole, turn=turn
             )
             image.copy_to_memory(buffer.host, buffer.address)
             buffer.sync_to_device()
             pages += image.flash_pages
-            descriptor = settings.descriptor(case.owner, size, len(case.q), Addresses())
+            descriptor = settings.descriptor(case.page_tag, size, len(case.q), Addresses())
             heads.append(Head(descriptor, case.q, case.v_mean, image.token_table, image.index_table))
         yield heads, pages
     finally:
@@ -72,7 +72,7 @@ def compare_heads(device: Device, *, tokens: int, seed: int) -> Iterator[Compari
     rng, config = np.random.default_rng(seed), device.identity.config
     assert isinstance(config, AttendConfig)
     drawn = [(mode, dim, group, -(-tokens // group)) for mode in MODES for dim, group in _SHAPES]
-    cases = [random_head(rng, *one, Owner(index, index % 7, index)) for index, one in enumerate(drawn)]
+    cases = [random_head(rng, *one, PageTag(index, index % 7, index)) for index, one in enumerate(drawn)]
     with placed(device, cases) as (heads, _):
         done = attend(device, heads, contexts=most_contexts(config, heads))
     for (mode, dim, group, size), case, one in zip(drawn, cases, done.heads, strict=True):

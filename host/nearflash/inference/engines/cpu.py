@@ -4,7 +4,7 @@
 
 A thread of its own reads: the groups of one sequence come while another's index is scored, or its groups are attended
 to. (More threads that compute would wait for one another's hold of the interpreter.) The numbers are those of
-docs/attention.md, 1, without its rounding to fixed point; pages are read whole, and checked.
+docs/contracts/attention.md, 1, without its rounding to fixed point; pages are read whole, and checked.
 """
 
 from collections.abc import Callable, Sequence

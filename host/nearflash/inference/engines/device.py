@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import CODEWORD_BYTES, Owner
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.config import AttendConfig
@@ -25,7 +25,7 @@ from nearflash.storage.kv import KvStore, StoredHead
 __all__ = ["DeviceEngine"]
 
 _FAULT_ERRORS: dict[Fault, type[NearflashError]] = {
-    Fault.UNCORRECTABLE: PageError, Fault.FOREIGN: PageError, Fault.NONFINITE: NonFiniteError,
+    Fault.UNCORRECTABLE: PageError, Fault.MISDIRECTED: PageError, Fault.NONFINITE: NonFiniteError,
     Fault.SCORE_RANGE: CommandError, Fault.DESCRIPTOR: CommandError,
 }  # fmt: skip
 """What a fault of one head says of its pages or numbers; every other one is the device's."""
@@ -49,7 +49,7 @@ class DeviceEngine(StoreEngine):
         super().__init__(store, policy, first_head, device.identity.name)
         self.device, self._config = device, config
         self._tails = DeviceTails(device, store, config.channels)
-        self._references: dict[Owner, tuple[int, ...]] = {}
+        self._references: dict[PageTag, tuple[int, ...]] = {}
 
     def attend(
         self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
@@ -70,9 +70,9 @@ class DeviceEngine(StoreEngine):
                 self._counters.count("codeword", batch.counters["codewords_asked"] * CODEWORD_BYTES)
             for head, result in zip(heads, done.heads, strict=True):
                 if result.completion.faults:
-                    raise _error(head.descriptor.owner, result)
+                    raise _error(head.descriptor.page_tag, result)
                 if head.descriptor.mode & Mode.DENSE:
-                    self._references[head.descriptor.owner] = _reference(result.completion.maximum[: q.shape[2]])
+                    self._references[head.descriptor.page_tag] = _reference(result.completion.maximum[: q.shape[2]])
             self._counters.heads += len(heads)
             return np.stack([result.value() for result in done.heads]).reshape(q.shape).astype(np.float32)
 
@@ -89,17 +89,17 @@ class DeviceEngine(StoreEngine):
 
     def _forget(self, sequence: int) -> None:
         self._tails.free(sequence)
-        for owner in [owner for owner in self._references if owner.sequence == sequence]:
-            del self._references[owner]
+        for page_tag in [page_tag for page_tag in self._references if page_tag.sequence == sequence]:
+            del self._references[page_tag]
 
     def _head(
         self, stored: StoredHead, head: int, q: NDArray[np.float16], tail: NDArray[np.uint64], scaling: float | None
     ) -> Head:
-        owner = Owner(stored.owner.sequence, stored.owner.layer, head)
-        policy = self._policy_at(owner.layer, head)
+        page_tag = PageTag(stored.page_tag.sequence, stored.page_tag.layer, head)
+        policy = self._policy_at(page_tag.layer, head)
         descriptor = policy.descriptor(
-            owner, self.store.shape.dim, stored.tokens, len(q), self.store.layout,
-            scaling=scaling, reference=self._references.get(owner, ()),
+            page_tag, self.store.shape.dim, stored.tokens, len(q), self.store.layout,
+            scaling=scaling, reference=self._references.get(page_tag, ()),
         )  # fmt: skip
         index = stored.index_pages[head] if not descriptor.mode & Mode.DENSE else stored.index_pages[head, :0]
         pages = stored.token_pages[head, : stored.flash_tokens // self.store.layout.group_tokens]
@@ -113,12 +113,12 @@ def _reference(maximum: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(max(-_REFERENCE_LIMIT, min(value, _REFERENCE_LIMIT)) for value in maximum)
 
 
-def _error(owner: Owner, result: HeadOutput) -> NearflashError:
-    """What a head's faults mean, with its owner."""
+def _error(page_tag: PageTag, result: HeadOutput) -> NearflashError:
+    """What a head's faults mean, with its page_tag."""
     fault = next(fault for fault in Fault if fault & result.completion.faults)
     try:
         result.value()
     except DeviceError as error:
         kind = _FAULT_ERRORS.get(fault, DeviceError)
-        return kind(f"sequence {owner.sequence}, layer {owner.layer}, head {owner.head}: {error}")
+        return kind(f"sequence {page_tag.sequence}, layer {page_tag.layer}, head {page_tag.head}: {error}")
     raise AssertionError("a head with faults has no output")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import SEALED_BYTES, Owner
+from nearflash.abi.attention.codeword import SEALED_BYTES, PageTag
 from nearflash.device.base import Buffer, Device
 from nearflash.storage.flash.memory import memory_entries
 from nearflash.storage.flash.page import sealed_codewords
@@ -31,7 +31,7 @@ class DeviceTails:
     def __init__(self, device: Device, store: KvStore, channels: int) -> None:
         self._device, self._store, self._channels = device, store, channels
         self._group_bytes = store.layout.group_pages * store.layout.page_codewords * SEALED_BYTES
-        self._tails: dict[Owner, _Tail] = {}
+        self._tails: dict[PageTag, _Tail] = {}
 
     def entries(self, stored: StoredHead) -> NDArray[np.uint64]:
         """Page entries (heads, groups) of the groups in memory, the last one filled up with zeros."""
@@ -39,38 +39,38 @@ class DeviceTails:
         first, end = stored.flash_tokens // size, -(-stored.tokens // size)
         if first == end:
             return np.zeros((heads, 0), np.uint64)
-        tail = self._tail(stored.owner, first, end - first)
+        tail = self._tail(stored.page_tag, first, end - first)
         if first + tail.full < end:
             self._write(tail, stored, range(first + tail.full, end))
         tail.full = stored.tokens // size - first
         head, group = np.ogrid[:heads, first:end]
         addresses = tail.buffer.address + ((group - first) * heads + head) * self._group_bytes
-        return memory_entries(addresses, (group + head + stored.owner.sequence) % self._channels)
+        return memory_entries(addresses, (group + head + stored.page_tag.sequence) % self._channels)
 
     def free(self, sequence: int | None = None) -> None:
         """Release the buffers of a sequence, or all."""
-        for owner in [owner for owner in self._tails if sequence in (None, owner.sequence)]:
-            self._device.free(self._tails.pop(owner).buffer)
+        for page_tag in [page_tag for page_tag in self._tails if sequence in (None, page_tag.sequence)]:
+            self._device.free(self._tails.pop(page_tag).buffer)
 
-    def _tail(self, owner: Owner, first: int, groups: int) -> _Tail:
+    def _tail(self, page_tag: PageTag, first: int, groups: int) -> _Tail:
         """Room for so many groups from number `first` on."""
-        tail, one = self._tails.get(owner), self._store.shape.kv_heads * self._group_bytes
+        tail, one = self._tails.get(page_tag), self._store.shape.kv_heads * self._group_bytes
         if tail is None or tail.buffer.size_bytes < groups * one:
             if tail is not None:
-                self._device.free(self._tails.pop(owner).buffer)
+                self._device.free(self._tails.pop(page_tag).buffer)
             most = self._store.layout.block_tokens // self._store.layout.group_tokens
-            tail = self._tails[owner] = _Tail(self._device.allocate(min(2 * groups - 1, most) * one), first)
+            tail = self._tails[page_tag] = _Tail(self._device.allocate(min(2 * groups - 1, most) * one), first)
         if tail.first != first:
             tail.first, tail.full = first, 0
         return tail
 
     def _write(self, tail: _Tail, stored: StoredHead, groups: range) -> None:
         """Seal `groups`, and bring them into the device's memory."""
-        size, heads, owner = self._store.layout.group_tokens, self._store.shape.kv_heads, stored.owner
+        size, heads, page_tag = self._store.layout.group_tokens, self._store.shape.kv_heads, stored.page_tag
         start = groups.start * size - stored.flash_tokens
         space = (0, 0), (0, groups.stop * size - stored.tokens), (0, 0)
         k, v = (np.pad(each[:, start:], space) for each in (stored.tail_k, stored.tail_v))
-        keys = self._store.pages.token_keys(owner.sequence, owner.layer, groups)
+        keys = self._store.pages.token_keys(page_tag.sequence, page_tag.layer, groups)
         sealed = sealed_codewords(self._store.pages.token_pages(keys, k, v))
         by_group = sealed.reshape(heads, len(groups), self._group_bytes).swapaxes(0, 1)
         place = (groups.start - tail.first) * heads * self._group_bytes

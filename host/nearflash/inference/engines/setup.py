@@ -165,5 +165,5 @@ def _device_flash(
         raise CommandError(f"device must be an attend kernel, not {config.full_name}")
     if not nand_block_pages:
         return MemoryFlash(device, flash_geometry(shape, layout, tokens, sequences, config.channels))
-    blocks = _lane_blocks(shape, layout, tokens, sequences, nand_block_pages * config.channels * max(config.units, 1))
+    blocks = _lane_blocks(shape, layout, tokens, sequences, nand_block_pages * config.channels * max(config.luns, 1))
     return NandFlash(device, pages_per_block=nand_block_pages, blocks_per_unit=blocks, paired=not layout.interleaved)

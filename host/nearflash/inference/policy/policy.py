@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.errors import CommandError
@@ -116,21 +116,21 @@ class AttentionPolicy:
         return Numbers(channels, budget, local, min(round(self.mass * _MASS_ONE), _MASS_ONE - 1))
 
     def descriptor(
-        self, owner: Owner, dim: int, tokens: int, group: int, layout: KvLayout, *,
+        self, page_tag: PageTag, dim: int, tokens: int, group: int, layout: KvLayout, *,
         scaling: float | None = None, reference: tuple[int, ...] = (),
     ) -> AttendDescriptor:  # fmt: skip
-        """The descriptor of `owner`'s head, overrides applied; its addresses are 0, for the caller to replace.
+        """The descriptor of `page_tag`'s head, overrides applied; its addresses are 0, for the caller to replace.
 
         `scaling` is softmax's, by default 1/sqrt(dim). Dense attention without `reference` begins with zeros: the
         driver repeats a head whose reference was off.
         """
-        own = self.at(owner.layer, owner.head)
+        own = self.at(page_tag.layer, page_tag.head)
         numbers = own.numbers(tokens, dim, layout)
         mode = own._flags
         if mode & Mode.DENSE:
             reference = reference or (0,) * group
         return AttendDescriptor(
-            mode | Mode.REFERENCE if reference else mode, owner, dim, tokens, group,
+            mode | Mode.REFERENCE if reference else mode, page_tag, dim, tokens, group,
             numbers.channels, numbers.budget, numbers.local, layout.group_tokens, layout.interleaved,
             layout.block_tokens, layout.index_format, layout.page_bytes,
             LOG2E * (dim**-0.5 if scaling is None else scaling),

@@ -2,9 +2,9 @@
 
     q ─► channels ─► approximate logits ─► entries ─► chosen tokens ─► attention ─► alpha·out + (1 - alpha)·mean V
 
-Each query position sees the tokens up to it, and chooses for itself. The numbers are those of docs/attention.md, 1,
-without its rounding to fixed point; selections differ from a device's only where keys nearly tie. Query heads of one
-KV head share channels and tokens.
+Each query position sees the tokens up to it, and chooses for itself. The numbers are those of
+docs/contracts/attention.md, 1, without its rounding to fixed point; selections differ from a device's only where keys
+nearly tie. Query heads of one KV head share channels and tokens.
 
 `torch.ops.nearflash.attend` is the same for one query position.
 

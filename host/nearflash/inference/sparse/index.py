@@ -1,7 +1,7 @@
 """The quantised index in torch: K as the embedding-indexed copy has it, equal to what devices store.
 
 zero is a channel's smallest element in the block, scale = fp16((largest - smallest) / levels), code = (K - zero) /
-scale rounded to nearest even and held in 0 .. levels (docs/attention.md, 1 and 2).
+scale rounded to nearest even and held in 0 .. levels (docs/contracts/attention.md, 1 and 2).
 """
 
 import torch

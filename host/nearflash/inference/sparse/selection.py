@@ -1,4 +1,5 @@
-"""The choice of channels and of entries in torch, for many heads and query positions at once (docs/attention.md, 1).
+"""The choice of channels and of entries in torch, for many heads and query positions at once
+(docs/contracts/attention.md, 1).
 
 Keys are fp16, as the kernel ranks them, and the lower index goes first among equals. An entry that does not exist
 for a query position has the key -inf.

@@ -1,4 +1,5 @@
-"""Flash bytes that a choice of channels and tokens asks for, as the kernel's walkers ask (docs/attention.md, 2).
+"""Flash bytes that a choice of channels and tokens asks for, as the kernel's walkers ask
+(docs/contracts/attention.md, 2).
 
 A request reads the codewords of a page that hold something wanted, whole. Of an embedding page those are the rows of
 the chosen channels; of a token group K of the tail's tokens, then K and V of the chosen tokens.

@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import HeadCompletion
 from nearflash.abi.attention.faults import REFERENCE_FAULTS
 from nearflash.model.attention.head import HeadResult, attend, attend_repeated
@@ -21,7 +21,7 @@ class Case:
     """One head: its tensors, and how it is attended to."""
 
     settings: Settings
-    owner: Owner
+    page_tag: PageTag
     q: NDArray[np.float16]
     """(g, d)."""
     k: NDArray[np.float16]
@@ -35,7 +35,7 @@ class Case:
     def of(
         cls,
         settings: Settings,
-        owner: Owner,
+        page_tag: PageTag,
         q: NDArray[np.floating[Any]],
         k: NDArray[np.floating[Any]],
         v: NDArray[np.floating[Any]],
@@ -43,7 +43,7 @@ class Case:
         """A head of these tensors, rounded to fp16, and the mean of V."""
         narrow = v.astype(np.float16)
         mean = narrow.mean(axis=0, dtype=np.float64).astype(np.float32)
-        return cls(settings, owner, q.astype(np.float16), k.astype(np.float16), narrow, mean)
+        return cls(settings, page_tag, q.astype(np.float16), k.astype(np.float16), narrow, mean)
 
     def result(self, *, repeated: bool = False) -> HeadResult:
         """The model's answer; `repeated` as the driver repeats it."""

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat, TokenLayout
@@ -22,7 +22,7 @@ MODES = {
 }
 
 
-def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, tokens: int, owner: Owner) -> Case:
+def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, tokens: int, page_tag: PageTag) -> Case:
     """A head of `mode` with everything that the mode leaves open drawn: layouts, formats, budgets, windows."""
     interleaved = bool(rng.integers(2))
     most = TokenLayout.capacity(4096, dim, interleaved)
@@ -46,7 +46,7 @@ def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, token
     )
     spread = rng.uniform(0.5, 2.0, dim)  # channels differ, as a model's do
     q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))
-    return Case.of(settings, owner, q * spread, k * spread, v)
+    return Case.of(settings, page_tag, q * spread, k * spread, v)
 
 
 def random_case(settings: Settings, tokens: int, group: int, seed: int, *, head: int = 0) -> Case:
@@ -55,4 +55,4 @@ def random_case(settings: Settings, tokens: int, group: int, seed: int, *, head:
     q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))
     q[:, rng.choice(dim, max(1, dim // 8), replace=False)] *= 4
     k[rng.choice(tokens, max(1, tokens // 32), replace=False)] += q[0] / 4
-    return Case.of(settings, Owner(seed, head % 7, head), q, k, v)
+    return Case.of(settings, PageTag(seed, head % 7, head), q, k, v)

@@ -1,4 +1,5 @@
-"""The gather of one head: exact scores and weights of the chosen tokens, exact sums, output (docs/attention.md, 1)."""
+"""The gather of one head: exact scores and weights of the chosen tokens, exact sums, output
+(docs/contracts/attention.md, 1)."""
 
 from dataclasses import dataclass
 

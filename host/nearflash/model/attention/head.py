@@ -1,4 +1,4 @@
-"""Decode attention of one KV head, equal to the attend kernel to the bit (docs/attention.md, 1).
+"""Decode attention of one KV head, equal to the attend kernel to the bit (docs/contracts/attention.md, 1).
 
     channels ─► approximate scores ─► logits ─► entries ─► selection ─► gather of the chosen tokens ─► output
 

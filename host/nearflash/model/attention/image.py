@@ -1,6 +1,6 @@
 """Pages of one head: its K and V, and its index, as the bytes that lie in memory or on NAND, and the page tables.
 
-Both layouts of docs/attention.md, 2. Unused bytes of a page are zero, and all of its codewords are whole.
+Both layouts of docs/contracts/attention.md, 2. Unused bytes of a page are zero, and all of its codewords are whole.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, Owner, PageKind
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, PageKind, PageTag
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout, PageEntry
 from nearflash.model.attention.index import quantise
 from nearflash.model.attention.placement import Store
@@ -31,7 +31,7 @@ class PageImage:
 
     entry: PageEntry
     data: bytes
-    owner: Owner
+    page_tag: PageTag
     index: int
     kind: PageKind
     second: bool = False
@@ -76,7 +76,7 @@ class _Page:
 
 
 def head_image(
-    k: F16, v: F16, settings: Settings, owner: Owner, flash: Store, *, memory: Store | None = None,
+    k: F16, v: F16, settings: Settings, page_tag: PageTag, flash: Store, *, memory: Store | None = None,
     flushed: int | None = None, step: int = 0, turn: int = 0,
 ) -> HeadImage:  # fmt: skip
     """Pages of k and v (S, d) in the store `flash`; token groups from token `flushed` on in `memory`.
@@ -85,9 +85,9 @@ def head_image(
     multiple of the group's tokens; default all) is how far the groups have been written; `step` stands in the page
     headers.
     """
-    first = owner.head + turn
+    first = page_tag.head + turn
     flushed = len(k) if flushed is None else flushed
-    builder = _Builder(settings, owner, step)
+    builder = _Builder(settings, page_tag, step)
     for group, page in enumerate(_token_pages(k, v, settings)):
         unflushed = memory is not None and group * settings.group_tokens >= flushed
         builder.add(page, memory if unflushed and memory else flash, first + group)
@@ -106,10 +106,10 @@ def image_bytes(settings: Settings, tokens: int) -> int:
 
 @dataclass
 class _Builder:
-    """Gathers the pages of one owner, gives them places, and makes codewords of all of a kind at once."""
+    """Gathers the pages of one page_tag, gives them places, and makes codewords of all of a kind at once."""
 
     settings: Settings
-    owner: Owner
+    page_tag: PageTag
     step: int
     pages: dict[PageKind, list[_Page]] = field(default_factory=lambda: {kind: [] for kind in PageKind})
     entries: dict[PageKind, list[PageEntry]] = field(default_factory=lambda: {kind: [] for kind in PageKind})
@@ -133,26 +133,26 @@ class _Builder:
             return
         aux = np.stack([np.hstack([page.scales, self._header(page)]) for page in pages])
         data, indices = np.stack([page.data for page in pages]), [page.index for page in pages]
-        sealed = seal(self.owner, indices, kind, data, aux)
+        sealed = seal(self.page_tag, indices, kind, data, aux)
         flash = []
         for entry, index, codewords in zip(self.entries[kind], indices, sealed, strict=True):
             if entry.address is not None:
-                yield PageImage(entry, codewords.tobytes(), self.owner, index, kind)
+                yield PageImage(entry, codewords.tobytes(), self.page_tag, index, kind)
                 continue
             halves = np.split(codewords, data[0].size // self.settings.page_bytes)
-            flash += [(replace(entry, unit=entry.unit ^ i), index, i, half) for i, half in enumerate(halves)]
+            flash += [(replace(entry, lun=entry.lun ^ i), index, i, half) for i, half in enumerate(halves)]
         if flash:
             places, numbers, seconds, parts = zip(*flash, strict=True)
-            rows, units = ([getattr(entry, name) for entry in places] for name in ("row", "unit"))
-            found = raw(np.stack(parts), rows, units)
+            rows, luns = ([getattr(entry, name) for entry in places] for name in ("row", "lun"))
+            found = raw(np.stack(parts), rows, luns)
             for entry, index, second, codewords in zip(places, numbers, seconds, found, strict=True):
-                yield PageImage(entry, codewords.tobytes(), self.owner, index, kind, bool(second))
+                yield PageImage(entry, codewords.tobytes(), self.page_tag, index, kind, bool(second))
 
     def _header(self, page: _Page) -> Bytes:
         """The header's word of each codeword, (codewords, 4)."""
         form = self.settings.index_format if page.kind is PageKind.INDEX else IndexFormat.FP16
-        size_log2, owner = self.settings.page_bytes.bit_length() - 1, self.owner
-        words = [HEADER_MAGIC, owner.sequence, owner.layer | owner.head << 16,
+        size_log2, page_tag = self.settings.page_bytes.bit_length() - 1, self.page_tag
+        words = [HEADER_MAGIC, page_tag.sequence, page_tag.layer | page_tag.head << 16,
                  page.kind | form << 8 | size_log2 << 16, page.index, self.step, page.tokens, 0]  # fmt: skip
         return np.resize(np.array(words, "<u4"), len(page.data)).view(np.uint8).reshape(-1, 4)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Self
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
 from nearflash.abi.errors import CommandError
@@ -96,10 +96,10 @@ class Settings:
         """Tokens that the index covers: whole blocks; 0 for dense attention."""
         return 0 if self.mode & Mode.DENSE else tokens // self.block_tokens * self.block_tokens
 
-    def descriptor(self, owner: Owner, tokens: int, group: int, at: Addresses) -> AttendDescriptor:
+    def descriptor(self, page_tag: PageTag, tokens: int, group: int, at: Addresses) -> AttendDescriptor:
         """The descriptor of one head of S = `tokens` tokens and `group` query heads."""
         return AttendDescriptor(
-            self.mode, owner, self.dim, tokens, group, self.channels, self.budget, self.local, self.group_tokens,
+            self.mode, page_tag, self.dim, tokens, group, self.channels, self.budget, self.local, self.group_tokens,
             self.interleaved, self.block_tokens, self.index_format, self.page_bytes, self.scale,
             at.q, at.v_mean, at.out, at.index_table, at.token_table, self.mass, self.reference,
         )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Codewords: CRC, BCH code and scrambling, over whole arrays of codewords (docs/attention.md, 2)."""
+"""Codewords: CRC, BCH code and scrambling, over whole arrays of codewords (docs/contracts/attention.md, 2)."""

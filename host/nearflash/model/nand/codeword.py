@@ -12,8 +12,8 @@ from nearflash.abi.attention.codeword import (
     PARITY_BYTES,
     RAW_BYTES,
     SEALED_BYTES,
-    Owner,
     PageKind,
+    PageTag,
 )
 from nearflash.model.coding.crc import crc32c
 from nearflash.model.nand.bch.corrector import UNCORRECTABLE, correct
@@ -29,7 +29,7 @@ Bytes = NDArray[np.uint8]
 class Checked:
     """N codewords and what was found out about them.
 
-    Data and aux of codewords that are uncorrectable or foreign mean nothing.
+    Data and aux of codewords that are uncorrectable or misdirected mean nothing.
     """
 
     data: Bytes
@@ -37,23 +37,23 @@ class Checked:
     aux: Bytes
     """(N, 8)."""
     uncorrectable: NDArray[np.bool_]
-    foreign: NDArray[np.bool_]
+    misdirected: NDArray[np.bool_]
     errors: NDArray[np.int64]
     """Bits corrected; -1 where uncorrectable."""
 
 
-def _crc(owner: Owner, page_index: ArrayLike, kind: PageKind, first: int, covered: Bytes) -> Bytes:
-    """(..., N, 4): CRC32C over owner block and aux ‖ data; a page's codewords are numbered from `first`."""
+def _crc(page_tag: PageTag, page_index: ArrayLike, kind: PageKind, first: int, covered: Bytes) -> Bytes:
+    """(..., N, 4): CRC32C over page tag and aux ‖ data; a page's codewords are numbered from `first`."""
     places = covered.shape[:-1]
     indices = np.broadcast_to(np.expand_dims(page_index, -1), places)
     numbers = np.broadcast_to(first + np.arange(places[-1]), places)
-    blocks = b"".join(owner.block(int(i), kind, int(n)) for i, n in zip(indices.flat, numbers.flat, strict=True))
+    blocks = b"".join(page_tag.block(int(i), kind, int(n)) for i, n in zip(indices.flat, numbers.flat, strict=True))
     rows = np.concatenate([np.frombuffer(blocks, np.uint8).reshape(*places, 16), covered], axis=-1)
     return crc32c(rows).astype("<u4")[..., None].view(np.uint8)
 
 
 def seal(
-    owner: Owner, page_index: ArrayLike, kind: PageKind, data: Bytes, aux: Bytes | None = None, *, first: int = 0
+    page_tag: PageTag, page_index: ArrayLike, kind: PageKind, data: Bytes, aux: Bytes | None = None, *, first: int = 0
 ) -> Bytes:
     """(N, 528): sealed codewords of `data` (N, 512) and `aux` (N, 8; None: zeros), numbered from `first`.
 
@@ -64,54 +64,62 @@ def seal(
     sealed[..., :AUX_BYTES] = 0 if aux is None else aux
     sealed[..., AUX_BYTES : AUX_BYTES + CODEWORD_BYTES] = data
     covered = sealed[..., : MESSAGE_BYTES - 4]
-    sealed[..., MESSAGE_BYTES - 4 : MESSAGE_BYTES] = _crc(owner, page_index, kind, first, covered)
+    sealed[..., MESSAGE_BYTES - 4 : MESSAGE_BYTES] = _crc(page_tag, page_index, kind, first, covered)
     return sealed
 
 
-def raw(sealed: Bytes, row: ArrayLike, unit: ArrayLike, *, place: int = 0) -> Bytes:
-    """(N, 552): sealed codewords as on NAND, at places `place`, `place` + 1, … of the page at (unit, row).
+def raw(sealed: Bytes, row: ArrayLike, lun: ArrayLike, *, place: int = 0) -> Bytes:
+    """(N, 552): sealed codewords as on NAND, at places `place`, `place` + 1, … of the page at (lun, row).
 
-    Many pages at once: row and unit (P,), sealed (P, N, 528).
+    Many pages at once: row and lun (P,), sealed (P, N, 528).
     """
     places = sealed.shape[:-1]
     message = sealed.reshape(-1, SEALED_BYTES)[:, :MESSAGE_BYTES]
     padding = np.zeros((len(message), RAW_BYTES - MESSAGE_BYTES - PARITY_BYTES), np.uint8)
     codewords = np.hstack([message, parity(message), padding])
-    rows, units = (np.broadcast_to(np.expand_dims(x, -1), places).reshape(-1) for x in (row, unit))
+    rows, luns = (np.broadcast_to(np.expand_dims(x, -1), places).reshape(-1) for x in (row, lun))
     numbers = np.broadcast_to(place + np.arange(places[-1]), places).reshape(-1)
-    return (codewords ^ scrambling(rows, units, numbers)).reshape(*places, RAW_BYTES)
+    return (codewords ^ scrambling(rows, luns, numbers)).reshape(*places, RAW_BYTES)
 
 
-def check(sealed: Bytes, owner: Owner, page_index: ArrayLike, kind: PageKind, *, first: int = 0) -> Checked:
-    """What a sealed page from memory holds: codewords whose CRC is wrong are foreign.
+def check(sealed: Bytes, page_tag: PageTag, page_index: ArrayLike, kind: PageKind, *, first: int = 0) -> Checked:
+    """What a sealed page from memory holds: codewords whose CRC is wrong are misdirected.
 
     Many pages at once: page_index (P,), sealed and the result (P, N, …).
     """
-    return _checked(sealed, owner, page_index, kind, first, np.zeros(sealed.shape[:-1], np.int64))
+    return _checked(sealed, page_tag, page_index, kind, first, np.zeros(sealed.shape[:-1], np.int64))
 
 
 def decode(
-    raw: Bytes, row: int, unit: int, owner: Owner, page_index: int, kind: PageKind, *, place: int = 0, first: int = 0
+    raw: Bytes,
+    row: int,
+    lun: int,
+    page_tag: PageTag,
+    page_index: int,
+    kind: PageKind,
+    *,
+    place: int = 0,
+    first: int = 0,
 ) -> Checked:
-    """What raw codewords from the places `place`, … of the page at (unit, row) hold.
+    """What raw codewords from the places `place`, … of the page at (lun, row) hold.
 
-    A wrong CRC makes a codeword foreign where no bit was wrong, else uncorrectable.
+    A wrong CRC makes a codeword misdirected where no bit was wrong, else uncorrectable.
     """
-    codewords = raw ^ scrambling(row, unit, place + np.arange(len(raw)))
+    codewords = raw ^ scrambling(row, lun, place + np.arange(len(raw)))
     corrected, errors = correct(codewords[:, : MESSAGE_BYTES + PARITY_BYTES])
-    return _checked(corrected, owner, page_index, kind, first, errors)
+    return _checked(corrected, page_tag, page_index, kind, first, errors)
 
 
 def _checked(
-    codewords: Bytes, owner: Owner, page_index: ArrayLike, kind: PageKind, first: int, errors: NDArray[np.int64]
+    codewords: Bytes, page_tag: PageTag, page_index: ArrayLike, kind: PageKind, first: int, errors: NDArray[np.int64]
 ) -> Checked:
     covered, crc = codewords[..., : MESSAGE_BYTES - 4], codewords[..., MESSAGE_BYTES - 4 : MESSAGE_BYTES]
-    wrong = (_crc(owner, page_index, kind, first, covered) != crc).any(axis=-1)
+    wrong = (_crc(page_tag, page_index, kind, first, covered) != crc).any(axis=-1)
     uncorrectable = (errors == UNCORRECTABLE) | wrong & (errors > 0)
     return Checked(
         data=covered[..., AUX_BYTES:],
         aux=covered[..., :AUX_BYTES],
         uncorrectable=uncorrectable,
-        foreign=wrong & (errors == 0),
+        misdirected=wrong & (errors == 0),
         errors=np.where(uncorrectable, UNCORRECTABLE, errors),
     )

@@ -1,7 +1,7 @@
 """Reference of the updater lane: one step of an optimizer, equal to the gateware to the bit.
 
-Written from the formulas of docs/numerics.md, operation by operation, and independent of the lane's program bits. State
-is fp32 here; formats that store fewer bits are nearflash.model.update.state.
+Written from the formulas of docs/contracts/numerics.md, operation by operation, and independent of the lane's program
+bits. State is fp32 here; formats that store fewer bits are nearflash.model.update.state.
 
 Numerics: round to nearest even, subnormals kept, every NaN result is the canonical one. A non-finite gradient is
 counted and computed with, as IEEE 754 says.

@@ -1,1 +1,1 @@
-"""Pages and flash: where pages of owners lie, are checked, and are erased by blocks."""
+"""Pages and flash: where pages of page_tags lie, are checked, and are erased by blocks."""

@@ -109,14 +109,14 @@ def check_pages(
     pages: PageNumbers, expected: PageKeys, blank: Flags, found: PageKeys, whole: Flags
 ) -> None:  # fmt: skip
     """Raise PageError for pages that are blank, whose header gives another key (`found`), or that are not whole."""
-    foreign = np.zeros(len(pages), bool)
+    misdirected = np.zeros(len(pages), bool)
     for name in ("sequence", "layer", "head", "index", "kind"):
-        foreign |= expected[name] != found[name]
+        misdirected |= expected[name] != found[name]
     reasons = {}
-    for row in np.flatnonzero(blank | foreign | ~whole).tolist():
+    for row in np.flatnonzero(blank | misdirected | ~whole).tolist():
         if blank[row]:
             reasons[row] = BLANK
-        elif foreign[row]:
+        elif misdirected[row]:
             reasons[row] = f"is another's: {describe(found[row])}"
         else:
             reasons[row] = "is damaged: its CRC32C is wrong"

@@ -18,7 +18,7 @@ PAGE_BYTES_LEAST, PAGE_BYTES_MOST = 1 << 12, 1 << 16
 class FlashGeometry:
     """Page `block · pages_per_block + place` is page `place` of a block. Raises CommandError for what cannot be.
 
-    Block b lies on channel b mod channels, there on unit (b // channels) mod units. A *lane* is one unit of one
+    Block b lies on channel b mod channels, there on lun (b // channels) mod luns. A *lane* is one lun of one
     channel: block b's is b mod lanes.
     """
 
@@ -26,7 +26,7 @@ class FlashGeometry:
     """Of data: a power of two, 4,096 to 65,536."""
     pages_per_block: int
     channels: int
-    units: int
+    luns: int
     """Of each channel."""
     blocks: int
     """In all, a multiple of the lanes."""
@@ -40,10 +40,10 @@ class FlashGeometry:
             ),
             "pages_per_block": (self.pages_per_block >= 1, "at least 1"),
             "channels": (1 <= self.channels <= 256, "1 to 256"),
-            "units": (1 <= self.units <= 256, "1 to 256"),
+            "luns": (1 <= self.luns <= 256, "1 to 256"),
             "blocks": (
                 self.blocks >= 1 and self.lanes > 0 and self.blocks % self.lanes == 0,
-                f"a positive multiple of channels times units ({self.channels * self.units})",
+                f"a positive multiple of channels times luns ({self.channels * self.luns})",
             ),
         }
         for name, (holds, rule) in rules.items():
@@ -52,8 +52,8 @@ class FlashGeometry:
 
     @property
     def lanes(self) -> int:
-        """Units of all channels."""
-        return self.channels * self.units
+        """LUNs of all channels."""
+        return self.channels * self.luns
 
     @property
     def pages(self) -> int:

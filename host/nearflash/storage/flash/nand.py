@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import SEALED_BYTES, Owner, PageKind
+from nearflash.abi.attention.codeword import SEALED_BYTES, PageKind, PageTag
 from nearflash.abi.attention.page_operation import PageFault
 from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.config import AttendConfig
@@ -20,16 +20,16 @@ __all__ = ["NandFlash"]
 
 _REASONS = {
     PageFault.UNCORRECTABLE: "is damaged: it has more bit errors than can be corrected",
-    PageFault.FOREIGN: "is another's",
+    PageFault.MISDIRECTED: "is another's",
 }
 _CHANNEL, _UNIT = (np.uint64(entry.pack()) for entry in (PageEntry(1), PageEntry(0, 1)))
-"""A page entry's word is the sum of these, times channel and unit, and the row."""
+"""A page entry's word is the sum of these, times channel and lun, and the row."""
 
 
 class NandFlash(Flash):
-    """Blocks of all units of `device`, from NAND block `first_block` on.
+    """Blocks of all luns of `device`, from NAND block `first_block` on.
 
-    `paired` is for separate token groups: a block is two of sibling units (unit XOR 1), its pages on one and the other
+    `paired` is for separate token groups: a block is two of sibling luns (lun XOR 1), its pages on one and the other
     in turn, so that V lies at K's row. A block is erased before its first use, unless `erased` says that all are. A
     device's calls come from one thread, and so must a NandFlash's. Raises CommandError for a device without NAND.
 
@@ -41,15 +41,15 @@ class NandFlash(Flash):
         erased: bool = False,
     ) -> None:  # fmt: skip
         config = device.identity.config
-        if not isinstance(config, AttendConfig) or not config.units:
+        if not isinstance(config, AttendConfig) or not config.luns:
             raise CommandError(f"device must be an attend kernel with NAND, not {device.identity.name}")
         self._siblings = 2 if paired else 1
-        if config.units % self._siblings:
-            raise CommandError(f"units of a channel must be even for separate groups, not {config.units}")
-        units = config.units // self._siblings
+        if config.luns % self._siblings:
+            raise CommandError(f"luns of a channel must be even for separate groups, not {config.luns}")
+        luns = config.luns // self._siblings
         self.geometry = FlashGeometry(
-            config.page_bytes, pages_per_block * self._siblings, config.channels, units,
-            blocks_per_unit * config.channels * units,
+            config.page_bytes, pages_per_block * self._siblings, config.channels, luns,
+            blocks_per_unit * config.channels * luns,
         )  # fmt: skip
         self._device, self._first_row, self._rows = device, first_block * pages_per_block, pages_per_block
         self._order = ProgramOrder(self.geometry)
@@ -92,10 +92,10 @@ class NandFlash(Flash):
         """See Flash.entries."""
         geometry = self.geometry
         blocks, places = np.divmod(pages, geometry.pages_per_block)
-        units = blocks // geometry.channels % geometry.units * self._siblings + places % self._siblings
+        luns = blocks // geometry.channels % geometry.luns * self._siblings + places % self._siblings
         rows = self._first_row + blocks // geometry.lanes * self._rows + places // self._siblings
-        channels, units, rows = (x.astype(np.uint64) for x in (blocks % geometry.channels, units, rows))
-        words: NDArray[np.uint64] = channels * _CHANNEL + units * _UNIT + rows
+        channels, luns, rows = (x.astype(np.uint64) for x in (blocks % geometry.channels, luns, rows))
+        words: NDArray[np.uint64] = channels * _CHANNEL + luns * _UNIT + rows
         return words
 
     def sync(self) -> None:
@@ -107,7 +107,7 @@ class NandFlash(Flash):
     def _places(self, pages: PageNumbers, keys: PageKeys) -> list[nand.NandPage]:
         return [
             nand.NandPage(
-                PageEntry.unpack(word), Owner(int(key["sequence"]), int(key["layer"]), int(key["head"])),
+                PageEntry.unpack(word), PageTag(int(key["sequence"]), int(key["layer"]), int(key["head"])),
                 int(key["index"]), PageKind(key["kind"]), bool(key["first"]),
             )
             for word, key in zip(self.entries(pages).tolist(), keys, strict=True)
@@ -122,10 +122,10 @@ class NandFlash(Flash):
     @staticmethod
     def _reasons(places: Sequence[nand.NandPage], error: nand.NandError) -> dict[int, str]:
         """Rows of pages that are damaged or another's; other faults are the device's."""
-        faults = {(one.channel, one.unit, one.row): fault for one, fault in error.faults.items()}
+        faults = {(one.channel, one.lun, one.row): fault for one, fault in error.faults.items()}
         rows: dict[int, str] = {}
         for row, page in enumerate(places):
-            fault = faults.get((page.entry.channel, page.entry.unit, page.entry.row), PageFault(0))
+            fault = faults.get((page.entry.channel, page.entry.lun, page.entry.row), PageFault(0))
             for known, reason in _REASONS.items():
                 if fault & known:
                     rows[row] = reason

@@ -1,6 +1,6 @@
 """Pages in arrays: whose they are, their bytes, and their checksums.
 
-A page's key is the owner block of its first codeword (docs/attention.md, 2), so that keys are compared, kept and
+A page's key is the page tag of its first codeword (docs/contracts/attention.md, 2), so that keys are compared, kept and
 covered by checksums as they are.
 """
 
@@ -37,7 +37,7 @@ PAGE_KEY = np.dtype(
         "formats": ["<u4", "<u2", "<u2", "<u4", "u1", "u1", "<u2"],
     }
 )
-"""Owner block of a page: owner, page index, kind (PageKind), number of the first codeword (of V's page of a separate
+"""Page tag of a page: page_tag, page index, kind (PageKind), number of the first codeword (of V's page of a separate
 token group: the codewords of a page; else 0), zero."""
 PageKeys = NDArray[np.void]
 Bytes = NDArray[np.uint8]
@@ -121,8 +121,8 @@ def header_keys(aux: Bytes) -> tuple[PageKeys, NDArray[np.bool_]]:
 
 def page_checksums(keys: PageKeys, aux: Bytes, data: Iterable[Bytes]) -> NDArray[np.uint32]:
     """CRC32C over key ‖ aux ‖ data of each page, (p,)."""
-    owners = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), PAGE_KEY.itemsize)
-    heads = np.hstack([owners, aux.reshape(len(keys), aux.shape[1] * AUX_BYTES)])
+    page_tags = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), PAGE_KEY.itemsize)
+    heads = np.hstack([page_tags, aux.reshape(len(keys), aux.shape[1] * AUX_BYTES)])
     checksums = (crc32c(page, crc32c(head)) for head, page in zip(heads, data, strict=True))
     return np.fromiter(checksums, np.uint32, len(keys))
 

@@ -1,4 +1,4 @@
-"""What a KV cache holds, and how it is cut into pages (docs/attention.md, 2)."""
+"""What a KV cache holds, and how it is cut into pages (docs/contracts/attention.md, 2)."""
 
 from dataclasses import dataclass
 

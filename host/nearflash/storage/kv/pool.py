@@ -1,4 +1,4 @@
-"""Pages of owners on a flash: given places, staged, read back, moved out of blocks that are erased."""
+"""Pages of page_tags on a flash: given places, staged, read back, moved out of blocks that are erased."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
 """Which pages of a flash hold what: blocks taken, filled, emptied and erased, each lane on its own.
 
-A block holds pages of one kind. Each lane (a unit of a channel) has at most one open block of each kind, into which
+A block holds pages of one kind. Each lane (a lun of a channel) has at most one open block of each kind, into which
 pages go in order, and always keeps one free block, into which a block's live pages can be moved before it is erased.
 So a lane takes pages for as long as all of its live pages, kind by kind, fit all blocks but one.
 """
@@ -57,7 +57,7 @@ class BlockSpace:
         if (full := np.flatnonzero((blocks.sum(axis=0) > room) & need.any(axis=0))).size:
             lane = int(full[0])
             raise StorageFullError(
-                f"no room for {int(need.sum())} pages: unit {lane // geometry.channels} of channel "
+                f"no room for {int(need.sum())} pages: lun {lane // geometry.channels} of channel "
                 f"{lane % geometry.channels} has {room} blocks of {self._size} pages, of which {live[:, lane].sum()} "
                 "are in use; free sequences, or make the flash larger"
             )

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeError, StorageFullError
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.geometry import PageNumbers
@@ -37,7 +37,7 @@ class StoredHead:
     Page numbers and views hold until the store's next `append`, `free` or `flush`.
     """
 
-    owner: Owner
+    page_tag: PageTag
     """Of the first head."""
     tokens: int
     """S."""
@@ -78,7 +78,7 @@ class KvStore:
             raise CommandError(f"page_bytes must be the flash's {geometry.page_bytes}, not {layout.page_bytes}")
         if geometry.blocks // geometry.lanes < _LANE_BLOCKS_LEAST:
             raise StorageFullError(
-                f"blocks must be at least {_LANE_BLOCKS_LEAST} on each unit of each channel, not {geometry.blocks}"
+                f"blocks must be at least {_LANE_BLOCKS_LEAST} on each lun of each channel, not {geometry.blocks}"
             )
         if geometry.pages_per_block % layout.group_pages:
             raise CommandError(f"pages_per_block must be even for separate groups, not {geometry.pages_per_block}")
@@ -211,7 +211,7 @@ class KvStore:
         tokens = int(state.lengths[layer])
         tail_k, tail_v = state.tail(layer)
         return StoredHead(
-            Owner(sequence, layer, first), tokens, state.tokens[layer].pages[heads], state.index[layer].pages[heads],
+            PageTag(sequence, layer, first), tokens, state.tokens[layer].pages[heads], state.index[layer].pages[heads],
             tail_k[heads], tail_v[heads],
             (state.v_sum[layer, heads] / max(tokens, 1)).astype(np.float32),
         )  # fmt: skip
@@ -258,7 +258,7 @@ class KvStore:
         return np.concatenate([stored, k[:, : end - start]], axis=1)
 
     def _token_lanes(self, keys: PageKeys) -> NDArray[np.int64]:
-        """The lane of each page: a head's groups go round channels and units."""
+        """The lane of each page: a head's groups go round channels and luns."""
         turn = keys["sequence"].astype(np.int64) + keys["layer"] + keys["head"] + keys["index"]
         lanes: NDArray[np.int64] = turn.reshape(-1) % self.flash.geometry.lanes
         return lanes
@@ -268,8 +268,8 @@ class KvStore:
         geometry = self.flash.geometry
         pages = self.pages.index_layout.pages
         turn = keys["sequence"].astype(np.int64) + keys["layer"] + keys["head"] + keys["index"] // pages
-        unit = (turn // geometry.channels + keys["index"] % pages) % geometry.units
-        lanes: NDArray[np.int64] = (turn % geometry.channels + geometry.channels * unit).reshape(-1)
+        lun = (turn // geometry.channels + keys["index"] % pages) % geometry.luns
+        lanes: NDArray[np.int64] = (turn % geometry.channels + geometry.channels * lun).reshape(-1)
         return lanes
 
     def _moved(self, keys: PageKeys, pages: PageNumbers) -> None:

@@ -10,8 +10,8 @@ What a state file promises:
    their superblocks after all have flushed, and the next step's writes begin after that: so files differ by one step
    at most, and a store whose files differ opens at the smaller one.
 2. Every extent has a CRC32C, checked at each read; damage is named by file, array, tensors, parameters and offset.
-3. A file that is foreign, of another version, short, damaged, of another state or history, or dealt otherwise, and a
-   set from which a file is missing, are refused by name and left as they are. Files may be given in any order.
+3. A file that is misdirected, of another version, short, damaged, of another state or history, or dealt otherwise,
+and a set from which a file is missing, are refused by name and left as they are. Files may be given in any order.
 4. No space, an I/O error, a short read or write leave the last step as it is, and the store usable.
 5. A failed flush ends the use of the open store: what the drives hold can be told only by opening it again.
 6. `rollback` gives exactly the step before, until the next write begins; `snapshot` exactly the committed step.

@@ -75,7 +75,7 @@ def last_and_previous(path: Path, blocks: Sequence[NDArray[np.uint8]]) -> tuple[
     """From both blocks of a file: the last step, the step before it, and whether the last one is whole for certain.
 
     Where it is not certain, a newer superblock may have been lost after this slot was written over.
-    Raises StateError for a file that is foreign, of another version, or without a superblock that holds.
+    Raises StateError for a file that is misdirected, of another version, or without a superblock that holds.
     """
     if not any(map(is_sealed, blocks)):
         raise StateError(f"{path} must begin with a nearflash superblock; it is another kind of file")

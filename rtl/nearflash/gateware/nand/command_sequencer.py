@@ -4,7 +4,7 @@
 
 Contract: a phrase is taken in the clock in which its last bus cycle ends; `i` must stand still until then. No command
 follows data out within tRHW, no DATA phrase the last SELECT or COLUMN within tCCS; others may come between those.
-What a unit does after a phrase is not waited for: that is the caller's business.
+What a lun does after a phrase is not waited for: that is the caller's business.
 
 Timing: the first bus cycle is offered in the clock in which a phrase is; no clock is lost between bus cycles.
 Source: ONFI 4.2, "Command Definition".
@@ -35,7 +35,7 @@ class PhraseKind(enum.Enum, shape=4):
     """Put the sensed page into the cache register."""
     STATUS = 3
     STATUS_OF_ROW = 4
-    """The same where units share a chip enable: by a row address, to which the PHY adds the unit's bits."""
+    """The same where luns share a chip enable: by a row address, to which the PHY adds the lun's bits."""
     SELECT = 5
     """Name page and column of the data that DATA will give."""
     COLUMN = 6
@@ -75,10 +75,10 @@ FORMS = {
 
 
 class Phrase(data.Struct):
-    """One command sequence to one unit."""
+    """One command sequence to one lun."""
 
     kind: PhraseKind
-    unit: 8
+    lun: 8
     column: 16
     row: 24
     beats: BEATS_BITS
@@ -133,7 +133,7 @@ class PhrasePlayer(wiring.Component):
         settle = Signal(longest)  # clocks until DATA may come
         wait = Signal(longest)  # that this phrase has before its data
         m.d.comb += [
-            cycle.unit.eq(phrase.unit),
+            cycle.lun.eq(phrase.lun),
             cycle.beats.eq(phrase.beats),
             self.settled.eq(settle == 0),
             self.o.valid.eq(self.i.valid & Mux(phrase.kind == PhraseKind.DATA, self.settled, left == 0)),

@@ -2,21 +2,21 @@
 
     i ─► RequestTable ─► JobQueues ─┐                ┌─► header
              │  ▲ ready             ▼                │
-             ▼  │                UnitTable ─► sequencer ─► PhrasePlayer ─► link.cycles
+             ▼  │                LunTable ─► sequencer ─► PhrasePlayer ─► link.cycles
           RunFinder ───────────────────────────────► Delivery ◄─ link.read ;  codewords ◄─ Delivery
 
 Contract: each request gives one header, then the codewords of its mask, ascending and together; requests come in any
 order: the first one whose pages are in their registers goes first. Only those codewords cross the link: each run of
-neighbours takes one column change. The pages of all units are sensed at the same time; with `cached`, a unit senses its
-next page while the one before is read out. Programs and erases run on their unit while the others are read; each gives
+neighbours takes one column change. The pages of all luns are sensed at the same time; with `cached`, a lun senses its
+next page while the one before is read out. Programs and erases run on their lun while the others are read; each gives
 one result. A program's data are asked for by `due`, while the bus is held for them; one that cannot begin asks for
-none. Every wait of NandTiming is kept; other units are served while a column
-change settles. A unit that stays busy far beyond its time is reset, and the codewords of
+none. Every wait of NandTiming is kept; other luns are served while a column
+change settles. A lun that stays busy far beyond its time is reset, and the codewords of
 the page that it owes come as zeros, marked `failed`: nothing waits for it.
 
 Timing: the bus changes hands within 4 clocks. o.valid of `codewords` depends on link.read.valid in the same clock.
-Limits: units are independent: planes that must not be programmed apart are one unit. Rows have 24 bits on the bus.
-Source: ONFI 4.2; independent units as with multi-plane asynchronous reads of current parts.
+Limits: luns are independent: planes that must not be programmed apart are one lun. Rows have 24 bits on the bus.
+Source: ONFI 4.2; independent luns as with multi-plane asynchronous reads of current parts.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ from nearflash.gateware.nand.command_sequencer import PhraseKind, PhrasePlayer
 from nearflash.gateware.nand.delivery import Delivery
 from nearflash.gateware.nand.jobs import JobQueues
 from nearflash.gateware.nand.link import NandLinkSignature, RawBeat, codeword_beats
-from nearflash.gateware.nand.lun_progress import STATUS_FAIL, STATUS_READY, UnitProgress
-from nearflash.gateware.nand.luns import UnitPhase, UnitTable
+from nearflash.gateware.nand.lun_progress import STATUS_FAIL, STATUS_READY, LunProgress
+from nearflash.gateware.nand.luns import LunPhase, LunTable
 from nearflash.gateware.nand.operation import NUMBER_BITS, NandOperation, NandResult
 from nearflash.gateware.nand.requests import RequestTable
 from nearflash.gateware.nand.runs import RunFinder
@@ -44,8 +44,8 @@ __all__ = ["NandController"]
 
 @dataclass(frozen=True)
 class _Parts:
-    table: UnitTable
-    progress: UnitProgress
+    table: LunTable
+    progress: LunProgress
     requests: RequestTable
     jobs: JobQueues
     player: PhrasePlayer
@@ -59,10 +59,10 @@ class NandController(wiring.Component):
 
     Parameters
     ----------
-    units : NAND units, a power of two, 2 to 64. timing : of the part. clock_hz : of this clock.
-    requests : page requests in flight. unit_requests : of these, for one unit; a power of two.
-    cached : use cache reads; of use where the units are too few to cover tR.
-    shared_enables : units share chip enables, so nothing may come between a column change and its data.
+    luns : NAND luns, a power of two, 2 to 64. timing : of the part. clock_hz : of this clock.
+    requests : page requests in flight. unit_requests : of these, for one lun; a power of two.
+    cached : use cache reads; of use where the luns are too few to cover tR.
+    shared_enables : luns share chip enables, so nothing may come between a column change and its data.
 
     Members
     -------
@@ -75,12 +75,12 @@ class NandController(wiring.Component):
 
     Raises
     ------
-    ValueError : `units` outside its range.
+    ValueError : `luns` outside its range.
     """
 
     def __init__(
         self,
-        units: int,
+        luns: int,
         timing: NandTiming,
         clock_hz: int,
         *,
@@ -89,9 +89,9 @@ class NandController(wiring.Component):
         cached: bool = False,
         shared_enables: bool = False,
     ) -> None:
-        if not 2 <= units <= 64 or units & (units - 1):
-            raise ValueError(f"units must be a power of two, 2 to 64, not {units!r}")
-        self.units, self.timing, self.clock_hz = units, timing, clock_hz
+        if not 2 <= luns <= 64 or luns & (luns - 1):
+            raise ValueError(f"luns must be a power of two, 2 to 64, not {luns!r}")
+        self.luns, self.timing, self.clock_hz = luns, timing, clock_hz
         self.requests, self.unit_requests, self.cached = requests, unit_requests, cached
         self.shared_enables = shared_enables
         super().__init__(
@@ -114,16 +114,16 @@ class NandController(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """The parts, what connects them, and the sequencer, which owns the bus."""
         m = Module()
-        progress = UnitProgress(self.timing, self.clock_hz, shared_enables=self.shared_enables)
+        progress = LunProgress(self.timing, self.clock_hz, shared_enables=self.shared_enables)
         parts = _Parts(
-            UnitTable(self.units, progress.time_bits),
+            LunTable(self.luns, progress.time_bits),
             progress,
-            RequestTable(self.units, self.requests),
-            JobQueues(self.units, self.unit_requests, (self.requests - 1).bit_length()),
+            RequestTable(self.luns, self.requests),
+            JobQueues(self.luns, self.unit_requests, (self.requests - 1).bit_length()),
             PhrasePlayer(self.timing, self.clock_hz),
             RunFinder(),
             Delivery(),
-            StreamQueue(NandResult, self.units),
+            StreamQueue(NandResult, self.luns),
         )
         for name, part in vars(parts).items():
             m.submodules[name] = part
@@ -160,9 +160,9 @@ class NandController(wiring.Component):
         m.d.comb += [
             requests.context.eq(self.context),
             requests.context_valid.eq(self.context_valid),
-            jobs.unit.eq(table.unit),
+            jobs.lun.eq(table.lun),
             table.jobs.eq(jobs.some),
-            table.operation.eq(operation.valid & (operation.payload.unit[: len(table.unit)] == table.unit)),
+            table.operation.eq(operation.valid & (operation.payload.lun[: len(table.lun)] == table.lun)),
             parts.delivery.read.payload.eq(self.link.read.payload),
             parts.runs.i.payload.codewords.eq(requests.entry.header.codewords),
             parts.runs.i.payload.page_log2.eq(requests.entry.page_log2),
@@ -171,15 +171,15 @@ class NandController(wiring.Component):
         ]
 
     def _serve(self, m: Module, parts: _Parts, kind: Signal, reading: Signal) -> None:
-        """States that give the unit that was found what it wants, and write its new record."""
+        """States that give the lun that was found what it wants, and write its new record."""
         table, player, jobs = parts.table, parts.player, parts.jobs
         operation, number = self.operations.payload, self._numbers(m, table.found_unit)
         job, sensed = (
             Signal(range(self.requests)),
             Signal(range(self.requests)),
-        )  # the unit's first; whose page it reads
+        )  # the lun's first; whose page it reads
         some, more, owed = Signal(), Signal(), Signal()  # jobs; an operation
-        status, unbegun = Signal(8), Signal()  # unbegun: the unit cannot be reset, so its operation fails
+        status, unbegun = Signal(8), Signal()  # unbegun: the lun cannot be reset, so its operation fails
         phase = table.found_record.phase
         progress, result = parts.progress, parts.results.i
         m.d.sync += self.late.eq(0)
@@ -193,15 +193,15 @@ class NandController(wiring.Component):
             progress.jobs.eq(some),
             progress.kind.eq(kind),
             progress.status.eq(status),
-            unbegun.eq(progress.late & owed & (phase == UnitPhase.RESET)),
-            result.payload.unit.eq(table.found_unit),
+            unbegun.eq(progress.late & owed & (phase == LunPhase.RESET)),
+            result.payload.lun.eq(table.found_unit),
             result.payload.number.eq(Mux(unbegun, operation.number, number)),
             result.payload.failed.eq(~progress.late & status[STATUS_FAIL]),
             result.payload.timeout.eq(progress.late),
         ]
         with m.State("CHOOSE"):
             m.d.comb += [table.peek.eq(1), table.peek_unit.eq(table.found_unit)]
-            m.d.sync += [job.eq(jobs.first), sensed.eq(Mux(phase == UnitPhase.IDLE, jobs.first, jobs.next))]
+            m.d.sync += [job.eq(jobs.first), sensed.eq(Mux(phase == LunPhase.IDLE, jobs.first, jobs.next))]
             m.d.sync += [
                 some.eq(jobs.some),
                 more.eq(jobs.more & ~table.operation & self.cached),
@@ -214,7 +214,7 @@ class NandController(wiring.Component):
             m.d.comb += [
                 parts.requests.slot.eq(sensed),
                 player.i.valid.eq(1),
-                player.i.payload.unit.eq(table.found_unit),
+                player.i.payload.lun.eq(table.found_unit),
                 player.i.payload.row.eq(Mux(works, operation.row, parts.requests.entry.row)),
                 player.i.payload.beats.eq(Mux(works, codeword_beats(operation.codewords), 1)),
                 self.link.read.ready.eq(kind == progress.status_kind),
@@ -224,14 +224,14 @@ class NandController(wiring.Component):
                 m.d.sync += status.eq(self.link.read.payload)
             with m.If(player.i.ready):
                 m.next = "SETTLE"
-                with m.If((kind == progress.status_kind) & (phase == UnitPhase.SENSE) & status[STATUS_READY] & more):
+                with m.If((kind == progress.status_kind) & (phase == LunPhase.SENSE) & status[STATUS_READY] & more):
                     m.d.sync += kind.eq(PhraseKind.CACHE_READ)
                     m.next = "PLAY"
         with m.State("SETTLE"):
             m.d.comb += [
                 table.update.eq(1),
                 parts.requests.slot.eq(job),
-                self.operations.ready.eq(owed & ((phase == UnitPhase.IDLE) | unbegun)),
+                self.operations.ready.eq(owed & ((phase == LunPhase.IDLE) | unbegun)),
             ]
             m.d.comb += [
                 table.new.eq(progress.new),
@@ -244,15 +244,15 @@ class NandController(wiring.Component):
             with m.If(reading):
                 m.next = "SETTLE-COLUMN"
 
-    def _numbers(self, m: Module, unit: Value) -> Value:
-        """The number of the operation that `unit` works on."""
-        m.submodules.numbers = numbers = Memory(shape=NUMBER_BITS, depth=self.units, init=[])
+    def _numbers(self, m: Module, lun: Value) -> Value:
+        """The number of the operation that `lun` works on."""
+        m.submodules.numbers = numbers = Memory(shape=NUMBER_BITS, depth=self.luns, init=[])
         write, read = numbers.write_port(), numbers.read_port(domain="comb")
         m.d.comb += [
-            write.addr.eq(unit),
+            write.addr.eq(lun),
             write.data.eq(self.operations.payload.number),
             write.en.eq(self.operations.valid & self.operations.ready),
-            read.addr.eq(unit),
+            read.addr.eq(lun),
         ]
         return read.data
 
@@ -260,16 +260,16 @@ class NandController(wiring.Component):
         """States that read out one request, run after run."""
         table, requests, runs, delivery = parts.table, parts.requests, parts.runs, parts.delivery
         run, entry = runs.o.payload, requests.entry
-        unit, opened = Signal(range(self.units)), Signal()  # whose page is being read out
+        lun, opened = Signal(range(self.luns)), Signal()  # whose page is being read out
         phrase = parts.player.i.payload
         m.d.comb += [
-            table.peek_unit.eq(unit),
-            phrase.unit.eq(unit),
+            table.peek_unit.eq(lun),
+            phrase.lun.eq(lun),
             phrase.row.eq(entry.row),
             phrase.column.eq(codeword_beats(run.place) << 3),
             phrase.beats.eq(codeword_beats(run.count)),
             delivery.i.payload.run.eq(run),
-            delivery.i.payload.unit.eq(unit),
+            delivery.i.payload.lun.eq(lun),
             delivery.i.payload.row.eq(entry.row),
             delivery.i.payload.failed.eq(table.record.failed),
         ]
@@ -285,7 +285,7 @@ class NandController(wiring.Component):
             with m.If(runs.o.valid & opened & run.fresh):  # the first page is through
                 m.next = "CLOSE"
             with m.Elif(runs.o.valid):
-                m.d.sync += [unit.eq(entry.unit ^ run.second), opened.eq(1)]
+                m.d.sync += [lun.eq(entry.lun ^ run.second), opened.eq(1)]
                 m.next = "SEND"
         with m.State("SEND"):
             m.d.comb += [table.peek.eq(1), delivery.i.valid.eq(1)]
@@ -324,8 +324,8 @@ class NandController(wiring.Component):
         with m.State("CLOSE"):
             m.d.comb += [table.peek.eq(1), table.change.eq(1), parts.jobs.pop.eq(1)]
             m.d.comb += [table.new.eq(table.record), table.new.failed.eq(0), requests.release.eq(final)]
-            with m.If(table.record.phase == UnitPhase.READY):
-                m.d.comb += table.new.phase.eq(Mux(table.record.behind, UnitPhase.CHAIN, UnitPhase.IDLE))
+            with m.If(table.record.phase == LunPhase.READY):
+                m.d.comb += table.new.phase.eq(Mux(table.record.behind, LunPhase.CHAIN, LunPhase.IDLE))
             m.d.sync += [opened.eq(0), final.eq(0)]
             m.next = "RUN"
             with m.If(final):

@@ -1,10 +1,10 @@
 """CRC check: holds each codeword back until it is known whether it is whole and whose it is.
 
-    owner block, aux, data, CRC ──┬─► Crc32c ─────────► verdicts ──┐
+    page tag, aux, data, CRC ──┬─► Crc32c ─────────► verdicts ──┐
                                   └─► aux, data ──► queue ─────────┴─► gate ──► CodewordBeat
 
 Contract: codewords leave in order, 65 beats each, none before its CRC was compared. A wrong CRC makes a codeword
-foreign where no bit was wrong (`corrected`, `uncorrectable` clear), uncorrectable where bits were corrected. An
+misdirected where no bit was wrong (`corrected`, `uncorrectable` clear), uncorrectable where bits were corrected. An
 uncorrectable codeword is passed on too, flagged. Reset drops what is inside.
 
 Timing: latency LATENCY from a codeword's last beat to its first one; 68 beats in, 65 out; back-pressure: yes, after
@@ -17,33 +17,33 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.attention.engine.interfaces import CodewordBeat
 from nearflash.gateware.coding.crc import Crc32c
-from nearflash.gateware.nand.codeword import CONTENT_BEATS, OWNED_BEATS, OwnedBeat
+from nearflash.gateware.nand.codeword import CONTENT_BEATS, TAGGED_BEATS, TaggedBeat
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["CrcChecker"]
 
 _WORDS = 512
-_VERDICT = data.StructLayout({"uncorrectable": 1, "foreign": 1})
+_VERDICT = data.StructLayout({"uncorrectable": 1, "misdirected": 1})
 
 
 class CrcChecker(wiring.Component):
-    """Compares the CRC of codewords that come with their owner block.
+    """Compares the CRC of codewords that come with their page tag.
 
     Members
     -------
-    i : In stream of OwnedBeat, 68 beats a codeword.
+    i : In stream of TaggedBeat, 68 beats a codeword.
     o : Out stream of CodewordBeat, 65 beats a codeword.
-    corrected, uncorrectable, foreign : Out, pulses: a codeword was found to be so.
+    corrected, uncorrectable, misdirected : Out, pulses: a codeword was found to be so.
     """
 
     #: Cycles from a codeword's last beat on `i` to its first one on `o`.
     LATENCY = 1
 
-    i: In(stream.Signature(OwnedBeat))
+    i: In(stream.Signature(TaggedBeat))
     o: Out(stream.Signature(CodewordBeat))
     corrected: Out(1)
     uncorrectable: Out(1)
-    foreign: Out(1)
+    misdirected: Out(1)
 
     def elaborate(self, platform: object) -> Module:
         """The queue's depth of 2^k + 1 fills its block RAM; verdicts have room for every codeword in it."""
@@ -52,10 +52,10 @@ class CrcChecker(wiring.Component):
         m.submodules.content = content = StreamQueue(64, _WORDS + 1, memory="block")
         m.submodules.verdicts = verdicts = StreamQueue(_VERDICT, _WORDS // CONTENT_BEATS + 3)
         beat = self.i.payload
-        number, taken, last = Signal(range(OWNED_BEATS)), Signal(), Signal()
+        number, taken, last = Signal(range(TAGGED_BEATS)), Signal(), Signal()
 
         m.d.comb += [
-            last.eq(number == OWNED_BEATS - 1),
+            last.eq(number == TAGGED_BEATS - 1),
             self.i.ready.eq(Mux(last, verdicts.i.ready, content.i.ready)),
             taken.eq(self.i.valid & self.i.ready),
             content.i.payload.eq(beat.data),
@@ -72,11 +72,11 @@ class CrcChecker(wiring.Component):
         m.d.comb += [
             wrong.eq(crc.o != beat.data[:32]),
             verdict.uncorrectable.eq(beat.uncorrectable | (beat.corrected & wrong)),
-            verdict.foreign.eq(wrong & ~beat.corrected & ~beat.uncorrectable),
+            verdict.misdirected.eq(wrong & ~beat.corrected & ~beat.uncorrectable),
             verdicts.i.valid.eq(self.i.valid & last),
             self.corrected.eq(taken & last & beat.corrected & ~verdict.uncorrectable),
             self.uncorrectable.eq(taken & last & verdict.uncorrectable),
-            self.foreign.eq(taken & last & verdict.foreign),
+            self.misdirected.eq(taken & last & verdict.misdirected),
         ]
         self._gate(m, content.o, verdicts.o)
         return m
@@ -89,7 +89,7 @@ class CrcChecker(wiring.Component):
             self.o.payload.first.eq(out == 0),
             self.o.payload.last.eq(out == CONTENT_BEATS - 1),
             self.o.payload.uncorrectable.eq(verdicts.payload.uncorrectable),
-            self.o.payload.foreign.eq(verdicts.payload.foreign),
+            self.o.payload.misdirected.eq(verdicts.payload.misdirected),
             self.o.valid.eq(content.valid & verdicts.valid),
             moved.eq(self.o.valid & self.o.ready),
             content.ready.eq(moved),

@@ -1,6 +1,6 @@
-"""Delivery: puts number, place and owner's address to the beats of each run of codewords.
+"""Delivery: puts number, place and page tag's address to the beats of each run of codewords.
 
-Contract: a run is taken when the former one has gone out. A run whose unit `failed` gives as many codewords of zeros,
+Contract: a run is taken when the former one has gone out. A run whose lun `failed` gives as many codewords of zeros,
 marked, without any data from the link.
 
 Timing: latency 0 cycles from `read` to `o` (combinational, and from o.ready to read.ready); one beat a cycle.
@@ -17,10 +17,10 @@ __all__ = ["Delivery", "PlacedRun"]
 
 
 class PlacedRun(data.Struct):
-    """A run of codewords of the page at (unit, row)."""
+    """A run of codewords of the page at (lun, row)."""
 
     run: Run
-    unit: 8
+    lun: 8
     row: 32
     failed: 1
 
@@ -57,7 +57,7 @@ class Delivery(wiring.Component):
             self.o.payload.final.eq(run.run.last & only),
             self.o.payload.number.eq(run.run.number),
             self.o.payload.place.eq(run.run.place),
-            *(self.o.payload[name].eq(run[name]) for name in ("unit", "row", "failed")),
+            *(self.o.payload[name].eq(run[name]) for name in ("lun", "row", "failed")),
         ]
         with m.If(self.i.ready):
             m.d.sync += [run.eq(self.i.payload), active.eq(self.i.valid)]

@@ -1,14 +1,14 @@
-"""Error correction of one channel: raw codewords in, corrected ones with their owner block out.
+"""Error correction of one channel: raw codewords in, corrected ones with their page tag out.
 
-    raw ──► Scrambler ──┬─► ring of codewords ──────────────────► read, flip wrong bits ──► owner block, aux, data, CRC
+    raw ──► Scrambler ──┬─► ring of codewords ──────────────────► read, flip wrong bits ──► page tag, aux, data, CRC
                         └─► Syndromes ──┬─► dirty or clean ─────────┘  ▲
                                         └─► (dirty) shared Corrector ──┘ error positions
 
-A codeword's owner block is written to the ring behind its message, in the beats in which parity comes, and read ahead
+A codeword's page tag is written to the ring behind its message, in the beats in which parity comes, and read ahead
 of it. Parity itself is not stored.
 
 Contract: codewords leave in order, 68 beats each, corrected where that is possible; the flags are constant over a
-codeword. A `failed` one is uncorrectable. `i_owner` has one item for each request; it is taken with the `final`
+codeword. A `failed` one is uncorrectable. `i_page_tag` has one item for each request; it is taken with the `final`
 codeword. Reset drops what is inside.
 
 Timing: a clean codeword's first beat leaves LATENCY cycles after its last one came; 69 beats in, 68 out, at full rate;
@@ -23,7 +23,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attention.codeword import BCH_BITS
 from nearflash.gateware.nand.bch.key_equation import SYNDROMES_A_BEAT
 from nearflash.gateware.nand.bch.syndromes import SYNDROME_BITS, Syndromes
-from nearflash.gateware.nand.codeword import MESSAGE_BEATS, OWNED_BEATS, ErrorPosition, OwnedBeat, PageOwner
+from nearflash.gateware.nand.codeword import MESSAGE_BEATS, TAGGED_BEATS, ErrorPosition, PageTag, TaggedBeat
 from nearflash.gateware.nand.link import RAW_BEATS, RawBeat
 from nearflash.gateware.nand.scramble import Scrambler
 from nearflash.gateware.stream.queue import StreamQueue
@@ -31,7 +31,7 @@ from nearflash.gateware.stream.queue import StreamQueue
 __all__ = ["ErrorCorrection"]
 
 _SLOTS = 7
-_WORDS = _SLOTS * OWNED_BEATS
+_WORDS = _SLOTS * TAGGED_BEATS
 _BEAT_BITS = BCH_BITS * SYNDROMES_A_BEAT
 _SYNDROME_BEATS = SYNDROME_BITS // _BEAT_BITS
 _LAST_BEAT_BITS = 48
@@ -45,20 +45,20 @@ class ErrorCorrection(wiring.Component):
     Members
     -------
     i : In stream of RawBeat, 69 beats a codeword.
-    i_owner : In stream of PageOwner, one a request.
+    i_page_tag : In stream of PageTag, one a request.
     o_syndromes : Out stream of four syndromes, four beats for each dirty codeword.
     i_errors : In stream of ErrorPosition: the answers.
-    o : Out stream of OwnedBeat, 68 beats a codeword.
+    o : Out stream of TaggedBeat, 68 beats a codeword.
     """
 
     #: Cycles from the last beat of a clean codeword to its first one on `o`.
     LATENCY = 6
 
     i: In(stream.Signature(RawBeat))
-    i_owner: In(stream.Signature(PageOwner))
+    i_page_tag: In(stream.Signature(PageTag))
     o_syndromes: Out(stream.Signature(_BEAT_BITS))
     i_errors: In(stream.Signature(ErrorPosition))
-    o: Out(stream.Signature(OwnedBeat))
+    o: Out(stream.Signature(TaggedBeat))
 
     def elaborate(self, platform: object) -> Module:
         """The ring between both sides: `room` counts its free slots, `whole` those that can be read."""
@@ -79,17 +79,17 @@ class ErrorCorrection(wiring.Component):
 
     def _receive(self, m: Module, raw: stream.Interface, write: Memory, verdicts: stream.Interface, room: Value,
                  takes: Signal, last: Signal) -> None:  # fmt: skip
-        """Into the ring, word after word: the message, then the owner block. A codeword starts when a slot is free."""
+        """Into the ring, word after word: the message, then the page tag. A codeword starts when a slot is free."""
         m.submodules.syndromes = syndromes = Syndromes()
         beat, address = Signal(range(RAW_BEATS)), Signal(range(_WORDS))
         moves = Signal()
-        owner = self.i_owner.payload.block(raw.payload.number)
+        page_tag = self.i_page_tag.payload.block(raw.payload.number)
         m.d.comb += [
-            raw.ready.eq((beat != 0) | (room & self.i_owner.valid)),
+            raw.ready.eq((beat != 0) | (room & self.i_page_tag.valid)),
             moves.eq(raw.valid & raw.ready),
             takes.eq(moves & (beat == 0)),
             last.eq(moves & raw.payload.last),
-            self.i_owner.ready.eq(last & raw.payload.final),
+            self.i_page_tag.ready.eq(last & raw.payload.final),
             write.addr.eq(address),
             write.en.eq(moves & ~raw.payload.last),
             write.data.eq(raw.payload.data),
@@ -97,7 +97,7 @@ class ErrorCorrection(wiring.Component):
             syndromes.first.eq(beat == 0),
             syndromes.data.eq(raw.payload.data),
         ]
-        for number, word in enumerate(owner):
+        for number, word in enumerate(page_tag):
             with m.If(beat == MESSAGE_BEATS + number):
                 m.d.comb += write.data.eq(word)
         with m.If(raw.payload.last):
@@ -136,10 +136,10 @@ class ErrorCorrection(wiring.Component):
         wiring.connect(m, waiting.o, wiring.flipped(self.o_syndromes))
 
     def _fetch(self, m: Module, read: Memory, some: Value, fetches: Signal, frees: Signal) -> stream.Interface:
-        """Out of the ring, without a gap between codewords: the owner block, then the message."""
+        """Out of the ring, without a gap between codewords: the page tag, then the message."""
         words = stream.Signature(64).create()
-        base, asked, behind = Signal(range(_WORDS)), Signal(range(OWNED_BEATS)), OWNED_BEATS - MESSAGE_BEATS
-        last = asked == OWNED_BEATS - 1
+        base, asked, behind = Signal(range(_WORDS)), Signal(range(TAGGED_BEATS)), TAGGED_BEATS - MESSAGE_BEATS
+        last = asked == TAGGED_BEATS - 1
         m.d.comb += [
             read.addr.eq(base + Mux(asked < behind, asked + MESSAGE_BEATS, asked - behind)),
             read.en.eq(((asked != 0) | some) & (~words.valid | words.ready)),
@@ -152,7 +152,7 @@ class ErrorCorrection(wiring.Component):
         with m.If(read.en):
             m.d.sync += asked.eq(Mux(last, 0, asked + 1))
             with m.If(last):
-                m.d.sync += base.eq(Mux(base == _WORDS - OWNED_BEATS, 0, base + OWNED_BEATS))
+                m.d.sync += base.eq(Mux(base == _WORDS - TAGGED_BEATS, 0, base + TAGGED_BEATS))
         return words
 
     def _repair(self, m: Module, words: stream.Interface, verdicts: stream.Interface) -> None:
@@ -160,10 +160,10 @@ class ErrorCorrection(wiring.Component):
 
         An item that says uncorrectable stays until the codeword has left; behind the message come errors in the parity.
         """
-        word, full, number = Signal(64, reset_less=True), Signal(), Signal(range(OWNED_BEATS))
+        word, full, number = Signal(64, reset_less=True), Signal(), Signal(range(TAGGED_BEATS))
         fixed, open_, at_bit, moves = Signal(), Signal(), Signal(), Signal()
         error, errors, verdict = self.i_errors.payload, self.i_errors, verdicts.payload
-        behind, last = OWNED_BEATS - MESSAGE_BEATS, number == OWNED_BEATS - 1
+        behind, last = TAGGED_BEATS - MESSAGE_BEATS, number == TAGGED_BEATS - 1
         pending = verdict.dirty & ~fixed
         flips = errors.valid & pending & ~error.uncorrectable & full
         m.d.comb += [

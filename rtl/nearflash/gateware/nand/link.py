@@ -1,6 +1,6 @@
 """The NAND link: the 64-bit boundary between a channel's controller and its PHY, and the raw codewords behind it.
 
-    NandController ── cycles ──► PHY (a black box) ── DQ, DQS, ALE, CLE, CE# … ──► units
+    NandController ── cycles ──► PHY (a black box) ── DQ, DQS, ALE, CLE, CE# … ──► luns
                    ◄── read ───
                    ─── write ──►
 
@@ -42,7 +42,7 @@ class CycleKind(enum.Enum, shape=2):
 class BusCycle(data.Struct):
     """A command or address cycle, or a burst of data."""
 
-    unit: 8
+    lun: 8
     """Which chip enable is low."""
     kind: CycleKind
     byte: 8
@@ -61,13 +61,13 @@ class RawBeat(data.Struct):
     """Number of the codeword in its request."""
     place: 5
     """Its place in the page: it starts at column 552·place."""
-    unit: 8
+    lun: 8
     row: 32
-    """Where the page lies; V's unit is K's XOR 1."""
+    """Where the page lies; V's lun is K's XOR 1."""
     final: 1
     """The last codeword of its request."""
     failed: 1
-    """The unit never became ready: the data are zero and mean nothing."""
+    """The lun never became ready: the data are zero and mean nothing."""
 
 
 NandLinkSignature = wiring.Signature(

@@ -1,14 +1,14 @@
-"""Unit table: what each NAND unit is doing, and which one wants the bus.
+"""LUN table: what each NAND lun is doing, and which one wants the bus.
 
-A unit's record holds its phase and the time at which it is to be looked at again. While nothing is found, `scan` goes
-from unit to unit, one a clock; a unit that wants the bus stops it, and its record stands on `found` until the caller
-writes a new one (`update`). In between, the caller may `peek` at another unit's record and change it.
+A lun's record holds its phase and the time at which it is to be looked at again. While nothing is found, `scan` goes
+from lun to lun, one a clock; a lun that wants the bus stops it, and its record stands on `found` until the caller
+writes a new one (`update`). In between, the caller may `peek` at another lun's record and change it.
 
     START ─► RESET ─► IDLE ─► SENSE ─┬──────────────► READY ─► IDLE
                        │             └► TURN ─► READY ─► CHAIN ─► TURN …        (with cache reads)
                        └► WORK ─► IDLE                                          (program, erase)
 
-Reset takes `units` clocks and leaves all units in START: they are reset before anything else (ONFI 4.2, "Reset").
+Reset takes `luns` clocks and leaves all luns in START: they are reset before anything else (ONFI 4.2, "Reset").
 """
 
 from amaranth import Module, Mux, Signal
@@ -17,16 +17,16 @@ from amaranth.lib import data, enum, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["TICK_LOG2", "TRIES_MAX", "UnitPhase", "UnitTable", "unit_record"]
+__all__ = ["TICK_LOG2", "TRIES_MAX", "LunPhase", "LunTable", "lun_record"]
 
 TICK_LOG2 = 4
 """Times are in ticks of this many clocks (as a power of two)."""
 TRIES_MAX = 31
-"""Polls that may find a unit busy before it counts as dead."""
+"""Polls that may find a lun busy before it counts as dead."""
 
 
-class UnitPhase(enum.Enum, shape=3):
-    """What a unit does."""
+class LunPhase(enum.Enum, shape=3):
+    """What a lun does."""
 
     START = 0
     """It has to be reset."""
@@ -44,11 +44,11 @@ class UnitPhase(enum.Enum, shape=3):
     """Program or erase."""
 
 
-def unit_record(time_bits: int) -> data.StructLayout:
+def lun_record(time_bits: int) -> data.StructLayout:
     """Layout of a record; `due` is in ticks, modulo 2**time_bits."""
     return data.StructLayout(
         {
-            "phase": UnitPhase,
+            "phase": LunPhase,
             "behind": 1,  # a page is sensed behind the one in the cache register; in WORK: it is an erase
             "failed": 1,  # the page of the first job never came
             "tries": range(TRIES_MAX + 1),
@@ -57,40 +57,40 @@ def unit_record(time_bits: int) -> data.StructLayout:
     )
 
 
-class UnitTable(wiring.Component):
-    """Records of `units` units.
+class LunTable(wiring.Component):
+    """Records of `luns` luns.
 
     Parameters
     ----------
-    units : their number. time_bits : width of times; waits must stay below half of what it can count.
+    luns : their number. time_bits : width of times; waits must stay below half of what it can count.
 
     Members
     -------
     now : Out, time in ticks.
-    unit : Out, whose record `record` is: `peek_unit` while `peek`, else the scanned one. The caller gives its `jobs`
+    lun : Out, whose record `record` is: `peek_unit` while `peek`, else the scanned one. The caller gives its `jobs`
         (it has any) and `operation` (one waits for it) in the same clock.
-    found : Out, a unit wants the bus; `found_unit`, `found_record` say which one and its record, from registers.
+    found : Out, a lun wants the bus; `found_unit`, `found_record` say which one and its record, from registers.
     due : Out, whether the time of `found_record` has come.
-    update : In, write `new` as the record of the unit found, and look for another one.
-    change : In, write `new` as the record of the unit peeked at; if it is the one found, it is looked for again.
+    update : In, write `new` as the record of the lun found, and look for another one.
+    change : In, write `new` as the record of the lun peeked at; if it is the one found, it is looked for again.
     """
 
-    def __init__(self, units: int, time_bits: int) -> None:
-        self.units, self.time_bits = units, time_bits
-        record: ShapeLike = unit_record(time_bits)
+    def __init__(self, luns: int, time_bits: int) -> None:
+        self.luns, self.time_bits = luns, time_bits
+        record: ShapeLike = lun_record(time_bits)
         super().__init__(
             {
                 "now": Out(time_bits),
-                "unit": Out(range(units)),
+                "lun": Out(range(luns)),
                 "record": Out(record),
                 "jobs": In(1),
                 "operation": In(1),
                 "found": Out(1),
-                "found_unit": Out(range(units)),
+                "found_unit": Out(range(luns)),
                 "found_record": Out(record),
                 "due": Out(1),
                 "peek": In(1),
-                "peek_unit": In(range(units)),
+                "peek_unit": In(range(luns)),
                 "update": In(1),
                 "change": In(1),
                 "new": In(record),
@@ -100,41 +100,41 @@ class UnitTable(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """One read port that scans or peeks, one write port that updates or changes."""
         m = Module()
-        record = unit_record(self.time_bits)
-        m.submodules.records = records = Memory(shape=record.size, depth=self.units, init=[])
+        record = lun_record(self.time_bits)
+        m.submodules.records = records = Memory(shape=record.size, depth=self.luns, init=[])
         read, write = records.read_port(domain="comb"), records.write_port()
-        clearing, scan = Signal(init=1), Signal(range(self.units))
+        clearing, scan = Signal(init=1), Signal(range(self.luns))
         clock = Signal(TICK_LOG2 + self.time_bits)
         wants, here = Signal(), Signal(record)
         m.d.sync += clock.eq(clock + 1)
         m.d.comb += [
             self.now.eq(clock[TICK_LOG2:]),
-            self.unit.eq(Mux(self.peek, self.peek_unit, scan)),
-            read.addr.eq(self.unit),
+            self.lun.eq(Mux(self.peek, self.peek_unit, scan)),
+            read.addr.eq(self.lun),
             self.record.eq(read.data),
             here.eq(read.data),
             self.due.eq(~(self.now - self.found_record.due)[self.time_bits - 1]),
         ]
 
-        # A unit wants the bus when it is due, and, where it does nothing, when there is something for it to do.
+        # A lun wants the bus when it is due, and, where it does nothing, when there is something for it to do.
         with m.Switch(here.phase):
-            with m.Case(UnitPhase.START, UnitPhase.CHAIN):
+            with m.Case(LunPhase.START, LunPhase.CHAIN):
                 m.d.comb += wants.eq(1)
-            with m.Case(UnitPhase.IDLE):
+            with m.Case(LunPhase.IDLE):
                 m.d.comb += wants.eq(~here.failed & (self.jobs | self.operation))
-            with m.Case(UnitPhase.READY):
+            with m.Case(LunPhase.READY):
                 m.d.comb += wants.eq(0)
             with m.Default():
                 m.d.comb += wants.eq(~(self.now - here.due)[self.time_bits - 1])
 
         with m.If(~self.peek & ~self.found):
             m.d.sync += [
-                scan.eq(Mux(scan == self.units - 1, 0, scan + 1)),
+                scan.eq(Mux(scan == self.luns - 1, 0, scan + 1)),
                 self.found.eq(wants & ~clearing),
                 self.found_unit.eq(scan),
                 self.found_record.eq(here),
             ]
-            with m.If(scan == self.units - 1):
+            with m.If(scan == self.luns - 1):
                 m.d.sync += clearing.eq(0)
         with m.If(self.update | (self.change & (self.peek_unit == self.found_unit))):
             m.d.sync += self.found.eq(0)

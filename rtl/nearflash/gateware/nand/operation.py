@@ -1,4 +1,4 @@
-"""Operations that change what a unit stores, and how they ended."""
+"""Operations that change what a lun stores, and how they ended."""
 
 from amaranth.lib import data
 
@@ -12,7 +12,7 @@ class NandOperation(data.Struct):
     """A page to program, or a block to erase."""
 
     erase: 1
-    unit: 8
+    lun: 8
     row: 32
     """Of the page, or of any page of the block."""
     codewords: 6
@@ -25,9 +25,9 @@ class NandResult(data.Struct):
     """How an operation ended."""
 
     erase: 1
-    unit: 8
+    lun: 8
     number: NUMBER_BITS
     failed: 1
-    """The unit says so: the block is bad."""
+    """The lun says so: the block is bad."""
     timeout: 1
-    """The unit never became ready."""
+    """The lun never became ready."""

@@ -1,10 +1,10 @@
 """Request table: page requests from their arrival to their last codeword.
 
-A request takes a free slot, and a job for each of its pages goes to the queue of that page's unit: the first page (K)
-lies on the unit that the address names, the second one (V) on its sibling, unit XOR 1, at the same row. When the pages
+A request takes a free slot, and a job for each of its pages goes to the queue of that page's lun: the first page (K)
+lies on the lun that the address names, the second one (V) on its sibling, lun XOR 1, at the same row. When the pages
 of all its jobs have arrived in their registers, the request's slot number leaves on `ready`.
 
-Contract: requests enter the job queues one after the other, so two requests that share two units come in the same
+Contract: requests enter the job queues one after the other, so two requests that share two luns come in the same
 order in both queues: the one that came first can always go on. Reset empties the table, which takes `depth` clocks.
 """
 
@@ -38,7 +38,7 @@ class TableEntry(data.Struct):
     """log2 of the codewords of a page."""
     both: 1
     """It reads both of its pages."""
-    unit: 8
+    lun: 8
     """Of the first page."""
     row: 32
 
@@ -48,22 +48,22 @@ class RequestTable(wiring.Component):
 
     Parameters
     ----------
-    units : NAND units; the upper bits of an address's unit are not looked at. depth : slots, at least 2.
+    luns : NAND luns; the upper bits of an address's lun are not looked at. depth : slots, at least 2.
 
     Members
     -------
     context, context_valid : In, broadcast of ContextRecord.
     i : In stream of PageRequest, those with `memory` clear.
-    jobs : Out stream of {unit, slot}.
+    jobs : Out stream of {lun, slot}.
     slot : In, which entry `entry` shows, combinationally.
     arrive : In, one more page of `slot` is in its register, or has failed.
     release : In, `slot` is free again.
     ready : Out stream of slot numbers.
     """
 
-    def __init__(self, units: int, depth: int) -> None:
-        self.units, self.depth = units, depth
-        job = data.StructLayout({"unit": range(units), "slot": range(depth)})
+    def __init__(self, luns: int, depth: int) -> None:
+        self.luns, self.depth = luns, depth
+        job = data.StructLayout({"lun": range(luns), "slot": range(depth)})
         super().__init__(
             {
                 "context": In(ContextRecord),
@@ -108,7 +108,7 @@ class RequestTable(wiring.Component):
 
     def _enter(self, m: Module, free: Any, write: Any, filling: Signal) -> None:
         request = self.i.payload
-        unit = request.address[32:40]
+        lun = request.address[32:40]
         m.submodules.page_sizes = sizes = Memory(shape=3, depth=1 << CONTEXT_BITS, init=[])
         size_write, size = sizes.write_port(), sizes.read_port(domain="comb")
         pages = Signal(2)  # which ones are read
@@ -121,7 +121,7 @@ class RequestTable(wiring.Component):
             write.data.page_log2.eq(page_log2),
             pages.eq(_pages(request.codewords, page_log2)),
             write.data.both.eq(pages.all()),
-            write.data.unit.eq(unit),
+            write.data.lun.eq(lun),
             write.data.row.eq(request.address[:32]),
             write.data.header.eq(header_of(request)),
         ]
@@ -133,13 +133,13 @@ class RequestTable(wiring.Component):
                     free.ready.eq(self.i.valid & ~filling),
                     write.en.eq(self.i.valid & self.i.ready),
                 ]
-                m.d.sync += [job.slot.eq(free.payload), job.unit.eq(unit ^ (~pages[0])[0]), both.eq(pages.all())]
+                m.d.sync += [job.slot.eq(free.payload), job.lun.eq(lun ^ (~pages[0])[0]), both.eq(pages.all())]
                 with m.If(write.en):
                     m.next = "GIVE"
             with m.State("GIVE"):
                 m.d.comb += self.jobs.valid.eq(1)
                 with m.If(self.jobs.ready):
-                    m.d.sync += [both.eq(0), job.unit.eq(job.unit ^ 1)]
+                    m.d.sync += [both.eq(0), job.lun.eq(job.lun ^ 1)]
                     with m.If(~both):
                         m.next = "TAKE"
 

@@ -4,7 +4,7 @@ The register is a power of x modulo a polynomial of degree 20; 64 bits of the se
 and so is the register of the next beat.
 
 Contract: beats leave in order with the sequence added to their data, everything else as it came. The sequence starts
-anew with each `first` beat from the codeword's row, unit and place.
+anew with each `first` beat from the codeword's row, LUN and place.
 
 Timing: latency LATENCY; one beat a cycle; back-pressure: yes (combinational, from `o` to `i`).
 Numerics: equals nearflash.model.nand.scramble to the bit.
@@ -50,7 +50,7 @@ class Scrambler(wiring.Component):
         """One register behind the sum; the state moves on with each beat."""
         m = Module()
         beat = self.i.payload
-        folded = Cat(beat.place, beat.row[:14]) ^ beat.row[14:] ^ Cat(Const(0, 11), beat.unit)
+        folded = Cat(beat.place, beat.row[:14]) ^ beat.row[14:] ^ Cat(Const(0, 11), beat.lun)
         ahead = Signal(_BITS, reset_less=True)
         state = wire(m, Mux(beat.first, Cat(folded[: _BITS - 1], Const(1, 1)), ahead))
         result = Signal(RawBeat, reset_less=True)

@@ -1,10 +1,10 @@
 """Seal check: the CRC of sealed codewords, on the way past.
 
-    owner block, sealed codeword ──► Crc32c ──► wrong
+    page tag, sealed codeword ──► Crc32c ──► wrong
                  sealed codeword ───────────────────► o
 
 Contract: beats leave as they come, one for one; `wrong` pulses with the last beat of a codeword whose CRC does not fit
-its owner, by when all others have left. Reset drops the CRC of the codeword inside.
+its page_tag, by when all others have left. Reset drops the CRC of the codeword inside.
 
 Timing: no latency (combinational, from `i` to `o` and back); 68 cycles a codeword; back-pressure: yes.
 Numerics: equals nearflash.model.nand.codeword.check.
@@ -15,7 +15,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.coding.crc import Crc32c
-from nearflash.gateware.nand.codeword import OWNED_BEATS, SealedOwner
+from nearflash.gateware.nand.codeword import TAGGED_BEATS, SealedTag
 
 __all__ = ["SealCheck", "SealedBeat"]
 
@@ -32,31 +32,31 @@ class SealCheck(wiring.Component):
 
     Members
     -------
-    i_owner : In stream of SealedOwner, one a codeword.
+    i_page_tag : In stream of SealedTag, one a codeword.
     i : In stream of 64 bits, 66 beats a codeword: aux, data, CRC.
     o : Out stream of SealedBeat, the same beats.
-    wrong : Out, pulse: a codeword's CRC is not that of its owner, page and number.
+    wrong : Out, pulse: a codeword's CRC is not that of its page_tag, page and number.
     """
 
-    i_owner: In(stream.Signature(SealedOwner))
+    i_page_tag: In(stream.Signature(SealedTag))
     i: In(stream.Signature(64))
     o: Out(stream.Signature(SealedBeat))
     wrong: Out(1)
 
     def elaborate(self, platform: object) -> Module:
-        """Two beats of owner block for the CRC alone, then 66 that pass."""
+        """Two beats of page tag for the CRC alone, then 66 that pass."""
         m = Module()
         m.submodules.crc = crc = Crc32c()
-        beat, taken = Signal(range(OWNED_BEATS)), Signal()
-        block = self.i_owner.payload.page.block(self.i_owner.payload.number)
-        in_block, last = beat < len(block), beat == OWNED_BEATS - 1
+        beat, taken = Signal(range(TAGGED_BEATS)), Signal()
+        block = self.i_page_tag.payload.page.block(self.i_page_tag.payload.number)
+        in_block, last = beat < len(block), beat == TAGGED_BEATS - 1
         m.d.comb += [
             self.o.payload.data.eq(self.i.payload),
             self.o.payload.last.eq(last),
             self.o.valid.eq(self.i.valid & ~in_block),
             self.i.ready.eq(self.o.ready & ~in_block),
-            taken.eq(Mux(in_block, self.i_owner.valid, self.i.valid & self.i.ready)),
-            self.i_owner.ready.eq(taken & last),
+            taken.eq(Mux(in_block, self.i_page_tag.valid, self.i.valid & self.i.ready)),
+            self.i_page_tag.ready.eq(taken & last),
             crc.enable.eq(taken),
             crc.first.eq(beat == 0),
             crc.data.eq(Mux(in_block, Mux(beat[0], block[1], block[0]), self.i.payload)),

@@ -24,7 +24,7 @@ class WriteTarget(data.Struct):
 
     number: 6
     place: 5
-    unit: 8
+    lun: 8
     row: 32
     final: 1
 
@@ -52,7 +52,7 @@ class CodewordWriter(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i), encoder.i)
         wiring.connect(m, scrambler.o, wiring.flipped(self.o))
         m.d.comb += [
-            *(raw.payload[name].eq(target.payload[name]) for name in ("number", "place", "unit", "row", "final")),
+            *(raw.payload[name].eq(target.payload[name]) for name in ("number", "place", "lun", "row", "final")),
             *(raw.payload[name].eq(encoded.payload[name]) for name in ("data", "first", "last")),
             raw.valid.eq(encoded.valid & target.valid),
             encoded.ready.eq(raw.ready & target.valid),

@@ -6,13 +6,13 @@
     channels ─► ScoreArbiter ─► Selection ─► masks ─► TokenWalker         channels ◄─ PageDelivery ◄────┘
     channels ─► Finish ─► out, completions
 
-docs/attention.md draws the heads' way through them. All memory traffic is on gmem0: five readers share its read
-channels, Finish has its write channels. With NAND units a batch may also be one of page operations: then PageMover has
-the channels, a place among the readers, and the write channels.
+docs/contracts/attention.md draws the heads' way through them. All memory traffic is on gmem0: five readers share its
+read channels, Finish has its write channels. With NAND units a batch may also be one of page operations: then PageMover
+has the channels, a place among the readers, and the write channels.
 
 Contract: the registers of nearflash.abi.registers.ATTEND, started as an XRT kernel (ap_ctrl_chain); descriptors and
 completions of nearflash.abi.attention. `waiting` is live, all other status stands still from `done` to the next start.
-Numerics: docs/attention.md, 1; equals nearflash.model.attention to the bit.
+Numerics: docs/contracts/attention.md, 1; equals nearflash.model.attention to the bit.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ __all__ = ["AttendKernel"]
 
 _SUMMED = {
     "codewords_received": "received", "codewords_corrected": "corrected",
-    "codewords_uncorrectable": "uncorrectable", "codewords_foreign": "foreign",
+    "codewords_uncorrectable": "uncorrectable", "codewords_foreign": "misdirected",
 }  # fmt: skip
 _ENGINE_SUMMED = {
     "beats_used": "beat_used", "lane_cycles": "lane_cycle", "wait_data_cycles": "wait_data",
@@ -80,7 +80,7 @@ class AttendKernel(wiring.Component):
 
     def __init__(self, config: AttendConfig) -> None:
         self.config = config
-        links = {f"nand{index}": Out(NandLinkSignature) for index in range(config.channels) if config.units}
+        links = {f"nand{index}": Out(NandLinkSignature) for index in range(config.channels) if config.luns}
         super().__init__(control_members(ATTEND, {"m_axi_gmem0": Out(Axi4Signature(config.port_bits)), **links}))
 
     def elaborate(self, platform: object) -> Module:
@@ -93,7 +93,7 @@ class AttendKernel(wiring.Component):
         m.submodules.contexts = self._contexts = ContextTable(config)
         m.submodules.scan = self._scan = ScanWalker(config)
         m.submodules.tokens = self._tokens = TokenWalker(config)
-        m.submodules.router = self._router = RequestRouter(config, 3 if config.units else 2)
+        m.submodules.router = self._router = RequestRouter(config, 3 if config.luns else 2)
         m.submodules.memory = self._memory = MemorySource(config)
         m.submodules.sealed = self._sealed = SealedChecker()
         m.submodules.pages = self._pages = PageDelivery(config.channels, config.contexts)
@@ -109,7 +109,7 @@ class AttendKernel(wiring.Component):
         self._connect_requests(m)
         self._connect_channels(m)
         self._connect_memory(m)
-        if config.units:
+        if config.luns:
             self._connect_mover(m)
         else:
             wiring.connect(m, self._batch.o, self._prepare.i)
@@ -167,14 +167,14 @@ class AttendKernel(wiring.Component):
         router, memory, sealed, pages = self._router, self._memory, self._sealed, self._pages
         for source, sink in (
             (self._scan.o, router.i[0]), (self._tokens.o, router.i[1]), (router.o_memory, memory.i),
-            (memory.o_header, pages.i), (memory.o, sealed.i), (pages.o_owner, sealed.i_owner),
+            (memory.o_header, pages.i), (memory.o, sealed.i), (pages.o_page_tag, sealed.i_page_tag),
             (sealed.o, pages.i_codeword),
         ):  # fmt: skip
             wiring.connect(m, source, sink)
 
     def _connect_channels(self, m: Module) -> None:
         """Pages, scores, sums; with NAND its requests, its link and its share of a corrector."""
-        units = self.config.units
+        units = self.config.luns
         correctors = [
             CorrectorShare(min(_CORRECTOR_CHANNELS, self.config.channels - first))
             for first in range(0, self.config.channels, _CORRECTOR_CHANNELS)
@@ -204,14 +204,14 @@ class AttendKernel(wiring.Component):
         """The readers share the port; their first errors are kept until the next batch."""
         readers: list[Any] = [self._prepare, self._scan, self._tokens, self._memory]
         buses = [*(reader.bus for reader in readers), self._finish.read_bus]
-        if self.config.units:
+        if self.config.luns:
             m.submodules.mover = self._mover = PageMover(self.config)
             buses.append(self._mover.read_bus)
         m.submodules.arbiter = arbiter = ReadArbiter(len(buses), self.config.port_bits)
         for bus, port in zip(buses, arbiter.port, strict=True):
             wiring.connect(m, bus, port)
         connect_channels(m, arbiter.bus, self.m_axi_gmem0)
-        if not self.config.units:
+        if not self.config.luns:
             connect_channels(m, self._finish.write_bus, self.m_axi_gmem0)
         m.d.comb += [part.clear.eq(self._batch.begin) for part in (*readers, self._finish)]
         m.d.comb += self._contexts.memory_error.eq(Cat(reader.error.seen for reader in readers).any())
@@ -276,7 +276,7 @@ class AttendKernel(wiring.Component):
             waiting.select.eq(self._selection.busy),
             waiting.gather.eq(phases.gather != 0),
             waiting.finish.eq(self._finish.busy),
-            waiting.pages.eq(self._mover.busy if self.config.units else 0),
+            waiting.pages.eq(self._mover.busy if self.config.luns else 0),
             waiting.channels.eq(Cat(channels)),
         ]
 

@@ -16,7 +16,7 @@ by `direction`:
 Timing: latency LATENCY cycles; one parameter a cycle; free-running, no back-pressure.
 Numerics: fp32, subnormals kept, RNE; equals nearflash.model.update.lane to the bit for the named profiles.
 Limits: scalars must be zero or normal fp32 numbers (nearflash.abi.optimizers refuses others).
-Source: Kingma & Ba 2015; Chen et al. 2023; Smart-Infinity (HPCA'24), section V; docs/numerics.md.
+Source: Kingma & Ba 2015; Chen et al. 2023; Smart-Infinity (HPCA'24), section V; docs/contracts/numerics.md.
 """
 
 from typing import Any

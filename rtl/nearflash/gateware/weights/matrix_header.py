@@ -66,7 +66,7 @@ class MatrixHeader(wiring.Component):
             m.d.sync += block.eq(Cat(block, self.word)[self.port_bits :])
         found, expected = data.View(_FIELDS, block), self.command
         scale_columns = Mux(expected.stated.output != 0, SCALE_COLUMNS, 0)
-        length, shape, foreign = Signal(), Signal(), Signal()
+        length, shape, misdirected = Signal(), Signal(), Signal()
         m.d.comb += [
             length.eq(found.stream_bytes != expected.in_bytes),
             shape.eq(
@@ -80,14 +80,14 @@ class MatrixHeader(wiring.Component):
                     found.group_rows == 0,
                 ).any()
             ),
-            foreign.eq((found.magic != int.from_bytes(MAGIC, "little")) | (found.version != VERSION)),
+            misdirected.eq((found.magic != int.from_bytes(MAGIC, "little")) | (found.version != VERSION)),
             self.group_rows.eq(found.group_rows),
         ]
         for wrong, fault in (
             (length, StreamFault.LENGTH),
             (shape, StreamFault.HEADER),
             (~self.intact, StreamFault.CHECKSUM),
-            (foreign, StreamFault.HEADER),
+            (misdirected, StreamFault.HEADER),
         ):
             with m.If(wrong):
                 m.d.comb += self.fault.eq(fault)

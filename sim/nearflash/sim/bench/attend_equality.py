@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.device.drivers.attend import attend
 from nearflash.model.attention.case import Case, differences
@@ -45,7 +45,7 @@ def random_heads(count: int, seed: int) -> list[_Named]:
         mode, dim, group = _KINDS[index % len(_KINDS)]
         size = _FIRST_SIZE_MAX if index < len(_KINDS) else _SIZE_MAX
         tokens = int(np.exp(rng.uniform(0, np.log(min(_TOKENS_MAX, size // (dim * group)) + 1))))
-        heads.append((mode, random_head(rng, mode, dim, group, tokens, Owner(index, index % 7, index % 5))))
+        heads.append((mode, random_head(rng, mode, dim, group, tokens, PageTag(index, index % 7, index % 5))))
     return heads
 
 
@@ -65,7 +65,7 @@ def equality_rows(count: int = 21 * len(_KINDS), seed: int = 1, *, everywhere: b
     for (mode, stall, order), ended in sorted(found.items()):
         yield {"config": CONFIG, "mode": mode, "heads": len(ended), "mismatches": sum(wrong for _, wrong in ended),
                "memory_stall_percent": stall, "arrival_order": order, "tokens_max": max(tokens for tokens, _ in ended),
-               "unit": "heads with any output element or completion field that differs from the model"}  # fmt: skip
+               "lun": "heads with any output element or completion field that differs from the model"}  # fmt: skip
 
 
 _device: VerilatorDevice
@@ -98,7 +98,7 @@ def _compare(batch: tuple[Sequence[_Named], Sequence[_Way]]) -> list[tuple[tuple
 
 def _contexts(config: AttendConfig, case: Case) -> int:
     """The most contexts that leave room for the head."""
-    head = case.settings.descriptor(case.owner, len(case.k), len(case.q), Addresses())
+    head = case.settings.descriptor(case.page_tag, len(case.k), len(case.q), Addresses())
     contexts = config.contexts
     while not head.fits(config, contexts):
         contexts //= 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.config import attend_config
 from nearflash.device.drivers.attend import attend
@@ -28,7 +28,7 @@ BIT_ERROR_RATES = (1e-6, 1e-4, 1e-3, 1e-2)
 def error_rows(tokens: int = 512, seed: int = 1) -> Iterator[dict[str, Any]]:
     """One row a rate: two heads of each mode, d = 128."""
     rng = np.random.default_rng(seed)
-    cases = [random_head(rng, mode, 128, group, tokens, Owner(index, group, index))
+    cases = [random_head(rng, mode, 128, group, tokens, PageTag(index, group, index))
              for index, mode in enumerate(MODES) for group in (1, 2)]  # fmt: skip
     with VerilatorDevice(attend_config(CONFIG), memory_bytes=1 << 26) as device, placed(device, cases) as heads:
         for rate in BIT_ERROR_RATES:
@@ -46,5 +46,5 @@ def error_rows(tokens: int = 512, seed: int = 1) -> Iterator[dict[str, Any]]:
                 "heads_uncorrectable": sum(told),
                 **{f"codewords_{name}": sum(c[f"codewords_{name}"] for c in counters)
                    for name in ("received", "corrected", "uncorrectable")},
-                "of": "raw bits read", "unit": "heads that differ from the model without a fault that says so",
+                "of": "raw bits read", "lun": "heads that differ from the model without a fault that says so",
             }  # fmt: skip

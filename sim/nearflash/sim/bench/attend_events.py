@@ -1,12 +1,12 @@
-"""Event model of the attend kernel's performance: heads in flight, units, links, lanes, score path and selection.
+"""Event model of the attend kernel's performance: heads in flight, luns, links, lanes, score path and selection.
 
-    prepare ─► walker ─► queues ─► channels: units sense ─► link ─► lanes ─► scores ─► selection ─► walker ─► channels
+    prepare ─► walker ─► queues ─► channels: luns sense ─► link ─► lanes ─► scores ─► selection ─► walker ─► channels
                            ▲ score buffers free                        (one way for all channels)           ─► finish
 
 A head goes through its phases as in the kernel; what there is once (prepare, each walker, score path, selection,
-finish) serves one head or block at a time. A unit senses a page and holds it until it is read out: the kernel does
+finish) serves one head or block at a time. A lun senses a page and holds it until it is read out: the kernel does
 without cache reads. A link serves pages in the order in which they are ready. Pages of a block lie on consecutive
-units. Selected pages are random: clustering is for recorded traffic to tell.
+luns. Selected pages are random: clustering is for recorded traffic to tell.
 
 Times are clock cycles. `Cycles` holds what the gateware's docstrings state; runs of the RTL correct it.
 Limits: no bit errors, no programs or erases, a memory that is never slow, groups of tokens on NAND only.
@@ -90,9 +90,9 @@ class _Kernel:
         self.clock, self.load, self.cycles, self._config = Clock(), load, cycles, config
         self._rng = np.random.default_rng(seed)
         self._timing = ChannelTiming(part, config.clock_hz)
-        units = min(part.units, config.units)
-        self.channels = [Channel(self.clock, self._timing, units) for _ in range(config.channels)]
-        self._units = units
+        luns = min(part.luns, config.luns)
+        self.channels = [Channel(self.clock, self._timing, luns) for _ in range(config.channels)]
+        self._units = luns
         self._passes = -(-load.group // config.heads_per_beat)
         self._prepare, self._scores, self._finish = (Server(self.clock) for _ in range(3))
         buffers = config.score_blocks // self._passes
@@ -160,8 +160,8 @@ class _Kernel:
             codewords = rows * layout.row_codewords
             beats = codewords * CODEWORD_BYTES // _BEAT_BYTES
             lanes = beats * _ROW_BEAT_CYCLES[layout.format] * self._passes
-            unit, link = (start + page) % self._units, self._timing.link(codewords, begun)
-            yield self.cycles.page_walked, Request(channel, unit, link, lanes, page_done, initial=page == 0)
+            lun, link = (start + page) % self._units, self._timing.link(codewords, begun)
+            yield self.cycles.page_walked, Request(channel, lun, link, lanes, page_done, initial=page == 0)
 
     def _token_codewords(self, *, value: bool) -> tuple[float, float]:
         """Codewords of a whole token group (K alone, or V too), and beats of them that the lanes work on."""
@@ -174,8 +174,8 @@ class _Kernel:
     def _group(self, head: _Head, group: int, done: Callable[[], None], *, value: bool) -> Request:
         """A token group; separate pages are counted as one read of twice the codewords."""
         codewords, beats = self._token_codewords(value=value)
-        channel, unit = (head.number + group) % len(self.channels), int(self._rng.integers(self._units))
-        return Request(channel, unit, self._timing.link(codewords, 1), beats * self._passes, done)
+        channel, lun = (head.number + group) % len(self.channels), int(self._rng.integers(self._units))
+        return Request(channel, lun, self._timing.link(codewords, 1), beats * self._passes, done)
 
     def _scored(self, head: _Head, tokens: int) -> None:
         self._scores.serve(tokens / _LANES * self.load.group, lambda: self._ready_to_select(head))
@@ -190,7 +190,7 @@ class _Kernel:
         self._select()
 
     def _select(self) -> None:
-        """Select of the first head whose scores are complete; the unit is free when the mask has been walked."""
+        """Select of the first head whose scores are complete; the lun is free when the mask has been walked."""
         if self._selecting or not self._scored_heads:
             return
         self._selecting, head, settings = True, self._scored_heads.popleft(), self.load.settings

@@ -174,5 +174,5 @@ def _row(mode: str, model: str, tokens: int, measured: _Measured, whole: bool) -
         "output_error": measured.error,
         "lost_probability": measured.lost,
         "heads": len(measured.traffic),
-        "unit": "data bytes",
+        "lun": "data bytes",
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.device.drivers.attend import Head, HeadOutput, PlacedBatch
 from nearflash.model.attention.case import Case, differences
@@ -76,7 +76,7 @@ def performance_rows(points: Sequence[Point] = RTL, events: Sequence[Point] = EV
 def _row(point: Point, source: str, figures: dict[str, float]) -> dict[str, Any]:
     return {"config": point.build, "digest": point.config.digest, "mode": point.mode, "part": point.part,
             "tokens": point.tokens, "group": point.group, "contexts": point.contexts, "heads": point.heads,
-            **figures, "source": source, "of": _OF, "unit": "clock cycles"}  # fmt: skip
+            **figures, "source": source, "of": _OF, "lun": "clock cycles"}  # fmt: skip
 
 
 def _modelled(point: Point) -> dict[str, float]:
@@ -91,12 +91,12 @@ def _modelled(point: Point) -> dict[str, float]:
 def _case(point: Point, index: int) -> Case:
     rng = np.random.default_rng(index)
     q, k, v = (rng.standard_normal((size, _DIM)) for size in (point.group, point.tokens, point.tokens))
-    return Case.of(point.settings, Owner(index, 0, index), q, k, v)
+    return Case.of(point.settings, PageTag(index, 0, index), q, k, v)
 
 
 def _measured(point: Point) -> dict[str, float]:
     config, cases = point.config, (_case(point, index) for index in range(point.heads))
-    model = NandModel(nand_part(point.part), config.units, config.clock_hz)
+    model = NandModel(nand_part(point.part), config.luns, config.clock_hz)
     with (
         VerilatorDevice(config, nand=model, memory_bytes=_MEMORY_BYTES) as device,
         placed(device, cases) as heads,

@@ -1,4 +1,4 @@
-"""Events of a NAND channel: units sense, one link transfers, the lanes behind it work. Times are clock cycles."""
+"""Events of a NAND channel: luns sense, one link transfers, the lanes behind it work. Times are clock cycles."""
 
 import heapq
 from collections import deque
@@ -27,7 +27,7 @@ class Request:
     """A page to be read; `done` is called when its last beat has passed the lanes."""
 
     channel: int
-    unit: int
+    lun: int
     link_cycles: float
     lane_cycles: float
     done: Callable[[], None]
@@ -69,8 +69,8 @@ class Server:
         return begin
 
 
-class _Unit:
-    """A unit: pages asked for, one being sensed, one that it holds for the link."""
+class _Lun:
+    """A lun: pages asked for, one being sensed, one that it holds for the link."""
 
     def __init__(self) -> None:
         self.waiting: deque[Request] = deque()
@@ -81,10 +81,10 @@ class _Unit:
 class Channel:
     """Units, link and lanes of one channel; `cached`: with cache reads, which the kernel does without."""
 
-    def __init__(self, clock: Clock, timing: "ChannelTiming", units: int, *, cached: bool = False) -> None:
+    def __init__(self, clock: Clock, timing: "ChannelTiming", luns: int, *, cached: bool = False) -> None:
         self._clock, self._sense, self._cache = clock, timing.sense, timing.cache if cached else 0.0
         self._cached = cached
-        self._units = [_Unit() for _ in range(units)]
+        self._units = [_Lun() for _ in range(luns)]
         self._ready: deque[Request] = deque()
         self._wait: deque[Callable[[], None]] = deque()
         self._busy = False
@@ -104,27 +104,27 @@ class Channel:
     def ask(self, request: Request) -> None:
         """Read a page."""
         self._asked += 1
-        unit = self._units[request.unit]
-        unit.waiting.append(request)
-        self._start(unit)
+        lun = self._units[request.lun]
+        lun.waiting.append(request)
+        self._start(lun)
 
-    def _start(self, unit: _Unit) -> None:
-        free = unit.sensed is None and (self._cached or not unit.holds)
-        if unit.waiting and free and not unit.sensing:
-            unit.sensing, request = True, unit.waiting.popleft()
-            self._clock.at(self._clock.now + self._sense, lambda: self._sensed(unit, request))
+    def _start(self, lun: _Lun) -> None:
+        free = lun.sensed is None and (self._cached or not lun.holds)
+        if lun.waiting and free and not lun.sensing:
+            lun.sensing, request = True, lun.waiting.popleft()
+            self._clock.at(self._clock.now + self._sense, lambda: self._sensed(lun, request))
 
-    def _sensed(self, unit: _Unit, request: Request) -> None:
-        unit.sensing, unit.sensed = False, request
-        self._move(unit)
+    def _sensed(self, lun: _Lun, request: Request) -> None:
+        lun.sensing, lun.sensed = False, request
+        self._move(lun)
 
-    def _move(self, unit: _Unit) -> None:
+    def _move(self, lun: _Lun) -> None:
         """Hold the page for the link, when none is held; with cache reads the next one is sensed."""
-        if unit.sensed is None or unit.holds:
+        if lun.sensed is None or lun.holds:
             return
-        request, unit.sensed, unit.holds = unit.sensed, None, True
+        request, lun.sensed, lun.holds = lun.sensed, None, True
         self._clock.at(self._clock.now + self._cache, lambda: self._offer(request))
-        self._start(unit)
+        self._start(lun)
 
     def _offer(self, request: Request) -> None:
         self._ready.append(request)
@@ -142,13 +142,13 @@ class Channel:
         self._clock.at(self._lanes_free, lambda: self._transferred(request))
 
     def _transferred(self, request: Request) -> None:
-        unit = self._units[request.unit]
-        unit.holds = False
+        lun = self._units[request.lun]
+        lun.holds = False
         self._asked -= 1
         if self._wait:
             self._wait.popleft()()
-        self._move(unit)
-        self._start(unit)
+        self._move(lun)
+        self._start(lun)
         self._transfer()
         request.done()
 

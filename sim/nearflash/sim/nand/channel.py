@@ -15,7 +15,7 @@ __all__ = ["NandChannel", "NandModel", "NandStatistics", "NandViolation", "link_
 
 
 class NandViolation(NearflashError):
-    """The controller broke a rule of ONFI; the text names unit, time and rule."""
+    """The controller broke a rule of ONFI; the text names lun, time and rule."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class NandModel:
     """How the NAND behind each channel behaves."""
 
     part: NandPart
-    units: int
+    luns: int
     clock_hz: int
     """Of the controller's clock."""
     bit_error_rate: float = 0.0
@@ -31,8 +31,8 @@ class NandModel:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.units <= 256:
-            raise ValueError(f"units must be 1 to 256, not {self.units!r}")
+        if not 1 <= self.luns <= 256:
+            raise ValueError(f"luns must be 1 to 256, not {self.luns!r}")
         if not 0 <= self.bit_error_rate < 1:
             raise ValueError(f"bit_error_rate must be within [0, 1), not {self.bit_error_rate!r}")
 
@@ -45,7 +45,7 @@ class _Settings(ctypes.Structure):
     """Mirrors NandSettings in nand.hpp."""
 
     _fields_ = [
-        *((name, ctypes.c_uint64) for name in ("units", "page_bytes", "pages_per_block", "blocks", "seed")),
+        *((name, ctypes.c_uint64) for name in ("luns", "page_bytes", "pages_per_block", "blocks", "seed")),
         *((name, ctypes.c_double) for name in ("clock_hz", "link_bytes_per_s", *_TIMES, "jitter", "bit_error_rate")),
     ]
 
@@ -53,7 +53,7 @@ class _Settings(ctypes.Structure):
     def of(cls, model: NandModel) -> "_Settings":
         part, timing = model.part, model.part.timing
         return cls(
-            model.units, part.raw_page_bytes, part.pages_per_block, part.blocks, model.seed,
+            model.luns, part.raw_page_bytes, part.pages_per_block, part.blocks, model.seed,
             model.clock_hz, timing.link_bytes_per_s, *(getattr(timing, name) for name in _TIMES),
             part.jitter, model.bit_error_rate,
         )  # fmt: skip
@@ -80,7 +80,7 @@ class NandStatistics:
     resets: int
     polls: int
     busy_polls: int
-    """Polls that found the unit busy."""
+    """Polls that found the lun busy."""
     selects: int
     column_changes: int
     bit_errors: int
@@ -99,7 +99,7 @@ class NandStatistics:
 class NandChannel:
     """One channel inside a loaded library.
 
-    `library` exports the functions of nand.hpp; `address` is that of its NandChannel. Pages lie at (unit, row), spare
+    `library` exports the functions of nand.hpp; `address` is that of its NandChannel. Pages lie at (lun, row), spare
     included; a page that was never written is all ones.
     """
 
@@ -113,13 +113,13 @@ class NandChannel:
         self.configure(model)
 
     def configure(self, model: NandModel) -> None:
-        """Set part, rates and seed, forget a violation. Another number of units or size of page empties all pages."""
+        """Set part, rates and seed, forget a violation. Another number of luns or size of page empties all pages."""
         self.model = model
         self._library.nand_configure(self._address, ctypes.byref(_Settings.of(model)))
 
-    def load(self, unit: int, rows: NDArray[np.integer[Any]], pages: NDArray[np.uint8]) -> None:
-        """Put `pages` (n, bytes) at `rows` (n,) of `unit`, without time or wear; bytes beyond theirs are all ones."""
-        self._check_unit(unit)
+    def load(self, lun: int, rows: NDArray[np.integer[Any]], pages: NDArray[np.uint8]) -> None:
+        """Put `pages` (n, bytes) at `rows` (n,) of `lun`, without time or wear; bytes beyond theirs are all ones."""
+        self._check_unit(lun)
         rows = np.ascontiguousarray(rows, np.uint32)
         pages = np.ascontiguousarray(pages, np.uint8)
         if pages.ndim != 2 or len(pages) != len(rows) or pages.shape[1] > self.model.part.raw_page_bytes:
@@ -127,37 +127,37 @@ class NandChannel:
                 f"pages must be {len(rows)} of at most {self.model.part.raw_page_bytes} bytes, not {pages.shape}"
             )
         counts = (ctypes.c_uint64(n) for n in pages.shape)
-        self._library.nand_load(self._address, ctypes.c_uint64(unit), ctypes.c_void_p(rows.ctypes.data), next(counts),
+        self._library.nand_load(self._address, ctypes.c_uint64(lun), ctypes.c_void_p(rows.ctypes.data), next(counts),
                                 ctypes.c_void_p(pages.ctypes.data), next(counts))  # fmt: skip
 
-    def page(self, unit: int, row: int) -> NDArray[np.uint8]:
+    def page(self, lun: int, row: int) -> NDArray[np.uint8]:
         """What is stored there, spare included."""
-        self._check_unit(unit)
+        self._check_unit(lun)
         page = np.empty(self.model.part.raw_page_bytes, np.uint8)
         self._library.nand_page(
-            self._address, ctypes.c_uint64(unit), ctypes.c_uint32(row), ctypes.c_void_p(page.ctypes.data)
+            self._address, ctypes.c_uint64(lun), ctypes.c_uint32(row), ctypes.c_void_p(page.ctypes.data)
         )
         return page
 
-    def stick(self, unit: int, after: int = 0) -> None:
-        """The unit finishes `after` more commands that make it busy, then stays busy for ever; -1: it finishes all."""
-        self._check_unit(unit)
-        self._library.nand_stick(self._address, ctypes.c_uint64(unit), ctypes.c_int64(after))
+    def stick(self, lun: int, after: int = 0) -> None:
+        """The lun finishes `after` more commands that make it busy, then stays busy for ever; -1: it finishes all."""
+        self._check_unit(lun)
+        self._library.nand_stick(self._address, ctypes.c_uint64(lun), ctypes.c_int64(after))
 
-    def spoil(self, unit: int, block: int) -> None:
+    def spoil(self, lun: int, block: int) -> None:
         """Programs and erases of the block fail from now on."""
-        self._check_unit(unit)
-        self._library.nand_spoil(self._address, ctypes.c_uint64(unit), ctypes.c_uint32(block))
+        self._check_unit(lun)
+        self._library.nand_spoil(self._address, ctypes.c_uint64(lun), ctypes.c_uint32(block))
 
-    def block_reads(self, unit: int, block: int) -> int:
+    def block_reads(self, lun: int, block: int) -> int:
         """Reads of the block's pages."""
-        self._check_unit(unit)
-        return int(self._library.nand_block_reads(self._address, ctypes.c_uint64(unit), ctypes.c_uint32(block)))
+        self._check_unit(lun)
+        return int(self._library.nand_block_reads(self._address, ctypes.c_uint64(lun), ctypes.c_uint32(block)))
 
-    def block_erases(self, unit: int, block: int) -> int:
+    def block_erases(self, lun: int, block: int) -> int:
         """Erases of the block."""
-        self._check_unit(unit)
-        return int(self._library.nand_block_erases(self._address, ctypes.c_uint64(unit), ctypes.c_uint32(block)))
+        self._check_unit(lun)
+        return int(self._library.nand_block_erases(self._address, ctypes.c_uint64(lun), ctypes.c_uint32(block)))
 
     def statistics(self, *, clear: bool = False) -> NandStatistics:
         """Counts since the channel was made or last cleared."""
@@ -176,7 +176,7 @@ class NandChannel:
         return int(self._library.nand_log(self._address, None, ctypes.c_uint64(0))) // 3
 
     def log(self) -> NDArray[np.uint8]:
-        """The bus cycles (n, 3): unit, CycleKind, byte."""
+        """The bus cycles (n, 3): lun, CycleKind, byte."""
         cycles = np.empty((self.logged, 3), np.uint8)
         self._library.nand_log(self._address, ctypes.c_void_p(cycles.ctypes.data), ctypes.c_uint64(cycles.size))
         return cycles
@@ -186,9 +186,9 @@ class NandChannel:
         if error := self._library.nand_error(self._address):
             raise NandViolation(error.decode())
 
-    def _check_unit(self, unit: int) -> None:
-        if not 0 <= unit < self.model.units:
-            raise ValueError(f"unit must be below {self.model.units}, not {unit!r}")
+    def _check_unit(self, lun: int) -> None:
+        if not 0 <= lun < self.model.luns:
+            raise ValueError(f"lun must be below {self.model.luns}, not {lun!r}")
 
 
 _SUFFIX = "__cycles__payload"
@@ -202,7 +202,7 @@ _PINS = """struct NandPins{index} {{
     uint64_t read_ready() const {{ return top.{read}ready; }}
     uint64_t write_valid() const {{ return top.{write}valid; }}
     uint64_t write_data() const {{ return top.{write}payload; }}
-    uint64_t unit() const {{ return top.{cycles}payload & 0xFF; }}
+    uint64_t lun() const {{ return top.{cycles}payload & 0xFF; }}
     uint64_t kind() const {{ return top.{cycles}payload >> 8 & 3; }}
     uint64_t byte() const {{ return top.{cycles}payload >> 10 & 0xFF; }}
     uint64_t beats() const {{ return top.{cycles}payload >> 18; }}

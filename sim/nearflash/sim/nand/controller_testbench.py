@@ -13,8 +13,8 @@ from nearflash.gateware.nand.controller import NandController
 from nearflash.gateware.nand.link import RAW_BEATS, RawBeat
 from nearflash.gateware.nand.operation import NandOperation, NandResult
 from nearflash.sim.nand.channel import NandModel
+from nearflash.sim.nand.nand_unit import NandUnit
 from nearflash.sim.nand.parts import NandPart
-from nearflash.sim.nand.unit import NandUnit
 from nearflash.sim.verilator.records import pack, unpack
 
 __all__ = ["Answer", "ControllerBench", "Operation", "PageRead"]
@@ -22,9 +22,9 @@ __all__ = ["Answer", "ControllerBench", "Operation", "PageRead"]
 
 @dataclass(frozen=True)
 class PageRead:
-    """A page request: the page (or both pages) at `row`, the first one on `unit`."""
+    """A page request: the page (or both pages) at `row`, the first one on `lun`."""
 
-    unit: int
+    lun: int
     row: int
     codewords: int
     """Mask, by number."""
@@ -39,28 +39,28 @@ class Answer:
     codewords: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
     """Raw bytes by number, in the order in which they came."""
     failed: set[int] = field(default_factory=set)
-    """Numbers of those that the unit did not give."""
+    """Numbers of those that the lun did not give."""
 
 
 @dataclass(frozen=True)
 class Operation:
     """A page to program with `data`, or (without) a block to erase."""
 
-    unit: int
+    lun: int
     row: int
     data: NDArray[np.uint8] | None = None
     """Raw codewords."""
     begins: bool = True
-    """Its data are asked for; not so where its unit is known to be dead."""
+    """Its data are asked for; not so where its lun is known to be dead."""
 
 
 class ControllerBench:
     """A Verilated NandController; `options` are those of NandController."""
 
-    def __init__(self, part: NandPart, units: int, clock_hz: int, name: str, **options: Any) -> None:
-        self.model = NandModel(part, units, clock_hz)
-        self.unit = NandUnit(NandController(units, part.timing, clock_hz, **options), name, self.model)
-        self.channel = self.unit.channels[0]
+    def __init__(self, part: NandPart, luns: int, clock_hz: int, name: str, **options: Any) -> None:
+        self.model = NandModel(part, luns, clock_hz)
+        self.lun = NandUnit(NandController(luns, part.timing, clock_hz, **options), name, self.model)
+        self.channel = self.lun.channels[0]
 
     def run(
         self,
@@ -80,7 +80,7 @@ class ControllerBench:
             columns = {
                 "index": range(len(reads)),
                 "codewords": [read.codewords for read in reads],
-                "address": [read.row | read.unit << 32 for read in reads],
+                "address": [read.row | read.lun << 32 for read in reads],
             }
             inputs["i"] = pack(PageRequest, columns)
         if operations:
@@ -90,7 +90,7 @@ class ControllerBench:
         context = pack(ContextRecord, {"page_codewords": page_codewords})[0]
         outputs = {"header": len(reads), "codewords": total * RAW_BEATS, "results": len(operations)}
         hold = {"context": context, "context_valid": 1}
-        given = self.unit.run(inputs, outputs, hold=hold, **options)
+        given = self.lun.run(inputs, outputs, hold=hold, **options)
         results = [
             {
                 name: int(given["results"][at]) >> bits.offset & (1 << bits.width) - 1
@@ -106,7 +106,7 @@ def _operations(operations: Sequence[Operation]) -> NDArray[np.uint64]:
     values = []
     for number, one in enumerate(operations):
         codewords = 0 if one.data is None else one.data.size // RAW_BYTES
-        columns = {"erase": one.data is None, "unit": one.unit, "row": one.row, "codewords": codewords}
+        columns = {"erase": one.data is None, "lun": one.lun, "row": one.row, "codewords": codewords}
         columns["number"] = number
         values.append(sum(int(value) << layout[name].offset for name, value in columns.items()))
     return np.array(values, np.uint64)
@@ -133,7 +133,7 @@ def _answers(
         numbers = [number for number in range(64) if read.codewords >> number & 1]
         for number in numbers:
             wanted = {
-                "number": number, "place": number % page_codewords, "unit": read.unit ^ number // page_codewords,
+                "number": number, "place": number % page_codewords, "lun": read.lun ^ number // page_codewords,
                 "row": read.row, "final": number == numbers[-1],
             }  # fmt: skip
             for name, value in wanted.items():

@@ -1,4 +1,4 @@
-"""NAND parts: descriptions as TOML beside this file, one a part, a unit in every key and a source for every figure."""
+"""NAND parts: descriptions as TOML beside this file, one a part, a lun in every key and a source for every figure."""
 
 import tomllib
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class NandPart:
     spare_bytes: int
     pages_per_block: int
     blocks: int
-    """Blocks of one unit."""
-    units: int
-    """Units (LUNs, or planes that read independently) of one channel."""
+    """Blocks of one lun."""
+    luns: int
+    """LUNs (LUNs, or planes that read independently) of one channel."""
     timing: NandTiming
     jitter: float = 0.1
     """Share by which array times are shorter at most."""

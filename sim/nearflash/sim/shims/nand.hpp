@@ -1,4 +1,4 @@
-// One NAND channel behind the 64-bit link of nearflash.gateware.nand.link: PHY, bus and units, with ONFI's grammar and
+// One NAND channel behind the 64-bit link of nearflash.gateware.nand.link: PHY, bus and luns, with ONFI's grammar and
 // waits checked. A violation is kept as the channel's error: the first one, later ones are its consequences.
 //
 // Per cycle: drive() sets the PHY's outputs from its state alone, the model settles, sample() takes the handshakes, the
@@ -22,7 +22,7 @@
 
 // Shared with Python (nand/channel.py: _Settings).
 struct NandSettings {
-    uint64_t units, page_bytes, pages_per_block, blocks;  // page_bytes: spare included
+    uint64_t luns, page_bytes, pages_per_block, blocks;  // page_bytes: spare included
     uint64_t seed;
     double clock_hz, link_bytes_per_s;
     double read_ns, program_ns, erase_ns, cache_busy_ns, reset_ns;
@@ -70,13 +70,13 @@ class NandChannel {
 
     NandSettings settings{};
     NandStatistics statistics{};
-    std::vector<NandUnit> units;
+    std::vector<NandUnit> luns;
     char error[256] = "";
-    std::vector<uint8_t> log;  // {unit, kind, byte} of each bus cycle, while `logging`
+    std::vector<uint8_t> log;  // {lun, kind, byte} of each bus cycle, while `logging`
     bool logging = false;
 
     void configure(const NandSettings& wanted) {
-        const bool anew = units.size() != wanted.units || settings.page_bytes != wanted.page_bytes;
+        const bool anew = luns.size() != wanted.luns || settings.page_bytes != wanted.page_bytes;
         settings = wanted;
         random.state = wanted.seed;
         cycle_ns = 1e9 / wanted.clock_hz;
@@ -84,12 +84,12 @@ class NandChannel {
         draw_next_error();
         *error = 0;
         if (anew) {
-            units.clear();
-            units.resize(wanted.units);
+            luns.clear();
+            luns.resize(wanted.luns);
         }
     }
 
-    // The bus, in three steps a cycle. Pins: cycle_valid, cycle_ready, unit, kind, byte, beats, read_valid, read_ready,
+    // The bus, in three steps a cycle. Pins: cycle_valid, cycle_ready, lun, kind, byte, beats, read_valid, read_ready,
     // read_data, write_valid, write_ready, write_data: accessors of the link's signals.
     template <class Pins>
     void drive(Pins& pins) {
@@ -110,7 +110,7 @@ class NandChannel {
         if (pins.read_valid() && pins.read_ready()) read_held = false, moved(statistics.read_beats);
         if (pins.write_valid() && pins.write_ready()) take(pins.write_data()), moved(statistics.written_beats);
         if (!active && pins.cycle_valid()) {
-            begin(pins.unit(), Kind(pins.kind()), pins.byte(), pins.beats());
+            begin(pins.lun(), Kind(pins.kind()), pins.byte(), pins.beats());
         } else if (active && !pins.cycle_valid()) {
             fail("a bus cycle was taken back before it ended");
         }
@@ -122,10 +122,10 @@ class NandChannel {
         if (ends) end();
     }
 
-    void reset() {  // of the controller: the bus is released, the units keep on
+    void reset() {  // of the controller: the bus is released, the luns keep on
         active = read_held = false;
         command_from = 0;
-        for (auto& unit : units) unit.command = -1;
+        for (auto& lun : luns) lun.command = -1;
     }
 
     double now() const { return double(cycle) * cycle_ns; }
@@ -143,11 +143,11 @@ class NandChannel {
     double command_from = 0;
     double next_error = 0;  // bits
 
-    NandUnit& unit() { return units[index]; }
+    NandUnit& lun() { return luns[index]; }
 
     void fail(const char* format, ...) {
         if (*error) return;
-        int length = std::snprintf(error, sizeof error, "unit %llu at %.0f ns: ", (unsigned long long)index, now());
+        int length = std::snprintf(error, sizeof error, "lun %llu at %.0f ns: ", (unsigned long long)index, now());
         va_list arguments;
         va_start(arguments, format);
         std::vsnprintf(error + length, sizeof error - length, format, arguments);
@@ -168,11 +168,11 @@ class NandChannel {
         byte = value;
         beats_left = what >= read ? beats : 0;
         if (logging) log.insert(log.end(), {uint8_t(number), uint8_t(what), value});
-        if (number >= units.size()) {
+        if (number >= luns.size()) {
             index = 0;
-            return fail("the unit must be below %zu, not %llu", units.size(), (unsigned long long)number);
+            return fail("the lun must be below %zu, not %llu", luns.size(), (unsigned long long)number);
         }
-        NandUnit& u = unit();
+        NandUnit& u = lun();
         status_read = what == read && u.output == NandUnit::Output::status;
         until = now() + (what >= read && !status_read ? settings.preamble_ns : settings.command_ns);
         if (what < read) {
@@ -189,7 +189,7 @@ class NandChannel {
 
     void end() {
         active = false;
-        NandUnit& u = unit();
+        NandUnit& u = lun();
         if (kind == command) {
             on_command(u);
         } else if (kind == address) {
@@ -202,7 +202,7 @@ class NandChannel {
     bool ready(const NandUnit& u) const { return now() >= u.ready_at; }
 
     uint64_t next_beat() {
-        NandUnit& u = unit();
+        NandUnit& u = lun();
         if (status_read) {
             ++statistics.polls;
             statistics.busy_polls += !ready(u);
@@ -215,7 +215,7 @@ class NandChannel {
     }
 
     void take(uint64_t beat) {
-        NandUnit& u = unit();
+        NandUnit& u = lun();
         const auto* bytes = reinterpret_cast<const uint8_t*>(&beat);
         u.data.insert(u.data.end(), bytes, bytes + 8);
         u.programmed = true;
@@ -226,7 +226,7 @@ class NandChannel {
         if (byte != 0xFF && !u.started) return fail("FFh must be the first command, not %02Xh", byte);
         if (until - settings.command_ns < u.status_from - 1e-6 && byte != 0xFF)
             return fail("tWB must pass before %02Xh", byte);
-        if (!ready(u) && !status && byte != 0xFF) return fail("%02Xh must wait until the unit is ready", byte);
+        if (!ready(u) && !status && byte != 0xFF) return fail("%02Xh must wait until the lun is ready", byte);
         switch (byte) {
             case 0x00: case 0x05: case 0x06: case 0x60: case 0x78: case 0x80:
                 if (u.command >= 0) return fail("%02Xh must not follow an unfinished %02Xh", byte, u.command);
@@ -433,18 +433,18 @@ void nand_statistics(NandChannel* channel, NandStatistics* statistics, int clear
 }
 
 // Pages of `bytes` each, put in place without time or wear.
-void nand_load(NandChannel* channel, uint64_t unit, const uint32_t* rows, uint64_t count, const uint8_t* pages,
+void nand_load(NandChannel* channel, uint64_t lun, const uint32_t* rows, uint64_t count, const uint8_t* pages,
                uint64_t bytes) {
     for (uint64_t at = 0; at < count; ++at) {
-        auto& page = channel->units[unit].pages[rows[at]];
+        auto& page = channel->luns[lun].pages[rows[at]];
         page.assign(channel->settings.page_bytes, 0xFF);
         std::memcpy(page.data(), pages + at * bytes, bytes);
     }
 }
 
 // 0 where the page is erased (all ones).
-int nand_page(NandChannel* channel, uint64_t unit, uint32_t row, uint8_t* bytes) {
-    const auto& pages = channel->units[unit].pages;
+int nand_page(NandChannel* channel, uint64_t lun, uint32_t row, uint8_t* bytes) {
+    const auto& pages = channel->luns[lun].pages;
     const auto found = pages.find(row);
     if (found == pages.end()) {
         std::memset(bytes, 0xFF, channel->settings.page_bytes);
@@ -454,18 +454,18 @@ int nand_page(NandChannel* channel, uint64_t unit, uint32_t row, uint8_t* bytes)
     return 1;
 }
 
-void nand_stick(NandChannel* channel, uint64_t unit, int64_t after) { channel->units[unit].busy_left = after; }
+void nand_stick(NandChannel* channel, uint64_t lun, int64_t after) { channel->luns[lun].busy_left = after; }
 
-void nand_spoil(NandChannel* channel, uint64_t unit, uint32_t block) {
-    channel->units[unit].bad_blocks.insert(block);
+void nand_spoil(NandChannel* channel, uint64_t lun, uint32_t block) {
+    channel->luns[lun].bad_blocks.insert(block);
 }
 
-uint64_t nand_block_reads(NandChannel* channel, uint64_t unit, uint32_t block) {
-    return channel->units[unit].block_reads[block];
+uint64_t nand_block_reads(NandChannel* channel, uint64_t lun, uint32_t block) {
+    return channel->luns[lun].block_reads[block];
 }
 
-uint64_t nand_block_erases(NandChannel* channel, uint64_t unit, uint32_t block) {
-    return channel->units[unit].block_erases[block];
+uint64_t nand_block_erases(NandChannel* channel, uint64_t lun, uint32_t block) {
+    return channel->luns[lun].block_erases[block];
 }
 
 // Bus cycles since logging began, 3 bytes each; null ends it. Returns the bytes there are.

@@ -1,6 +1,6 @@
 """A recording as trace events, the JSON format of Chrome's tracing, which ui.perfetto.dev opens.
 
-Tracks: a process for the channels, with a thread a bus and a counter of its busy share; one for the units, with a
+Tracks: a process for the channels, with a thread a bus and a counter of its busy share; one for the luns, with a
 thread each; one for the heads, with a thread each. Times are microseconds of the simulated clock.
 Source: "Trace Event Format"; complete events (X), counters (C), metadata (M).
 """
@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.sim.trace.recording import BusState, Recording
-from nearflash.sim.trace.spans import Span, bus_spans, head_spans, unit_spans
+from nearflash.sim.trace.spans import Span, bus_spans, head_spans, lun_spans
 
 __all__ = ["trace_events", "write_events"]
 
-_CHANNELS, _UNITS, _HEADS = 1, 2, 3
+_CHANNELS, _LUNS, _HEADS = 1, 2, 3
 #: First thread number of each; some readers want those of all processes to differ, and none to be 0 or a process's.
-_FIRST = {_CHANNELS: 100, _UNITS: 1000, _HEADS: 100_000}
+_FIRST = {_CHANNELS: 100, _LUNS: 1000, _HEADS: 100_000}
 _BIN_CYCLES = 256
 
 
@@ -32,7 +32,7 @@ def write_events(recording: Recording, path: Path) -> None:
 def trace_events(recording: Recording) -> Iterator[dict[str, Any]]:
     """All tracks. Events of a thread do not overlap."""
     us = 1e6 / recording.clock_hz
-    for pid, name in ((_CHANNELS, "NAND channels"), (_UNITS, "NAND units"), (_HEADS, "heads")):
+    for pid, name in ((_CHANNELS, "NAND channels"), (_LUNS, "NAND LUNs"), (_HEADS, "heads")):
         yield _named("process_name", pid, 0, name)
         yield {"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}}
     for number, channel in enumerate(recording.channels):
@@ -40,11 +40,11 @@ def trace_events(recording: Recording) -> Iterator[dict[str, Any]]:
         yield _named("thread_name", _CHANNELS, number, f"channel {number}")
         yield from (_complete(span, _CHANNELS, number, us, _described(recording, number, span)) for span in spans)
         yield from _busy(f"channel {number} busy %", recording.shares(number, _BIN_CYCLES), us)
-        units = list(unit_spans(spans))
-        for unit in sorted({span.unit for span in units}):
-            yield _named("thread_name", _UNITS, 256 * number + unit, f"channel {number} unit {unit}")
-        for span in units:
-            yield _complete(span, _UNITS, 256 * number + span.unit, us, _described(recording, number, span))
+        luns = list(lun_spans(spans))
+        for lun in sorted({span.lun for span in luns}):
+            yield _named("thread_name", _LUNS, 256 * number + lun, f"channel {number} lun {lun}")
+        for span in luns:
+            yield _complete(span, _LUNS, 256 * number + span.lun, us, _described(recording, number, span))
     for head, phases in enumerate(head_spans(recording)):
         yield _named("thread_name", _HEADS, head, f"head {head}")
         yield from (_complete(span, _HEADS, head, us, {}) for span in phases)
@@ -58,12 +58,12 @@ def _busy(name: str, share: NDArray[np.float64], us: float) -> Iterable[dict[str
 
 def _described(recording: Recording, channel: int, span: Span) -> dict[str, Any]:
     """What an event says beside its time."""
-    if span.unit < 0:
+    if span.lun < 0:
         return {}
     if span.row < 0:
-        return {"unit": span.unit}
-    page = recording.pages[channel, span.unit, span.row]
-    return {"unit": span.unit, "row": span.row, "head": page.head, "page": f"{page.kind.name.lower()} {page.number}"}
+        return {"lun": span.lun}
+    page = recording.pages[channel, span.lun, span.row]
+    return {"lun": span.lun, "row": span.row, "head": page.head, "page": f"{page.kind.name.lower()} {page.number}"}
 
 
 def _complete(span: Span, pid: int, thread: int, us: float, details: dict[str, Any]) -> dict[str, Any]:

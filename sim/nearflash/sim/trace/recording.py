@@ -157,7 +157,7 @@ def _pages(heads: Sequence[Head]) -> Iterator[tuple[tuple[int, int, int], Page]]
             for index, packed in enumerate(table):
                 entry = PageEntry.unpack(int(packed))
                 if entry.address is None:
-                    yield (entry.channel, entry.unit, entry.row), Page(number, kind, index)
+                    yield (entry.channel, entry.lun, entry.row), Page(number, kind, index)
 
 
 class _Watch:

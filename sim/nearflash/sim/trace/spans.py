@@ -1,4 +1,4 @@
-"""What happened, read from a recording: spans of buses, of units, and of heads as the flash sees them."""
+"""What happened, read from a recording: spans of buses, of luns, and of heads as the flash sees them."""
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -11,7 +11,7 @@ from nearflash.abi.attention.codeword import PageKind
 from nearflash.gateware.nand.link import CycleKind
 from nearflash.sim.trace.recording import BusState, ChannelRecording, Recording
 
-__all__ = ["PHASES", "Span", "bus_spans", "channel_figures", "head_spans", "unit_spans"]
+__all__ = ["PHASES", "Span", "bus_spans", "channel_figures", "head_spans", "lun_spans"]
 
 PHASES = ("prepare", "scan", "select", "gather", "finish")
 #: Commands that begin a span, by what they are for; addresses and second commands (30h, E0h) belong to it.
@@ -19,12 +19,12 @@ _NAMES = {0x00: "read", 0x05: "column", 0x06: "select", 0x70: "status", 0xFF: "r
 
 
 class Span(NamedTuple):
-    """Something that lasted from cycle `begin` to before cycle `end`; unit and row are -1 where there is none."""
+    """Something that lasted from cycle `begin` to before cycle `end`; lun and row are -1 where there is none."""
 
     name: str
     begin: int
     end: int
-    unit: int = -1
+    lun: int = -1
     row: int = -1
 
 
@@ -48,32 +48,32 @@ class _Bus:
         self._status: set[int] = set()
         """Units that give out their status, not data."""
         self._selected: dict[int, int] = {}
-        """Row whose page a unit gives out."""
+        """Row whose page a lun gives out."""
         self._addresses: list[int] = []
 
     def spans(self, channel: ChannelRecording) -> Iterator[Span]:
         span: Span | None = None
-        for (unit, code, byte), begin, end in zip(channel.bus.tolist(), channel.begins, _ends(channel), strict=True):
+        for (lun, code, byte), begin, end in zip(channel.bus.tolist(), channel.begins, _ends(channel), strict=True):
             kind = CycleKind(code)
             if kind is CycleKind.READ or (kind is CycleKind.COMMAND and byte in _NAMES):
                 if span:
                     yield span
-                span = Span(self._begin(unit, kind, byte), int(begin), int(end), unit, -1)
+                span = Span(self._begin(lun, kind, byte), int(begin), int(end), lun, -1)
                 if span.name == "data":
-                    span = span._replace(row=self._selected[unit])
+                    span = span._replace(row=self._selected[lun])
             elif span:
                 span = self._extended(span, kind, byte, int(end))
         if span:
             yield span
 
-    def _begin(self, unit: int, kind: CycleKind, byte: int) -> str:
+    def _begin(self, lun: int, kind: CycleKind, byte: int) -> str:
         if kind is CycleKind.READ:
-            return "status" if unit in self._status else "data"
+            return "status" if lun in self._status else "data"
         self._addresses = []
         if _NAMES[byte] == "status":
-            self._status.add(unit)
+            self._status.add(lun)
         else:
-            self._status.discard(unit)
+            self._status.discard(lun)
         return _NAMES[byte]
 
     def _extended(self, span: Span, kind: CycleKind, byte: int, end: int) -> Span:
@@ -84,7 +84,7 @@ class _Bus:
             if len(self._addresses) == 5:
                 row = int.from_bytes(self._addresses[2:], "little")
                 if span.name == "select":
-                    self._selected[span.unit] = row
+                    self._selected[span.lun] = row
         return span._replace(end=end, row=row)
 
 
@@ -95,8 +95,8 @@ def _ends(channel: ChannelRecording) -> NDArray[np.integer]:
     return np.minimum(rest, np.append(channel.begins[1:], len(channel.states)))
 
 
-def unit_spans(spans: Iterable[Span]) -> Iterator[Span]:
-    """Of a channel's units, from its `bus_spans`: the pages that they read.
+def lun_spans(spans: Iterable[Span]) -> Iterator[Span]:
+    """Of a channel's luns, from its `bus_spans`: the pages that they read.
 
     "sense": from the read command to the status that says ready. "ready": the page waits for the bus. "transfer": from
     its selection to the end of its last burst. A page is sensed only after the one before has been given out.
@@ -104,16 +104,16 @@ def unit_spans(spans: Iterable[Span]) -> Iterator[Span]:
     reads: dict[int, list[Span]] = {}
     for span in spans:
         if span.name == "read":
-            yield from _page(reads.get(span.unit, []))
-            reads[span.unit] = []
-        if span.unit in reads:
-            reads[span.unit].append(span)
+            yield from _page(reads.get(span.lun, []))
+            reads[span.lun] = []
+        if span.lun in reads:
+            reads[span.lun].append(span)
     for own in reads.values():
         yield from _page(own)
 
 
 def _page(spans: list[Span]) -> Iterator[Span]:
-    """One page of a unit: spans from its read command on."""
+    """One page of a lun: spans from its read command on."""
     selects = [span for span in spans if span.name == "select"]
     if not selects:
         return
@@ -122,7 +122,7 @@ def _page(spans: list[Span]) -> Iterator[Span]:
     bounds = (spans[0].end, ready, first.begin, max(span.end for span in spans if span.name != "status"))
     for name, (begin, end) in zip(("sense", "ready", "transfer"), pairwise(bounds), strict=True):
         if begin < end:
-            yield Span(name, begin, end, first.unit, first.row)
+            yield Span(name, begin, end, first.lun, first.row)
 
 
 def head_spans(recording: Recording) -> list[list[Span]]:
@@ -136,7 +136,7 @@ def head_spans(recording: Recording) -> list[list[Span]]:
     for number, channel in enumerate(recording.channels):
         for span in bus_spans(channel):
             if span.name in ("read", "data"):
-                page = recording.pages[number, span.unit, span.row]
+                page = recording.pages[number, span.lun, span.row]
                 touched.setdefault((page.head, page.kind), []).append(span)
     freed = [0] * recording.contexts + sorted(recording.ended)
     heads = []
@@ -152,12 +152,12 @@ def head_spans(recording: Recording) -> list[list[Span]]:
 def channel_figures(recording: Recording, number: int) -> dict[str, float]:
     """Shares of a channel's cycles in the middle of the batch.
 
-    busy = data + command + wait; the rest is idle; idle_ready: idle while a unit holds a page that is ready, so that
+    busy = data + command + wait; the rest is idle; idle_ready: idle while a lun holds a page that is ready, so that
     nothing but the kernel behind the bus can be the reason.
     """
     channel, middle = recording.channels[number], recording.middle
     ready = np.zeros(recording.cycles, bool)
-    for span in unit_spans(bus_spans(channel)):
+    for span in lun_spans(bus_spans(channel)):
         if span.name == "ready":
             ready[span.begin : span.end] = True
     idle = channel.states == BusState.IDLE

@@ -36,15 +36,15 @@ def kernel_component(config: KernelConfig) -> Any:
 
 
 def nand_model(config: KernelConfig) -> NandModel | None:
-    """NAND behind the kernel, without bit errors: a part with timing and page of `config`; None where it has no units.
+    """NAND behind the kernel, without bit errors: a part with timing and page of `config`; None where it has no luns.
 
     Raises ConfigError where no part fits.
     """
-    if not isinstance(config, AttendConfig) or not config.units:
+    if not isinstance(config, AttendConfig) or not config.luns:
         return None
     for part in map(nand_part, nand_parts()):
         if part.timing == config.nand and part.page_bytes == config.page_bytes:
-            return NandModel(part, config.units, config.clock_hz)
+            return NandModel(part, config.luns, config.clock_hz)
     raise ConfigError(f"some NAND part must have the timing and the page of {config.full_name}, not none")
 
 
@@ -52,7 +52,7 @@ class VerilatorDevice(RegisterDevice):
     """The simulated kernel of `config`.
 
     `kernel` is the simulator: memory model, NAND channels, statistics, cycles; waves for a device made with `trace`.
-    `nand` is what lies behind a kernel with NAND units, by default what `nand_model` says.
+    `nand` is what lies behind a kernel with NAND LUNs, by default what `nand_model` says.
 
     Raises BuildError (see nearflash.sim.verilator.build) where the simulator cannot be built.
     """
@@ -78,7 +78,7 @@ class VerilatorDevice(RegisterDevice):
         memory = SimulatedMemory(base=self.kernel.base_address, storage=self.kernel.memory)
         super().__init__("verilator", config, memory)
         self._quiet_cycles = QUIET_CYCLES
-        if isinstance(config, AttendConfig) and config.units:
+        if isinstance(config, AttendConfig) and config.luns:
             self._quiet_cycles += config.nand.cycles(config.nand.erase_ns, config.clock_hz)
         self._enable_interrupt()
 

@@ -57,7 +57,7 @@ def placed(
     """
     config = device.identity.config
     assert isinstance(config, AttendConfig)
-    nand = NandStore(config.channels, config.units) if config.units and not memory else None
+    nand = NandStore(config.channels, config.luns) if config.luns and not memory else None
     with placed_in_memory(device, cases, nand, turn=turn) as (heads, pages):
         if pages:
             assert isinstance(device, VerilatorDevice)
@@ -77,25 +77,25 @@ def _write(device: VerilatorDevice, pages: Iterable[PageImage]) -> None:
     size = device.kernel.channels[0].model.part.pages_per_block
     own = sorted(pages, key=lambda page: page.entry.row)
     erase(device, sorted({replace(page.entry, row=page.entry.row // size * size) for page in own}, key=PageEntry.pack))
-    names = [NandPage(page.entry, page.owner, page.index, page.kind, page.second) for page in own]
+    names = [NandPage(page.entry, page.page_tag, page.index, page.kind, page.second) for page in own]
     program(device, names, [_sealed(page) for page in own])
 
 
 def _sealed(page: PageImage) -> NDArray[np.uint8]:
     """The page's codewords as in memory, (codewords, 528)."""
     codewords = np.frombuffer(page.data, np.uint8).reshape(-1, RAW_BYTES)
-    plain = codewords ^ scrambling(page.entry.row, page.entry.unit, np.arange(len(codewords)))
+    plain = codewords ^ scrambling(page.entry.row, page.entry.lun, np.arange(len(codewords)))
     sealed = np.zeros((len(codewords), SEALED_BYTES), np.uint8)
     sealed[:, :MESSAGE_BYTES] = plain[:, :MESSAGE_BYTES]
     return sealed
 
 
 def _to_nand(device: VerilatorDevice, pages: Iterable[PageImage]) -> None:
-    """Load pages, all those of a unit at once."""
+    """Load pages, all those of a lun at once."""
     by_unit = defaultdict(list)
     for page in pages:
-        by_unit[page.entry.channel, page.entry.unit].append(page)
-    for (channel, unit), own in by_unit.items():
+        by_unit[page.entry.channel, page.entry.lun].append(page)
+    for (channel, lun), own in by_unit.items():
         rows = np.array([page.entry.row for page in own], np.uint32)
         data = np.stack([np.frombuffer(page.data, np.uint8) for page in own])
-        device.kernel.channels[channel].load(unit, rows, data)
+        device.kernel.channels[channel].load(lun, rows, data)

@@ -152,12 +152,12 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         every = {"ticket": ticket, "gather": kind is RequestKind.GATHER}
         for places in request.codewords.values():
             some = rng.integers(0, 1 << 64, len(places), np.uint64)
-            uncorrectable, foreign = rng.random(2) < 0.3
-            flags = np.full(len(places), uncorrectable << 2 | foreign << 3, np.uint32)
+            uncorrectable, misdirected = rng.random(2) < 0.3
+            flags = np.full(len(places), uncorrectable << 2 | misdirected << 3, np.uint32)
             flags[0] |= 1
             flags[-1] |= 2
             words.append(np.column_stack([some.view(np.uint32).reshape(-1, 2), flags]))
-            fault = Fault.UNCORRECTABLE if uncorrectable else Fault.FOREIGN if foreign else 0
+            fault = Fault.UNCORRECTABLE if uncorrectable else Fault.MISDIRECTED if misdirected else 0
             faults.append(_packed(TicketFault, {"ticket": ticket, "faults": int(fault)}))
             wanted = zip(some.tolist(), places, strict=True)
             beats += [_packed(ElementBeat, every | place | {"data": word}) for word, place in wanted if place]

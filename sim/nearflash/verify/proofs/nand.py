@@ -8,8 +8,8 @@ from nearflash.abi.attention.nand import NandTiming
 from nearflash.gateware.nand.bch.encoder import Encoder
 from nearflash.gateware.nand.command_sequencer import PhraseKind, PhrasePlayer
 from nearflash.gateware.nand.link import CycleKind
-from nearflash.gateware.nand.lun_progress import UnitProgress
-from nearflash.gateware.nand.luns import TRIES_MAX, UnitPhase
+from nearflash.gateware.nand.lun_progress import LunProgress
+from nearflash.gateware.nand.luns import TRIES_MAX, LunPhase
 from nearflash.gateware.nand.runs import RunFinder
 from nearflash.gateware.nand.seal_check import SealCheck
 from nearflash.verify.proofs.proof import Bench
@@ -92,25 +92,25 @@ def phrase() -> Bench:
     bench.prove("data_after_ccs", ~(dut.o.valid & reads & ~status) | ccs)
     bench.prove("status_after_whr", ~(dut.o.valid & reads & status) | whr)
     bench.prove("data_in_after_adl", ~(dut.o.valid & (cycle.kind == CycleKind.WRITE)) | adl)
-    bench.prove("one_unit_a_phrase", ~dut.o.valid | (cycle.unit == given.unit))
+    bench.prove("one_unit_a_phrase", ~dut.o.valid | (cycle.lun == given.lun))
     bench.cover("program_closes", moves(dut.i) & (given.kind == PhraseKind.PROGRAM))
     bench.cover("read_and_status", moves(dut.i) & (given.kind == PhraseKind.STATUS) & bench.past(rhw, "rested"))
     return bench
 
 
 def progress() -> Bench:
-    """One unit's record from its reset on, in any order of what the controller does: no command while it is busy.
+    """One lun's record from its reset on, in any order of what the controller does: no command while it is busy.
 
-    The unit is busy after a command for as long as it likes, and tells by its status.
+    The lun is busy after a command for as long as it likes, and tells by its status.
     """
-    dut = UnitProgress(_TIMING, _CLOCK_HZ)
+    dut = LunProgress(_TIMING, _CLOCK_HZ)
     bench = Bench(dut)
     m = bench.m
     record, busy, loaded = Signal(dut.record.shape()), Signal(), Signal()
     phase = record.phase
     serves, read_out, chains = (bench.free(1, name) for name in ("serves", "read_out", "chains"))
     status = Cat(bench.free(6, "status_low"), ~busy, 1)
-    turns = chains & (phase == UnitPhase.SENSE) & ~busy  # 31h right after the status that found the page
+    turns = chains & (phase == LunPhase.SENSE) & ~busy  # 31h right after the status that found the page
     m.d.comb += [
         dut.record.eq(record),
         *(getattr(dut, name).eq(bench.free(1, name)) for name in ("due", "operation", "erase", "more", "jobs")),
@@ -118,42 +118,42 @@ def progress() -> Bench:
         dut.kind.eq(Mux(turns, PhraseKind.CACHE_READ, dut.choice)),
         dut.status.eq(status),
     ]
-    acts = serves & (phase != UnitPhase.READY)
+    acts = serves & (phase != LunPhase.READY)
     says = acts & (dut.kind != PhraseKind.STATUS)
     m.d.sync += busy.eq(busy & bench.free(1, "stays_busy"))
     with m.If(acts):
         m.d.sync += record.eq(dut.new)
-    with m.Elif(read_out & (phase == UnitPhase.READY)):
-        m.d.sync += phase.eq(Mux(record.behind, UnitPhase.CHAIN, UnitPhase.IDLE))
+    with m.Elif(read_out & (phase == LunPhase.READY)):
+        m.d.sync += phase.eq(Mux(record.behind, LunPhase.CHAIN, LunPhase.IDLE))
     with m.If(says):
         reads = (dut.kind == PhraseKind.READ) | (dut.kind == PhraseKind.CACHE_READ)
         m.d.sync += [busy.eq(1), loaded.eq(reads | (dut.kind == PhraseKind.CACHE_END))]
     bench.prove("no_command_to_a_busy_unit", ~says | ~busy | (dut.kind == PhraseKind.RESET))
-    waits = Cat(phase == one for one in (UnitPhase.IDLE, UnitPhase.READY, UnitPhase.CHAIN)).any()
+    waits = Cat(phase == one for one in (LunPhase.IDLE, LunPhase.READY, LunPhase.CHAIN)).any()
     bench.prove("busy_only_in_busy_phases", ~waits | ~busy)
-    senses = (phase == UnitPhase.SENSE) | (phase == UnitPhase.TURN)
+    senses = (phase == LunPhase.SENSE) | (phase == LunPhase.TURN)
     bench.prove("sensing_gives_a_page", ~senses | loaded)
-    bench.prove("a_page_to_read_out", (phase != UnitPhase.READY) | (loaded & ~busy))
-    bench.prove("one_arrival_a_page", ~(acts & dut.arrives) | (dut.new.phase == UnitPhase.READY) | dut.new.failed)
+    bench.prove("a_page_to_read_out", (phase != LunPhase.READY) | (loaded & ~busy))
+    bench.prove("one_arrival_a_page", ~(acts & dut.arrives) | (dut.new.phase == LunPhase.READY) | dut.new.failed)
     bench.prove("late_is_last", ~(acts & dut.late) | (busy & (record.tries == TRIES_MAX)))
-    bench.cover("chain", acts & (phase == UnitPhase.CHAIN) & (dut.kind == PhraseKind.CACHE_READ))
+    bench.cover("chain", acts & (phase == LunPhase.CHAIN) & (dut.kind == PhraseKind.CACHE_READ))
     bench.cover("erased", acts & dut.ends & record.behind)
     return bench
 
 
 def seal_check() -> Bench:
-    """Beats pass one for one; an owner stays for the 66 beats of its codeword."""
+    """Beats pass one for one; an page_tag stays for the 66 beats of its codeword."""
     dut = SealCheck()
     bench = Bench(dut)
     offer(bench, dut.i)
-    offer(bench, dut.i_owner, "i_owner")
+    offer(bench, dut.i_page_tag, "i_page_tag")
     accept(bench, dut.o)
     check_source(bench, dut.o)
     beat = _beats(bench, dut.o, 66)
     bench.prove("one_for_one", moves(dut.i) == moves(dut.o))
     bench.prove("same", ~dut.o.valid | (dut.o.payload.data == dut.i.payload))
     bench.prove("last", ~dut.o.valid | (dut.o.payload.last == (beat == 65)))
-    bench.prove("an_owner_a_codeword", moves(dut.i_owner) == (moves(dut.o) & dut.o.payload.last))
+    bench.prove("an_owner_a_codeword", moves(dut.i_page_tag) == (moves(dut.o) & dut.o.payload.last))
     bench.cover("second_beat", moves(dut.o) & (beat == 1))
     return bench
 

@@ -40,7 +40,7 @@ def test_counters(device, heads):
     heads[1] = replace(heads[1], token_table=heads[1].token_table[::-1].copy())
     done = attend(device, heads)
     counters = done.batches[0].counters
-    assert faults(done) == [Fault(0), Fault.FOREIGN, Fault(0)]
+    assert faults(done) == [Fault(0), Fault.MISDIRECTED, Fault(0)]
     assert (counters["heads_done"], counters["heads_faulty"]) == (3, 1)
     requests = counters["index_requests"] + counters["token_requests"]
     assert requests == sum(one.completion.pages for one in done.heads)

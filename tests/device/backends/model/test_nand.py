@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.page_operation import OperationKind, PageFault, PageOperation
 from nearflash.abi.attention.pages import PageEntry
@@ -22,7 +22,7 @@ from nearflash.model.attention.placement import MemoryStore, NandStore
 from nearflash.model.attention.settings import Settings
 from nearflash.model.nand.codeword import seal
 
-OWNER = Owner(5, 1, 2)
+OWNER = PageTag(5, 1, 2)
 
 
 @pytest.fixture
@@ -57,13 +57,13 @@ def test_pages_are_programmed_once_in_rising_order_and_read_back(device):
 def test_a_page_of_another_owner(device):
     (own, sealed) = page(0)
     program(device, [own], [sealed])
-    assert faults(read, device, [replace(own, index=4)]) == [PageFault.FOREIGN]
-    assert faults(read, device, [replace(own, second=True)]) == [PageFault.FOREIGN]
+    assert faults(read, device, [replace(own, index=4)]) == [PageFault.MISDIRECTED]
+    assert faults(read, device, [replace(own, second=True)]) == [PageFault.MISDIRECTED]
     sealed[3, 100] ^= 1
-    assert faults(program, device, [replace(own, entry=PageEntry(1, 2, 1))], [sealed]) == [PageFault.FOREIGN]
+    assert faults(program, device, [replace(own, entry=PageEntry(1, 2, 1))], [sealed]) == [PageFault.MISDIRECTED]
 
 
-@pytest.mark.parametrize("change", [{"channel": 2}, {"unit": 4}, {"row": 1 << 24}, {"page_bytes": 8192},
+@pytest.mark.parametrize("change", [{"channel": 2}, {"lun": 4}, {"row": 1 << 24}, {"page_bytes": 8192},
                                     {"page_bytes": 2048}, {"index": 1 << 20}], ids=str)  # fmt: skip
 def test_a_record_that_breaks_a_rule(device, change):
     good = PageOperation(OperationKind.ERASE, 0, 0, 0, 4096)
@@ -79,7 +79,7 @@ def test_heads_from_nand_equal_the_model(interleaved):
     store = NandStore(2, 4)
     with AttendModelDevice(attend_config("attend-tiny"), SimulatedMemory(1 << 24)) as device:
         with placed(device, cases, store) as (heads, _):
-            sealed = [head_image(c.k, c.v, settings, c.owner, MemoryStore(0, 2)) for c in cases]
+            sealed = [head_image(c.k, c.v, settings, c.page_tag, MemoryStore(0, 2)) for c in cases]
             for case, head, image in zip(cases, heads, sealed, strict=True):
                 fill(device, case, head, image)
             done = attend(device, heads, repeats=0)
@@ -97,8 +97,8 @@ def fill(device, case, head, image):
             entry, sealed = PageEntry.unpack(word), sources[PageEntry.unpack(own).address]
             if entry.address is None:
                 for second in range(len(sealed) // 8):
-                    where = replace(entry, unit=entry.unit ^ second)
-                    places.append(NandPage(where, case.owner, index, kind, bool(second)))
+                    where = replace(entry, lun=entry.lun ^ second)
+                    places.append(NandPage(where, case.page_tag, index, kind, bool(second)))
                     data.append(sealed[8 * second : 8 * second + 8])
     order = sorted(range(len(places)), key=lambda at: places[at].entry.row)
     program(device, [places[at] for at in order], [data[at] for at in order])

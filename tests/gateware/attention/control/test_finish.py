@@ -16,7 +16,7 @@ from nearflash.model.attention.gather import Gathered, finish
 CHANNELS = 3
 CONFIG = AttendConfig(
     "small", channels=CHANNELS, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=64, score_blocks=1,
-    score_entries=1024, selector_keys=256, units=0, page_bytes=4096, clock_hz=1,
+    score_entries=1024, selector_keys=256, luns=0, page_bytes=4096, clock_hz=1,
 )  # fmt: skip
 DIM, MEAN, OUT, COMPLETIONS, SIZE = 12, 0x100, 0x1000, 0x3000, 0x4000
 
@@ -221,13 +221,13 @@ def test_faults_leave_no_output_and_do_not_touch_the_next_head():
         Head(1, 0, 2, low=True),
         Head(2, 1, 3, faults=Fault.REFERENCE_HIGH),
         Head(3, 2, 1, faults=Fault.DESCRIPTOR, drain=False),
-        Head(4, 3, 2, faults=Fault.FOREIGN, low=True),
+        Head(4, 3, 2, faults=Fault.MISDIRECTED, low=True),
         Head(5, 4, 2, faults=Fault.REFERENCE_HIGH, low=True),
         Head(6, 5, 2),
     ]
     bench = run(heads)
     both = Fault.REFERENCE_HIGH | Fault.REFERENCE_LOW
-    faults = [Fault.REFERENCE_LOW, Fault.REFERENCE_HIGH, Fault.DESCRIPTOR, Fault.FOREIGN, both, Fault(0)]
+    faults = [Fault.REFERENCE_LOW, Fault.REFERENCE_HIGH, Fault.DESCRIPTOR, Fault.MISDIRECTED, both, Fault(0)]
     for index, head in enumerate(heads[:5]):
         assert not bench.out(index, head.group).any()
         assert bench.completion(index).faults == faults[index]

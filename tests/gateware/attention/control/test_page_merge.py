@@ -31,7 +31,7 @@ def test_pages_stay_whole_and_none_is_lost(stalls):
     inputs |= {f"i__{s}": beats for s, (_, beats) in enumerate(sources)}
     got = run_streams(PageMerge(), inputs, {"o_page": 16, "o": sum(len(b) for _, b in sources)}, stalls=stalls)
     expected = [dict(beat) for page in got["o_page"] for beat in _beats(sources, page)]
-    assert got["o"] == [beat | {"uncorrectable": 0, "foreign": 0} for beat in expected]
+    assert got["o"] == [beat | {"uncorrectable": 0, "misdirected": 0} for beat in expected]
     assert sorted((page.page, page.index) for page in got["o_page"]) == sorted(
         (header["page"], header["index"]) for headers, _ in sources for header in headers
     )

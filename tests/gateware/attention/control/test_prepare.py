@@ -7,7 +7,7 @@ from amaranth.hdl import Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import DESCRIPTOR_BYTES, AttendDescriptor, Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout
@@ -78,7 +78,8 @@ class Head:
         tokens, channels = rng.randrange(1, 900), rng.randrange(1, dim + 1)
         mode = Mode.DENSE | Mode.REFERENCE if dense else rng.choice([Mode(0), Mode.PAGE, Mode.REFERENCE])
         values = {
-            "mode": mode, "owner": Owner(rng.getrandbits(32), rng.getrandbits(16), rng.getrandbits(16)), "dim": dim,
+            "mode": mode, "page_tag": PageTag(rng.getrandbits(32), rng.getrandbits(16), rng.getrandbits(16)), "dim":
+            dim,
             "tokens": tokens, "group": group, "channels": channels, "budget": rng.randrange(1, tokens + 1),
             "local": rng.choice([0, 5]), "group_tokens": 8, "interleaved": rng.random() < 0.5, "block_tokens": 256,
             "index_format": rng.choice(list(IndexFormat)), "page_bytes": 8192, "scale": rng.uniform(0.01, 1),
@@ -130,7 +131,8 @@ class Head:
     def record(self):
         one = self.one
         return {
-            "context": self.context, "owner": one.owner.sequence | one.owner.layer << 32 | one.owner.head << 48,
+            "context": self.context, "page_tag": one.page_tag.sequence | one.page_tag.layer << 32 | one.page_tag.head
+            << 48,
             "query_base": self.base, "dim_rows": one.dim // 4, "group": one.group, "group_tokens": one.group_tokens,
             "interleaved": one.interleaved, "block_tokens": one.block_tokens, "index_format": one.index_format,
             "index_rows": self.layout.rows, "row_codewords": self.layout.row_codewords,

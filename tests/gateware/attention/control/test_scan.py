@@ -81,7 +81,7 @@ class Head:
                             "context": self.context, "kind": RequestKind.INDEX, "index": index, "block": block,
                             "page": page, "expected": len(rows), "rows": sum(1 << r for r in rows[page]),
                             "codewords": sum(1 << r * width + k for r in rows[page] for k in range(width)),
-                            "memory": memory, "address": entry.address if memory else entry.unit << 32 | entry.row,
+                            "memory": memory, "address": entry.address if memory else entry.lun << 32 | entry.row,
                         },
                     }
                 )  # fmt: skip

@@ -144,7 +144,7 @@ class Head:
                     "request": {
                         "context": self.context, "kind": RequestKind.TAIL if tail else RequestKind.GATHER,
                         "index": group, "rows": sum(1 << r for r in rows), "codewords": sum(1 << c for c in numbers),
-                        "memory": memory, "address": entry.address if memory else entry.unit << 32 | entry.row,
+                        "memory": memory, "address": entry.address if memory else entry.lun << 32 | entry.row,
                     },
                 }
             )  # fmt: skip

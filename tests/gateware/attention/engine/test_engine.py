@@ -34,9 +34,9 @@ from nearflash.verify.fixtures.ordered import Ordered
 
 PAGE_BYTES, WORDS = 4096, 8
 SMALL = AttendConfig("small", channels=1, heads_per_beat=1, contexts=4, gather_slots=4, query_rows=1024, score_blocks=8,
-                     score_entries=1024, selector_keys=256, units=0, page_bytes=PAGE_BYTES, clock_hz=1)  # fmt: skip
+                     score_entries=1024, selector_keys=256, luns=0, page_bytes=PAGE_BYTES, clock_hz=1)  # fmt: skip
 WIDE = AttendConfig("wide", channels=1, heads_per_beat=4, contexts=4, gather_slots=4, query_rows=1024, score_blocks=4,
-                    score_entries=1024, selector_keys=256, units=0, page_bytes=PAGE_BYTES, clock_hz=1)  # fmt: skip
+                    score_entries=1024, selector_keys=256, luns=0, page_bytes=PAGE_BYTES, clock_hz=1)  # fmt: skip
 
 
 class Traffic:
@@ -87,7 +87,7 @@ class Traffic:
         """One request's header and beats; `codewords`: number -> 64 words."""
         beats = []
         for _, words in sorted(codewords.items()):
-            state = {"uncorrectable": int("uncorrectable" in flags), "foreign": int("foreign" in flags)}
+            state = {"uncorrectable": int("uncorrectable" in flags), "misdirected": int("misdirected" in flags)}
             every = [self.rng.getrandbits(64), *words] if len(words) == 64 else list(words)
             beats += [{"data": w, "first": i == 0, "last": i == 64, **state} for i, w in enumerate(every)]
         self.requests.append(({**header, "codewords": sum(1 << n for n in codewords)}, beats))
@@ -228,7 +228,7 @@ def index_image(layout, k):
 
 
 def approximate(q, k, form, block, chosen):
-    """Scores (g, T) of the chosen channels (docs/attention.md, 1)."""
+    """Scores (g, T) of the chosen channels (docs/contracts/attention.md, 1)."""
     if form is IndexFormat.FP16:
         return np.stack([cut_dot(k, one) for one in q])
     scale, zero, lsb = block.scale[chosen], block.zero[chosen], -14 if form is IndexFormat.INT8 else -10
@@ -309,14 +309,16 @@ def test_faults_are_those_of_their_request():
     shape = {"dim": 64, "tokens": 8, "interleaved": True, "group": 1}
     for context, scale in ((0, 0.1), (1, 0.1), (2, 200.0), (3, 0.1)):
         traffic.gather(context, context, requests=1, drain=False, scale=scale, **shape)
-    for (header, beats), change in zip(traffic.requests, ("uncorrectable", "nonfinite", "", "foreign"), strict=True):
+    for (header, beats), change in zip(
+        traffic.requests, ("uncorrectable", "nonfinite", "", "misdirected"), strict=True
+    ):
         if change == "nonfinite":
             token = (header["rows"] & -header["rows"]).bit_length() - 1
             place = token * 32 % 64 if token else 0  # 32 beats a token; the first codeword asked for holds it
             beats[1 + place]["data"] = 0x7C00 << 16
         elif change:
             beats[0][change] = beats[1][change] = 1
-    expected = [Fault.UNCORRECTABLE, Fault.NONFINITE, Fault.REFERENCE_HIGH, Fault.FOREIGN]
+    expected = [Fault.UNCORRECTABLE, Fault.NONFINITE, Fault.REFERENCE_HIGH, Fault.MISDIRECTED]
     got = traffic.run(unit_of(SMALL), shuffle=False)
     faults = {done.context: Fault(done.faults) for done in got["o_done"]}
     assert [faults[context] for context in range(4)] == expected

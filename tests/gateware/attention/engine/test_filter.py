@@ -81,7 +81,7 @@ def traffic(seed, count=24):
         pages.append({**header, "codewords": sum(1 << n for n in beats)})
         for places in beats.values():
             words = [rng.getrandbits(64) for _ in range(65)]
-            flags = {"uncorrectable": 0, "foreign": 0}
+            flags = {"uncorrectable": 0, "misdirected": 0}
             stream += [{"data": w, "first": i == 0, "last": i == 64, **flags} for i, w in enumerate(words)]
             ticket = {"ticket": number % 4}
             if kind is RequestKind.INDEX:

@@ -27,7 +27,7 @@ from nearflash.sim.pysim.harness import run_streams
 
 BUILD = AttendConfig(
     "test", channels=1, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=64, score_blocks=1, score_entries=1024,
-    selector_keys=256, units=0, page_bytes=4096, clock_hz=1,
+    selector_keys=256, luns=0, page_bytes=4096, clock_hz=1,
 )  # fmt: skip
 _KINDS = (ContextRecord, ScaleWrite, ScoreRow, SelectCommand)
 _BITS = max(kind.as_shape().size for kind in _KINDS)

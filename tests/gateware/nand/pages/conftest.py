@@ -5,16 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.model.nand.codeword import seal
 
 
 @pytest.fixture(scope="session")
 def make_sealed() -> Callable[..., np.ndarray]:
-    """make_sealed(owner, index, kind, codewords, second, seed) -> (codewords, 528) bytes."""
+    """make_sealed(page_tag, index, kind, codewords, second, seed) -> (codewords, 528) bytes."""
 
-    def make(owner: Owner, index: int, kind: PageKind, codewords: int, second: bool, seed: int) -> np.ndarray:
+    def make(page_tag: PageTag, index: int, kind: PageKind, codewords: int, second: bool, seed: int) -> np.ndarray:
         content = np.random.default_rng(seed).integers(0, 256, (codewords, 520), np.uint8)
-        return seal(owner, index, kind, content[:, 8:], content[:, :8], first=codewords * second)
+        return seal(page_tag, index, kind, content[:, 8:], content[:, :8], first=codewords * second)
 
     return make

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from amaranth.sim import Simulator
 
-from nearflash.abi.attention.codeword import Owner, PageKind
+from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.page_operation import OperationCompletion, OperationKind, PageFault, PageOperation
 from nearflash.abi.config import CONFIGS
 from nearflash.gateware.bus.axi import AxiResponse
@@ -17,14 +17,14 @@ from nearflash.model.nand.codeword import raw
 
 CONFIG = CONFIGS["attend-tiny"]
 RECORDS, COMPLETIONS, PAGES, BAD = 0x1000, 0x2000, 0x4000, 0x40000
-OWNER = Owner(0x01020304, 7, 9)
+OWNER = PageTag(0x01020304, 7, 9)
 ERASE = PageOperation(OperationKind.ERASE, 0, 1, 0x100, 4096)
 PROGRAM = PageOperation(OperationKind.PROGRAM, 1, 2, 0x123456, 4096, PAGES, OWNER, 5, PageKind.INDEX)
 READ = replace(PROGRAM, kind=OperationKind.READ, address=PAGES + 0x2000)
 
 
 class Channel:
-    """Takes operations, `units` of them at work at a time, and answers."""
+    """Takes operations, `luns` of them at work at a time, and answers."""
 
     def __init__(self, bad_units):
         self.waiting, self.working, self.results = deque(), {}, deque()
@@ -33,23 +33,23 @@ class Channel:
 
     def step(self, rng):
         """What goes on inside between two cycles."""
-        for unit, (left, item) in list(self.working.items()):
-            self.working[unit] = (left - 1, item)
+        for lun, (left, item) in list(self.working.items()):
+            self.working[lun] = (left - 1, item)
             if not left:
-                del self.working[unit]
+                del self.working[lun]
                 self.results.append(item)
         if not self.waiting or self.wanted or self.moving:
             return
         item = self.waiting[0]
-        if item["unit"] in self.working:
+        if item["lun"] in self.working:
             return
         if item.get("read") or not (item["erase"] or item.get("moved")):
             self.wanted = item
             return
         self.waiting.popleft()
-        self.log.append((item["number"], item["unit"]))
-        result = {name: item[name] for name in ("erase", "unit", "number")}
-        self.working[item["unit"]] = (rng.randrange(20, 400), result | {"failed": item["unit"] in self.bad_units})
+        self.log.append((item["number"], item["lun"]))
+        result = {name: item[name] for name in ("erase", "lun", "number")}
+        self.working[item["lun"]] = (rng.randrange(20, 400), result | {"failed": item["lun"] in self.bad_units})
 
 
 class Bench:
@@ -116,7 +116,7 @@ class Bench:
             ctx.set(port.result.payload, channel.results[0])
         ctx.set(port.wanted.valid, channel.wanted is not None)
         if item := channel.wanted:
-            names = ("number", "codewords", "unit")
+            names = ("number", "codewords", "lun")
             ctx.set(port.wanted.payload, {name: item[name] for name in names} | {"read": item.get("read", 0)})
         ctx.set(port.program.ready, channel.moving is not None and self._chance())
         ctx.set(port.sealed.valid, bool(channel.sealed) and self._chance())
@@ -125,7 +125,7 @@ class Bench:
 
     def _take_channel(self, ctx, port, channel):
         if ctx.get(port.operation.valid) and ctx.get(port.operation.ready):
-            names = ("erase", "unit", "row", "codewords", "number")
+            names = ("erase", "lun", "row", "codewords", "number")
             channel.waiting.append({name: ctx.get(getattr(port.operation.payload, name)) for name in names})
         if ctx.get(port.result.valid) and ctx.get(port.result.ready):
             channel.results.popleft()
@@ -153,7 +153,7 @@ class Bench:
             address, mask = ctx.get(request.address), ctx.get(request.codewords)
             assert mask == (1 << ctx.get(request.page)) - 1
             item = {"read": 1, "number": ctx.get(request.index), "codewords": ctx.get(request.page)}
-            self.channels[ctx.get(o.payload.channel)].waiting.append(item | {"unit": address >> 32})
+            self.channels[ctx.get(o.payload.channel)].waiting.append(item | {"lun": address >> 32})
 
     def _offer_memory(self, ctx):
         read, write = self.dut.read_bus, self.dut.write_bus
@@ -202,7 +202,7 @@ def test_programs_erases_and_reads(make_sealed):
     sealed = [make_sealed(OWNER, 5, PageKind.INDEX, 8, second, seed) for second, seed in ((False, 1), (True, 2))]
     second = replace(PROGRAM, row=0x123457, address=PAGES + 0x1080, second=True)
     reads = [READ, replace(READ, row=0x123457, address=PAGES + 0x3088, second=True)]
-    operations = [ERASE, replace(ERASE, channel=1), PROGRAM, replace(ERASE, unit=3), second, *reads, ERASE]
+    operations = [ERASE, replace(ERASE, channel=1), PROGRAM, replace(ERASE, lun=3), second, *reads, ERASE]
     stored = {5: sealed[0], 6: sealed[1]}
     bench = Bench(operations, zip((PROGRAM.address, second.address), sealed, strict=True), stored=stored)
     assert bench.run() == [OperationCompletion(PageFault(0))] * 8
@@ -213,7 +213,7 @@ def test_programs_erases_and_reads(make_sealed):
 
 
 BAD_RECORDS = {
-    "kind": replace(ERASE, kind=0), "channel": replace(ERASE, channel=2), "unit": replace(ERASE, unit=4),
+    "kind": replace(ERASE, kind=0), "channel": replace(ERASE, channel=2), "lun": replace(ERASE, lun=4),
     "row": replace(ERASE, row=1 << 24), "small page": replace(ERASE, page_bytes=2048),
     "large page": replace(ERASE, page_bytes=8192), "alignment": replace(PROGRAM, address=PAGES + 4),
     "address": replace(PROGRAM, address=1 << 48), "index": replace(PROGRAM, index=1 << 20),
@@ -231,25 +231,25 @@ def test_bad_records_are_told_and_others_done():
 
 def test_faults_of_units_and_pages_stay_with_their_operations(make_sealed):
     good = make_sealed(OWNER, 5, PageKind.INDEX, 8, False, 1)
-    foreign = make_sealed(OWNER, 6, PageKind.INDEX, 8, False, 2)
+    misdirected = make_sealed(OWNER, 6, PageKind.INDEX, 8, False, 2)
     operations = [
-        replace(PROGRAM, unit=3),  # fails
-        replace(PROGRAM, address=PAGES + 0x1080),  # foreign
+        replace(PROGRAM, lun=3),  # fails
+        replace(PROGRAM, address=PAGES + 0x1080),  # misdirected
         replace(PROGRAM, address=BAD),
-        replace(ERASE, channel=1, unit=2),
+        replace(ERASE, channel=1, lun=2),
         replace(READ, address=BAD),
-        replace(READ, address=PAGES + 0x3000),  # foreign
+        replace(READ, address=PAGES + 0x3000),  # misdirected
     ]
-    pages = [(PROGRAM.address, good), (PAGES + 0x1080, foreign)]
-    bench = Bench(operations, pages, stored={4: good, 5: foreign}, bad_units=(3,))
+    pages = [(PROGRAM.address, good), (PAGES + 0x1080, misdirected)]
+    bench = Bench(operations, pages, stored={4: good, 5: misdirected}, bad_units=(3,))
     faults = [one.faults for one in bench.run()]
-    assert faults[:2] == [PageFault.FAILED, PageFault.FOREIGN] and faults[2] & PageFault.MEMORY
-    assert faults[3:] == [PageFault(0), PageFault.MEMORY, PageFault.FOREIGN]
+    assert faults[:2] == [PageFault.FAILED, PageFault.MISDIRECTED] and faults[2] & PageFault.MEMORY
+    assert faults[3:] == [PageFault(0), PageFault.MEMORY, PageFault.MISDIRECTED]
 
 
 @pytest.mark.parametrize("record", [0, 1])
 def test_a_record_that_cannot_be_read_does_nothing(record):
-    bench = Bench([ERASE, replace(ERASE, unit=2)], bad_record=RECORDS + 32 * record + 16)
+    bench = Bench([ERASE, replace(ERASE, lun=2)], bad_record=RECORDS + 32 * record + 16)
     assert [one.faults for one in bench.run()][record] == PageFault.MEMORY
     assert [number for number, _ in bench.channels[0].log] == [1 - record]
 

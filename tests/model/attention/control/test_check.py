@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import CONFIGS
@@ -12,7 +12,7 @@ from nearflash.model.attention.control.check import read_descriptor
 
 CONFIG = CONFIGS["attend-zynq7045"]
 GOOD = AttendDescriptor(
-    Mode.PAGE | Mode.PROBABILITY, Owner(7, 3, 5), 128, 5000, 4, 32, 40, 64, 16, True, 1024, IndexFormat.INT4, 8192,
+    Mode.PAGE | Mode.PROBABILITY, PageTag(7, 3, 5), 128, 5000, 4, 32, 40, 64, 16, True, 1024, IndexFormat.INT4, 8192,
     0.125, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, mass=60000,
 )  # fmt: skip
 DENSE = dataclasses.replace(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.codeword import SEALED_BYTES, Owner
+from nearflash.abi.attention.codeword import SEALED_BYTES, PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat, PageEntry
@@ -25,7 +25,7 @@ class Memory:
 
     def __init__(self, case):
         store = MemoryStore(0, CHANNELS)
-        self.image = head_image(case.k, case.v, case.settings, case.owner, store)
+        self.image = head_image(case.k, case.v, case.settings, case.page_tag, store)
         self.bytes = np.zeros(image_bytes(case.settings, len(case.k)), np.uint8)
         self.image.copy_to_memory(self.bytes, 0)
         self.lost = set()
@@ -47,7 +47,7 @@ class Memory:
 def run(case, memory, **tables):
     image = memory.image
     found = {"index_table": image.index_table, "token_table": image.token_table} | tables
-    source = PageSource(case.settings, case.owner, len(case.k), **found, reader=memory)
+    source = PageSource(case.settings, case.page_tag, len(case.k), **found, reader=memory)
     return attend_from(source, case.q, case.v_mean, case.settings), source.read
 
 
@@ -56,7 +56,7 @@ def run(case, memory, **tables):
 def test_pages_change_nothing(mode, seed):
     rng = np.random.default_rng([seed, *mode.encode()])
     case = random_head(rng, mode, int(rng.choice([20, 64, 128])), int(rng.integers(1, 5)), int(rng.integers(1, 400)),
-                       Owner(seed, 3, 1))  # fmt: skip
+                       PageTag(seed, 3, 1))  # fmt: skip
     wanted = case.result()
     found, read = run(case, Memory(case))
     assert (found.faults, found.selected, found.references) == (wanted.faults, wanted.selected, wanted.references)
@@ -87,7 +87,7 @@ def test_only_what_is_read_is_judged(index):
         codewords[number, 100] ^= 1
         found, _ = run(case, memory)
         codewords[number] = before
-        assert found.faults in (Fault(0), Fault.FOREIGN)
+        assert found.faults in (Fault(0), Fault.MISDIRECTED)
         touched.append(bool(found.faults))
         assert found.faults or (found.out == wanted.out).all()
     counted = traffic(case.settings, wanted.channels, wanted.chosen)
@@ -102,7 +102,7 @@ def test_what_cannot_be_corrected_is_told():
     memory.lost.add(PageEntry.unpack(int(memory.image.token_table[chosen])).address)
     found, read = run(case, memory)
     assert found.faults == Fault.UNCORRECTABLE and found.out is None
-    assert (read.uncorrectable, read.foreign) == (8, 0)
+    assert (read.uncorrectable, read.misdirected) == (8, 0)
 
 
 def test_an_index_that_lies_otherwise_than_k_is_what_counts():

@@ -111,7 +111,7 @@ class _Heads:
         index_pages = blocks * settings.index_layout.pages if blocks else 0
         index_table = self._pages.bytes_at(one.index_table_address, 8 * index_pages).view(np.uint64)
         token_table = self._pages.bytes_at(one.token_table_address, 8 * groups).view(np.uint64)
-        return PageSource(settings, one.owner, one.tokens, index_table, token_table, self._pages)
+        return PageSource(settings, one.page_tag, one.tokens, index_table, token_table, self._pages)
 
     def _count(self, read: PagesRead) -> None:
         counts = {
@@ -120,7 +120,7 @@ class _Heads:
             "codewords_asked": read.codewords,
             "codewords_received": read.codewords,
             "codewords_uncorrectable": read.uncorrectable,
-            "codewords_foreign": read.foreign,
+            "codewords_foreign": read.misdirected,
         }
         for name, count in counts.items():
             self.counters[name] += count

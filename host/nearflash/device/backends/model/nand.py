@@ -1,6 +1,6 @@
-"""NAND behind the attend kernel's model: what page operations leave on it (docs/attention.md, 2).
+"""NAND behind the attend kernel's model: what page operations leave on it (docs/contracts/attention.md, 2).
 
-A unit fails what a real one does not do: a page is programmed once between two erases of its block, and above all pages
+A lun fails what a real one does not do: a page is programmed once between two erases of its block, and above all pages
 of the block that are programmed.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES, Owner, PageKind
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES, PageKind, PageTag
 from nearflash.abi.attention.page_operation import OPERATION_FIELDS, ROW_BITS, OperationKind, PageFault, PageOperation
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import AddressError
@@ -25,24 +25,24 @@ _NONE = np.empty((0, SEALED_BYTES), np.uint8)
 
 
 class SimulatedNand:
-    """Sealed pages by (channel, unit, row)."""
+    """Sealed pages by (channel, lun, row)."""
 
     def __init__(self, pages_per_block: int = PAGES_PER_BLOCK) -> None:
         self.pages_per_block = pages_per_block
         self.erases: dict[tuple[int, int, int], int] = {}
-        """By (channel, unit, block)."""
+        """By (channel, lun, block)."""
         self._blocks: dict[tuple[int, int, int], dict[int, Bytes]] = {}
 
-    def page(self, channel: int, unit: int, row: int) -> Bytes:
+    def page(self, channel: int, lun: int, row: int) -> Bytes:
         """Sealed codewords (codewords, 528); none where the page is blank."""
-        return self._blocks.get((channel, unit, row // self.pages_per_block), {}).get(row, _NONE)
+        return self._blocks.get((channel, lun, row // self.pages_per_block), {}).get(row, _NONE)
 
     def run(self, record: bytes, config: AttendConfig, memory: Callable[[int, int], Bytes]) -> PageFault:
         """Do what a record of 32 bytes says; `memory` gives the bytes at (address, size) or raises AddressError."""
         one = _operation(record, config)
         if one is None:
             return PageFault.DESCRIPTOR
-        place = one.channel, one.unit, one.row // self.pages_per_block
+        place = one.channel, one.lun, one.row // self.pages_per_block
         if one.kind is OperationKind.ERASE:
             self._blocks.pop(place, None)
             self.erases[place] = self.erases.get(place, 0) + 1
@@ -60,15 +60,15 @@ class SimulatedNand:
         return _foreign(one, sealed)
 
     def _read(self, one: PageOperation, sealed: Bytes) -> PageFault:
-        page = self.page(one.channel, one.unit, one.row)[: len(sealed)]
+        page = self.page(one.channel, one.lun, one.row)[: len(sealed)]
         sealed[: len(page)] = page
         return _foreign(one, page) | (PageFault.UNCORRECTABLE if len(page) < len(sealed) else PageFault(0))
 
 
 def _foreign(one: PageOperation, sealed: Bytes) -> PageFault:
     first = one.page_bytes // CODEWORD_BYTES if one.second else 0
-    wrong = check(sealed, one.owner, one.index, one.page_kind, first=first).foreign
-    return PageFault.FOREIGN if wrong.any() else PageFault(0)
+    wrong = check(sealed, one.page_tag, one.index, one.page_kind, first=first).misdirected
+    return PageFault.MISDIRECTED if wrong.any() else PageFault(0)
 
 
 def _operation(record: bytes, config: AttendConfig) -> PageOperation | None:
@@ -80,7 +80,7 @@ def _operation(record: bytes, config: AttendConfig) -> PageOperation | None:
     legal = (
         one["kind"] in set(OperationKind)
         and one["channel"] < config.channels
-        and one["unit"] < config.units
+        and one["lun"] < config.luns
         and 4096 <= 1 << one["page_log2"] <= config.page_bytes
         and one["row"] < 1 << ROW_BITS
         and one["address"] % 8 == 0
@@ -91,8 +91,8 @@ def _operation(record: bytes, config: AttendConfig) -> PageOperation | None:
     )
     if not legal:
         return None
-    owner = Owner(one["sequence"], one["layer"], one["head"])
+    page_tag = PageTag(one["sequence"], one["layer"], one["head"])
     return PageOperation(
-        OperationKind(one["kind"]), one["channel"], one["unit"], one["row"], 1 << one["page_log2"], one["address"],
-        owner, one["index"], PageKind(one["page_kind"]), bool(one["second"]),
+        OperationKind(one["kind"]), one["channel"], one["lun"], one["row"], 1 << one["page_log2"], one["address"],
+        page_tag, one["index"], PageKind(one["page_kind"]), bool(one["second"]),
     )  # fmt: skip

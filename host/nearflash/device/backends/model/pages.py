@@ -44,13 +44,13 @@ class SimulatedPages:
             if entry.address is not None:
                 group[:] = self.bytes_at(entry.address, group.size).reshape(group.shape)
                 continue
-            for second in range(pages):  # V's page lies on the sibling unit
-                page = self._nand.page(entry.channel, entry.unit ^ second, entry.row)
+            for second in range(pages):  # V's page lies on the sibling lun
+                page = self._nand.page(entry.channel, entry.lun ^ second, entry.row)
                 marks[second] = np.arange(codewords) >= len(page)
                 group[second, : len(page)] = page[:codewords]
         shape = (len(entries), pages * codewords)
         return sealed.reshape(*shape, SEALED_BYTES), lost.reshape(shape)
 
     def _is_legal(self, entry: PageEntry) -> bool:
-        placed = entry.unit < self._config.units if entry.address is None else entry.address % 8 == 0
+        placed = entry.lun < self._config.luns if entry.address is None else entry.address % 8 == 0
         return placed and entry.channel < self._config.channels

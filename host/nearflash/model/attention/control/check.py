@@ -1,8 +1,8 @@
-"""Descriptors as they lie in memory, and the rules that they must keep (docs/attention.md, 3)."""
+"""Descriptors as they lie in memory, and the rules that they must keep (docs/contracts/attention.md, 3)."""
 
 from collections.abc import Mapping
 
-from nearflash.abi.attention.codeword import Owner
+from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import DESCRIPTOR_FIELDS, AttendDescriptor, Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import AttendConfig
@@ -27,7 +27,7 @@ def read_descriptor(record: bytes, config: AttendConfig, contexts: int) -> Atten
     mode = Mode(one["mode"])
     found = AttendDescriptor(
         mode=mode,
-        owner=Owner(one["sequence"], one["layer"], one["head"]),
+        page_tag=PageTag(one["sequence"], one["layer"], one["head"]),
         interleaved=bool(one["interleaved"]),
         index_format=IndexFormat(min(one["index_format"], IndexFormat.INT4)),  # dense heads have none
         page_bytes=1 << one["page_log2"],

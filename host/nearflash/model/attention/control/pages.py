@@ -1,6 +1,6 @@
 """A head's index, K and V read from its pages, as the kernel reads them: only what is wanted, and nothing unchecked.
 
-What a foreign codeword holds is computed with, as the channels do; its fault keeps the result from being used.
+What a misdirected codeword holds is computed with, as the channels do; its fault keeps the result from being used.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import CODEWORD_BYTES, Owner, PageKind
+from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageKind, PageTag
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.index import IndexBlock, QuantisedBlock
@@ -47,7 +47,7 @@ class PagesRead:
     codewords: int = 0
     """Asked for."""
     uncorrectable: int = 0
-    foreign: int = 0
+    misdirected: int = 0
 
     @property
     def requests(self) -> int:
@@ -59,13 +59,13 @@ class PageSource:
     """A Source (source.py) over the pages that a head's tables name, S = `tokens` tokens."""
 
     def __init__(
-        self, settings: Settings, owner: Owner, tokens: int, index_table: Entries, token_table: Entries,
+        self, settings: Settings, page_tag: PageTag, tokens: int, index_table: Entries, token_table: Entries,
         reader: PageReader,
     ) -> None:  # fmt: skip
         self.tokens = tokens
         self.faults = Fault(0)
         self.read = PagesRead()
-        self._settings, self._owner, self._reader = settings, owner, reader
+        self._settings, self._page_tag, self._reader = settings, page_tag, reader
         self._index_table, self._token_table = index_table, token_table
 
     def blocks(self, channels: Ints) -> list[IndexBlock]:
@@ -147,9 +147,9 @@ class PageSource:
         """Data (P, codewords, 512) and aux (P, codewords, 8); only those `wanted` (P, codewords) are judged."""
         per_page = self._settings.page_bytes // CODEWORD_BYTES
         sealed, lost = self._reader.read(entries, wanted.shape[1] // per_page, per_page)
-        found = check(sealed, self._owner, indices, kind)
-        lost, foreign = lost & wanted, found.foreign & wanted & ~lost
-        for mark, fault in ((lost, Fault.UNCORRECTABLE), (foreign, Fault.FOREIGN)):
+        found = check(sealed, self._page_tag, indices, kind)
+        lost, misdirected = lost & wanted, found.misdirected & wanted & ~lost
+        for mark, fault in ((lost, Fault.UNCORRECTABLE), (misdirected, Fault.MISDIRECTED)):
             if mark.any():
                 self.faults |= fault
         if kind is PageKind.INDEX:
@@ -158,5 +158,5 @@ class PageSource:
             self.read.token_requests += len(entries)
         self.read.codewords += int(wanted.sum())
         self.read.uncorrectable += int(lost.sum())
-        self.read.foreign += int(foreign.sum())
+        self.read.misdirected += int(misdirected.sum())
         return found.data, found.aux

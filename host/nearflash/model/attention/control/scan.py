@@ -1,4 +1,5 @@
-"""The scan of one head: channels of the approximate score, scores, their factors to logits (docs/attention.md, 1)."""
+"""The scan of one head: channels of the approximate score, scores, their factors to logits
+(docs/contracts/attention.md, 1)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The numbers of the attend kernel in exact integers (docs/attention.md, 1).
+"""The numbers of the attend kernel in exact integers (docs/contracts/attention.md, 1).
 
 Same names as nearflash.gateware.attention.numerics.
 """

@@ -1,4 +1,4 @@
-"""Reference of the page scorer: logits to the entries of the selection (docs/attention.md, 1, "Mass")."""
+"""Reference of the page scorer: logits to the entries of the selection (docs/contracts/attention.md, 1, "Mass")."""
 
 from dataclasses import dataclass
 

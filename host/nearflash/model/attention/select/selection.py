@@ -1,4 +1,5 @@
-"""Reference of the selection unit: entries to a mask, references and the sums of alpha (docs/attention.md, 1)."""
+"""Reference of the selection unit: entries to a mask, references and the sums of alpha (docs/contracts/attention.md,
+1)."""
 
 from dataclasses import dataclass
 

@@ -87,7 +87,7 @@ class Batch(wiring.Component):
                 with m.If((values.count == 0) | (values.contexts == 0)):
                     m.d.sync += [self.status.eq(Status.EMPTY), self.fault_address.eq(0)]
                     m.next = "FINISH"
-                pages = (values.command == AttendCommand.PAGES) & bool(self.config.units)
+                pages = (values.command == AttendCommand.PAGES) & bool(self.config.luns)
                 too_many = values.count[NUMBER_BITS:].any()
                 m.d.sync += self.pages.eq(pages)
                 with m.If(Mux(pages, too_many, values.command != AttendCommand.HEADS)):

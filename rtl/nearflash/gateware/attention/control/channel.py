@@ -23,7 +23,7 @@ from nearflash.gateware.attention.engine.interfaces import CodewordBeat, PageHea
 from nearflash.gateware.attention.engine.issue import EVENTS
 from nearflash.gateware.nand.bch.key_equation import SYNDROMES_A_BEAT
 from nearflash.gateware.nand.checker import CodewordChecker
-from nearflash.gateware.nand.codeword import ErrorPosition, PageOwner
+from nearflash.gateware.nand.codeword import ErrorPosition, PageTag
 from nearflash.gateware.nand.controller import NandController
 from nearflash.gateware.nand.link import NandLinkSignature
 from nearflash.gateware.nand.operation import NandOperation
@@ -34,9 +34,9 @@ from nearflash.gateware.stream.queue import StreamQueue
 __all__ = ["CHANNEL_EVENTS", "Channel"]
 
 CHANNEL_EVENTS = data.StructLayout(
-    {"engine": EVENTS, "received": 1, "corrected": 1, "uncorrectable": 1, "foreign": 1, "page": 1}
+    {"engine": EVENTS, "received": 1, "corrected": 1, "uncorrectable": 1, "misdirected": 1, "page": 1}
 )
-"""Of this cycle: the engine's; a codeword came; from NAND: corrected, uncorrectable, foreign; a page began."""
+"""Of this cycle: the engine's; a codeword came; from NAND: corrected, uncorrectable, misdirected; a page began."""
 _PAGES_AHEAD = 4
 """Pages whose header has gone ahead of their codewords: while one is checked, the next ones come."""
 _OPERATIONS = 32
@@ -64,7 +64,7 @@ class Channel(wiring.Component):
         self.config = config
         self._engine = ChannelEngine(config)
         ports: dict[str, Any] = {name: self._engine.signature.members[name] for name in _ENGINE_PORTS}
-        if config.units:
+        if config.luns:
             ports |= {
                 "i_request": In(stream.Signature(PageRequest)),
                 "link": Out(NandLinkSignature),
@@ -95,7 +95,7 @@ class Channel(wiring.Component):
             else:
                 wiring.connect(m, inner, wiring.flipped(outer))
         page, codeword, read = engine.i_page, engine.i, Signal()  # read: for a page operation
-        if self.config.units:
+        if self.config.luns:
             m.submodules.merge = merge = PageMerge()
             wiring.connect(m, merge.o_page, page)
             wiring.connect(m, merge.o, codeword)
@@ -112,15 +112,15 @@ class Channel(wiring.Component):
         return m
 
     def _read_nand(self, m: Module, merge: PageMerge) -> None:
-        """A page's header goes to the merge; its owner waits for the page's last codeword at the checker."""
+        """A page's header goes to the merge; its page_tag waits for the page's last codeword at the checker."""
         config, record = self.config, self.i_context.record
-        m.submodules.nand = nand = NandController(config.units, config.nand, config.clock_hz)
+        m.submodules.nand = nand = NandController(config.luns, config.nand, config.clock_hz)
         m.submodules.checker = checker = CodewordChecker()
         m.submodules.headers = headers = Fork(PageHeader, 2)
-        m.submodules.pages = pages = StreamQueue(PageOwner, _PAGES_AHEAD)
+        m.submodules.pages = pages = StreamQueue(PageTag, _PAGES_AHEAD)
         m.submodules.ahead = ahead = StreamQueue(PageHeader, _PAGES_AHEAD)
-        m.submodules.owners = owners = Memory(shape=64, depth=config.contexts, init=[])
-        write, read = owners.write_port(), owners.read_port(domain="comb")
+        m.submodules.page_tags = page_tags = Memory(shape=64, depth=config.contexts, init=[])
+        write, read = page_tags.write_port(), page_tags.read_port(domain="comb")
         to_checker = headers.o[1]
         wiring.connect(m, wiring.flipped(self.i_request), nand.i)
         wiring.connect(m, nand.codewords, checker.i)
@@ -129,22 +129,22 @@ class Channel(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i_errors), checker.i_errors)
         wiring.connect(m, ahead.o, merge.i_page[1])
         wiring.connect(m, checker.o, merge.i[1])
-        wiring.connect(m, pages.o, checker.i_owner)
-        owner = pages.i.payload
+        wiring.connect(m, pages.o, checker.i_page_tag)
+        page_tag = pages.i.payload
         m.d.comb += [
             nand.context.eq(record),
             nand.context_valid.eq(self.i_context.valid),
             write.addr.eq(record.context),
-            write.data.eq(record.owner),
+            write.data.eq(record.page_tag),
             write.en.eq(self.i_context.valid),
             read.addr.eq(to_checker.payload.context),
-            owner.owner.eq(read.data),
-            owner.index.eq(to_checker.payload.index),
-            owner.kind.eq(to_checker.payload.kind == RequestKind.INDEX),
+            page_tag.page_tag.eq(read.data),
+            page_tag.index.eq(to_checker.payload.index),
+            page_tag.kind.eq(to_checker.payload.kind == RequestKind.INDEX),
             pages.i.valid.eq(to_checker.valid),
             to_checker.ready.eq(pages.i.ready),
         ]
-        for event in ("corrected", "uncorrectable", "foreign"):
+        for event in ("corrected", "uncorrectable", "misdirected"):
             m.d.comb += self.events[event].eq(getattr(checker, event))
         self._operate(m, nand, checker, headers, ahead)
 

@@ -9,7 +9,7 @@ Contract: `start` begins the divisions; `done` rises when they are through and f
 and `bad` hold for the descriptor at hand, which holds still from SETTLE cycles before `start` on.
 
 Timing: DIVISIONS · 20 cycles from `start` to `done`.
-Limits: what the rules are is stated in docs/attention.md, 3.
+Limits: what the rules are is stated in docs/contracts/attention.md, 3.
 """
 
 from amaranth import Array, C, Cat, Module, Mux, Signal

@@ -3,7 +3,8 @@
 A is the sum of |q| over all channels, B over the selected ones. Where B is zero the factor is `scale`.
 
 Timing: latency LATENCY cycles, a head every 2 cycles, at most 8 heads waiting; back-pressure: none on o.
-Numerics: A, B exact, then fl32(scale · fl32(sqrt(fl32(fl32(A) / fl32(B))))), all RNE (docs/attention.md, "Logit").
+Numerics: A, B exact, then fl32(scale · fl32(sqrt(fl32(fl32(A) / fl32(B))))), all RNE (docs/contracts/attention.md,
+"Logit").
 """
 
 from amaranth import Cat, Module, Mux, Signal

@@ -23,5 +23,5 @@ class PageEntryLayout(data.Struct):
 def entry_is_legal(entry: data.View, config: AttendConfig) -> Value:
     """Whether the entry names a channel of the build, and a unit that it has or an aligned address."""
     in_memory = entry.address[:3] == 0
-    on_nand = entry.address[_ROW_BITS:] < config.units if config.units else Const(0)
+    on_nand = entry.address[_ROW_BITS:] < config.luns if config.luns else Const(0)
     return (entry.channel < config.channels) & Mux(entry.memory, in_memory, on_nand)

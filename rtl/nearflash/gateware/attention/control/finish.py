@@ -12,8 +12,8 @@ fault can come any more but that of its own write: after a fault nothing of it i
 after the output was answered, and `o_free` gives the context when the completion was answered.
 
 Timing: one element a cycle while all channels have one; about 150 cycles a head, and the memory's latency four times.
-Numerics: those of Mix; REFERENCE_LOW as docs/attention.md, 1, has it, judged where no other fault than REFERENCE_HIGH
-came before.
+Numerics: those of Mix; REFERENCE_LOW as docs/contracts/attention.md, 1, has it, judged where no other fault than
+REFERENCE_HIGH came before.
 Limits: a 64-bit port.
 """
 

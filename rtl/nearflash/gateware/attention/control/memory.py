@@ -1,8 +1,8 @@
 """Page source in memory: reads the wanted sealed codewords of a page, and nothing else.
 
 Contract: of every request first its header leaves, then 66 beats for each wanted codeword, numbers ascending. A page
-lies as sealed codewords one behind the other (docs/attention.md, 2), a separate group's V page directly behind its K
-page, so codeword n is at address + 528·n. Codewords that follow each other are one transfer.
+lies as sealed codewords one behind the other (docs/contracts/attention.md, 2), a separate group's V page directly
+behind its K page, so codeword n is at address + 528·n. Codewords that follow each other are one transfer.
 
 Timing: about 3 cycles and one for each codeword number up to the last wanted one, while beats of earlier requests flow;
 a beat a cycle while the memory keeps up; back-pressure: yes.

@@ -1,13 +1,13 @@
-"""Page delivery: pages from the memory source, as headers, owners of their codewords, and the way to their channels.
+"""Page delivery: pages from the memory source, as headers, page_tags of their codewords, and the way to their channels.
 
-    i ─► codewords of the page, one by one ─┬─► o_owner (to the CRC check)
+    i ─► codewords of the page, one by one ─┬─► o_page_tag (to the CRC check)
           └─► o_page[channel]               └─► channels, in order ──┐
     i_codeword (from the CRC check) ─────────────────────────────────┴─► o[channel]
 
 Contract: a page's header leaves before its codewords; pages of one channel in order. A page that its channel does not
 take holds the pages behind it back, also those of other channels.
 
-Timing: one codeword a cycle on o_owner; no latency from i_codeword to o; back-pressure: yes.
+Timing: one codeword a cycle on o_page_tag; no latency from i_codeword to o; back-pressure: yes.
 """
 
 from amaranth import Cat, Module, Signal
@@ -23,7 +23,7 @@ from nearflash.gateware.attention.engine.interfaces import (
     RequestKind,
     RoutedHeader,
 )
-from nearflash.gateware.nand.codeword import SealedOwner
+from nearflash.gateware.nand.codeword import SealedTag
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["PageDelivery"]
@@ -42,7 +42,7 @@ class PageDelivery(wiring.Component):
     -------
     i_context : In, {valid, record}: broadcast.
     i : In stream of RoutedHeader. i_codeword : In stream of CodewordBeat, of all pages' codewords in order.
-    o_owner : Out stream of SealedOwner, of all pages' codewords in order.
+    o_page_tag : Out stream of SealedTag, of all pages' codewords in order.
     o_page : array of `channels` Out streams of PageHeader. o : likewise, of CodewordBeat.
     """
 
@@ -53,7 +53,7 @@ class PageDelivery(wiring.Component):
                 "i_context": In(data.StructLayout({"valid": 1, "record": ContextRecord})),
                 "i": In(stream.Signature(RoutedHeader)),
                 "i_codeword": In(stream.Signature(CodewordBeat)),
-                "o_owner": Out(stream.Signature(SealedOwner)),
+                "o_page_tag": Out(stream.Signature(SealedTag)),
                 "o_page": Out(stream.Signature(PageHeader)).array(channels),
                 "o": Out(stream.Signature(CodewordBeat)).array(channels),
             }
@@ -63,18 +63,18 @@ class PageDelivery(wiring.Component):
         """A header goes out, then its bits are walked over; codewords follow the queue of channels."""
         m = Module()
         m.submodules.ways = ways = StreamQueue(CHANNEL_BITS, _CODEWORDS_AHEAD)
-        m.submodules.owners = owners = Memory(shape=64, depth=self.contexts, init=[])
-        write, read = owners.write_port(), owners.read_port(domain="comb")
+        m.submodules.page_tags = page_tags = Memory(shape=64, depth=self.contexts, init=[])
+        write, read = page_tags.write_port(), page_tags.read_port(domain="comb")
         wanted, number, channel = Signal(64), Signal(6), Signal(CHANNEL_BITS)
-        owner, found = Signal(SealedOwner), Signal()
+        page_tag, found = Signal(SealedTag), Signal()
         header = self.i.payload.header
         m.d.comb += [
             write.addr.eq(self.i_context.record.context),
-            write.data.eq(self.i_context.record.owner),
+            write.data.eq(self.i_context.record.page_tag),
             write.en.eq(self.i_context.valid),
             read.addr.eq(header.context),
-            self.o_owner.payload.eq(owner),
-            self.o_owner.payload.number.eq(number),
+            self.o_page_tag.payload.eq(page_tag),
+            self.o_page_tag.payload.number.eq(number),
             ways.i.payload.eq(channel),
         ]
         with m.FSM():
@@ -83,9 +83,9 @@ class PageDelivery(wiring.Component):
                     wanted.eq(header.codewords),
                     number.eq(0),
                     channel.eq(self.i.payload.channel),
-                    owner.page.owner.eq(read.data),
-                    owner.page.index.eq(header.index),
-                    owner.page.kind.eq(header.kind == RequestKind.INDEX),
+                    page_tag.page.page_tag.eq(read.data),
+                    page_tag.page.index.eq(header.index),
+                    page_tag.page.kind.eq(header.kind == RequestKind.INDEX),
                 ]
                 for index, o_page in enumerate(self.o_page):
                     mine = self.i.payload.channel == index
@@ -96,9 +96,9 @@ class PageDelivery(wiring.Component):
                     m.next = "WALK"
             with m.State("WALK"):
                 m.d.comb += [
-                    self.o_owner.valid.eq(wanted[0] & ways.i.ready),
-                    ways.i.valid.eq(wanted[0] & self.o_owner.ready),
-                    found.eq(~wanted[0] | (self.o_owner.ready & ways.i.ready)),
+                    self.o_page_tag.valid.eq(wanted[0] & ways.i.ready),
+                    ways.i.valid.eq(wanted[0] & self.o_page_tag.ready),
+                    found.eq(~wanted[0] | (self.o_page_tag.ready & ways.i.ready)),
                 ]
                 with m.If(found):
                     m.d.sync += [wanted.eq(wanted >> 1), number.eq(number + 1)]

@@ -11,7 +11,7 @@ selected channels leave on o_mask ahead of its plan. A head with a bad descripto
 NaN in q (NONFINITE) leaves as a plan with that fault. After `expired` nothing leaves on o_scan and o_mask.
 
 Timing: about 940 cycles and two memory latencies a head of d = 128, g = 4; back-pressure: yes.
-Numerics: docs/attention.md, "Channels" and "Logit".
+Numerics: docs/contracts/attention.md, "Channels" and "Logit".
 Limits: a 64-bit port.
 """
 
@@ -169,7 +169,7 @@ class Prepare(wiring.Component):
         page, fixed = (one.mode & Mode.PAGE) != 0, (one.mode & Mode.REFERENCE) != 0
         m.d.sync += self._base.eq(context << derived.base_shift)
         self._fill(m, self.record, derived, {
-            "context": context, "owner": Cat(one.sequence, one.layer, one.head), "query_base": self._base,
+            "context": context, "page_tag": Cat(one.sequence, one.layer, one.head), "query_base": self._base,
             "group": one.group, "group_tokens": one.group_tokens, "interleaved": one.interleaved,
             "block_tokens": one.block_tokens, "index_format": one.index_format, "tokens": one.tokens,
             "scale": one.scale, "page_mode": page,

@@ -9,7 +9,7 @@ Everything behind Issue runs freely; places for its results are reserved before.
 header until its END has passed the lanes; faults are collected by ticket.
 
 Timing: one beat of fp16 a cycle and set of heads; back-pressure: yes.
-Numerics: docs/attention.md, 1.
+Numerics: docs/contracts/attention.md, 1.
 """
 
 from amaranth import Cat, Module, Mux

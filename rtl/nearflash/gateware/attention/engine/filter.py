@@ -109,7 +109,7 @@ class BeatFilter(wiring.Component):
         return token, wire(m, Mux(plan.interleaved, plan.unit[0], plan.value))
 
     def _faults(self, beat: data.View) -> Mux:
-        fault = Mux(beat.foreign, Fault.FOREIGN.value, 0)
+        fault = Mux(beat.misdirected, Fault.MISDIRECTED.value, 0)
         return Mux(beat.uncorrectable, Fault.UNCORRECTABLE.value, fault)
 
     def _aux(self, m: Module, plan: data.View, beat: data.View) -> None:

@@ -1,4 +1,4 @@
-"""What flows between the units of the attend kernel (docs/attention.md draws the units).
+"""What flows between the units of the attend kernel (docs/contracts/attention.md draws the units).
 
 Widths are those of the largest build, so that units of all builds fit together; synthesis removes what is constant.
 Broadcasts are `valid` with a payload, without back-pressure: they are written before the first request that needs them.
@@ -62,7 +62,7 @@ class ContextRecord(data.Struct):
     """Broadcast by Prepare when a head takes a context: its constants."""
 
     context: CONTEXT_BITS
-    owner: 64
+    page_tag: 64
     """sequence, layer << 32, head << 48."""
     query_base: 12
     """Address of its first row in the query memories."""
@@ -116,7 +116,7 @@ class PageRequest(data.Struct):
     context: CONTEXT_BITS
     kind: RequestKind
     index: 20
-    """Page index of the owner block: b·ceil(d/m) + j, or the token group."""
+    """Page index of the page tag: b·ceil(d/m) + j, or the token group."""
     block: 13
     """INDEX: b."""
     page: 8
@@ -172,7 +172,7 @@ class CodewordBeat(data.Struct):
     last: 1
     uncorrectable: 1
     """Constant over the codeword; so is the next."""
-    foreign: 1
+    misdirected: 1
 
 
 class ScoreRow(data.Struct):

@@ -1,1 +1,1 @@
-"""Selection: entries from scores, the k largest or a probability mass of them (docs/attention.md, 1)."""
+"""Selection: entries from scores, the k largest or a probability mass of them (docs/contracts/attention.md, 1)."""

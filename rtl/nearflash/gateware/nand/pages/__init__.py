@@ -1,1 +1,2 @@
-"""Page operations of the attend kernel: pages programmed, blocks erased, pages read back (docs/attention.md, 5)."""
+"""Page operations of the attend kernel: pages programmed, blocks erased, pages read back
+(docs/contracts/attention.md, 5)."""

@@ -5,14 +5,14 @@
     memory ◄───────────────────────────────────────────────────────────────────────────── PageTransfer ◄────────┘
 
 One thing after the other, of those that can go: a completion first, then a page that its channel waits for, then the
-next record. So records are fetched while units work, and a page moves when its unit is ready for it, not before.
+next record. So records are fetched while luns work, and a page moves when its lun is ready for it, not before.
 
-Contract: one completion a record; operations of one unit in their order. A read waits until every program and erase
+Contract: one completion a record; operations of one lun in their order. A read waits until every program and erase
 before it has ended, and the other way round; a channel whose queue is full keeps the records behind waiting. Records
 must not change until their completions are there.
 
 Timing: PageTransfer's; beside it about 60 cycles and three times the memory's latency an operation; back-pressure: yes.
-Numerics: docs/attention.md, 5.
+Numerics: docs/contracts/attention.md, 5.
 Limits: a 64-bit port; pages of all channels move one after the other.
 """
 
@@ -46,8 +46,8 @@ _BEAT_BYTES = 8
 _RECORD_BEATS = OPERATION_BYTES // _BEAT_BYTES
 _RECORD_LOG2, _COMPLETION_LOG2 = (size.bit_length() - 1 for size in (OPERATION_BYTES, OPERATION_COMPLETION_BYTES))
 _FAULT_BITS = len(PageFault)
-_SPOILT = data.StructLayout({"memory": 1, "foreign": 1})
-"""Faults of a program's page, until its unit's result comes."""
+_SPOILT = data.StructLayout({"memory": 1, "misdirected": 1})
+"""Faults of a program's page, until its lun's result comes."""
 
 
 class PageMover(wiring.Component):
@@ -55,7 +55,7 @@ class PageMover(wiring.Component):
 
     Parameters
     ----------
-    config : build configuration, with NAND units; its port must be 64 bits wide.
+    config : build configuration, with NAND luns; its port must be 64 bits wide.
 
     Members
     -------
@@ -95,7 +95,7 @@ class PageMover(wiring.Component):
         )
 
     def elaborate(self, platform: object) -> Module:
-        """Units and the operation at hand; then the states: what next, its record, its page, its completion."""
+        """LUNs and the operation at hand; then the states: what next, its record, its page, its completion."""
         m = Module()
         m.submodules.reader = self._reader = BurstReader(64, max_outstanding=2, max_burst_bytes=2048)
         m.submodules.writer = self._writer = BurstWriter(64, max_outstanding=2, max_burst_bytes=1024)
@@ -143,8 +143,8 @@ class PageMover(wiring.Component):
         table = Mux(self._completing, self.completions_address, self.operations_address)
         place = Mux(self._completing, self._number << _COMPLETION_LOG2, self._number << _RECORD_LOG2)
         page_beats = (self._page.item.codewords << 6) + (self._page.item.codewords << 1)
-        for unit, beats in ((reader, _RECORD_BEATS), (writer, 1)):
-            command = unit.i_command.payload
+        for lun, beats in ((reader, _RECORD_BEATS), (writer, 1)):
+            command = lun.i_command.payload
             m.d.comb += [
                 command.address.eq(Mux(self._moving, self._record.address, table + place)),
                 command.beats.eq(Mux(self._moving, page_beats, beats)),
@@ -159,7 +159,7 @@ class PageMover(wiring.Component):
         m.d.comb += [
             operation.channel.eq(record.channel),
             operation.item.erase.eq(record.kind == OperationKind.ERASE),
-            operation.item.unit.eq(record.unit),
+            operation.item.lun.eq(record.lun),
             operation.item.row.eq(record.row[:ROW_BITS]),
             operation.item.codewords.eq(codewords),
             operation.item.number.eq(self._number),
@@ -168,28 +168,28 @@ class PageMover(wiring.Component):
             routed.request.index.eq(self._number),
             routed.request.page.eq(codewords),
             routed.request.codewords.eq(Cat((codewords > least).replicate(8) for least in (0, 8, 16, 16))),
-            routed.request.address.eq(Cat(record.row, record.unit)),
+            routed.request.address.eq(Cat(record.row, record.lun)),
             task.read.eq(page.read),
             task.keep.eq(self._kept),
             task.codewords.eq(page.codewords),
-            task.owner.owner.eq(Cat(record.sequence, record.layer, record.head)),
-            task.owner.index.eq(record.index),
-            task.owner.kind.eq(record.page_kind),
+            task.page_tag.page_tag.eq(Cat(record.sequence, record.layer, record.head)),
+            task.page_tag.index.eq(record.index),
+            task.page_tag.kind.eq(record.page_kind),
             task.second.eq(record.second),
-            task.unit.eq(record.unit),
+            task.lun.eq(record.lun),
             task.row.eq(record.row),
         ]
 
     def _remember(self, m: Module) -> data.View:
-        """What was wrong with the page that the unit at hand has programmed."""
-        m.submodules.spoilt = spoilt = Memory(shape=_SPOILT, depth=self.config.channels * self.config.units, init=[])
+        """What was wrong with the page that the lun at hand has programmed."""
+        m.submodules.spoilt = spoilt = Memory(shape=_SPOILT, depth=self.config.channels * self.config.luns, init=[])
         write, read = spoilt.write_port(), spoilt.read_port(domain="comb")
         for port, item in ((write, self._page), (read, self._router.o_result.payload)):
-            m.d.comb += port.addr.eq(Cat(item.item.unit[: self.config.units.bit_length() - 1], item.channel))
+            m.d.comb += port.addr.eq(Cat(item.item.lun[: self.config.luns.bit_length() - 1], item.channel))
         m.d.comb += [
             write.en.eq(self._transfer.done & ~self._page.item.read),
             write.data.memory.eq(self._reader.error.seen),
-            write.data.foreign.eq(self._transfer.foreign & self._kept),
+            write.data.misdirected.eq(self._transfer.misdirected & self._kept),
         ]
         return read.data
 
@@ -214,7 +214,7 @@ class PageMover(wiring.Component):
                     FAILED=result.failed,
                     TIMEOUT=result.timeout,
                     MEMORY=spoilt.memory & ~result.erase,
-                    FOREIGN=spoilt.foreign & ~result.erase,
+                    MISDIRECTED=spoilt.misdirected & ~result.erase,
                 )
                 m.next = "COMPLETE"
             with m.Elif(pages.valid):
@@ -281,9 +281,9 @@ class PageMover(wiring.Component):
                 m,
                 MEMORY=reader.error.seen | writer.error.seen,
                 UNCORRECTABLE=transfer.uncorrectable,
-                FOREIGN=transfer.foreign & self._kept,
+                MISDIRECTED=transfer.misdirected & self._kept,
             )
-            with m.If(~page.read):  # its unit has yet to say how it went
+            with m.If(~page.read):  # its lun has yet to say how it went
                 m.next = "DECIDE"
             with m.Elif(writer.idle):
                 m.next = "COMPLETE"

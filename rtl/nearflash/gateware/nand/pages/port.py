@@ -3,7 +3,7 @@
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.nand.codeword import OwnedBeat
+from nearflash.gateware.nand.codeword import TaggedBeat
 from nearflash.gateware.nand.operation import NUMBER_BITS, NandOperation, NandResult
 
 __all__ = ["PagePortSignature", "PageWanted"]
@@ -17,7 +17,7 @@ class PageWanted(data.Struct):
     number: NUMBER_BITS
     """Of the operation."""
     codewords: 6
-    unit: 8
+    lun: 8
     """PROGRAM: where it goes."""
 
 
@@ -27,7 +27,7 @@ PagePortSignature = wiring.Signature(
         "operation": Out(stream.Signature(NandOperation)),
         "wanted": In(stream.Signature(PageWanted)),
         "program": Out(stream.Signature(64)),
-        "sealed": In(stream.Signature(OwnedBeat)),
+        "sealed": In(stream.Signature(TaggedBeat)),
         "result": In(stream.Signature(NandResult)),
     }
 )

@@ -21,12 +21,12 @@ def codewords_of(record: data.View) -> Value:
 
 
 def is_legal(record: data.View, config: AttendConfig) -> Value:
-    """Whether the record keeps the rules of docs/attention.md, 5."""
+    """Whether the record keeps the rules of docs/contracts/attention.md, 5."""
     sizes = range(_PAGE_LOG2_LEAST, config.page_bytes.bit_length())
     rules = (
         Cat(record.kind == kind for kind in OperationKind).any(),
         record.channel < config.channels,
-        record.unit < config.units,
+        record.lun < config.luns,
         Cat(record.page_log2 == size for size in sizes).any(),
         ~record.row[ROW_BITS:].any(),
         ~record.address[:3].any() & ~record.address[_ADDRESS_BITS:].any(),

@@ -14,7 +14,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.attention.engine.interfaces import CHANNEL_BITS
-from nearflash.gateware.nand.codeword import OwnedBeat
+from nearflash.gateware.nand.codeword import TaggedBeat
 from nearflash.gateware.nand.operation import NandOperation, NandResult
 from nearflash.gateware.nand.pages.port import PagePortSignature, PageWanted
 
@@ -54,7 +54,7 @@ class PageRouter(wiring.Component):
     active : In, as in PagePortSignature.
     i_operation : In stream of ChannelOperation. rooms : Out, a bit a channel: it would take an operation.
     o_result : Out stream of ChannelResult. o_wanted : Out stream of ChannelPage.
-    at : In. i_program : In stream of 64 bits, to that channel. o_sealed : Out stream of OwnedBeat, from that channel.
+    at : In. i_program : In stream of 64 bits, to that channel. o_sealed : Out stream of TaggedBeat, from that channel.
     channel : array of Out PagePortSignature.
     """
 
@@ -68,7 +68,7 @@ class PageRouter(wiring.Component):
                 "o_wanted": Out(stream.Signature(ChannelPage)),
                 "at": In(CHANNEL_BITS),
                 "i_program": In(stream.Signature(64)),
-                "o_sealed": Out(stream.Signature(OwnedBeat)),
+                "o_sealed": Out(stream.Signature(TaggedBeat)),
                 "channel": Out(PagePortSignature).array(channels),
             }
         )

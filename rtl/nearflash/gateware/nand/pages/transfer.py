@@ -2,7 +2,7 @@
 
     memory ──┐                       ┌──► CodewordWriter ──► NAND        (program)
              ├─► register ─► SealCheck
-    NAND ────┘ (owner blocks dropped)└──► memory                         (read)
+    NAND ────┘ (page tags dropped)└──► memory                         (read)
 
 Contract: `start` begins a page, `done` pulses when its last beat has moved; `task` must stand still in between. The
 flags are those of the page at `done`, until the next `start`. A page that is not to be kept moves too, to keep its
@@ -16,7 +16,7 @@ from amaranth import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.nand.codeword import OWNED_BEATS, OwnedBeat, PageOwner
+from nearflash.gateware.nand.codeword import TAGGED_BEATS, PageTag, TaggedBeat
 from nearflash.gateware.nand.seal_check import SealCheck
 from nearflash.gateware.nand.writer import CodewordWriter
 
@@ -28,11 +28,11 @@ class PageTask(data.Struct):
 
     read: 1
     keep: 1
-    owner: PageOwner
+    page_tag: PageTag
     second: 1
     """Its codewords are numbered after those of another page."""
     codewords: 6
-    unit: 8
+    lun: 8
     row: 32
 
 
@@ -42,19 +42,19 @@ class PageTransfer(wiring.Component):
     Members
     -------
     start : In, pulse. task : In, PageTask. done : Out, pulse.
-    uncorrectable, foreign : Out, what a codeword of the page was.
+    uncorrectable, misdirected : Out, what a codeword of the page was.
     i_memory : In stream of 64 bits, o_memory : Out stream of 64 bits: sealed codewords.
-    i_nand : In stream of OwnedBeat. o_nand : Out stream of 64 bits, raw codewords.
+    i_nand : In stream of TaggedBeat. o_nand : Out stream of 64 bits, raw codewords.
     """
 
     start: In(1)
     task: In(PageTask)
     done: Out(1)
     uncorrectable: Out(1)
-    foreign: Out(1)
+    misdirected: Out(1)
     i_memory: In(stream.Signature(64))
     o_memory: Out(stream.Signature(64))
-    i_nand: In(stream.Signature(OwnedBeat))
+    i_nand: In(stream.Signature(TaggedBeat))
     o_nand: Out(stream.Signature(64))
 
     def elaborate(self, platform: object) -> Module:
@@ -68,15 +68,15 @@ class PageTransfer(wiring.Component):
         closing = (number == task.codewords - 1) & check.o.payload.last  # what the check has is the page's last beat
         self._take(m, check, running & ~through, closing)
         m.d.comb += [
-            check.i_owner.valid.eq(running & ~through),
-            check.i_owner.payload.page.eq(task.owner),
-            check.i_owner.payload.number.eq(number | Mux(task.second, task.codewords, 0)),
+            check.i_page_tag.valid.eq(running & ~through),
+            check.i_page_tag.payload.page.eq(task.page_tag),
+            check.i_page_tag.payload.number.eq(number | Mux(task.second, task.codewords, 0)),
             writer.i_target.valid.eq(running & ~task.read),
             writer.i_target.payload.place.eq(place),
             writer.i_target.payload.final.eq(place == task.codewords - 1),
-            *(writer.i_target.payload[name].eq(task[name]) for name in ("unit", "row")),
+            *(writer.i_target.payload[name].eq(task[name]) for name in ("lun", "row")),
         ]
-        with m.If(check.i_owner.valid & check.i_owner.ready):
+        with m.If(check.i_page_tag.valid & check.i_page_tag.ready):
             m.d.sync += [number.eq(number + 1), through.eq(closing)]
         with m.If(writer.i_target.valid & writer.i_target.ready):
             m.d.sync += place.eq(place + 1)
@@ -102,28 +102,28 @@ class PageTransfer(wiring.Component):
 
     def _take(self, m: Module, check: SealCheck, running: Value, closing: Value) -> None:
         """From the source into a register; what a codeword was, as it leaves that."""
-        task, held, full = self.task, Signal(OwnedBeat, reset_less=True), Signal()
-        beat, room, takes, owned = Signal(range(OWNED_BEATS)), Signal(), Signal(), Signal()
+        task, held, full = self.task, Signal(TaggedBeat, reset_less=True), Signal()
+        beat, room, takes, tagged = Signal(range(TAGGED_BEATS)), Signal(), Signal(), Signal()
         m.d.comb += [
             room.eq(~full | check.i.ready),
             takes.eq(running & room & ~(full & closing)),
-            owned.eq(beat < 2),
+            tagged.eq(beat < 2),
             self.i_nand.ready.eq(takes & task.read),
             self.i_memory.ready.eq(takes & ~task.read & task.keep),
             check.i.payload.eq(held.data),
             check.i.valid.eq(full),
         ]
         with m.If(room):
-            there = Mux(task.read, self.i_nand.valid & ~owned, self.i_memory.valid | ~task.keep)
+            there = Mux(task.read, self.i_nand.valid & ~tagged, self.i_memory.valid | ~task.keep)
             m.d.sync += full.eq(takes & there)
             m.d.sync += held.eq(self.i_nand.payload)
             with m.If(~task.read):
                 m.d.sync += [held.data.eq(self.i_memory.payload), held.corrected.eq(0), held.uncorrectable.eq(0)]
         with m.If(self.i_nand.valid & self.i_nand.ready):
-            m.d.sync += beat.eq(Mux(beat == OWNED_BEATS - 1, 0, beat + 1))
+            m.d.sync += beat.eq(Mux(beat == TAGGED_BEATS - 1, 0, beat + 1))
         with m.If(full & held.uncorrectable | check.wrong & held.corrected):
             m.d.sync += self.uncorrectable.eq(1)
         with m.If(check.wrong & ~held.corrected & ~held.uncorrectable):
-            m.d.sync += self.foreign.eq(1)
+            m.d.sync += self.misdirected.eq(1)
         with m.If(self.start):
-            m.d.sync += [full.eq(0), beat.eq(0), self.uncorrectable.eq(0), self.foreign.eq(0)]
+            m.d.sync += [full.eq(0), beat.eq(0), self.uncorrectable.eq(0), self.misdirected.eq(0)]

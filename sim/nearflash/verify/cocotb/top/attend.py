@@ -48,13 +48,13 @@ class Bench(KernelTestbench):
         """Operands, tables and pages in memory."""
         store, descriptors = MemoryStore(_PAGES, attend_config(_CONFIG).channels), []
         for case in cases:
-            image = head_image(case.k, case.v, case.settings, case.owner, store)
+            image = head_image(case.k, case.v, case.settings, case.page_tag, store)
             for page in image.pages:
                 assert page.entry.address is not None
                 self.memory.write(page.entry.address, page.data)
             arrays = (case.q, case.v_mean, np.zeros_like(case.q), image.index_table, image.token_table)
             addresses = Addresses(*(self.put(array.tobytes()) for array in arrays))
-            descriptors.append(case.settings.descriptor(case.owner, len(case.k), len(case.q), addresses))
+            descriptors.append(case.settings.descriptor(case.page_tag, len(case.k), len(case.q), addresses))
         return tuple(descriptors)
 
 

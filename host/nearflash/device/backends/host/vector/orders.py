@@ -1,4 +1,4 @@
-"""The operation orders of docs/numerics.md, for one parameter.
+"""The operation orders of docs/contracts/numerics.md, for one parameter.
 
 The loops of nearflash.device.backends.host.vector.lane compile these functions.
 
