@@ -13,6 +13,7 @@ from amaranth.sim import Simulator
 
 from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.gateware.attention.engine.interfaces import CodewordBeat
+from nearflash.gateware.nand import codeword
 from nearflash.gateware.nand.bch.share import CorrectorShare
 from nearflash.gateware.nand.checker import CodewordChecker
 from nearflash.gateware.nand.link import RawBeat
@@ -41,7 +42,7 @@ class Page:
 
     @property
     def tag_fields(self) -> dict[str, int]:
-        """For PageTag."""
+        """As gateware.nand.codeword.PageTag."""
         page_tag = int.from_bytes(self.page_tag.block(0, PageKind.TOKEN, 0)[:8], "little")
         return {"page_tag": page_tag, "index": self.index, "kind": int(self.kind)}
 
@@ -103,14 +104,14 @@ def clocked() -> Callable[..., list[int]]:
 
 
 class Channels(wiring.Component):
-    """CodewordCheckers that share one corrector: streams `i__0`, `i_owner__0`, `o__0`, …"""
+    """CodewordCheckers that share one corrector: streams `i__0`, `i_page_tag__0`, `o__0`, …"""
 
     def __init__(self, count: int) -> None:
         self.count = count
         super().__init__(
             {
                 "i": In(stream.Signature(RawBeat)).array(count),
-                "i_page_tag": In(stream.Signature(PageTag)).array(count),
+                "i_page_tag": In(stream.Signature(codeword.PageTag)).array(count),
                 "o": Out(stream.Signature(CodewordBeat)).array(count),
             }
         )

@@ -31,7 +31,7 @@ def run(lun, channels, stalls="none", seed=0, failed=()) -> None:
         beats = [packed(BEAT_FIELDS, beat) for page in pages for beat in page.beats(failed)]
         page_tags = [packed((("page_tag", 64), ("index", 20), ("kind", 1)), page.tag_fields) for page in pages]
         inputs[f"i__{channel}"] = words_from_integers(beats, 119)
-        inputs[f"i_owner__{channel}"] = words_from_integers(page_tags, 85)
+        inputs[f"i_page_tag__{channel}"] = words_from_integers(page_tags, 85)
         outputs[f"o__{channel}"] = 65 * sum(len(page.raw) for page in pages)
     found = lun.run(inputs, outputs, stalls=stalls, seed=seed, timeout_cycles=500 * sum(outputs.values()))
     for channel, pages in enumerate(channels):

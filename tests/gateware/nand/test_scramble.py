@@ -12,7 +12,7 @@ def test_equals_model(make_page, stalls):
     page = make_page(3, 1)
     beats = page.beats()
     found = run_streams(Scrambler(), {"i": beats}, {"o": len(beats)}, stalls=stalls)["o"]
-    expected = page.raw ^ scrambling(page.row, page.unit, np.arange(3))
+    expected = page.raw ^ scrambling(page.row, page.lun, np.arange(3))
     np.testing.assert_array_equal([beat.data for beat in found], expected.view("<u8").ravel())
     for given, beat in zip(beats, found, strict=True):
         assert all(getattr(beat, name) == value for name, value in given.items() if name != "data")

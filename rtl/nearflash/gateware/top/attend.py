@@ -7,7 +7,7 @@
     channels ─► Finish ─► out, completions
 
 docs/contracts/attention.md draws the heads' way through them. All memory traffic is on gmem0: five readers share its
-read channels, Finish has its write channels. With NAND units a batch may also be one of page operations: then PageMover
+read channels, Finish has its write channels. With LUNs a batch may also be one of page operations: then PageMover
 has the channels, a place among the readers, and the write channels.
 
 Contract: the registers of nearflash.abi.registers.ATTEND, started as an XRT kernel (ap_ctrl_chain); descriptors and
@@ -69,7 +69,7 @@ class AttendKernel(wiring.Component):
     -------
     s_axi_control : In AxiLiteSignature, the register block.
     m_axi_gmem0 : Out Axi4Signature, `config.port_bits` wide.
-    nand0, nand1, ... : NandLinkSignature, one a channel, with NAND units only.
+    nand0, nand1, ... : NandLinkSignature, one a channel, with LUNs only.
     interrupt : Out, level.
     git_revision : In, first 32 bits of the git revision; tied by the board's wrapper, 0 in simulation.
 

@@ -54,7 +54,7 @@ def test_pages_are_programmed_once_in_rising_order_and_read_back(device):
     assert device.nand.erases == {(1, 2, 1): 1}
 
 
-def test_a_page_of_another_owner(device):
+def test_a_page_with_another_tag(device):
     (own, sealed) = page(0)
     program(device, [own], [sealed])
     assert faults(read, device, [replace(own, index=4)]) == [PageFault.MISDIRECTED]

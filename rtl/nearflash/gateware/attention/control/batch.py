@@ -36,7 +36,7 @@ class Batch(wiring.Component):
     -------
     values : In, arguments; must stay as they are until `done`.
     start : In, pulse. done : Out, pulse. begin : Out, pulse: a batch begins; forgets the errors of the one before.
-    pages : Out, it is one of page operations; changes only with `begin`, and only in builds with NAND units.
+    pages : Out, it is one of page operations; changes only with `begin`, and only in builds with LUNs.
     contexts_log2 : Out, contexts in use, as a power of two; constant over a batch.
     o : Out stream of descriptor numbers. ended : In, pulse: a head or an operation has ended.
     lost, error : In, a completion could not be written, and where.

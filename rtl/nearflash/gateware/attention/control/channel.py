@@ -5,7 +5,7 @@
     i_page, i (checked pages from memory) ───────────┘
 
 While page operations run (`pages`), pages that are read leave unchecked, one at a time, instead of going to the merge.
-Without NAND units there is nothing but the engine.
+Without LUNs there is nothing but the engine.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ CHANNEL_EVENTS = data.StructLayout(
 _PAGES_AHEAD = 4
 """Pages whose header has gone ahead of their codewords: while one is checked, the next ones come."""
 _OPERATIONS = 32
-"""Page operations that wait for their units."""
+"""Page operations that wait for their LUNs."""
 _ENGINE_PORTS = ("i_context", "i_query", "i_gather", "o_score", "o_done", "i_drain", "o_partial")
 
 
@@ -57,7 +57,7 @@ class Channel(wiring.Component):
     i_page : In stream of PageHeader, i : In stream of CodewordBeat: pages from memory.
     events : Out, CHANNEL_EVENTS.
     i_request : In stream of PageRequest, to NAND. link : NandLinkSignature. o_syndromes, i_errors : streams to and from
-    a channel of CorrectorShare. pages : In PagePortSignature. These with NAND units only.
+    a channel of CorrectorShare. pages : In PagePortSignature. These with LUNs only.
     """
 
     def __init__(self, config: AttendConfig) -> None:
@@ -174,7 +174,7 @@ class Channel(wiring.Component):
             wanted.read.eq(~due),
             wanted.number.eq(Mux(due, operation.number, page.payload.index)),
             wanted.codewords.eq(Mux(due, operation.codewords, page.payload.page)),
-            wanted.unit.eq(operation.unit),
+            wanted.lun.eq(operation.lun),
         ]
         with m.If(operations.o.ready):
             m.d.sync += asked.eq(0)

@@ -12,7 +12,7 @@ _ROW_BITS, _UNIT_BITS = 32, 8
 
 
 class PageEntryLayout(data.Struct):
-    """An entry: byte address in memory, or row (32 bits) and unit (8 bits) on NAND (nearflash.abi.attention.pages)."""
+    """An entry: byte address in memory, or row (32 bits) and LUN (8 bits) on NAND (nearflash.abi.attention.pages)."""
 
     address: ADDRESS_BITS
     channel: 8
@@ -21,7 +21,7 @@ class PageEntryLayout(data.Struct):
 
 
 def entry_is_legal(entry: data.View, config: AttendConfig) -> Value:
-    """Whether the entry names a channel of the build, and a unit that it has or an aligned address."""
+    """Whether the entry names a channel of the build, and a LUN that it has or an aligned address."""
     in_memory = entry.address[:3] == 0
     on_nand = entry.address[_ROW_BITS:] < config.luns if config.luns else Const(0)
     return (entry.channel < config.channels) & Mux(entry.memory, in_memory, on_nand)

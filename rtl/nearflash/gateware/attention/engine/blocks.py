@@ -122,14 +122,14 @@ class BlockTable(wiring.Component):
     def _places(self, m: Module) -> None:
         """What is in use; a buffer belongs to the entry that it was given to."""
         release = self.release
-        page_tags = Array(Signal(4, name=f"owner_{k}") for k in range(self._blocks))
+        entries = Array(Signal(4, name=f"owner_{k}") for k in range(self._blocks))
         ended = wire(m, release.valid & ~release.tail)
         given = self.o_buffer
         for k in range(self._blocks):
-            with m.If(ended & (page_tags[k] == release.entry)):
+            with m.If(ended & (entries[k] == release.entry)):
                 m.d.sync += self._free[k].eq(1)
             with m.If(given.valid & (given.buffer == k)):
-                m.d.sync += [self._free[k].eq(0), page_tags[k].eq(given.entry)]
+                m.d.sync += [self._free[k].eq(0), entries[k].eq(given.entry)]
             with m.If(ended & (release.entry == k)):
                 m.d.sync += self._used[k].eq(0)
             with m.If(given.valid & (given.entry == k)):
