@@ -1,1 +1,1 @@
-"""Verification: proofs, mutants, cocotb testbenches, and the vectors that they share."""
+"""Verification: proofs and mutation vectors of each unit, what runs them, cocotb testbenches, fixtures."""

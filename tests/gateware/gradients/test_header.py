@@ -5,7 +5,7 @@ from nearflash.gateware.gradients.header import HeaderCheck
 from nearflash.sim.pysim.harness import measure_latency
 from nearflash.sim.stalls import STALLS
 from nearflash.sim.verilator.streams import StreamUnit
-from nearflash.verify.mutants import header
+from nearflash.verify.units.gradients import header
 
 
 @pytest.fixture(scope="module")

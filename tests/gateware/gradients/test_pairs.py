@@ -4,7 +4,7 @@ import pytest
 from nearflash.gateware.gradients.pairs import PairMerge
 from nearflash.sim.stalls import STALLS
 from nearflash.sim.verilator.streams import StreamUnit
-from nearflash.verify.mutants import pairs
+from nearflash.verify.units.gradients.pairs import vectors as pairs
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import pytest
 
 from nearflash.sim.stalls import STALLS
 from nearflash.sim.verilator.streams import StreamUnit
-from nearflash.verify.mutants import tiles
+from nearflash.verify.units.gradients.tiles import vectors as tiles
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.sim.stalls import STALLS
 from nearflash.sim.verilator.streams import StreamUnit
 from nearflash.verify.fixtures.matrices import damaged, header_of, outcome
-from nearflash.verify.mutants.parser import ObservedParser, command, commands, sections, words
+from nearflash.verify.units.weights.parser.vectors import ObservedParser, command, commands, sections, words
 
 COLUMNS_MAX = 1024
 each_format = pytest.mark.parametrize("form", MATRIX_FORMATS, ids=lambda form: "-".join(str(part) for part in form))

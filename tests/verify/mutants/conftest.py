@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.fp.pipeline import register
-from nearflash.verify.mutants.targets import Target
+from nearflash.verify.mutants.target import Target
 
 
 class Sum(wiring.Component):

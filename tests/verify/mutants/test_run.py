@@ -7,7 +7,8 @@ from nearflash.abi.errors import ConfigError
 from nearflash.gateware.stream.skid import SkidBuffer
 from nearflash.verify.mutants.observed import ObservedStreams
 from nearflash.verify.mutants.run import run, run_target
-from nearflash.verify.mutants.targets import Target
+from nearflash.verify.mutants.target import Target
+from nearflash.verify.units.catalogue import chosen_targets
 
 
 def test_good_vectors_kill_all_but_the_equivalent(sum_target):
@@ -40,29 +41,24 @@ def test_runs_cut_off_show_what_a_reset_has_to_drop():
     assert set(left[0]) > set(left[1])
 
 
-def test_unknown_unit():
-    with pytest.raises(ConfigError, match=r"unit must be one of num\.mac.*, not 'no\.such'"):
-        next(run(["no.such"]))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
     [
-        "num.mac",
-        "topk.selector",
-        "expand.bitmap",
-        "expand.coded",
-        "expand.code_product",
-        "expand.header",
-        "expand.pairs",
-        "expand.ones",
-        "expand.pack",
-        "expand.parser",
-        "expand.unpack",
+        "attention.numerics.mac",
+        "attention.select.select",
+        "weights.bitmap",
+        "weights.coded",
+        "weights.code_product",
+        "gradients.header",
+        "gradients.pairs",
+        "weights.popcount",
+        "weights.pack",
+        "weights.parser",
+        "weights.unpack",
     ],
 )
 def test_a_sample_of_the_datapath_units(unit):
-    (row,) = run([unit], mutants=100)
+    (row,) = run(chosen_targets([unit]), mutants=100)
     assert row["mutants"] == 100
     assert row["kill_fraction"] >= 0.95

@@ -14,28 +14,22 @@ from nearflash.gateware.weights.matrix import Part
 from nearflash.gateware.weights.pack import Pack
 from nearflash.gateware.weights.popcount import OnesCounter
 from nearflash.gateware.weights.unpack import Unpack
-from nearflash.verify.proofs import (
-    bitmap,
-    bus,
-    dequantize,
-    header,
-    merge,
-    ones,
-    pack,
-    parser,
-    streams,
-    tiles,
-    unpack,
-    values,
-)
-from nearflash.verify.proofs.proofs import PROOFS, Proof
+from nearflash.verify.proofs.proof import Proof
 from nearflash.verify.proofs.run import run, run_proof
+from nearflash.verify.units.bus import read
+from nearflash.verify.units.catalogue import chosen_proofs, proofs
+from nearflash.verify.units.gradients import header, values
+from nearflash.verify.units.gradients.pairs import proof as pairs
+from nearflash.verify.units.gradients.tiles import proof as tiles
+from nearflash.verify.units.stream import skid
+from nearflash.verify.units.weights import bitmap, dequantize, pack, popcount, unpack
+from nearflash.verify.units.weights.parser import proof as parser
 
-QUICK = ("stream.skid", "stream.narrow", "bus.split")
+QUICK = ("stream.skid", "stream.gearbox.narrow", "bus.split")
 
 
 def check(names, folder):
-    results = list(run(names, folder))
+    results = list(run(chosen_proofs(names), folder))
     assert {result["mode"] for result in results} >= {"prove", "cover"}
     assert [result for result in results if result["status"] != "pass"] == []
 
@@ -46,7 +40,7 @@ def test_quick_proofs(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PROOFS if name not in QUICK])
+@pytest.mark.parametrize("name", [name for name in proofs() if name not in QUICK])
 def test_long_proofs(name, tmp_path):
     check([name], tmp_path)
 
@@ -84,25 +78,25 @@ class Waiting(wiring.Component):
 
 
 def results_of(build, folder, **options):
-    return {result["mode"]: result for result in run_proof(Proof("seeded", build, **options), folder)}
+    return {result["mode"]: result for result in run_proof("seeded", Proof(build, **options), folder)}
 
 
 def fails(build, folder, depth):
     """Names of the properties that do not hold in the first `depth` cycles."""
-    result = next(run_proof(Proof("seeded", build, engine="bounded", depth=depth), folder))
+    result = next(run_proof("seeded", Proof(build, engine="bounded", depth=depth), folder))
     assert result["status"] == "fail"
     return set(result["property"])
 
 
 def test_a_lost_item_fails_by_name_with_a_trace(tmp_path):
-    result = results_of(lambda: streams.skid(Careless()), tmp_path)["prove"]
+    result = results_of(lambda: skid.build_proof(Careless()), tmp_path)["prove"]
     assert result["status"] == "fail"
     assert set(result["property"]) & {"o_payload_stable_until_ready", "order_kept", "capacity_kept"}
     assert "o__payload" in (tmp_path / result["trace"]).read_text()
 
 
 def test_valid_that_waits_for_ready_fails(tmp_path):
-    result = results_of(lambda: streams.skid(Waiting()), tmp_path)["paths"]
+    result = results_of(lambda: skid.build_proof(Waiting()), tmp_path)["paths"]
     assert result["status"] == "fail"
     assert "no_path_from_o__ready_to_o__valid" in result["property"]
 
@@ -110,9 +104,9 @@ def test_valid_that_waits_for_ready_fails(tmp_path):
 def test_a_crossed_boundary_fails(tmp_path, monkeypatch):
     # Seeded bug: bursts of 8 beats on a bus whose boundary lies every 4.
     monkeypatch.setattr(
-        bus, "BurstReader", lambda width, **_: BurstReader(width, max_outstanding=2, max_burst_bytes=32)
+        read, "BurstReader", lambda width, **_: BurstReader(width, max_outstanding=2, max_burst_bytes=32)
     )
-    result = results_of(bus.reader, tmp_path)["prove"]
+    result = results_of(read.build_proof, tmp_path)["prove"]
     assert result["status"] == "fail"
     assert "ar_no_crossing" in result["property"]
 
@@ -125,7 +119,7 @@ class Packed(BitmapExpander):
 
 
 def test_values_at_other_places_fail(tmp_path):
-    failed = fails(lambda: bitmap.bitmap(Packed(4, 8)), tmp_path, depth=9)
+    failed = fails(lambda: bitmap.build_proof(Packed(4, 8)), tmp_path, depth=9)
     assert failed & {"values_at_their_places", "inner_place", "inner_words"}
 
 
@@ -139,7 +133,7 @@ class Lenient(HeaderCheck):
 
 
 def test_a_fault_without_its_name_fails(tmp_path):
-    failed = fails(lambda: header.header(Lenient()), tmp_path, depth=9)
+    failed = fails(lambda: header.build_proof(Lenient()), tmp_path, depth=9)
     assert failed & {"start_names_the_fault", "inner_magic"}
 
 
@@ -151,7 +145,7 @@ class Leaking(PairMerge):
 
 
 def test_pairs_of_another_group_fail(tmp_path):
-    failed = fails(lambda: merge.merge(Leaking(4)), tmp_path, depth=6)
+    failed = fails(lambda: pairs.build_proof(Leaking(4)), tmp_path, depth=6)
     assert failed & {f"values_at_their_places_{lane}" for lane in range(4)}
 
 
@@ -164,7 +158,7 @@ class Trusting(TileCheck):
 
 
 def test_a_fault_that_is_not_found_fails(tmp_path):
-    failed = fails(lambda: tiles.tiles(Trusting()), tmp_path, depth=5)
+    failed = fails(lambda: tiles.build_proof(Trusting()), tmp_path, depth=5)
     assert "the_first_fault_stands" in failed
 
 
@@ -179,7 +173,7 @@ class Halved(ValueRows):
 
 
 def test_half_a_row_fails(tmp_path):
-    failed = fails(lambda: values.values(Halved()), tmp_path, depth=5)
+    failed = fails(lambda: values.build_proof(Halved()), tmp_path, depth=5)
     assert "a_row_for_four_values" in failed
 
 
@@ -193,7 +187,7 @@ class Overwriting(Pack):
 
 
 def test_a_word_that_is_overwritten_fails(tmp_path):
-    failed = fails(lambda: pack.pack(Overwriting(2, 64)), tmp_path, depth=6)
+    failed = fails(lambda: pack.build_proof(Overwriting(2, 64)), tmp_path, depth=6)
     assert failed & {"takes_a_group_when_there_is_room", "o_payload_stable_until_ready"}
 
 
@@ -208,7 +202,7 @@ class Greedy(Unpack):
 
 
 def test_a_count_that_begins_within_a_word_fails(tmp_path):
-    failed = fails(lambda: unpack.unpack(Greedy(2, 32, (4, 8, 16), lane_bits=16, count_bits=5)), tmp_path, depth=6)
+    failed = fails(lambda: unpack.build_proof(Greedy(2, 32, (4, 8, 16), lane_bits=16, count_bits=5)), tmp_path, depth=6)
     assert failed & {"a_word_when_it_is_used_up", "words_are_counted"}
 
 
@@ -221,7 +215,7 @@ class Unmasked(OnesCounter):
 
 
 def test_bits_behind_a_section_fail(tmp_path):
-    failed = fails(lambda: ones.ones(Unmasked(64, 512)), tmp_path, depth=8)
+    failed = fails(lambda: popcount.build_proof(Unmasked(64, 512)), tmp_path, depth=8)
     assert failed & {"count_of_all_words", "beyond_tells", "same_bits"}
 
 
@@ -234,7 +228,7 @@ class Losing(parser.CountingParser):
 
 
 def test_a_word_of_a_section_that_is_lost_fails(tmp_path):
-    failed = fails(lambda: parser.parser(Losing()), tmp_path, depth=12)
+    failed = fails(lambda: parser.build_proof(Losing()), tmp_path, depth=12)
     assert failed & {"bitmap_moves_once", "o_bitmap_valid_until_ready", "o_bitmap_payload_stable_until_ready"}
 
 
@@ -249,7 +243,7 @@ class Forgiving(parser.CountingParser):
 
 
 def test_a_matrix_without_its_header_fails(tmp_path):
-    failed = fails(lambda: parser.parser(Forgiving()), tmp_path, depth=9)
+    failed = fails(lambda: parser.build_proof(Forgiving()), tmp_path, depth=9)
     assert failed & {"the_first_fault_stands", "inner_drain"}
 
 
@@ -265,21 +259,16 @@ class Late(dequantize.ShortDequantizer):
 
 
 def test_another_scale_fails(tmp_path):
-    failed = fails(lambda: dequantize.dequantize(Late(4)), tmp_path, depth=6)
+    failed = fails(lambda: dequantize.build_proof(Late(4)), tmp_path, depth=6)
     assert "same_elements" in failed
 
 
 def test_what_cannot_be_reached_is_not_covered(tmp_path):
     def build():
-        bench = streams.skid()
-        bench.assume(bench.dut.o.ready)
-        return bench
+        harness = skid.build_proof()
+        harness.assume(harness.dut.o.ready)
+        return harness
 
     result = results_of(build, tmp_path)["cover"]
     assert result["status"] == "fail"
     assert {"full", "o_waits_then_moves"} <= set(result["property"])
-
-
-def test_unknown_proof(tmp_path):
-    with pytest.raises(ValueError, match=r"proof must be one of stream.skid, .*, not 'stream.nothing'"):
-        list(run(["stream.nothing"], tmp_path))

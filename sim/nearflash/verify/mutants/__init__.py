@@ -1,1 +1,1 @@
-"""Mutation: do the vectors of a unit notice when its gateware is changed? See README.md."""
+"""Mutation: do the vectors of a unit detect that its gateware was changed?"""

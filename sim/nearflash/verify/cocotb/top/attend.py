@@ -30,7 +30,7 @@ def component() -> AttendKernel:
     return AttendKernel(attend_config(_CONFIG))
 
 
-class Bench(KernelTestbench):
+class AttendTestbench(KernelTestbench):
     """The kernel, and what lies in its memory."""
 
     def __init__(self, dut: Any) -> None:
@@ -71,16 +71,16 @@ _CASES = [
 async def equals_the_model_while_channels_pause(dut: Any) -> None:
     """A dense head, one by pages and one by tokens, in flight together."""
     await start(dut)
-    bench = Bench(dut)
-    bench.pause(seed=1, share=0.3)
-    batch = AttendBatch(bench.place(_CASES), _DESCRIPTORS, _COMPLETIONS, contexts=4)
-    bench.memory.write(_DESCRIPTORS, batch.pack())
-    await bench.run(batch.registers())
-    assert await bench.read("status") == Status.OK
-    assert await bench.read("heads_done") == len(_CASES)
-    completions = batch.completions(bytes(bench.memory.read(_COMPLETIONS, 32 * len(_CASES))))
+    testbench = AttendTestbench(dut)
+    testbench.pause(seed=1, share=0.3)
+    batch = AttendBatch(testbench.place(_CASES), _DESCRIPTORS, _COMPLETIONS, contexts=4)
+    testbench.memory.write(_DESCRIPTORS, batch.pack())
+    await testbench.run(batch.registers())
+    assert await testbench.read("status") == Status.OK
+    assert await testbench.read("heads_done") == len(_CASES)
+    completions = batch.completions(bytes(testbench.memory.read(_COMPLETIONS, 32 * len(_CASES))))
     for case, descriptor, completion in zip(_CASES, batch.descriptors, completions, strict=True):
-        out = np.frombuffer(bytes(bench.memory.read(descriptor.out_address, case.q.nbytes)), np.float16)
+        out = np.frombuffer(bytes(testbench.memory.read(descriptor.out_address, case.q.nbytes)), np.float16)
         assert not differences(case, completion, None if completion.faults else out.reshape(case.q.shape))
 
 
@@ -89,22 +89,25 @@ async def identity_says_what_was_built(dut: Any) -> None:
     """Magic, digest and git revision; nothing waits."""
     await start(dut)
     dut.git_revision.value = 0x1234ABCD
-    bench = Bench(dut)
-    assert await bench.read("magic") == MAGIC
-    assert await bench.read("config_digest") == attend_config(_CONFIG).digest64
-    assert await bench.read("git_revision") == 0x1234ABCD
-    assert await bench.read("waiting") == 0
+    testbench = AttendTestbench(dut)
+    assert await testbench.read("magic") == MAGIC
+    assert await testbench.read("config_digest") == attend_config(_CONFIG).digest64
+    assert await testbench.read("git_revision") == 0x1234ABCD
+    assert await testbench.read("waiting") == 0
 
 
 @test()
 async def what_cannot_begin_touches_nothing(dut: Any) -> None:
     """Status and address; no bus traffic."""
     await start(dut)
-    bench = Bench(dut)
-    traffic = bench.watch_addresses()
-    batch = AttendBatch(bench.place(_CASES[:1]), _DESCRIPTORS + 64, _COMPLETIONS, contexts=4)
-    await bench.run(batch.registers())
-    assert (await bench.read("status"), await bench.read("fault_address")) == (Status.MISALIGNED, _DESCRIPTORS + 64)
-    await bench.run(replace(batch, descriptors=()).registers())
-    assert await bench.read("status") == Status.EMPTY
+    testbench = AttendTestbench(dut)
+    traffic = testbench.watch_addresses()
+    batch = AttendBatch(testbench.place(_CASES[:1]), _DESCRIPTORS + 64, _COMPLETIONS, contexts=4)
+    await testbench.run(batch.registers())
+    assert (await testbench.read("status"), await testbench.read("fault_address")) == (
+        Status.MISALIGNED,
+        _DESCRIPTORS + 64,
+    )
+    await testbench.run(replace(batch, descriptors=()).registers())
+    assert await testbench.read("status") == Status.EMPTY
     assert not traffic

@@ -25,7 +25,7 @@ def component() -> ExpandKernel:
     return ExpandKernel(expand_config("expand-tiny"))
 
 
-def _bench(dut: Any) -> KernelTestbench:
+def _testbench(dut: Any) -> KernelTestbench:
     return KernelTestbench(dut, EXPAND, ports=2, limit_cycles=20_000)
 
 
@@ -43,8 +43,8 @@ def _command(stream: bytes) -> ExpandCommand:
 async def equals_the_model_while_channels_pause(dut: Any) -> None:
     """Rows of every kind of length, one command behind the other; nothing beside the rows is written."""
     await start(dut)
-    bench = _bench(dut)
-    bench.pause(seed=1, share=0.4)
+    testbench = _testbench(dut)
+    testbench.pause(seed=1, share=0.4)
     for rows, columns, group_rows in ((1, 1, 1), (3, 65, 2), (5, 300, 5)):
         for element, coding in (
             (ElementFormat.FP16, Coding.PLAIN),
@@ -53,16 +53,16 @@ async def equals_the_model_while_channels_pause(dut: Any) -> None:
         ):
             stream = pack(_matrix(rows, columns, element, seed=rows), element, group_rows, coding)
             command = _command(stream)
-            bench.memory.write(_IN, stream)
-            bench.memory.write(_OUT, _UNTOUCHED * (command.out_bytes + 64))
-            await bench.run(command.registers())
-            assert await bench.read("status") == Status.OK
-            assert await bench.read("rows_done") == rows
-            assert await bench.read("elements_done") == rows * columns
+            testbench.memory.write(_IN, stream)
+            testbench.memory.write(_OUT, _UNTOUCHED * (command.out_bytes + 64))
+            await testbench.run(command.registers())
+            assert await testbench.read("status") == Status.OK
+            assert await testbench.read("rows_done") == rows
+            assert await testbench.read("elements_done") == rows * columns
             want = np.zeros((rows, command.row_bytes), np.uint8)
             dense = expand(stream).view(np.uint8).reshape(rows, -1)
             want[:, : dense.shape[1]] = dense
-            seen = bytes(bench.memory.read(_OUT, command.out_bytes + 64))
+            seen = bytes(testbench.memory.read(_OUT, command.out_bytes + 64))
             assert seen == want.tobytes() + 64 * _UNTOUCHED
 
 
@@ -71,18 +71,18 @@ async def identity_says_what_was_built(dut: Any) -> None:
     """Magic, digest and git revision."""
     await start(dut)
     dut.git_revision.value = 0x1234ABCD
-    bench = _bench(dut)
-    assert await bench.read("magic") == MAGIC
-    assert await bench.read("config_digest") == expand_config("expand-tiny").digest64
-    assert await bench.read("git_revision") == 0x1234ABCD
+    testbench = _testbench(dut)
+    assert await testbench.read("magic") == MAGIC
+    assert await testbench.read("config_digest") == expand_config("expand-tiny").digest64
+    assert await testbench.read("git_revision") == 0x1234ABCD
 
 
 @test()
 async def a_command_that_the_build_refuses_touches_nothing(dut: Any) -> None:
     """Status and address; no bus traffic."""
     await start(dut)
-    bench = _bench(dut)
-    traffic = bench.watch_addresses()
+    testbench = _testbench(dut)
+    traffic = testbench.watch_addresses()
     good = ExpandCommand(_IN, 256, _OUT, 1, 1, ElementFormat.FP16)
     for change, status, address in (
         ({"in_address": _IN + 8}, Status.MISALIGNED, _IN + 8),
@@ -94,7 +94,7 @@ async def a_command_that_the_build_refuses_touches_nothing(dut: Any) -> None:
         ({"element": ElementFormat.INT4}, Status.UNSUPPORTED, 0),
         ({"output": ElementFormat.BF16}, Status.UNSUPPORTED, 0),
     ):
-        await bench.run(replace(good, **change).registers())
-        assert await bench.read("status") == status, change
-        assert await bench.read("fault_address") == address, change
+        await testbench.run(replace(good, **change).registers())
+        assert await testbench.read("status") == status, change
+        assert await testbench.read("fault_address") == address, change
     assert not traffic

@@ -1,0 +1,46 @@
+"""The command `nearflash trace`."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+__all__ = ["trace"]
+
+
+def trace(subparsers: Any) -> None:
+    """Register `nearflash trace attend`: a batch of heads on the simulated kernel, over time."""
+    parser = subparsers.add_parser("trace", help="show a simulated kernel at work: a trace, a picture, waves")
+    parser.add_argument("kernel", choices=["attend"])
+    parser.add_argument("--heads", type=int, default=12, help="of the batch")
+    parser.add_argument("--tokens", type=int, default=1024, help="of each head, a multiple of 1024")
+    parser.add_argument("--link", type=int, default=491, help="rate of the NAND's links, MB/s")
+    parser.add_argument("--out", type=Path, default=Path("build/trace"), help="folder to write to")
+    parser.add_argument(
+        "--waves", action="store_true", help="2,000 cycles of waves too (200 MB), from a simulator built for it"
+    )
+    parser.set_defaults(run=_trace)
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    from nearflash.sim.trace.events import write_events
+    from nearflash.sim.trace.picture import draw
+    from nearflash.sim.trace.recording import Workload, record, record_waves
+    from nearflash.sim.trace.spans import channel_figures
+
+    workload = Workload(heads=arguments.heads, tokens=arguments.tokens, link_bytes_per_s=arguments.link * 1_000_000)
+    names = {suffix: arguments.out / f"{arguments.kernel}.{suffix}" for suffix in ("json", "png", "vcd")}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    recording = record(workload)
+    window = recording.middle
+    print(f"shares of cycles {window.start:,} to {window.stop:,} of {recording.cycles:,}, in percent")
+    for number in range(len(recording.channels)):
+        shares = channel_figures(recording, number)
+        print(f"channel {number}  " + "  ".join(f"{name} {100 * share:.1f}" for name, share in shares.items()))
+    write_events(recording, names["json"])
+    print(f"trace      {names['json']}  (open with ui.perfetto.dev)")
+    draw(recording, names["png"])
+    print(f"picture    {names['png']}")
+    if arguments.waves:
+        record_waves(workload, names["vcd"])
+        print(f"waves      {names['vcd']}  (open with GTKWave or Surfer)")
+    return 0

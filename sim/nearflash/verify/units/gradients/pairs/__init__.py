@@ -1,0 +1,1 @@
+"""The merge of Top-K pairs: proof and vectors."""

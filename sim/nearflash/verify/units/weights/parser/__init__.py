@@ -1,0 +1,1 @@
+"""The matrix parser: proof and vectors."""
