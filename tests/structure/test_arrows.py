@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "gateware": {"abi"},
     "sim": {"abi", "model", "gateware", "device"},
     "verify": {"abi", "model", "gateware", "device", "sim"},
-    "sim.bench": {"abi", "model", "gateware", "device", "sim", "verify"},
+    "sim.bench": {"abi", "model", "gateware", "device", "inference", "sim", "verify"},
     "bench": {"abi", "device", "storage", "training", "inference"},
     "demo": {"abi", "device", "storage", "training", "bench"},
     "cli": {"abi", "device", "storage", "training", "bench"},

@@ -8,8 +8,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nearflash.model.attention.head import attend_repeated
-from nearflash.sim.bench.attend_flash import MODELS_VARIABLE, _sparf, _sparf_page, flash_rows, measure
-from nearflash.sim.bench.quick_attention import QuickHeads, relative_error
+from nearflash.sim.bench.attend_flash import (
+    MODELS_VARIABLE,
+    TextHeads,
+    _sparf,
+    _sparf_page,
+    flash_rows,
+    measure,
+    relative_error,
+)
 from nearflash.sim.bench.recording import record
 
 DATA = Path(__file__).parents[2] / "data"
@@ -40,18 +47,15 @@ def test_recording_is_what_the_model_attends_to(texts, recorded):
             np.testing.assert_allclose(ours[2 * layer : 2 * layer + 2], theirs[0].numpy(), rtol=2e-3, atol=2e-3)
 
 
-def test_quick_attention_is_near_the_model(recorded):
+def test_searched_attention_is_near_the_model(recorded):
     text = recorded[0].at(0, 1024)
-    quick = QuickHeads(text.q[0], text.k, text.v)
     for settings in (_sparf(128, 1024, True), _sparf_page(128, 1024, 8)):
-        approximation = quick.approximate(settings)
-        chosen = quick.choose(approximation, settings)
-        out = quick.attend(approximation, chosen)
+        ((out, chosen),) = TextHeads(text).attend([settings])
         for head in range(0, 12, 5):
             mean = text.v[head].astype(np.float64).mean(axis=0).astype(np.float32)
             exact = attend_repeated(text.q[0, head], text.k[head], text.v[head], mean, settings)
-            assert (exact.chosen ^ chosen[head]).sum() <= 0.1 * exact.chosen.sum()
-            assert relative_error(exact.out.astype(np.float32), out[head]).max() < 0.02
+            assert (exact.chosen ^ chosen[head].numpy()).sum() <= 0.1 * exact.chosen.sum()
+            assert relative_error(torch.from_numpy(exact.out).float(), out[head]).max() < 0.02
 
 
 def test_rows_compare_at_equal_error(recorded):

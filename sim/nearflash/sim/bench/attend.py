@@ -33,7 +33,7 @@ def selector_rows(sizes: tuple[int, ...] = (128, 1024, 4096)) -> Iterator[dict[s
         inputs = {"i_command": [{"count": size // 8}], "i": beats}
         cycles = transfer_cycles(RadixSelector(keys_max), inputs, {"o": len(rows)}, timeout_cycles=4 * size + 5000)
         yield {"config": CONFIG, "part": "argtopk", "keys": size, "cycles": cycles["o"][-1] - cycles["i"][-1],
-               "limit_cycles": 2 * size // _LANES + 600, "lun": "clock cycles"}  # fmt: skip
+               "limit_cycles": 2 * size // _LANES + 600, "unit": "clock cycles"}  # fmt: skip
 
 
 #: By name, quick ones first.

@@ -65,7 +65,7 @@ def equality_rows(count: int = 21 * len(_KINDS), seed: int = 1, *, everywhere: b
     for (mode, stall, order), ended in sorted(found.items()):
         yield {"config": CONFIG, "mode": mode, "heads": len(ended), "mismatches": sum(wrong for _, wrong in ended),
                "memory_stall_percent": stall, "arrival_order": order, "tokens_max": max(tokens for tokens, _ in ended),
-               "lun": "heads with any output element or completion field that differs from the model"}  # fmt: skip
+               "unit": "heads with any output element or completion field that differs from the model"}  # fmt: skip
 
 
 _device: VerilatorDevice

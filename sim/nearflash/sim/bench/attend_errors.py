@@ -46,5 +46,5 @@ def error_rows(tokens: int = 512, seed: int = 1) -> Iterator[dict[str, Any]]:
                 "heads_uncorrectable": sum(told),
                 **{f"codewords_{name}": sum(c[f"codewords_{name}"] for c in counters)
                    for name in ("received", "corrected", "uncorrectable")},
-                "of": "raw bits read", "lun": "heads that differ from the model without a fault that says so",
+                "of": "raw bits read", "unit": "heads that differ from the model without a fault that says so",
             }  # fmt: skip

@@ -11,25 +11,27 @@ mode. Bytes are data bytes (without ECC and CRC) and include the tail's. A row w
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat
+from nearflash.inference.sparse.attention import Scan, approximate_logits, attend_mixed, choose_tokens
 from nearflash.model.attention.head import attend_repeated
 from nearflash.model.attention.settings import Settings
 from nearflash.model.attention.traffic import Traffic, traffic
-from nearflash.sim.bench.quick_attention import QuickHeads, relative_error
 from nearflash.sim.bench.recording import Recorded, record
 
-__all__ = ["MODELS_VARIABLE", "flash_rows", "measure"]
+__all__ = ["MODELS_VARIABLE", "TextHeads", "flash_rows", "measure", "relative_error"]
 
 MODELS_VARIABLE = "NEARFLASH_MODELS"
 """Environment variable: folder with the models and eval_tokens.npy (texts of 4,096 token ids)."""
@@ -122,32 +124,65 @@ def _search(texts: list[Recorded], tokens: int) -> int:
     errors = np.zeros(len(_BUDGETS))
     limit = 0.0
     for text in texts:
-        heads = QuickHeads(text.q[0], text.k, text.v)
+        heads = TextHeads(text)
         dim = text.q.shape[-1]
-        limit += _quick_error(heads, [_sparf(dim, tokens, True)])[0]
-        errors += _quick_error(heads, [_sparf_page(dim, tokens, pages_in) for pages_in in _BUDGETS])
+        limit += heads.errors([_sparf(dim, tokens, True)])[0]
+        errors += heads.errors([_sparf_page(dim, tokens, pages_in) for pages_in in _BUDGETS])
     good = [pages_in for pages_in, error in zip(_BUDGETS, errors, strict=True) if error <= _MARGIN * limit]
     return max(good, default=_BUDGETS[-1])
 
 
-def _quick_error(heads: QuickHeads, candidates: list[Settings]) -> NDArray[np.float64]:
-    """Mean errors of candidates that differ in the budget."""
-    approximation = heads.approximate(candidates[0])
-    outs = (heads.attend(approximation, heads.choose(approximation, settings)) for settings in candidates)
-    return np.array([relative_error(out, heads.dense).mean() for out in outs])
+def relative_error(out: Tensor, exact: Tensor) -> Tensor:
+    """|out - exact| / |exact|, Euclidean, over the last axis."""
+    return (out - exact).norm(dim=-1) / exact.norm(dim=-1)
+
+
+class TextHeads:
+    """The heads of one text at one position in torch: dense attention, and what a setting makes of it, for searches.
+
+    `dense` is (heads, g, d), `probabilities` (heads, g, S).
+    """
+
+    def __init__(self, text: Recorded) -> None:
+        self._q = torch.from_numpy(text.q[0]).float().unsqueeze(1)
+        self._k, self._v = torch.from_numpy(text.k), torch.from_numpy(text.v)
+        self._scaling = self._q.shape[-1] ** -0.5
+        self._tokens = torch.tensor([self._k.shape[1]])
+        scores = self._q.squeeze(1) @ self._k.float().transpose(1, 2) * self._scaling
+        self.probabilities = scores.softmax(dim=-1)
+        self.dense = self.probabilities @ self._v.float()
+
+    def attend(self, candidates: Sequence[Settings]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Output (heads, g, d) and chosen tokens (heads, S) of candidates that differ in the budget."""
+        first = candidates[0]
+        scan = Scan(
+            first.channels, first.local, first.mass, bool(first.mode & Mode.PROBABILITY),
+            first.entry_tokens, first.block_tokens, first.index_format,
+        )  # fmt: skip
+        _, logits = approximate_logits(self._q, self._k, self._tokens, scan, self._scaling)
+        probabilities = logits.softmax(dim=-1)
+        for settings in candidates:
+            chosen = choose_tokens(logits, probabilities, self._tokens, torch.tensor([settings.budget]), scan)
+            out = attend_mixed(self._q, self._k, self._v, probabilities, chosen, self._tokens, self._scaling)
+            yield out.squeeze(1), chosen.squeeze(1)
+
+    def errors(self, candidates: Sequence[Settings]) -> NDArray[np.float64]:
+        """Mean errors of candidates that differ in the budget."""
+        return np.array([float(relative_error(out, self.dense).mean()) for out, _ in self.attend(candidates)])
 
 
 def _exact(texts: list[Recorded], layouts: tuple[Settings, ...]) -> list[_Measured]:
     """The bit-exact model on every head of every text; the settings differ in what changes no number."""
     errors, lost, reads = [], [], []
     for text in texts:
-        quick = QuickHeads(text.q[0], text.k, text.v)
+        heads = TextHeads(text)
         for head, (q, k, v) in enumerate(zip(text.q[0], text.k, text.v, strict=True)):
             mean = v.astype(np.float64).mean(axis=0).astype(np.float32)
             result = attend_repeated(q, k, v, mean, layouts[0])
             assert result.out is not None, result.faults
-            errors.append(relative_error(result.out.astype(np.float32), quick.dense[head]).mean())
-            lost.append((quick.probabilities[head] * ~result.chosen).sum(axis=-1).mean())
+            errors.append(float(relative_error(torch.from_numpy(result.out).float(), heads.dense[head]).mean()))
+            unread = torch.from_numpy(~result.chosen)
+            lost.append(float((heads.probabilities[head] * unread).sum(dim=-1).mean()))
             reads.append([traffic(settings, result.channels, result.chosen) for settings in layouts])
     error, missing = float(np.mean(errors)), float(np.mean(lost))
     return [
@@ -174,5 +209,5 @@ def _row(mode: str, model: str, tokens: int, measured: _Measured, whole: bool) -
         "output_error": measured.error,
         "lost_probability": measured.lost,
         "heads": len(measured.traffic),
-        "lun": "data bytes",
+        "unit": "data bytes",
     }

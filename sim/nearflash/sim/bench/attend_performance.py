@@ -76,7 +76,7 @@ def performance_rows(points: Sequence[Point] = RTL, events: Sequence[Point] = EV
 def _row(point: Point, source: str, figures: dict[str, float]) -> dict[str, Any]:
     return {"config": point.build, "digest": point.config.digest, "mode": point.mode, "part": point.part,
             "tokens": point.tokens, "group": point.group, "contexts": point.contexts, "heads": point.heads,
-            **figures, "source": source, "of": _OF, "lun": "clock cycles"}  # fmt: skip
+            **figures, "source": source, "of": _OF, "unit": "clock cycles"}  # fmt: skip
 
 
 def _modelled(point: Point) -> dict[str, float]:

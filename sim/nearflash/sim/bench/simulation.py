@@ -34,7 +34,7 @@ def run(params: Mapping[str, int] = PARAMS) -> Iterator[dict[str, Any]]:
                 "params": count,
                 "cycles_per_second": round(median),
                 "spread": round((max(rates) - min(rates)) / median, 3),
-                "lun": "cycles/s",
+                "unit": "cycles/s",
             }
 
 
