@@ -22,12 +22,12 @@ from nearflash.sim.verilator.heads import placed as heads_placed
 KERNEL = "attend"
 PAGE = Mode.PAGE | Mode.PROBABILITY
 SCALE = 0.18
-OPTIONS = {"channels": 8, "budget": 3, "local": 2, "group_tokens": 8, "block_tokens": 32}
+OPTIONS = {"score_dims": 8, "top_k": 3, "local_window": 2, "group_tokens": 8, "block_tokens": 32}
 HEADS = [
     (Settings(Mode.DENSE | Mode.REFERENCE, 32, SCALE, reference=(2, 2)), 30, 2),
     (Settings(PAGE, 32, SCALE, **OPTIONS), 100, 1),
     (Settings(PAGE, 32, SCALE, index_format=IndexFormat.INT4, **OPTIONS), 120, 3),
-    (Settings(Mode(0), 32, SCALE, interleaved=True, **OPTIONS | {"budget": 20}), 90, 2),
+    (Settings(Mode(0), 32, SCALE, interleaved=True, **OPTIONS | {"top_k": 20}), 90, 2),
 ]
 
 

@@ -21,7 +21,7 @@ NAND_BLOCK_PAGES = 768
 """Of the NAND behind attend-tiny."""
 POLICIES = {
     "dense": AttentionPolicy(),
-    "sparf-page": AttentionPolicy("sparf-page", channels=0.25, budget=0.5, local=4),
+    "sparf-page": AttentionPolicy("sparf-page", score_dims=0.25, top_k=0.5, local_window=4),
 }
 
 

@@ -25,14 +25,16 @@ def generate(subparsers: Any) -> None:
     parser.add_argument("--prompts", required=True, type=Path, help="text file, one prompt a line")
     parser.add_argument("--attention", default=AttentionPolicy.mode, choices=[*AttentionMode])
     for name, kind, meaning in (
-        ("channels", _amount, "of the approximate score: a count or a fraction"),
-        ("budget", _amount, "tokens or token groups: a count or a fraction"),
-        ("mass", float, "take entries until this share of probability, up to the budget"),
-        ("local", int, "last tokens, always taken"),
+        ("score_dims", _amount, "of the approximate score: a count or a fraction"),
+        ("top_k", _amount, "tokens or token groups: a count or a fraction"),
+        ("top_p", float, "take entries until this share of probability, up to --top-k"),
+        ("local_window", int, "last tokens, always taken"),
     ):
-        parser.add_argument(f"--{name}", type=kind, default=getattr(AttentionPolicy, name), help=meaning)
-    parser.add_argument("--tail", action="store_true", help="take all tokens behind the last embedding block, too")
-    parser.add_argument("--least", type=int, default=256, help="tokens: shorter contexts are attended to in full")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, default=getattr(AttentionPolicy, name), help=meaning
+        )
+    parser.add_argument("--keep-tail", action="store_true", help="take all tokens behind the last embedding block, too")
+    parser.add_argument("--min-tokens", type=int, default=256, help="tokens: shorter contexts are attended to in full")
     parser.add_argument("--device", default="host", help="host, or a device such as model:attend-tiny")
     parser.add_argument("--devices", type=int, default=1, help="KV heads over so many of them")
     parser.add_argument("--path", type=Path, help="file for the pages (device host); default: one that is deleted")
@@ -61,12 +63,12 @@ def _generate(arguments: argparse.Namespace) -> int:
     prompts = _prompts(arguments.prompts)
     policy = AttentionPolicy(
         arguments.attention,
-        arguments.channels,
-        arguments.budget,
-        arguments.mass,
-        arguments.local,
-        least=arguments.least,
-        tail=arguments.tail,
+        arguments.score_dims,
+        arguments.top_k,
+        arguments.top_p,
+        arguments.local_window,
+        min_tokens=arguments.min_tokens,
+        keep_tail=arguments.keep_tail,
     )
     model, tokenizer = load_model(arguments.model, arguments.dtype)
     longest = max(map(len, tokenizer(prompts)["input_ids"])) + _TEMPLATE_TOKENS * arguments.chat

@@ -46,7 +46,7 @@ def test_rows_count_what_is_in_memory(tiny_model, ids):
     """A tail of 22 to 41 tokens behind a block of 128; dense reads all of both."""
     layout = KvLayout(16, True, 128, IndexFormat.INT4, 4096)
     settings = [by_policy(policy, layout, 16) for policy in (
-        AttentionPolicy(), AttentionPolicy("sparf-page", channels=4, budget=0.25, local=8, tail=True),
+        AttentionPolicy(), AttentionPolicy("sparf-page", score_dims=4, top_k=0.25, local_window=8, keep_tail=True),
     )]  # fmt: skip
     settings += [baseline("local", 0.5), baseline("h2o", 0.5)]
     name = "SmolLM2-135M-Instruct"

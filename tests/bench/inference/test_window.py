@@ -30,7 +30,7 @@ def test_dense_is_the_models_own_attention(tiny_model, ids):
 
 @pytest.mark.parametrize("mode", ["sparf", "sparf-page"])
 def test_a_window_is_the_same_token_by_token(tiny_model, ids, mode):
-    setting = by_policy(AttentionPolicy(mode, channels=4, budget=0.25, local=8), LAYOUT, 16)
+    setting = by_policy(AttentionPolicy(mode, score_dims=4, top_k=0.25, local_window=8), LAYOUT, 16)
     prefix = Prefix(tiny_model, ids[:-6])
     together, _ = prefix.logits(ids[-6:], setting.attend)
     alone, _ = prefix.logits(ids[-6:-3], setting.attend)

@@ -35,7 +35,7 @@ def device():
 
 
 def settings(mode, dim=64, **options):
-    common = {"channels": dim // 4, "budget": 4, "local": 2, "group_tokens": 16, "block_tokens": 64}
+    common = {"score_dims": dim // 4, "top_k": 4, "local_window": 2, "group_tokens": 16, "block_tokens": 64}
     return Settings(mode, dim, SCALE, **(common | options))
 
 
@@ -43,18 +43,18 @@ def settings(mode, dim=64, **options):
 HEADS = {
     "dense": (Settings(Mode.DENSE | Mode.REFERENCE, 64, SCALE, reference=(3,)), 70, 1),
     "dense, group": (Settings(Mode.DENSE | Mode.REFERENCE, 128, SCALE, reference=(12,) * 8), 33, 8),
-    "one token": (settings(PAGE, budget=1, local=1), 1, 2),
+    "one token": (settings(PAGE, top_k=1, local_window=1), 1, 2),
     "tail only": (settings(PAGE), 63, 3),
     "pages, fp16 index": (settings(PAGE), 300, 2),
     "pages, int8 index": (settings(PAGE, index_format=IndexFormat.INT8), 260, 1),
     "pages, int4 index": (settings(PAGE, index_format=IndexFormat.INT4, block_tokens=128), 420, 4),
     "pages by logit": (settings(Mode.PAGE, dim=128, group_tokens=8), 200, 2),
-    "pages by mass": (settings(PAGE, mass=45_000, budget=9), 300, 3),
+    "pages by mass": (settings(PAGE, top_p=45_000, top_k=9), 300, 3),
     "interleaved": (settings(PAGE, group_tokens=8, interleaved=True), 250, 2),
-    "tokens": (settings(Mode(0), budget=40), 300, 2),
-    "tokens by probability": (settings(Mode.PROBABILITY, budget=25, local=8), 200, 4),
-    "all pages": (settings(PAGE, budget=64), 200, 2),
-    "odd dimension": (settings(PAGE, dim=80, channels=9, group_tokens=20, block_tokens=80), 250, 3),
+    "tokens": (settings(Mode(0), top_k=40), 300, 2),
+    "tokens by probability": (settings(Mode.PROBABILITY, top_k=25, local_window=8), 200, 4),
+    "all pages": (settings(PAGE, top_k=64), 200, 2),
+    "odd dimension": (settings(PAGE, dim=80, score_dims=9, group_tokens=20, block_tokens=80), 250, 3),
 }
 
 

@@ -14,10 +14,10 @@ from nearflash.storage.kv import KvStore
 LENGTHS = [1, 70, 64, 39]
 POLICIES = {
     "dense": AttentionPolicy(),
-    "sparf": AttentionPolicy("sparf", channels=0.5, budget=16, local=8),
-    "page": AttentionPolicy("sparf-page", channels=0.5, budget=0.5, local=8),
-    "mass": AttentionPolicy("sparf-page", channels=0.5, budget=0.75, mass=0.9, local=4),
-    "tail": AttentionPolicy("sparf-page", channels=0.5, budget=2, local=4, tail=True),
+    "sparf": AttentionPolicy("sparf", score_dims=0.5, top_k=16, local_window=8),
+    "page": AttentionPolicy("sparf-page", score_dims=0.5, top_k=0.5, local_window=8),
+    "mass": AttentionPolicy("sparf-page", score_dims=0.5, top_k=0.75, top_p=0.9, local_window=4),
+    "tail": AttentionPolicy("sparf-page", score_dims=0.5, top_k=2, local_window=4, keep_tail=True),
 }
 
 

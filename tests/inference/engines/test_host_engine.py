@@ -12,12 +12,12 @@ from nearflash.inference.sparse.attention import sparse_attention
 LENGTHS = [1, 70, 64, 139, 8]
 POLICIES = {
     "dense": AttentionPolicy(),
-    "sparq": AttentionPolicy("sparq", channels=0.5, budget=0.25, local=4),
-    "sparf": AttentionPolicy("sparf", channels=0.25, budget=16, local=8),
-    "logits": AttentionPolicy("sparf", channels=8, budget=16, local=2, by_probability=False),
-    "page": AttentionPolicy("sparf-page", channels=0.5, budget=0.25, local=8),
-    "mass": AttentionPolicy("sparf-page", channels=0.5, budget=0.5, mass=0.8, local=1),
-    "tail": AttentionPolicy("sparf-page", channels=0.5, budget=3, local=1, tail=True),
+    "sparq": AttentionPolicy("sparq", score_dims=0.5, top_k=0.25, local_window=4),
+    "sparf": AttentionPolicy("sparf", score_dims=0.25, top_k=16, local_window=8),
+    "logits": AttentionPolicy("sparf", score_dims=8, top_k=16, local_window=2, by_probability=False),
+    "page": AttentionPolicy("sparf-page", score_dims=0.5, top_k=0.25, local_window=8),
+    "mass": AttentionPolicy("sparf-page", score_dims=0.5, top_k=0.5, top_p=0.8, local_window=1),
+    "tail": AttentionPolicy("sparf-page", score_dims=0.5, top_k=3, local_window=1, keep_tail=True),
 }
 
 
@@ -64,7 +64,7 @@ def test_only_pages_asked_for_are_read(make_store, make_layout, shape, filled):
     """Dense: every group on flash. By page: index pages with a chosen channel, K of the tail's groups, chosen ones."""
     layout = make_layout(block_tokens=64)
     asked = {}
-    for name, policy in (("dense", POLICIES["dense"]), ("page", AttentionPolicy("sparf-page", 8, 3, local=8))):
+    for name, policy in (("dense", POLICIES["dense"]), ("page", AttentionPolicy("sparf-page", 8, 3, local_window=8))):
         engine = HostEngine(make_store(shape, layout, tail_bytes=0), policy)
         numbers, _ = filled(engine, shape, [140])
         engine.attend(1, numbers, draw_q(shape, 1, 1))

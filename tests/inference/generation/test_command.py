@@ -21,7 +21,7 @@ def test_prompts_are_continued(capsys, tmp_path, doclm_folder):
     code, out, err = run(capsys, *settings)
     assert code == 0 and out.startswith("The committee met in the spring") and "\nWater" in out
     assert "token 4/4  " in err and "\n8 tokens: prefill" in err and " MB of flash a token, in all token " in err
-    page = run(capsys, *settings, "--attention", "sparf-page", "--channels", "64", "--budget", "0.1", "--devices", "2",
+    page = run(capsys, *settings, "--attention", "sparf-page", "--score-dims", "64", "--top-k", "0.1", "--devices", "2",
                "--path", str(tmp_path / "kv"), "--mini-batches", "2", "--dtype", "fp16")  # fmt: skip
     assert page[:2] == (0, out) and (tmp_path / "kv.1").exists()
 
@@ -36,8 +36,8 @@ def test_errors_say_what_to_do(capsys, tmp_path):
     prompts.write_text("Water\n")
     code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts))
     assert code == 2 and "model must be smollm2 or a folder" in err
-    code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts), "--budget", "0.0")
-    assert code == 2 and "budget must be a count from 1 or a fraction" in err
+    code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts), "--top-k", "0.0")
+    assert code == 2 and "top_k must be a count from 1 or a fraction" in err
 
 
 def test_the_command_alone_loads_no_torch():

@@ -49,9 +49,9 @@ def test_two_devices_give_the_tokens_of_one(doclm, tokenizer, dense):
 
 
 @pytest.mark.parametrize("mode", ["sparq", "sparf", "sparf-page"])
-def test_all_channels_and_tokens_are_dense(doclm, tokenizer, dense, mode):
+def test_all_dims_and_tokens_are_dense(doclm, tokenizer, dense, mode):
     """The approximate score then decides nothing."""
-    policy = AttentionPolicy(mode, channels=1.0, budget=1.0)
+    policy = AttentionPolicy(mode, score_dims=1.0, top_k=1.0)
     with open_engine(kv_shape(doclm), policy, tokens=40, sequences=4) as engine:
         assert generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6).tokens == dense.tokens
 

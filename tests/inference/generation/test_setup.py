@@ -8,7 +8,7 @@ from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvLayout, KvShape
 
 SHAPE = KvShape(layers=2, kv_heads=4, dim=32)
-PAGE = AttentionPolicy("sparf-page", channels=0.5, budget=0.5, local=8)
+PAGE = AttentionPolicy("sparf-page", score_dims=0.5, top_k=0.5, local_window=8)
 
 
 def fill(engine, sequences, tokens, seed=3):
@@ -20,7 +20,7 @@ def fill(engine, sequences, tokens, seed=3):
     return numbers
 
 
-@pytest.mark.parametrize("policy", [AttentionPolicy(), AttentionPolicy("sparf", local=4), PAGE])
+@pytest.mark.parametrize("policy", [AttentionPolicy(), AttentionPolicy("sparf", local_window=4), PAGE])
 @pytest.mark.parametrize("device", ["host", "model:attend-tiny"])
 def test_there_is_room_for_what_was_asked(device, policy):
     with open_engine(SHAPE, policy, tokens=100, sequences=3, device=device) as engine:
@@ -45,7 +45,7 @@ def test_devices_share_the_heads_and_give_the_same(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("policy", [PAGE, AttentionPolicy("sparf", channels=0.5, budget=0.25, local=4)])
+@pytest.mark.parametrize("policy", [PAGE, AttentionPolicy("sparf", score_dims=0.5, top_k=0.25, local_window=4)])
 def test_pages_on_nand_give_the_bits_of_pages_in_memory(policy):
     q = np.random.default_rng(5).standard_normal((2, 4, 2, 32)).astype(np.float16)
     outs = []

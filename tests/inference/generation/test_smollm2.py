@@ -51,10 +51,10 @@ def test_dense_gives_the_tokens_of_transformers_own_cache(smollm2):
 
 
 def test_three_devices_give_the_tokens_of_one(smollm2):
-    policy = AttentionPolicy(AttentionMode.SPARF_PAGE, channels=0.5, budget=0.5, local=16)
+    policy = AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=0.5, top_k=0.5, local_window=16)
     assert run(smollm2, policy, devices=3).tokens == run(smollm2, policy).tokens
 
 
 def test_short_contexts_are_attended_to_in_full(smollm2):
-    policy = AttentionPolicy(AttentionMode.SPARF_PAGE, budget=0.125, least=256)
+    policy = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=0.125, min_tokens=256)
     assert run(smollm2, policy).tokens == run(smollm2, AttentionPolicy()).tokens

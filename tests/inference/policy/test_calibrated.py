@@ -18,10 +18,10 @@ def test_a_file_holds_what_was_written(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_FOLDER", tmp_path / "new")
     layout = KvLayout(32, False, 512, IndexFormat.INT4, 8192)
     heads = {
-        (layer, head): AttentionPolicy("sparf-page", channels=8 + layer, budget=0.4, mass=0.5 + head / 8, local=32)
+        (layer, head): AttentionPolicy("sparf-page", 8 + layer, top_k=0.4, top_p=0.5 + head / 8, local_window=32)
         for layer in range(3) for head in range(2)
     }  # fmt: skip
-    policy = AttentionPolicy("sparf-page", budget=0.4, local=32, overrides=heads)
+    policy = AttentionPolicy("sparf-page", top_k=0.4, local_window=32, overrides=heads)
     path = write_calibrated("some-model", policy, layout, "a test")
     assert json.loads(path.read_text())["made_by"] == "a test"
     assert calibrated_names() == ["some-model"]
@@ -34,7 +34,7 @@ def test_a_file_holds_what_was_written(tmp_path, monkeypatch):
 def test_shipped_policies_fit_their_layout(model):
     policy, layout = calibrated(model)
     assert {own.mode for own in policy.overrides.values()} == {"sparf-page"}
-    assert all(0.5 <= own.mass < 1 and 1 <= own.channels <= 128 for own in policy.overrides.values())
+    assert all(0.5 <= own.top_p < 1 and 1 <= own.score_dims <= 128 for own in policy.overrides.values())
     assert layout.page_bytes == 4096
 
 

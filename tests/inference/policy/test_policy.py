@@ -24,21 +24,21 @@ def make_layout(group_tokens=16, interleaved=False, block_tokens=256, index_form
     ("kinds", "tokens", "numbers"),
     [
         (dict(mode="dense"), 1000, Numbers(0, 0, 64, 0)),
-        (dict(mode="sparf", channels=0.125, budget=1 / 16, local=16), 4096, Numbers(8, 256, 16, 0)),
-        (dict(mode="sparf-page", channels=32, budget=0.125), 4096, Numbers(32, 32, 64, 0)),
-        (dict(mode="sparf-page", channels=32, budget=40, mass=0.95), 4095, Numbers(32, 40, 64, 62259)),
+        (dict(mode="sparf", score_dims=0.125, top_k=1 / 16, local_window=16), 4096, Numbers(8, 256, 16, 0)),
+        (dict(mode="sparf-page", score_dims=32, top_k=0.125), 4096, Numbers(32, 32, 64, 0)),
+        (dict(mode="sparf-page", score_dims=32, top_k=40, top_p=0.95), 4095, Numbers(32, 40, 64, 62259)),
         # 70 entries in all
-        (dict(mode="sparf-page", channels=1.0, budget=100), 1111, Numbers(64, 70, 64, 0)),
+        (dict(mode="sparf-page", score_dims=1.0, top_k=100), 1111, Numbers(64, 70, 64, 0)),
         # the local window 53..116 needs entries 3..7
-        (dict(mode="sparf-page", budget=1), 117, Numbers(16, 5, 64, 0)),
-        (dict(mode="sparf", budget=1), 20, Numbers(16, 20, 20, 0)),
+        (dict(mode="sparf-page", top_k=1), 117, Numbers(16, 5, 64, 0)),
+        (dict(mode="sparf", top_k=1), 20, Numbers(16, 20, 20, 0)),
         # 7 of 8 entries, then all 4
-        (dict(mode="sparf-page", budget=1, local=1, least=100), 128, Numbers(16, 7, 1, 0)),
-        (dict(mode="sparf-page", budget=1, local=1, least=100), 60, Numbers(16, 4, 1, 0)),
+        (dict(mode="sparf-page", top_k=1, local_window=1, min_tokens=100), 128, Numbers(16, 7, 1, 0)),
+        (dict(mode="sparf-page", top_k=1, local_window=1, min_tokens=100), 60, Numbers(16, 4, 1, 0)),
         # a tail of 200 tokens: 13 entries, and 5 of the others; then none; then nothing but a tail
-        (dict(mode="sparf-page", budget=5, tail=True), 712, Numbers(16, 18, 200, 0)),
-        (dict(mode="sparf-page", budget=5, tail=True), 768, Numbers(16, 5, 64, 0)),
-        (dict(mode="sparf-page", budget=0.25, tail=True), 250, Numbers(16, 16, 250, 0)),
+        (dict(mode="sparf-page", top_k=5, keep_tail=True), 712, Numbers(16, 18, 200, 0)),
+        (dict(mode="sparf-page", top_k=5, keep_tail=True), 768, Numbers(16, 5, 64, 0)),
+        (dict(mode="sparf-page", top_k=0.25, keep_tail=True), 250, Numbers(16, 16, 250, 0)),
     ],
 )
 def test_numbers(kinds, tokens, numbers):
@@ -47,11 +47,11 @@ def test_numbers(kinds, tokens, numbers):
 
 def test_a_descriptor_has_the_numbers_and_the_layout():
     layout = make_layout(8, True, 512, IndexFormat.INT8)
-    policy = AttentionPolicy("sparf-page", channels=32, budget=0.25, mass=0.5, local=10)
+    policy = AttentionPolicy("sparf-page", score_dims=32, top_k=0.25, top_p=0.5, local_window=10)
     made = policy.descriptor(OWNER, 128, 1000, 3, layout)
     assert made.mode == Mode.PAGE | Mode.PROBABILITY
     assert (made.page_tag, made.dim, made.tokens, made.group) == (OWNER, 128, 1000, 3)
-    assert (made.channels, made.budget, made.local, made.mass) == (32, 31, 10, 32768)
+    assert (made.score_dims, made.top_k, made.local_window, made.top_p) == (32, 31, 10, 32768)
     assert (made.group_tokens, made.interleaved, made.block_tokens, made.index_format, made.page_bytes) == (
         8, True, 512, IndexFormat.INT8, 4096
     )  # fmt: skip
@@ -68,10 +68,10 @@ def test_descriptors_carry_references():
 
 
 def test_overrides_for_a_head_go_before_those_for_its_layer():
-    layer, head = AttentionPolicy(), AttentionPolicy("sparf", budget=7)
+    layer, head = AttentionPolicy(), AttentionPolicy("sparf", top_k=7)
     policy = AttentionPolicy("sparf-page", overrides={1: layer, (1, 2): head})
     assert [policy.at(*place) for place in ((0, 2), (1, 1), (1, 2))] == [policy, layer, head]
-    assert policy.descriptor(OWNER, 64, 100, 2, make_layout()).budget == 64  # the window
+    assert policy.descriptor(OWNER, 64, 100, 2, make_layout()).top_k == 64  # the window
     assert policy.descriptor(PageTag(3, 1, 0), 64, 100, 2, make_layout()).mode & Mode.DENSE
 
 
@@ -79,12 +79,12 @@ def test_overrides_for_a_head_go_before_those_for_its_layer():
     ("kinds", "message"),
     [
         (dict(mode="quest"), "mode must be one of dense, sparq, sparf, sparf-page, not 'quest'"),
-        (dict(channels=0), "channels must be a count from 1 or a fraction above 0, up to 1.0, not 0"),
-        (dict(budget=1.5), "budget must be a count from 1 or a fraction above 0, up to 1.0, not 1.5"),
-        (dict(mode="sparf", mass=1.0), "mass must be 0, or below 1 and with by_probability, not 1.0"),
-        (dict(mode="sparf", mass=0.5, by_probability=False), "mass must be 0, or below 1 and with by_probability"),
-        (dict(least=-1), "least must be a count, or 0, not -1"),
-        (dict(local=0), "local must be a count from 1, not 0"),
+        (dict(score_dims=0), "score_dims must be a count from 1 or a fraction above 0, up to 1.0, not 0"),
+        (dict(top_k=1.5), "top_k must be a count from 1 or a fraction above 0, up to 1.0, not 1.5"),
+        (dict(mode="sparf", top_p=1.0), "top_p must be 0, or below 1 and with by_probability, not 1.0"),
+        (dict(mode="sparf", top_p=0.5, by_probability=False), "top_p must be 0, or below 1 and with by_probability"),
+        (dict(min_tokens=-1), "min_tokens must be a count, or 0, not -1"),
+        (dict(local_window=0), "local_window must be a count from 1, not 0"),
         (dict(overrides={0: AttentionPolicy(overrides={1: AttentionPolicy()})}), "policies without overrides"),
     ],
 )
@@ -94,11 +94,11 @@ def test_what_makes_no_sense_is_refused(kinds, message):
     assert message in str(raised.value)
 
 
-def test_numbers_are_refused_for_no_tokens_and_too_many_channels():
+def test_numbers_are_refused_for_no_tokens_and_too_many_dims():
     with pytest.raises(CommandError, match="tokens must be at least 1, not 0"):
         AttentionPolicy().numbers(0, 64, make_layout())
-    with pytest.raises(CommandError, match="channels must be at most 64, the head dimension, not 65"):
-        AttentionPolicy("sparf", channels=65).numbers(10, 64, make_layout())
+    with pytest.raises(CommandError, match="score_dims must be at most 64, the head dimension, not 65"):
+        AttentionPolicy("sparf", score_dims=65).numbers(10, 64, make_layout())
 
 
 def test_the_policy_loads_no_torch():

@@ -21,7 +21,7 @@ def make_layout():
 
 @pytest.fixture
 def make_heads():
-    """q (N, P, g, d), k, v (N, S, d) with fp16 values, some large channels, some tokens that attract q; tokens (P,)."""
+    """q (N, P, g, d), k, v (N, S, d) with fp16 values, some large dims, some tokens that attract q; tokens (P,)."""
 
     def make(heads=2, positions=3, group=2, tokens=700, dim=64, seed=0):
         rng = np.random.default_rng(seed)

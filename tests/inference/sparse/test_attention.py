@@ -26,12 +26,12 @@ from nearflash.model.attention.traffic import traffic
 FP16, INT8, INT4 = IndexFormat
 POLICIES = {
     "dense": AttentionPolicy(),
-    "sparq": AttentionPolicy("sparq", channels=16, budget=0.125, local=16),
-    "sparf": AttentionPolicy("sparf", channels=16, budget=100, local=16),
-    "sparf by logits": AttentionPolicy("sparf", channels=8, budget=100, local=16, by_probability=False),
-    "pages": AttentionPolicy("sparf-page", channels=32, budget=0.25, local=40),
-    "pages by mass": AttentionPolicy("sparf-page", channels=32, budget=0.5, mass=0.6, local=40),
-    "pages and the tail": AttentionPolicy("sparf-page", channels=32, budget=8, local=40, tail=True),
+    "sparq": AttentionPolicy("sparq", score_dims=16, top_k=0.125, local_window=16),
+    "sparf": AttentionPolicy("sparf", score_dims=16, top_k=100, local_window=16),
+    "sparf by logits": AttentionPolicy("sparf", score_dims=8, top_k=100, local_window=16, by_probability=False),
+    "pages": AttentionPolicy("sparf-page", score_dims=32, top_k=0.25, local_window=40),
+    "pages by mass": AttentionPolicy("sparf-page", score_dims=32, top_k=0.5, top_p=0.6, local_window=40),
+    "pages and the tail": AttentionPolicy("sparf-page", score_dims=32, top_k=8, local_window=40, keep_tail=True),
 }
 
 
@@ -39,7 +39,7 @@ def model_settings(policy, tokens, dim, layout):
     """What the model takes, from the descriptor's fields."""
     made = policy.descriptor(PageTag(0, 0, 0), dim, tokens, 2, layout, reference=(4, 4) * (policy.mode == "dense"))
     return Settings(
-        Mode(made.mode), dim, LOG2E / dim**0.5, made.channels, made.budget, made.local, made.mass,
+        Mode(made.mode), dim, LOG2E / dim**0.5, made.score_dims, made.top_k, made.local_window, made.top_p,
         made.group_tokens, made.interleaved, made.block_tokens, made.index_format, made.page_bytes, made.reference,
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def test_equals_the_model(name, form, make_heads, make_layout):
     policy, layout = POLICIES[name], make_layout(8, name != "sparf", 256, form)
     q, k, v, seen = make_heads(positions=2, tokens=769)  # 768 is whole blocks, 769 has a tail
     done = sparse_attention(q, k, v, seen, policy, layout)
-    reads = flash_reads(done.channels, done.chosen, seen, layout)
+    reads = flash_reads(done.score_dims, done.chosen, seen, layout)
     for head in range(len(q)):
         for position, tokens in enumerate(seen.tolist()):
             half = [x[head, :tokens].numpy().astype(np.float16) for x in (k, v)]
@@ -59,12 +59,12 @@ def test_equals_the_model(name, form, make_heads, make_layout):
             exact = attend_repeated(q[head, position].numpy().astype(np.float16), *half, mean, settings)
             assert exact.out is not None, exact.faults
             chosen = done.chosen[head, position].numpy()
-            np.testing.assert_array_equal(np.flatnonzero(done.channels[head, position]), exact.channels)
+            np.testing.assert_array_equal(np.flatnonzero(done.score_dims[head, position]), exact.score_dims)
             np.testing.assert_array_equal(chosen[:tokens], exact.chosen)
             assert not chosen[tokens:].any()
             difference = np.abs(done.out[head, position].numpy() - exact.out).max()
             assert difference <= 2**-8 * np.abs(half[1]).max()
-            wanted = traffic(settings, exact.channels, exact.chosen)
+            wanted = traffic(settings, exact.score_dims, exact.chosen)
             for kind in ("index", "tail", "gather"):
                 own, theirs = getattr(reads, kind), getattr(wanted, kind)
                 assert int(own.codewords[head, position]) == theirs.codewords
@@ -78,15 +78,15 @@ def test_dense_is_torchs_attention(make_heads, make_layout):
         q.transpose(1, 2), k[:, None], v[:, None], visible, scale=0.2
     )  # fmt: skip
     torch.testing.assert_close(done.out.transpose(1, 2), theirs, atol=1e-5, rtol=0)
-    reads = flash_reads(done.channels, done.chosen, seen, make_layout())
+    reads = flash_reads(done.score_dims, done.chosen, seen, make_layout())
     assert (reads.bytes[0] >= dense_bytes(seen, 64)).all()
 
 
 @pytest.mark.parametrize("mode", ["sparq", "sparf", "sparf-page"])
-@pytest.mark.parametrize("channels", [1, 64])
-def test_all_entries_are_dense_for_any_channels(mode, channels, make_heads, make_layout):
+@pytest.mark.parametrize("dims", [1, 64])
+def test_all_entries_are_dense_for_any_dims(mode, dims, make_heads, make_layout):
     q, k, v, seen = make_heads()
-    policy = AttentionPolicy(mode, channels=channels, budget=1.0)
+    policy = AttentionPolicy(mode, score_dims=dims, top_k=1.0)
     done, dense = (sparse_attention(q, k, v, seen, p, make_layout()) for p in (policy, AttentionPolicy()))
     torch.testing.assert_close(done.out, dense.out, atol=1e-5, rtol=0)
     assert done.chosen.sum(dim=-1).equal(seen.expand(len(q), -1))
@@ -101,7 +101,7 @@ def test_layouts_change_no_number_of_single_tokens(make_heads, make_layout):
     assert outs[0].equal(outs[1]) and outs[0].equal(outs[2])
 
 
-def test_a_permutation_of_channels_changes_nothing(make_heads, make_layout):
+def test_a_permutation_of_dims_changes_nothing(make_heads, make_layout):
     q, k, v, seen = make_heads()
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
     plain, mixed = (
@@ -152,8 +152,8 @@ def test_the_operator_is_the_function_at_one_position(make_heads, make_layout):
     policy, layout = POLICIES["pages by mass"], make_layout()
     numbers = policy.numbers(int(seen[0]), 64, layout)
     arguments = (
-        q[:, 0], k, v, seen.expand(2), torch.tensor([numbers.budget] * 2), numbers.channels, numbers.local,
-        numbers.mass, True, 16, layout.block_tokens, int(layout.index_format), 0.125,
+        q[:, 0], k, v, seen.expand(2), torch.tensor([numbers.top_k] * 2), numbers.score_dims, numbers.local_window,
+        numbers.top_p, True, 16, layout.block_tokens, int(layout.index_format), 0.125,
     )  # fmt: skip
     out, chosen = torch.ops.nearflash.attend(*arguments)
     wanted = sparse_attention(q, k, v, seen, policy, layout)

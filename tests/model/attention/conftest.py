@@ -20,14 +20,14 @@ class Reference:
     def __post_init__(self):
         self.q, self.k, self.v, self.v_mean = (np.asarray(x, np.float64) for x in (self.q, self.k, self.v, self.v_mean))
 
-    def channels(self, r):
+    def score_dims(self, r):
         return np.sort(np.argsort(-np.abs(self.q).sum(axis=0), kind="stable")[:r])
 
-    def approximate(self, channels, index=None):
-        """Scores over the channels of `index` (K where none), with the scale corrected for the share of |q|: (g, S)."""
+    def approximate(self, dims, index=None):
+        """Scores over the dims of `index` (K where none), with the scale corrected for the share of |q|: (g, S)."""
         d = self.q.shape[1]
-        share = np.abs(self.q[:, channels]).sum(axis=1) / np.abs(self.q).sum(axis=1)
-        dots = self.q[:, channels] @ (self.k if index is None else index)[:, channels].T
+        share = np.abs(self.q[:, dims]).sum(axis=1) / np.abs(self.q).sum(axis=1)
+        dots = self.q[:, dims] @ (self.k if index is None else index)[:, dims].T
         return dots / np.sqrt(d * np.where(share > 0, share, 1.0))[:, None]
 
     def attend(self, chosen, alpha=None):
@@ -44,7 +44,7 @@ def softmax(z):
 
 @pytest.fixture
 def make_head():
-    """Random q, k, v (fp16) and v_mean (fp32), with some outlier channels and some tokens that attract q."""
+    """Random q, k, v (fp16) and v_mean (fp32), with some outlier dims and some tokens that attract q."""
 
     def make(tokens, dim=64, group=2, seed=0, strength=1.0):
         rng = np.random.default_rng(seed)

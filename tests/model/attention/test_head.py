@@ -26,7 +26,7 @@ FP16, INT8, INT4 = IndexFormat
 
 
 def settings(dim=64, **kinds):
-    defaults = dict(mode=Mode(0), channels=dim // 4, budget=64, local=16, block_tokens=256)
+    defaults = dict(mode=Mode(0), score_dims=dim // 4, top_k=64, local_window=16, block_tokens=256)
     return Settings(dim=dim, scale=LOG2E / dim**0.5, **{**defaults, **kinds})
 
 
@@ -77,30 +77,30 @@ def test_near_double_precision(make_head, reference, index, mode, n, group):
     """Output, alpha and, where a key is a single token's, the choice itself."""
     head = make_head(1117, 64, group, seed=group)
     page = bool(mode & Mode.PAGE)
-    kind = settings(mode=mode, index_format=index, group_tokens=n, budget=128 // n if page else 128)
+    kind = settings(mode=mode, index_format=index, group_tokens=n, top_k=128 // n if page else 128)
     result = attend_repeated(*head, kind)
-    assert not result.faults and result.selected == kind.budget and result.chosen[-16:].all()
+    assert not result.faults and result.selected == kind.top_k and result.chosen[-16:].all()
     assert_near(result, reference, head)
 
     exact = reference(*head)
-    np.testing.assert_array_equal(result.channels, exact.channels(kind.channels))
-    scores = exact.approximate(result.channels, dequantised(head[1], kind))
+    np.testing.assert_array_equal(result.score_dims, exact.score_dims(kind.score_dims))
+    scores = exact.approximate(result.score_dims, dequantised(head[1], kind))
     p = np.exp(scores - scores.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     alpha = p[:, result.chosen].sum(axis=1)
     assert result.alpha.min() > 0 and result.alpha.max() < 1
     assert np.abs(result.alpha - alpha).max() <= (2.0**-9 if page else 2.0**-10)
     if not page:
-        keys = (p if mode else scores).sum(axis=0)[: -kind.local]
-        taken, left = keys[result.chosen[: -kind.local]].min(), keys[~result.chosen[: -kind.local]].max()
+        keys = (p if mode else scores).sum(axis=0)[: -kind.local_window]
+        taken, left = keys[result.chosen[: -kind.local_window]].min(), keys[~result.chosen[: -kind.local_window]].max()
         assert taken >= left - 2.0**-9 * abs(left) - (0 if mode else 2.0**-8)
 
 
 @pytest.mark.parametrize("index", IndexFormat)
-@pytest.mark.parametrize(("channels", "mode"), [(64, Mode(0)), (64, PAGE), (4, Mode(0)), (4, Mode.PAGE)])
-def test_budget_of_all_tokens_equals_dense(make_head, channels, mode, index):
+@pytest.mark.parametrize(("score_dims", "mode"), [(64, Mode(0)), (64, PAGE), (4, Mode(0)), (4, Mode.PAGE)])
+def test_top_k_of_all_tokens_equals_dense(make_head, score_dims, mode, index):
     head = make_head(700, 64, 2, seed=1)
-    everything = attend(*head, settings(channels=channels, mode=mode, index_format=index, budget=700))
+    everything = attend(*head, settings(score_dims=score_dims, mode=mode, index_format=index, top_k=700))
     assert everything.alpha.tolist() == [1.0, 1.0]
     assert_same(everything, attend(*head, dense(64, 2, everything.references)))
 
@@ -121,11 +121,11 @@ def test_layout_changes_no_number(make_head):
 
 
 @pytest.mark.parametrize("index", IndexFormat)
-def test_permutation_of_channels_changes_nothing(make_head, index):
+def test_permutation_of_dims_changes_nothing(make_head, index):
     q, k, v, v_mean = make_head(900, 64, 3, seed=3)
     kind = settings(index_format=index)
     magnitude = np.sort(np.abs(q.astype(np.float64)).sum(axis=0))[::-1]
-    assert magnitude[kind.channels - 1] > magnitude[kind.channels] * (1 + 2**-9), "no tie at the last channel"
+    assert magnitude[kind.score_dims - 1] > magnitude[kind.score_dims] * (1 + 2**-9), "no tie at the last dim"
     order = np.random.default_rng(4).permutation(64)
     assert_same(attend(q, k, v, v_mean, kind), attend(q[:, order], k[:, order], v, v_mean, kind))
 
@@ -133,17 +133,17 @@ def test_permutation_of_channels_changes_nothing(make_head, index):
 def test_mass_takes_what_it_needs_and_no_more(make_head, reference):
     head = make_head(2048, 64, 2, seed=5)
     for tau in (0.3, 0.7, 0.95):
-        kind = settings(mode=PAGE, channels=32, group_tokens=8, budget=256, mass=int(tau * 65536))
+        kind = settings(mode=PAGE, score_dims=32, group_tokens=8, top_k=256, top_p=int(tau * 65536))
         result = attend(*head, kind)
         exact = reference(*head)
-        scores = exact.approximate(result.channels)
+        scores = exact.approximate(result.score_dims)
         p = np.exp(scores - scores.max(axis=1, keepdims=True))
         pages = (p / p.sum(axis=1, keepdims=True)).mean(axis=0).reshape(-1, 8).sum(axis=1)
         chosen = result.chosen.reshape(-1, 8).any(axis=1)
         assert pages[chosen].sum() >= tau - 2**-8
         needless = np.sort(pages[:-2][chosen[:-2]])[:2].sum()
         assert pages[chosen].sum() - needless < tau + 2**-8
-        capped = attend(*head, replace(kind, budget=result.selected - 3))
+        capped = attend(*head, replace(kind, top_k=result.selected - 3))
         assert capped.selected == result.selected - 3 and not (capped.chosen & ~result.chosen).any()
 
 
@@ -160,12 +160,12 @@ def test_reference_is_repeated_until_it_fits(make_head):
 
 
 def test_a_scan_that_misjudges_is_repeated(make_head):
-    """The chosen tokens' exact logits lie 16 binades above what the chosen channel says."""
+    """The chosen tokens' exact logits lie 16 binades above what the chosen dim says."""
     q, k, v, v_mean = make_head(256, 64, 1, seed=7)
     q[:] = 1.0
     q[0, 0], k[:, 0] = 1.25, 0.0
     k[:, 1:] = np.float16(2.0)
-    kind = settings(channels=1, budget=16)
+    kind = settings(score_dims=1, top_k=16)
     assert attend(q, k, v, v_mean, kind).faults == Fault.REFERENCE_HIGH
     again = attend_repeated(q, k, v, v_mean, kind)
     assert not again.faults and again.references == again.maximum
@@ -176,8 +176,8 @@ def test_only_what_is_used_must_be_finite(make_head):
     q, k, v, v_mean = make_head(600, 64, 2, seed=8)
     kind = settings(block_tokens=128, index_format=INT8)
     good = attend(q, k, v, v_mean, kind)
-    token, channel = np.flatnonzero(~good.chosen)[0], good.channels[0]
-    other = np.setdiff1d(np.arange(64), good.channels)[0]
+    token, dim = np.flatnonzero(~good.chosen)[0], good.score_dims[0]
+    other = np.setdiff1d(np.arange(64), good.score_dims)[0]
 
     def with_value(array, where, value):
         changed = array.copy()
@@ -188,8 +188,8 @@ def test_only_what_is_used_must_be_finite(make_head):
         assert_same(good, attend(q, with_value(k, (token, other), value), with_value(v, token, value), v_mean, kind))
         for bad in (
             (with_value(q, (1, other), value), k, v),
-            (q, with_value(k, (token, channel), value), v),
-            (q, with_value(k, (599, channel), value), v),
+            (q, with_value(k, (token, dim), value), v),
+            (q, with_value(k, (599, dim), value), v),
             (q, with_value(k, (599, other), value), v),
             (q, k, with_value(v, (599, 63), value)),
         ):
@@ -219,7 +219,7 @@ def test_a_saturated_logit_does_not_keep_the_gather_from_its_faults(make_head):
     q[0, 0], q[0, 1:9] = 8, 4
     k[:], k[5, 0] = 0, 1000  # 8000 · scale passes 2^11 in base 2; exactly cancelled below
     k[5, 1:9], v[5, 2] = -250, np.nan
-    kind = replace(settings(channels=1, budget=20), scale=0.5)
+    kind = replace(settings(score_dims=1, top_k=20), scale=0.5)
     result = attend(q, k, v, v_mean, kind)
     assert result.faults == Fault.SCORE_RANGE | Fault.NONFINITE
     v[5, 2] = 1
@@ -239,7 +239,7 @@ def test_scores_out_of_range_are_a_fault(index):
 
 def test_completion_of_a_head(make_head):
     head = make_head(130, 64, 2, seed=9)
-    result = attend(*head, settings(mode=PAGE, budget=3, group_tokens=16))
+    result = attend(*head, settings(mode=PAGE, top_k=3, group_tokens=16))
     done = result.completion(pages=11)
     assert (done.faults, done.selected, done.entries, done.pages, done.maximum) == (0, 3, 9, 11, result.maximum)
 

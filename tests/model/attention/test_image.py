@@ -19,7 +19,7 @@ FP16, INT8, INT4 = IndexFormat
 
 
 def settings(interleaved, index, n, block, dim=64):
-    return Settings(Mode.PAGE, dim, 0.2, channels=8, budget=4, local=4, group_tokens=n, interleaved=interleaved,
+    return Settings(Mode.PAGE, dim, 0.2, score_dims=8, top_k=4, local_window=4, group_tokens=n, interleaved=interleaved,
                     block_tokens=block, index_format=index)  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_places_are_distinct_and_siblings_are_neighbours(make_head):
         assert [e.address is not None for e in entries] == [False] * 18 + [True]
         assert [e.channel for e in entries] == [(head + group) % 2 for group in range(19)]
         if not interleaved:
-            assert all((e.channel, e.unit ^ 1, e.row) in taken for e in entries[:18])
+            assert all((e.channel, e.lun ^ 1, e.row) in taken for e in entries[:18])
     bytes_taken.sort()
     assert all(end <= start for (_, end), (start, _) in pairwise(bytes_taken))
     assert memory.end == bytes_taken[-1][1]
@@ -123,10 +123,10 @@ def test_places_are_distinct_and_siblings_are_neighbours(make_head):
 def test_units_fill_evenly():
     store = NandStore(1, 4)
     singles = [store.take(0, 1, 4096) for _ in range(8)]
-    assert [(e.unit, e.row) for e in singles] == [(u, r) for r in (0, 1) for u in range(4)]
+    assert [(e.lun, e.row) for e in singles] == [(u, r) for r in (0, 1) for u in range(4)]
     store.take(0, 1, 4096)
     pairs = [store.take(0, 2, 4096) for _ in range(3)]
-    assert [(e.unit, e.row) for e in pairs] == [(2, 2), (0, 3), (2, 3)]
+    assert [(e.lun, e.row) for e in pairs] == [(2, 2), (0, 3), (2, 3)]
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

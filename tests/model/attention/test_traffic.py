@@ -10,7 +10,7 @@ from nearflash.model.attention.traffic import Reads, traffic
 
 
 def settings(**kinds):
-    defaults = dict(channels=6, budget=8, group_tokens=16, block_tokens=256)
+    defaults = dict(score_dims=6, top_k=8, group_tokens=16, block_tokens=256)
     return Settings(Mode(0), kinds.pop("dim", 128), 0.2, **{**defaults, **kinds})
 
 
@@ -30,12 +30,12 @@ def test_gather_reads_the_codewords_of_chosen_tokens(dim, interleaved, n):
     ("index", "block", "rows", "row_codewords"),
     [(IndexFormat.FP16, 1024, 2, 4), (IndexFormat.INT4, 1024, 8, 1), (IndexFormat.INT8, 256, 8, 1)],
 )
-def test_index_reads_the_rows_of_its_channels(index, block, rows, row_codewords):
+def test_index_reads_the_rows_of_its_dims(index, block, rows, row_codewords):
     kind = settings(index_format=index, block_tokens=block)
-    channels = np.array([0, 1, 7, 8, 64, 127])
+    dims = np.array([0, 1, 7, 8, 64, 127])
     assert kind.index_layout.rows == rows
-    found = traffic(kind, channels, np.zeros(2 * block + 40, bool))
-    pages = len({c // rows for c in channels.tolist()})
+    found = traffic(kind, dims, np.zeros(2 * block + 40, bool))
+    pages = len({c // rows for c in dims.tolist()})
     assert found.index == Reads(2 * pages, 2 * 6 * row_codewords, 2 * 6 * block * index.bits // 8)
     assert found.tail == Reads(3, 2 * 8 + 4, 40 * 256), "K alone: 16, 16 and 8 tokens of 256 bytes"
     assert found.all == Reads(2 * pages + 3, 12 * row_codewords + 20, found.index.used_bytes + 40 * 256)

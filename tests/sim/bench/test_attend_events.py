@@ -14,7 +14,7 @@ from nearflash.sim.nand.parts import nand_part
 
 CONFIG = replace(attend_config("attend-zynq7045"), score_blocks=8)
 SETTINGS = Settings(
-    Mode.PAGE | Mode.PROBABILITY, 128, 0.1275, channels=32, budget=1, group_tokens=8, interleaved=True,
+    Mode.PAGE | Mode.PROBABILITY, 128, 0.1275, score_dims=32, top_k=1, group_tokens=8, interleaved=True,
     block_tokens=1024, index_format=IndexFormat.INT4,
 )  # fmt: skip
 PHASES = ["prepare_cycles", "scan_cycles", "select_cycles", "gather_cycles", "finish_cycles"]

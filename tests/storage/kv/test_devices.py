@@ -39,7 +39,7 @@ def memory(device, layout):
 @pytest.mark.parametrize("flash_of", [memory, nand])
 def test_heads_from_a_store_are_the_models(device, draw, flash_of, interleaved):
     layout = KvLayout(16, interleaved, 32, IndexFormat.INT4, 4096)
-    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.25, channels=12, budget=3, local=4, group_tokens=16,
+    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.25, score_dims=12, top_k=3, local_window=4, group_tokens=16,
                         interleaved=interleaved, block_tokens=32, index_format=IndexFormat.INT4)  # fmt: skip
     rng = np.random.default_rng(5)
     with KvStore(flash_of(device, layout), SHAPE, layout, read_limit=10) as store:

@@ -21,9 +21,9 @@ DESCRIPTOR_BYTES = 128
 COMPLETION_BYTES = 32
 _GROUP_MAX = 8
 _FIELDS = {
-    "mode": "B", "group": "B", "index_format": "B", "interleaved": "B", "dim": "H", "channels": "H",
-    "tokens": "I", "budget": "I", "local": "I", "group_tokens": "H", "block_tokens": "H",
-    "page_log2": "B", "reserved": "x", "mass": "H", "scale": "I", "sequence": "I", "layer": "H", "head": "H",
+    "mode": "B", "group": "B", "index_format": "B", "interleaved": "B", "dim": "H", "score_dims": "H",
+    "tokens": "I", "top_k": "I", "local_window": "I", "group_tokens": "H", "block_tokens": "H",
+    "page_log2": "B", "reserved": "x", "top_p": "H", "scale": "I", "sequence": "I", "layer": "H", "head": "H",
     "q_address": "Q", "v_mean_address": "Q", "out_address": "Q", "index_table_address": "Q", "token_table_address": "Q",
     **{f"reference_{head}": "h" for head in range(_GROUP_MAX)},
 }  # fmt: skip
@@ -65,11 +65,11 @@ class AttendDescriptor:
     """S, the current token included."""
     group: int
     """g, query heads."""
-    channels: int
-    """r; 0 for dense."""
-    budget: int
-    """k: tokens, or pages in page selection; with `mass`, the cap."""
-    local: int
+    score_dims: int
+    """r, embedding dimensions of the approximate score; 0 for dense."""
+    top_k: int
+    """k: tokens, or pages in page selection; with `top_p`, the cap."""
+    local_window: int
     """l: the last tokens, always selected."""
     group_tokens: int
     """n, tokens of a token group."""
@@ -85,7 +85,7 @@ class AttendDescriptor:
     out_address: int
     index_table_address: int
     token_table_address: int
-    mass: int = 0
+    top_p: int = 0
     """Probability mass to select, in 2^-16; 0: by count. Needs PROBABILITY."""
     reference: tuple[int, ...] = field(default=())
     """With REFERENCE: floor of the largest expected base-2 logit, by query head."""
@@ -96,8 +96,8 @@ class AttendDescriptor:
         try:
             return self.FORMAT.pack(
                 self.mode, self.group, self.index_format, self.interleaved,
-                self.dim, self.channels, self.tokens, self.budget, self.local,
-                self.group_tokens, self.block_tokens, self.page_bytes.bit_length() - 1, self.mass,
+                self.dim, self.score_dims, self.tokens, self.top_k, self.local_window,
+                self.group_tokens, self.block_tokens, self.page_bytes.bit_length() - 1, self.top_p,
                 fp32_bits(self.scale), self.page_tag.sequence, self.page_tag.layer, self.page_tag.head,
                 self.q_address, self.v_mean_address, self.out_address,
                 self.index_table_address, self.token_table_address, *reference,

@@ -50,6 +50,6 @@ REFERENCE_HEADROOM = 8
 """Binades by which a logit may pass the reference before its weight overflows fp16."""
 
 
-def score_limit_log2(channels: int) -> int:
-    """log2 of the limit of docs/contracts/attention.md, "range rule", for r = `channels` (1 to 256)."""
-    return SCORE_BITS - 1 + SCORE_LSB - 1 - (channels - 1).bit_length()
+def score_limit_log2(score_dims: int) -> int:
+    """log2 of the limit of docs/contracts/attention.md, "range rule", for r = `score_dims` (1 to 256)."""
+    return SCORE_BITS - 1 + SCORE_LSB - 1 - (score_dims - 1).bit_length()

@@ -76,7 +76,7 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class IndexLayout:
-    """Embedding pages: m channels of T tokens each. Raises CommandError where they do not fit."""
+    """Index pages: m dims of T tokens each. Raises CommandError where they do not fit."""
 
     page_bytes: int
     dim: int
@@ -101,7 +101,7 @@ class IndexLayout:
 
     @property
     def rows(self) -> int:
-        """Channels of one page (m)."""
+        """Dims of one page (m)."""
         return min(_ROWS_MAX, self.page_bytes // self.stride_bytes)
 
     @property

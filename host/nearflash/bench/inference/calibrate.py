@@ -1,13 +1,13 @@
-"""Channels and mass for every KV head of a model: as many bytes where they mend much, few where they do not.
+"""score_dims and top_p for every KV head of a model: as many bytes where they mend much, few where they do not.
 
     python -m nearflash.bench.inference.calibrate MODEL --fraction F [--texts FILE...]
 
 On texts with even numbers (and files), dense attention runs. For each head and position, g is the gradient of the log
 probability of next tokens, drawn as the model predicts them, with respect to the head's output. An output that is off
 by e then costs (g·e)^2 / 2 nats: to second order its part in the divergence from the dense prediction (the Fisher
-information). Beside it every head is approximated with each of some channels r and masses tau, which gives e, and the
-share of dense attention's bytes that index and chosen groups take of flash. Each head gets the (r, tau) with the least
-divergence + W · share: one W for all heads is what spends a given total, F, best. Writes the file that
+information). Beside it every head is approximated with each of some r (score_dims) and tau (top_p), which gives e, and
+the share of dense attention's bytes that index and chosen groups take of flash. Each head gets the (r, tau) with the
+least divergence + W · share: one W for all heads is what spends a given total, F, best. Writes the file that
 `nearflash.inference.policy.calibrated` reads.
 """
 
@@ -33,11 +33,11 @@ from nearflash.storage.kv import KvLayout
 __all__ = ["Calibration", "main"]
 
 _TEXTS = {"SmolLM2-135M-Instruct": (0, 14, 26, 30), DOCLM: (0, 32, 16, 54, 8, 24)}
-_MASSES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995)
-_CHANNELS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
+_TOP_P = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995)
+_SCORE_DIMS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 """Shares of d."""
 _LAYOUTS = {name: KvLayout(16 if name != DOCLM else 8, True, 1024, IndexFormat.INT4, 4096) for name in SUBJECTS}
-_BASE = AttentionPolicy(AttentionMode.SPARF_PAGE, budget=1.0, local=64, tail=True)
+_BASE = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=1.0, local_window=64, keep_tail=True)
 _WINDOW, _STEP, _DRAWS = 256, 8, 3
 _HALVINGS = 40
 _Tables = dict[tuple[int, int], NDArray[np.float64]]
@@ -59,8 +59,8 @@ class _Seen:
 class Calibration:
     """Divergence and share of flash bytes of every (layer, KV head, r, tau), means over what was added."""
 
-    def __init__(self, layout: KvLayout, channels: tuple[int, ...]) -> None:
-        self._layout, self._channels = layout, channels
+    def __init__(self, layout: KvLayout, score_dims: tuple[int, ...]) -> None:
+        self._layout, self._score_dims = layout, score_dims
         self._seen: list[_Seen] = []
         self._tables: dict[tuple[int, int], list[NDArray[np.float64]]] = {}
 
@@ -86,7 +86,7 @@ class Calibration:
             least, most = (middle, most) if share > fraction else (least, middle)
         best, (divergence, share) = _best(means, 10**most)
         heads: dict[int | tuple[int, int], AttentionPolicy] = {
-            place: replace(_BASE, channels=self._channels[r], mass=_MASSES[m]) for place, (r, m) in best.items()
+            place: replace(_BASE, score_dims=self._score_dims[r], top_p=_TOP_P[m]) for place, (r, m) in best.items()
         }
         return replace(_BASE, overrides=heads), share, divergence
 
@@ -111,13 +111,13 @@ class Calibration:
         covered = (tokens // self._layout.block_tokens * self._layout.block_tokens).unsqueeze(-1)
         on_flash = torch.arange(groups.count) * each < covered
         row_share = self._layout.index_layout(q.shape[-1]).stride_bytes / self._layout.block_tokens / (4 * q.shape[-1])
-        table = np.zeros((2, len(self._channels), len(_MASSES)))
-        for row, channels in enumerate(self._channels):
-            policies = [replace(_BASE, channels=channels, mass=mass) for mass in _MASSES]
+        table = np.zeros((2, len(self._score_dims), len(_TOP_P)))
+        for row, score_dims in enumerate(self._score_dims):
+            policies = [replace(_BASE, score_dims=score_dims, top_p=top_p) for top_p in _TOP_P]
             scans = [scan for policy in policies if (scan := scan_of(policy, q.shape[-1], self._layout))]
             logits = approximate_logits(q, k, tokens, scans[0], given.scaling)[1]
             probabilities = logits.softmax(dim=-1)
-            index = channels * row_share * float((covered[:, 0] / tokens).mean())
+            index = score_dims * row_share * float((covered[:, 0] / tokens).mean())
             for column, scan in enumerate(scans):
                 every = torch.full_like(tokens, groups.count)
                 chosen = choose_tokens(logits, probabilities, tokens, every, scan)[0, :, ::each]
@@ -161,7 +161,7 @@ class _GroupSums:
 
 def main(argv: list[str] | None = None) -> None:
     """Calibrate one model and write its file."""
-    parser = argparse.ArgumentParser("calibrate", description="Channels and mass for every KV head of a model.")
+    parser = argparse.ArgumentParser("calibrate", description="score_dims and top_p for every KV head of a model.")
     parser.add_argument("model", choices=sorted(SUBJECTS))
     parser.add_argument("--fraction", type=float, default=0.2, help="share of dense bytes to read on flash")
     parser.add_argument("--texts", type=Path, nargs="+", default=[], help="UTF-8 files of 4,096 tokens or more")
@@ -172,7 +172,7 @@ def main(argv: list[str] | None = None) -> None:
     model, tokenizer = subject(arguments.model, folder)
     model.requires_grad_(False)
     layout, dim = _LAYOUTS[arguments.model], model.config.head_dim
-    calibration = Calibration(layout, tuple(round(share * dim) for share in _CHANNELS))
+    calibration = Calibration(layout, tuple(round(share * dim) for share in _SCORE_DIMS))
     own = held_out(arguments.model, tokenizer, folder, list(_TEXTS[arguments.model]))
     for ids in chain(own, of_files(tokenizer, arguments.texts)):
         calibration.add(Prefix(model, ids[:-_WINDOW], history=False), ids[-_WINDOW:])

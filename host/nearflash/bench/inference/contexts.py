@@ -60,7 +60,7 @@ def random_model(shape: KvShape) -> Any:
 
 
 def random_contexts(model: Any, shape: KvShape, tokens: int, batch: int, steps: int) -> Contexts:
-    """K and V are normal numbers, some channels of K four times as large; the tokens of the steps are all alike."""
+    """K and V are normal numbers, some dims of K four times as large; the tokens of the steps are all alike."""
 
     def kv(layer: int) -> Iterator[tuple[F16, F16]]:
         rng = np.random.default_rng(layer)

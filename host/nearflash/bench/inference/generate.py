@@ -45,9 +45,9 @@ __all__ = ["run"]
 SHAPE = KvShape(layers=30, kv_heads=3, dim=64)
 LAYOUT = KvLayout(64, True, 1024, IndexFormat.INT4, 16384)
 POLICIES = {
-    "sparf": AttentionPolicy(AttentionMode.SPARF, channels=16, budget=1 / 16, local=64),
-    "sparf-page": AttentionPolicy(AttentionMode.SPARF_PAGE, channels=16, budget=1 / 8, local=64),
-    "sparf-page-16th": AttentionPolicy(AttentionMode.SPARF_PAGE, channels=16, budget=1 / 16, local=64),
+    "sparf": AttentionPolicy(AttentionMode.SPARF, score_dims=16, top_k=1 / 16, local_window=64),
+    "sparf-page": AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=16, top_k=1 / 8, local_window=64),
+    "sparf-page-16th": AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=16, top_k=1 / 16, local_window=64),
 }
 CONTEXTS = {"8k": 8192, "32k": 32768}
 """Random ones, by part."""

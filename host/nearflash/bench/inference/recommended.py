@@ -1,6 +1,6 @@
 """The settings that the accuracy bench compares: for every mode and model a recommended one, and a sweep around it.
 
-`sparf` is the published one (InstInfer: single tokens, a fp16 index of two channels a page); `sparf-page` is
+`sparf` is the published one (InstInfer: single tokens, a fp16 index of two dims a page); `sparf-page` is
 calibrated by head where there is a calibration. Budgets of the baselines are what `sparf-page` reads, or more.
 """
 
@@ -38,24 +38,24 @@ def sweep(model: str) -> list[Setting]:
     """All settings that a full run measures."""
     dim = _DIM[model]
     policy, layout = calibrated(model)
-    published = [_published(AttentionMode.SPARF, dim, budget) for budget in (1 / 32, 1 / 16, 1 / 8)]
+    published = [_published(AttentionMode.SPARF, dim, top_k) for top_k in (1 / 32, 1 / 16, 1 / 8)]
     by_logits = _published(AttentionMode.SPARF, dim, 1 / 16, by_probability=False)
-    alike = [_alike(dim, layout, mass) for mass in (0.9, 0.95)]
-    baselines = [baseline(mode, budget) for mode in BASELINES for budget in (0.1, 0.2, 0.4)]
+    alike = [_alike(dim, layout, top_p) for top_p in (0.9, 0.95)]
+    baselines = [baseline(mode, top_k) for mode in BASELINES for top_k in (0.1, 0.2, 0.4)]
     return [*published, by_logits, *alike, by_policy(policy, layout, dim), *baselines]
 
 
-def _published(mode: AttentionMode, dim: int, budget: float, *, by_probability: bool = True) -> Setting:
-    """An eighth of the channels."""
-    policy = AttentionPolicy(mode, dim // 8, budget, local=_LOCAL, by_probability=by_probability)
+def _published(mode: AttentionMode, dim: int, top_k: float, *, by_probability: bool = True) -> Setting:
+    """An eighth of the dims."""
+    policy = AttentionPolicy(mode, dim // 8, top_k, local_window=_LOCAL, by_probability=by_probability)
     return by_policy(policy, _published_layout(dim), dim)
 
 
 def _published_layout(dim: int) -> KvLayout:
-    """K and V apart, pages of 4 KiB filled with tokens, a fp16 index of two channels a page."""
+    """K and V apart, pages of 4 KiB filled with tokens, a fp16 index of two dims a page."""
     return KvLayout(2048 // dim, False, 1024, IndexFormat.FP16, 4096)
 
 
-def _alike(dim: int, layout: KvLayout, mass: float) -> Setting:
+def _alike(dim: int, layout: KvLayout, top_p: float) -> Setting:
     """Pages by mass with the same r and tau for every head."""
-    return by_policy(AttentionPolicy(AttentionMode.SPARF_PAGE, 32, 0.25, mass, _LOCAL, tail=True), layout, dim)
+    return by_policy(AttentionPolicy(AttentionMode.SPARF_PAGE, 32, 0.25, top_p, _LOCAL, keep_tail=True), layout, dim)

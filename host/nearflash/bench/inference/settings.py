@@ -47,29 +47,29 @@ def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
         own = policy.at(given.layer, given.head)
         done = sparse_attention(given.q, given.k, given.v, given.tokens, own, layout, given.scaling)
         if own.mode is AttentionMode.SPARQ:
-            channels, chosen = done.channels.sum(dim=-1) / (2 * dim), done.chosen.sum(dim=-1) / given.tokens
-            return done.out, FlashUse(index=float(channels.mean()), gather=float(chosen.mean()))
-        reads = flash_reads(done.channels, done.chosen, given.tokens, layout, tail_in_memory=True)
+            score_dims, chosen = done.score_dims.sum(dim=-1) / (2 * dim), done.chosen.sum(dim=-1) / given.tokens
+            return done.out, FlashUse(index=float(score_dims.mean()), gather=float(chosen.mean()))
+        reads = flash_reads(done.score_dims, done.chosen, given.tokens, layout, tail_in_memory=True)
         by_codeword = [each.bytes for each in (reads.index, reads.tail, reads.gather, reads.memory)]
         parts = (*by_codeword, reads.pages * layout.page_bytes)
         return done.out, FlashUse(*(float((part / dense_bytes(given.tokens, dim)).mean()) for part in parts))
 
     own = list(policy.overrides.values()) or [policy]
-    channels = sum(each.numbers(layout.block_tokens, dim, layout).channels for each in own) / len(own)
+    score_dims = sum(each.numbers(layout.block_tokens, dim, layout).score_dims for each in own) / len(own)
     keys = {
-        "channels": channels, "budget": policy.budget, "mass": policy.mass, "local": policy.local,
+        "score_dims": score_dims, "top_k": policy.top_k, "top_p": policy.top_p, "local_window": policy.local_window,
         "by_probability": policy.by_probability, "index_bits": layout.index_format.bits,
         "group_tokens": layout.group_tokens, "interleaved": layout.interleaved, "block_tokens": layout.block_tokens,
     }  # fmt: skip
     return Setting(str(policy.mode), keys, attend, layout.block_tokens)
 
 
-def baseline(mode: str, budget: float) -> Setting:
+def baseline(mode: str, top_k: float) -> Setting:
     """One of BASELINES with a share of the tokens."""
     choice = BASELINES[mode]
 
     def attend(given: HeadWindow) -> tuple[Tensor, FlashUse]:
-        chosen, index = choice(given, (given.tokens * budget).round().long())
+        chosen, index = choice(given, (given.tokens * top_k).round().long())
         out = attend_chosen(given.q, given.k, given.v, chosen, given.scaling)
         covered = given.tokens // _BLOCK_TOKENS * _BLOCK_TOKENS
         on_flash = chosen & (torch.arange(chosen.shape[-1]) < covered.unsqueeze(-1))
@@ -77,7 +77,7 @@ def baseline(mode: str, budget: float) -> Setting:
         share = float((covered / given.tokens).mean())
         return out, FlashUse(index=index * share, gather=flash, memory=every - flash + index * (1 - share))
 
-    return Setting(mode, {"budget": budget}, attend, _BLOCK_TOKENS, history=mode == "h2o")
+    return Setting(mode, {"top_k": top_k}, attend, _BLOCK_TOKENS, history=mode == "h2o")
 
 
 def _local(given: HeadWindow, count: Tensor) -> tuple[Tensor, float]:

@@ -1,6 +1,6 @@
 """Attention by the host: it reads the pages that a policy asks for, and computes in float32.
 
-    index rows of the chosen channels ─► approximate logits ─► chosen tokens ─► their groups ─► attention
+    index rows of the chosen dims ─► approximate logits ─► chosen tokens ─► their groups ─► attention
 
 A thread of its own reads: the groups of one sequence come while another's index is scored, or its groups are attended
 to. (More threads that compute would wait for one another's hold of the interpreter.) The numbers are those of
@@ -25,7 +25,7 @@ from nearflash.inference.engines.page_cache import GroupMemory
 from nearflash.inference.engines.store import StoreEngine
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import Scan, choose_tokens, scan_of
-from nearflash.inference.sparse.selection import logit_scales, top_channels
+from nearflash.inference.sparse.selection import logit_scales, top_dims
 from nearflash.storage.flash.page import PageData, PageKeys
 from nearflash.storage.kv import KvStore
 
@@ -44,7 +44,7 @@ class _PartScan:
     """A scan on its way."""
 
     scan: Scan
-    channels: Tensor
+    score_dims: Tensor
     """(H, d) bool."""
     places: Tensor
     """The same as indices, (H, r)."""
@@ -56,8 +56,8 @@ class _PartScan:
         """(H, g, S) of q (H, g, d)."""
         near = q.gather(2, self.places[:, None].expand(-1, q.shape[1], -1))
         keys = torch.from_numpy(self.tail.result()).float()
-        scores = [score_rows(near, self.index.result(), self.scan.form), q * self.channels[:, None] @ keys.mT]
-        return torch.cat(scores, dim=2) * logit_scales(q, self.channels, scaling)[..., None]
+        scores = [score_rows(near, self.index.result(), self.scan.form), q * self.score_dims[:, None] @ keys.mT]
+        return torch.cat(scores, dim=2) * logit_scales(q, self.score_dims, scaling)[..., None]
 
 
 @dataclass
@@ -154,10 +154,10 @@ class HostEngine(StoreEngine):
             part = _Part(row, reads, torch.from_numpy(q[row, own].astype(np.float32)), policy)
             scan = scan_of(policy, self.store.shape.dim, self.store.layout)
             if scan is not None:
-                channels = top_channels(part.q, scan.channels)
-                places = channels.nonzero()[:, 1].reshape(len(own), scan.channels)
+                dims = top_dims(part.q, scan.score_dims)
+                places = dims.nonzero()[:, 1].reshape(len(own), scan.score_dims)
                 index = self._ask(reads.index, places.numpy(), self._index)
-                part.scan = _PartScan(scan, channels, places, index, self._ask(reads.tail))
+                part.scan = _PartScan(scan, dims, places, index, self._ask(reads.tail))
             parts.append(part)
         return parts
 
@@ -168,8 +168,8 @@ class HostEngine(StoreEngine):
         if part.scan is not None:
             logits = part.scan.logits(part.q, scaling)
             probabilities = logits.softmax(dim=-1)
-            budget = part.policy.numbers(stored.tokens, part.q.shape[-1], layout).budget
-            counts = torch.tensor([stored.tokens]), torch.tensor([budget])
+            top_k = part.policy.numbers(stored.tokens, part.q.shape[-1], layout).top_k
+            counts = torch.tensor([stored.tokens]), torch.tensor([top_k])
             part.chosen = choose_tokens(logits[:, None], probabilities[:, None], *counts, part.scan.scan)[:, 0]
             part.alpha = (part.chosen[:, None].float() @ probabilities.mT).mT  # a quarter of the time of the other way
         full = stored.flash_tokens // layout.group_tokens

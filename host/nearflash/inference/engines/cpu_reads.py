@@ -46,8 +46,8 @@ class SequenceReads:
         )
         return Groups(np.split(number, np.cumsum(wanted.sum(axis=1))[:-1]), data)
 
-    def index(self, channels: Ints, memory: IndexMemory) -> IndexRows:
-        """Rows of all whole blocks over `channels` (heads, r)."""
+    def index(self, dims: Ints, memory: IndexMemory) -> IndexRows:
+        """Rows of all whole blocks over `dims` (heads, r)."""
         page_tag, blocks = self.stored.page_tag, self.tokens // self._store.layout.block_tokens
         kept = memory.get(page_tag.sequence, page_tag.layer)
         have = kept.codes.shape[1] if kept else 0
@@ -58,9 +58,9 @@ class SequenceReads:
             memory.put(page_tag.sequence, page_tag.layer, kept)
             have = blocks
         if kept is None:
-            return self._chosen_rows(channels, range(blocks))
-        rows = kept.of(self.heads, channels)
-        return rows if have == blocks else rows.with_blocks(self._chosen_rows(channels, range(have, blocks)))
+            return self._chosen_rows(dims, range(blocks))
+        rows = kept.of(self.heads, dims)
+        return rows if have == blocks else rows.with_blocks(self._chosen_rows(dims, range(have, blocks)))
 
     def tail(self) -> F16:
         """K (heads, t, d) of the tokens behind the whole blocks."""
@@ -92,10 +92,10 @@ class SequenceReads:
         every, pages = (x.reshape(-1) for x in np.meshgrid(heads, indices, indexing="ij"))
         return rows_of_pages(self._index_pages(every, pages), layout, len(heads))
 
-    def _chosen_rows(self, channels: Ints, blocks: range) -> IndexRows:
-        """Rows over `channels` (heads, r), from the pages that hold one of them."""
+    def _chosen_rows(self, dims: Ints, blocks: range) -> IndexRows:
+        """Rows over `dims` (heads, r), from the pages that hold one of them."""
         layout = self._store.pages.index_layout
-        page, line = np.divmod(channels, layout.rows)
+        page, line = np.divmod(dims, layout.rows)
         wanted = np.zeros((len(self.heads), len(blocks), layout.pages), bool)
         np.put_along_axis(wanted, np.repeat(page[:, None], len(blocks), axis=1), True, axis=2)
         slots = (np.cumsum(wanted.reshape(-1)) - 1).reshape(wanted.shape)

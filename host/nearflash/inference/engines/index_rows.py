@@ -1,4 +1,4 @@
-"""Rows of the index over the channels of a scan: where they lie, and scores from them."""
+"""Rows of the index over the dims of a scan: where they lie, and scores from them."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ F16 = NDArray[np.float16]
 
 @dataclass(frozen=True)
 class IndexRows:
-    """Rows of H heads, B whole blocks, r channels each."""
+    """Rows of H heads, B whole blocks, r dims each."""
 
     codes: Bytes
     """(H, B, r, T·bits/8)."""
@@ -30,9 +30,9 @@ class IndexRows:
         """Memory that they take."""
         return self.codes.nbytes + self.factors.nbytes
 
-    def of(self, heads: list[int], channels: NDArray[np.int64]) -> "IndexRows":
-        """Copies of the rows of `heads` over `channels` (heads, r)."""
-        at = np.array(heads)[:, None], slice(None), channels
+    def of(self, heads: list[int], dims: NDArray[np.int64]) -> "IndexRows":
+        """Copies of the rows of `heads` over `dims` (heads, r)."""
+        at = np.array(heads)[:, None], slice(None), dims
         codes, factors = np.swapaxes(self.codes[at], 1, 2), np.swapaxes(self.factors[at], 1, 2)
         return IndexRows(np.ascontiguousarray(codes), np.ascontiguousarray(factors))
 
@@ -43,12 +43,12 @@ class IndexRows:
 
 
 def rows_bytes(layout: IndexLayout, heads: int, blocks: int) -> int:
-    """Memory that the rows of all channels take."""
+    """Memory that the rows of all dims take."""
     return heads * blocks * layout.dim * (layout.block_tokens * layout.format.bits // 8 + 4)
 
 
 def rows_of_pages(read: PageData, layout: IndexLayout, heads: int) -> IndexRows:
-    """Rows of all d channels, of whole blocks' pages as (heads, blocks, pages of a block) lie one behind the other."""
+    """Rows of all d dims, of whole blocks' pages as (heads, blocks, pages of a block) lie one behind the other."""
     shape = heads, -1, layout.pages * layout.rows
     used, size = layout.rows * layout.stride_bytes, layout.block_tokens * layout.format.bits // 8
     codes = read.data[:, :used].reshape(*shape, layout.stride_bytes)[:, :, : layout.dim, :size]
@@ -85,7 +85,7 @@ def _products(codes: Tensor, weights: Tensor, added: Tensor) -> Tensor:
 
 
 class IndexMemory:
-    """Rows of all channels kept in memory, up to `limit_bytes`, by (sequence, layer)."""
+    """Rows of all dims kept in memory, up to `limit_bytes`, by (sequence, layer)."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes

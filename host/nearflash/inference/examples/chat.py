@@ -19,7 +19,7 @@ from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
 __all__ = ["Conversation", "main"]
 
-POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, channels=0.5, budget=0.25, mass=0.95, least=256)
+POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=0.5, top_k=0.25, top_p=0.95, min_tokens=256)
 
 
 class Conversation:

@@ -16,7 +16,7 @@ from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
 __all__ = ["POLICY", "main", "summarise"]
 
-POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, channels=0.5, budget=0.25, mass=0.95, least=256)
+POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=0.5, top_k=0.25, top_p=0.95, min_tokens=256)
 """Token groups until their approximate probabilities reach 0.95, at most a quarter of them (or 256 tokens)."""
 
 

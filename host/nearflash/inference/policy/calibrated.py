@@ -1,4 +1,4 @@
-"""Policies that were calibrated for a model: channels and mass of every KV head, and the page layout they are for.
+"""Policies that were calibrated for a model: score_dims and top_p of every KV head, and the page layout they are for.
 
 Files are JSON, in the folder `calibrated`; `nearflash.bench.inference.calibrate` writes them. Loads no torch.
 """
@@ -28,11 +28,13 @@ def calibrated(model: str) -> tuple[AttentionPolicy, KvLayout]:
         raise CommandError(f"model must be one of {', '.join(calibrated_names())}, not {model!r}")
     own = json.loads((_FOLDER / f"{model}.json").read_text())
     layout = KvLayout(**own["layout"] | {"index_format": IndexFormat[own["layout"]["index_format"]]})
-    base = AttentionPolicy(AttentionMode.SPARF_PAGE, budget=own["budget"], local=own["local"], tail=own["tail"])
+    base = AttentionPolicy(
+        AttentionMode.SPARF_PAGE, top_k=own["top_k"], local_window=own["local_window"], keep_tail=own["keep_tail"]
+    )
     heads: dict[int | tuple[int, int], AttentionPolicy] = {
-        (layer, head): replace(base, channels=r, mass=mass)
-        for layer, row in enumerate(zip(own["channels"], own["mass"], strict=True))
-        for head, (r, mass) in enumerate(zip(*row, strict=True))
+        (layer, head): replace(base, score_dims=r, top_p=top_p)
+        for layer, row in enumerate(zip(own["score_dims"], own["top_p"], strict=True))
+        for head, (r, top_p) in enumerate(zip(*row, strict=True))
     }
     return replace(base, overrides=heads), layout
 
@@ -44,12 +46,12 @@ def write_calibrated(model: str, policy: AttentionPolicy, layout: KvLayout, made
     table = [[policy.at(layer, head) for head in range(heads)] for layer in range(layers)]
     own = {
         "made_by": made_by,
-        "budget": policy.budget,
-        "local": policy.local,
-        "tail": policy.tail,
+        "top_k": policy.top_k,
+        "local_window": policy.local_window,
+        "keep_tail": policy.keep_tail,
         "layout": asdict(layout) | {"index_format": layout.index_format.name},
-        "channels": [[each.channels for each in row] for row in table],
-        "mass": [[each.mass for each in row] for row in table],
+        "score_dims": [[each.score_dims for each in row] for row in table],
+        "top_p": [[each.top_p for each in row] for row in table],
     }
     lines = json.dumps(own, indent=1).replace("\n   ", " ").replace("\n  ]", "]")
     _FOLDER.mkdir(exist_ok=True)

@@ -35,40 +35,40 @@ class AttentionMode(StrEnum):
 class Numbers:
     """What a policy comes to for one head of S tokens."""
 
-    channels: int
+    score_dims: int
     """r; 0 for dense."""
-    budget: int
+    top_k: int
     """k, entries: tokens, or token groups in `sparf-page`; never below what the local window needs. 0 for dense."""
-    local: int
+    local_window: int
     """l, tokens; at least the current one."""
-    mass: int
-    """tau in 2^-16; 0: the budget decides alone."""
+    top_p: int
+    """tau in 2^-16; 0: `top_k` decides alone."""
 
 
 @dataclass(frozen=True)
 class AttentionPolicy:
-    """How to attend. Of `channels` and `budget` an int is a count, a float a fraction (of d, of the entries).
+    """How to attend. Of `score_dims` and `top_k` an int is a count, a float a fraction (of d, of the entries).
 
     Raises CommandError for values that make no sense.
     """
 
     mode: AttentionMode = AttentionMode.DENSE
-    channels: int | float = 0.25
+    score_dims: int | float = 0.25
     """r, of the approximate score."""
-    budget: int | float = 0.125
-    """k, of tokens (of token groups in `sparf-page`); with `mass`, the most that are taken."""
-    mass: float = 0.0
-    """tau: take entries until their approximate probabilities reach this share; 0: take `budget` of them."""
-    local: int = 64
+    top_k: int | float = 0.125
+    """k, of tokens (of token groups in `sparf-page`); with `top_p`, the most that are taken."""
+    top_p: float = 0.0
+    """tau: take entries until their approximate probabilities reach this share; 0: take `top_k` of them."""
+    local_window: int = 64
     """l: the last tokens, always taken; the current one is among them."""
     by_probability: bool = True
     """Rank by probability summed over the query heads of a group (else by logits)."""
     overrides: Mapping[int | tuple[int, int], "AttentionPolicy"] = field(default_factory=dict, hash=False)
     """Another policy for a layer, or for a (layer, KV head), which goes first."""
-    least: int = 0
-    """`budget` is never less than this many tokens: what is short is attended to in full."""
-    tail: bool = False
-    """Take all tokens behind the last whole embedding block, too, beside the budget: KvStore has them in memory."""
+    min_tokens: int = 0
+    """`top_k` is never less than this many tokens: what is short is attended to in full."""
+    keep_tail: bool = False
+    """Take all tokens behind the last whole embedding block, too, beside `top_k`: KvStore has them in memory."""
 
     def __post_init__(self) -> None:
         try:
@@ -78,11 +78,11 @@ class AttentionPolicy:
             raise CommandError(f"mode must be one of {names}, not {self.mode!r}") from None
         by_mass = self.by_probability and self.mode is not AttentionMode.DENSE
         rules = {
-            "channels": (_is_amount(self.channels), "a count from 1 or a fraction above 0, up to 1.0"),
-            "budget": (_is_amount(self.budget), "a count from 1 or a fraction above 0, up to 1.0"),
-            "mass": (self.mass == 0 or (0 < self.mass < 1 and by_mass), "0, or below 1 and with by_probability"),
-            "local": (_is_count(self.local), "a count from 1"),
-            "least": (self.least == 0 or _is_count(self.least), "a count, or 0"),
+            "score_dims": (_is_amount(self.score_dims), "a count from 1 or a fraction above 0, up to 1.0"),
+            "top_k": (_is_amount(self.top_k), "a count from 1 or a fraction above 0, up to 1.0"),
+            "top_p": (self.top_p == 0 or (0 < self.top_p < 1 and by_mass), "0, or below 1 and with by_probability"),
+            "local_window": (_is_count(self.local_window), "a count from 1"),
+            "min_tokens": (self.min_tokens == 0 or _is_count(self.min_tokens), "a count, or 0"),
             "overrides": (not any(o.overrides for o in self.overrides.values()), "policies without overrides"),
         }
         for name, (holds, rule) in rules.items():
@@ -98,22 +98,22 @@ class AttentionPolicy:
         return layout.group_tokens if self.mode is AttentionMode.SPARF_PAGE else 1
 
     def numbers(self, tokens: int, dim: int, layout: KvLayout) -> Numbers:
-        """What this policy comes to for S = `tokens`, without overrides. Raises CommandError for channels above dim."""
+        """What this policy comes to for S = `tokens`, without overrides. Raises CommandError for score_dims > dim."""
         if tokens < 1:
             raise CommandError(f"tokens must be at least 1, not {tokens!r}")
         if self.mode is AttentionMode.DENSE:
-            return Numbers(0, 0, self.local, 0)
-        channels = _count(self.channels, dim)
-        if channels > dim:
-            raise CommandError(f"channels must be at most {dim}, the head dimension, not {channels!r}")
+            return Numbers(0, 0, self.local_window, 0)
+        score_dims = _count(self.score_dims, dim)
+        if score_dims > dim:
+            raise CommandError(f"score_dims must be at most {dim}, the head dimension, not {score_dims!r}")
         each = self.entry_tokens(layout)
-        tail = tokens % layout.block_tokens if self.tail else 0
+        tail = tokens % layout.block_tokens if self.keep_tail else 0
         entries, beside = -(-tokens // each), -(-tail // each)
-        local = max(min(self.local, tokens), tail)
-        window = entries - (tokens - local) // each
-        budget = beside + max(-(-self.least // each), _count(self.budget, max(entries - beside, 1)))
-        budget = min(entries, max(window, budget))
-        return Numbers(channels, budget, local, min(round(self.mass * _MASS_ONE), _MASS_ONE - 1))
+        local_window = max(min(self.local_window, tokens), tail)
+        window = entries - (tokens - local_window) // each
+        top_k = beside + max(-(-self.min_tokens // each), _count(self.top_k, max(entries - beside, 1)))
+        top_k = min(entries, max(window, top_k))
+        return Numbers(score_dims, top_k, local_window, min(round(self.top_p * _MASS_ONE), _MASS_ONE - 1))
 
     def descriptor(
         self, page_tag: PageTag, dim: int, tokens: int, group: int, layout: KvLayout, *,
@@ -131,10 +131,10 @@ class AttentionPolicy:
             reference = reference or (0,) * group
         return AttendDescriptor(
             mode | Mode.REFERENCE if reference else mode, page_tag, dim, tokens, group,
-            numbers.channels, numbers.budget, numbers.local, layout.group_tokens, layout.interleaved,
+            numbers.score_dims, numbers.top_k, numbers.local_window, layout.group_tokens, layout.interleaved,
             layout.block_tokens, layout.index_format, layout.page_bytes,
             LOG2E * (dim**-0.5 if scaling is None else scaling),
-            0, 0, 0, 0, 0, numbers.mass, reference,
+            0, 0, 0, 0, 0, numbers.top_p, reference,
         )  # fmt: skip
 
     @property

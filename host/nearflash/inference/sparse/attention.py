@@ -1,10 +1,10 @@
 """The attention modes of the attend kernel in torch: decode attention for many query positions at once, in fp32.
 
-    q ─► channels ─► approximate logits ─► entries ─► chosen tokens ─► attention ─► alpha·out + (1 - alpha)·mean V
+    q ─► dims ─► approximate logits ─► entries ─► chosen tokens ─► attention ─► alpha·out + (1 - alpha)·mean V
 
 Each query position sees the tokens up to it, and chooses for itself. The numbers are those of
 docs/contracts/attention.md, 1, without its rounding to fixed point; selections differ from a device's only where keys
-nearly tie. Query heads of one KV head share channels and tokens.
+nearly tie. Query heads of one KV head share dims and tokens.
 
 `torch.ops.nearflash.attend` is the same for one query position.
 
@@ -22,7 +22,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import ShapeError
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.sparse.index import indexed_keys
-from nearflash.inference.sparse.selection import choose, logit_scales, top_channels
+from nearflash.inference.sparse.selection import choose, logit_scales, top_dims
 from nearflash.storage.kv import KvLayout
 
 __all__ = [
@@ -48,22 +48,22 @@ class Attended:
     """(N, P, g, d) fp32."""
     chosen: Tensor
     """Tokens attended to, (N, P, S) bool."""
-    channels: Tensor
-    """Channels of the approximate score, (N, P, d) bool; none in dense attention."""
+    score_dims: Tensor
+    """Dims of the approximate score, (N, P, d) bool; none in dense attention."""
 
 
 @dataclass(frozen=True)
 class Scan:
     """How entries are chosen: scalars that hold for all heads and positions of a call."""
 
-    channels: int
-    local: int
-    mass: int
+    score_dims: int
+    local_window: int
+    top_p: int
     by_probability: bool
     entry_tokens: int
     block_tokens: int
     form: IndexFormat
-    tail: bool = False
+    keep_tail: bool = False
 
 
 def sparse_attention(
@@ -73,25 +73,25 @@ def sparse_attention(
     """Attend with q (N, P, g, d) to k and v (N, S, d); tokens (P,): how many of the S each position sees.
 
     k and v count as stored: rounded to fp16. `policy` without its overrides; `scaling` is softmax's, by default
-    1/sqrt(d). Raises ShapeError for shapes that do not fit together, CommandError for channels above d.
+    1/sqrt(d). Raises ShapeError for shapes that do not fit together, CommandError for score_dims above d.
     """
     _check(q, k, v, tokens)
     dim = q.shape[-1]
     scaling = dim**-0.5 if scaling is None else scaling
     numbers = [policy.numbers(int(count), dim, layout) for count in tokens]
     scan = scan_of(policy, dim, layout)
-    budget = torch.tensor([each.budget for each in numbers], device=q.device)
-    return _attend(q, k, v, tokens, budget, scan, scaling)
+    top_k = torch.tensor([each.top_k for each in numbers], device=q.device)
+    return _attend(q, k, v, tokens, top_k, scan, scaling)
 
 
 def scan_of(policy: AttentionPolicy, dim: int, layout: KvLayout) -> Scan | None:
-    """How `policy` (without its overrides) chooses; None: it is dense. Raises CommandError for channels above dim."""
+    """How `policy` (without its overrides) chooses; None: it is dense. Raises CommandError for score_dims above dim."""
     if policy.mode is AttentionMode.DENSE:
         return None
     numbers = policy.numbers(1, dim, layout)
     return Scan(
-        numbers.channels, policy.local, numbers.mass, policy.by_probability,
-        policy.entry_tokens(layout), layout.block_tokens, layout.index_format, policy.tail,
+        numbers.score_dims, policy.local_window, numbers.top_p, policy.by_probability,
+        policy.entry_tokens(layout), layout.block_tokens, layout.index_format, policy.keep_tail,
     )  # fmt: skip
 
 
@@ -102,18 +102,18 @@ def attend_chosen(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, scaling: floa
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, budget: Tensor, scan: Scan | None, scaling: float
+    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, top_k: Tensor, scan: Scan | None, scaling: float
 ) -> Attended:
     k, v = k.half(), v.half()
     valid = torch.arange(k.shape[1], device=k.device) < tokens.unsqueeze(-1)  # (P, S) or (N, P, S)
     if scan is None:
         chosen = valid.expand(q.shape[0], -1, -1)
-        no_channels = torch.zeros(q.shape[:2] + q.shape[-1:], dtype=torch.bool, device=q.device)
-        return Attended(attend_chosen(q, k.float(), v.float(), chosen, scaling), chosen, no_channels)
-    channels, logits = approximate_logits(q, k, tokens, scan, scaling)
+        no_dims = torch.zeros(q.shape[:2] + q.shape[-1:], dtype=torch.bool, device=q.device)
+        return Attended(attend_chosen(q, k.float(), v.float(), chosen, scaling), chosen, no_dims)
+    dims, logits = approximate_logits(q, k, tokens, scan, scaling)
     probabilities = logits.softmax(dim=-1)
-    chosen = choose_tokens(logits, probabilities, tokens, budget, scan) & valid
-    return Attended(attend_mixed(q, k, v, probabilities, chosen, tokens, scaling), chosen, channels)
+    chosen = choose_tokens(logits, probabilities, tokens, top_k, scan) & valid
+    return Attended(attend_mixed(q, k, v, probabilities, chosen, tokens, scaling), chosen, dims)
 
 
 def attend_mixed(
@@ -142,12 +142,12 @@ def _values(weights: Tensor, v: Tensor) -> Tensor:
 
 
 def approximate_logits(q: Tensor, k: Tensor, tokens: Tensor, scan: Scan, scaling: float) -> tuple[Tensor, Tensor]:
-    """Channels (N, P, d) bool, and logits over them (N, P, g, S): whole blocks from the index, the tail from K.
+    """Dims (N, P, d) bool, and logits over them (N, P, g, S): whole blocks from the index, the tail from K.
 
     -inf for the tokens that a position does not see; k is fp16.
     """
-    channels = top_channels(q, scan.channels)
-    part = q * logit_scales(q, channels, scaling).unsqueeze(-1) * channels.unsqueeze(2)
+    dims = top_dims(q, scan.score_dims)
+    part = q * logit_scales(q, dims, scaling).unsqueeze(-1) * dims.unsqueeze(2)
     scores = _scores(part, indexed_keys(k, scan.block_tokens, scan.form))
     place = torch.arange(k.shape[1], device=k.device)
     covered = tokens // scan.block_tokens * scan.block_tokens
@@ -156,13 +156,13 @@ def approximate_logits(q: Tensor, k: Tensor, tokens: Tensor, scan: Scan, scaling
         tail = (place[first:] >= covered.unsqueeze(-1)).unsqueeze(-2)  # (P, 1, S - first) or (N, P, 1, S - first)
         scores[..., first:] = torch.where(tail, _scores(part, k[:, first:].float()), scores[..., first:])
     scores[..., hidden:].masked_fill_((place[hidden:] >= tokens.unsqueeze(-1)).unsqueeze(-2), -torch.inf)
-    return channels, scores
+    return dims, scores
 
 
-def choose_tokens(logits: Tensor, probabilities: Tensor, tokens: Tensor, budget: Tensor, scan: Scan) -> Tensor:
+def choose_tokens(logits: Tensor, probabilities: Tensor, tokens: Tensor, top_k: Tensor, scan: Scan) -> Tensor:
     """Tokens that are read, (N, P, S) bool; a chosen group's tokens all, and places behind S = `tokens` with them.
 
-    logits (N, P, g, S) are -inf behind S, probabilities their softmax; tokens and budget (P,) or (N, P).
+    logits (N, P, g, S) are -inf behind S, probabilities their softmax; tokens and top_k (P,) or (N, P).
     """
     each = scan.entry_tokens
     space = -logits.shape[-1] % each
@@ -175,10 +175,10 @@ def choose_tokens(logits: Tensor, probabilities: Tensor, tokens: Tensor, budget:
     weights = keys
     entry = torch.arange(keys.shape[-1], device=keys.device) * each
     count = tokens.unsqueeze(-1)
-    window = (count % scan.block_tokens).clamp(min=scan.local) if scan.tail else scan.local
+    window = (count % scan.block_tokens).clamp(min=scan.local_window) if scan.keep_tail else scan.local_window
     local = entry + each > (count - window).clamp(min=0)
     keys = keys.masked_fill(local, torch.inf).masked_fill(entry >= count, -torch.inf)
-    mask = choose(keys, budget.expand(keys.shape[:-1]), weights, scan.mass)
+    mask = choose(keys, top_k.expand(keys.shape[:-1]), weights, scan.top_p)
     return mask.repeat_interleave(each, dim=-1)[..., : logits.shape[-1]]
 
 
@@ -195,16 +195,16 @@ def _check(q: Tensor, k: Tensor, v: Tensor, tokens: Tensor) -> None:
 
 @torch.library.custom_op("nearflash::attend", mutates_args=())
 def _attend_op(
-    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, budget: Tensor, channels: int, local: int, mass: int,
+    q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, top_k: Tensor, score_dims: int, local_window: int, top_p: int,
     by_probability: bool, entry_tokens: int, block_tokens: int, index_format: int, scaling: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One query position: q (N, g, d), k and v (N, S, d), tokens and budget (N,); out (N, g, d), chosen (N, S).
+    """One query position: q (N, g, d), k and v (N, S, d), tokens and top_k (N,); out (N, g, d), chosen (N, S).
 
-    channels 0: dense. Numbers as an AttentionPolicy gives them, `index_format` an IndexFormat.
+    score_dims 0: dense. Numbers as an AttentionPolicy gives them, `index_format` an IndexFormat.
     """
-    scan = Scan(channels, local, mass, by_probability, entry_tokens, block_tokens, IndexFormat(index_format))
+    scan = Scan(score_dims, local_window, top_p, by_probability, entry_tokens, block_tokens, IndexFormat(index_format))
     done = _attend(
-        q.float().unsqueeze(1), k, v, tokens.unsqueeze(-1), budget.unsqueeze(-1), scan if channels else None, scaling
+        q.float().unsqueeze(1), k, v, tokens.unsqueeze(-1), top_k.unsqueeze(-1), scan if score_dims else None, scaling
     )
     return done.out.squeeze(1).to(q.dtype), done.chosen.squeeze(1).clone()
 

@@ -1,8 +1,8 @@
-"""Flash bytes that a choice of channels and tokens asks for, as the kernel's walkers ask
+"""Flash bytes that a choice of dims and tokens asks for, as the kernel's walkers ask
 (docs/contracts/attention.md, 2).
 
 A request reads the codewords of a page that hold something wanted, whole. Of an embedding page those are the rows of
-the chosen channels; of a token group K of the tail's tokens, then K and V of the chosen tokens.
+the chosen dims; of a token group K of the tail's tokens, then K and V of the chosen tokens.
 """
 
 from dataclasses import dataclass
@@ -62,15 +62,15 @@ class FlashReads:
 
 
 def flash_reads(
-    channels: Tensor, chosen: Tensor, tokens: Tensor, layout: KvLayout, *, tail_in_memory: bool = False
+    dims: Tensor, chosen: Tensor, tokens: Tensor, layout: KvLayout, *, tail_in_memory: bool = False
 ) -> FlashReads:
-    """Reads for `channels` (N, P, d) and `chosen` (N, P, S) bool, tokens (P,) or (N, P); no channel: no scan."""
-    dim = channels.shape[-1]
+    """Reads for `dims` (N, P, d) and `chosen` (N, P, S) bool, tokens (P,) or (N, P); no dim: no scan."""
+    dim = dims.shape[-1]
     covered = tokens // layout.block_tokens * layout.block_tokens
     place = torch.arange(chosen.shape[-1], device=chosen.device)
     behind = place >= covered.unsqueeze(-1)
-    tail = behind & (place < tokens.unsqueeze(-1)) & channels.any(dim=-1, keepdim=True)
-    groups, index = layout.token_layout(dim), _index(channels, covered, layout)
+    tail = behind & (place < tokens.unsqueeze(-1)) & dims.any(dim=-1, keepdim=True)
+    groups, index = layout.token_layout(dim), _index(dims, covered, layout)
     scanned, none = _groups(tail, groups, (False,)), Reads(index.pages * 0, index.codewords * 0)
     if not tail_in_memory:
         return FlashReads(index, scanned, _groups(chosen, groups, (False, True)), none)
@@ -79,12 +79,12 @@ def flash_reads(
     return FlashReads(index, none, _groups(chosen & ~behind, groups, (False, True)), memory)
 
 
-def _index(channels: Tensor, covered: Tensor, layout: KvLayout) -> Reads:
-    rows = layout.index_layout(channels.shape[-1])
+def _index(dims: Tensor, covered: Tensor, layout: KvLayout) -> Reads:
+    rows = layout.index_layout(dims.shape[-1])
     blocks = covered // layout.block_tokens
-    padded = torch.nn.functional.pad(channels, (0, -channels.shape[-1] % rows.rows))
+    padded = torch.nn.functional.pad(dims, (0, -dims.shape[-1] % rows.rows))
     pages = padded.unflatten(-1, (-1, rows.rows)).any(dim=-1).sum(dim=-1)
-    return Reads(blocks * pages, blocks * channels.sum(dim=-1) * rows.row_codewords)
+    return Reads(blocks * pages, blocks * dims.sum(dim=-1) * rows.row_codewords)
 
 
 def _groups(wanted: Tensor, layout: TokenLayout, values: tuple[bool, ...]) -> Reads:

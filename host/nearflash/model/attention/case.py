@@ -52,7 +52,7 @@ class Case:
 
     def completion(self, result: HeadResult) -> HeadCompletion:
         """What the kernel has to write back."""
-        pages = traffic(self.settings, result.channels, result.chosen).all.requests
+        pages = traffic(self.settings, result.score_dims, result.chosen).all.requests
         return result.completion(pages)
 
 

@@ -34,23 +34,23 @@ def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, token
         MODES[mode] & ~Mode.PROBABILITY if mode == "sparf" and group == 1 else MODES[mode],
         dim,
         LOG2E / math.sqrt(dim),
-        channels=0 if mode == "dense" else int(rng.integers(1, dim + 1)),
-        budget=0 if mode == "dense" else int(rng.integers(1, entries + 1)),
-        local=0 if mode == "dense" else int(rng.integers(0, min(tokens, 64) + 1)),
-        mass=int(rng.integers(1, 1 << 16)) if page and rng.integers(2) else 0,
+        score_dims=0 if mode == "dense" else int(rng.integers(1, dim + 1)),
+        top_k=0 if mode == "dense" else int(rng.integers(1, entries + 1)),
+        local_window=0 if mode == "dense" else int(rng.integers(0, min(tokens, 64) + 1)),
+        top_p=int(rng.integers(1, 1 << 16)) if page and rng.integers(2) else 0,
         group_tokens=group_tokens,
         interleaved=interleaved,
         block_tokens=int(rng.choice(blocks)),
         index_format=IndexFormat(int(rng.integers(3))),
         reference=(4,) * group if mode == "dense" else (),
     )
-    spread = rng.uniform(0.5, 2.0, dim)  # channels differ, as a model's do
+    spread = rng.uniform(0.5, 2.0, dim)  # dims differ, as a model's do
     q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))
     return Case.of(settings, page_tag, q * spread, k * spread, v)
 
 
 def random_case(settings: Settings, tokens: int, group: int, seed: int, *, head: int = 0) -> Case:
-    """Normal q, k, v with some large channels and some tokens that attract q."""
+    """Normal q, k, v with some large dims and some tokens that attract q."""
     rng, dim = np.random.default_rng(seed), settings.dim
     q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))
     q[:, rng.choice(dim, max(1, dim // 8), replace=False)] *= 4

@@ -1,6 +1,6 @@
 """Decode attention of one KV head, equal to the attend kernel to the bit (docs/contracts/attention.md, 1).
 
-    channels ─► approximate scores ─► logits ─► entries ─► selection ─► gather of the chosen tokens ─► output
+    dims ─► approximate scores ─► logits ─► entries ─► selection ─► gather of the chosen tokens ─► output
 
 Pages change no number: `sparq` and `sparf` are the same, and traffic.py counts what is read.
 A fault of q ends the head before its scan, one of the scores before its gather.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.descriptor import HeadCompletion, Mode
 from nearflash.abi.attention.faults import REFERENCE_FAULTS, Fault
 from nearflash.abi.errors import FormatError, ShapeError
-from nearflash.model.attention.control.scan import approximate_scores, logit_scales, top_channels
+from nearflash.model.attention.control.scan import approximate_scores, logit_scales, top_dims
 from nearflash.model.attention.finite import finite
 from nearflash.model.attention.gather import Gathered, finish, gather
 from nearflash.model.attention.numerics.logit import to_logit
@@ -35,8 +35,8 @@ class HeadResult:
     """What becomes of one head."""
 
     faults: Fault
-    channels: NDArray[np.int64]
-    """Channels of the approximate score, ascending, (r,); none in dense attention."""
+    score_dims: NDArray[np.int64]
+    """Dims of the approximate score, ascending, (r,); none in dense attention."""
     chosen: NDArray[np.bool_]
     """J, (S,); none without a gather."""
     selected: int
@@ -77,7 +77,7 @@ def attend_from(source: Source, q: F16, v_mean: F32, settings: Settings) -> Head
         return _without_gather(faults, np.empty(0, np.int64), source.tokens, settings)
     scan = _dense(len(q), source.tokens, settings) if settings.mode & Mode.DENSE else _scan(q, source, settings)
     if not scan.choice:
-        return _without_gather(scan.faults, scan.channels, source.tokens, settings)
+        return _without_gather(scan.faults, scan.score_dims, source.tokens, settings)
     mask, alpha = scan.choice.mask, scan.choice.alpha
     wanted = np.repeat(mask, settings.entry_tokens)[: source.tokens]
     references = settings.reference or scan.choice.references
@@ -85,7 +85,7 @@ def attend_from(source: Source, q: F16, v_mean: F32, settings: Settings) -> Head
     before = scan.faults | source.faults
     faults = before | (sums.faults & ~Fault.REFERENCE_LOW if before else sums.faults)
     out = None if faults else finish(sums, alpha, v_mean)
-    return HeadResult(faults, scan.channels, wanted, int(mask.sum()), len(mask), alpha, references, sums, out)
+    return HeadResult(faults, scan.score_dims, wanted, int(mask.sum()), len(mask), alpha, references, sums, out)
 
 
 def attend_repeated(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResult:
@@ -104,7 +104,7 @@ def attend_repeated(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> 
 class _Scan:
     """What is known of a head before its gather."""
 
-    channels: NDArray[np.int64]
+    score_dims: NDArray[np.int64]
     choice: Selected | None
     """None after a fault of the scores."""
     faults: Fault
@@ -118,26 +118,26 @@ def _dense(group: int, tokens: int, settings: Settings) -> _Scan:
 
 def _scan(q: F16, source: Source, settings: Settings) -> _Scan:
     """Approximate scores, and the entries that they choose."""
-    channels, tokens = top_channels(q, settings.channels), source.tokens
-    scores, faults = approximate_scores(q[:, channels], source.blocks(channels), source.tail(channels))
+    dims, tokens = top_dims(q, settings.score_dims), source.tokens
+    scores, faults = approximate_scores(q[:, dims], source.blocks(dims), source.tail(dims))
     faults |= source.faults
     if faults:
-        return _Scan(channels, None, faults)
-    logits, saturated = to_logit(scores, logit_scales(q, channels, settings.scale)[:, None])
+        return _Scan(dims, None, faults)
+    logits, saturated = to_logit(scores, logit_scales(q, dims, settings.scale)[:, None])
     beyond = settings.entries(tokens)
     choice = selection(
         entries(logits, settings.entry_tokens),
-        settings.budget,
-        max(0, tokens - settings.local) // settings.entry_tokens if settings.local else beyond,
+        settings.top_k,
+        max(0, tokens - settings.local_window) // settings.entry_tokens if settings.local_window else beyond,
         probability=bool(settings.mode & Mode.PROBABILITY),
-        mass=settings.mass,
+        mass=settings.top_p,
     )
-    return _Scan(channels, choice, Fault.SCORE_RANGE if saturated.any() else Fault(0))
+    return _Scan(dims, choice, Fault.SCORE_RANGE if saturated.any() else Fault(0))
 
 
-def _without_gather(faults: Fault, channels: NDArray[np.int64], tokens: int, settings: Settings) -> HeadResult:
+def _without_gather(faults: Fault, dims: NDArray[np.int64], tokens: int, settings: Settings) -> HeadResult:
     none = np.empty(0, np.float32)
-    return HeadResult(faults, channels, np.zeros(tokens, bool), 0, settings.entries(tokens), none, (), None, None)
+    return HeadResult(faults, dims, np.zeros(tokens, bool), 0, settings.entries(tokens), none, (), None, None)
 
 
 def _check(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> None:

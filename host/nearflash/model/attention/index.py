@@ -19,7 +19,7 @@ __all__ = ["IndexBlock", "QuantisedBlock", "quantise"]
 
 @dataclass(frozen=True)
 class QuantisedBlock:
-    """Index of one block of T tokens and d channels."""
+    """Index of one block of T tokens and d dims."""
 
     codes: NDArray[np.uint8]
     """(T, d), one code an element."""

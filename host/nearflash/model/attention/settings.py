@@ -36,10 +36,10 @@ class Settings:
     dim: int
     scale: float
     """log2(e) times the softmax scaling; rounded to fp32."""
-    channels: int = 0
-    budget: int = 0
-    local: int = 1
-    mass: int = 0
+    score_dims: int = 0
+    top_k: int = 0
+    local_window: int = 1
+    top_p: int = 0
     group_tokens: int = 16
     interleaved: bool = False
     block_tokens: int = 256
@@ -53,11 +53,11 @@ class Settings:
         rules = {
             "dim": (self.dim % 4 == 0 and 4 <= self.dim <= 256, "a multiple of 4, 4 to 256"),
             "scale": (SCALE_LEAST <= self.scale < SCALE_LIMIT, "at least 2^-14 and below 2^8"),
-            "channels": (dense or 1 <= self.channels <= self.dim, "1 to dim"),
-            "budget": (dense or self.budget >= 1, "at least 1"),
-            "local": (self.local >= 0, "0 or more"),
-            "mass": (
-                self.mass == 0 or (0 < self.mass < 1 << 16 and self.mode & Mode.PROBABILITY),
+            "score_dims": (dense or 1 <= self.score_dims <= self.dim, "1 to dim"),
+            "top_k": (dense or self.top_k >= 1, "at least 1"),
+            "local_window": (self.local_window >= 0, "0 or more"),
+            "top_p": (
+                self.top_p == 0 or (0 < self.top_p < 1 << 16 and self.mode & Mode.PROBABILITY),
                 "0, or 1 to 65535 with PROBABILITY",
             ),
             "reference": (bool(self.reference) == bool(self.mode & Mode.REFERENCE), "given exactly with REFERENCE"),
@@ -99,7 +99,7 @@ class Settings:
     def descriptor(self, page_tag: PageTag, tokens: int, group: int, at: Addresses) -> AttendDescriptor:
         """The descriptor of one head of S = `tokens` tokens and `group` query heads."""
         return AttendDescriptor(
-            self.mode, page_tag, self.dim, tokens, group, self.channels, self.budget, self.local, self.group_tokens,
-            self.interleaved, self.block_tokens, self.index_format, self.page_bytes, self.scale,
-            at.q, at.v_mean, at.out, at.index_table, at.token_table, self.mass, self.reference,
+            self.mode, page_tag, self.dim, tokens, group, self.score_dims, self.top_k, self.local_window,
+            self.group_tokens, self.interleaved, self.block_tokens, self.index_format, self.page_bytes, self.scale,
+            at.q, at.v_mean, at.out, at.index_table, at.token_table, self.top_p, self.reference,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Where a head's index, K and V come from: arrays (here), or pages (pages.py).
 
-What is read can depend on what was found before: of the index only the chosen channels, of K and V the tail and the
+What is read can depend on what was found before: of the index only the chosen dims, of K and V the tail and the
 chosen tokens.
 """
 
@@ -28,10 +28,10 @@ class Source(Protocol):
     faults: Fault
     """Faults of what was read so far."""
 
-    def blocks(self, channels: NDArray[np.int64]) -> Sequence[IndexBlock]:
-        """The index over `channels` (r,) of the tokens that whole blocks cover, in order."""
+    def blocks(self, dims: NDArray[np.int64]) -> Sequence[IndexBlock]:
+        """The index over `dims` (r,) of the tokens that whole blocks cover, in order."""
 
-    def tail(self, channels: NDArray[np.int64]) -> F16:
+    def tail(self, dims: NDArray[np.int64]) -> F16:
         """K (t, r) of the tokens behind the index."""
 
     def chosen(self, mask: NDArray[np.bool_]) -> tuple[F16, F16]:
@@ -46,15 +46,15 @@ class ArraySource:
         self.faults = Fault(0)
         self._k, self._v, self._settings = k, v, settings
 
-    def blocks(self, channels: NDArray[np.int64]) -> list[IndexBlock]:
-        """The index over `channels` (r,)."""
+    def blocks(self, dims: NDArray[np.int64]) -> list[IndexBlock]:
+        """The index over `dims` (r,)."""
         size, form = self._settings.block_tokens, self._settings.index_format
-        parts = [self._k[start : start + size, channels] for start in range(0, self._covered, size)]
+        parts = [self._k[start : start + size, dims] for start in range(0, self._covered, size)]
         return [part if form is IndexFormat.FP16 else quantise(part, form) for part in parts]
 
-    def tail(self, channels: NDArray[np.int64]) -> F16:
+    def tail(self, dims: NDArray[np.int64]) -> F16:
         """K (t, r) of the tokens behind the index."""
-        return self._k[self._covered :, channels]
+        return self._k[self._covered :, dims]
 
     def chosen(self, mask: NDArray[np.bool_]) -> tuple[F16, F16]:
         """K and V (|J|, d)."""

@@ -1,6 +1,6 @@
 """What one head reads: page requests, codewords asked for, bytes used.
 
-A request reads the codewords that hold something wanted, whole: of an embedding page the rows of the chosen channels;
+A request reads the codewords that hold something wanted, whole: of an embedding page the rows of the chosen dims;
 of a token group K of the tail's tokens (TAIL), K and V of the chosen tokens (GATHER).
 """
 
@@ -55,26 +55,26 @@ class Traffic:
         return Reads(*(sum(getattr(p, name) for p in parts) for name in ("requests", "codewords", "used_bytes")))
 
 
-def traffic(settings: Settings, channels: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Traffic:
-    """Reads of a head with the scan's `channels` (r,), none for dense attention, and the `chosen` tokens (S,)."""
+def traffic(settings: Settings, dims: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Traffic:
+    """Reads of a head with the scan's `dims` (r,), none for dense attention, and the `chosen` tokens (S,)."""
     tokens, covered = len(chosen), settings.scanned(len(chosen))
-    scan = len(channels) > 0
+    scan = len(dims) > 0
     tail = np.zeros(tokens, bool)
     tail[covered:] = scan
     return Traffic(
-        _index(settings, channels, covered),
+        _index(settings, dims, covered),
         _groups(settings, tail, values=(False,)),
         _groups(settings, chosen, values=(False, True)),
     )
 
 
-def _index(settings: Settings, channels: NDArray[np.int64], covered: int) -> Reads:
+def _index(settings: Settings, dims: NDArray[np.int64], covered: int) -> Reads:
     blocks = covered // settings.block_tokens
     if not blocks:
         return Reads(0, 0, 0)
     layout = settings.index_layout
-    rows = blocks * len(channels)
-    pages = blocks * len(np.unique(channels // layout.rows))
+    rows = blocks * len(dims)
+    pages = blocks * len(np.unique(dims // layout.rows))
     return Reads(pages, rows * layout.row_codewords, rows * settings.block_tokens * layout.format.bits // 8)
 
 

@@ -139,7 +139,7 @@ class _Kernel:
 
     def _block(self, head: _Head, channel: int) -> Iterator[tuple[float, Request]]:
         settings, layout = self.load.settings, self.load.settings.index_layout
-        chosen = np.sort(self._rng.choice(settings.dim, settings.channels, replace=False))
+        chosen = np.sort(self._rng.choice(settings.dim, settings.score_dims, replace=False))
         begins = (np.diff(chosen, prepend=-2) > 1) | (chosen % layout.rows == 0)  # of a run of rows
         counts, runs = np.bincount(chosen // layout.rows), np.bincount(chosen // layout.rows, begins)
         pages = [one for one in zip(counts.tolist(), runs.tolist(), strict=True) if one[0]]

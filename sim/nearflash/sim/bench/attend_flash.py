@@ -2,7 +2,7 @@
 
 A head's error is |out - dense| / |dense| (Euclidean, over a query head's output); `output_error` is its mean over all
 layers, heads and texts. `sparf` has a fixed setting (k = S/16 tokens, r = d/8, fp16 index, m = 2); for `sparf-page`
-(int4 index, r = 32) the budget is searched: of all candidates whose mean error on one half of the texts is at least
+(int4 index, r = 32) top_k is searched: of all candidates whose mean error on one half of the texts is at least
 10 % below sparf's, the one with the fewest bytes; the 10 % are for what the other half may differ. Rows are of the
 other half, from the bit-exact model: `error_to_sparf` says how the errors compare there.
 
@@ -38,11 +38,11 @@ MODELS_VARIABLE = "NEARFLASH_MODELS"
 _TOKENS = (4096, 3584)
 """The first has no tail, the second half a block of it."""
 _BLOCK_TOKENS = 1024
-_MASS = int(0.95 * 65536)
-_BUDGETS = (32, 24, 20, 16, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2)
+_TOP_P = int(0.95 * 65536)
+_PAGES_IN = (32, 24, 20, 16, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2)
 """Candidates: one page in so many."""
 _MARGIN = 0.9
-"""Of sparf's error, what a candidate may have where the budget is searched."""
+"""Of sparf's error, what a candidate may have where top_k is searched."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def flash_rows(folder: Path | None = None, model: str = "doclm-30m", texts: int 
 
 
 def measure(recorded: Iterable[Recorded], model: str, tokens: tuple[int, ...], search: int) -> Iterator[dict[str, Any]]:
-    """Rows for each S of `tokens`; the budget is searched at the first S on the first `search` texts."""
+    """Rows for each S of `tokens`; top_k is searched at the first S on the first `search` texts."""
     remaining = iter(recorded)
     pages_in = _search([text.at(0, tokens[0]) for text in islice(remaining, search)], tokens[0])
     texts = list(remaining)
@@ -103,9 +103,9 @@ def measure(recorded: Iterable[Recorded], model: str, tokens: tuple[int, ...], s
 
 
 def _sparf(dim: int, tokens: int, interleaved: bool) -> Settings:
-    budget = max(1, tokens // 16)
+    top_k = max(1, tokens // 16)
     return Settings(
-        Mode(0), dim, LOG2E / dim**0.5, channels=dim // 8, budget=budget, local=max(1, budget // 4),
+        Mode(0), dim, LOG2E / dim**0.5, score_dims=dim // 8, top_k=top_k, local_window=max(1, top_k // 4),
         group_tokens=8 if interleaved else 16, interleaved=interleaved, block_tokens=_BLOCK_TOKENS,
     )  # fmt: skip
 
@@ -113,23 +113,23 @@ def _sparf(dim: int, tokens: int, interleaved: bool) -> Settings:
 def _sparf_page(dim: int, tokens: int, pages_in: int) -> Settings:
     """At most one page in `pages_in`."""
     return Settings(
-        Mode.PAGE | Mode.PROBABILITY, dim, LOG2E / dim**0.5, channels=32, mass=_MASS, local=64, group_tokens=8,
-        interleaved=True, block_tokens=_BLOCK_TOKENS, index_format=IndexFormat.INT4,
-        budget=max(1, tokens // 8 // pages_in),
+        Mode.PAGE | Mode.PROBABILITY, dim, LOG2E / dim**0.5, score_dims=32, top_p=_TOP_P, local_window=64,
+        group_tokens=8, interleaved=True, block_tokens=_BLOCK_TOKENS, index_format=IndexFormat.INT4,
+        top_k=max(1, tokens // 8 // pages_in),
     )  # fmt: skip
 
 
 def _search(texts: list[Recorded], tokens: int) -> int:
-    """The smallest budget (the largest number of pages of which one is read) that is more accurate than sparf."""
-    errors = np.zeros(len(_BUDGETS))
+    """The smallest top_k (the largest number of pages of which one is read) that is more accurate than sparf."""
+    errors = np.zeros(len(_PAGES_IN))
     limit = 0.0
     for text in texts:
         heads = TextHeads(text)
         dim = text.q.shape[-1]
         limit += heads.errors([_sparf(dim, tokens, True)])[0]
-        errors += heads.errors([_sparf_page(dim, tokens, pages_in) for pages_in in _BUDGETS])
-    good = [pages_in for pages_in, error in zip(_BUDGETS, errors, strict=True) if error <= _MARGIN * limit]
-    return max(good, default=_BUDGETS[-1])
+        errors += heads.errors([_sparf_page(dim, tokens, pages_in) for pages_in in _PAGES_IN])
+    good = [pages_in for pages_in, error in zip(_PAGES_IN, errors, strict=True) if error <= _MARGIN * limit]
+    return max(good, default=_PAGES_IN[-1])
 
 
 def relative_error(out: Tensor, exact: Tensor) -> Tensor:
@@ -153,21 +153,21 @@ class TextHeads:
         self.dense = self.probabilities @ self._v.float()
 
     def attend(self, candidates: Sequence[Settings]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Output (heads, g, d) and chosen tokens (heads, S) of candidates that differ in the budget."""
+        """Output (heads, g, d) and chosen tokens (heads, S) of candidates that differ in top_k."""
         first = candidates[0]
         scan = Scan(
-            first.channels, first.local, first.mass, bool(first.mode & Mode.PROBABILITY),
+            first.score_dims, first.local_window, first.top_p, bool(first.mode & Mode.PROBABILITY),
             first.entry_tokens, first.block_tokens, first.index_format,
         )  # fmt: skip
         _, logits = approximate_logits(self._q, self._k, self._tokens, scan, self._scaling)
         probabilities = logits.softmax(dim=-1)
         for settings in candidates:
-            chosen = choose_tokens(logits, probabilities, self._tokens, torch.tensor([settings.budget]), scan)
+            chosen = choose_tokens(logits, probabilities, self._tokens, torch.tensor([settings.top_k]), scan)
             out = attend_mixed(self._q, self._k, self._v, probabilities, chosen, self._tokens, self._scaling)
             yield out.squeeze(1), chosen.squeeze(1)
 
     def errors(self, candidates: Sequence[Settings]) -> NDArray[np.float64]:
-        """Mean errors of candidates that differ in the budget."""
+        """Mean errors of candidates that differ in top_k."""
         return np.array([float(relative_error(out, self.dense).mean()) for out, _ in self.attend(candidates)])
 
 
@@ -183,7 +183,7 @@ def _exact(texts: list[Recorded], layouts: tuple[Settings, ...]) -> list[_Measur
             errors.append(float(relative_error(torch.from_numpy(result.out).float(), heads.dense[head]).mean()))
             unread = torch.from_numpy(~result.chosen)
             lost.append(float((heads.probabilities[head] * unread).sum(dim=-1).mean()))
-            reads.append([traffic(settings, result.channels, result.chosen) for settings in layouts])
+            reads.append([traffic(settings, result.score_dims, result.chosen) for settings in layouts])
     error, missing = float(np.mean(errors)), float(np.mean(lost))
     return [
         _Measured(settings, error, missing, own)
@@ -200,9 +200,9 @@ def _row(mode: str, model: str, tokens: int, measured: _Measured, whole: bool) -
         "layout": "interleaved" if settings.interleaved else "separate",
         "reads": "pages" if whole else "codewords",
         "index_bits": settings.index_format.bits,
-        "channels": settings.channels,
-        "budget": settings.budget,
-        "mass": settings.mass / 65536,
+        "score_dims": settings.score_dims,
+        "top_k": settings.top_k,
+        "top_p": settings.top_p / 65536,
         "flash_bytes_asked_per_head": measured.asked(whole),
         "flash_bytes_used_per_head": float(np.mean([t.all.used_bytes for t in measured.traffic])),
         "flash_bytes_tail_per_head": float(np.mean([t.tail.asked_bytes for t in measured.traffic])),

@@ -27,7 +27,7 @@ def device():
 
 @pytest.fixture
 def heads(device):
-    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.18, channels=8, budget=3, group_tokens=8, block_tokens=32)
+    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.18, score_dims=8, top_k=3, group_tokens=8, block_tokens=32)
     with placed(device, [random_case(settings, 100, 2, seed=index, head=index) for index in range(3)]) as (found, _):
         yield found
 

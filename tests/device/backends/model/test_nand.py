@@ -73,7 +73,7 @@ def test_a_record_that_breaks_a_rule(device, change):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_heads_from_nand_equal_the_model(interleaved):
-    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.18, channels=8, budget=3, group_tokens=8, block_tokens=32,
+    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.18, score_dims=8, top_k=3, group_tokens=8, block_tokens=32,
                         interleaved=interleaved)  # fmt: skip
     cases = [random_case(settings, 101, 2, seed=seed, head=seed) for seed in range(2)]
     store = NandStore(2, 4)

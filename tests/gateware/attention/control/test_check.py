@@ -13,7 +13,7 @@ from nearflash.gateware.attention.control.check import DescriptorCheck
 CONFIG = CONFIGS["attend-zynq7045"]
 GOOD = AttendDescriptor(
     Mode.PAGE | Mode.PROBABILITY, PageTag(7, 3, 5), 128, 5000, 4, 32, 40, 64, 16, True, 1024, IndexFormat.INT4, 8192,
-    0.1275, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, mass=60000,
+    0.1275, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, top_p=60000,
 )  # fmt: skip
 
 
@@ -23,14 +23,14 @@ def derived(one, contexts=8):
     layout = IndexLayout(one.page_bytes, one.dim, one.block_tokens, one.index_format)
     groups, covered = -(-one.tokens // n), one.tokens // one.block_tokens * one.block_tokens
     entries = groups if page else one.tokens
-    first = max(one.tokens - one.local, 0)
+    first = max(one.tokens - one.local_window, 0)
     return {
         "dim_rows": one.dim // 4, "passes": -(-one.group // CONFIG.heads_per_beat),
-        "limit_shift": (one.channels - 1).bit_length(), "page_codewords": one.page_bytes // 512,
+        "limit_shift": (one.score_dims - 1).bit_length(), "page_codewords": one.page_bytes // 512,
         "row_codewords": layout.row_codewords, "index_rows": layout.rows, "index_pages": layout.pages,
         "blocks": covered // one.block_tokens, "tail_tokens": one.tokens - covered, "tail_group": covered // n,
         "groups": groups, "entries": entries,
-        "local_entry": entries if one.local == 0 else first // n if page else first,
+        "local_entry": entries if one.local_window == 0 else first // n if page else first,
         "base_shift": (CONFIG.query_rows // contexts).bit_length() - 1,
     }  # fmt: skip
 
@@ -72,17 +72,17 @@ def legal(rng):
     block = rng.choice([t for t in range(16, 1025, 16) if t % n == 0])
     return dataclasses.replace(
         GOOD, mode=rng.choice([Mode(0), Mode.PROBABILITY, Mode.PAGE, GOOD.mode]), dim=dim, page_bytes=page_bytes,
-        tokens=tokens, group=1, channels=rng.randrange(1, dim + 1), budget=rng.randrange(1, tokens + 1),
-        local=rng.choice([0, 1, tokens, 10 * tokens, tokens // 2]), group_tokens=n, interleaved=interleaved,
-        block_tokens=block, index_format=rng.choice(list(IndexFormat)), mass=0, scale=2.0 ** rng.randrange(-14, 8),
+        tokens=tokens, group=1, score_dims=rng.randrange(1, dim + 1), top_k=rng.randrange(1, tokens + 1),
+        local_window=rng.choice([0, 1, tokens, 10 * tokens, tokens // 2]), group_tokens=n, interleaved=interleaved,
+        block_tokens=block, index_format=rng.choice(list(IndexFormat)), top_p=0, scale=2.0 ** rng.randrange(-14, 8),
     )  # fmt: skip
 
 
 def test_legal_descriptors_and_what_follows_from_them():
     rng = random.Random(2)
-    one = dataclasses.replace(GOOD, local=0)
+    one = dataclasses.replace(GOOD, local_window=0)
     dense = dataclasses.replace(
-        GOOD, mode=Mode.DENSE | Mode.REFERENCE, reference=(-2048, 2047), channels=0, budget=0, mass=0
+        GOOD, mode=Mode.DENSE | Mode.REFERENCE, reference=(-2048, 2047), score_dims=0, top_k=0, top_p=0
     )
     largest = dataclasses.replace(GOOD, tokens=1 << 17, group=1, group_tokens=8, block_tokens=1024, page_bytes=4096)
     for contexts, work in ((8, [GOOD, one, *(legal(rng) for _ in range(12))]), (1, [largest]), (8, [dense])):
@@ -97,10 +97,10 @@ FIELD = [
     {"group_tokens": 0}, {"group_tokens": 18}, {"group_tokens": 68}, {"group_tokens": 20, "block_tokens": 960},
     {"interleaved": 2}, {"page_bytes": 2048}, {"page_bytes": 32768}, {"scale": 2.0**-15}, {"scale": 256.0},
     {"scale": -0.1}, {"scale": float("nan")}, {"q_address": 4}, {"out_address": 1 << 48}, {"token_table_address": 2},
-    {"index_table_address": 1}, {"v_mean_address": 1 << 63}, {"channels": 0}, {"channels": 129}, {"budget": 0},
-    {"budget": 5001}, {"block_tokens": 0}, {"block_tokens": 1040}, {"block_tokens": 24},
-    {"mode": Mode.PAGE}, {"mode": 16}, {"mode": Mode.DENSE, "mass": 0}, {"index_format": 3},
-    {"mode": Mode.DENSE | Mode.REFERENCE, "reference": (0, 2048), "mass": 0},
+    {"index_table_address": 1}, {"v_mean_address": 1 << 63}, {"score_dims": 0}, {"score_dims": 129}, {"top_k": 0},
+    {"top_k": 5001}, {"block_tokens": 0}, {"block_tokens": 1040}, {"block_tokens": 24},
+    {"mode": Mode.PAGE}, {"mode": 16}, {"mode": Mode.DENSE, "top_p": 0}, {"index_format": 3},
+    {"mode": Mode.DENSE | Mode.REFERENCE, "reference": (0, 2048), "top_p": 0},
     {"mode": GOOD.mode | Mode.REFERENCE, "reference": (-2049,)},
 ]  # fmt: skip
 
@@ -116,8 +116,8 @@ def test_a_field_outside_its_range(change):
     ("change", "contexts"),
     [
         ({"block_tokens": 1024, "group_tokens": 12}, 8),  # T is no multiple of n
-        ({"mode": Mode(0), "mass": 0, "tokens": 2049}, 8),  # 4 · 2,049 entries in 65,536 / 8
-        ({"mode": Mode(0), "mass": 0, "tokens": 40000, "group": 1}, 1),  # more than selector_keys
+        ({"mode": Mode(0), "top_p": 0, "tokens": 2049}, 8),  # 4 · 2,049 entries in 65,536 / 8
+        ({"mode": Mode(0), "top_p": 0, "tokens": 40000, "group": 1}, 1),  # more than selector_keys
     ],
 )
 def test_fields_that_do_not_fit_together(change, contexts):
@@ -126,7 +126,9 @@ def test_fields_that_do_not_fit_together(change, contexts):
 
 
 def test_query_rows_of_a_context():
-    whole = dataclasses.replace(GOOD, dim=256, group=8, group_tokens=4, channels=8, tokens=1000)  # 2 passes of 64 rows
+    whole = dataclasses.replace(
+        GOOD, dim=256, group=8, group_tokens=4, score_dims=8, tokens=1000
+    )  # 2 passes of 64 rows
     assert [found[:2] for contexts in (8, 16) for found in run([whole], contexts)] == [(0, 0), (1, 1)]
 
 

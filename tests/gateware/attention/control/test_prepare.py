@@ -18,7 +18,7 @@ from nearflash.gateware.attention.control.prepare import Prepare
 from nearflash.gateware.attention.engine.interfaces import ContextRecord, MaskBeat, ScaleWrite, query_write
 from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.stream.queue import StreamQueue
-from nearflash.model.attention.control.scan import logit_scales, top_channels
+from nearflash.model.attention.control.scan import logit_scales, top_dims
 from nearflash.sim.pysim.harness import run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
 from nearflash.verify.fixtures.query import query_rows
@@ -80,12 +80,13 @@ class Head:
         values = {
             "mode": mode, "page_tag": PageTag(rng.getrandbits(32), rng.getrandbits(16), rng.getrandbits(16)), "dim":
             dim,
-            "tokens": tokens, "group": group, "channels": channels, "budget": rng.randrange(1, tokens + 1),
-            "local": rng.choice([0, 5]), "group_tokens": 8, "interleaved": rng.random() < 0.5, "block_tokens": 256,
+            "tokens": tokens, "group": group, "score_dims": channels, "top_k": rng.randrange(1, tokens + 1),
+            "local_window": rng.choice([0, 5]), "group_tokens": 8, "interleaved": rng.random() < 0.5,
+            "block_tokens": 256,
             "index_format": rng.choice(list(IndexFormat)), "page_bytes": 8192, "scale": rng.uniform(0.01, 1),
             "q_address": QUERIES + 0x800 * index, "v_mean_address": 8 * rng.getrandbits(40),
             "out_address": 8 * rng.getrandbits(40), "index_table_address": 8 * rng.getrandbits(40),
-            "token_table_address": 8 * rng.getrandbits(40), "mass": 0,
+            "token_table_address": 8 * rng.getrandbits(40), "top_p": 0,
             "reference": tuple(rng.randrange(-2048, 2048) for _ in range(group)) if Mode.REFERENCE in mode else (),
         } | fixed  # fmt: skip
         shape = (values["group"], values["dim"])
@@ -102,7 +103,7 @@ class Head:
 
     @property
     def chosen(self):
-        return set(map(int, top_channels(self.q, self.one.channels))) if self.scans else set()
+        return set(map(int, top_dims(self.q, self.one.score_dims))) if self.scans else set()
 
     @property
     def rows(self):
@@ -136,7 +137,7 @@ class Head:
             "query_base": self.base, "dim_rows": one.dim // 4, "group": one.group, "group_tokens": one.group_tokens,
             "interleaved": one.interleaved, "block_tokens": one.block_tokens, "index_format": one.index_format,
             "index_rows": self.layout.rows, "row_codewords": self.layout.row_codewords,
-            "page_codewords": one.page_bytes // 512, "limit_shift": max(one.channels - 1, 0).bit_length(),
+            "page_codewords": one.page_bytes // 512, "limit_shift": max(one.score_dims - 1, 0).bit_length(),
             "tokens": one.tokens, "scale": fp32_bits(one.scale), "page_mode": Mode.PAGE in one.mode,
         }  # fmt: skip
 
@@ -145,7 +146,7 @@ class Head:
         one, layout = self.one, self.layout
         n, page = one.group_tokens, Mode.PAGE in one.mode
         groups, blocks = -(-one.tokens // n), one.tokens // one.block_tokens
-        entries, first = groups if page else one.tokens, max(one.tokens - one.local, 0)
+        entries, first = groups if page else one.tokens, max(one.tokens - one.local_window, 0)
         return {
             "scan": {
                 "context": self.context, "passes": -(-one.group // CONFIG.heads_per_beat),
@@ -162,8 +163,8 @@ class Head:
             },
             "select": {
                 "context": self.context, "group": one.group, "entries": entries, "tokens": one.tokens,
-                "budget": min(one.budget, entries), "probability": 0, "mass": 0,
-                "local_entry": entries if one.local == 0 else first // n if page else first,
+                "budget": min(one.top_k, entries), "probability": 0, "mass": 0,
+                "local_entry": entries if one.local_window == 0 else first // n if page else first,
             },
             "finish": {
                 "context": self.context, "index": self.index, "group": one.group, "dim_rows": one.dim // 4,
@@ -229,7 +230,7 @@ def test_after_the_watchdog_no_head_is_scanned():
 
 
 def test_cycles_of_a_head():
-    fixed = {"mode": Mode.PAGE, "reference": (), "dim": 128, "group": 4, "channels": 32}
+    fixed = {"mode": Mode.PAGE, "reference": (), "dim": 128, "group": 4, "score_dims": 32}
     heads = [Head.random(random.Random(5), index, **fixed) for index in range(2)]
     cycles = run(heads, heads, runner=transfer_cycles, latency_cycles=60)["o"]
     assert cycles[1] - cycles[0] < 1100

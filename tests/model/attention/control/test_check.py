@@ -13,10 +13,16 @@ from nearflash.model.attention.control.check import read_descriptor
 CONFIG = CONFIGS["attend-zynq7045"]
 GOOD = AttendDescriptor(
     Mode.PAGE | Mode.PROBABILITY, PageTag(7, 3, 5), 128, 5000, 4, 32, 40, 64, 16, True, 1024, IndexFormat.INT4, 8192,
-    0.125, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, mass=60000,
+    0.125, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, top_p=60000,
 )  # fmt: skip
 DENSE = dataclasses.replace(
-    GOOD, mode=Mode.DENSE | Mode.REFERENCE, reference=(-2048, 2047, 0, 0), channels=0, budget=0, mass=0, block_tokens=0
+    GOOD,
+    mode=Mode.DENSE | Mode.REFERENCE,
+    reference=(-2048, 2047, 0, 0),
+    score_dims=0,
+    top_k=0,
+    top_p=0,
+    block_tokens=0,
 )
 
 
@@ -24,7 +30,7 @@ def read(contexts=8, **change):
     return read_descriptor(dataclasses.replace(GOOD, **change).pack(), CONFIG, contexts)
 
 
-@pytest.mark.parametrize("one", [GOOD, DENSE, dataclasses.replace(GOOD, mass=0, mode=Mode(0), tokens=2000)])
+@pytest.mark.parametrize("one", [GOOD, DENSE, dataclasses.replace(GOOD, top_p=0, mode=Mode(0), tokens=2000)])
 def test_what_was_packed_is_read(one):
     assert read_descriptor(one.pack(), CONFIG, 8) == one
 
@@ -34,11 +40,11 @@ def test_what_was_packed_is_read(one):
     {"group_tokens": 0}, {"group_tokens": 18}, {"group_tokens": 68}, {"group_tokens": 20, "block_tokens": 960},
     {"interleaved": 2}, {"page_bytes": 2048}, {"page_bytes": 32768}, {"scale": 2.0**-15}, {"scale": 256.0},
     {"scale": -0.1}, {"scale": float("nan")}, {"q_address": 4}, {"out_address": 1 << 48}, {"token_table_address": 2},
-    {"index_table_address": 1}, {"v_mean_address": 1 << 63}, {"channels": 0}, {"channels": 129}, {"budget": 0},
-    {"budget": 5001}, {"block_tokens": 0}, {"block_tokens": 1040}, {"block_tokens": 24}, {"mode": Mode.PAGE},
-    {"mode": 16}, {"mode": Mode.DENSE, "mass": 0}, {"index_format": 3}, {"block_tokens": 1024, "group_tokens": 12},
-    {"mode": Mode.DENSE | Mode.REFERENCE, "reference": (0, 2048), "mass": 0},
-    {"mode": GOOD.mode | Mode.REFERENCE, "reference": (-2049,)}, {"mode": Mode(0), "mass": 0, "tokens": 2049},
+    {"index_table_address": 1}, {"v_mean_address": 1 << 63}, {"score_dims": 0}, {"score_dims": 129}, {"top_k": 0},
+    {"top_k": 5001}, {"block_tokens": 0}, {"block_tokens": 1040}, {"block_tokens": 24}, {"mode": Mode.PAGE},
+    {"mode": 16}, {"mode": Mode.DENSE, "top_p": 0}, {"index_format": 3}, {"block_tokens": 1024, "group_tokens": 12},
+    {"mode": Mode.DENSE | Mode.REFERENCE, "reference": (0, 2048), "top_p": 0},
+    {"mode": GOOD.mode | Mode.REFERENCE, "reference": (-2049,)}, {"mode": Mode(0), "top_p": 0, "tokens": 2049},
 ], ids=str)  # fmt: skip
 def test_a_descriptor_that_breaks_a_rule(change):
     assert read() and read(**change) is None

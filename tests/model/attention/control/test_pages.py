@@ -63,13 +63,13 @@ def test_pages_change_nothing(mode, seed):
     assert (found.out is None) == (wanted.out is None)
     if wanted.out is not None:
         np.testing.assert_array_equal(found.out.view(np.uint16), wanted.out.view(np.uint16))
-    counted = traffic(case.settings, wanted.channels, wanted.chosen)
+    counted = traffic(case.settings, wanted.score_dims, wanted.chosen)
     assert (read.index_requests, read.requests) == (counted.index.requests, counted.all.requests)
     assert read.codewords == counted.all.codewords
 
 
 def paged(index=IndexFormat.INT4, **options):
-    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 64, 0.18, channels=8, budget=4, local=1, group_tokens=16,
+    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 64, 0.18, score_dims=8, top_k=4, local_window=1, group_tokens=16,
                         block_tokens=64, index_format=index, **options)  # fmt: skip
     return random_case(settings, 300, 2, seed=5)
 
@@ -90,7 +90,7 @@ def test_only_what_is_read_is_judged(index):
         assert found.faults in (Fault(0), Fault.MISDIRECTED)
         touched.append(bool(found.faults))
         assert found.faults or (found.out == wanted.out).all()
-    counted = traffic(case.settings, wanted.channels, wanted.chosen)
+    counted = traffic(case.settings, wanted.score_dims, wanted.chosen)
     assert sum(touched[groups:]) == counted.index.codewords
     assert counted.gather.codewords <= sum(touched[:groups]) <= counted.gather.codewords + counted.tail.codewords
 
@@ -124,8 +124,8 @@ def test_entries_without_a_place_and_blocks_on_two_channels():
     bad[np.flatnonzero(case.result().chosen)[0] // 16] = PageEntry(CHANNELS, address=0).pack()
     found, read = run(case, memory, token_table=bad)
     assert found.faults == Fault.ENTRY and found.entries == 19
-    assert read.token_requests == traffic(case.settings, found.channels, np.zeros(300, bool)).tail.requests
+    assert read.token_requests == traffic(case.settings, found.score_dims, np.zeros(300, bool)).tail.requests
     scattered = index.copy()
     scattered[2] = PageEntry((PageEntry.unpack(int(index[2])).channel + 1) % CHANNELS, address=0).pack()
-    found, _ = run(replace(case, settings=replace(case.settings, channels=64)), memory, index_table=scattered)
+    found, _ = run(replace(case, settings=replace(case.settings, score_dims=64)), memory, index_table=scattered)
     assert found.faults == Fault.ENTRY and found.sums is None

@@ -8,7 +8,7 @@ import pytest
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.model.attention.control.scan import approximate_scores, logit_scales, top_channels
+from nearflash.model.attention.control.scan import approximate_scores, logit_scales, top_dims
 from nearflash.model.attention.index import quantise
 from nearflash.model.attention.settings import Settings
 from nearflash.model.attention.source import ArraySource
@@ -17,20 +17,20 @@ CODE_LSB = {IndexFormat.INT8: Fraction(1, 1 << 14), IndexFormat.INT4: Fraction(1
 SCORE_LSB = Fraction(1, 1 << 16)
 
 
-def settings(index, block=32, dim=16, channels=4):
-    return Settings(Mode(0), dim, 0.25, channels=channels, budget=1, group_tokens=16, block_tokens=block,
+def settings(index, block=32, dim=16, score_dims=4):
+    return Settings(Mode(0), dim, 0.25, score_dims=score_dims, top_k=1, group_tokens=16, block_tokens=block,
                     index_format=index)  # fmt: skip
 
 
-def scored(q, k, channels, kind):
+def scored(q, k, dims, kind):
     source = ArraySource(k, k, kind)
-    return approximate_scores(q[:, channels], source.blocks(channels), source.tail(channels))
+    return approximate_scores(q[:, dims], source.blocks(dims), source.tail(dims))
 
 
-def exact_score(q, k, index, channels, t, covered, block):
+def exact_score(q, k, index, dims, t, covered, block):
     """One score in units of 2^-16, product by product."""
     total = Fraction(0)
-    for c in channels:
+    for c in dims:
         query = Fraction(float(q[c]))
         if index is IndexFormat.FP16 or t >= covered:
             total += int(query * Fraction(float(k[t, c])) / SCORE_LSB) * SCORE_LSB
@@ -47,10 +47,10 @@ def exact_score(q, k, index, channels, t, covered, block):
 def test_scores_are_exact_sums_of_rounded_products(index):
     rng = np.random.default_rng(2)
     q, k = (rng.standard_normal((n, 16)).astype(np.float16) for n in (2, 75))
-    channels = np.array([1, 5, 6, 15])
-    scores, faults = scored(q, k, channels, settings(index))
+    dims = np.array([1, 5, 6, 15])
+    scores, faults = scored(q, k, dims, settings(index))
     assert not faults
-    expected = [[exact_score(head, k, index, channels, t, 64, 32) for t in range(75)] for head in q]
+    expected = [[exact_score(head, k, index, dims, t, 64, 32) for t in range(75)] for head in q]
     np.testing.assert_array_equal(scores, expected)
 
 
@@ -82,7 +82,7 @@ def test_factor_of_18_bits(index, fits):
 
 def test_channels_by_sum_over_heads_lower_index_first():
     q = np.array([[1, -2, 3, 0, 2, 0], [0, 1, 0, -3, 1, 0.5]], np.float16)
-    assert [top_channels(q, r).tolist() for r in (1, 2, 3, 4, 6)] == [
+    assert [top_dims(q, r).tolist() for r in (1, 2, 3, 4, 6)] == [
         [1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [0, 1, 2, 3, 4, 5],
     ]  # fmt: skip
 

@@ -12,7 +12,18 @@ from nearflash.model.attention.numerics.logit import SCALE_LEAST, SCALE_LIMIT
 __all__ = ["read_descriptor"]
 
 _ADDRESSES = ("q_address", "v_mean_address", "out_address", "index_table_address", "token_table_address")
-_KEPT = ("dim", "tokens", "group", "channels", "budget", "local", "group_tokens", "block_tokens", "mass", *_ADDRESSES)
+_KEPT = (
+    "dim",
+    "tokens",
+    "group",
+    "score_dims",
+    "top_k",
+    "local_window",
+    "group_tokens",
+    "block_tokens",
+    "top_p",
+    *_ADDRESSES,
+)
 _REFERENCES = tuple(f"reference_{head}" for head in range(8))
 
 
@@ -54,9 +65,9 @@ def _rules(one: Mapping[str, int], config: AttendConfig) -> list[bool]:
         all(one[name] % 8 == 0 and one[name] < 1 << 48 for name in _ADDRESSES),
         not fixed or all(-(1 << 11) <= one[name] < 1 << 11 for name in _REFERENCES),
         not dense or fixed,
-        dense or 1 <= one["channels"] <= one["dim"],
-        dense or 1 <= one["budget"] <= one["tokens"],
+        dense or 1 <= one["score_dims"] <= one["dim"],
+        dense or 1 <= one["top_k"] <= one["tokens"],
         dense or (block % 16 == 0 and 16 <= block <= 1024 and n > 0 and block % n == 0),
         dense or one["index_format"] <= IndexFormat.INT4,
-        one["mass"] == 0 or bool(one["mode"] & Mode.PROBABILITY),
+        one["top_p"] == 0 or bool(one["mode"] & Mode.PROBABILITY),
     ]

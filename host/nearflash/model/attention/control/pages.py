@@ -68,16 +68,16 @@ class PageSource:
         self._settings, self._page_tag, self._reader = settings, page_tag, reader
         self._index_table, self._token_table = index_table, token_table
 
-    def blocks(self, channels: Ints) -> list[IndexBlock]:
-        """The index over `channels` (r,), a block a codeword of a row."""
+    def blocks(self, dims: Ints) -> list[IndexBlock]:
+        """The index over `dims` (r,), a block a codeword of a row."""
         covered = self._settings.scanned(self.tokens)
         if not covered:
             return []
         layout = self._settings.index_layout
-        pages, page_of = np.unique(channels // layout.rows, return_inverse=True)
+        pages, page_of = np.unique(dims // layout.rows, return_inverse=True)
         wanted = np.zeros((len(pages), layout.page_bytes // CODEWORD_BYTES), bool)
         rows = wanted[:, : layout.rows * layout.row_codewords].reshape(len(pages), layout.rows, -1)
-        rows[page_of, channels % layout.rows] = True
+        rows[page_of, dims % layout.rows] = True
         count = covered // layout.block_tokens
         table = self._index_table.reshape(count, layout.pages)[:, pages]
         whole = self._readable_blocks(table)
@@ -87,8 +87,8 @@ class PageSource:
         )
         shape = (whole, len(pages), layout.rows, layout.row_codewords)
         used = layout.rows * layout.row_codewords
-        data = data[:, :used].reshape(*shape, CODEWORD_BYTES)[:, page_of, channels % layout.rows]
-        aux = aux[:, :used].reshape(*shape, 8)[:, page_of, channels % layout.rows]
+        data = data[:, :used].reshape(*shape, CODEWORD_BYTES)[:, page_of, dims % layout.rows]
+        aux = aux[:, :used].reshape(*shape, 8)[:, page_of, dims % layout.rows]
         factors = np.ascontiguousarray(aux[..., :4]).view(np.float16)
         return [
             self._block(data[block, :, part], factors[block, :, part], part)
@@ -96,10 +96,10 @@ class PageSource:
             for part in range(layout.row_codewords)
         ]
 
-    def tail(self, channels: Ints) -> F16:
+    def tail(self, dims: Ints) -> F16:
         """K (t, r) of the tokens behind the index."""
         wanted = np.arange(self.tokens) >= self._settings.scanned(self.tokens)
-        return self._tokens(wanted, values=(False,))[0][:, channels]
+        return self._tokens(wanted, values=(False,))[0][:, dims]
 
     def chosen(self, mask: Bools) -> tuple[F16, F16]:
         """K and V (|J|, d)."""

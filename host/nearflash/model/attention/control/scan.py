@@ -1,4 +1,4 @@
-"""The scan of one head: channels of the approximate score, scores, their factors to logits
+"""The scan of one head: dims of the approximate score, scores, their factors to logits
 (docs/contracts/attention.md, 1)."""
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from nearflash.model.fp.div import div
 from nearflash.model.fp.mul import mul
 from nearflash.model.fp.sqrt import sqrt
 
-__all__ = ["approximate_scores", "logit_scales", "top_channels"]
+__all__ = ["approximate_scores", "logit_scales", "top_dims"]
 
 F16 = NDArray[np.float16]
 Scores = tuple[NDArray[np.int64], Fault]
@@ -26,16 +26,16 @@ _FACTOR_LSB = {IndexFormat.INT8: -14, IndexFormat.INT4: -10}
 _FACTOR_BITS = 18
 
 
-def top_channels(q: F16, count: int) -> NDArray[np.int64]:
-    """The `count` channels with the largest sum of |q| (g, d) over the heads, ascending; lower index first in ties."""
+def top_dims(q: F16, count: int) -> NDArray[np.int64]:
+    """The `count` dims with the largest sum of |q| (g, d) over the heads, ascending; lower index first in ties."""
     sums = np.abs(q.astype(np.float64)).sum(axis=0)  # exact: multiples of 2^-24 below 2^20
     return np.flatnonzero(select(order_key((sums / 8).astype(np.float16)), count))
 
 
-def logit_scales(q: F16, channels: NDArray[np.int64], scale: float) -> NDArray[np.float32]:
-    """Factors c_h (g,) from approximate scores to logits: `scale` corrected for the share of |q| in the channels."""
+def logit_scales(q: F16, dims: NDArray[np.int64], scale: float) -> NDArray[np.float32]:
+    """Factors c_h (g,) from approximate scores to logits: `scale` corrected for the share of |q| in the dims."""
     magnitude = np.abs(q.astype(np.float64))
-    every, chosen = (part.sum(axis=1).astype(np.float32) for part in (magnitude, magnitude[:, channels]))
+    every, chosen = (part.sum(axis=1).astype(np.float32) for part in (magnitude, magnitude[:, dims]))
     plain = np.full(len(q), scale, np.float32)
     ratio, _ = div(every.view(np.uint32), chosen.view(np.uint32))
     corrected, _ = mul(plain.view(np.uint32), sqrt(ratio)[0])
@@ -45,7 +45,7 @@ def logit_scales(q: F16, channels: NDArray[np.int64], scale: float) -> NDArray[n
 def approximate_scores(q: F16, blocks: Sequence[IndexBlock], tail: F16) -> Scores:
     """Scores (g, S), least bit 2^-16, of finite q (g, r), and the faults.
 
-    r channels are those of the score, in q, in the blocks of the index and in the K of the tokens behind them (t, r).
+    r dims are those of the score, in q, in the blocks of the index and in the K of the tokens behind them (t, r).
     """
     parts = [_coded(q, block) if isinstance(block, QuantisedBlock) else _cut(q, block) for block in (*blocks, tail)]
     faults = Fault(0)

@@ -47,6 +47,6 @@ def exact_sum(values: Fp16) -> NDArray[np.object_]:
 def cut_dot(a: Fp16, b: Fp16) -> NDArray[np.int64]:
     """Approximate score: sum over the last axis of products cut toward zero, in units of 2^SCORE_LSB.
 
-    Shapes broadcast: cut_dot(K[:, channels], q[channels]) gives one score a token. The range rule is `exceeds`.
+    Shapes broadcast: cut_dot(K[:, dims], q[dims]) gives one score a token. The range rule is `exceeds`.
     """
     return np.asarray(cut_product(a, b).sum(axis=-1))

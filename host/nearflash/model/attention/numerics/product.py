@@ -34,9 +34,9 @@ def rounded_product(a: Fp16, b: Fp16, lsb: int) -> NDArray[np.int64]:
     return np.rint(_wide(a, b) * 2.0**-lsb).astype(np.int64)
 
 
-def exceeds(a: Fp16, b: Fp16, channels: int) -> NDArray[np.bool_]:
-    """Where |a · b| breaks the range rule of fp16 scores over `channels` channels: at least twice the limit."""
-    return np.asarray(np.abs(_wide(a, b)) >= 2.0 ** (1 + score_limit_log2(channels)))
+def exceeds(a: Fp16, b: Fp16, score_dims: int) -> NDArray[np.bool_]:
+    """Where |a · b| breaks the range rule of fp16 scores over `score_dims` dims: at least twice the limit."""
+    return np.asarray(np.abs(_wide(a, b)) >= 2.0 ** (1 + score_limit_log2(score_dims)))
 
 
 def operand(a: Fp16) -> NDArray[np.int64]:

@@ -76,13 +76,13 @@ def weights(probabilities: Ints) -> Ints:
     return np.ldexp(to_fp16(probabilities, _VALUE_LSB).astype(np.float64), -_VALUE_LSB).astype(np.int64)
 
 
-def selection(entries: Entries, budget: int, local_entry: int, *, probability: bool = False, mass: int = 0) -> Selected:
-    """Choose at most `budget` entries, those from `local_entry` on first; with `mass` (needs `probability`) by mass."""
+def selection(entries: Entries, top_k: int, local_entry: int, *, probability: bool = False, mass: int = 0) -> Selected:
+    """Choose at most `top_k` entries, those from `local_entry` on first; with `mass` (needs `probability`) by mass."""
     by_head = terms(entries)
     shares = probabilities(entries) if probability else None
     keys = logit_keys(entries) if shares is None else probability_keys(shares)
     keys[local_entry:] = KEY_LOCAL
-    mask = select(keys, budget) if not mass or shares is None else select_mass(keys, weights(shares), mass, budget)
+    mask = select(keys, top_k) if not mass or shares is None else select_mass(keys, weights(shares), mass, top_k)
     return Selected(
         mask,
         tuple(references(entries).tolist()),

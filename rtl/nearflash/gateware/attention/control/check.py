@@ -129,7 +129,7 @@ class DescriptorCheck(wiring.Component):
             derived.row_codewords.eq(codewords),
             derived.base_shift.eq(config.query_rows.bit_length() - 1 - context_log2),
         ]
-        shift = sum((one.channels > (1 << k) for k in range(8)), C(0, 4))
+        shift = sum((one.score_dims > (1 << k) for k in range(8)), C(0, 4))
         m.d.sync += derived.limit_shift.eq(shift)
         for log2 in (12, 13, 14):
             count = (1 << log2) // CODEWORD_BYTES
@@ -159,11 +159,11 @@ class DescriptorCheck(wiring.Component):
             *(~address[:3].any() & ~address[ADDRESS_BITS:].any() for address in addresses),
             Cat(~fixed, Cat(small).all()).any(),
             ~dense | fixed,
-            dense | ((one.channels != 0) & (one.channels <= one.dim)),
-            dense | ((one.budget != 0) & (one.budget <= one.tokens)),
+            dense | ((one.score_dims != 0) & (one.score_dims <= one.dim)),
+            dense | ((one.top_k != 0) & (one.top_k <= one.tokens)),
             dense | ((one.block_tokens[:4] == 0) & (one.block_tokens != 0) & (one.block_tokens <= 1024)),
             dense | (one.index_format <= 2),
-            (one.mass == 0) | ((one.mode & Mode.PROBABILITY) != 0),
+            (one.top_p == 0) | ((one.mode & Mode.PROBABILITY) != 0),
         ]
 
     def _fits(self, m: Module) -> list[Value]:
@@ -188,7 +188,7 @@ class DescriptorCheck(wiring.Component):
         value, divisor, rest = Signal(TOKEN_BITS), Signal(11), Signal(12)
         beyond = Signal(TOKEN_BITS)  # first token of the local window
         tokens, n, t = one.tokens[:TOKEN_BITS], one.group_tokens[:7], one.block_tokens[:11]
-        m.d.sync += beyond.eq(Mux(one.local < one.tokens, one.tokens - one.local, 0))
+        m.d.sync += beyond.eq(Mux(one.local_window < one.tokens, one.tokens - one.local_window, 0))
         operands = [(one.dim, derived.index_rows), (tokens, n), (tokens, t), (tokens - derived.tail_tokens, n), (t, n),
                     (beyond, n)]  # fmt: skip
         doubled = Cat(value[-1], rest)[:12]
@@ -217,4 +217,4 @@ class DescriptorCheck(wiring.Component):
                         m.d.sync += ragged.eq(rest != 0)
                     with m.Case(5):
                         local = Mux(self._page, value, beyond)
-                        m.d.sync += derived.local_entry.eq(Mux(one.local == 0, derived.entries, local))
+                        m.d.sync += derived.local_entry.eq(Mux(one.local_window == 0, derived.entries, local))

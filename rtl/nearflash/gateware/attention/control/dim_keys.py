@@ -3,7 +3,7 @@
 Contract: for every row of channels of a KEYS walk one KeyRow.
 
 Timing: the sums of a row are converted one a cycle while the next row is summed; back-pressure: none.
-Numerics: the sum is exact; one rounding. Equals nearflash.model.attention.control.scan.top_channels' keys.
+Numerics: the sum is exact; one rounding. Equals nearflash.model.attention.control.scan.top_dims' keys.
 """
 
 from amaranth import Cat, Module, Mux, Signal

@@ -143,7 +143,7 @@ class Prepare(wiring.Component):
             keys.i.valid.eq(buffer.o.valid & ~writing),
             selector.i.payload.eq(keys.o),
             selector.i.valid.eq(keys.o_valid),
-            selector.count.eq(one.channels),
+            selector.count.eq(one.score_dims),
             writer.mask.eq(self.o_mask.payload),
             writer.mask_valid.eq(moves),
             writer.dense.eq(self._dense),
@@ -184,8 +184,8 @@ class Prepare(wiring.Component):
             "references": references,
         })  # fmt: skip
         self._fill(m, plan.select, derived, {
-            "context": context, "group": one.group, "tokens": one.tokens, "mass": one.mass,
-            "budget": Mux(one.budget < derived.entries, one.budget, derived.entries),
+            "context": context, "group": one.group, "tokens": one.tokens, "mass": one.top_p,
+            "budget": Mux(one.top_k < derived.entries, one.top_k, derived.entries),
             "probability": (one.mode & Mode.PROBABILITY) != 0,
         })  # fmt: skip
         self._fill(m, plan.finish, derived, {

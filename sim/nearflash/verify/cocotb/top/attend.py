@@ -60,9 +60,9 @@ class AttendTestbench(KernelTestbench):
 
 _CASES = [
     random_case(Settings(Mode.DENSE | Mode.REFERENCE, 32, _SCALE, reference=(2, 2)), 21, 2, seed=1),
-    random_case(Settings(Mode.PAGE | Mode.PROBABILITY, 32, _SCALE, channels=8, budget=3, local=2, group_tokens=8,
-                         block_tokens=32, index_format=IndexFormat.INT4), 75, 3, seed=2, head=1),
-    random_case(Settings(Mode(0), 16, _SCALE, channels=4, budget=9, local=2, group_tokens=8, interleaved=True,
+    random_case(Settings(Mode.PAGE | Mode.PROBABILITY, 32, _SCALE, score_dims=8, top_k=3, local_window=2,
+                         group_tokens=8, block_tokens=32, index_format=IndexFormat.INT4), 75, 3, seed=2, head=1),
+    random_case(Settings(Mode(0), 16, _SCALE, score_dims=4, top_k=9, local_window=2, group_tokens=8, interleaved=True,
                          block_tokens=32), 50, 1, seed=3, head=2),
 ]  # fmt: skip
 
