@@ -7,7 +7,7 @@ from nearflash.abi.emit import outputs
 
 #: Model modules with no gateware of the same path: what they hold is spread over several units there.
 MODEL_ONLY: set[str] = {"weights/fields.py", "fp/bits.py", "update/state.py", *(f"attention/{name}.py" for name in (
-    "case", "draw", "finite", "gather", "head", "image", "index", "placement", "settings", "source",
+    "random_vectors", "vectors", "finite", "gather", "head", "image", "index", "placement", "settings", "source",
     "traffic"))}  # fmt: skip
 
 

@@ -13,10 +13,10 @@ from nearflash.abi.attention.pages import IndexFormat, PageEntry
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError, DeviceError
 from nearflash.device.drivers.attend import attend
 from nearflash.device.selftest.run import compare
-from nearflash.model.attention.case import differences
-from nearflash.model.attention.draw import MODES, random_case
 from nearflash.model.attention.head import attend_repeated
+from nearflash.model.attention.random_vectors import MODES, random_vector
 from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.vectors import differences
 from nearflash.sim.verilator.heads import placed as heads_placed
 
 KERNEL = "attend"
@@ -31,8 +31,8 @@ HEADS = [
 ]
 
 
-def cases(seed=0):
-    return [random_case(*head, seed=seed + index, head=index) for index, head in enumerate(HEADS)]
+def vectors(seed=0):
+    return [random_vector(*head, seed=seed + index, head=index) for index, head in enumerate(HEADS)]
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def placed(device):
 
 @pytest.mark.parametrize("contexts", [1, 4])
 def test_heads_equal_the_model(device, placed, contexts):
-    heads = cases() + cases(10)
+    heads = vectors() + vectors(10)
     done = attend(device, placed(heads), contexts=contexts, repeats=0)
-    for case, one in zip(heads, done.heads, strict=True):
-        assert not differences(case, one.completion, one.out)
+    for vector, one in zip(heads, done.heads, strict=True):
+        assert not differences(vector, one.completion, one.out)
     assert done.batches[0].counters["heads_done"] == len(heads)
 
 
@@ -59,19 +59,19 @@ def test_self_test(device):
 
 def test_a_head_with_a_wrong_reference_is_computed_again(device, placed):
     heads = [
-        replace(case, settings=replace(case.settings, reference=(r, r)))
-        for case, r in zip(cases()[:1] * 2, (70, -70), strict=True)
+        replace(vector, settings=replace(vector.settings, reference=(r, r)))
+        for vector, r in zip(vectors()[:1] * 2, (70, -70), strict=True)
     ]
     done = attend(device, placed(heads))
     assert len(done.batches) == 2
-    for case, one in zip(heads, done.heads, strict=True):
-        wanted = attend_repeated(case.q, case.k, case.v, case.v_mean, case.settings).out
+    for vector, one in zip(heads, done.heads, strict=True):
+        wanted = attend_repeated(vector.q, vector.k, vector.v, vector.v_mean, vector.settings).out
         np.testing.assert_array_equal(one.value().view(np.uint16), wanted.view(np.uint16))
 
 
 def faulty(device, placed, change):
     """Outputs of the four heads where the second one is changed; the others must be as ever."""
-    heads = cases()
+    heads = vectors()
     found = placed(heads)
     found[1] = change(found[1])
     done = attend(device, found, repeats=0)
@@ -117,7 +117,7 @@ def test_an_infinity_in_q(device, placed):
 
 
 def test_bad_batches_leave_memory_as_it_was(device, placed):
-    (head,) = placed(cases()[:1])
+    (head,) = placed(vectors()[:1])
     buffer = device.allocate(1 << 14)
     buffer.host[:] = np.random.default_rng(3).integers(0, 256, 1 << 14, np.uint8)
     buffer.sync_to_device()

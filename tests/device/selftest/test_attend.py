@@ -11,15 +11,15 @@ from nearflash.device.checked import CheckedDevice
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.selftest import attend
 from nearflash.device.selftest.attend import compare_heads
-from nearflash.model.attention.draw import MODES
+from nearflash.model.attention.random_vectors import MODES
 
 
 class Answering(CheckedDevice):
     """Ends each head as the model does; `spoil` may change the output (uint16 view) and the completion of each."""
 
-    def __init__(self, cases, spoil):
+    def __init__(self, vectors, spoil):
         config = CONFIGS["attend-tiny"]
-        self.memory, self.cases, self.spoil = SimulatedMemory(1 << 26), cases, spoil
+        self.memory, self.vectors, self.spoil = SimulatedMemory(1 << 26), vectors, spoil
         super().__init__(Identity("answering", config, config.digest64, 1, 0), self.memory)
 
     @classmethod
@@ -29,9 +29,9 @@ class Answering(CheckedDevice):
     def _start(self, command):
         completions = self.memory.view(*command.writes()["completions"])
         for index, head in enumerate(command.descriptors):
-            case = self.cases[head.page_tag.sequence]
-            result = case.result(repeated=True)
-            record = np.frombuffer(case.completion(result).pack(), np.uint8).copy()
+            vector = self.vectors[head.page_tag.sequence]
+            result = vector.result(repeated=True)
+            record = np.frombuffer(vector.completion(result).pack(), np.uint8).copy()
             out = result.out.view(np.uint16).copy()
             self.spoil(index, out, record)
             completions[32 * index : 32 * index + 32] = record
@@ -47,15 +47,15 @@ class Answering(CheckedDevice):
 @pytest.fixture
 def compared(monkeypatch):
     """Rows of the self test of a device that spoils its answers by the function given."""
-    cases, draw = [], attend.random_head
+    vectors, draw = [], attend.random_mode_vector
 
     def remembered(*arguments):
-        cases.append(draw(*arguments))
-        return cases[-1]
+        vectors.append(draw(*arguments))
+        return vectors[-1]
 
     def compare(spoil):
-        monkeypatch.setattr(attend, "random_head", remembered)
-        with Answering(cases, spoil) as device:
+        monkeypatch.setattr(attend, "random_mode_vector", remembered)
+        with Answering(vectors, spoil) as device:
             rows = list(compare_heads(device, tokens=100, seed=1))
             assert device.memory.allocate(1, device.links).address == 4096, "all buffers must be free again"
         return rows

@@ -10,9 +10,9 @@ from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import attend_config
 from nearflash.device.drivers.attend import attend
-from nearflash.model.attention.case import differences
-from nearflash.model.attention.draw import random_case
+from nearflash.model.attention.random_vectors import random_vector
 from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.vectors import differences
 from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.heads import placed
 from nearflash.verify.cocotb.run import run_testbench
@@ -58,8 +58,8 @@ HEADS = {
 }
 
 
-def cases(seed, *, names=tuple(HEADS)):
-    return [random_case(*HEADS[name], seed=seed + index, head=index) for index, name in enumerate(names)]
+def vectors(seed, *, names=tuple(HEADS)):
+    return [random_vector(*HEADS[name], seed=seed + index, head=index) for index, name in enumerate(names)]
 
 
 def run(device, heads, *, nand, **options):
@@ -68,8 +68,8 @@ def run(device, heads, *, nand, **options):
         done = attend(device, operands, repeats=0, watchdog_cycles=100_000, **options)
     wrong = {
         index: text
-        for index, (case, one) in enumerate(zip(heads, done.heads, strict=True))
-        if (text := differences(case, one.completion, one.out))
+        for index, (vector, one) in enumerate(zip(heads, done.heads, strict=True))
+        if (text := differences(vector, one.completion, one.out))
     }
     return done, wrong
 
@@ -77,7 +77,7 @@ def run(device, heads, *, nand, **options):
 @pytest.mark.parametrize("nand", [False, True], ids=["memory", "nand"])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_equals_the_model(device, name, nand) -> None:
-    done, wrong = run(device, cases(1, names=[name]), nand=nand)
+    done, wrong = run(device, vectors(1, names=[name]), nand=nand)
     assert not wrong
     assert done.batches[0].counters["heads_done"] == 1
 
@@ -85,18 +85,18 @@ def test_a_head_equals_the_model(device, name, nand) -> None:
 def test_a_drain_does_not_disturb_the_head_that_is_being_weighed(device) -> None:
     """Totals of the head under way were once mixed with those that the drain looked at."""
     names = ["tokens", "pages, int4 index", "tail only", "odd dimension"]
-    assert not run(device, cases(1, names=names * 3), nand=False)[1]
+    assert not run(device, vectors(1, names=names * 3), nand=False)[1]
 
 
 @pytest.mark.parametrize("contexts", [1, 4])
 def test_heads_in_flight_together_equal_the_model(device, contexts) -> None:
-    done, wrong = run(device, cases(20), nand=True, contexts=contexts)
+    done, wrong = run(device, vectors(20), nand=True, contexts=contexts)
     assert not wrong
     assert all(one.completion.faults == Fault(0) for one in done.heads)
 
 
 def test_counters_count_the_pages_of_the_heads(device) -> None:
-    heads = cases(3)
+    heads = vectors(3)
     done, _ = run(device, heads, nand=True)
     counters = done.batches[0].counters
     assert counters["index_requests"] + counters["token_requests"] == sum(one.completion.pages for one in done.heads)
@@ -108,7 +108,7 @@ def test_counters_count_the_pages_of_the_heads(device) -> None:
 
 def test_a_wrong_reference_is_told_and_the_right_one_helps(device) -> None:
     low, high = ((Settings(Mode.DENSE | Mode.REFERENCE, 64, SCALE, reference=(r,)), 40, 1) for r in (60, -60))
-    heads = [random_case(*low, seed=1), random_case(*high, seed=2)]
+    heads = [random_vector(*low, seed=1), random_vector(*high, seed=2)]
     done, wrong = run(device, heads, nand=True)
     assert not wrong
     assert [one.completion.faults for one in done.heads] == [Fault.REFERENCE_LOW, Fault.REFERENCE_HIGH]
@@ -117,7 +117,7 @@ def test_a_wrong_reference_is_told_and_the_right_one_helps(device) -> None:
 
 
 def test_faults_stay_with_their_heads(device) -> None:
-    heads = cases(5, names=["tokens", "pages, fp16 index", "dense", "interleaved"])
+    heads = vectors(5, names=["tokens", "pages, fp16 index", "dense", "interleaved"])
     heads[1].k[-1] = np.inf  # of the local window, so it is gathered
     heads[2].q[0, 0] = np.nan
     done, wrong = run(device, heads, nand=True)
@@ -141,7 +141,7 @@ def bit_errors(device):
 
 def test_bit_errors_are_corrected(device, bit_errors) -> None:
     bit_errors(5e-4)
-    done, wrong = run(device, cases(7, names=["pages, int4 index", "tokens", "interleaved"]), nand=True)
+    done, wrong = run(device, vectors(7, names=["pages, int4 index", "tokens", "interleaved"]), nand=True)
     counters = done.batches[0].counters
     assert not wrong
     assert counters["codewords_corrected"] > counters["codewords_received"] / 2
@@ -150,6 +150,6 @@ def test_bit_errors_are_corrected(device, bit_errors) -> None:
 
 def test_what_cannot_be_corrected_is_told_and_never_used(device, bit_errors) -> None:
     bit_errors(1e-2)
-    done, _ = run(device, cases(7, names=["pages, fp16 index", "dense"]), nand=True)
+    done, _ = run(device, vectors(7, names=["pages, fp16 index", "dense"]), nand=True)
     assert all(one.completion.faults & Fault.UNCORRECTABLE and one.out is None for one in done.heads)
     assert done.batches[0].counters["codewords_uncorrectable"] > 0

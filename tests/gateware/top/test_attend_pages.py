@@ -11,8 +11,8 @@ from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.config import attend_config
 from nearflash.device.drivers.attend import attend
 from nearflash.device.drivers.pages import NandError, NandPage, erase, operate, program, read
-from nearflash.model.attention.case import differences
-from nearflash.model.attention.draw import random_head
+from nearflash.model.attention.random_vectors import random_mode_vector
+from nearflash.model.attention.vectors import differences
 from nearflash.model.nand.codeword import raw, seal
 from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.heads import placed
@@ -144,11 +144,12 @@ def test_bad_and_foreign_ones_are_named_and_others_unharmed(device, blocks):
 
 def test_heads_on_pages_that_the_kernel_wrote_equal_the_model(device, blocks):
     rng = np.random.default_rng(8)
-    cases = [
-        random_head(rng, mode, 64, 2, 200, PageTag(1, 2, head)) for head, mode in enumerate(("dense", "sparf-page"))
+    vectors = [
+        random_mode_vector(rng, mode, 64, 2, 200, PageTag(1, 2, head))
+        for head, mode in enumerate(("dense", "sparf-page"))
     ]
-    with placed(device, cases, written=True) as heads:
+    with placed(device, vectors, written=True) as heads:
         done = attend(device, heads)
-    for case, one in zip(cases, done.heads, strict=True):
-        assert not differences(case, one.completion, one.out)
+    for vector, one in zip(vectors, done.heads, strict=True):
+        assert not differences(vector, one.completion, one.out)
     assert done.batches[0].counters["heads_done"] == 2

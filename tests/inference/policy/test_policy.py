@@ -10,7 +10,7 @@ from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
-from nearflash.inference.policy.policy import AttentionPolicy, Numbers
+from nearflash.inference.policy.policy import AttentionPolicy, ResolvedPolicy
 from nearflash.storage.kv import KvLayout
 
 OWNER = PageTag(3, 1, 2)
@@ -21,28 +21,28 @@ def make_layout(group_tokens=16, interleaved=False, block_tokens=256, index_form
 
 
 @pytest.mark.parametrize(
-    ("kinds", "tokens", "numbers"),
+    ("kinds", "tokens", "resolved"),
     [
-        (dict(mode="dense"), 1000, Numbers(0, 0, 64, 0)),
-        (dict(mode="sparf", score_dims=0.125, top_k=1 / 16, local_window=16), 4096, Numbers(8, 256, 16, 0)),
-        (dict(mode="sparf-page", score_dims=32, top_k=0.125), 4096, Numbers(32, 32, 64, 0)),
-        (dict(mode="sparf-page", score_dims=32, top_k=40, top_p=0.95), 4095, Numbers(32, 40, 64, 62259)),
+        (dict(mode="dense"), 1000, ResolvedPolicy(0, 0, 64, 0)),
+        (dict(mode="sparf", score_dims=0.125, top_k=1 / 16, local_window=16), 4096, ResolvedPolicy(8, 256, 16, 0)),
+        (dict(mode="sparf-page", score_dims=32, top_k=0.125), 4096, ResolvedPolicy(32, 32, 64, 0)),
+        (dict(mode="sparf-page", score_dims=32, top_k=40, top_p=0.95), 4095, ResolvedPolicy(32, 40, 64, 62259)),
         # 70 entries in all
-        (dict(mode="sparf-page", score_dims=1.0, top_k=100), 1111, Numbers(64, 70, 64, 0)),
+        (dict(mode="sparf-page", score_dims=1.0, top_k=100), 1111, ResolvedPolicy(64, 70, 64, 0)),
         # the local window 53..116 needs entries 3..7
-        (dict(mode="sparf-page", top_k=1), 117, Numbers(16, 5, 64, 0)),
-        (dict(mode="sparf", top_k=1), 20, Numbers(16, 20, 20, 0)),
+        (dict(mode="sparf-page", top_k=1), 117, ResolvedPolicy(16, 5, 64, 0)),
+        (dict(mode="sparf", top_k=1), 20, ResolvedPolicy(16, 20, 20, 0)),
         # 7 of 8 entries, then all 4
-        (dict(mode="sparf-page", top_k=1, local_window=1, min_tokens=100), 128, Numbers(16, 7, 1, 0)),
-        (dict(mode="sparf-page", top_k=1, local_window=1, min_tokens=100), 60, Numbers(16, 4, 1, 0)),
+        (dict(mode="sparf-page", top_k=1, local_window=1, min_tokens=100), 128, ResolvedPolicy(16, 7, 1, 0)),
+        (dict(mode="sparf-page", top_k=1, local_window=1, min_tokens=100), 60, ResolvedPolicy(16, 4, 1, 0)),
         # a tail of 200 tokens: 13 entries, and 5 of the others; then none; then nothing but a tail
-        (dict(mode="sparf-page", top_k=5, keep_tail=True), 712, Numbers(16, 18, 200, 0)),
-        (dict(mode="sparf-page", top_k=5, keep_tail=True), 768, Numbers(16, 5, 64, 0)),
-        (dict(mode="sparf-page", top_k=0.25, keep_tail=True), 250, Numbers(16, 16, 250, 0)),
+        (dict(mode="sparf-page", top_k=5, keep_tail=True), 712, ResolvedPolicy(16, 18, 200, 0)),
+        (dict(mode="sparf-page", top_k=5, keep_tail=True), 768, ResolvedPolicy(16, 5, 64, 0)),
+        (dict(mode="sparf-page", top_k=0.25, keep_tail=True), 250, ResolvedPolicy(16, 16, 250, 0)),
     ],
 )
-def test_numbers(kinds, tokens, numbers):
-    assert AttentionPolicy(**kinds).numbers(tokens, 64, make_layout()) == numbers
+def test_resolved(kinds, tokens, resolved):
+    assert AttentionPolicy(**kinds).resolve(tokens, 64, make_layout()) == resolved
 
 
 def test_a_descriptor_has_the_numbers_and_the_layout():
@@ -94,11 +94,11 @@ def test_what_makes_no_sense_is_refused(kinds, message):
     assert message in str(raised.value)
 
 
-def test_numbers_are_refused_for_no_tokens_and_too_many_dims():
+def test_no_policy_resolves_for_no_tokens_and_too_many_dims():
     with pytest.raises(CommandError, match="tokens must be at least 1, not 0"):
-        AttentionPolicy().numbers(0, 64, make_layout())
+        AttentionPolicy().resolve(0, 64, make_layout())
     with pytest.raises(CommandError, match="score_dims must be at most 64, the head dimension, not 65"):
-        AttentionPolicy("sparf", score_dims=65).numbers(10, 64, make_layout())
+        AttentionPolicy("sparf", score_dims=65).resolve(10, 64, make_layout())
 
 
 def test_the_policy_loads_no_torch():

@@ -150,10 +150,10 @@ def test_shapes_that_do_not_fit_are_refused(make_heads, make_layout):
 def test_the_operator_is_the_function_at_one_position(make_heads, make_layout):
     q, k, v, seen = make_heads(positions=1)
     policy, layout = POLICIES["pages by mass"], make_layout()
-    numbers = policy.numbers(int(seen[0]), 64, layout)
+    resolved = policy.resolve(int(seen[0]), 64, layout)
     arguments = (
-        q[:, 0], k, v, seen.expand(2), torch.tensor([numbers.top_k] * 2), numbers.score_dims, numbers.local_window,
-        numbers.top_p, True, 16, layout.block_tokens, int(layout.index_format), 0.125,
+        q[:, 0], k, v, seen.expand(2), torch.tensor([resolved.top_k] * 2), resolved.score_dims, resolved.local_window,
+        resolved.top_p, True, 16, layout.block_tokens, int(layout.index_format), 0.125,
     )  # fmt: skip
     out, chosen = torch.ops.nearflash.attend(*arguments)
     wanted = sparse_attention(q, k, v, seen, policy, layout)

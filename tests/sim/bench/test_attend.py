@@ -3,7 +3,7 @@
 import pytest
 
 from nearflash.abi.errors import CommandError
-from nearflash.model.attention.draw import MODES
+from nearflash.model.attention.random_vectors import MODES
 from nearflash.sim.bench import attend
 from nearflash.sim.bench.attend import run, selector_rows
 from nearflash.sim.bench.attend_equality import equality_rows, random_heads
@@ -12,7 +12,7 @@ from nearflash.sim.bench.attend_equality import equality_rows, random_heads
 def test_heads_are_of_all_modes_and_the_same_for_a_seed():
     heads, again = random_heads(48, seed=3), random_heads(48, seed=3)
     assert {mode for mode, _ in heads} == set(MODES)
-    assert {(case.settings.dim, len(case.q)) for _, case in heads} == {
+    assert {(vector.settings.dim, len(vector.q)) for _, vector in heads} == {
         (dim, group) for dim in (64, 80, 128, 256) for group in (1, 4, 8)
     }
     assert all((a.k == b.k).all() and a.settings == b.settings for (_, a), (_, b) in zip(heads, again, strict=True))

@@ -55,7 +55,7 @@ def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
         return done.out, FlashUse(*(float((part / dense_bytes(given.tokens, dim)).mean()) for part in parts))
 
     own = list(policy.overrides.values()) or [policy]
-    score_dims = sum(each.numbers(layout.block_tokens, dim, layout).score_dims for each in own) / len(own)
+    score_dims = sum(each.resolve(layout.block_tokens, dim, layout).score_dims for each in own) / len(own)
     keys = {
         "score_dims": score_dims, "top_k": policy.top_k, "top_p": policy.top_p, "local_window": policy.local_window,
         "by_probability": policy.by_probability, "index_bits": layout.index_format.bits,

@@ -16,11 +16,11 @@ from nearflash.abi.errors import CommandError
 from nearflash.device.base import Buffer, Device
 from nearflash.device.drivers.attend import Head, attend, most_contexts
 from nearflash.device.selftest.comparison import Comparison
-from nearflash.model.attention.case import Case
-from nearflash.model.attention.draw import MODES, random_head
 from nearflash.model.attention.image import PageImage, head_image, image_bytes
 from nearflash.model.attention.placement import MemoryStore, Store
+from nearflash.model.attention.random_vectors import MODES, random_mode_vector
 from nearflash.model.attention.settings import Addresses
+from nearflash.model.attention.vectors import TestVector
 
 __all__ = ["compare_heads", "placed"]
 
@@ -30,7 +30,7 @@ _SHAPES = ((64, 1), (80, 2), (128, 4))
 
 @contextmanager
 def placed(
-    device: Device, cases: Iterable[Case], flash: Store | None = None, *, turn: int = 0
+    device: Device, vectors: Iterable[TestVector], flash: Store | None = None, *, turn: int = 0
 ) -> Iterator[tuple[list[Head], list[PageImage]]]:
     """Put the pages of heads in the device's memory; with `flash` only the last group, where it is not full.
 
@@ -43,19 +43,19 @@ def placed(
     pages: list[PageImage] = []
     buffers: list[Buffer] = []
     try:
-        for case in cases:
-            settings, size = case.settings, len(case.k)
+        for vector in vectors:
+            settings, size = vector.settings, len(vector.k)
             buffers.append(buffer := device.allocate(image_bytes(settings, size)))
             memory = MemoryStore(buffer.address, config.channels)
             whole = size // settings.group_tokens * settings.group_tokens
             image = head_image(
-                case.k, case.v, settings, case.page_tag, flash or memory, memory=memory, flushed=whole, turn=turn
+                vector.k, vector.v, settings, vector.page_tag, flash or memory, memory=memory, flushed=whole, turn=turn
             )
             image.copy_to_memory(buffer.host, buffer.address)
             buffer.sync_to_device()
             pages += image.flash_pages
-            descriptor = settings.descriptor(case.page_tag, size, len(case.q), Addresses())
-            heads.append(Head(descriptor, case.q, case.v_mean, image.token_table, image.index_table))
+            descriptor = settings.descriptor(vector.page_tag, size, len(vector.q), Addresses())
+            heads.append(Head(descriptor, vector.q, vector.v_mean, image.token_table, image.index_table))
         yield heads, pages
     finally:
         for buffer in buffers:
@@ -72,17 +72,17 @@ def compare_heads(device: Device, *, tokens: int, seed: int) -> Iterator[Compari
     rng, config = np.random.default_rng(seed), device.identity.config
     assert isinstance(config, AttendConfig)
     drawn = [(mode, dim, group, -(-tokens // group)) for mode in MODES for dim, group in _SHAPES]
-    cases = [random_head(rng, *one, PageTag(index, index % 7, index)) for index, one in enumerate(drawn)]
-    with placed(device, cases) as (heads, _):
+    vectors = [random_mode_vector(rng, *one, PageTag(index, index % 7, index)) for index, one in enumerate(drawn)]
+    with placed(device, vectors) as (heads, _):
         done = attend(device, heads, contexts=most_contexts(config, heads))
-    for (mode, dim, group, size), case, one in zip(drawn, cases, done.heads, strict=True):
-        result = case.result(repeated=True)
-        expected = _words(case, case.completion(result), result.out)
-        wrong = _words(case, one.completion, one.out) != expected
+    for (mode, dim, group, size), vector, one in zip(drawn, vectors, done.heads, strict=True):
+        result = vector.result(repeated=True)
+        expected = _words(vector, vector.completion(result), result.out)
+        wrong = _words(vector, one.completion, one.out) != expected
         yield Comparison(f"{mode:<12}S {size:<6}d {dim:<4}g {group}", expected.size, int(wrong.sum()))
 
 
-def _words(case: Case, completion: HeadCompletion, out: NDArray[np.float16] | None) -> NDArray[np.uint16]:
+def _words(vector: TestVector, completion: HeadCompletion, out: NDArray[np.float16] | None) -> NDArray[np.uint16]:
     """Completion and output; NaN where there is none."""
-    values = np.full_like(case.q, np.nan) if out is None else out
+    values = np.full_like(vector.q, np.nan) if out is None else out
     return np.frombuffer(completion.pack() + values.tobytes(), np.uint16)

@@ -168,7 +168,7 @@ class HostEngine(StoreEngine):
         if part.scan is not None:
             logits = part.scan.logits(part.q, scaling)
             probabilities = logits.softmax(dim=-1)
-            top_k = part.policy.numbers(stored.tokens, part.q.shape[-1], layout).top_k
+            top_k = part.policy.resolve(stored.tokens, part.q.shape[-1], layout).top_k
             counts = torch.tensor([stored.tokens]), torch.tensor([top_k])
             part.chosen = choose_tokens(logits[:, None], probabilities[:, None], *counts, part.scan.scan)[:, 0]
             part.alpha = (part.chosen[:, None].float() @ probabilities.mT).mT  # a quarter of the time of the other way

@@ -14,7 +14,7 @@ from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.errors import CommandError
 from nearflash.storage.kv import KvLayout
 
-__all__ = ["AttentionMode", "AttentionPolicy", "Numbers"]
+__all__ = ["AttentionMode", "AttentionPolicy", "ResolvedPolicy"]
 
 _MASS_ONE = 1 << 16
 
@@ -32,7 +32,7 @@ class AttentionMode(StrEnum):
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ResolvedPolicy:
     """What a policy comes to for one head of S tokens."""
 
     score_dims: int
@@ -97,12 +97,12 @@ class AttentionPolicy:
         """Tokens that one entry of the selection can hold: n in `sparf-page`, else 1."""
         return layout.group_tokens if self.mode is AttentionMode.SPARF_PAGE else 1
 
-    def numbers(self, tokens: int, dim: int, layout: KvLayout) -> Numbers:
+    def resolve(self, tokens: int, dim: int, layout: KvLayout) -> ResolvedPolicy:
         """What this policy comes to for S = `tokens`, without overrides. Raises CommandError for score_dims > dim."""
         if tokens < 1:
             raise CommandError(f"tokens must be at least 1, not {tokens!r}")
         if self.mode is AttentionMode.DENSE:
-            return Numbers(0, 0, self.local_window, 0)
+            return ResolvedPolicy(0, 0, self.local_window, 0)
         score_dims = _count(self.score_dims, dim)
         if score_dims > dim:
             raise CommandError(f"score_dims must be at most {dim}, the head dimension, not {score_dims!r}")
@@ -113,7 +113,7 @@ class AttentionPolicy:
         window = entries - (tokens - local_window) // each
         top_k = beside + max(-(-self.min_tokens // each), _count(self.top_k, max(entries - beside, 1)))
         top_k = min(entries, max(window, top_k))
-        return Numbers(score_dims, top_k, local_window, min(round(self.top_p * _MASS_ONE), _MASS_ONE - 1))
+        return ResolvedPolicy(score_dims, top_k, local_window, min(round(self.top_p * _MASS_ONE), _MASS_ONE - 1))
 
     def descriptor(
         self, page_tag: PageTag, dim: int, tokens: int, group: int, layout: KvLayout, *,
@@ -125,16 +125,16 @@ class AttentionPolicy:
         driver repeats a head whose reference was off.
         """
         own = self.at(page_tag.layer, page_tag.head)
-        numbers = own.numbers(tokens, dim, layout)
+        resolved = own.resolve(tokens, dim, layout)
         mode = own._flags
         if mode & Mode.DENSE:
             reference = reference or (0,) * group
         return AttendDescriptor(
             mode | Mode.REFERENCE if reference else mode, page_tag, dim, tokens, group,
-            numbers.score_dims, numbers.top_k, numbers.local_window, layout.group_tokens, layout.interleaved,
+            resolved.score_dims, resolved.top_k, resolved.local_window, layout.group_tokens, layout.interleaved,
             layout.block_tokens, layout.index_format, layout.page_bytes,
             LOG2E * (dim**-0.5 if scaling is None else scaling),
-            0, 0, 0, 0, 0, numbers.top_p, reference,
+            0, 0, 0, 0, 0, resolved.top_p, reference,
         )  # fmt: skip
 
     @property

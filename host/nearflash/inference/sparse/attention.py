@@ -78,9 +78,9 @@ def sparse_attention(
     _check(q, k, v, tokens)
     dim = q.shape[-1]
     scaling = dim**-0.5 if scaling is None else scaling
-    numbers = [policy.numbers(int(count), dim, layout) for count in tokens]
+    resolved = [policy.resolve(int(count), dim, layout) for count in tokens]
     scan = scan_of(policy, dim, layout)
-    top_k = torch.tensor([each.top_k for each in numbers], device=q.device)
+    top_k = torch.tensor([each.top_k for each in resolved], device=q.device)
     return _attend(q, k, v, tokens, top_k, scan, scaling)
 
 
@@ -88,9 +88,9 @@ def scan_of(policy: AttentionPolicy, dim: int, layout: KvLayout) -> Scan | None:
     """How `policy` (without its overrides) chooses; None: it is dense. Raises CommandError for score_dims above dim."""
     if policy.mode is AttentionMode.DENSE:
         return None
-    numbers = policy.numbers(1, dim, layout)
+    resolved = policy.resolve(1, dim, layout)
     return Scan(
-        numbers.score_dims, policy.local_window, numbers.top_p, policy.by_probability,
+        resolved.score_dims, policy.local_window, resolved.top_p, policy.by_probability,
         policy.entry_tokens(layout), layout.block_tokens, layout.index_format, policy.keep_tail,
     )  # fmt: skip
 

@@ -16,9 +16,9 @@ import numpy as np
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.device.drivers.attend import attend
-from nearflash.model.attention.case import Case, differences
-from nearflash.model.attention.draw import MODES, random_head
+from nearflash.model.attention.random_vectors import MODES, random_mode_vector
 from nearflash.model.attention.settings import Addresses
+from nearflash.model.attention.vectors import TestVector, differences
 from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.heads import placed
 from nearflash.sim.verilator.kernel import MemoryModel
@@ -33,7 +33,7 @@ ORDERS = (0, 1)
 _KINDS = tuple(product(MODES, (64, 80, 128, 256), (1, 4, 8)))
 _TOKENS_MAX, _SIZE_MAX, _FIRST_SIZE_MAX = 4096, 1 << 17, 1 << 20
 _BATCH, _MEMORY_BYTES = 16, 1 << 28
-_Named = tuple[str, Case]
+_Named = tuple[str, TestVector]
 _Way = tuple[int, int]
 
 
@@ -45,7 +45,7 @@ def random_heads(count: int, seed: int) -> list[_Named]:
         mode, dim, group = _KINDS[index % len(_KINDS)]
         size = _FIRST_SIZE_MAX if index < len(_KINDS) else _SIZE_MAX
         tokens = int(np.exp(rng.uniform(0, np.log(min(_TOKENS_MAX, size // (dim * group)) + 1))))
-        heads.append((mode, random_head(rng, mode, dim, group, tokens, PageTag(index, index % 7, index % 5))))
+        heads.append((mode, random_mode_vector(rng, mode, dim, group, tokens, PageTag(index, index % 7, index % 5))))
     return heads
 
 
@@ -86,19 +86,19 @@ def _compare(batch: tuple[Sequence[_Named], Sequence[_Way]]) -> list[tuple[tuple
     for head in heads:
         by_contexts.setdefault(_contexts(config, head[1]), []).append(head)
     for (order, stall), (contexts, some) in product(ways, by_contexts.items()):
-        with placed(_device, (case for _, case in some), turn=order) as operands:
+        with placed(_device, (vector for _, vector in some), turn=order) as operands:
             _device.kernel.configure(MemoryModel(stall_percent=stall, seed=stall + order))
             outputs = attend(_device, operands, contexts=contexts, watchdog_cycles=1_000_000).heads
             results += [
-                ((mode, stall, order), len(case.k), bool(differences(case, one.completion, one.out, repeated=True)))
-                for (mode, case), one in zip(some, outputs, strict=True)
+                ((mode, stall, order), len(vector.k), bool(differences(vector, one.completion, one.out, repeated=True)))
+                for (mode, vector), one in zip(some, outputs, strict=True)
             ]
     return results
 
 
-def _contexts(config: AttendConfig, case: Case) -> int:
+def _contexts(config: AttendConfig, vector: TestVector) -> int:
     """The most contexts that leave room for the head."""
-    head = case.settings.descriptor(case.page_tag, len(case.k), len(case.q), Addresses())
+    head = vector.settings.descriptor(vector.page_tag, len(vector.k), len(vector.q), Addresses())
     contexts = config.contexts
     while not head.fits(config, contexts):
         contexts //= 2

@@ -17,8 +17,8 @@ import numpy as np
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.device.drivers.attend import Head, HeadOutput, PlacedBatch
-from nearflash.model.attention.case import Case, differences
 from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.vectors import TestVector, differences
 from nearflash.sim.bench.attend_events import Load, simulate
 from nearflash.sim.nand.channel import NandModel
 from nearflash.sim.nand.parts import nand_part
@@ -88,23 +88,23 @@ def _modelled(point: Point) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _case(point: Point, index: int) -> Case:
+def _vector(point: Point, index: int) -> TestVector:
     rng = np.random.default_rng(index)
     q, k, v = (rng.standard_normal((size, _DIM)) for size in (point.group, point.tokens, point.tokens))
-    return Case.of(point.settings, PageTag(index, 0, index), q, k, v)
+    return TestVector.of(point.settings, PageTag(index, 0, index), q, k, v)
 
 
 def _measured(point: Point) -> dict[str, float]:
-    config, cases = point.config, (_case(point, index) for index in range(point.heads))
+    config, vectors = point.config, (_vector(point, index) for index in range(point.heads))
     model = NandModel(nand_part(point.part), config.luns, config.clock_hz)
     with (
         VerilatorDevice(config, nand=model, memory_bytes=_MEMORY_BYTES) as device,
-        placed(device, cases) as heads,
+        placed(device, vectors) as heads,
     ):
         window = _Window(device, heads, point.contexts)
         figures, results = window.run(), window.results()
     compared = range(0, point.heads, -(-point.heads // _COMPARED_HEADS))
-    wrong = [differences(_case(point, index), results[index].completion, results[index].out) for index in compared]
+    wrong = [differences(_vector(point, index), results[index].completion, results[index].out) for index in compared]
     return {**figures, "heads_compared": len(compared), "mismatches": sum(map(bool, wrong))}
 
 

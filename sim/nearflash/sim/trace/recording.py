@@ -18,8 +18,8 @@ from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError, ConfigError
 from nearflash.device.drivers.attend import Head, PlacedBatch
-from nearflash.model.attention.case import Case
-from nearflash.model.attention.draw import random_case
+from nearflash.model.attention.random_vectors import random_vector
+from nearflash.model.attention.vectors import TestVector
 from nearflash.sim.nand.channel import NandChannel
 from nearflash.sim.verilator.device import VerilatorDevice, nand_model
 from nearflash.sim.verilator.heads import completion_records, page_settings, placed
@@ -116,10 +116,10 @@ class Workload:
         if self.heads < 3:
             raise CommandError(f"heads must be 3 or more, not {self.heads!r}")
 
-    def drawn(self) -> list[Case]:
+    def vectors(self) -> list[TestVector]:
         """The heads, each with its own K and V."""
         settings = page_settings("sparf-page", _DIM, self.tokens)
-        return [random_case(settings, self.tokens, self.group, seed, head=seed) for seed in range(self.heads)]
+        return [random_vector(settings, self.tokens, self.group, seed, head=seed) for seed in range(self.heads)]
 
     def opened(self, *, waves: bool = False) -> VerilatorDevice:
         """The device that they run on."""
@@ -134,7 +134,7 @@ class Workload:
 
 def record(workload: Workload) -> Recording:
     """Run the heads and record them. Raises DeviceError where one ends with a fault."""
-    with workload.opened() as device, placed(device, workload.drawn()) as heads:
+    with workload.opened() as device, placed(device, workload.vectors()) as heads:
         watch = _Watch(device, PlacedBatch(device, heads, workload.contexts, 0))
         recorded, ended = watch.run()
         clock_hz = device.identity.config.clock_hz
@@ -143,7 +143,7 @@ def record(workload: Workload) -> Recording:
 
 def record_waves(workload: Workload, path: Path, first_cycle: int = 30_000, cycles: int = 2_000) -> None:
     """Write the waves of `cycles` cycles from `first_cycle` of the batch on (VCD); builds a simulator with waves."""
-    with workload.opened(waves=True) as device, placed(device, workload.drawn()) as heads:
+    with workload.opened(waves=True) as device, placed(device, workload.vectors()) as heads:
         device.submit(PlacedBatch(device, heads, workload.contexts, 0).batch)
         device.kernel.start_trace(path, cycles, first_cycle)
         device.kernel.advance(first_cycle + cycles)

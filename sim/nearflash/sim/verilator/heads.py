@@ -18,11 +18,11 @@ from nearflash.device.base import Device
 from nearflash.device.drivers.attend import Head, PlacedBatch
 from nearflash.device.drivers.pages import NandPage, erase, program
 from nearflash.device.selftest.attend import placed as placed_in_memory
-from nearflash.model.attention.case import Case
-from nearflash.model.attention.draw import MODES
 from nearflash.model.attention.image import PageImage
 from nearflash.model.attention.placement import NandStore
+from nearflash.model.attention.random_vectors import MODES
 from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.vectors import TestVector
 from nearflash.model.nand.scramble import scrambling
 from nearflash.sim.verilator.device import VerilatorDevice
 
@@ -48,7 +48,7 @@ def page_settings(mode: str, dim: int, tokens: int, page_bytes: int = 4096) -> S
 
 @contextmanager
 def placed(
-    device: Device, cases: Iterable[Case], *, memory: bool = False, turn: int = 0, written: bool = False
+    device: Device, vectors: Iterable[TestVector], *, memory: bool = False, turn: int = 0, written: bool = False
 ) -> Iterator[list[Head]]:
     """Heads whose pages are on the device's NAND, where it has one, or in its `memory`, given back at the end.
 
@@ -58,7 +58,7 @@ def placed(
     config = device.identity.config
     assert isinstance(config, AttendConfig)
     nand = NandStore(config.channels, config.luns) if config.luns and not memory else None
-    with placed_in_memory(device, cases, nand, turn=turn) as (heads, pages):
+    with placed_in_memory(device, vectors, nand, turn=turn) as (heads, pages):
         if pages:
             assert isinstance(device, VerilatorDevice)
             (_write if written else _to_nand)(device, pages)

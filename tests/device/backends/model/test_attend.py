@@ -13,7 +13,7 @@ from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.device.drivers.attend import attend
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.selftest.attend import placed
-from nearflash.model.attention.draw import random_case
+from nearflash.model.attention.random_vectors import random_vector
 from nearflash.model.attention.settings import Settings
 
 SIZE = 1 << 24
@@ -28,7 +28,7 @@ def device():
 @pytest.fixture
 def heads(device):
     settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.18, score_dims=8, top_k=3, group_tokens=8, block_tokens=32)
-    with placed(device, [random_case(settings, 100, 2, seed=index, head=index) for index in range(3)]) as (found, _):
+    with placed(device, [random_vector(settings, 100, 2, seed=index, head=index) for index in range(3)]) as (found, _):
         yield found
 
 

@@ -15,11 +15,11 @@ from nearflash.device.drivers.attend import attend
 from nearflash.device.drivers.pages import NandError, NandPage, erase, operate, program, read
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.selftest.attend import placed
-from nearflash.model.attention.case import differences
-from nearflash.model.attention.draw import random_case
 from nearflash.model.attention.image import head_image
 from nearflash.model.attention.placement import MemoryStore, NandStore
+from nearflash.model.attention.random_vectors import random_vector
 from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.vectors import differences
 from nearflash.model.nand.codeword import seal
 
 OWNER = PageTag(5, 1, 2)
@@ -75,19 +75,19 @@ def test_a_record_that_breaks_a_rule(device, change):
 def test_heads_from_nand_equal_the_model(interleaved):
     settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.18, score_dims=8, top_k=3, group_tokens=8, block_tokens=32,
                         interleaved=interleaved)  # fmt: skip
-    cases = [random_case(settings, 101, 2, seed=seed, head=seed) for seed in range(2)]
+    vectors = [random_vector(settings, 101, 2, seed=seed, head=seed) for seed in range(2)]
     store = NandStore(2, 4)
     with AttendModelDevice(attend_config("attend-tiny"), SimulatedMemory(1 << 24)) as device:
-        with placed(device, cases, store) as (heads, _):
-            sealed = [head_image(c.k, c.v, settings, c.page_tag, MemoryStore(0, 2)) for c in cases]
-            for case, head, image in zip(cases, heads, sealed, strict=True):
-                fill(device, case, head, image)
+        with placed(device, vectors, store) as (heads, _):
+            sealed = [head_image(c.k, c.v, settings, c.page_tag, MemoryStore(0, 2)) for c in vectors]
+            for vector, head, image in zip(vectors, heads, sealed, strict=True):
+                fill(device, vector, head, image)
             done = attend(device, heads, repeats=0)
-    for case, one in zip(cases, done.heads, strict=True):
-        assert not differences(case, one.completion, one.out)
+    for vector, one in zip(vectors, done.heads, strict=True):
+        assert not differences(vector, one.completion, one.out)
 
 
-def fill(device, case, head, image):
+def fill(device, vector, head, image):
     """Program the pages of `image` where the head's tables have them on NAND."""
     places, data = [], []
     sources = {int(p.entry.address): np.frombuffer(p.data, np.uint8).reshape(-1, 528) for p in image.pages}
@@ -98,7 +98,7 @@ def fill(device, case, head, image):
             if entry.address is None:
                 for second in range(len(sealed) // 8):
                     where = replace(entry, lun=entry.lun ^ second)
-                    places.append(NandPage(where, case.page_tag, index, kind, bool(second)))
+                    places.append(NandPage(where, vector.page_tag, index, kind, bool(second)))
                     data.append(sealed[8 * second : 8 * second + 8])
     order = sorted(range(len(places)), key=lambda at: places[at].entry.row)
     program(device, [places[at] for at in order], [data[at] for at in order])

@@ -12,11 +12,11 @@ from nearflash.abi.commands import Status
 from nearflash.abi.config import attend_config
 from nearflash.abi.registers import ATTEND, MAGIC
 from nearflash.gateware.top.attend import AttendKernel
-from nearflash.model.attention.case import Case, differences
-from nearflash.model.attention.draw import random_case
 from nearflash.model.attention.image import head_image
 from nearflash.model.attention.placement import MemoryStore
+from nearflash.model.attention.random_vectors import random_vector
 from nearflash.model.attention.settings import Addresses, Settings
+from nearflash.model.attention.vectors import TestVector, differences
 from nearflash.verify.cocotb.kernel import KernelTestbench
 from nearflash.verify.cocotb.testbench import start, test
 
@@ -44,25 +44,25 @@ class AttendTestbench(KernelTestbench):
         self._end += -(-len(data) // 8) * 8
         return address
 
-    def place(self, cases: list[Case]) -> tuple[AttendDescriptor, ...]:
+    def place(self, vectors: list[TestVector]) -> tuple[AttendDescriptor, ...]:
         """Operands, tables and pages in memory."""
         store, descriptors = MemoryStore(_PAGES, attend_config(_CONFIG).channels), []
-        for case in cases:
-            image = head_image(case.k, case.v, case.settings, case.page_tag, store)
+        for vector in vectors:
+            image = head_image(vector.k, vector.v, vector.settings, vector.page_tag, store)
             for page in image.pages:
                 assert page.entry.address is not None
                 self.memory.write(page.entry.address, page.data)
-            arrays = (case.q, case.v_mean, np.zeros_like(case.q), image.index_table, image.token_table)
+            arrays = (vector.q, vector.v_mean, np.zeros_like(vector.q), image.index_table, image.token_table)
             addresses = Addresses(*(self.put(array.tobytes()) for array in arrays))
-            descriptors.append(case.settings.descriptor(case.page_tag, len(case.k), len(case.q), addresses))
+            descriptors.append(vector.settings.descriptor(vector.page_tag, len(vector.k), len(vector.q), addresses))
         return tuple(descriptors)
 
 
 _CASES = [
-    random_case(Settings(Mode.DENSE | Mode.REFERENCE, 32, _SCALE, reference=(2, 2)), 21, 2, seed=1),
-    random_case(Settings(Mode.PAGE | Mode.PROBABILITY, 32, _SCALE, score_dims=8, top_k=3, local_window=2,
+    random_vector(Settings(Mode.DENSE | Mode.REFERENCE, 32, _SCALE, reference=(2, 2)), 21, 2, seed=1),
+    random_vector(Settings(Mode.PAGE | Mode.PROBABILITY, 32, _SCALE, score_dims=8, top_k=3, local_window=2,
                          group_tokens=8, block_tokens=32, index_format=IndexFormat.INT4), 75, 3, seed=2, head=1),
-    random_case(Settings(Mode(0), 16, _SCALE, score_dims=4, top_k=9, local_window=2, group_tokens=8, interleaved=True,
+    random_vector(Settings(Mode(0), 16, _SCALE, score_dims=4, top_k=9, local_window=2, group_tokens=8, interleaved=True,
                          block_tokens=32), 50, 1, seed=3, head=2),
 ]  # fmt: skip
 
@@ -79,9 +79,9 @@ async def equals_the_model_while_channels_pause(dut: Any) -> None:
     assert await testbench.read("status") == Status.OK
     assert await testbench.read("heads_done") == len(_CASES)
     completions = batch.completions(bytes(testbench.memory.read(_COMPLETIONS, 32 * len(_CASES))))
-    for case, descriptor, completion in zip(_CASES, batch.descriptors, completions, strict=True):
-        out = np.frombuffer(bytes(testbench.memory.read(descriptor.out_address, case.q.nbytes)), np.float16)
-        assert not differences(case, completion, None if completion.faults else out.reshape(case.q.shape))
+    for vector, descriptor, completion in zip(_CASES, batch.descriptors, completions, strict=True):
+        out = np.frombuffer(bytes(testbench.memory.read(descriptor.out_address, vector.q.nbytes)), np.float16)
+        assert not differences(vector, completion, None if completion.faults else out.reshape(vector.q.shape))
 
 
 @test()

@@ -1,4 +1,4 @@
-"""Random heads: of given settings, or of a mode with everything that it leaves open drawn."""
+"""Random test vectors: heads of given settings, or of a mode with everything that it leaves open at random."""
 
 import math
 
@@ -8,10 +8,10 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat, TokenLayout
-from nearflash.model.attention.case import Case
 from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.vectors import TestVector
 
-__all__ = ["MODES", "random_case", "random_head"]
+__all__ = ["MODES", "random_mode_vector", "random_vector"]
 
 #: Modes by name; sparq ranks as sparf does, and reads no pages of its own.
 MODES = {
@@ -22,8 +22,10 @@ MODES = {
 }
 
 
-def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, tokens: int, page_tag: PageTag) -> Case:
-    """A head of `mode` with everything that the mode leaves open drawn: layouts, formats, budgets, windows."""
+def random_mode_vector(
+    rng: np.random.Generator, mode: str, dim: int, group: int, tokens: int, page_tag: PageTag
+) -> TestVector:
+    """A head of `mode` with everything that the mode leaves open at random: layouts, formats, top_k, windows."""
     interleaved = bool(rng.integers(2))
     most = TokenLayout.capacity(4096, dim, interleaved)
     group_tokens = int(rng.choice([n for n in (4, 8, 12, 16, 24, 32) if n <= most]))
@@ -46,13 +48,13 @@ def random_head(rng: np.random.Generator, mode: str, dim: int, group: int, token
     )
     spread = rng.uniform(0.5, 2.0, dim)  # dims differ, as a model's do
     q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))
-    return Case.of(settings, page_tag, q * spread, k * spread, v)
+    return TestVector.of(settings, page_tag, q * spread, k * spread, v)
 
 
-def random_case(settings: Settings, tokens: int, group: int, seed: int, *, head: int = 0) -> Case:
+def random_vector(settings: Settings, tokens: int, group: int, seed: int, *, head: int = 0) -> TestVector:
     """Normal q, k, v with some large dims and some tokens that attract q."""
     rng, dim = np.random.default_rng(seed), settings.dim
     q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))
     q[:, rng.choice(dim, max(1, dim // 8), replace=False)] *= 4
     k[rng.choice(tokens, max(1, tokens // 32), replace=False)] += q[0] / 4
-    return Case.of(settings, PageTag(seed, head % 7, head), q, k, v)
+    return TestVector.of(settings, PageTag(seed, head % 7, head), q, k, v)

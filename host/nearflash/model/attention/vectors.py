@@ -1,7 +1,7 @@
-"""One head with its tensors, and how an answer differs from the model's."""
+"""Test vectors: one head with its tensors, and how a kernel's result differs from the model's."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,14 @@ from nearflash.model.attention.head import HeadResult, attend, attend_repeated
 from nearflash.model.attention.settings import Settings
 from nearflash.model.attention.traffic import traffic
 
-__all__ = ["Case", "differences"]
+__all__ = ["TestVector", "differences"]
 
 
 @dataclass(frozen=True)
-class Case:
+class TestVector:
     """One head: its tensors, and how it is attended to."""
+
+    __test__: ClassVar[bool] = False  # its name begins with Test, and pytest would collect it
 
     settings: Settings
     page_tag: PageTag
@@ -46,9 +48,9 @@ class Case:
         return cls(settings, page_tag, q.astype(np.float16), k.astype(np.float16), narrow, mean)
 
     def result(self, *, repeated: bool = False) -> HeadResult:
-        """The model's answer; `repeated` as the driver repeats it."""
-        answer = attend_repeated if repeated else attend
-        return answer(self.q, self.k, self.v, self.v_mean, self.settings)
+        """What the model computes; `repeated` as the driver repeats it."""
+        compute = attend_repeated if repeated else attend
+        return compute(self.q, self.k, self.v, self.v_mean, self.settings)
 
     def completion(self, result: HeadResult) -> HeadCompletion:
         """What the kernel has to write back."""
@@ -57,11 +59,11 @@ class Case:
 
 
 def differences(
-    case: Case, completion: HeadCompletion, out: NDArray[np.float16] | None, *, repeated: bool = False
+    vector: TestVector, completion: HeadCompletion, out: NDArray[np.float16] | None, *, repeated: bool = False
 ) -> str:
-    """How a kernel's answer differs from the model's; empty where it does not."""
-    result = case.result(repeated=repeated)
-    wanted, found = case.completion(result), []
+    """How a kernel's result differs from the model's; empty where it does not."""
+    result = vector.result(repeated=repeated)
+    wanted, found = vector.completion(result), []
     names = ["faults", "entries"]
     if not result.faults & ~REFERENCE_FAULTS:
         names += ["selected", "pages"]
