@@ -52,7 +52,7 @@ def test_a_wrong_word_fails_the_demo(arguments, monkeypatch, capsys):
                 self.memory.view(address + 40, 1)[0] ^= 1
             return completion
 
-    monkeypatch.setattr(run, "open_device", lambda name: Wrong.open(name.split(":")[1]))
+    monkeypatch.setattr(run, "open_device", lambda name, _: Wrong.open(name.split(":")[1]))
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("demo failed: ") and "words differ from nearflash.model" in error

@@ -44,6 +44,47 @@ def test_a_missing_package_is_named_and_nothing_else_is_opened(monkeypatch):
         open_device("verilator:update-tiny")
 
 
+@pytest.mark.parametrize(
+    ("backend", "kernel", "name"),
+    [
+        ("host", "update", "host:update-smartssd"),
+        ("host", "expand", "host:expand-smartssd"),
+        ("model", "attend", "model:attend-tiny"),
+        ("verilator", "update", "verilator:update-tiny"),
+        ("verilator", "expand", "verilator:expand-tiny"),
+        ("hls", "update", "hls:update-tiny"),
+    ],
+)
+def test_a_backends_name_alone_means_its_default_build_of_the_kernel(backend, kernel, name):
+    assert registry.full_name(backend, kernel) == name == registry.full_name(name, kernel)
+
+
+def test_every_backend_has_a_default_build_for_every_kernel_that_it_runs():
+    for kernel, backends in BACKENDS.items():
+        for backend in backends:
+            assert registry.full_name(backend, kernel) in available_devices(kernel)
+
+
+def test_a_backend_alone_opens_its_default_build():
+    with open_device("host", kernel="update") as device:
+        assert device.identity.name == "host:update-smartssd"
+
+
+@pytest.mark.parametrize("spec", ["host", "host:update-tiny", "host:attend-tiny", "", "modell", "model:attend-huge"])
+def test_a_name_that_does_not_run_the_kernel_lists_those_that_do(spec):
+    with pytest.raises(UnknownDeviceError) as error:
+        open_device(spec, kernel="attend")
+    listed = str(error.value).removeprefix("device must be one of ").removesuffix(f", not {spec!r}").split(", ")
+    assert listed == ["model", "replay", "verilator", *available_devices("attend")]
+
+
+def test_a_backend_named_alone_names_its_missing_package(monkeypatch):
+    point = EntryPoint("verilator", "nearflash.no_such_package:Device", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda **_: [point])
+    with pytest.raises(UnknownDeviceError, match=r"needs the package 'nearflash.no_such_package'; .*nearflash\[sim\]"):
+        open_device("verilator", kernel="update")
+
+
 def test_opening_gives_exactly_the_named_device():
     with open_device("model:update-smartssd") as device:
         assert device.identity.name == "model:update-smartssd"

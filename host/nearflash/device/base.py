@@ -79,6 +79,8 @@ class Device(ABC):
 
     QUICK_TO_OPEN: ClassVar[bool] = False
     """Opening builds nothing and touches no board: a list of devices may try it."""
+    DEFAULT_BUILD: ClassVar[str] = "tiny"
+    """Configuration, without its kernel, that a backend's name alone stands for."""
     identity: Identity
     links: LinkBytes
 

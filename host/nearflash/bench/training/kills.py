@@ -121,7 +121,7 @@ def _warm_up(path: Path) -> None:
 
 def _where(paths: Sequence[Path]) -> dict[str, Any]:
     """The optimizer's arguments for these files."""
-    return {"path": paths, "device": ["host:update-smartssd"] * len(paths)}
+    return {"path": paths, "device": ["host"] * len(paths)}
 
 
 def _problem(paths: Sequence[Path], expected: dict[int, Digests], last: int) -> str | None:

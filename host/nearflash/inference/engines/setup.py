@@ -147,7 +147,7 @@ def _device(
 ) -> Engine:  # fmt: skip
     from nearflash.inference.engines.device import DeviceEngine
 
-    device = open_device(spec)
+    device = open_device(spec, "attend")
     try:
         store = KvStore(make(device), shape, layout, tail_bytes=tail_bytes)
         return DeviceEngine(device, store, policy, first_head=first)

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("text", type=Path)
     parser.add_argument("--path", type=Path, required=True, help="state file")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--device", default="host:update-smartssd")
+    parser.add_argument("--device", default="host")
     arguments = parser.parse_args(argv)
     for index, loss in enumerate(train(arguments.text.read_bytes(), arguments.path, arguments.steps, arguments.device)):
         if index % 10 == 0:

@@ -28,7 +28,7 @@ def restore(
     """
     folder = Path(checkpoint) / FOLDER
     found = sorted(folder.iterdir()) if folder.is_dir() else []
-    targets = Settings(path=path, device=["host:update-smartssd"] * devices).paths
+    targets = Settings(path=path, device=["host"] * devices).paths
     if len(found) != len(targets):
         raise StateError(
             f"{folder} must hold a snapshot of {len(targets)} files, not of {len(found)}; see doors.trainer"

@@ -30,7 +30,7 @@ class Settings:
 
     path: str | Path | Sequence[str | Path]
     """The state file, one for each device; a directory gets `optimizer.state` (a file for each device)."""
-    device: str | Device | Sequence[str | Device] = "host:update-smartssd"
+    device: str | Device | Sequence[str | Device] = "host"
     """Names for `open_device`, or open Devices (then not closed by `close`)."""
     weights: Sequence[int] | None = None
     """How many extents each file of a new state gets in turn; evenly unless given."""

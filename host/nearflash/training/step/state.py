@@ -112,7 +112,7 @@ class Master:
 
     @staticmethod
     def _open(device: str | Device, life: contextlib.ExitStack) -> Device:
-        return life.enter_context(open_device(device)) if isinstance(device, str) else device
+        return life.enter_context(open_device(device, "update")) if isinstance(device, str) else device
 
     def _create(self) -> None:
         self.store = StateStore.create(

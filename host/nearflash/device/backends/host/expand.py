@@ -16,6 +16,7 @@ class ExpandHostDevice(SoftwareExpandDevice):
     """Expands with numpy, row by row; rows before a fault may have been written."""
 
     BACKEND = "host"
+    DEFAULT_BUILD = "smartssd"
 
     def _rows(self, stream: NDArray[np.uint8]) -> Iterator[tuple[NDArray[Any], int]]:
         return read_dense_rows(stream)

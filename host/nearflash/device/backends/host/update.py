@@ -34,6 +34,7 @@ class HostDevice(CheckedDevice):
     """
 
     QUICK_TO_OPEN = True
+    DEFAULT_BUILD = "smartssd"
     DEPTH = 16
 
     def __init__(self, config: UpdateConfig, memory: SimulatedMemory | None = None) -> None:
