@@ -59,11 +59,11 @@ def pack(matrix: NDArray[Any] | QuantizedMatrix, *, coding: str | None = None, g
     if integers and coding == "exponents":
         raise FormatError(f"coding must be 'plain' for {element.name.lower()}, which has no exponents, not {coding!r}")
     chosen = _CODINGS[coding or ("plain" if integers else "exponents")]
-    header = BitmapHeader(element, *found.shape, group_rows, 0, chosen, output)
-    groups = range(0, header.rows, group_rows)
+    rows, columns = found.shape
+    header = BitmapHeader(element, rows, columns, group_rows, 0, chosen, output)
     text = b"".join(
         _group(number, *_fields(matrix, found[first : first + group_rows], first, header), header)
-        for number, first in enumerate(groups)
+        for number, first in enumerate(range(0, rows, group_rows))
     )
     return replace(header, stream_bytes=HEADER_BYTES + len(text)).pack() + text
 
@@ -138,7 +138,7 @@ def _row_sections(fields: NDArray[Any], counts: NDArray[np.int64], bits: int) ->
         aligned = np.zeros(int(sizes.sum()), fields.dtype)
         for start, end, count in zip(starts.tolist(), ends.tolist(), counts.tolist(), strict=True):
             aligned[start : start + count] = fields[end - count : end]
-    text = memoryview(_joined(aligned, bits)).cast("B") if aligned.size else memoryview(b"")
+    text = _joined(aligned, bits).data.cast("B") if aligned.size else memoryview(b"")
     for start, size in zip((starts * bits // 8).tolist(), (sizes * bits // 8).tolist(), strict=True):
         yield text[start : start + size]
 

@@ -71,7 +71,8 @@ def _quantized(
     filled = there.any(axis=2)
     low = np.where(filled, grouped.min(axis=2, where=there, initial=np.inf), np.float32(0))
     high = np.where(filled, grouped.max(axis=2, where=there, initial=-np.inf), np.float32(0))
-    scales = np.stack([_narrow((high - low) / top, output), _narrow(low, output)], axis=2)
+    step = ((high - low) / top).astype(np.float32)
+    scales = np.stack([_narrow(step, output), _narrow(low, output)], axis=2)
     scale, minimum = (_wide(scales[..., part], output)[..., None] for part in range(2))
     steps = np.divide(grouped - minimum, scale, out=np.zeros_like(grouped), where=there & (scale != 0))
     codes = np.clip(np.rint(steps), 0, top).astype(np.uint8).reshape(rows, -1)[:, :columns]
