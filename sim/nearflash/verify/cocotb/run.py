@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from cocotb_tools.runner import get_runner
+from cocotb_tools.runner import Verilator
 
 from nearflash.abi.errors import ConfigError
 from nearflash.sim.cache import cached, locked
@@ -35,6 +35,18 @@ _MAKEFLAGS = {
     "CFG_LDLIBS_THREADS": "-pthread",
     "PYTHON3": "python3",
 }
+
+
+class _PortsOnly(Verilator):
+    """cocotb's runner, with the ports of the design public and nothing else.
+
+    It makes every signal public, which forbids Verilator most optimisations: three times the C++ for a kernel.
+    """
+
+    def _build_command(self) -> list[list[str]]:
+        commands: list[list[str]] = super()._build_command()
+        commands[0].remove("--public-flat-rw")
+        return commands
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,7 @@ def run_testbench(
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir()
         try:
-            get_runner("verilator").test(
+            _PortsOnly().test(
                 hdl_toplevel=TOP,
                 hdl_toplevel_lang="verilog",
                 test_module=name,
@@ -112,10 +124,12 @@ def _check_timeouts(testbench: Any) -> None:
 
 def _build(design: Design, work: Path, waves: bool) -> None:
     design.write_verilog(work)
+    ports = (f'public_flat_rw -module "{TOP}" -var "{port.name}"' for port in design.ports)
+    (work / "ports.vlt").write_text("\n".join(["`verilator_config", *ports, ""]))
     with _environment({}):
         try:
-            get_runner("verilator").build(
-                sources=[work / "top.v"],
+            _PortsOnly().build(
+                sources=[work / "ports.vlt", work / "top.v"],
                 hdl_toplevel=TOP,
                 build_dir=work,
                 always=True,
