@@ -92,3 +92,29 @@ def test_messages(name):
     fields = {"rows": 1, "columns": 1, "group_rows": 1, name: 0}
     with pytest.raises(ShapeError, match=rf"{name} must be between 1 and 2\^32 - 1, not 0"):
         BitmapHeader(ElementFormat.FP16, stream_bytes=64, **fields)
+
+
+GOOD = BitmapHeader(INT8, 3, 1000, 2, 704).pack()
+
+
+@pytest.mark.parametrize(
+    ("text", "stream_bytes", "fault", "found"),
+    [
+        (GOOD[:63], 704, StreamFault.LENGTH, "after 63 bytes"),
+        (GOOD, 63, StreamFault.LENGTH, "after 63 bytes"),
+        (GOOD, 768, StreamFault.LENGTH, "768 bytes where 704 are"),
+        (b"NFBN" + GOOD[4:], 704, StreamFault.HEADER, "magic b'NFBN' and version 1"),
+        (GOOD[:4] + b"\2" + GOOD[5:], 704, StreamFault.HEADER, "magic b'NFBM' and version 2"),
+        (GOOD[:40] + b"\1" + GOOD[41:], 704, StreamFault.CHECKSUM, "another one in its header"),
+        (GOOD[:60] + bytes(4), 704, StreamFault.CHECKSUM, "another one in its header"),
+    ],
+)
+def test_headers_that_are_refused(text, stream_bytes, fault, found):
+    with pytest.raises(StreamError, match=f"a bitmap matrix must .*, not {found}.*; compress the weights") as raised:
+        BitmapHeader.unpack(text, stream_bytes)
+    assert raised.value.fault is fault
+
+
+@pytest.mark.parametrize(("rows", "group_rows", "groups"), [(1, 1, 1), (4, 2, 2), (5, 2, 3), (3, (1 << 32) - 1, 1)])
+def test_groups_of_rows(rows, group_rows, groups):
+    assert BitmapHeader(FP16, rows, 1, group_rows, 64).groups == groups

@@ -9,6 +9,7 @@ from nearflash.abi.topk import (
     StreamFault,
     StreamHeader,
     ValueFormat,
+    longest_stream_bytes,
     pack_tile_word,
     padded_bytes,
     stream_error,
@@ -55,3 +56,63 @@ def test_every_fault_has_a_text_and_an_error():
 def test_header_messages(fields, message):
     with pytest.raises(CommandError, match=message):
         StreamHeader(**{"value_format": ValueFormat.FP32, "params": 1, "pairs": 0, "stream_bytes": 40, **fields})
+
+
+GOOD = StreamHeader(ValueFormat.FP16, params=5000, pairs=7, stream_bytes=96).pack()
+
+
+def sealed(at, text):
+    """The good header with other bytes, its checksum right."""
+    body = GOOD[:at] + text + GOOD[at + len(text) : 28]
+    return body + crc32c(body).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    ("text", "params", "stream_bytes", "fault", "found"),
+    [
+        (GOOD[:31], 5000, 96, StreamFault.LENGTH, "not after 31 bytes"),
+        (GOOD, 5000, 31, StreamFault.LENGTH, "not after 31 bytes"),
+        (GOOD, 5000, 104, StreamFault.LENGTH, "not 104 bytes where 96 are"),
+        (b"NFTL" + GOOD[4:], 5000, 96, StreamFault.HEADER, "not magic b'NFTL' and version 1"),
+        (sealed(4, b"\2"), 5000, 96, StreamFault.HEADER, "not magic b'NFTK' and version 2"),
+        (GOOD[:16] + b"\1" + GOOD[17:], 5000, 96, StreamFault.CHECKSUM, "not another one in its header"),
+        (sealed(6, b"\3"), 5000, 96, StreamFault.HEADER, "not format 3, 2\\^12 parameters a tile, 5000 parameters"),
+        (sealed(7, b"\x0d"), 5000, 96, StreamFault.HEADER, "2\\^13 parameters a tile"),
+        (sealed(12, b"\3"), 5000, 96, StreamFault.HEADER, "5000 parameters in 3 tiles"),
+        (GOOD, 5001, 96, StreamFault.HEADER, "5000 parameters in 2 tiles"),
+        (sealed(20, b"\x5f"), 5000, 95, StreamFault.LENGTH, "not 95 bytes"),
+    ],
+)
+def test_headers_that_are_refused(text, params, stream_bytes, fault, found):
+    with pytest.raises(
+        StreamError, match=f"a gradient stream must .*{found}.*; compress the gradients again"
+    ) as raised:
+        StreamHeader.unpack(text, params, stream_bytes)
+    assert raised.value.fault is fault
+
+
+@pytest.mark.parametrize(("params", "tiles"), [(1, 1), (4096, 1), (4097, 2), ((1 << 32) - 1, 1 << 20)])
+def test_tiles_of_a_stream(params, tiles):
+    header = StreamHeader(ValueFormat.BF16, params, pairs=0, stream_bytes=40)
+    assert header.tiles == tiles
+    assert StreamHeader.unpack(header.pack(), params, 40) == header
+
+
+@pytest.mark.parametrize(
+    ("params", "pairs", "value_format", "most"),
+    [
+        (1, 0, ValueFormat.FP32, 32 + 20 + 4),
+        (4096, 4096, ValueFormat.FP16, 32 + 20 + 4 + 4 * 4096),
+        (8192, 1, ValueFormat.FP32, 32 + 40 + 8),  # 78, in whole words
+    ],
+)
+def test_the_longest_stream(params, pairs, value_format, most):
+    assert longest_stream_bytes(params, pairs, value_format) == most
+
+
+def test_codes_and_widths_of_the_values():
+    assert [(form.name, int(form), form.number_format.bytes) for form in ValueFormat] == [
+        ("FP32", 0, 4),
+        ("FP16", 1, 2),
+        ("BF16", 2, 2),
+    ]
