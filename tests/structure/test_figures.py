@@ -29,11 +29,11 @@ def source_files() -> list[Path]:
     return [path for path in python_files("host", "rtl", "sim") if VERIFICATION not in path.parents]
 
 
-def tests_to_source() -> float:
+def share_of_tests() -> float:
     return line_count(python_files("tests", "sim/nearflash/verify")) / line_count(source_files())
 
 
-def abi_tests_to_source() -> float:
+def share_of_abi_tests() -> float:
     return line_count(python_files("tests/abi")) / line_count(python_files("host/nearflash/abi"))
 
 
@@ -48,11 +48,11 @@ def comment_share() -> float:
 
 
 def test_enough_tests():
-    assert tests_to_source() >= TESTS_TO_SOURCE
+    assert share_of_tests() >= TESTS_TO_SOURCE
 
 
 def test_the_contract_is_tested_most():
-    assert abi_tests_to_source() >= ABI_TESTS_TO_SOURCE
+    assert share_of_abi_tests() >= ABI_TESTS_TO_SOURCE
 
 
 def test_pragmas_and_strings_are_no_comments(tmp_path: Path):
@@ -69,6 +69,6 @@ def test_something_is_counted():
 
 
 if __name__ == "__main__":
-    print(f"tests : source      {tests_to_source():.3f}")
-    print(f"tests : source, abi {abi_tests_to_source():.3f}")
+    print(f"tests : source      {share_of_tests():.3f}")
+    print(f"tests : source, abi {share_of_abi_tests():.3f}")
     print(f"comments            {100 * comment_share():.1f} %")
