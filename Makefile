@@ -28,13 +28,13 @@ $(VENV)/.stamp: pyproject.toml constraints.txt .ci/tools.sh
 	@touch $@
 
 demo: venv ## fine-tune a small model through the Verilated updater; writes build/demo/
-	$(PY) -m nearflash.demo
+	$(NEARFLASH) demo
 
 test: venv ## all tests but the long campaigns
-	$(PY) -m pytest -n $(JOBS) -m 'not slow and not hw'
+	$(PY) -m pytest -n $(JOBS) -m 'not slow'
 
 test-full: venv ## all tests, long campaigns too
-	$(PY) -m pytest -n $(JOBS) -m 'not hw'
+	$(PY) -m pytest -n $(JOBS)
 
 sim: venv ## one cocotb testbench on Verilator: make sim UNIT=gateware.top.update WAVES=1
 	$(NEARFLASH) sim $(UNIT) $(if $(filter 1,$(WAVES)),--waves)
@@ -48,11 +48,11 @@ lint: venv ## ruff and mypy
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-format: venv ## rewrite sources in the house format
+format: venv ## format the sources
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-emit: venv ## write the generated headers and tables afresh
+emit: venv ## write the generated headers and tables again
 	$(NEARFLASH) emit
 
 bench: venv ## every bench, one JSON object a line on standard output

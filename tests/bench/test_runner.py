@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,7 @@ def test_parts_go_to_a_bench_that_has_them(points):
     points.append(Point("long", lambda parts=None: iter([{"part": part} for part in parts or ["a", "b"]])))
     assert [row["part"] for row in runner.measure("long")] == ["a", "b"]
     assert [row["part"] for row in runner.measure("long", parts=["b"])] == ["b"]
-    with pytest.raises(CommandError, match=r"bench 'fp' must be run without parts, not with \['b', 'c'\]"):
+    with pytest.raises(CommandError, match=r"options of bench 'fp' must be of none, not parts \(\['b', 'c'\]\)"):
         list(runner.measure("fp", parts=["b", "c"]))
     with pytest.raises(CommandError, match="parts must be of one bench, not of all"):
         list(runner.measure("all", parts=["b"]))
@@ -64,10 +66,19 @@ def test_a_mode_goes_to_a_bench_that_has_them(points):
     points.append(Point("modes", lambda mode="any": iter([{"mode": mode}])))
     assert [row["mode"] for row in runner.measure("modes", mode="one")] == ["one"]
     assert [row["mode"] for row in runner.measure("modes")] == ["any"]
-    with pytest.raises(CommandError, match="bench 'fp' must be run without texts, not with"):
+    with pytest.raises(CommandError, match="options of bench 'fp' must be of none, not texts"):
         list(runner.measure("fp", texts=[Path("some")]))
-    with pytest.raises(CommandError, match="bench 'fp' must be run without mode, not with 'one'"):
+    with pytest.raises(CommandError, match=r"options of bench 'fp' must be of none, not mode \('one'\)"):
         list(runner.measure("fp", mode="one"))
+
+
+def test_a_bench_is_summed_up_by_its_module_without_importing_it():
+    script = (
+        "import sys; from nearflash.bench.runner import summary; print(summary('update'), 'amaranth' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("the kernel in cycle-accurate simulation") and done.stdout.endswith(" False\n")
+    assert runner.summary("nope") == ""
 
 
 def test_json_goes_to_stdout_and_text_to_stderr(points, capsys):

@@ -1,12 +1,19 @@
 import argparse
+import json
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import pytest
 
 from nearflash.abi import emit
-from nearflash.abi.errors import DeviceError
+from nearflash.abi.errors import CommandError, DeviceError
+from nearflash.bench import runner
+from nearflash.bench.options import Option
 from nearflash.cli import main as cli
 from nearflash.device.backends.host.update import HostDevice
 
@@ -93,6 +100,7 @@ def test_other_packages_add_commands(capsys, monkeypatch):
 
     points = [Point("synth", ModuleNotFoundError("no", name="pyosys")), Point("greet", add)]
     monkeypatch.setattr(cli, "entry_points", lambda group: points)
+    assert "other:\n  greet" in cli.make_parser().format_help()
     assert run(capsys, "greet", "you")[0] == 3
     assert run(capsys, "greet", "them")[0] == 0
     code, _, err = run(capsys, "synth", "update", "--family", "xcup")
@@ -107,8 +115,110 @@ def test_emit_writes_what_is_not_fresh(capsys, monkeypatch):
 
 
 def test_bench_goes_through_the_runner(capsys):
-    code, _, err = run(capsys, "bench", "nope", "--json")
-    assert code == 2 and "bench must be one of all" in err
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "nope", "--json"])
+    assert ended.value.code == 2 and "invalid choice: 'nope' (choose from 'all', " in capsys.readouterr().err
+
+
+def bench_kv(parts: Annotated[Sequence[str] | None, Option("Cases.", many=True, choices=("a", "b"))] = None, seed=3):
+    yield {"parts": parts, "seed": seed, "mismatches": 1}
+
+
+@pytest.fixture
+def one_bench(monkeypatch):
+    monkeypatch.setattr(cli.bench, "load_bench", lambda name: bench_kv)
+    monkeypatch.setattr(runner, "load_bench", lambda name: bench_kv)
+    monkeypatch.setattr(cli.bench, "bench_names", lambda: ["kv"])
+
+
+def test_each_bench_has_its_own_options(one_bench, capsys):
+    code, out, _ = run(capsys, "bench", "kv", "--parts", "a", "b", "--json")
+    assert code == 1 and json.loads(out)["parts"] == ["a", "b"]
+    code, out, _ = run(capsys, "bench", "kv", "--json")
+    assert json.loads(out)["parts"] is None and json.loads(out)["seed"] == 3
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "kv", "--help"])
+    out = capsys.readouterr().out
+    assert "--parts PART [PART ...]" in out and "Cases. Some of a, b." in out and "--seed" not in out
+    for wrong in (["--parts", "c"], ["--seed", "4"]):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", "kv", *wrong])
+
+
+def test_a_bench_without_its_packages_names_them(monkeypatch, capsys):
+    def missing(name):
+        raise CommandError(f"bench {name!r} needs the package 'torch'; pip install 'nearflash[dev]'")
+
+    monkeypatch.setattr(cli.bench, "load_bench", missing)
+    code, _, err = run(capsys, "bench", "kv")
+    assert code == 2 and err == "nearflash: bench 'kv' needs the package 'torch'; pip install 'nearflash[dev]'\n"
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["bench", "--help"], ["devices", "--help"], ["train", "--help"]])
+def test_help_loads_nothing_heavy(argv):
+    script = f"""
+import sys
+from nearflash.cli.main import main
+try:
+    main({argv})
+except SystemExit as ended:
+    assert ended.code == 0
+loaded = [name for name in ("numpy", "torch", "amaranth", "transformers") if name in sys.modules]
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "usage: nearflash" in done.stdout
+
+
+def subcommands(parser):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield each
+                yield from subcommands(each)
+
+
+def test_every_command_is_in_a_group_and_its_help_is_in_sentences():
+    parser = cli.make_parser(everything=True)
+    commands = {each.prog.split()[1] for each in subcommands(parser)}
+    assert commands <= {name for group in cli.GROUPS.values() for name in group}
+    bare = [
+        f"{each.prog}: {action.option_strings or action.dest}: {action.help!r}"
+        for each in subcommands(parser)
+        for action in each._actions
+        if action.help is not argparse.SUPPRESS
+        and not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
+        and not re.match(r"[A-Z0-9].*[.)]$", action.help or "")
+    ]
+    assert not bare, "\n".join(bare)
+
+
+def test_every_command_shows_an_example():
+    parser = cli.make_parser(everything=True)
+    names = {each.prog.split()[1]: each for each in subcommands(parser) if len(each.prog.split()) == 2}
+    without = [name for name, each in names.items() if f"nearflash {name}" not in str(each.epilog)]
+    assert not without
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_loaders_are_silent_unless_asked(monkeypatch, capsys, place):
+    monkeypatch.setattr(cli.os, "environ", environment := dict(os.environ, TRANSFORMERS_VERBOSITY="info"))
+    environment.pop("HF_HUB_DISABLE_PROGRESS_BARS", None)
+    argv = ["--verbose", "devices"] if place == "before" else ["devices", "--verbose"]
+    assert run(capsys, *argv)[0] == 0 and "HF_HUB_DISABLE_PROGRESS_BARS" not in environment
+    assert run(capsys, "devices")[0] == 0 and environment["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"
+    assert environment["TRANSFORMERS_VERBOSITY"] == "info", "what the user set stays"
+
+
+def test_selftest_of_a_backend_takes_its_default_build(capsys):
+    code, out, _ = run(capsys, "selftest", "--kernel", "expand", "--columns", "64")
+    assert code == 0 and out.splitlines()[-1].startswith("host:expand-smartssd: ")
+
+
+def test_devices_of_one_kernel(capsys):
+    code, out, _ = run(capsys, "devices", "--kernel", "expand")
+    assert code == 0 and out.splitlines() and all(":expand-" in line.split()[0] for line in out.splitlines())
 
 
 def test_a_device_fault_is_an_error_not_a_crash(capsys, monkeypatch):

@@ -19,8 +19,8 @@ MAY_IMPORT = {
     "gateware": {"abi"},
     "sim": {"abi", "model", "gateware", "device"},
     "verify": {"abi", "model", "gateware", "device", "sim"},
-    "sim.bench": {"abi", "model", "gateware", "device", "inference", "sim", "verify"},
     "bench": {"abi", "device", "storage", "training", "inference"},
+    "sim.bench": {"abi", "model", "gateware", "device", "inference", "sim", "verify", "bench"},
     "demo": {"abi", "device", "storage", "training", "bench"},
     "cli": {"abi", "device", "storage", "training", "bench"},
 }

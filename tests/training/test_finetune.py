@@ -66,7 +66,7 @@ def test_stopped_and_gone_on(train, tmp_path, dtype):
     train("--dtype", dtype, "--save", str(tmp_path / "whole"), state="a")
     train("--dtype", dtype, state="b", steps=2)
     code, err = train("--dtype", dtype, "--save", str(tmp_path / "resumed"), state="b")
-    assert code == 0 and "going on from step 2" in err
+    assert code == 0 and "resuming from step 2" in err
     whole, resumed = saved(tmp_path / "whole"), saved(tmp_path / "resumed")
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
 
@@ -89,7 +89,7 @@ def test_two_devices(train, tmp_path):
 def test_what_does_not_fit_is_named(train, folder, tmp_path):
     train(steps=1)
     for arguments, message in [
-        (("--fresh",), "must not exist yet"),
+        (("--no-resume",), "must not exist yet"),
         (("--seed", "9"), "data must be that of"),
         (("--optimizer", "sgd"), "parameters must be those of"),
         (("--data", str(folder / "none.npy")), "data must be a readable text or .npy file"),

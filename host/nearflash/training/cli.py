@@ -23,17 +23,28 @@ _RULES: dict[str, Callable[..., OptimizerStep]] = {
     "lion": partial(LionStep, 0.0, 1),
 }
 _UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
+_PREFLIGHT_EXAMPLES = """examples:
+  nearflash preflight /mnt/nvme --params 135M
+  nearflash preflight /mnt/a /mnt/b --params 7B --state-format bf16 --tbw 600
+"""
+_TRAIN_EXAMPLES = """examples:
+  nearflash train --model tests/data/doclm-7m --data tests/data/finetune.txt --path /mnt/nvme --steps 100
+  nearflash train --model MODEL --data tokens.npy --path /mnt/a /mnt/b --state-format bf16 --topk 0.01
+"""
 
 
 def preflight(subparsers: Any) -> None:
     """Add `nearflash preflight PATH… --params N`; exit code 1 where a path cannot take its share of the state."""
-    parser = subparsers.add_parser("preflight", help="can optimizer state lie there, how fast, and for how long")
-    parser.add_argument("paths", nargs="+", type=Path, help="folders or state files, one a drive; equal shares")
-    parser.add_argument("--params", required=True, type=_count, help="of the model, as 135M or 7B")
-    parser.add_argument("--optimizer", default="adam", choices=_RULES)
-    parser.add_argument("--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat])
-    parser.add_argument("--tbw", type=float, metavar="TB", help="the drive's rated writes, in terabytes")
-    parser.add_argument("--no-measure", action="store_true", help="write no file to measure rates with")
+    parser = subparsers.add_parser("preflight", epilog=_PREFLIGHT_EXAMPLES)
+    parser.add_argument("paths", nargs="+", type=Path, help="Folders or state files, one a drive, with equal shares.")
+    parser.add_argument("--params", required=True, type=_count, help="Parameters of the model, such as 135M or 7B.")
+    parser.add_argument("--optimizer", default="adam", choices=_RULES, help="Optimizer whose state is stored.")
+    parser.add_argument(
+        "--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat],
+        help="Format of the moments.",
+    )  # fmt: skip
+    parser.add_argument("--tbw", type=float, metavar="TB", help="Rated writes of the drive, in terabytes.")
+    parser.add_argument("--no-measure", action="store_true", help="Write no file to measure rates with.")
     parser.set_defaults(run=_preflight)
 
 
@@ -56,25 +67,34 @@ def train(subparsers: Any) -> None:
     for package in ("torch", "transformers"):
         if not find_spec(package):
             raise ModuleNotFoundError(f"no {package}", name=package)
-    parser = subparsers.add_parser("train", help="fine-tune a model, its optimizer state on flash")
-    parser.add_argument("--model", required=True, type=Path, help="a transformers folder")
-    parser.add_argument("--data", required=True, type=Path, help="a text, or token ids in a .npy file")
-    parser.add_argument("--path", required=True, type=Path, nargs="+", help="state file or folder, one a device")
-    parser.add_argument("--device", default=["host"], nargs="+", help="as `nearflash devices` lists")
-    parser.add_argument("--steps", type=int, default=100, help="of the state, those of runs before counted")
-    parser.add_argument("--fresh", action="store_true", help="refuse a state that exists, instead of going on from it")
-    parser.add_argument("--optimizer", default="adamw", choices=_OPTIMIZERS)
-    parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--window", type=int, default=256, help="tokens of a sequence")
-    parser.add_argument("--batch", type=int, default=4, help="sequences of a step")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of sequences")
-    parser.add_argument("--dtype", default="bf16", choices=("fp32", "bf16", "fp16"), help="of the model")
-    parser.add_argument("--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat])
-    parser.add_argument("--max-grad-norm", type=float, default=1.0, help="0: no clipping")
-    parser.add_argument("--topk", type=float, metavar="RATIO", help="send this share of the gradient only")
-    parser.add_argument("--overlap", default="step", choices=("step", "backward"), help="when updates begin")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write the model there at the end")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write what ran when, for ui.perfetto.dev")
+    parser = subparsers.add_parser("train", epilog=_TRAIN_EXAMPLES)
+    parser.add_argument("--model", required=True, type=Path, help="Folder of a transformers model.")
+    parser.add_argument("--data", required=True, type=Path, help="A text file, or token ids in a .npy file.")
+    parser.add_argument("--path", required=True, type=Path, nargs="+", help="State files or folders, one a device.")
+    parser.add_argument(
+        "--device", default=["host"], nargs="+", help="Devices: a backend, or a name of `nearflash devices`."
+    )
+    parser.add_argument("--steps", type=int, default=100, help="Steps of the state, earlier runs included.")
+    parser.add_argument(
+        "--no-resume", action="store_true", help="Stop with an error where a state exists, instead of resuming from it."
+    )
+    parser.add_argument("--optimizer", default="adamw", choices=_OPTIMIZERS, help="Optimizer.")
+    parser.add_argument("--lr", type=float, default=1e-4, help="Learning rate.")
+    parser.add_argument("--window", type=int, default=256, help="Tokens of a sequence.")
+    parser.add_argument("--batch", type=int, default=4, help="Sequences of a step.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the order of sequences.")
+    parser.add_argument("--dtype", default="bf16", choices=("fp32", "bf16", "fp16"), help="Number format of the model.")
+    parser.add_argument(
+        "--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat],
+        help="Format of the moments.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-grad-norm", type=float, default=1.0, help="Clip the norm of the gradient to this; 0 clips nothing."
+    )
+    parser.add_argument("--topk", type=float, metavar="RATIO", help="Send this share of the gradient only.")
+    parser.add_argument("--overlap", default="step", choices=("step", "backward"), help="When updates begin.")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="Write the model to this folder at the end.")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
     parser.set_defaults(run=_train)
 
 
@@ -97,7 +117,7 @@ def _train(arguments: argparse.Namespace) -> int:
     kind = getattr(training, _OPTIMIZERS[arguments.optimizer])
     with kind(model.named_parameters(), lr=arguments.lr, **_options(arguments)) as optimizer:
         if optimizer.steps:
-            print(f"going on from step {optimizer.steps} of {optimizer.path}", file=sys.stderr)
+            print(f"resuming from step {optimizer.steps} of {optimizer.path}", file=sys.stderr)
         for progress in fine_tune(model, data, optimizer, arguments.steps):
             _tell(progress)
         print("\n".join(_summary(optimizer)), file=sys.stderr)
@@ -118,7 +138,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
         "path": arguments.path,
         "device": devices,
         "copy": None if arguments.dtype == "fp32" else arguments.dtype,
-        "resume": False if arguments.fresh else "auto",
+        "resume": False if arguments.no_resume else "auto",
         "state_format": arguments.state_format,
         "max_grad_norm": arguments.max_grad_norm or None,
         "loss_scale": "dynamic" if arguments.dtype == "fp16" else None,

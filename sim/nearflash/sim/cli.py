@@ -9,14 +9,16 @@ __all__ = ["trace"]
 
 def trace(subparsers: Any) -> None:
     """Register `nearflash trace attend`: a batch of heads on the simulated kernel, over time."""
-    parser = subparsers.add_parser("trace", help="show a simulated kernel at work: a trace, a picture, waves")
-    parser.add_argument("kernel", choices=["attend"])
-    parser.add_argument("--heads", type=int, default=12, help="of the batch")
-    parser.add_argument("--tokens", type=int, default=1024, help="of each head, a multiple of 1024")
-    parser.add_argument("--link", type=int, default=491, help="rate of the NAND's links, MB/s")
-    parser.add_argument("--out", type=Path, default=Path("build/trace"), help="folder to write to")
+    parser = subparsers.add_parser(
+        "trace", epilog="examples:\n  nearflash trace attend\n  nearflash trace attend --heads 4 --waves\n"
+    )
+    parser.add_argument("kernel", choices=["attend"], help="Kernel to trace.")
+    parser.add_argument("--heads", type=int, default=12, help="Heads of the batch.")
+    parser.add_argument("--tokens", type=int, default=1024, help="Tokens of each head, a multiple of 1024.")
+    parser.add_argument("--link", type=int, default=491, help="Rate of the links to NAND, MB/s.")
+    parser.add_argument("--out", type=Path, default=Path("build/trace"), help="Folder to write to.")
     parser.add_argument(
-        "--waves", action="store_true", help="2,000 cycles of waves too (200 MB), from a simulator built for it"
+        "--waves", action="store_true", help="Write 2,000 cycles of waves too (200 MB), from a simulator built for it."
     )
     parser.set_defaults(run=_trace)
 

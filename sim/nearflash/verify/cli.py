@@ -10,10 +10,12 @@ __all__ = ["formal", "mutation", "sim"]
 
 def sim(subparsers: Any) -> None:
     """Register `nearflash sim UNIT`: one cocotb testbench on Verilator."""
-    parser = subparsers.add_parser("sim", help="run one cocotb testbench on Verilator")
-    parser.add_argument("unit", nargs="?", help="for example gateware.bus.read; without one, list them")
-    parser.add_argument("--waves", action="store_true", help="write a wave file and name it")
-    parser.add_argument("--seed", type=int, default=0, help="of the testbench's random values")
+    parser = subparsers.add_parser(
+        "sim", epilog="examples:\n  nearflash sim\n  nearflash sim gateware.bus.read --waves\n"
+    )
+    parser.add_argument("unit", nargs="?", help="Testbench, such as gateware.bus.read (default: list them).")
+    parser.add_argument("--waves", action="store_true", help="Write a wave file and print its path.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the testbench's random values.")
     parser.set_defaults(run=_sim)
 
 
@@ -36,9 +38,9 @@ def _sim(arguments: argparse.Namespace) -> int:
 
 def formal(subparsers: Any) -> None:
     """Register `nearflash formal`: the proofs of stream elements and AXI masters."""
-    parser = subparsers.add_parser("formal", help="prove the stream elements and the AXI masters")
-    parser.add_argument("proof", nargs="*", help="names of proofs; without one, all")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line on standard output")
+    parser = subparsers.add_parser("formal", epilog="examples:\n  nearflash formal\n  nearflash formal --json\n")
+    parser.add_argument("proof", nargs="*", help="Names of proofs (default: all).")
+    parser.add_argument("--json", action="store_true", help="Write one JSON object a line to standard output.")
     parser.set_defaults(run=_formal)
 
 
@@ -65,12 +67,14 @@ def _formal(arguments: argparse.Namespace) -> int:
 
 def mutation(subparsers: Any) -> None:
     """Register `nearflash mutation`: the share of a unit's mutants that its vectors notice."""
-    parser = subparsers.add_parser("mutation", help="change units in many places and see whether their vectors notice")
-    parser.add_argument("unit", nargs="*", help="for example weights.pack; without one, all")
-    parser.add_argument("--mutants", type=int, help="how many of each unit; by default its own number")
-    parser.add_argument("--seed", type=int, default=0, help="of the mutants and the vectors")
-    parser.add_argument("--survivors", action="store_true", help="list the mutants that live")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line on standard output")
+    parser = subparsers.add_parser(
+        "mutation", epilog="examples:\n  nearflash mutation weights.pack --survivors\n  nearflash mutation --json\n"
+    )
+    parser.add_argument("unit", nargs="*", help="Units, such as weights.pack (default: all).")
+    parser.add_argument("--mutants", type=int, help="Mutants of each unit (default: the unit's own number).")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the mutants and the vectors.")
+    parser.add_argument("--survivors", action="store_true", help="List the mutants that no vector noticed.")
+    parser.add_argument("--json", action="store_true", help="Write one JSON object a line to standard output.")
     parser.set_defaults(rows=_mutation)
 
 

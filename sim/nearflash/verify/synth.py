@@ -34,6 +34,10 @@ from nearflash.abi.registers import FACTOR_BITS
 
 __all__ = ["FAMILIES", "Resources", "command", "resources", "run"]
 
+_EXAMPLES = """examples:
+  nearflash synth update --family xcup --config smartssd
+  nearflash synth attend --family xc7 --config zynq7045 --json
+"""
 FAMILIES = {"xc7": "7-series and Zynq-7000", "xcup": "UltraScale+"}
 
 _LUTS_PER_CELL = {
@@ -285,9 +289,9 @@ def _row(build: KernelConfig, family: str, unit: str, found: Resources) -> dict[
 
 def command(subparsers: Any) -> None:
     """Register `nearflash synth`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser("synth", help="resources and logic depth of a kernel")
-    parser.add_argument("kernel", help="update, attend, or expand")
-    parser.add_argument("--family", default="xcup", help=", ".join(FAMILIES))
-    parser.add_argument("--config", default="smartssd")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line on standard output")
+    parser: argparse.ArgumentParser = subparsers.add_parser("synth", epilog=_EXAMPLES)
+    parser.add_argument("kernel", help="Kernel: update, attend or expand.")
+    parser.add_argument("--family", default="xcup", help=f"Family of FPGAs: {', '.join(FAMILIES)}.")
+    parser.add_argument("--config", default="smartssd", help="Build configuration of the kernel.")
+    parser.add_argument("--json", action="store_true", help="Write one JSON object a line to standard output.")
     parser.set_defaults(rows=lambda options: run(options.kernel, options.family, options.config))

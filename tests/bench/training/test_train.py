@@ -39,7 +39,7 @@ def processes(monkeypatch, tmp_path):
 
 
 def test_rows_and_ratios(processes, tmp_path):
-    rows = {row.get("case"): row for row in train.run(mode="tiny", path=tmp_path / "disk")}
+    rows = {row.get("case"): row for row in train.run(size="tiny", path=tmp_path / "disk")}
     assert set(rows) == {*SECONDS, "disk", None}
     ours = rows["nearflash-host"]
     assert (ours["optimizer_seconds"], ours["optimizer_seconds_least"], ours["optimizer_seconds_most"]) == (1, 0.5, 9)
@@ -86,7 +86,7 @@ def test_unknown_names(options, message, tmp_path):
 def test_a_place_without_room(monkeypatch, tmp_path):
     monkeypatch.setitem(train.SIZES, "tiny", 10**15)
     with pytest.raises(CommandError, match="room: the state of 1,000,000,000,000,000 parameters takes"):
-        list(train.run(mode="tiny", path=tmp_path))
+        list(train.run(size="tiny", path=tmp_path))
 
 
 def test_a_case_that_fails(processes, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ def test_prompts_are_continued(capsys, tmp_path, doclm_folder):
     code, out, err = run(capsys, *settings)
     assert code == 0 and out.startswith("The committee met in the spring") and "\nWater" in out
     assert "token 4/4  " in err and "\n8 tokens: prefill" in err and " MB of flash a token, in all token " in err
-    page = run(capsys, *settings, "--attention", "sparf-page", "--score-dims", "64", "--top-k", "0.1", "--devices", "2",
+    page = run(capsys, *settings, "--attention", "sparf-page", "--score-dims", "64", "--top-k", "0.1", "--num-devices", "2",
                "--path", str(tmp_path / "kv"), "--mini-batches", "2", "--dtype", "fp16")  # fmt: skip
     assert page[:2] == (0, out) and (tmp_path / "kv.1").exists()
 
@@ -63,5 +63,5 @@ def test_memory_is_a_number_of_bytes(size, size_bytes):
 @pytest.mark.parametrize("size", ["", "G", "-1", "1.5G", "3T"])
 def test_another_memory_is_refused(capsys, size):
     with pytest.raises(SystemExit):
-        cli.main(["generate", "--model", "x", "--prompts", "y", f"--memory={size}"])
+        cli.main(["generate", "--model", "x", "--prompts", "y", f"--cache-size={size}"])
     assert f"must be a number of bytes such as 512M or 2G, not {size!r}" in capsys.readouterr().err

@@ -51,6 +51,6 @@ def test_in_decode(generation, capsys):
 
 def whole_pages(path, capsys):
     assert main(["kv", "verify", str(path)]) == 0
-    whole, torn = re.search(r": (\d+) pages whole, \d+ blank, (\d+) torn", capsys.readouterr().out).groups()
+    whole, torn = re.search(r": (\d+) pages valid, \d+ erased, (\d+) torn", capsys.readouterr().out).groups()
     assert torn == "0"
     return int(whole)

@@ -17,7 +17,7 @@ def one_rule(monkeypatch):
 
 
 def test_rows_of_updates_and_expanders_differ_nowhere(one_rule):
-    rows = list(hls.run(params=5000, config_name="update-tiny"))
+    rows = list(hls.run(params=5000, config="update-tiny"))
     names = ["lion", "lion", "expand_topk fp32", "expand_topk fp16", "expand_topk bf16", "expand_bitmap"]
     assert [row["kernel"] for row in rows] == names
     assert [row["scalar"] for row in rows[:2]] == ["float", "Fp32"]
@@ -35,4 +35,4 @@ class OtherModel(ModelDevice):
 
 def test_a_difference_is_counted(monkeypatch, one_rule):
     monkeypatch.setattr(hls, "ModelDevice", OtherModel)
-    assert next(hls.run(params=100, config_name="update-tiny"))["mismatches"] == 1
+    assert next(hls.run(params=100, config="update-tiny"))["mismatches"] == 1

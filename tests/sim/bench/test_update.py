@@ -9,7 +9,7 @@ STATE_BYTES = {"fp32": 4, "bf16": 2, "mx8": 1 + 1 / 32}
 
 
 def test_rows_are_equal_to_the_model_and_near_the_roofline() -> None:
-    rows = list(run(params=5000, config_name="update-tiny"))
+    rows = list(run(params=5000, config="update-tiny"))
     assert [(row["gradients"], row["state_format"], row["optimizer"], row["profile"]) for row in rows] == [
         *(("fp32", "fp32", "AdamW", profile) for profile in ("ieee", "ieee", "torch_fused", "deepspeed")),
         ("fp32", "fp32", "Adam", "ieee"),
@@ -32,11 +32,11 @@ def test_rows_are_equal_to_the_model_and_near_the_roofline() -> None:
 
 def test_other_state_formats_are_refused() -> None:
     with pytest.raises(CommandError, match="state_formats must be of fp32, bf16, mx8, not 'fp8'"):
-        list(run(params=16, config_name="update-tiny", state_formats=["fp8"]))
+        list(run(params=16, config="update-tiny", state_formats=["fp8"]))
 
 
 def test_other_gradients_are_refused() -> None:
     with pytest.raises(
         CommandError, match=r"gradients must be fp32 or topk:SHARE with a share in \[0, 1\], not 'topk:2'"
     ):
-        list(run(params=16, config_name="update-tiny", gradients=["topk:2"]))
+        list(run(params=16, config="update-tiny", gradients=["topk:2"]))

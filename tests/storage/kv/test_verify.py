@@ -51,13 +51,13 @@ def test_a_whole_file(filled, capsys):
     assert main(["kv", "verify", str(filled)]) == 0
     programmed = 3 * (2 * (12 * 2 + 3 * 4) + 6 * 2 + 1 * 4)
     assert capsys.readouterr().out.splitlines() == [
-        "sequence 0: 192 tokens whole in every layer and head, up to 192 in some",
-        "sequence 1: 0 tokens whole in every layer and head, up to 96 in some",
-        f"{filled}: {programmed} pages whole, {15 * 256 - programmed} blank, 0 torn",
+        "sequence 0: 192 tokens valid in every layer and head, up to 192 in some",
+        "sequence 1: 0 tokens valid in every layer and head, up to 96 in some",
+        f"{filled}: {programmed} pages valid, {15 * 256 - programmed} erased, 0 torn",
     ]
     assert main(["kv", "verify", "--heads", str(filled)]) == 0
     heads = capsys.readouterr().out.splitlines()[2:-1]
-    assert len(heads) == 9 and heads[5] == "sequence 0, layer 1, head 2: 192 tokens whole, 192 indexed"
+    assert len(heads) == 9 and heads[5] == "sequence 0, layer 1, head 2: 192 tokens valid, 192 indexed"
     found = verify(filled).heads[0, 1, 2]
     assert (found.tokens(SEPARATE), found.indexed(SEPARATE, 32)) == (192, 192)
     assert main(["kv", "status", str(filled)]) == 0

@@ -40,12 +40,12 @@ def test_status(run, pair):
 
 
 def test_verify(run, pair):
-    assert run("verify", "--buffered", *pair) == (0, ["step 3: 9 of 9 extents of arrays are whole"])
+    assert run("verify", "--buffered", *pair) == (0, ["step 3: 9 of 9 extents of arrays are valid"])
     data = bytearray(pair[1].read_bytes())
     data[-77] ^= 1
     pair[1].write_bytes(data)
     code, (damage, last) = run("verify", *pair)
-    assert code == 1 and last == "step 3: 8 of 9 extents of arrays are whole"
+    assert code == 1 and last == "step 3: 8 of 9 extents of arrays are valid"
     assert damage.startswith(f"DAMAGED {pair[1]}: array v of step 3 is damaged in tensors 'embed' to 'head' ")
     assert f"file offset {len(data) - 4096}" in damage
 
@@ -56,7 +56,7 @@ def test_snapshot_export_import_reshard(run, pair, tmp_path, small):
     assert code == 0 and line == f"{tmp_path / 'x'}: step 3, 3 tensors, {(tmp_path / 'x').stat().st_size} bytes"
     code, lines = run("import", tmp_path / "x", "--to", tmp_path / "i")
     assert code == 0 and lines[0].startswith("step 3 of state ")
-    code, lines = run("reshard", *pair, "--to", *[tmp_path / f"r{i}" for i in range(3)], "--weights", "1,1,1")
+    code, lines = run("reshard", *pair, "--to", *[tmp_path / f"r{i}" for i in range(3)], "--stripe-ratio", "1,1,1")
     assert code == 0 and lines[5:8] == [
         f"file {i}: {tmp_path / f'r{i}'}, {(tmp_path / f'r{i}').stat().st_size} bytes, 1 of 3 extents" for i in range(3)
     ]

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
@@ -35,6 +35,7 @@ from nearflash.bench.inference.subjects import (
     subject,
 )  # fmt: skip
 from nearflash.bench.inference.window import FlashUse, Prefix
+from nearflash.bench.options import Option
 from nearflash.inference.policy.policy import AttentionMode
 
 __all__ = ["measure", "run"]
@@ -50,7 +51,20 @@ _SWEPT = 4
 
 
 def run(
-    parts: Collection[str] | None = None, mode: str | None = None, texts: Sequence[Path] = ()
+    parts: Annotated[
+        Collection[str] | None,
+        Option("Measure these models or parts (default: all).", many=True, choices=(*SUBJECTS, "retrieval")),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        Option(
+            "Measure the recommended setting of this mode, on all texts, in place of a sweep on some.", metavar="MODE"
+        ),
+    ] = None,
+    texts: Annotated[
+        Sequence[Path],
+        Option("Measure on these UTF-8 files too, of 4,096 tokens or more.", Path, many=True, metavar="FILE"),
+    ] = (),
 ) -> Iterator[dict[str, Any]]:
     """Rows of `parts`: models' names and `retrieval` (default: all); for SmolLM2 the files `texts`, too.
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.contexts import Contexts, random_contexts, random_model, text_contexts
 from nearflash.bench.inference.full_kv import FullKvEngine
+from nearflash.bench.options import Option
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import EngineCounters
 from nearflash.inference.engines.cpu import HostEngine
@@ -77,7 +78,11 @@ class _Case:
         return self.contexts.batch * self.contexts.tokens * SHAPE.token_bytes
 
 
-def run(parts: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+def run(
+    parts: Annotated[
+        Collection[str] | None, Option("Measure these parts (default: all).", many=True, choices=STEPS)
+    ] = None,
+) -> Iterator[dict[str, Any]]:
     """Rows of each of the `parts` (text, 8k, 32k), and its speedup. Raises CommandError for others."""
     known = [TEXT, *CONTEXTS]
     wanted = known if parts is None else [part for part in known if part in parts]

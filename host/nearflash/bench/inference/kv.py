@@ -11,13 +11,14 @@ No attention: reads wear no flash, and blocks are moved for being read often onl
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
+from nearflash.bench.options import Option
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
@@ -39,7 +40,11 @@ _WITH_INDEX = 1.13
 """Bytes of pages for each byte of K and V."""
 
 
-def run(parts: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+def run(
+    parts: Annotated[
+        Collection[str] | None, Option("Measure these cases (default: all).", many=True, choices=CASES)
+    ] = None,
+) -> Iterator[dict[str, Any]]:
     """A row for each case (the `parts`). Raises CommandError for another one."""
     wanted = list(CASES if parts is None else parts)
     if not set(wanted) <= set(CASES):

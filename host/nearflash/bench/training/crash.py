@@ -6,9 +6,10 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.bench.options import Option
 from nearflash.bench.storage.crashes import Crashes, crash_points
 from nearflash.bench.storage.faults import Faults, inject
 
@@ -26,7 +27,11 @@ TIMEOUT_S = 300.0
 """For those: they take about 20 s on two idle cores."""
 
 
-def run(parts: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+def run(
+    parts: Annotated[
+        Collection[str] | None, Option("Run these parts (default: all).", many=True, choices=PARTS)
+    ] = None,
+) -> Iterator[dict[str, Any]]:
     """One row: how much was tried, and how much of it went wrong; what went wrong goes to standard error."""
     for part in parts or PARTS:
         if part not in PARTS:

@@ -18,11 +18,12 @@ import time
 from collections.abc import Collection, Iterator
 from os import environ
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from nearflash.abi.errors import CommandError
+from nearflash.bench.options import Option
 from nearflash.training.finetune import Data, load_model, load_tokens
 from nearflash.training.gradients.compression import TopK
 from nearflash.training.optimizers.classes import NearStorageAdamW
@@ -45,24 +46,28 @@ _TESTS = Path(__file__).parents[4] / "tests" / "data"
 
 
 def run(
-    parts: Collection[str] | None = None, mode: str = "doclm-7m", path: Path | None = None
+    parts: Annotated[
+        Collection[str] | None, Option("Train in these cases (default: all).", many=True, choices=CASES)
+    ] = None,
+    model: Annotated[str, Option("Train this model.", metavar="MODEL")] = "doclm-7m",
+    path: Annotated[Path | None, Option("Keep state files in this folder.", Path, metavar="FOLDER")] = None,
 ) -> Iterator[dict[str, Any]]:
-    """A row a case (the `parts`). mode: the model. path: folder for state files. Raises CommandError."""
+    """A row a case (the `parts`). model: its name. path: folder for state files. Raises CommandError."""
     cases = list(CASES if parts is None else parts)
     if not set(cases) <= set(CASES):
         raise CommandError(f"parts must be of {', '.join(CASES)}, not {', '.join(cases)}")
-    folder, text = _files(mode)
+    folder, text = _files(model)
     base: float | None = None
     for case in sorted(cases, key=lambda case: case != TORCH):  # first what the others are compared with
-        model, tokenizer = load_model(folder, "fp32")
-        tokens = load_tokens(text, tokenizer, model.config.vocab_size)
+        network, tokenizer = load_model(folder, "fp32")
+        tokens = load_tokens(text, tokenizer, network.config.vocab_size)
         start = time.perf_counter()
-        losses, link = _trained(case, model, Data(tokens, WINDOW, BATCH, seed=1), path)
+        losses, link = _trained(case, network, Data(tokens, WINDOW, BATCH, seed=1), path)
         tenths = [statistics.mean(losses[i : i + STEPS // 10]) for i in range(0, STEPS, STEPS // 10)]
         base = tenths[-1] if case == TORCH else base
         yield {
             "case": case,
-            "model": mode,
+            "model": model,
             "steps": STEPS,
             "loss_by_tenth": tenths,
             "last_loss": tenths[-1],

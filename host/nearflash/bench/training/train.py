@@ -27,9 +27,10 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from os import environ
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.bench.options import Option
 from nearflash.training.preflight import Level, State, preflight
 
 __all__ = ["run"]
@@ -48,20 +49,31 @@ TIMEOUT_S = 1800.0
 
 
 def run(
-    parts: Collection[str] | None = None, mode: str = "smollm2-135m", path: Path | None = None
+    parts: Annotated[
+        Collection[str] | None, Option("Measure these cases (default: all).", many=True, choices=CASES)
+    ] = None,
+    size: Annotated[str, Option("Train a model of this shape.", choices=SIZES)] = "smollm2-135m",
+    path: Annotated[
+        Path | None,
+        Option(
+            "Measure the disk of this folder (default: $NEARFLASH_BENCH_PATH, else build/bench).",
+            Path,
+            metavar="FOLDER",
+        ),
+    ] = None,
 ) -> Iterator[dict[str, Any]]:
     """Rows of the cases (the `parts`), of the roofline, and the ratios. Raises CommandError, StorageFullError.
 
-    mode: the model's size. path: folder on the disk to be measured; else $NEARFLASH_BENCH_PATH, else build/bench.
+    size: the model's. path: folder on the disk to be measured; else $NEARFLASH_BENCH_PATH, else build/bench.
     """
     cases = list(CASES if parts is None else parts)
-    for name, known, given in (("parts", CASES, cases), ("mode", SIZES, [mode])):
+    for name, known, given in (("parts", CASES, cases), ("size", SIZES, [size])):
         if not set(given) <= set(known):
             raise CommandError(f"{name} must be of {', '.join(known)}, not {', '.join(given)}")
-    folder = _folder(path or Path(environ.get(PATH_VARIABLE, "build/bench")), SIZES[mode])
+    folder = _folder(path or Path(environ.get(PATH_VARIABLE, "build/bench")), SIZES[size])
     rows: dict[str, dict[str, Any]] = {}
     for case in cases:
-        rows[case], turns = _measured(case, mode, folder)
+        rows[case], turns = _measured(case, size, folder)
         yield rows[case]
         if turns:
             rows["disk"] = _disk(turns, rows[case])

@@ -6,20 +6,27 @@ from typing import Any
 
 __all__ = ["kv"]
 
+_EXAMPLES = """examples:
+  nearflash kv status /mnt/nvme/kv
+  nearflash kv verify /mnt/nvme/kv --heads
+"""
+
 
 def kv(subparsers: Any) -> None:
     """Register `nearflash kv verify FILE` and `nearflash kv status FILE`."""
-    parser = subparsers.add_parser("kv", help="look into the file of a KV cache")
-    actions = parser.add_subparsers(metavar="action", required=True)
+    parser = subparsers.add_parser("kv", epilog=_EXAMPLES)
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
     for name, run, text in (
-        ("verify", _verify, "read every page: whole, blank or torn; exit code 1 where one is torn"),
-        ("status", _status, "shape, layout and counts of pages, from the records alone"),
+        ("verify", _verify, "Read every page: valid, erased or torn; exit code 1 where one is torn."),
+        ("status", _status, "Show shape, layout and counts of pages, from the records alone."),
     ):
         action = actions.add_parser(name, help=text)
-        action.add_argument("file", type=Path, help="as a KV store, that no one uses any more, left it")
-        action.add_argument("--buffered", action="store_true", help="through the page cache: no O_DIRECT there")
+        action.add_argument("file", type=Path, help="File that a KV store has closed, or left in a crash.")
+        action.add_argument(
+            "--buffered", action="store_true", help="Read through the page cache, for file systems without O_DIRECT."
+        )
         if run is _verify:
-            action.add_argument("--heads", action="store_true", help="a line for each layer and head")
+            action.add_argument("--heads", action="store_true", help="Print a line for each layer and head.")
         action.set_defaults(run=run)
 
 
@@ -28,13 +35,13 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     found = verify(arguments.file, direct=not arguments.buffered)
     for sequence, tokens, most in found.sequences():
-        print(f"sequence {sequence}: {tokens} tokens whole in every layer and head, up to {most} in some")
+        print(f"sequence {sequence}: {tokens} tokens valid in every layer and head, up to {most} in some")
     for (sequence, layer, head), one in found.heads.items() if arguments.heads else ():
         tokens, indexed = one.tokens(found.layout), one.indexed(found.layout, found.shape.dim)
-        print(f"sequence {sequence}, layer {layer}, head {head}: {tokens} tokens whole, {indexed} indexed")
+        print(f"sequence {sequence}, layer {layer}, head {head}: {tokens} tokens valid, {indexed} indexed")
     for torn in found.torn:
         print(f"TORN {torn}")
-    print(f"{arguments.file}: {found.whole} pages whole, {found.blank} blank, {len(found.torn)} torn")
+    print(f"{arguments.file}: {found.whole} pages valid, {found.blank} erased, {len(found.torn)} torn")
     return 1 if found.torn else 0
 
 
@@ -49,5 +56,5 @@ def _status(arguments: argparse.Namespace) -> int:
         geometry = flash.geometry
         _, _, blank = flash.headers(np.arange(geometry.pages))
     print(f"{shape}\n{layout}\n{geometry}")
-    print(f"{arguments.file}: {geometry.pages} pages, {int((~blank).sum())} programmed, {int(blank.sum())} blank")
+    print(f"{arguments.file}: {geometry.pages} pages, {int((~blank).sum())} programmed, {int(blank.sum())} erased")
     return 0

@@ -11,41 +11,63 @@ if TYPE_CHECKING:
 
 __all__ = ["state"]
 
+_EXAMPLES = """examples:
+  nearflash state status /mnt/nvme/optimizer.state
+  nearflash state export /mnt/nvme/optimizer.state --to state.safetensors
+  nearflash state reshard /mnt/nvme/optimizer.state --to /mnt/a/state /mnt/b/state --stripe-ratio 2,1
+"""
+
 
 def state(subparsers: Any) -> None:
     """Register `nearflash state` with its actions."""
-    parser = subparsers.add_parser("state", help="look into an optimizer's state files, copy or convert them")
-    actions = parser.add_subparsers(metavar="action", required=True)
-    _add(actions, "status", _status, "step, tensors, arrays and files; reads no extent")
-    _add(actions, "verify", _verify, "read everything; exit code 1 and a line for each extent that is damaged")
-    snapshot = _add(actions, "snapshot", _snapshot, "state files of the committed step: reflinks, else copies")
-    snapshot.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="where they go; made if missing")
-    export = _add(actions, "export", _export, "parameters and moments to a safetensors file, under torch's names")
-    export.add_argument("--to", type=Path, required=True, metavar="FILE", help="a new safetensors file")
-    imported = actions.add_parser("import", help="a new state from a safetensors file, as export writes it")
-    imported.add_argument("file", type=Path, help="of another origin: F32 tensors, AdamW's moments if it has them")
-    imported.add_argument("--profile", default="ieee", help="operation order, of a file of another origin")
+    parser = subparsers.add_parser("state", epilog=_EXAMPLES)
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    _add(actions, "status", _status, "Show step, tensors, arrays and files; no extent is read.")
+    _add(actions, "verify", _verify, "Read everything; exit code 1 and a line for each extent that is damaged.")
+    snapshot = _add(
+        actions, "snapshot", _snapshot, "Copy the state files of the committed step, by reflinks where possible."
+    )
+    snapshot.add_argument(
+        "--to", type=Path, required=True, metavar="FOLDER", help="Folder to write to; it is made if missing."
+    )
+    export = _add(
+        actions, "export", _export, "Write parameters and moments to a safetensors file, under torch's names."
+    )
+    export.add_argument("--to", type=Path, required=True, metavar="FILE", help="Path of the new safetensors file.")
+    imported = actions.add_parser("import", help="Make a new state from a safetensors file, as export writes it.")
+    imported.add_argument(
+        "file",
+        type=Path,
+        help="File of export, or of another origin: F32 tensors, with AdamW's moments if it has them.",
+    )
+    imported.add_argument("--profile", default="ieee", help="Operation order, for a file of another origin.")
     _add_target(imported, _import)
-    _add_target(_add(actions, "reshard", _reshard, "the same state dealt to other files"), _reshard)
+    _add_target(_add(actions, "reshard", _reshard, "Stripe the same state over other files."), _reshard)
 
 
 def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text)
-    parser.add_argument("files", type=Path, nargs="+", help="all files of one state, in any order")
-    parser.add_argument("--buffered", action="store_true", help="through the page cache: no O_DIRECT there")
+    parser.add_argument("files", type=Path, nargs="+", help="All files of one state, in any order.")
+    parser.add_argument(
+        "--buffered", action="store_true", help="Use the page cache, for file systems without O_DIRECT."
+    )
     parser.set_defaults(run=run)
     return parser
 
 
 def _add_target(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
-    parser.add_argument("--to", type=Path, nargs="+", required=True, metavar="FILE", help="new files, one a device")
-    parser.add_argument("--weights", type=_weights, help="extents that each file gets in turn, as 2,1")
+    parser.add_argument("--to", type=Path, nargs="+", required=True, metavar="FILE", help="New files, one a device.")
+    parser.add_argument(
+        "--stripe-ratio", type=_stripe_ratio, metavar="N,N", help="Extents of each file in a stripe, such as 2,1."
+    )
     if run is _import:
-        parser.add_argument("--buffered", action="store_true", help="through the page cache: no O_DIRECT there")
+        parser.add_argument(
+            "--buffered", action="store_true", help="Use the page cache, for file systems without O_DIRECT."
+        )
     parser.set_defaults(run=run)
 
 
-def _weights(text: str) -> tuple[int, ...]:
+def _stripe_ratio(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
@@ -82,7 +104,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         for message in damage:
             print(f"DAMAGED {message}")
         count = len(store.manifest.arrays) * len(store.manifest.extents)
-        print(f"step {store.steps}: {count - len(damage)} of {count} extents of arrays are whole")
+        print(f"step {store.steps}: {count - len(damage)} of {count} extents of arrays are valid")
     return 1 if damage else 0
 
 
@@ -105,7 +127,7 @@ def _export(arguments: argparse.Namespace) -> int:
 def _import(arguments: argparse.Namespace) -> int:
     from nearflash.storage.state.exchange import import_state
 
-    options = {"weights": arguments.weights, "profile": arguments.profile, "direct": not arguments.buffered}
+    options = {"weights": arguments.stripe_ratio, "profile": arguments.profile, "direct": not arguments.buffered}
     with import_state(arguments.file, arguments.to, **options) as store:
         _describe(store)
     return 0
@@ -115,6 +137,6 @@ def _reshard(arguments: argparse.Namespace) -> int:
     from nearflash.storage.state.exchange import reshard
 
     with _open(arguments) as store:
-        with reshard(store, arguments.to, weights=arguments.weights, direct=not arguments.buffered) as other:
+        with reshard(store, arguments.to, weights=arguments.stripe_ratio, direct=not arguments.buffered) as other:
             _describe(other)
     return 0

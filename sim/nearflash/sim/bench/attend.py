@@ -5,12 +5,13 @@ hour in all.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError
+from nearflash.bench.options import Option
 from nearflash.gateware.attention.select.select import RadixSelector
 from nearflash.sim.bench.attend_equality import equality_rows
 from nearflash.sim.bench.attend_errors import error_rows
@@ -46,7 +47,11 @@ PARTS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
 }
 
 
-def run(parts: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+def run(
+    parts: Annotated[
+        Collection[str] | None, Option("Measure these parts (default: all).", many=True, choices=PARTS)
+    ] = None,
+) -> Iterator[dict[str, Any]]:
     """Rows of the parts of these names (None: of all). Raises CommandError for a name that is not in PARTS."""
     for name in parts or ():
         if name not in PARTS:

@@ -8,7 +8,7 @@ from start to the last write response.
 
 from collections.abc import Callable, Collection, Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from nearflash.abi.config import expand_config
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32
 from nearflash.abi.topk import TILE_PARAMS, ValueFormat
+from nearflash.bench.options import Option
 from nearflash.device.drivers.expand import expand_matrix
 from nearflash.device.selftest.expand import MATRIX_FORMATS, MatrixFormat, format_name, random_matrix
 from nearflash.gateware.gradients.topk import TopKExpander
@@ -52,7 +53,11 @@ class _Ran(NamedTuple):
     compressed_bytes: int
 
 
-def run(parts: Collection[str] = _PARTS, beats: int = 16_384, seed: int = 1) -> Iterator[dict[str, Any]]:
+def run(
+    parts: Annotated[Collection[str], Option("Measure these parts.", many=True, choices=_PARTS)] = _PARTS,
+    beats: Annotated[int, Option("Beats of each row of the bitmap part.", int)] = 16_384,
+    seed: Annotated[int, Option("Seed of the random matrices.", int)] = 1,
+) -> Iterator[dict[str, Any]]:
     """One row a format, width and density. Raises CommandError for a part that does not exist."""
     kinds: dict[str, Callable[[int, int], Iterator[dict[str, Any]]]] = {
         "bitmap": _bitmaps,

@@ -5,7 +5,7 @@ Seconds are those of the threaded simulation, not of hardware.
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.optimizers import OptimizerStep
 from nearflash.abi.topk import ValueFormat
+from nearflash.bench.options import Option
 from nearflash.device.backends.model.update import ModelDevice
 from nearflash.device.base import Device
 from nearflash.device.memory import PAGE_BYTES, anonymous
@@ -30,9 +31,13 @@ __all__ = ["compare", "run"]
 _COUNTERS = ("nonfinite_gradients", "copy_overflows")
 
 
-def run(params: int = 1 << 20, config_name: str = "update-smartssd", seed: int = 1) -> Iterator[dict[str, Any]]:
+def run(
+    params: Annotated[int, Option("Parameters of each update.", int)] = 1 << 20,
+    config: Annotated[str, Option("Build configuration of the kernels.")] = "update-smartssd",
+    seed: Annotated[int, Option("Seed of the random state.", int)] = 1,
+) -> Iterator[dict[str, Any]]:
     """Every rule on `params` parameters with a bf16 copy, by the host's float and by Fp32; then the expanders."""
-    build = update_config(config_name)
+    build = update_config(config)
     with ModelDevice(build) as model:
         for real in ("float", "Fp32"):
             with HlsDevice(build, real=real) as device:

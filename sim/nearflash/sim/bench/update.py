@@ -11,7 +11,7 @@ where the model of the memory has a limit; `bound` says which.
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep, StateFormat
+from nearflash.bench.options import Option
 from nearflash.device.backends.model.update import ModelDevice
 from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
 from nearflash.sim.verilator.device import VerilatorDevice
@@ -47,18 +48,22 @@ _LATENCY = {"read_latency_cycles": 60, "write_latency_cycles": 40}
 
 
 def run(
-    params: int = 1_000_000,
-    config_name: str = "update-smartssd",
-    seed: int = 1,
-    gradients: Collection[str] = ("fp32", "topk:0.01"),
-    state_formats: Collection[str] = tuple(StateFormat),
+    params: Annotated[int, Option("Parameters of each row.", int)] = 1_000_000,
+    config: Annotated[str, Option("Build configuration of the kernel.")] = "update-smartssd",
+    seed: Annotated[int, Option("Seed of the random state.", int)] = 1,
+    gradients: Annotated[
+        Collection[str], Option("Formats of the gradients: fp32, or topk:SHARE.", many=True, metavar="FORMAT")
+    ] = ("fp32", "topk:0.01"),
+    state_formats: Annotated[
+        Collection[str], Option("Formats of the moments.", many=True, choices=tuple(map(str, StateFormat)))
+    ] = tuple(map(str, StateFormat)),
 ) -> Iterator[dict[str, Any]]:
     """Every rule and profile on a memory without bandwidth limit, then AdamW behind one DDR4 channel; with Top-K
     gradients or narrow state: AdamW.
 
     Raises CommandError for other gradients and formats.
     """
-    build, densities = update_config(config_name), {kind: _density(kind) for kind in gradients}
+    build, densities = update_config(config), {kind: _density(kind) for kind in gradients}
     for form in state_formats:
         if form not in build.state_formats:
             raise CommandError(f"state_formats must be of {', '.join(build.state_formats)}, not {str(form)!r}")

@@ -6,34 +6,42 @@ from typing import Any
 
 __all__ = ["hls"]
 
+_EXAMPLES = """examples:
+  nearflash hls new amsgrad
+  nearflash hls check amsgrad.hpp
+  nearflash hls analyze adamw --flash 3.3
+"""
+
 
 def hls(subparsers: Any) -> None:
     """Register `nearflash hls new|check|analyze|kernel`."""
-    parser = subparsers.add_parser("hls", help="optimizers of your own for the HLS kernels (hls/README.md)")
-    commands = parser.add_subparsers(metavar="what", required=True)
+    parser = subparsers.add_parser("hls", epilog=_EXAMPLES)
+    commands = parser.add_subparsers(metavar="ACTION", required=True)
 
-    new = commands.add_parser("new", help="write a struct, its Python definition and a line of README to start from")
-    new.add_argument("name", help="lower-case letters and digits; the classes are called so, capitalised")
-    new.add_argument("--folder", type=Path, default=Path(), help="where to write; by default here")
+    new = commands.add_parser("new", help="Write a struct, its Python definition and a line of README to start from.")
+    new.add_argument("name", help="Name in lower-case letters and digits; the classes have it capitalised.")
+    new.add_argument("--folder", type=Path, default=Path(), help="Folder to write to.")
     new.set_defaults(run=_new)
 
-    check = commands.add_parser("check", help="compare the C++ struct with the Python definition, to the bit")
-    check.add_argument("file", type=Path, help="the .hpp or the .py")
-    check.add_argument("--params", type=int, default=1 << 16, help="parameters of each case")
-    check.add_argument("--seed", type=int, default=0, help="of the random values")
+    check = commands.add_parser("check", help="Compare the C++ struct with the Python definition, to the bit.")
+    check.add_argument("file", type=Path, help="The .hpp or the .py file.")
+    check.add_argument("--params", type=int, default=1 << 16, help="Parameters of each case.")
+    check.add_argument("--seed", type=int, default=0, help="Seed of the random values.")
     check.set_defaults(run=_check)
 
-    analyze = commands.add_parser("analyze", help="operations, and which of lanes, ports, DDR and flash binds")
-    analyze.add_argument("file", nargs="?", help="a .hpp or .py, or a shipped kernel (adamw, sgd_momentum, …); "
-                         "by default the kernel of the report")  # fmt: skip
-    analyze.add_argument("--config", default="update-smartssd", help="build: lanes, port width, clock")
-    analyze.add_argument("--report", type=Path, help="csynth.xml of Vitis HLS: its II and clock in place of the aims")
-    analyze.add_argument("--flash", type=float, default=3.3, help="P2P link, GB/s each direction")
-    analyze.add_argument("--ddr", type=float, default=19.2, help="device memory, GB/s")
+    analyze = commands.add_parser("analyze", help="Count operations, and name the limit: lanes, ports, DDR or flash.")
+    analyze.add_argument("file", nargs="?", help="A .hpp or .py file, or a shipped kernel such as adamw "
+                         "(default: the kernel of the report).")  # fmt: skip
+    analyze.add_argument("--config", default="update-smartssd", help="Build configuration: lanes, port width, clock.")
+    analyze.add_argument(
+        "--report", type=Path, help="Use the II and clock of this csynth.xml of Vitis HLS in place of the aims."
+    )
+    analyze.add_argument("--flash", type=float, default=3.3, help="Rate of the P2P link, GB/s each direction.")
+    analyze.add_argument("--ddr", type=float, default=19.2, help="Rate of device memory, GB/s.")
     analyze.set_defaults(run=_analyze)
 
-    kernel = commands.add_parser("kernel", help="write the top with ports and pragmas, for synthesis")
-    kernel.add_argument("file", type=Path, nargs="?", help="the .hpp or the .py; without one, our own tops afresh")
+    kernel = commands.add_parser("kernel", help="Write the top with ports and pragmas, for synthesis.")
+    kernel.add_argument("file", type=Path, nargs="?", help="The .hpp or the .py file (default: the shipped kernels).")
     kernel.set_defaults(run=_kernel)
 
 

@@ -1,0 +1,26 @@
+"""How help reads: examples as they are written, and the default of each option that has one."""
+
+import argparse
+
+__all__ = ["HelpFormatter", "set_formatter"]
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of descriptions and examples, and adds `(default: …)` where a default is worth reading."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        silent = default is None or default is argparse.SUPPRESS or isinstance(default, bool)
+        if text is None or silent or not action.option_strings or "default" in text:
+            return text
+        shown = " ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+        return text + f" (default: {shown.replace('%', '%%')})"
+
+
+def set_formatter(parser: argparse.ArgumentParser) -> None:
+    """Give a parser and all its subcommands this formatter."""
+    parser.formatter_class = HelpFormatter
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                set_formatter(each)

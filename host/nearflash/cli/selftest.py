@@ -1,0 +1,47 @@
+"""`nearflash selftest`: a device against the reference model."""
+
+import argparse
+from typing import Any
+
+__all__ = ["add"]
+
+_EXAMPLES = """examples:
+  nearflash selftest --device verilator
+  nearflash selftest --device verilator --kernel attend
+  nearflash selftest --device host:expand-tiny --columns 512 --record run.jsonl
+"""
+
+
+def add(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("selftest", epilog=_EXAMPLES)
+    parser.add_argument(
+        "--device", default="host", help="Test this device: a backend, or a name of `nearflash devices`."
+    )
+    parser.add_argument(
+        "--kernel", choices=("update", "attend", "expand"),
+        help="Test this kernel where --device is a backend alone (default: update).",
+    )  # fmt: skip
+    parser.add_argument("--params", type=int, default=1000, help="Parameters of each update.")
+    parser.add_argument("--tokens", type=int, default=1000, help="Tokens times query heads of each head of attention.")
+    parser.add_argument("--columns", type=int, default=1000, help="Columns of each matrix of weights.")
+    parser.add_argument("--seed", type=int, default=1, help="Seed of the random values.")
+    parser.add_argument("--record", metavar="FILE", help="Write a transcript that the device `replay` plays back.")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from nearflash.device import open_device
+    from nearflash.device.replay import RecordingDevice
+    from nearflash.device.selftest.run import compare
+
+    words = mismatches = 0
+    kernel = arguments.kernel or (None if ":" in arguments.device else "update")
+    device = open_device(arguments.device, kernel)
+    with RecordingDevice(device, arguments.record) if arguments.record else device as device:
+        sizes = {name: getattr(arguments, name) for name in ("params", "tokens", "columns")}
+        for result in compare(device, seed=arguments.seed, **sizes):
+            print(f"{result.case:<28}{result.words:>8} words {result.mismatches:>6} mismatches")
+            words, mismatches = words + result.words, mismatches + result.mismatches
+    print(f"{device.identity.name}: {words} words compared with the model, {mismatches} mismatches")
+    return 1 if mismatches else 0
