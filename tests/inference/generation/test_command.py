@@ -22,7 +22,8 @@ def test_prompts_are_continued(capsys, tmp_path, doclm_folder):
     assert code == 0 and out.startswith("The committee met in the spring") and "\nWater" in out
     assert "token 4/4  " in err and "\n8 tokens: prefill" in err and " MB of flash a token, in all token " in err
     page = run(capsys, *settings, "--attention", "sparf-page", "--score-dims", "64", "--top-k", "0.1",
-               "--num-devices", "2", "--path", str(tmp_path / "kv"), "--mini-batches", "2", "--dtype", "fp16")  # fmt: skip
+               "--num-devices", "2", "--path", str(tmp_path / "kv"), "--mini-batches", "2",
+               "--dtype", "fp16")  # fmt: skip
     assert page[:2] == (0, out) and (tmp_path / "kv.1").exists()
 
 
