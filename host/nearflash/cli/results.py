@@ -1,0 +1,59 @@
+"""`nearflash results`: the figures that the project states, and the pages generated from them."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import CommandError
+
+__all__ = ["results"]
+
+
+def results(subparsers: Any) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "results",
+        help="Keep the figures of docs/results: add a bench's output, write the pages, check that they are fresh.",
+        description="Keep the figures that the project states, and the pages that are generated from them.",
+        epilog="example: nearflash bench update --json > rows.jsonl; "
+        "nearflash results add rows.jsonl --page gateware --command 'nearflash bench update --json'",
+    )
+    parser.add_argument("--root", type=Path, default=Path(), help="checkout to work in (default: this folder)")
+    actions = parser.add_subparsers(metavar="action", required=True)
+    add = actions.add_parser("add", help="Append the JSON lines of a bench to docs/results/data.")
+    add.add_argument("file", type=Path, help="file of JSON lines, as `nearflash bench NAME --json` prints them")
+    add.add_argument("--page", required=True, help="page of docs/results that shows them, as in pages.toml")
+    add.add_argument("--command", required=True, help="the command that printed them")
+    add.add_argument("--rates", help="what the disk or the memory gave in the same run, for timings")
+    add.set_defaults(run=_add)
+    pages = actions.add_parser("pages", help="Write the pages of docs/results and README's table of figures.")
+    pages.add_argument("--check", action="store_true", help="write nothing; exit 1 and list the pages that are stale")
+    pages.set_defaults(run=_pages)
+
+
+def _add(arguments: argparse.Namespace) -> int:
+    from nearflash.bench.results import add_rows
+
+    try:
+        rows = [json.loads(line) for line in arguments.file.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise CommandError(f"file must hold one JSON object a line, as a bench's --json prints: {error}") from None
+    for path in add_rows(arguments.root, rows, arguments.page, arguments.command, arguments.rates):
+        print(path)
+    return 0
+
+
+def _pages(arguments: argparse.Namespace) -> int:
+    from nearflash.bench.results import outputs, stale
+
+    old = stale(arguments.root)
+    for path in old:
+        print(path)
+        if not arguments.check:
+            (arguments.root / path).write_text(outputs(arguments.root)[path])
+    if old and arguments.check:
+        print("these pages are stale: run `nearflash results pages`", file=sys.stderr)
+        return 1
+    return 0
