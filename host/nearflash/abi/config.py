@@ -143,7 +143,7 @@ class AttendConfig(KernelConfig):
     query_rows: int
     """Rows of four elements of q that a channel holds: a head takes d/4 rows a pass."""
     score_blocks: int
-    """Embedding blocks that a channel holds scores of (passes of one block count apart)."""
+    """Index blocks that a channel holds scores of (passes of one block count apart)."""
     score_entries: int
     """Entries (pages or tokens) that the selection stores, over all contexts and their query heads."""
     selector_keys: int

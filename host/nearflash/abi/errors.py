@@ -103,7 +103,7 @@ class StorageFullError(StateError):
 
 
 class PageError(StateError):
-    """Pages of flash that are blank, damaged or another page tag's; the message names the first."""
+    """Pages of flash that are erased, damaged or another page tag's; the message names the first."""
 
     def __init__(self, message: str, pages: Sequence[tuple[int, Any]] = ()) -> None:
         super().__init__(message)

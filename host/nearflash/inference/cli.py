@@ -14,55 +14,44 @@ if TYPE_CHECKING:
 
 __all__ = ["generate"]
 
-_EXAMPLES = """examples:
-  nearflash generate --model smollm2 --chat --prompts prompts.txt --attention sparf-page --max-new-tokens 40
-  nearflash generate --model tests/data/doclm-7m --prompts prompts.txt --device verilator --max-new-tokens 4
-"""
-
 
 def generate(subparsers: Any) -> None:
     """Add the command. Raises ImportError, loading nothing, where a package that it needs is not installed."""
     for package in ("torch", "transformers"):
         if not find_spec(package):
             raise ModuleNotFoundError(f"no {package}", name=package)
-    parser = subparsers.add_parser("generate", epilog=_EXAMPLES)
-    parser.add_argument("--model", required=True, help="Folder of a transformers model, or smollm2.")
-    parser.add_argument("--prompts", required=True, type=Path, help="Text file, one prompt a line.")
-    parser.add_argument(
-        "--attention", default=AttentionPolicy.mode, choices=[*AttentionMode], help="What is read of K and V."
-    )
+    parser = subparsers.add_parser("generate", help="continue prompts, with the KV cache on flash")
+    parser.add_argument("--model", required=True, help="a transformers folder, or smollm2")
+    parser.add_argument("--prompts", required=True, type=Path, help="text file, one prompt a line")
+    parser.add_argument("--attention", default=AttentionPolicy.mode, choices=[*AttentionMode])
     for name, kind, meaning in (
-        ("score_dims", _amount, "Dimensions of the approximate score: a count or a fraction."),
-        ("top_k", _amount, "Tokens, or page groups in sparf-page, to attend to: a count or a fraction."),
-        ("top_p", float, "Attend to entries until their probabilities reach this share, up to --top-k."),
-        ("local_window", int, "Number of last tokens that are always attended to."),
+        ("score_dims", _amount, "of the approximate score: a count or a fraction"),
+        ("top_k", _amount, "tokens or KV page groups: a count or a fraction"),
+        ("top_p", float, "take entries until this share of probability, up to --top-k"),
+        ("local_window", int, "last tokens, always taken"),
     ):
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=kind, default=getattr(AttentionPolicy, name), help=meaning
         )
-    parser.add_argument("--keep-tail", action="store_true", help="Attend to all tokens that no index block covers yet.")
-    parser.add_argument("--min-tokens", type=int, default=256, help="Attend to contexts of fewer tokens in full.")
-    parser.add_argument("--device", default="host", help="Device: `host`, or one such as `verilator`.")
-    parser.add_argument("--num-devices", type=int, default=1, help="Number of devices that share the KV heads.")
+    parser.add_argument("--keep-tail", action="store_true", help="take all tokens after the last index block, too")
+    parser.add_argument("--min-tokens", type=int, default=256, help="tokens: shorter contexts are attended to in full")
+    parser.add_argument("--device", default="host", help="host, or a device such as model:attend-tiny")
+    parser.add_argument("--devices", type=int, default=1, help="KV heads over so many of them")
+    parser.add_argument("--path", type=Path, help="file for the pages (device cpu); default: one that is deleted")
     parser.add_argument(
-        "--path", type=Path, help="File for the pages, with device `host` (default: one that is deleted)."
-    )
-    parser.add_argument(
-        "--cache-size", type=_size, default=256 << 20, metavar="BYTES",
-        help="Host memory for index and pages that were read, such as 512M or 2G, with device `host` (default: 256M).",
+        "--memory", type=_size, default=256 << 20, metavar="BYTES",
+        help="of host memory for index and KV page groups that were read, as 512M or 2G (device cpu; default 256M)",
     )  # fmt: skip
     parser.add_argument(
         "--nand-block-pages", type=int, default=0, metavar="N",
-        help="Keep pages on the NAND of the device, with N pages a block (768 for attend-tiny), not in its memory.",
+        help="keep pages on the device's NAND, of N pages a block (768 behind attend-tiny), not in its memory",
     )  # fmt: skip
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="Tokens to generate for each prompt.")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--mini-batches", type=int, default=1, help="one computes while another is attended to")
     parser.add_argument(
-        "--mini-batches", type=int, default=1, help="Number of mini-batches: one computes while another is attended to."
+        "--dtype", default="fp32", choices=("fp32", "fp16", "bf16"), help="of the model's own arithmetic"
     )
-    parser.add_argument(
-        "--dtype", default="fp32", choices=("fp32", "fp16", "bf16"), help="Number format of the model's own arithmetic."
-    )
-    parser.add_argument("--chat", action="store_true", help="Send each prompt as a message to an instructed model.")
+    parser.add_argument("--chat", action="store_true", help="each prompt is a message to an instructed model")
     parser.set_defaults(run=_generate)
 
 
@@ -85,8 +74,8 @@ def _generate(arguments: argparse.Namespace) -> int:
     longest = max(map(len, tokenizer(prompts)["input_ids"])) + _TEMPLATE_TOKENS * arguments.chat
     with open_engine(
         kv_shape(model), policy, tokens=longest + arguments.max_new_tokens, sequences=len(prompts),
-        device=arguments.device, devices=arguments.num_devices, path=arguments.path,
-        nand_block_pages=arguments.nand_block_pages, memory_bytes=arguments.cache_size,
+        device=arguments.device, devices=arguments.devices, path=arguments.path,
+        nand_block_pages=arguments.nand_block_pages, cache_bytes=arguments.memory,
     ) as engine:  # fmt: skip
         done = continued(
             model, tokenizer, prompts, engine, max_new_tokens=arguments.max_new_tokens, chat=arguments.chat,

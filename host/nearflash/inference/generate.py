@@ -28,7 +28,7 @@ class Progress:
     tokens_per_s: float
     """All sequences' together, since the first token."""
     flash_bytes_per_token: float
-    """Asked for attention so far, by token behind the first ones."""
+    """Asked for attention so far, by token after the first ones."""
     remaining_s: float
     """Time left at this rate, if no sequence ends early."""
 
@@ -49,12 +49,12 @@ class Generated:
 
     @property
     def tokens_per_s(self) -> float:
-        """New tokens behind the first ones, by the time of decode."""
+        """New tokens after the first ones, by the time of decode."""
         return sum(max(len(tokens) - 1, 0) for tokens in self.tokens) / max(self.decode_s, 1e-9)
 
     @property
     def flash_bytes_per_token(self) -> float:
-        """Bytes asked of flash for attention, by new token behind the first ones."""
+        """Bytes asked of flash for attention, by new token after the first ones."""
         steps = sum(max(len(tokens) - 1, 0) for tokens in self.tokens)
         return sum(self.counters.flash_bytes.values()) / max(steps, 1)
 

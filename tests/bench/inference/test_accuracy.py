@@ -1,4 +1,4 @@
-"""Rows of the accuracy bench: deltas and their errors, bytes with and without the tail, what is skipped or refused."""
+"""Rows of the accuracy bench: deltas and their errors, bytes with and without the suffix, what is skipped."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_other_names_are_refused(tmp_path):
 
 
 def test_rows_count_what_is_in_memory(tiny_model, ids):
-    """A tail of 22 to 41 tokens behind a block of 128; dense reads all of both."""
+    """A suffix of 22 to 41 tokens after a block of 128; dense reads all of both."""
     layout = KvLayout(16, True, 128, IndexFormat.INT4, 4096)
     settings = [by_policy(policy, layout, 16) for policy in (
         AttentionPolicy(), AttentionPolicy("sparf-page", score_dims=4, top_k=0.25, local_window=8, keep_tail=True),
@@ -57,7 +57,7 @@ def test_rows_count_what_is_in_memory(tiny_model, ids):
     assert dense["delta_nll_percent"] == 0 and dense["texts"] == 2 and dense["tokens"] == 169
     assert page["index_fraction"] + page["gather_fraction"] == page["flash_fraction"] < 0.6
     assert page["flash_fraction_indexed"] == pytest.approx(page["flash_fraction"] / share)
-    assert page["memory_fraction"] > dense["memory_fraction"]  # K of the tail is read for the scan, too
+    assert page["memory_fraction"] > dense["memory_fraction"]  # K of the suffix is read for the scan, too
     for row in (local, h2o):
         assert row["flash_fraction"] == 0 and row["memory_fraction"] == pytest.approx(0.5, abs=0.01)
 

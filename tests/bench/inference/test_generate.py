@@ -15,7 +15,7 @@ from nearflash.abi.errors import CommandError, StateError
 from nearflash.bench.inference import generate
 from nearflash.bench.inference.contexts import random_contexts, random_model, text_contexts
 from nearflash.bench.inference.full_kv import FullKvEngine
-from nearflash.inference.engines.cpu import HostEngine
+from nearflash.inference.engines.cpu import CpuEngine
 from nearflash.inference.models import kv_shape, load_model
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
@@ -53,7 +53,7 @@ def test_rows(small):
     # Four groups of 33, of which the last is not on flash; the index was read before.
     assert page["flash_bytes_by_kind"] == {"token": full * 3 / 32, "index": 0}
     assert page["kv_memory_bytes"] == pytest.approx(2 * full / 8, rel=0.1)
-    assert page["kv_tail_bytes"] == 2 * 1024 * SMALL.token_bytes and rows["full-kv"]["kv_tail_bytes"] == 0
+    assert page["kv_suffix_bytes"] == 2 * 1024 * SMALL.token_bytes and rows["full-kv"]["kv_suffix_bytes"] == 0
     speedup = page["tokens_per_second"] / rows["full-kv"]["tokens_per_second"]
     assert rows[None]["speedup_sparf_page_over_full_kv"] == speedup
 
@@ -77,7 +77,7 @@ def test_full_kv_attends_as_the_host_engine_does(tmp_path, small, monkeypatch):
         (tmp_path / name).mkdir()
         case = generate._Case(name, contexts(192))
         with generate._engine(tmp_path / name, case) as engine:
-            assert isinstance(engine, HostEngine if name == "dense" else FullKvEngine)
+            assert isinstance(engine, CpuEngine if name == "dense" else FullKvEngine)
             numbers = [engine.add() for _ in range(2)]
             for layer in range(SMALL.layers):
                 for number, kv in zip(numbers, case.contexts.kv(layer), strict=True):
@@ -130,7 +130,7 @@ def tokenize(text, verbose):
 
 
 def test_text_continues_as_the_model_does(doclm):
-    """K and V of the first text alone, then a step behind them: the logits of the whole text at once."""
+    """K and V of the first text alone, then a step after them: the logits of the whole text at once."""
     own = text_contexts(deepcopy(doclm), tokenize, 1, 1, tokens=40)
     cache = DynamicCache(config=doclm.config)
     for layer in range(kv_shape(doclm).layers):

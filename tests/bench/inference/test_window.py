@@ -25,7 +25,7 @@ def test_dense_is_the_models_own_attention(tiny_model, ids):
     torch.testing.assert_close(logits, own, atol=2e-3, rtol=0)  # K and V are fp16
     loss, again = prefix.loss(ids[-20:], dense.attend)
     assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(own[:-1], ids[-19:])), abs=1e-3)
-    assert again == use and use.index == use.tail == 0 and 1 <= use.gather + use.memory < 1.2  # whole codewords
+    assert again == use and use.index == use.suffix == 0 and 1 <= use.gather + use.memory < 1.2  # whole codewords
 
 
 @pytest.mark.parametrize("mode", ["sparf", "sparf-page"])
@@ -44,7 +44,7 @@ def test_a_baseline_with_all_tokens_is_dense(tiny_model, ids, mode):
     prefix, dense = Prefix(tiny_model, ids[:-6]), by_policy(AttentionPolicy(), LAYOUT, 16)
     every, use = prefix.logits(ids[-6:], baseline(mode, 1.2).attend)
     torch.testing.assert_close(every, prefix.logits(ids[-6:], dense.attend)[0], atol=2e-3, rtol=0)
-    # Pages have bounds, 1/16 of them; all of it is behind the last block of 1,024 tokens.
+    # Pages have bounds, 1/16 of them; all of it is after the last block of 1,024 tokens.
     assert use.all == 0 and use.memory == pytest.approx(1 + (mode == "quest") / 16)
     _, less = prefix.logits(ids[-6:], baseline(mode, 0.25).attend)
     assert 0.1 < less.memory < 0.4
@@ -52,5 +52,5 @@ def test_a_baseline_with_all_tokens_is_dense(tiny_model, ids, mode):
 
 def test_means_of_flash_use():
     use = FlashUse.mean([FlashUse(0.1, 0.2, 0.3, 0.4, 0.7), FlashUse(0.3, 0.2, 0.1, 0.2, 0.9)])
-    assert (use.index, use.tail, use.gather, use.memory, use.pages) == pytest.approx((0.2, 0.2, 0.2, 0.3, 0.8))
+    assert (use.index, use.suffix, use.gather, use.memory, use.pages) == pytest.approx((0.2, 0.2, 0.2, 0.3, 0.8))
     assert use.all == pytest.approx(0.6)

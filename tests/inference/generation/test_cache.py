@@ -105,7 +105,7 @@ def test_more_tokens_follow_one_by_one(make_model, make_engine):
     own = second_turn(DynamicCache(config=model.config))
     assert second_turn(NearflashCache(make_engine(2)), prefill_chunk_size=1) == own
     with pytest.raises(
-        UnsupportedError, match=r"without 4 new tokens at once behind 11 stored ones: pass prefill_chunk"
+        UnsupportedError, match=r"without 4 new tokens at once after 11 stored ones: pass prefill_chunk"
     ):
         second_turn(NearflashCache(make_engine(2)))
 

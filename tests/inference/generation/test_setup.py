@@ -21,7 +21,7 @@ def fill(engine, sequences, tokens, seed=3):
 
 
 @pytest.mark.parametrize("policy", [AttentionPolicy(), AttentionPolicy("sparf", local_window=4), PAGE])
-@pytest.mark.parametrize("device", ["host", "model:attend-tiny"])
+@pytest.mark.parametrize("device", ["cpu", "model:attend-tiny"])
 def test_there_is_room_for_what_was_asked(device, policy):
     with open_engine(SHAPE, policy, tokens=100, sequences=3, device=device) as engine:
         numbers = fill(engine, 3, 100)
@@ -63,9 +63,9 @@ def test_a_full_flash_is_an_error(tmp_path):
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
-    with pytest.raises(CommandError, match="path must be given with device host alone, not with 'model:attend-tiny'"):
+    with pytest.raises(CommandError, match="path must be given with device cpu alone, not with 'model:attend-tiny'"):
         open_engine(SHAPE, PAGE, tokens=8, sequences=1, device="model:attend-tiny", path=tmp_path / "kv")
-    with pytest.raises(CommandError, match="nand_block_pages must be 0 with device host, which has no NAND, not 64"):
+    with pytest.raises(CommandError, match="nand_block_pages must be 0 with device cpu, which has no NAND, not 64"):
         open_engine(SHAPE, PAGE, tokens=8, sequences=1, nand_block_pages=64)
     with pytest.raises(
         UnknownDeviceError, match=r"device must be one of model, .*model:attend-tiny.*, not 'model:update-tiny'"

@@ -35,7 +35,7 @@ def make_layout(group_tokens=16, interleaved=False, block_tokens=256, index_form
         # 7 of 8 entries, then all 4
         (dict(mode="sparf-page", top_k=1, local_window=1, min_tokens=100), 128, ResolvedPolicy(16, 7, 1, 0)),
         (dict(mode="sparf-page", top_k=1, local_window=1, min_tokens=100), 60, ResolvedPolicy(16, 4, 1, 0)),
-        # a tail of 200 tokens: 13 entries, and 5 of the others; then none; then nothing but a tail
+        # a suffix of 200 tokens: 13 entries, and 5 of the others; then none; then nothing but a suffix
         (dict(mode="sparf-page", top_k=5, keep_tail=True), 712, ResolvedPolicy(16, 18, 200, 0)),
         (dict(mode="sparf-page", top_k=5, keep_tail=True), 768, ResolvedPolicy(16, 5, 64, 0)),
         (dict(mode="sparf-page", top_k=0.25, keep_tail=True), 250, ResolvedPolicy(16, 16, 250, 0)),

@@ -48,7 +48,7 @@ def model_settings(policy, tokens, dim, layout):
 @pytest.mark.parametrize("name", POLICIES)
 def test_equals_the_model(name, form, make_heads, make_layout):
     policy, layout = POLICIES[name], make_layout(8, name != "sparf", 256, form)
-    q, k, v, seen = make_heads(positions=2, tokens=769)  # 768 is whole blocks, 769 has a tail
+    q, k, v, seen = make_heads(positions=2, tokens=769)  # 768 is whole blocks, 769 has a suffix
     done = sparse_attention(q, k, v, seen, policy, layout)
     reads = flash_reads(done.score_dims, done.chosen, seen, layout)
     for head in range(len(q)):
@@ -65,7 +65,7 @@ def test_equals_the_model(name, form, make_heads, make_layout):
             difference = np.abs(done.out[head, position].numpy() - exact.out).max()
             assert difference <= 2**-8 * np.abs(half[1]).max()
             wanted = traffic(settings, exact.score_dims, exact.chosen)
-            for kind in ("index", "tail", "gather"):
+            for kind in ("index", "suffix", "gather"):
                 own, theirs = getattr(reads, kind), getattr(wanted, kind)
                 assert int(own.codewords[head, position]) == theirs.codewords
 

@@ -49,7 +49,7 @@ def assert_same(a, b):
 
 
 def dequantised(k, kind):
-    """K as the index has it, the tail as it is."""
+    """K as the index has it, the unindexed suffix as it is."""
     k, covered = k.astype(np.float64), kind.scanned(len(k))
     if kind.index_format is not FP16:
         for start in range(0, covered, kind.block_tokens):

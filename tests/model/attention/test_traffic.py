@@ -37,12 +37,12 @@ def test_index_reads_the_rows_of_its_dims(index, block, rows, row_codewords):
     found = traffic(kind, dims, np.zeros(2 * block + 40, bool))
     pages = len({c // rows for c in dims.tolist()})
     assert found.index == Reads(2 * pages, 2 * 6 * row_codewords, 2 * 6 * block * index.bits // 8)
-    assert found.tail == Reads(3, 2 * 8 + 4, 40 * 256), "K alone: 16, 16 and 8 tokens of 256 bytes"
+    assert found.suffix == Reads(3, 2 * 8 + 4, 40 * 256), "K alone: 16, 16 and 8 tokens of 256 bytes"
     assert found.all == Reads(2 * pages + 3, 12 * row_codewords + 20, found.index.used_bytes + 40 * 256)
 
 
 def test_dense_has_no_scan():
     kind = Settings(Mode.DENSE | Mode.REFERENCE, 128, 0.2, reference=(0,), interleaved=True, group_tokens=8)
     found = traffic(kind, np.empty(0, np.int64), np.ones(100, bool))
-    assert found.index == found.tail == Reads(0, 0, 0) and found.gather == Reads(13, 100, 51200)
+    assert found.index == found.suffix == Reads(0, 0, 0) and found.gather == Reads(13, 100, 51200)
     assert found.all.asked_bytes == 51200 and found.all.channel_bytes == 100 * 552

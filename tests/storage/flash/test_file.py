@@ -1,4 +1,4 @@
-"""Flash in a file: pages come back checked, blank, damaged and misdirected ones are named, errors leave it closed."""
+"""Flash in a file: pages come back checked, erased, damaged and misdirected ones are named, errors leave it closed."""
 
 import errno
 import os
@@ -78,12 +78,12 @@ def test_pages_next_to_each_other_are_one_transfer(path, base):
 def test_blank_and_erased_pages_are_named(path):
     with FileFlash.create(path, GEOMETRY) as flash:
         written = batch([5, 6])
-        with pytest.raises(PageError, match=r"sequence 7, layer 1, head 2, token page 5 is blank.*at page 4 of the"):
+        with pytest.raises(PageError, match=r"sequence 7, layer 1, head 2, token page 5 is erased.*at page 4 of the"):
             flash.read(np.array([4]), written.keys[:1])
         flash.program(np.array([4, 5]), written)
         flash.read(np.array([4, 5]), written.keys)
         flash.erase(0)
-        with pytest.raises(PageError, match=r"token page 6 is blank.*1 more of these pages") as caught:
+        with pytest.raises(PageError, match=r"token page 6 is erased.*1 more of these pages") as caught:
             flash.read(np.array([5, 4]), written.keys[::-1])
         assert [page for page, _ in caught.value.pages] == [5, 4]
         flash.program(np.array([0]), batch([9]))
@@ -133,7 +133,7 @@ def test_a_flash_is_emptied_and_other_files_are_left_alone(path):
         flash.program(np.array([0]), written)
     with FileFlash.open(path) as flash:
         assert flash.about == {"for": "a test"}
-    with FileFlash.create(path, GEOMETRY) as flash, pytest.raises(PageError, match="blank"):
+    with FileFlash.create(path, GEOMETRY) as flash, pytest.raises(PageError, match="erased"):
         flash.read(np.array([0]), written.keys)
     with FileFlash.open(path) as flash:
         assert flash.about == {}
@@ -163,7 +163,7 @@ def test_block_devices(block_device):
     device, written = block_device, batch([1, 2])
     for _ in range(2):
         with FileFlash.create(device, GEOMETRY) as flash:
-            with pytest.raises(PageError, match="blank"):
+            with pytest.raises(PageError, match="erased"):
                 flash.read(np.array([0]), written.keys[:1])
             flash.program(np.array([0, 1]), written)
             with pytest.raises(StateError, match="busy"):
@@ -212,7 +212,7 @@ def test_data_is_written_before_its_records(path):
         engine.left = 1  # the data
         with pytest.raises(StorageFullError, match="no room while writing"):
             flash.program(np.array([0, 1]), written)
-    with FileFlash.open(path) as flash, pytest.raises(PageError, match="blank"):
+    with FileFlash.open(path) as flash, pytest.raises(PageError, match="erased"):
         flash.read(np.array([0]), written.keys[:1])
 
 

@@ -56,7 +56,7 @@ def test_blocks_are_programmed_in_order_and_erased(flash, batch):
     with pytest.raises(StateError, match="rising order in an erased block"):
         flash.program(np.array([1, 2]), batch)
     flash.erase(0)
-    with pytest.raises(PageError, match="is blank"):
+    with pytest.raises(PageError, match="is erased"):
         flash.read(np.array([0]), KEYS[:1])
     flash.program(np.array([0, 1]), batch)
 

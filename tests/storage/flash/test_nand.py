@@ -46,11 +46,11 @@ def test_pages_come_back(device):
 
 def test_where_pages_lie(device):
     flash = flash_of(device, first_block=5)
-    assert flash.geometry.lanes == 8 and flash.geometry.blocks == 24
+    assert flash.geometry.lun_queues == 8 and flash.geometry.blocks == 24
     assert flash.entry(0) == PageEntry(0, 0, 20)
     assert flash.entry(11 * ROWS + 3) == PageEntry(1, 1, 20 + ROWS + 3)
     paired = flash_of(device, paired=True)
-    assert paired.geometry.lanes == 4 and paired.geometry.pages_per_block == 2 * ROWS
+    assert paired.geometry.lun_queues == 4 and paired.geometry.pages_per_block == 2 * ROWS
     assert paired.entry(3 * 2 * ROWS + 4) == PageEntry(1, 2, 2)
     assert paired.entry(3 * 2 * ROWS + 5) == PageEntry(1, 3, 2)
 
@@ -60,7 +60,7 @@ def test_blocks_are_erased_before_their_first_use_and_on_demand(device):
     flash.program(np.array([0, 1]), batch([0, 0], first=[0, 8]))
     assert device.nand.erases == {(0, 0, 0): 1, (0, 1, 0): 1}
     flash.erase(0)
-    with pytest.raises(PageError, match="token page 0 is blank"):
+    with pytest.raises(PageError, match="token page 0 is erased"):
         flash.read(np.array([0]), batch([0]).keys)
     flash.program(np.array([0, 1]), batch([1, 1], first=[0, 8]))
     assert device.nand.erases == {(0, 0, 0): 2, (0, 1, 0): 2}

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from nearflash.abi.errors import StateError
-from nearflash.storage.io.sealed import crc32, is_blank, is_sealed, seal, unseal
+from nearflash.storage.io.sealed import crc32, is_erased, is_sealed, seal, unseal
 
 BODY = {"step": 7, "name": "x" * 40}
 
 
 def test_round_trip():
     block = seal("table", BODY)
-    assert block.nbytes == 4096 and is_sealed(block) and not is_blank(block)
+    assert block.nbytes == 4096 and is_sealed(block) and not is_erased(block)
     assert unseal("table", block) == BODY
     assert block.tobytes().startswith(b"nearflash.table ")
 

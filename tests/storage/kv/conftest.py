@@ -85,10 +85,10 @@ def stored() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         pages = at.token_pages[..., None] + np.arange(store.layout.group_pages)
         last = len(groups) * size
         read = store.read(pages.reshape(-1), store.pages.token_keys(sequence, layer, groups).reshape(-1))
-        parts = zip(store.pages.token_values(read.data), (at.tail_k, at.tail_v), strict=True)
+        parts = zip(store.pages.token_values(read.data), (at.suffix_k, at.suffix_v), strict=True)
         return tuple(
-            np.concatenate([full.reshape(shape.kv_heads, last, shape.dim), tail[:, last - at.flash_tokens :]], axis=1)
-            for full, tail in parts
+            np.concatenate([full.reshape(shape.kv_heads, last, shape.dim), suffix[:, last - at.flash_tokens :]], axis=1)
+            for full, suffix in parts
         )
 
     return stored

@@ -61,8 +61,8 @@ class Expected:
                 assert np.array_equal(found[0], k) and np.array_equal(found[1], v)
                 at = store.layer(number, layer)
                 assert at.tokens == k.shape[1] and at.flash_tokens in {at.tokens // n * n for n in (GROUP, BLOCK)}
-                assert np.array_equal(at.tail_k, k[:, at.flash_tokens :])
-                assert np.array_equal(at.tail_v, v[:, at.flash_tokens :])
+                assert np.array_equal(at.suffix_k, k[:, at.flash_tokens :])
+                assert np.array_equal(at.suffix_v, v[:, at.flash_tokens :])
                 assert at.token_pages.shape[1] == at.tokens // GROUP
                 blocks = range(at.tokens // BLOCK)
                 keys = store.pages.index_keys(number, layer, blocks)
@@ -83,7 +83,7 @@ def test_random_calls(make_store, stored, interleaved, channels, luns, blocks, b
     for seed in range(3):
         with make_store(
             memory=True, interleaved=interleaved, channels=channels, luns=luns, blocks=blocks, pages_per_block=16,
-            buffer_bytes=12 * 4096, background=background, read_limit=50, tail_bytes=2 * TAIL_BYTES,
+            buffer_bytes=12 * 4096, background=background, read_limit=50, suffix_bytes=2 * TAIL_BYTES,
         ) as store:  # fmt: skip
             expected = Expected(store, seed)
             for step in range(150):

@@ -14,12 +14,12 @@ SIZE = 4
 
 @pytest.fixture
 def space():
-    """Two lanes of five blocks of four pages."""
+    """Two LUN queues of five blocks of four pages."""
     return BlockSpace(FlashGeometry(4096, SIZE, 2, 1, 10))
 
 
-def fill(space, kind, lane, count):
-    pages = space.take(kind, lane, count)
+def fill(space, kind, queue, count):
+    pages = space.take(kind, queue, count)
     space.own(pages, page_keys(1, 0, 0, np.arange(count), kind))
     return pages
 
@@ -29,7 +29,7 @@ def need(tokens=(0, 0), index=(0, 0)):
 
 
 def test_kinds_and_lanes_have_blocks_of_their_own(space):
-    tokens, index, other = (fill(space, PageKind(kind), lane, 5) for kind, lane in ((0, 0), (1, 0), (0, 1)))
+    tokens, index, other = (fill(space, PageKind(kind), queue, 5) for kind, queue in ((0, 0), (1, 0), (0, 1)))
     blocks = [set((pages // SIZE).tolist()) for pages in (tokens, index, other)]
     assert blocks == [{0, 2}, {4, 6}, {1, 3}]
     assert [space.kind(block) for block in (0, 4, 1)] == [PageKind.TOKEN, PageKind.INDEX, PageKind.TOKEN]

@@ -16,11 +16,11 @@ from nearflash.storage.kv.file import file_geometry
 
 
 @pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("interleaved, lanes", [(True, (1, 1)), (False, (1, 1)), (True, (2, 2)), (False, (2, 2))])
-def test_what_is_appended_comes_back(make_store, draw, stored, interleaved, lanes, background):
+@pytest.mark.parametrize("interleaved, queues", [(True, (1, 1)), (False, (1, 1)), (True, (2, 2)), (False, (2, 2))])
+def test_what_is_appended_comes_back(make_store, draw, stored, interleaved, queues, background):
     k, v = draw(1, 333)
     with make_store(
-        interleaved=interleaved, channels=lanes[0], luns=lanes[1], background=background, buffer_bytes=1 << 16
+        interleaved=interleaved, channels=queues[0], luns=queues[1], background=background, buffer_bytes=1 << 16
     ) as store:
         store.add()
         sequence = store.add()
@@ -33,7 +33,7 @@ def test_what_is_appended_comes_back(make_store, draw, stored, interleaved, lane
         assert head.page_tag == PageTag(sequence, 1, 2) and head.tokens == 333
         assert head.token_pages.shape == (20,) and head.index_pages.shape == (5 * 4,)
         assert head.flash_tokens == 320  # of a block, too
-        assert np.array_equal(head.tail_k, k[2, 320:]) and np.array_equal(head.tail_v, v[2, 320:])
+        assert np.array_equal(head.suffix_k, k[2, 320:]) and np.array_equal(head.suffix_v, v[2, 320:])
         assert np.array_equal(head.v_mean, store.layer(sequence, 1).v_mean[2])
         assert store.lengths == {0: 0, sequence: 0}
         store.append(sequence, 0, k[:, :7], v[:, :7])
@@ -47,8 +47,8 @@ def test_a_heads_groups_go_round_channels_and_units(make_store, draw):
         sequence, geometry = store.add(), store.flash.geometry
         store.append(sequence, 0, *draw(1, 128))
         at = store.layer(sequence, 0)
-        lanes = at.token_pages // geometry.pages_per_block % geometry.lanes
-        assert (np.sort(lanes.reshape(3, 2, 4)) == np.arange(4)).all()
+        queues = at.token_pages // geometry.pages_per_block % geometry.lun_queues
+        assert (np.sort(queues.reshape(3, 2, 4)) == np.arange(4)).all()
         blocks = at.index_pages.reshape(3, 2, -1) // geometry.pages_per_block
         channels, luns = blocks % 2, blocks // 2 % 2
         assert (channels == channels[..., :1]).all()
@@ -58,22 +58,22 @@ def test_a_heads_groups_go_round_channels_and_units(make_store, draw):
 def test_tails_stay_in_memory_while_there_is_room(make_store, draw):
     """Of two sequences at a time; blocks are indexed without reading a page back, those of the third from flash."""
     k, v = draw(1, 140)
-    with make_store(tail_bytes=100_000, memory=True, buffer_bytes=8192) as store:
+    with make_store(suffix_bytes=100_000, memory=True, buffer_bytes=8192) as store:
         kept, also, third = (store.add() for _ in range(3))
-        assert store.tail_bytes == (2 * 64 + 16) * store.shape.token_bytes
+        assert store.suffix_bytes == (2 * 64 + 16) * store.shape.token_bytes
         for number in (kept, also, third):
             for start, end in [(0, 40), (40, 60), (60, 70), (70, 128), (128, 140)]:
                 store.append(number, 1, k[:, start:end], v[:, start:end])
             reads = store.statistics.read_pages
             assert (reads > 0) == (number == third)
             at = store.layer(number, 1)
-            assert at.flash_tokens == 128 and np.array_equal(at.tail_v, v[:, 128:])
+            assert at.flash_tokens == 128 and np.array_equal(at.suffix_v, v[:, 128:])
         store.append(kept, 1, k[:, :20], v[:, :20])
         store.append(third, 1, k[:, :20], v[:, :20])
-        assert store.layer(kept, 1).tail_k.shape[1] == 32 and store.layer(third, 1).tail_k.shape[1] == 0
+        assert store.layer(kept, 1).suffix_k.shape[1] == 32 and store.layer(third, 1).suffix_k.shape[1] == 0
         store.free(kept)
         assert store.layer(store.add(), 0).tokens == 0
-        assert store.tail_bytes == (2 * 64 + 16) * store.shape.token_bytes
+        assert store.suffix_bytes == (2 * 64 + 16) * store.shape.token_bytes
 
 
 def test_staged_pages_are_read_from_memory_and_programmed_for_devices(make_store, draw, stored):
@@ -118,7 +118,7 @@ def test_a_flipped_bit_is_named_by_its_tokens(make_store, draw, tmp_path, kind):
 
 
 def test_a_damaged_page_stops_what_needs_it_until_its_sequence_is_freed(make_store, draw, stored, tmp_path):
-    with make_store(blocks=4, pages_per_block=16, interleaved=True, tail_bytes=0) as store:
+    with make_store(blocks=4, pages_per_block=16, interleaved=True, suffix_bytes=0) as store:
         damaged, other = store.add(), store.add()
         store.append(damaged, 0, *draw(1, 40))
         store.append(other, 0, *draw(2, 40))
@@ -127,7 +127,7 @@ def test_a_damaged_page_stops_what_needs_it_until_its_sequence_is_freed(make_sto
             file.seek(store.flash.offset(int(store.layer(damaged, 0).token_pages[1, 0])))
             file.write(b"\xff\x00\xff")
         with pytest.raises(PageError, match=rf"sequence {damaged}, layer 0, head 1.*tokens \[0, 16\)"):
-            store.append(damaged, 0, *draw(3, 24))  # completes an embedding block
+            store.append(damaged, 0, *draw(3, 24))  # completes an index block
         assert store.layer(damaged, 0).tokens == 40
         store.append(other, 0, *draw(4, 24))
         store.free(damaged)

@@ -70,10 +70,10 @@ def test_a_whole_file(filled, capsys):
 ])  # fmt: skip
 def test_a_torn_page_is_named(filled, capsys, key, names):
     with FileFlash.open(filled) as flash:
-        keys, _, blank = flash.headers(np.arange(flash.geometry.pages))
+        keys, _, erased = flash.headers(np.arange(flash.geometry.pages))
         sequence, layer, head, index, kind, first = key
         same = (keys["sequence"] == sequence) & (keys["layer"] == layer) & (keys["head"] == head)
-        pages = np.flatnonzero(~blank & same & (keys["index"] == index) & (keys["kind"] == kind))
+        pages = np.flatnonzero(~erased & same & (keys["index"] == index) & (keys["kind"] == kind))
         offset = flash.offset(int(pages[-1] if first else pages[0]))
     flip(filled, offset + 100)
     assert main(["kv", "verify", str(filled)]) == 1
@@ -138,7 +138,7 @@ def test_killed_while_it_writes(path, background):
         process.communicate(timeout=60)
         found = verify(path)
         assert found.torn == []
-        most = max(most, found.whole)
+        most = max(most, found.valid)
         check_contents(path)
     assert most > 100
 

@@ -41,7 +41,7 @@ class Mode(IntFlag):
     DENSE = 1 << 0
     """All tokens: no scan, no selection; needs REFERENCE."""
     PAGE = 1 << 1
-    """Select whole token groups (else single tokens, with the fine filter)."""
+    """Select whole KV page groups (else single tokens, with the fine filter)."""
     PROBABILITY = 1 << 2
     """Rank by probability summed over the group (else by logits summed over the group)."""
     REFERENCE = 1 << 3
@@ -72,10 +72,10 @@ class AttendDescriptor:
     local_window: int
     """l: the last tokens, always selected."""
     group_tokens: int
-    """n, tokens of a token group."""
+    """n, tokens of a KV page group."""
     interleaved: bool
     block_tokens: int
-    """T, tokens of an embedding block."""
+    """T, tokens of an index block."""
     index_format: IndexFormat
     page_bytes: int
     scale: float

@@ -79,7 +79,7 @@ PAGE_FAULT_ADVICE: dict[PageFault, str] = {
 class PageOperation:
     """One page to program or read, or one block to erase.
 
-    Sealed codewords (docs/contracts/attention.md, 2) lie one behind the other at byte address `address`, a multiple
+    Sealed codewords (docs/contracts/attention.md, 2) lie one after the other at byte address `address`, a multiple
     of 8. PageTag, index, kind and `second` are what their CRC covers; an erase needs none of it.
     """
 
@@ -97,7 +97,7 @@ class PageOperation:
     """Page index of the page tag."""
     page_kind: PageKind = PageKind.TOKEN
     second: bool = False
-    """V's page of a separate token group: its codewords are numbered after K's."""
+    """V's page of a separate KV page group: its codewords are numbered after K's."""
 
     @property
     def sealed_bytes(self) -> int:

@@ -27,7 +27,7 @@ class IndexFormat(IntEnum):
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """Token groups: K and V of `tokens` consecutive tokens. Raises CommandError where they do not fit a page."""
+    """KV page groups: K and V of `tokens` consecutive tokens. Raises CommandError where they do not fit a page."""
 
     page_bytes: int
     dim: int

@@ -7,7 +7,7 @@ this is a mean over tokens); `delta_nll_percent_error` its standard error over t
 other files; these are odd ones.
 
 `flash_fraction` is of the bytes of a KV head's K and V (4·d·S): codewords asked of flash, of the index and of chosen
-tokens. The tail (tokens behind the last whole embedding block) is in memory (KvStore): what is read there is
+tokens. The unindexed suffix (tokens after the last whole index block) is in memory (KvStore): what is read there is
 `memory_fraction`. `flash_fraction_indexed` is of the K and V in whole blocks alone: about what S a multiple of T takes.
 `flash_fraction_pages` is that of reading whole pages. A row with a `skipped` key measured nothing.
 """

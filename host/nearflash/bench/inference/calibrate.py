@@ -136,7 +136,7 @@ def _best(tables: _Tables, weight: float) -> tuple[dict[tuple[int, int], tuple[i
 
 
 class _GroupSums:
-    """Attention to any choice of token groups of one head, from sums over each group."""
+    """Attention to any choice of KV page groups of one head, from sums over each group."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, each: int, scaling: float) -> None:
         hidden = torch.arange(len(k)) >= tokens.unsqueeze(-1)

@@ -1,7 +1,7 @@
-"""What the steps of bench `generate` decode behind: random numbers, or K and V of English text.
+"""What the steps of bench `generate` decode after: random numbers, or K and V of English text.
 
 Text is that of the reference manual that comes with Python (pydoc_data.topics), in pieces of TEXT_TOKENS tokens, as
-many as SmolLM2 was trained for; a context of more is K and V of several pieces one behind the other, each sequence's
+many as SmolLM2 was trained for; a context of more is K and V of several pieces one after the other, each sequence's
 own piece last, whose next tokens the steps take.
 """
 
@@ -29,7 +29,7 @@ TEXT_TOKENS = 8000
 
 @dataclass(frozen=True)
 class Contexts:
-    """Sequences, and the tokens that are decoded behind them."""
+    """Sequences, and the tokens that are decoded after them."""
 
     model: Any
     tokens: int

@@ -1,9 +1,9 @@
 """Attention that reads all K and V from disk in every step: what offloading without near-storage attention does.
 
-    layer l: K and V of all sequences, one behind the other ──► attention     (as FlexGen keeps them)
+    layer l: K and V of all sequences, one after the other ──► attention     (as FlexGen keeps them)
     layer l + 1: read meanwhile, in pieces of 8 MiB by several threads
 
-Tokens that are appended stay in memory behind those on disk: their writes are not charged to it.
+Tokens that are appended stay in memory, after those on disk: their writes are not charged to it.
 Source: FlexGen (arXiv 2303.06865), section 3.
 """
 
@@ -35,23 +35,23 @@ class FullKvEngine(Engine):
     """Sequences of `tokens` tokens each on disk; `sequences` of them.
 
     The first append of a sequence to a layer goes to disk and must bring all `tokens`; later ones stay in memory. Of
-    the layers as many as fit `memory_bytes` are in memory, too, and are not read; they are spread among the others.
+    the layers as many as fit `cache_bytes` are in memory, too, and are not read; they are spread among the others.
     """
 
     name = "full-kv"
 
-    def __init__(self, path: Path, shape: KvShape, *, sequences: int, tokens: int, memory_bytes: int = 0) -> None:
+    def __init__(self, path: Path, shape: KvShape, *, sequences: int, tokens: int, cache_bytes: int = 0) -> None:
         self.kv_heads, self._shape = shape.kv_heads, shape
         self._kv_shape = (sequences, 2, shape.kv_heads, tokens, shape.dim)
         self._layer_bytes = -(-2 * int(np.prod(self._kv_shape)) // BLOCK_BYTES) * BLOCK_BYTES
         self._file = DirectFile.create(path, self._layer_bytes * shape.layers)
         self._buffers = [aligned_buffer(self._layer_bytes) for _ in range(2)]
-        count_kept = min(memory_bytes // self._layer_bytes, shape.layers - 1)
+        count_kept = min(cache_bytes // self._layer_bytes, shape.layers - 1)
         spread = {number * shape.layers // count_kept for number in range(count_kept)}
         self._kept = {layer: aligned_buffer(self._layer_bytes) for layer in spread}
         on_disk = [layer for layer in range(shape.layers) if layer not in spread]
         self._next = dict(zip(on_disk, on_disk[1:] + on_disk[:1], strict=True))
-        """The layer that is read behind each one that is read."""
+        """The layer that is read after each one."""
         self._pool = ThreadPoolExecutor(_THREADS, "full-kv")
         self._ahead: tuple[int, list[Future[None]]] | None = None
         self._later: dict[tuple[int, int], list[tuple[F16, F16]]] = {}
@@ -60,7 +60,7 @@ class FullKvEngine(Engine):
         self._counters = EngineCounters()
 
     @property
-    def memory_bytes(self) -> int:
+    def cache_bytes(self) -> int:
         """Memory for K and V."""
         return (2 + len(self._kept)) * self._layer_bytes
 

@@ -3,12 +3,12 @@
     full-kv       every step reads all K and V, layer by layer, the next layer ahead (full_kv.py)
     full-kv-kept  the same, but for the layers that fit MEMORY_BYTES
     memory        transformers' DynamicCache, where K and V fit MEMORY_BYTES
-    sparf         HostEngine, tokens by approximate scores (1 of 16), from the pages that hold them
-    sparf-page    HostEngine, whole token groups by approximate scores (1 of 8; `-16th`: 1 of 16)
+    sparf         CpuEngine, tokens by approximate scores (1 of 16), from the pages that hold them
+    sparf-page    CpuEngine, KV page groups by approximate scores (1 of 8; `-16th`: 1 of 16)
 
-Engines keep the int4 index in memory, an eighth of K and V, and tails (kv_tail_bytes). In part `text` they also keep
-token groups that they read, up to MEMORY_BYTES with the index: how often one is wanted again depends on the text. In
-the parts of random numbers, where it would depend on nothing real, they keep none. Budgets are by count.
+Engines keep the int4 index in memory, an eighth of K and V, and unindexed suffixes (kv_suffix_bytes). In part `text`
+they also keep KV page groups that they read, up to MEMORY_BYTES with the index: how often one is wanted again depends
+on the text. In the parts of random numbers, where it would depend on nothing real, they keep none. top_k is a count.
 """
 
 import statistics
@@ -32,8 +32,8 @@ from nearflash.bench.inference.full_kv import FullKvEngine
 from nearflash.bench.options import Option
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import EngineCounters
-from nearflash.inference.engines.cpu import HostEngine
-from nearflash.inference.engines.setup import split_memory
+from nearflash.inference.engines.cpu import CpuEngine
+from nearflash.inference.engines.setup import split_cache
 from nearflash.inference.models import SMOLLM2, load_model
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.flash.file import FileFlash
@@ -70,7 +70,7 @@ class _Case:
     name: str
     contexts: Contexts
     keeps: bool = False
-    """Token groups that were read stay in memory."""
+    """KV page groups that were read stay in memory."""
 
     @property
     def kv_bytes(self) -> int:
@@ -128,8 +128,8 @@ def _measure(case: _Case, warm_up: int, steps: int) -> dict[str, Any]:
                 step()
             before = engine.counters + EngineCounters()
             times = [_timed(step) for _ in range(steps)]
-            counters, memory = engine.counters - before, engine.memory_bytes
-            tails = engine.store.tail_bytes if isinstance(engine, HostEngine) else 0
+            counters, memory = engine.counters - before, engine.cache_bytes
+            suffixes = engine.store.suffix_bytes if isinstance(engine, CpuEngine) else 0
     finally:
         torch.set_num_threads(threads)
     contexts, made = case.contexts, steps * case.contexts.batch
@@ -146,7 +146,7 @@ def _measure(case: _Case, warm_up: int, steps: int) -> dict[str, Any]:
         "seconds_of_a_step": {phase: seconds / steps for phase, seconds in counters.seconds.items()},
         "kv_bytes": case.kv_bytes,
         "kv_memory_bytes": memory,
-        "kv_tail_bytes": tails,
+        "kv_suffix_bytes": suffixes,
         "memory_budget_bytes": MEMORY_BYTES,
         **contexts.about,
         "unit": "tokens/s",
@@ -157,13 +157,13 @@ def _measure(case: _Case, warm_up: int, steps: int) -> dict[str, Any]:
 class _InMemory:
     """What a DynamicCache has in place of an engine."""
 
-    memory_bytes: int
+    cache_bytes: int
     counters: EngineCounters = field(default_factory=EngineCounters)
 
 
 @contextmanager
 def _prepared(case: _Case) -> Iterator[tuple[Callable[[], None], Any]]:
-    """A decode step behind the contexts, and the engine."""
+    """A decode step after the contexts, and the engine."""
     contexts = case.contexts
     if case.name == "memory":
         kept = DynamicCache(config=contexts.model.config)
@@ -177,24 +177,24 @@ def _prepared(case: _Case) -> Iterator[tuple[Callable[[], None], Any]]:
             for layer in range(SHAPE.layers):
                 for sequence, kv in zip(cache.rows(contexts.batch), contexts.kv(layer), strict=True):
                     engine.append(sequence, layer, *kv)
-            if isinstance(engine, HostEngine):
+            if isinstance(engine, CpuEngine):
                 engine.store.flush()
             yield _step(contexts, cache), engine
 
 
-def _engine(folder: Path, case: _Case) -> HostEngine | FullKvEngine:
+def _engine(folder: Path, case: _Case) -> CpuEngine | FullKvEngine:
     tokens, batch = case.contexts.tokens, case.contexts.batch
     if case.name not in POLICIES:
         kept = MEMORY_BYTES if case.name == "full-kv-kept" else 0
-        return FullKvEngine(folder / "kv", SHAPE, sequences=batch, tokens=tokens, memory_bytes=kept)
+        return FullKvEngine(folder / "kv", SHAPE, sequences=batch, tokens=tokens, cache_bytes=kept)
     pages = batch * SHAPE.layers * SHAPE.kv_heads * (tokens // LAYOUT.group_tokens) * 9 // 8
     blocks = -(-pages // _PAGES_PER_BLOCK) + 8
     flash = FileFlash.create(
         folder / "kv", FlashGeometry(LAYOUT.page_bytes, _PAGES_PER_BLOCK, 1, 1, blocks), engine=QueueEngine()
     )
     store = KvStore(flash, SHAPE, LAYOUT, buffer_bytes=_STAGE_BYTES)
-    index, groups = split_memory(MEMORY_BYTES, SHAPE, LAYOUT, tokens, batch)
-    return HostEngine(store, POLICIES[case.name], index_bytes=index, group_bytes=groups if case.keeps else 0)
+    index, groups = split_cache(MEMORY_BYTES, SHAPE, LAYOUT, tokens, batch)
+    return CpuEngine(store, POLICIES[case.name], index_cache_bytes=index, page_cache_bytes=groups if case.keeps else 0)
 
 
 def _step(contexts: Contexts, cache: Any) -> Callable[[], None]:

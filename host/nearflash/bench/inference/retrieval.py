@@ -1,6 +1,6 @@
 """Looking values up: the share of words that a model finds again by their names in thousands of tokens of filler.
 
-A prompt holds lines such as `Alice = apple`, of several names, spread over filler sentences; behind it stands the
+A prompt holds lines such as `Alice = apple`, of several names, spread over filler sentences; after it stands the
 beginning of one of those lines. A word is found where, of all of them, its first token has the largest logit. The
 prompt is dense, the question attends by the mode. Prompts are drawn with a seed; the model is SmolLM2-135M-Instruct.
 """

@@ -2,7 +2,7 @@
 
 Baselines get one budget, a share of the tokens, and round it to what they choose in: H2O keeps its tokens together and
 reads just them, Quest reads its pages and the least and largest K of every page, a local window reads its tokens. What
-lies behind the last whole block of 1,024 tokens is in memory for them, too.
+lies after the last whole block of 1,024 tokens is in memory for them, too.
 """
 
 from dataclasses import dataclass
@@ -35,13 +35,13 @@ class Setting:
     """Of a row: what it was set to."""
     attend: Attend
     block_tokens: int
-    """T: what lies behind the last whole block of so many tokens is in memory."""
+    """T: what lies after the last whole block of so many tokens is in memory."""
     history: bool = False
     """Whether `attend` needs that of the prefix."""
 
 
 def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
-    """Attention by a policy, reading pages of `layout` by the codeword, the tail in memory; `sparq` what it uses."""
+    """Attention by a policy, reading pages of `layout` by the codeword, the suffix in memory; `sparq` what it uses."""
 
     def attend(given: HeadWindow) -> tuple[Tensor, FlashUse]:
         own = policy.at(given.layer, given.head)
@@ -49,8 +49,8 @@ def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
         if own.mode is AttentionMode.SPARQ:
             score_dims, chosen = done.score_dims.sum(dim=-1) / (2 * dim), done.chosen.sum(dim=-1) / given.tokens
             return done.out, FlashUse(index=float(score_dims.mean()), gather=float(chosen.mean()))
-        reads = flash_reads(done.score_dims, done.chosen, given.tokens, layout, tail_in_memory=True)
-        by_codeword = [each.bytes for each in (reads.index, reads.tail, reads.gather, reads.memory)]
+        reads = flash_reads(done.score_dims, done.chosen, given.tokens, layout, suffix_in_memory=True)
+        by_codeword = [each.bytes for each in (reads.index, reads.suffix, reads.gather, reads.memory)]
         parts = (*by_codeword, reads.pages * layout.page_bytes)
         return done.out, FlashUse(*(float((part / dense_bytes(given.tokens, dim)).mean()) for part in parts))
 

@@ -30,18 +30,18 @@ class FlashUse:
     """Flash bytes of a KV head as fractions of its K and V in fp16; means over positions and heads."""
 
     index: float = 0.0
-    tail: float = 0.0
-    """K of the tokens behind the last whole embedding block, for the scan."""
+    suffix: float = 0.0
+    """K of the tokens after the last whole index block, for the scan."""
     gather: float = 0.0
     memory: float = 0.0
-    """Read in the device's memory, not on flash: K of the tail for the scan, then its chosen tokens."""
+    """Read in the device's memory, not on flash: K of the unindexed suffix for the scan, then its chosen tokens."""
     pages: float = 0.0
     """All that is read on flash, where pages can only be read whole."""
 
     @property
     def all(self) -> float:
         """All that is read on flash, by codewords."""
-        return self.index + self.tail + self.gather
+        return self.index + self.suffix + self.gather
 
     @classmethod
     def mean(cls, uses: list[Self]) -> Self:
@@ -90,7 +90,7 @@ class Prefix:
             self._model(part[None], past_key_values=self._cache, logits_to_keep=1, **options)
 
     def logits(self, window: Tensor, attend: Attend, *, gradients: bool = False) -> tuple[Tensor, FlashUse]:
-        """Logits (P, vocabulary) behind each token of the window (P,), and the flash bytes of all heads."""
+        """Logits (P, vocabulary) after each token of the window (P,), and the flash bytes of all heads."""
         uses: list[FlashUse] = []
         options = {"attend": attend, "uses": uses, "history": self._history}
         with torch.set_grad_enabled(gradients):

@@ -39,9 +39,9 @@ class Head:
     v_mean: NDArray[np.float32]
     """(dim,), the mean of all values so far."""
     token_table: NDArray[np.uint64]
-    """Page entries (abi.attend.pages.PageEntry) of the token groups."""
+    """Page entries (abi.attend.pages.PageEntry) of the KV page groups."""
     index_table: NDArray[np.uint64]
-    """Page entries of the embedding pages; empty where there are none."""
+    """Page entries of the index pages; empty where there are none."""
 
     def __post_init__(self) -> None:
         one = self.descriptor
@@ -160,7 +160,7 @@ class PlacedBatch:
         )
 
     def _put(self, array: NDArray[np.generic]) -> int:
-        """Put an array's bytes behind what is there; its device address."""
+        """Put an array's bytes after what is there; its device address."""
         start = self._end
         self.buffer.host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._end = start + -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

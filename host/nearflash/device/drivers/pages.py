@@ -55,10 +55,10 @@ class NandPage:
     entry: PageEntry
     page_tag: PageTag
     index: int
-    """Page index: token group, or b·ceil(d/m) + j."""
+    """Page index: KV page group, or b·ceil(d/m) + j."""
     kind: PageKind
     second: bool = False
-    """V's page of a separate token group."""
+    """V's page of a separate KV page group."""
 
     def __post_init__(self) -> None:
         if self.entry.address is not None:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from nearflash.abi.errors import NonFiniteError, ShapeError, UnsupportedError
-from nearflash.inference.engines.background import WriteBehind
 from nearflash.inference.engines.base import Engine
+from nearflash.inference.engines.write_behind import WriteBehind
 
 __all__ = ["NearflashCache", "NewTokens"]
 
@@ -155,7 +155,7 @@ class _Layer(CacheLayerMixin):
         tokens = key_states.shape[-2]
         if tokens > 1 and self.length:
             raise _unsupported(
-                f"{tokens} new tokens at once behind {self.length} stored ones",
+                f"{tokens} new tokens at once after {self.length} stored ones",
                 "pass prefill_chunk_size=1 to generate, or all tokens with a new cache",
             )
         self.is_initialized = True

@@ -42,7 +42,7 @@ def split_heads(kv_heads: int, weights: Sequence[float]) -> list[int]:
 
 
 class CsdArray(Engine):
-    """An engine of engines: their KV heads one behind the other, each call on all of them at once.
+    """An engine of engines: their KV heads one after the other, each call on all of them at once.
 
     Raises DeviceLostError, with device, KV heads and sequences in its message, when an engine's device or flash fails,
     and for every call but `free` and `close` afterwards: a sequence is of no use without some of its heads. A flash

@@ -1,4 +1,4 @@
-"""What computes attention over stored KV: the interface of HostEngine, DeviceEngine and CsdArray."""
+"""What computes attention over stored KV: the interface of CpuEngine, DeviceEngine and CsdArray."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -65,7 +65,7 @@ class Engine(ABC):
     """
 
     name: str
-    """For messages: `host`, `verilator:attend-tiny`."""
+    """For messages: `cpu`, `verilator:attend-tiny`."""
     kv_heads: int
     """KV heads of a layer that this engine holds."""
 
@@ -79,7 +79,7 @@ class Engine(ABC):
 
     @abstractmethod
     def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
-        """Store k and v (kv_heads, t, d) of t tokens behind what is there.
+        """Store k and v (kv_heads, t, d) of t tokens after what is there.
 
         Raises ShapeError; StorageFullError before anything changed.
         """

@@ -1,4 +1,4 @@
-"""Attention by the host: it reads the pages that a policy asks for, and computes in float32.
+"""Attention on the CPU: it reads the pages that a policy asks for, and computes in float32.
 
     index rows of the chosen dims ─► approximate logits ─► chosen tokens ─► their groups ─► attention
 
@@ -20,8 +20,8 @@ from torch import Tensor
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.inference.engines.base import EngineCounters
 from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
-from nearflash.inference.engines.index_rows import IndexMemory, IndexRows, score_rows
-from nearflash.inference.engines.page_cache import GroupMemory
+from nearflash.inference.engines.index_rows import IndexCache, IndexRows, score_rows
+from nearflash.inference.engines.page_cache import PageCache
 from nearflash.inference.engines.store import StoreEngine
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import Scan, choose_tokens, scan_of
@@ -29,7 +29,7 @@ from nearflash.inference.sparse.selection import logit_scales, top_dims
 from nearflash.storage.flash.page import PageData, PageKeys
 from nearflash.storage.kv import KvStore
 
-__all__ = ["HostEngine"]
+__all__ = ["CpuEngine"]
 
 Ints = NDArray[np.int64]
 _P = ParamSpec("_P")
@@ -49,13 +49,13 @@ class _PartScan:
     places: Tensor
     """The same as indices, (H, r)."""
     index: Future[IndexRows]
-    tail: Future[NDArray[np.float16]]
-    """K (H, t, d) of the tokens behind the index."""
+    suffix: Future[NDArray[np.float16]]
+    """K (H, t, d) of the tokens after the index."""
 
     def logits(self, q: Tensor, scaling: float) -> Tensor:
         """(H, g, S) of q (H, g, d)."""
         near = q.gather(2, self.places[:, None].expand(-1, q.shape[1], -1))
-        keys = torch.from_numpy(self.tail.result()).float()
+        keys = torch.from_numpy(self.suffix.result()).float()
         scores = [score_rows(near, self.index.result(), self.scan.form), q * self.score_dims[:, None] @ keys.mT]
         return torch.cat(scores, dim=2) * logit_scales(q, self.score_dims, scaling)[..., None]
 
@@ -80,10 +80,10 @@ class _Part:
     groups: Future[Groups] = field(init=False)
 
 
-class HostEngine(StoreEngine):
+class CpuEngine(StoreEngine):
     """Attends by the policy to what the store holds.
 
-    What was read stays in memory: of the index up to `index_bytes`, of token groups up to `group_bytes`.
+    What was read stays in memory: of the index up to `index_cache_bytes`, of KV page groups up to `page_cache_bytes`.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class HostEngine(StoreEngine):
         policy: AttentionPolicy,
         *,
         first_head: int = 0,
-        index_bytes: int = 0,
-        group_bytes: int = 0,
-        name: str = "host",
+        index_cache_bytes: int = 0,
+        page_cache_bytes: int = 0,
+        name: str = "cpu",
     ) -> None:
         super().__init__(store, policy, first_head, name)
-        self._index = IndexMemory(index_bytes)
-        self._groups = GroupMemory(group_bytes, store.layout.group_pages * store.layout.page_bytes)
+        self._index = IndexCache(index_cache_bytes)
+        self._groups = PageCache(page_cache_bytes, store.layout.group_pages * store.layout.page_bytes)
         self._reader = ThreadPoolExecutor(1, "kv-reader")
         self._asked: list[Future[object]] = []
 
@@ -123,8 +123,8 @@ class HostEngine(StoreEngine):
         return out
 
     @property
-    def memory_bytes(self) -> int:
-        """Memory that the index and token groups take."""
+    def cache_bytes(self) -> int:
+        """Memory that the index and KV page groups take."""
         return self._index.size_bytes + self._groups.size_bytes
 
     @property
@@ -157,7 +157,7 @@ class HostEngine(StoreEngine):
                 dims = top_dims(part.q, scan.score_dims)
                 places = dims.nonzero()[:, 1].reshape(len(own), scan.score_dims)
                 index = self._ask(reads.index, places.numpy(), self._index)
-                part.scan = _PartScan(scan, dims, places, index, self._ask(reads.tail))
+                part.scan = _PartScan(scan, dims, places, index, self._ask(reads.suffix))
             parts.append(part)
         return parts
 
@@ -186,11 +186,11 @@ class HostEngine(StoreEngine):
         for own in alike:
             pages = torch.from_numpy(groups.data[starts[own.start] : starts[own.stop]]).float()
             k, v = self._values(pages.unflatten(0, (own.stop - own.start, counts[own.start])))
-            tails = (torch.from_numpy(tail[heads[own]]).float() for tail in (stored.tail_k, stored.tail_v))
+            suffixes = (torch.from_numpy(suffix[heads[own]]).float() for suffix in (stored.suffix_k, stored.suffix_v))
             number = torch.from_numpy(np.stack(groups.number[own]))
             grouped = part.grouped[torch.arange(own.start, own.stop)[:, None], number].flatten(1)
             taken = torch.cat([grouped, part.chosen[own, part.grouped[0].numel() :]], dim=1)
-            outs.append(_attend(part.q[own] * scaling, (k, next(tails)), (v, next(tails)), taken))
+            outs.append(_attend(part.q[own] * scaling, (k, next(suffixes)), (v, next(suffixes)), taken))
         out = torch.cat(outs)
         if part.alpha is None:
             return out.numpy()
@@ -207,7 +207,7 @@ class HostEngine(StoreEngine):
         return k.flatten(1, 2), v.flatten(1, 2)
 
     def _ask(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
-        """Have the reader do it behind what it was asked for before."""
+        """Have the reader do it after what it was asked for before."""
         asked = self._reader.submit(call, *args, **kwargs)
         self._asked.append(asked)  # type: ignore[arg-type]
         return asked
@@ -219,7 +219,7 @@ class HostEngine(StoreEngine):
 
 
 def _attend(q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...], taken: Tensor) -> Tensor:
-    """Softmax attention of scaled q (H, g, d) to the `taken` (H, t) of the tokens of k, and of v, one behind the other.
+    """Softmax attention of scaled q (H, g, d) to the `taken` (H, t) of the tokens of k, and of v, one after the other.
 
     k, v: (H, tokens, d) each.
     """

@@ -1,4 +1,4 @@
-"""What the host reads of one sequence's heads: index rows, and K and V of token groups."""
+"""What the host reads of one sequence's heads: index rows, and K and V of KV page groups."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageKind
-from nearflash.inference.engines.index_rows import IndexMemory, IndexRows, rows_bytes, rows_of_pages
-from nearflash.inference.engines.page_cache import GroupMemory
+from nearflash.inference.engines.index_rows import IndexCache, IndexRows, rows_bytes, rows_of_pages
+from nearflash.inference.engines.page_cache import PageCache
 from nearflash.storage.flash.page import PageData, PageKeys, page_keys
 from nearflash.storage.kv import KvStore, StoredHead
 
@@ -22,7 +22,7 @@ Read = Callable[[PageKind, Ints, PageKeys], PageData]
 
 @dataclass(frozen=True)
 class Groups:
-    """Full token groups of heads."""
+    """Full KV page groups of heads."""
 
     number: list[Ints]
     """Which groups, rising, of each head."""
@@ -37,7 +37,7 @@ class SequenceReads:
         self._store, self._read = store, read
         self.stored, self.heads, self.tokens = stored, heads, stored.tokens
 
-    def groups(self, wanted: Bools, memory: GroupMemory) -> Groups:
+    def groups(self, wanted: Bools, memory: PageCache) -> Groups:
         """The `wanted` (heads, full groups), of which some may be in memory."""
         page_tag, (rows, number) = self.stored.page_tag, np.nonzero(wanted)
         heads, pages = np.array(self.heads, np.int64)[rows], self._store.layout.group_pages
@@ -46,7 +46,7 @@ class SequenceReads:
         )
         return Groups(np.split(number, np.cumsum(wanted.sum(axis=1))[:-1]), data)
 
-    def index(self, dims: Ints, memory: IndexMemory) -> IndexRows:
+    def index(self, dims: Ints, memory: IndexCache) -> IndexRows:
         """Rows of all whole blocks over `dims` (heads, r)."""
         page_tag, blocks = self.stored.page_tag, self.tokens // self._store.layout.block_tokens
         kept = memory.get(page_tag.sequence, page_tag.layer)
@@ -62,13 +62,13 @@ class SequenceReads:
         rows = kept.of(self.heads, dims)
         return rows if have == blocks else rows.with_blocks(self._chosen_rows(dims, range(have, blocks)))
 
-    def tail(self) -> F16:
-        """K (heads, t, d) of the tokens behind the whole blocks."""
+    def suffix(self) -> F16:
+        """K (heads, t, d) of the tokens after the whole blocks."""
         layout = self._store.layout
         full = self.stored.flash_tokens // layout.group_tokens
         first = self.tokens // layout.block_tokens * layout.block_tokens // layout.group_tokens
         wanted = np.broadcast_to(np.arange(full) >= first, (len(self.heads), full))
-        own = self.stored.tail_k[self.heads]
+        own = self.stored.suffix_k[self.heads]
         if first >= full:
             return own
         rows, number = np.nonzero(wanted)

@@ -1,6 +1,6 @@
 """Attention by an attend device: page tables and queries go down, outputs come back.
 
-Token groups and embedding pages are read where the store's flash has them; what of the groups the store has in memory
+KV page groups and index pages are read where the store's flash has them; what of the groups the store has in memory
 is sealed into the device's, too.
 """
 
@@ -17,7 +17,7 @@ from nearflash.abi.errors import CommandError, DeviceError, NearflashError, NonF
 from nearflash.device.base import Device
 from nearflash.device.drivers.attend import Head, HeadOutput, attend, most_contexts
 from nearflash.inference.engines.base import EngineCounters
-from nearflash.inference.engines.device_suffixes import DeviceTails
+from nearflash.inference.engines.device_suffixes import DeviceSuffixes
 from nearflash.inference.engines.store import StoreEngine
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvStore, StoredHead
@@ -48,7 +48,7 @@ class DeviceEngine(StoreEngine):
             )
         super().__init__(store, policy, first_head, device.identity.name)
         self.device, self._config = device, config
-        self._tails = DeviceTails(device, store, config.channels)
+        self._suffixes = DeviceSuffixes(device, store, config.channels)
         self._references: dict[PageTag, tuple[int, ...]] = {}
 
     def attend(
@@ -58,9 +58,9 @@ class DeviceEngine(StoreEngine):
         with self._lock:
             with self._counters.timed("place"):
                 stored = [self.store.layer(sequence, layer) for sequence in sequences]
-                tails = [self._tails.entries(one) for one in stored]
+                suffixes = [self._suffixes.entries(one) for one in stored]
                 heads = [
-                    self._head(one, head, queries[head], tails[row][head], scaling)
+                    self._head(one, head, queries[head], suffixes[row][head], scaling)
                     for row, (one, queries) in enumerate(zip(stored, q, strict=True))
                     for head in range(self.kv_heads)
                 ]
@@ -83,17 +83,17 @@ class DeviceEngine(StoreEngine):
 
     def close(self) -> None:
         """See Engine.close."""
-        self._tails.free()
+        self._suffixes.free()
         super().close()
         self.device.close()
 
     def _forget(self, sequence: int) -> None:
-        self._tails.free(sequence)
+        self._suffixes.free(sequence)
         for page_tag in [page_tag for page_tag in self._references if page_tag.sequence == sequence]:
             del self._references[page_tag]
 
     def _head(
-        self, stored: StoredHead, head: int, q: NDArray[np.float16], tail: NDArray[np.uint64], scaling: float | None
+        self, stored: StoredHead, head: int, q: NDArray[np.float16], suffix: NDArray[np.uint64], scaling: float | None
     ) -> Head:
         page_tag = PageTag(stored.page_tag.sequence, stored.page_tag.layer, head)
         policy = self._policy_at(page_tag.layer, head)
@@ -104,7 +104,7 @@ class DeviceEngine(StoreEngine):
         index = stored.index_pages[head] if not descriptor.mode & Mode.DENSE else stored.index_pages[head, :0]
         pages = stored.token_pages[head, : stored.flash_tokens // self.store.layout.group_tokens]
         self.store.count_reads(np.concatenate([pages, index]))
-        tokens = np.concatenate([self.store.table(pages), tail])
+        tokens = np.concatenate([self.store.table(pages), suffix])
         return Head(descriptor, q, stored.v_mean[head], tokens, self.store.table(index))
 
 

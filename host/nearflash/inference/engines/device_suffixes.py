@@ -1,4 +1,4 @@
-"""Tails in a device's memory: token groups of sequences that the store has in memory, sealed as pages."""
+"""Unindexed suffixes in a device's memory: KV page groups that the store has in memory, sealed as pages."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from nearflash.storage.flash.memory import memory_entries
 from nearflash.storage.flash.page import sealed_codewords
 from nearflash.storage.kv import KvStore, StoredHead
 
-__all__ = ["DeviceTails"]
+__all__ = ["DeviceSuffixes"]
 
 
 @dataclass
-class _Tail:
-    """Groups of one (sequence, layer), each of all heads one behind the other."""
+class _Suffix:
+    """Groups of one (sequence, layer), each of all heads one after the other."""
 
     buffer: Buffer
     first: int
@@ -25,13 +25,13 @@ class _Tail:
     """Groups that are there and never change."""
 
 
-class DeviceTails:
+class DeviceSuffixes:
     """A buffer for every (sequence, layer) that `entries` was asked for; a group is written when it changed."""
 
     def __init__(self, device: Device, store: KvStore, channels: int) -> None:
         self._device, self._store, self._channels = device, store, channels
         self._group_bytes = store.layout.group_pages * store.layout.page_codewords * SEALED_BYTES
-        self._tails: dict[PageTag, _Tail] = {}
+        self._suffixes: dict[PageTag, _Suffix] = {}
 
     def entries(self, stored: StoredHead) -> NDArray[np.uint64]:
         """Page entries (heads, groups) of the groups in memory, the last one filled up with zeros."""
@@ -39,40 +39,40 @@ class DeviceTails:
         first, end = stored.flash_tokens // size, -(-stored.tokens // size)
         if first == end:
             return np.zeros((heads, 0), np.uint64)
-        tail = self._tail(stored.page_tag, first, end - first)
-        if first + tail.full < end:
-            self._write(tail, stored, range(first + tail.full, end))
-        tail.full = stored.tokens // size - first
+        suffix = self._suffix(stored.page_tag, first, end - first)
+        if first + suffix.full < end:
+            self._write(suffix, stored, range(first + suffix.full, end))
+        suffix.full = stored.tokens // size - first
         head, group = np.ogrid[:heads, first:end]
-        addresses = tail.buffer.address + ((group - first) * heads + head) * self._group_bytes
+        addresses = suffix.buffer.address + ((group - first) * heads + head) * self._group_bytes
         return memory_entries(addresses, (group + head + stored.page_tag.sequence) % self._channels)
 
     def free(self, sequence: int | None = None) -> None:
         """Release the buffers of a sequence, or all."""
-        for page_tag in [page_tag for page_tag in self._tails if sequence in (None, page_tag.sequence)]:
-            self._device.free(self._tails.pop(page_tag).buffer)
+        for page_tag in [page_tag for page_tag in self._suffixes if sequence in (None, page_tag.sequence)]:
+            self._device.free(self._suffixes.pop(page_tag).buffer)
 
-    def _tail(self, page_tag: PageTag, first: int, groups: int) -> _Tail:
+    def _suffix(self, page_tag: PageTag, first: int, groups: int) -> _Suffix:
         """Room for so many groups from number `first` on."""
-        tail, one = self._tails.get(page_tag), self._store.shape.kv_heads * self._group_bytes
-        if tail is None or tail.buffer.size_bytes < groups * one:
-            if tail is not None:
-                self._device.free(self._tails.pop(page_tag).buffer)
+        suffix, one = self._suffixes.get(page_tag), self._store.shape.kv_heads * self._group_bytes
+        if suffix is None or suffix.buffer.size_bytes < groups * one:
+            if suffix is not None:
+                self._device.free(self._suffixes.pop(page_tag).buffer)
             most = self._store.layout.block_tokens // self._store.layout.group_tokens
-            tail = self._tails[page_tag] = _Tail(self._device.allocate(min(2 * groups - 1, most) * one), first)
-        if tail.first != first:
-            tail.first, tail.full = first, 0
-        return tail
+            suffix = self._suffixes[page_tag] = _Suffix(self._device.allocate(min(2 * groups - 1, most) * one), first)
+        if suffix.first != first:
+            suffix.first, suffix.full = first, 0
+        return suffix
 
-    def _write(self, tail: _Tail, stored: StoredHead, groups: range) -> None:
+    def _write(self, suffix: _Suffix, stored: StoredHead, groups: range) -> None:
         """Seal `groups`, and bring them into the device's memory."""
         size, heads, page_tag = self._store.layout.group_tokens, self._store.shape.kv_heads, stored.page_tag
         start = groups.start * size - stored.flash_tokens
         space = (0, 0), (0, groups.stop * size - stored.tokens), (0, 0)
-        k, v = (np.pad(each[:, start:], space) for each in (stored.tail_k, stored.tail_v))
+        k, v = (np.pad(each[:, start:], space) for each in (stored.suffix_k, stored.suffix_v))
         keys = self._store.pages.token_keys(page_tag.sequence, page_tag.layer, groups)
         sealed = sealed_codewords(self._store.pages.token_pages(keys, k, v))
         by_group = sealed.reshape(heads, len(groups), self._group_bytes).swapaxes(0, 1)
-        place = (groups.start - tail.first) * heads * self._group_bytes
-        tail.buffer.host[place : place + sealed.nbytes] = by_group.reshape(-1)
-        tail.buffer.sync_to_device(place, sealed.nbytes)
+        place = (groups.start - suffix.first) * heads * self._group_bytes
+        suffix.buffer.host[place : place + sealed.nbytes] = by_group.reshape(-1)
+        suffix.buffer.sync_to_device(place, sealed.nbytes)

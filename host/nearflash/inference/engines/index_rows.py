@@ -10,7 +10,7 @@ from torch import Tensor
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout
 from nearflash.storage.flash.page import PageData
 
-__all__ = ["IndexMemory", "IndexRows", "rows_bytes", "rows_of_pages", "score_rows"]
+__all__ = ["IndexCache", "IndexRows", "rows_bytes", "rows_of_pages", "score_rows"]
 
 Bytes = NDArray[np.uint8]
 F16 = NDArray[np.float16]
@@ -48,7 +48,7 @@ def rows_bytes(layout: IndexLayout, heads: int, blocks: int) -> int:
 
 
 def rows_of_pages(read: PageData, layout: IndexLayout, heads: int) -> IndexRows:
-    """Rows of all d dims, of whole blocks' pages as (heads, blocks, pages of a block) lie one behind the other."""
+    """Rows of all d dims, of whole blocks' pages as (heads, blocks, pages of a block) lie one after the other."""
     shape = heads, -1, layout.pages * layout.rows
     used, size = layout.rows * layout.stride_bytes, layout.block_tokens * layout.format.bits // 8
     codes = read.data[:, :used].reshape(*shape, layout.stride_bytes)[:, :, : layout.dim, :size]
@@ -84,7 +84,7 @@ def _products(codes: Tensor, weights: Tensor, added: Tensor) -> Tensor:
     return products.unflatten(0, codes.shape[:2])
 
 
-class IndexMemory:
+class IndexCache:
     """Rows of all dims kept in memory, up to `limit_bytes`, by (sequence, layer)."""
 
     def __init__(self, limit_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Token groups that were read before, kept in memory: what attention chooses changes little from token to token.
+"""KV page groups that were read before, kept in memory: what attention chooses changes little from token to token.
 
 SmolLM2 on English text of 3,900 tokens chooses 68 to 79 of 100 groups that it chose for the token before, and 89 to 95
 that it chose for one of the last eight, which together are about twice as many (three sparf-page policies, measured).
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["GroupMemory"]
+__all__ = ["PageCache"]
 
 Ints = NDArray[np.int64]
 F16 = NDArray[np.float16]
@@ -23,7 +23,7 @@ _SORTED = 4096
 """Places that are looked for at once."""
 
 
-class GroupMemory:
+class PageCache:
     """Room for `limit_bytes` of groups of `group_bytes` each; for one thread at a time."""
 
     def __init__(self, limit_bytes: int, group_bytes: int) -> None:

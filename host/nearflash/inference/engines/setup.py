@@ -23,42 +23,40 @@ from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
 from nearflash.storage.io.queue import QueueEngine
-from nearflash.storage.kv import DEFAULT_TAIL_BYTES, KvLayout, KvShape, KvStore
+from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore
 
-__all__ = ["HOST", "default_layout", "flash_geometry", "open_engine", "split_memory"]
+__all__ = ["CPU", "default_layout", "flash_geometry", "open_engine", "split_cache"]
 
-HOST = "host"
-"""The name of HostEngine; any other one is a device's."""
+CPU = "cpu"
+"""The name of CpuEngine; any other one is a device's."""
 _PAGE_BYTES = 4096
 _PAGES_PER_BLOCK = 64
 _INDEX_FORMATS = ((4096, IndexFormat.INT4), (1024, IndexFormat.INT8))
-"""Least tokens of a sequence for each; fp16 below."""
-_UNITS = 2
+"""Fewest tokens of a sequence for each; fp16 below."""
+_LUNS = 2
 _SPARE_BLOCKS = 4
-"""Of each lane, beside those that data fills: two being written, some for garbage collection."""
+"""Of each LUN queue, beside those that data fills: two being written, some for garbage collection."""
 
 
 def open_engine(
-    shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = HOST, devices: int = 1,
-    path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, memory_bytes: int = 0,
-    tail_bytes: int = DEFAULT_TAIL_BYTES,
+    shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = CPU, devices: int = 1,
+    path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, cache_bytes: int = 0,
+    suffix_bytes: int = DEFAULT_SUFFIX_BYTES,
 ) -> Engine:  # fmt: skip
     """An engine with room for `sequences` of up to `tokens` tokens each; of several devices a CsdArray.
 
-    `host` keeps pages in a file: `path` (its name with .0, .1, … for several devices), by direct I/O; or, by default,
-    one that is gone when it is closed, through the page cache; of what it reads up to `memory_bytes` stay in memory,
-    the index before token groups. A device keeps them in its memory; or, where `nand_block_pages` says how many pages a
-    block of its NAND has, there.
-    Tails stay in memory up to `tail_bytes` (KvStore), except of pages that are in a device's memory anyway.
+    Device `cpu` is the CpuEngine. It keeps pages in a file: `path`, by direct I/O (its name with .0, .1, … for several
+    devices); or, by default, one that is deleted when it is closed, through the page cache. Of what it reads, up to
+    `cache_bytes` stay in memory, the index before KV page groups. Any other device keeps pages in its memory; or on its
+    NAND, where `nand_block_pages` gives the pages of one of its blocks.
+    Unindexed suffixes stay in memory up to `suffix_bytes` (KvStore), unless their pages are in a device's memory.
     Raises CommandError for a path or NAND where there is none, ConfigError for more devices than KV heads, what opening
     raises.
     """
-    if device != HOST and path is not None:
-        raise CommandError(f"path must be given with device {HOST} alone, not with {device!r}: it has its own memory")
-    if device == HOST and nand_block_pages:
-        raise CommandError(
-            f"nand_block_pages must be 0 with device {HOST}, which has no NAND, not {nand_block_pages!r}"
-        )
+    if device != CPU and path is not None:
+        raise CommandError(f"path must be given with device {CPU} alone, not with {device!r}: it has its own memory")
+    if device == CPU and nand_block_pages:
+        raise CommandError(f"nand_block_pages must be 0 with device {CPU}, which has no NAND, not {nand_block_pages!r}")
     layout = layout or default_layout(shape.dim, policy, tokens)
     counts = split_heads(shape.kv_heads, [1.0] * devices)
     engines: list[Engine] = []
@@ -66,12 +64,12 @@ def open_engine(
         for place, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
             own = replace(shape, kv_heads=count)
             file = path if path is None or devices == 1 else path.with_name(f"{path.name}.{place}")
-            if device == HOST:
-                room = memory_bytes // devices, tail_bytes // devices
-                engines.append(_host(own, policy, layout, tokens, sequences, file, end - count, *room))
+            if device == CPU:
+                room = cache_bytes // devices, suffix_bytes // devices
+                engines.append(_cpu(own, policy, layout, tokens, sequences, file, end - count, *room))
             else:
                 flash = partial(_device_flash, own, layout, tokens, sequences, nand_block_pages)
-                kept = tail_bytes // devices if nand_block_pages else 0
+                kept = suffix_bytes // devices if nand_block_pages else 0
                 engines.append(_device(device, own, policy, layout, flash, end - count, kept))
     except BaseException:
         for engine in engines:
@@ -83,8 +81,8 @@ def open_engine(
 def default_layout(dim: int, policy: AttentionPolicy, tokens: int) -> KvLayout:
     """Pages of 4 KiB; K and V of a token lie together unless single tokens are chosen.
 
-    A row of an embedding block fills a codeword: 1,024 tokens of int4, 512 of int8, 256 of fp16. What is behind the
-    last whole block is scored from its token groups, so short contexts take short blocks, of wider elements.
+    A row of an index block fills a codeword: 1,024 tokens of int4, 512 of int8, 256 of fp16. What lies after
+    the last whole block is scored from its KV page groups, so short contexts take short blocks, of wider elements.
     """
     interleaved = policy.mode in (AttentionMode.DENSE, AttentionMode.SPARF_PAGE)
     group = TokenLayout.capacity(_PAGE_BYTES, dim, interleaved)
@@ -96,19 +94,19 @@ def default_layout(dim: int, policy: AttentionPolicy, tokens: int) -> KvLayout:
 
 def flash_geometry(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, channels: int) -> FlashGeometry:
     """Blocks for as many tokens of as many sequences, an eighth more, and what the store needs to work with."""
-    lanes = channels * _UNITS
-    blocks = _lane_blocks(shape, layout, tokens, sequences, lanes * _PAGES_PER_BLOCK)
-    return FlashGeometry(layout.page_bytes, _PAGES_PER_BLOCK, channels, _UNITS, blocks * lanes)
+    queues = channels * _LUNS
+    blocks = _queue_blocks(shape, layout, tokens, sequences, queues * _PAGES_PER_BLOCK)
+    return FlashGeometry(layout.page_bytes, _PAGES_PER_BLOCK, channels, _LUNS, blocks * queues)
 
 
-def _lane_blocks(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, pages_each: int) -> int:
-    """Blocks of each lane, where one of every lane together hold `pages_each` pages."""
+def _queue_blocks(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, pages_each: int) -> int:
+    """Blocks of each LUN queue, where one of every queue together hold `pages_each` pages."""
     groups, blocks = tokens // layout.group_tokens, tokens // layout.block_tokens
     pages = groups * layout.group_pages + blocks * layout.index_layout(shape.dim).pages
     return -(-pages * shape.layers * shape.kv_heads * sequences * 9 // (8 * pages_each)) + _SPARE_BLOCKS
 
 
-def _host(
+def _cpu(
     shape: KvShape,
     policy: AttentionPolicy,
     layout: KvLayout,
@@ -116,40 +114,40 @@ def _host(
     sequences: int,
     path: Path | None,
     first: int,
-    memory_bytes: int,
-    tail_bytes: int,
+    cache_bytes: int,
+    suffix_bytes: int,
 ) -> Engine:
-    from nearflash.inference.engines.cpu import HostEngine
+    from nearflash.inference.engines.cpu import CpuEngine
 
     geometry = flash_geometry(shape, layout, tokens, sequences, channels=1)
     if path is not None:
-        flash, name = FileFlash.create(path, geometry, engine=QueueEngine()), f"host on {path}"
+        flash, name = FileFlash.create(path, geometry, engine=QueueEngine()), f"cpu on {path}"
     else:
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
-            flash, name = FileFlash.create(Path(folder) / "kv", geometry, direct=False), HOST
-    store = KvStore(flash, shape, layout, background=True, tail_bytes=tail_bytes)
-    index, groups = split_memory(memory_bytes, shape, layout, tokens, sequences)
-    return HostEngine(store, policy, first_head=first, index_bytes=index, group_bytes=groups, name=name)
+            flash, name = FileFlash.create(Path(folder) / "kv", geometry, direct=False), CPU
+    store = KvStore(flash, shape, layout, background=True, suffix_bytes=suffix_bytes)
+    index, groups = split_cache(cache_bytes, shape, layout, tokens, sequences)
+    return CpuEngine(store, policy, first_head=first, index_cache_bytes=index, page_cache_bytes=groups, name=name)
 
 
-def split_memory(memory_bytes: int, shape: KvShape, layout: KvLayout, tokens: int, sequences: int) -> tuple[int, int]:
-    """HostEngine's `index_bytes` and `group_bytes`: the index is read for every token, so it comes first."""
+def split_cache(cache_bytes: int, shape: KvShape, layout: KvLayout, tokens: int, sequences: int) -> tuple[int, int]:
+    """CpuEngine's `index_cache_bytes` and `page_cache_bytes`: the index is read for every token, so it comes first."""
     from nearflash.inference.engines.index_rows import rows_bytes
 
     rows = rows_bytes(layout.index_layout(shape.dim), shape.kv_heads, tokens // layout.block_tokens)
-    index = min(memory_bytes, sequences * shape.layers * rows)
-    return index, memory_bytes - index
+    index = min(cache_bytes, sequences * shape.layers * rows)
+    return index, cache_bytes - index
 
 
 def _device(
     spec: str, shape: KvShape, policy: AttentionPolicy, layout: KvLayout, make: Callable[[Device], Flash], first: int,
-    tail_bytes: int,
+    suffix_bytes: int,
 ) -> Engine:  # fmt: skip
     from nearflash.inference.engines.device import DeviceEngine
 
     device = open_device(spec, "attend")
     try:
-        store = KvStore(make(device), shape, layout, tail_bytes=tail_bytes)
+        store = KvStore(make(device), shape, layout, suffix_bytes=suffix_bytes)
         return DeviceEngine(device, store, policy, first_head=first)
     except BaseException:
         device.close()
@@ -165,5 +163,5 @@ def _device_flash(
         raise CommandError(f"device must be an attend kernel, not {config.full_name}")
     if not nand_block_pages:
         return MemoryFlash(device, flash_geometry(shape, layout, tokens, sequences, config.channels))
-    blocks = _lane_blocks(shape, layout, tokens, sequences, nand_block_pages * config.channels * max(config.luns, 1))
+    blocks = _queue_blocks(shape, layout, tokens, sequences, nand_block_pages * config.channels * max(config.luns, 1))
     return NandFlash(device, pages_per_block=nand_block_pages, blocks_per_unit=blocks, paired=not layout.interleaved)

@@ -13,7 +13,7 @@ import torch
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import Engine
-from nearflash.inference.engines.setup import HOST, open_engine
+from nearflash.inference.engines.setup import CPU, open_engine
 from nearflash.inference.models import SMOLLM2, kv_shape, load_model
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Reply to each line of standard input."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=SMOLLM2)
-    parser.add_argument("--device", default=HOST)
+    parser.add_argument("--device", default=CPU)
     parser.add_argument("--tokens", type=int, default=4096, help="room for the whole conversation")
     arguments = parser.parse_args(argv)
     model, tokenizer = load_model(arguments.model)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nearflash.inference.engines.setup import HOST, open_engine
+from nearflash.inference.engines.setup import CPU, open_engine
 from nearflash.inference.generate import Generated, generate
 from nearflash.inference.models import SMOLLM2, kv_shape, load_model
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
@@ -17,11 +17,11 @@ from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 __all__ = ["POLICY", "main", "summarise"]
 
 POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=0.5, top_k=0.25, top_p=0.95, min_tokens=256)
-"""Token groups until their approximate probabilities reach 0.95, at most a quarter of them (or 256 tokens)."""
+"""KV page groups until their approximate probabilities reach 0.95, at most a quarter of them (or 256 tokens)."""
 
 
 def summarise(
-    model: Any, tokenizer: Any, documents: Sequence[str], *, device: str = HOST, policy: AttentionPolicy = POLICY,
+    model: Any, tokenizer: Any, documents: Sequence[str], *, device: str = CPU, policy: AttentionPolicy = POLICY,
     max_new_tokens: int = 80,
 ) -> Generated:  # fmt: skip
     """A summary of each document."""
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--model", default=SMOLLM2)
-    parser.add_argument("--device", default=HOST)
+    parser.add_argument("--device", default=CPU)
     parser.add_argument("--max-new-tokens", type=int, default=80)
     arguments = parser.parse_args(argv)
     model, tokenizer = load_model(arguments.model)

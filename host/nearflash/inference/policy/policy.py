@@ -28,7 +28,7 @@ class AttentionMode(StrEnum):
     SPARF = "sparf"
     """The same tokens, read from pages and filtered (InstInfer)."""
     SPARF_PAGE = "sparf-page"
-    """Whole token groups by approximate scores."""
+    """Whole KV page groups by approximate scores."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ResolvedPolicy:
     score_dims: int
     """r; 0 for dense."""
     top_k: int
-    """k, entries: tokens, or token groups in `sparf-page`; never below what the local window needs. 0 for dense."""
+    """k, entries: tokens, or KV page groups in `sparf-page`; never below what the local window needs. 0 for dense."""
     local_window: int
     """l, tokens; at least the current one."""
     top_p: int
@@ -56,7 +56,7 @@ class AttentionPolicy:
     score_dims: int | float = 0.25
     """r, of the approximate score."""
     top_k: int | float = 0.125
-    """k, of tokens (of token groups in `sparf-page`); with `top_p`, the most that are taken."""
+    """k, of tokens (of KV page groups in `sparf-page`); with `top_p`, the most that are taken."""
     top_p: float = 0.0
     """tau: take entries until their approximate probabilities reach this share; 0: take `top_k` of them."""
     local_window: int = 64
@@ -68,7 +68,7 @@ class AttentionPolicy:
     min_tokens: int = 0
     """`top_k` is never less than this many tokens: what is short is attended to in full."""
     keep_tail: bool = False
-    """Take all tokens behind the last whole embedding block, too, beside `top_k`: KvStore has them in memory."""
+    """Take all tokens after the last whole index block, too, beside `top_k`: KvStore has them in memory."""
 
     def __post_init__(self) -> None:
         try:
@@ -107,9 +107,9 @@ class AttentionPolicy:
         if score_dims > dim:
             raise CommandError(f"score_dims must be at most {dim}, the head dimension, not {score_dims!r}")
         each = self.entry_tokens(layout)
-        tail = tokens % layout.block_tokens if self.keep_tail else 0
-        entries, beside = -(-tokens // each), -(-tail // each)
-        local_window = max(min(self.local_window, tokens), tail)
+        suffix = tokens % layout.block_tokens if self.keep_tail else 0
+        entries, beside = -(-tokens // each), -(-suffix // each)
+        local_window = max(min(self.local_window, tokens), suffix)
         window = entries - (tokens - local_window) // each
         top_k = beside + max(-(-self.min_tokens // each), _count(self.top_k, max(entries - beside, 1)))
         top_k = min(entries, max(window, top_k))

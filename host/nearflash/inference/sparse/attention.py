@@ -142,7 +142,7 @@ def _values(weights: Tensor, v: Tensor) -> Tensor:
 
 
 def approximate_logits(q: Tensor, k: Tensor, tokens: Tensor, scan: Scan, scaling: float) -> tuple[Tensor, Tensor]:
-    """Dims (N, P, d) bool, and logits over them (N, P, g, S): whole blocks from the index, the tail from K.
+    """Dims (N, P, d) bool, and logits over them (N, P, g, S): whole blocks from the index, the unindexed suffix from K.
 
     -inf for the tokens that a position does not see; k is fp16.
     """
@@ -153,16 +153,16 @@ def approximate_logits(q: Tensor, k: Tensor, tokens: Tensor, scan: Scan, scaling
     covered = tokens // scan.block_tokens * scan.block_tokens
     first, hidden = int(covered.min()), int(tokens.min())
     if scan.form is not IndexFormat.FP16 and first < k.shape[1]:
-        tail = (place[first:] >= covered.unsqueeze(-1)).unsqueeze(-2)  # (P, 1, S - first) or (N, P, 1, S - first)
-        scores[..., first:] = torch.where(tail, _scores(part, k[:, first:].float()), scores[..., first:])
+        suffix = (place[first:] >= covered.unsqueeze(-1)).unsqueeze(-2)  # (P, 1, S - first) or (N, P, 1, S - first)
+        scores[..., first:] = torch.where(suffix, _scores(part, k[:, first:].float()), scores[..., first:])
     scores[..., hidden:].masked_fill_((place[hidden:] >= tokens.unsqueeze(-1)).unsqueeze(-2), -torch.inf)
     return dims, scores
 
 
 def choose_tokens(logits: Tensor, probabilities: Tensor, tokens: Tensor, top_k: Tensor, scan: Scan) -> Tensor:
-    """Tokens that are read, (N, P, S) bool; a chosen group's tokens all, and places behind S = `tokens` with them.
+    """Tokens that are read, (N, P, S) bool; a chosen group's tokens all, and places after S = `tokens` with them.
 
-    logits (N, P, g, S) are -inf behind S, probabilities their softmax; tokens and top_k (P,) or (N, P).
+    logits (N, P, g, S) are -inf after S, probabilities their softmax; tokens and top_k (P,) or (N, P).
     """
     each = scan.entry_tokens
     space = -logits.shape[-1] % each

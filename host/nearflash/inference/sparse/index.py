@@ -13,7 +13,7 @@ __all__ = ["indexed_keys"]
 
 
 def indexed_keys(k: Tensor, block_tokens: int, form: IndexFormat) -> Tensor:
-    """zero + scale·code of k (..., S, d), fp16 values, for every whole block; the tail as it is. fp32, shape of k."""
+    """zero + scale·code of k (..., S, d), fp16 values, for every whole block; the suffix as it is. fp32, shape of k."""
     covered = k.shape[-2] // block_tokens * block_tokens
     wide = k.float()
     if form is IndexFormat.FP16 or not covered:

@@ -1,8 +1,8 @@
 """Flash bytes that a choice of dims and tokens asks for, as the kernel's walkers ask
 (docs/contracts/attention.md, 2).
 
-A request reads the codewords of a page that hold something wanted, whole. Of an embedding page those are the rows of
-the chosen dims; of a token group K of the tail's tokens, then K and V of the chosen tokens.
+A request reads the codewords of a page that hold something wanted, whole. Of an index page those are the rows of
+the chosen dims; of a KV page group K of the unindexed suffix, then K and V of the chosen tokens.
 """
 
 from dataclasses import dataclass
@@ -44,35 +44,35 @@ class FlashReads:
     """Reads of N KV heads at P query positions, (N, P) each."""
 
     index: Reads
-    tail: Reads
-    """K of the tokens behind the last whole embedding block, for the scan."""
+    suffix: Reads
+    """K of the tokens after the last whole index block, for the scan."""
     gather: Reads
     memory: Reads
-    """Of the tail, where it is in memory; none of these reads flash."""
+    """Of the unindexed suffix, where it is in memory; none of these reads flash."""
 
     @property
     def bytes(self) -> Tensor:
         """Data bytes of all codewords asked of flash."""
-        return self.index.bytes + self.tail.bytes + self.gather.bytes
+        return self.index.bytes + self.suffix.bytes + self.gather.bytes
 
     @property
     def pages(self) -> Tensor:
         """All pages of flash touched: what is read where a page can only be read whole."""
-        return self.index.pages + self.tail.pages + self.gather.pages
+        return self.index.pages + self.suffix.pages + self.gather.pages
 
 
 def flash_reads(
-    dims: Tensor, chosen: Tensor, tokens: Tensor, layout: KvLayout, *, tail_in_memory: bool = False
+    dims: Tensor, chosen: Tensor, tokens: Tensor, layout: KvLayout, *, suffix_in_memory: bool = False
 ) -> FlashReads:
     """Reads for `dims` (N, P, d) and `chosen` (N, P, S) bool, tokens (P,) or (N, P); no dim: no scan."""
     dim = dims.shape[-1]
     covered = tokens // layout.block_tokens * layout.block_tokens
     place = torch.arange(chosen.shape[-1], device=chosen.device)
     behind = place >= covered.unsqueeze(-1)
-    tail = behind & (place < tokens.unsqueeze(-1)) & dims.any(dim=-1, keepdim=True)
+    suffix = behind & (place < tokens.unsqueeze(-1)) & dims.any(dim=-1, keepdim=True)
     groups, index = layout.token_layout(dim), _index(dims, covered, layout)
-    scanned, none = _groups(tail, groups, (False,)), Reads(index.pages * 0, index.codewords * 0)
-    if not tail_in_memory:
+    scanned, none = _groups(suffix, groups, (False,)), Reads(index.pages * 0, index.codewords * 0)
+    if not suffix_in_memory:
         return FlashReads(index, scanned, _groups(chosen, groups, (False, True)), none)
     kept = _groups(chosen & behind, groups, (False, True))
     memory = Reads(scanned.pages + kept.pages, scanned.codewords + kept.codewords)
@@ -88,7 +88,7 @@ def _index(dims: Tensor, covered: Tensor, layout: KvLayout) -> Reads:
 
 
 def _groups(wanted: Tensor, layout: TokenLayout, values: tuple[bool, ...]) -> Reads:
-    """Token groups with some token wanted (N, P, S); of each wanted token K (False) and V (True) as `values` say."""
+    """KV page groups with some token wanted (N, P, S); of each wanted token K (False) and V (True) as `values` say."""
     holds = torch.zeros(layout.tokens, layout.pages * layout.page_codewords)
     for token in range(layout.tokens):
         for value in values:

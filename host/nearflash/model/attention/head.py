@@ -119,7 +119,7 @@ def _dense(group: int, tokens: int, settings: Settings) -> _Scan:
 def _scan(q: F16, source: Source, settings: Settings) -> _Scan:
     """Approximate scores, and the entries that they choose."""
     dims, tokens = top_dims(q, settings.score_dims), source.tokens
-    scores, faults = approximate_scores(q[:, dims], source.blocks(dims), source.tail(dims))
+    scores, faults = approximate_scores(q[:, dims], source.blocks(dims), source.suffix(dims))
     faults |= source.faults
     if faults:
         return _Scan(dims, None, faults)

@@ -35,7 +35,7 @@ class PageImage:
     index: int
     kind: PageKind
     second: bool = False
-    """V's page of a separate token group, on NAND."""
+    """V's page of a separate KV page group, on NAND."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class HeadImage:
 
     pages: tuple[PageImage, ...]
     index_table: NDArray[np.uint64]
-    """Page entries of the embedding pages, by page index; empty where no block is complete."""
+    """Page entries of the index pages, by page index; empty where no block is complete."""
     token_table: NDArray[np.uint64]
-    """Page entries of the token groups (of K's page where K and V are separate)."""
+    """Page entries of the KV page groups (of K's page where K and V are separate)."""
 
     def copy_to_memory(self, memory: Bytes, base: int) -> None:
         """Copy the pages that lie in memory to `memory`, the bytes at addresses from `base` on."""
@@ -79,9 +79,9 @@ def head_image(
     k: F16, v: F16, settings: Settings, page_tag: PageTag, flash: Store, *, memory: Store | None = None,
     flushed: int | None = None, step: int = 0, turn: int = 0,
 ) -> HeadImage:  # fmt: skip
-    """Pages of k and v (S, d) in the store `flash`; token groups from token `flushed` on in `memory`.
+    """Pages of k and v (S, d) in the store `flash`; KV page groups from token `flushed` on in `memory`.
 
-    Blocks of the index and token groups go round the channels, from the head's number + `turn` on. `flushed` (a
+    Blocks of the index and KV page groups go round the channels, from the head's number + `turn` on. `flushed` (a
     multiple of the group's tokens; default all) is how far the groups have been written; `step` stands in the page
     headers.
     """

@@ -1,4 +1,4 @@
-"""Where pages go: in memory one behind the other, or on NAND over units and rows of a channel.
+"""Where pages go: in memory one after the other, or on NAND over units and rows of a channel.
 
 Both hand out places for ever: nothing is freed. Several heads share one store.
 """
@@ -26,10 +26,10 @@ class MemoryStore:
     def __init__(self, base: int, channels: int) -> None:
         self.channels = channels
         self.end = base
-        """Byte address behind what was taken."""
+        """Byte address after what was taken."""
 
     def take(self, channel: int, pages: int, page_bytes: int) -> PageEntry:
-        """The next bytes; a second page lies directly behind the first."""
+        """The next bytes; a second page lies directly after the first."""
         entry = PageEntry(channel % self.channels, address=self.end)
         self.end += pages * page_bytes // CODEWORD_BYTES * SEALED_BYTES
         return entry

@@ -75,12 +75,12 @@ class Settings:
 
     @property
     def token_layout(self) -> TokenLayout:
-        """Layout of the token groups. Raises CommandError where they do not fit a page."""
+        """Layout of the KV page groups. Raises CommandError where they do not fit a page."""
         return TokenLayout(self.page_bytes, self.dim, self.group_tokens, self.interleaved)
 
     @property
     def index_layout(self) -> IndexLayout:
-        """Layout of the embedding pages. Raises CommandError where they do not fit a page."""
+        """Layout of the index pages. Raises CommandError where they do not fit a page."""
         return IndexLayout(self.page_bytes, self.dim, self.block_tokens, self.index_format)
 
     @property

@@ -1,7 +1,7 @@
 """Where a head's index, K and V come from: arrays (here), or pages (pages.py).
 
-What is read can depend on what was found before: of the index only the chosen dims, of K and V the tail and the
-chosen tokens.
+What is read can depend on what was found before: of the index only the chosen dims, of K and V the unindexed suffix
+and the chosen tokens.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class Source(Protocol):
     def blocks(self, dims: NDArray[np.int64]) -> Sequence[IndexBlock]:
         """The index over `dims` (r,) of the tokens that whole blocks cover, in order."""
 
-    def tail(self, dims: NDArray[np.int64]) -> F16:
-        """K (t, r) of the tokens behind the index."""
+    def suffix(self, dims: NDArray[np.int64]) -> F16:
+        """K (t, r) of the tokens after the index."""
 
     def chosen(self, mask: NDArray[np.bool_]) -> tuple[F16, F16]:
         """K and V (|J|, d) of the tokens of `mask` (S,)."""
@@ -52,8 +52,8 @@ class ArraySource:
         parts = [self._k[start : start + size, dims] for start in range(0, self._covered, size)]
         return [part if form is IndexFormat.FP16 else quantise(part, form) for part in parts]
 
-    def tail(self, dims: NDArray[np.int64]) -> F16:
-        """K (t, r) of the tokens behind the index."""
+    def suffix(self, dims: NDArray[np.int64]) -> F16:
+        """K (t, r) of the tokens after the index."""
         return self._k[self._covered :, dims]
 
     def chosen(self, mask: NDArray[np.bool_]) -> tuple[F16, F16]:

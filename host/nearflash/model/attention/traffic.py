@@ -1,7 +1,7 @@
 """What one head reads: page requests, codewords asked for, bytes used.
 
-A request reads the codewords that hold something wanted, whole: of an embedding page the rows of the chosen dims;
-of a token group K of the tail's tokens (TAIL), K and V of the chosen tokens (GATHER).
+A request reads the codewords that hold something wanted, whole: of an index page the rows of the chosen dims;
+of a KV page group K of the unindexed suffix (TAIL), K and V of the chosen tokens (GATHER).
 """
 
 from dataclasses import dataclass
@@ -45,13 +45,13 @@ class Traffic:
     """Reads of one head, by phase."""
 
     index: Reads
-    tail: Reads
+    suffix: Reads
     gather: Reads
 
     @property
     def all(self) -> Reads:
         """Sum of the phases."""
-        parts = (self.index, self.tail, self.gather)
+        parts = (self.index, self.suffix, self.gather)
         return Reads(*(sum(getattr(p, name) for p in parts) for name in ("requests", "codewords", "used_bytes")))
 
 
@@ -59,11 +59,11 @@ def traffic(settings: Settings, dims: NDArray[np.int64], chosen: NDArray[np.bool
     """Reads of a head with the scan's `dims` (r,), none for dense attention, and the `chosen` tokens (S,)."""
     tokens, covered = len(chosen), settings.scanned(len(chosen))
     scan = len(dims) > 0
-    tail = np.zeros(tokens, bool)
-    tail[covered:] = scan
+    suffix = np.zeros(tokens, bool)
+    suffix[covered:] = scan
     return Traffic(
         _index(settings, dims, covered),
-        _groups(settings, tail, values=(False,)),
+        _groups(settings, suffix, values=(False,)),
         _groups(settings, chosen, values=(False, True)),
     )
 
@@ -79,7 +79,7 @@ def _index(settings: Settings, dims: NDArray[np.int64], covered: int) -> Reads:
 
 
 def _groups(settings: Settings, wanted: NDArray[np.bool_], values: tuple[bool, ...]) -> Reads:
-    """Token groups with some token wanted (S,); of each wanted token K (False) and V (True) as `values` say."""
+    """KV page groups with some token wanted (S,); of each wanted token K (False) and V (True) as `values` say."""
     layout = settings.token_layout
     groups = np.zeros((-(-len(wanted) // layout.tokens), layout.tokens), bool)
     groups.reshape(-1)[: len(wanted)] = wanted

@@ -12,10 +12,10 @@ from nearflash.abi.errors import PageError, StateError
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, describe
 
-__all__ = ["BLANK", "Flash", "ProgramOrder", "check_pages", "wrong_pages"]
+__all__ = ["ERASED", "Flash", "ProgramOrder", "check_pages", "wrong_pages"]
 
 Flags = NDArray[np.bool_]
-BLANK = "is blank: it was never written, or erased"
+ERASED = "is erased: nothing was written there"
 
 
 class Flash(ABC):
@@ -36,12 +36,12 @@ class Flash(ABC):
     def read(self, pages: PageNumbers, expected: PageKeys) -> PageData:
         """The pages (p,), in the order asked for, each checked against its expected key.
 
-        Raises PageError that names the first page that is blank, damaged or another's; StateError for I/O errors.
+        Raises PageError that names the first page that is erased, damaged or another's; StateError for I/O errors.
         """
 
     @abstractmethod
     def erase(self, block: int) -> None:
-        """Make all pages of a block blank."""
+        """Make all pages of a block erased."""
 
     @abstractmethod
     def entry(self, page: int) -> PageEntry:
@@ -94,11 +94,11 @@ class ProgramOrder:
         blocks, places = np.divmod(pages, self._pages_per_block)
         np.maximum.at(self._ends, blocks, places + 1)
 
-    def blank(self, pages: PageNumbers) -> Flags:
+    def erased(self, pages: PageNumbers) -> Flags:
         """Which pages lie above all that are programmed in their block."""
         blocks, places = np.divmod(pages, self._pages_per_block)
-        blank: Flags = places >= self._ends[blocks]
-        return blank
+        erased: Flags = places >= self._ends[blocks]
+        return erased
 
     def erase(self, block: int) -> None:
         """Begin the block anew."""
@@ -106,16 +106,16 @@ class ProgramOrder:
 
 
 def check_pages(
-    pages: PageNumbers, expected: PageKeys, blank: Flags, found: PageKeys, whole: Flags
+    pages: PageNumbers, expected: PageKeys, erased: Flags, found: PageKeys, valid: Flags
 ) -> None:  # fmt: skip
-    """Raise PageError for pages that are blank, whose header gives another key (`found`), or that are not whole."""
+    """Raise PageError for pages that are erased, whose header gives another key (`found`), or that are not valid."""
     misdirected = np.zeros(len(pages), bool)
     for name in ("sequence", "layer", "head", "index", "kind"):
         misdirected |= expected[name] != found[name]
     reasons = {}
-    for row in np.flatnonzero(blank | misdirected | ~whole).tolist():
-        if blank[row]:
-            reasons[row] = BLANK
+    for row in np.flatnonzero(erased | misdirected | ~valid).tolist():
+        if erased[row]:
+            reasons[row] = ERASED
         elif misdirected[row]:
             reasons[row] = f"is another's: {describe(found[row])}"
         else:

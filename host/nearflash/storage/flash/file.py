@@ -31,7 +31,7 @@ from nearflash.storage.flash.page import (
 )
 from nearflash.storage.flash.spare import SpareRecords
 from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer
-from nearflash.storage.io.sealed import is_blank, seal, unseal
+from nearflash.storage.io.sealed import is_erased, seal, unseal
 
 __all__ = ["FLASH_VERSION", "FileFlash"]
 
@@ -71,7 +71,7 @@ class FileFlash(Flash):
         cls, path: Path, geometry: FlashGeometry, *, threads: int = DEFAULT_THREADS, direct: bool = True,
         engine: Engine | None = None,
     ) -> Self:  # fmt: skip
-        """A blank flash. A flash that is there is emptied; other files, and devices that are not blank, are refused.
+        """An erased flash. A flash that is there is emptied; other files, and devices that are not erased, are refused.
 
         Raises StorageFullError where the disk has no room, StateError otherwise.
         """
@@ -148,16 +148,16 @@ class FileFlash(Flash):
         check_pages(pages, expected, ~found & (checksums == 0), keys, actual == checksums)
         return read
 
-    def whole(self, pages: PageNumbers, keys: PageKeys) -> NDArray[np.bool_]:
+    def valid(self, pages: PageNumbers, keys: PageKeys) -> NDArray[np.bool_]:
         """Which pages are what these keys say, their data read for it."""
         _, checksums, actual = self._read(pages, keys)
-        whole: NDArray[np.bool_] = actual == checksums
-        return whole
+        valid: NDArray[np.bool_] = actual == checksums
+        return valid
 
     def headers(self, pages: PageNumbers) -> tuple[PageKeys, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Keys of pages as their records give them (`first` 0), which have a header, which are blank."""
+        """Keys of pages as their records give them (`first` 0), which have a header, which are erased."""
         keys, found = header_keys(self._spare.get(pages)[0])
-        return keys, found, self._spare.blank(pages)
+        return keys, found, self._spare.erased(pages)
 
     def _read(self, pages: PageNumbers, keys: PageKeys) -> tuple[PageData, NDArray[np.uint32], NDArray[np.uint32]]:
         """Pages, the CRC32C recorded of each, and that of what was read as a page of `keys`."""
@@ -214,7 +214,7 @@ class FileFlash(Flash):
 
         self._all(load, range(self.geometry.blocks))
         pages = np.arange(self.geometry.pages)
-        self._order.add(pages[~self._spare.blank(pages)])
+        self._order.add(pages[~self._spare.erased(pages)])
 
     def _all(self, call: Callable[[_T], None], items: Iterable[_T]) -> None:
         """Call for each item, on as many threads as there are."""
@@ -253,10 +253,10 @@ def _superblock(file: DirectFile) -> dict[str, Any]:
 
 
 def _check_replaceable(path: Path, direct: bool) -> None:
-    """Raise StateError unless the file is a flash, or blank where superblocks and partition tables are."""
+    """Raise StateError unless the file is a flash, or erased where superblocks and partition tables are."""
     with DirectFile.open(path, direct=direct) as file:
         start = aligned_buffer(max(min(file.size_bytes, _LOOK_BYTES) // BLOCK_BYTES, 1) * BLOCK_BYTES)
         if file.size_bytes >= BLOCK_BYTES:
             file.read(0, start)
-        if file.size_bytes % BLOCK_BYTES or not is_blank(start):
+        if file.size_bytes % BLOCK_BYTES or not is_erased(start):
             _superblock(file)

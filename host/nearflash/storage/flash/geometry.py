@@ -1,4 +1,4 @@
-"""How pages are numbered: blocks, the unit of erasing, over the units of channels."""
+"""How pages are numbered: blocks, the unit of erasing, over the LUNs of channels."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ PAGE_BYTES_LEAST, PAGE_BYTES_MOST = 1 << 12, 1 << 16
 class FlashGeometry:
     """Page `block · pages_per_block + place` is page `place` of a block. Raises CommandError for what cannot be.
 
-    Block b lies on channel b mod channels, there on lun (b // channels) mod luns. A *lane* is one lun of one
-    channel: block b's is b mod lanes.
+    Block b lies on channel b mod channels, there on lun (b // channels) mod luns. A *LUN queue* is the blocks of one
+    LUN of one channel: block b is in queue b mod lun_queues.
     """
 
     page_bytes: int
@@ -29,7 +29,7 @@ class FlashGeometry:
     luns: int
     """Of each channel."""
     blocks: int
-    """In all, a multiple of the lanes."""
+    """In all, a multiple of lun_queues."""
 
     def __post_init__(self) -> None:
         size = self.page_bytes
@@ -42,7 +42,7 @@ class FlashGeometry:
             "channels": (1 <= self.channels <= 256, "1 to 256"),
             "luns": (1 <= self.luns <= 256, "1 to 256"),
             "blocks": (
-                self.blocks >= 1 and self.lanes > 0 and self.blocks % self.lanes == 0,
+                self.blocks >= 1 and self.lun_queues > 0 and self.blocks % self.lun_queues == 0,
                 f"a positive multiple of channels times luns ({self.channels * self.luns})",
             ),
         }
@@ -51,7 +51,7 @@ class FlashGeometry:
                 raise CommandError(f"{name} must be {rule}, not {getattr(self, name)!r}")
 
     @property
-    def lanes(self) -> int:
+    def lun_queues(self) -> int:
         """LUNs of all channels."""
         return self.channels * self.luns
 

@@ -22,7 +22,7 @@ def memory_entries(addresses: NDArray[np.int64], channels: NDArray[np.int64]) ->
 
 
 class MemoryFlash(Flash):
-    """Pages one behind the other in a buffer of `device`: all of its traffic crosses the host link.
+    """Pages one after the other in a buffer of `device`: all of its traffic crosses the host link.
 
     A channel is only the engine that computes with a page. A device's calls come from one thread, and so must a
     MemoryFlash's. Raises AddressError where the device's memory has no room.
@@ -51,8 +51,8 @@ class MemoryFlash(Flash):
             start, count = int(ordered[run.start]), run.stop - run.start
             self._buffer.sync_from_device(start * self._page_bytes, count * self._page_bytes)
         sealed = self._pages[pages]
-        read, whole = unsealed(sealed, expected)
-        check_pages(pages, expected, self._order.blank(pages), header_keys(read.aux)[0], whole)
+        read, valid = unsealed(sealed, expected)
+        check_pages(pages, expected, self._order.erased(pages), header_keys(read.aux)[0], valid)
         return read
 
     def erase(self, block: int) -> None:

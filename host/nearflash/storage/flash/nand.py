@@ -12,7 +12,7 @@ from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError
 from nearflash.device.base import Device
 from nearflash.device.drivers import pages as nand
-from nearflash.storage.flash.base import BLANK, Flash, ProgramOrder, check_pages, wrong_pages
+from nearflash.storage.flash.base import ERASED, Flash, ProgramOrder, check_pages, wrong_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, sealed_codewords, unsealed
 
@@ -29,7 +29,7 @@ _CHANNEL, _UNIT = (np.uint64(entry.pack()) for entry in (PageEntry(1), PageEntry
 class NandFlash(Flash):
     """Blocks of all luns of `device`, from NAND block `first_block` on.
 
-    `paired` is for separate token groups: a block is two of sibling luns (lun XOR 1), its pages on one and the other
+    `paired` is for separate KV page groups: a block is two of sibling luns (lun XOR 1), its pages on one and the other
     in turn, so that V lies at K's row. A block is erased before its first use, unless `erased` says that all are. A
     device's calls come from one thread, and so must a NandFlash's. Raises CommandError for a device without NAND.
 
@@ -64,8 +64,8 @@ class NandFlash(Flash):
 
     def read(self, pages: PageNumbers, expected: PageKeys) -> PageData:
         """See Flash.read."""
-        if (blank := np.flatnonzero(self._order.blank(pages))).size:
-            raise wrong_pages(pages, expected, dict.fromkeys(blank.tolist(), BLANK))
+        if (erased := np.flatnonzero(self._order.erased(pages))).size:
+            raise wrong_pages(pages, expected, dict.fromkeys(erased.tolist(), ERASED))
         places = self._places(pages, expected)
         try:
             sealed = nand.read(self._device, places, self.geometry.page_bytes)
@@ -75,8 +75,8 @@ class NandFlash(Flash):
                 raise
             raise wrong_pages(pages, expected, reasons) from error
         stacked = np.array(sealed, np.uint8).reshape(len(pages), self.geometry.codewords, SEALED_BYTES)
-        read, whole = unsealed(stacked, expected)
-        check_pages(pages, expected, np.zeros(len(pages), bool), header_keys(read.aux)[0], whole)
+        read, valid = unsealed(stacked, expected)
+        check_pages(pages, expected, np.zeros(len(pages), bool), header_keys(read.aux)[0], valid)
         return read
 
     def erase(self, block: int) -> None:
@@ -93,7 +93,7 @@ class NandFlash(Flash):
         geometry = self.geometry
         blocks, places = np.divmod(pages, geometry.pages_per_block)
         luns = blocks // geometry.channels % geometry.luns * self._siblings + places % self._siblings
-        rows = self._first_row + blocks // geometry.lanes * self._rows + places // self._siblings
+        rows = self._first_row + blocks // geometry.lun_queues * self._rows + places // self._siblings
         channels, luns, rows = (x.astype(np.uint64) for x in (blocks % geometry.channels, luns, rows))
         words: NDArray[np.uint64] = channels * _CHANNEL + luns * _UNIT + rows
         return words

@@ -38,7 +38,7 @@ PAGE_KEY = np.dtype(
     }
 )
 """Page tag of a page: page_tag, page index, kind (PageKind), number of the first codeword (of V's page of a separate
-token group: the codewords of a page; else 0), zero."""
+KV page group: the codewords of a page; else 0), zero."""
 PageKeys = NDArray[np.void]
 Bytes = NDArray[np.uint8]
 _HEADER_WORDS = 8
@@ -128,7 +128,7 @@ def page_checksums(keys: PageKeys, aux: Bytes, data: Iterable[Bytes]) -> NDArray
 
 
 def unsealed(sealed: Bytes, expected: PageKeys) -> tuple[PageData, NDArray[np.bool_]]:
-    """Data and aux of pages (p, codewords, 528), and which are whole pages of their expected keys."""
+    """Data and aux of pages (p, codewords, 528), and which are valid pages of their expected keys."""
     pages, codewords = sealed.shape[:2]
     data, end = page_array(pages, codewords * CODEWORD_BYTES), AUX_BYTES + CODEWORD_BYTES
     data.reshape(pages, codewords, CODEWORD_BYTES)[:] = sealed[..., AUX_BYTES:end]

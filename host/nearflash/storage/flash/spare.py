@@ -1,7 +1,7 @@
-"""Spare records: what belongs to each page beside its data, kept in memory and in a zone behind each block.
+"""Spare records: what belongs to each page beside its data, kept in memory and in a zone after each block.
 
 A record is aux (8 bytes a codeword), CRC32C over key ‖ aux ‖ data (u32, little endian), zeros up to a power of two;
-a blank page's is zeros only. A zone is padded to whole 4,096-byte blocks.
+an erased page's is zeros only. A zone is padded to whole 4,096-byte blocks.
 """
 
 import numpy as np
@@ -43,11 +43,11 @@ class SpareRecords:
         at = np.divmod(pages, self._pages)
         return self._aux[at], self._checksums[at]
 
-    def blank(self, pages: PageNumbers) -> NDArray[np.bool_]:
+    def erased(self, pages: PageNumbers) -> NDArray[np.bool_]:
         """Which pages have no record."""
         aux, checksums = self.get(pages)
-        blank: NDArray[np.bool_] = ~aux.any(axis=(1, 2)) & (checksums == 0)
-        return blank
+        erased: NDArray[np.bool_] = ~aux.any(axis=(1, 2)) & (checksums == 0)
+        return erased
 
     def zone(self, block: int) -> NDArray[np.uint8]:
         """The zone of a block as it lies in the file."""

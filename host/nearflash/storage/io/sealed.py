@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.direct import BLOCK_BYTES, aligned_buffer
 
-__all__ = ["crc32", "is_blank", "is_sealed", "seal", "unseal"]
+__all__ = ["crc32", "is_erased", "is_sealed", "seal", "unseal"]
 
 _MAGIC = b"nearflash."
 
@@ -39,7 +39,7 @@ def seal(kind: str, body: Mapping[str, Any], size_bytes: int = 0) -> NDArray[np.
     return block
 
 
-def is_blank(block: NDArray[np.uint8]) -> bool:
+def is_erased(block: NDArray[np.uint8]) -> bool:
     """True where the block holds zeros only: never written."""
     return not block.any()
 

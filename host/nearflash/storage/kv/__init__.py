@@ -1,6 +1,6 @@
-"""The KV cache on flash: token groups and index pages of sequences, found by layer and head."""
+"""The KV cache on flash: KV page groups and index pages of sequences, found by layer and head."""
 
 from nearflash.storage.kv.layout import KvLayout, KvShape
-from nearflash.storage.kv.store import DEFAULT_TAIL_BYTES, KvStore, StoredHead
+from nearflash.storage.kv.store import DEFAULT_SUFFIX_BYTES, KvStore, StoredHead
 
-__all__ = ["DEFAULT_TAIL_BYTES", "KvLayout", "KvShape", "KvStore", "StoredHead"]
+__all__ = ["DEFAULT_SUFFIX_BYTES", "KvLayout", "KvShape", "KvStore", "StoredHead"]

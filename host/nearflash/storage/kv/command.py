@@ -41,7 +41,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         print(f"sequence {sequence}, layer {layer}, head {head}: {tokens} tokens valid, {indexed} indexed")
     for torn in found.torn:
         print(f"TORN {torn}")
-    print(f"{arguments.file}: {found.whole} pages valid, {found.blank} erased, {len(found.torn)} torn")
+    print(f"{arguments.file}: {found.valid} pages valid, {found.erased} erased, {len(found.torn)} torn")
     return 1 if found.torn else 0
 
 
@@ -54,7 +54,7 @@ def _status(arguments: argparse.Namespace) -> int:
     with FileFlash.open(arguments.file, direct=not arguments.buffered) as flash:
         shape, layout = described(flash.about)
         geometry = flash.geometry
-        _, _, blank = flash.headers(np.arange(geometry.pages))
+        _, _, erased = flash.headers(np.arange(geometry.pages))
     print(f"{shape}\n{layout}\n{geometry}")
-    print(f"{arguments.file}: {geometry.pages} pages, {int((~blank).sum())} programmed, {int(blank.sum())} erased")
+    print(f"{arguments.file}: {geometry.pages} pages, {int((~erased).sum())} programmed, {int(erased.sum())} erased")
     return 0

@@ -1,4 +1,4 @@
-"""Index rows of embedding blocks, for many heads at once, with the numbers of docs/contracts/attention.md, section 1.
+"""Index rows of index blocks, for many heads at once, with the numbers of docs/contracts/attention.md, section 1.
 
 A quantised row: zero = the smallest element, scale = fp16((largest - smallest) / levels), code = (K - zero) / scale,
 rounded to nearest even, within 0 .. levels = 2^bits - 1; where the scale is zero, codes are zero. Every step is one

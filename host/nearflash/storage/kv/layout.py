@@ -37,12 +37,12 @@ class KvShape:
 
 @dataclass(frozen=True)
 class KvLayout:
-    """Token groups of n tokens and embedding blocks of T tokens in pages."""
+    """KV page groups of n tokens and index blocks of T tokens in pages."""
 
     group_tokens: int
     """n."""
     interleaved: bool
-    """K and V of a token in one page; else K's page, and V's behind it."""
+    """K and V of a token in one page; else K's page, and V after it."""
     block_tokens: int
     """T, a multiple of n."""
     index_format: IndexFormat
@@ -60,15 +60,15 @@ class KvLayout:
 
     @property
     def group_pages(self) -> int:
-        """Pages of a token group."""
+        """Pages of a KV page group."""
         return 1 if self.interleaved else 2
 
     def token_layout(self, dim: int) -> TokenLayout:
-        """Layout of the token groups. Raises CommandError where they do not fit a page."""
+        """Layout of the KV page groups. Raises CommandError where they do not fit a page."""
         return TokenLayout(self.page_bytes, dim, self.group_tokens, self.interleaved)
 
     def index_layout(self, dim: int) -> IndexLayout:
-        """Layout of the embedding pages. Raises CommandError where they do not fit a page."""
+        """Layout of the index pages. Raises CommandError where they do not fit a page."""
         return IndexLayout(self.page_bytes, dim, self.block_tokens, self.index_format)
 
     def tokens(self, key: np.void, dim: int) -> range:

@@ -1,4 +1,4 @@
-"""Pages of full token groups and embedding blocks of one layer, for all heads at once, and K and V out of pages."""
+"""Pages of full KV page groups and index blocks of one layer, for all heads at once, and K and V out of pages."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,7 @@ class PageMaker:
         return self._values(data.view(np.float16), 0)
 
     def index_pages(self, keys: PageKeys, k: F16) -> PageBatch:
-        """Pages of embedding blocks: k (heads, blocks·T, d); in the order of `keys`, as index_keys gives them."""
+        """Pages of index blocks: k (heads, blocks·T, d); in the order of `keys`, as index_keys gives them."""
         heads, blocks, pages = keys.shape
         layout, count = self.index_layout, heads * blocks
         rows, factors = index_rows(k.reshape(count, layout.block_tokens, layout.dim), layout)

@@ -16,7 +16,7 @@ from nearflash.storage.kv.statistics import Cause
 
 __all__ = ["Moved", "PagePool"]
 
-Lanes = NDArray[np.int64]
+Queues = NDArray[np.int64]
 Moved = Callable[[PageKeys, PageNumbers], None]
 
 
@@ -41,15 +41,15 @@ class PagePool:
         """Pages read from flash."""
         self._disturbed = False
 
-    def put(self, kind: PageKind, batch: PageBatch, lanes: Lanes, cause: Cause) -> PageNumbers:
-        """Give pages places in their lanes, and stage them; their numbers, in the order of the batch.
+    def put(self, kind: PageKind, batch: PageBatch, queues: Queues, cause: Cause) -> PageNumbers:
+        """Give pages places in their LUN queues, and stage them; their numbers, in the order of the batch.
 
         There must be room (`make_room`). Raises what programming raised before.
         """
-        pages = np.empty(len(lanes), np.int64)
-        for lane in np.unique(lanes):
-            own = np.flatnonzero(lanes == lane)
-            pages[own] = self.space.take(kind, int(lane), len(own))
+        pages = np.empty(len(queues), np.int64)
+        for queue in np.unique(queues):
+            own = np.flatnonzero(queues == queue)
+            pages[own] = self.space.take(kind, int(queue), len(own))
         self.space.own(pages, batch.keys)
         self.stage.put(pages, batch)
         self.programmed[cause] += len(pages)
@@ -80,10 +80,10 @@ class PagePool:
         self._disturbed |= bool((self.space.reads[blocks] > self._read_limit).any())
 
     def make_room(self, need: NDArray[np.int64]) -> None:
-        """Move pages until `need` (kinds, lanes) more have places. Raises StorageFullError before anything changed."""
+        """Move pages until `need` (kinds, queues) more have places. Raises StorageFullError before anything changed."""
         self.space.check(need)
-        while (lane := self.space.lacking(need)) is not None:
-            self._empty(self.space.victim(lane), Cause.COLLECTION)
+        while (queue := self.space.lacking(need)) is not None:
+            self._empty(self.space.victim(queue), Cause.COLLECTION)
 
     def reclaim(self) -> None:
         """Move what lies in blocks that were read more often than is good for it. Raises PageError."""
@@ -106,14 +106,14 @@ class PagePool:
             self.flash.close()
 
     def _empty(self, block: int, cause: Cause) -> None:
-        """Move a block's live pages to other blocks of its lane, and erase it."""
+        """Move a block's live pages to other blocks of its LUN queue, and erase it."""
         old = self.space.pages_of(block)
         if old.size:
             keys = self.space.keys[old]
             read = self.read(old, keys)
-            kind, lanes = self.space.kind(block), np.full(len(old), block % self.flash.geometry.lanes)
+            kind, queues = self.space.kind(block), np.full(len(old), block % self.flash.geometry.lun_queues)
             self.space.close(block)
-            new = self.put(kind, PageBatch(keys, read.data, read.aux), lanes, cause)
+            new = self.put(kind, PageBatch(keys, read.data, read.aux), queues, cause)
             self.space.release(old)
             self._moved(keys, new)
         self.space.close(block)

@@ -33,44 +33,44 @@ class PageTable:
 
 
 class StoredSequence:
-    """State of one sequence, by layer. Behind the last multiple of `tail_tokens` (n or T) tokens are in memory."""
+    """State of one sequence, by layer. After the last multiple of `suffix_tokens` (n or T) tokens are in memory."""
 
-    def __init__(self, shape: KvShape, layout: KvLayout, tail_tokens: int) -> None:
+    def __init__(self, shape: KvShape, layout: KvLayout, suffix_tokens: int) -> None:
         heads, dim = shape.kv_heads, shape.dim
         self.lengths = np.zeros(shape.layers, np.int64)
         """Tokens of each layer."""
-        self.tail_tokens = tail_tokens
-        self._tails = np.zeros((2, shape.layers, heads, tail_tokens, dim), np.float16)
+        self.suffix_tokens = suffix_tokens
+        self._suffixes = np.zeros((2, shape.layers, heads, suffix_tokens, dim), np.float16)
         self.v_sum = np.zeros((shape.layers, heads, dim))
         """Of all values: in double precision, so that how they were cut into calls does not show in their mean."""
         self.tokens = [PageTable(heads) for _ in range(shape.layers)]
-        """Of the token groups, K's page of separate ones."""
+        """Of the KV page groups, K's page of separate ones."""
         self.index = [PageTable(heads) for _ in range(shape.layers)]
 
     @property
-    def tail_bytes(self) -> int:
-        """Memory for tails."""
-        return self._tails.nbytes
+    def suffix_bytes(self) -> int:
+        """Memory for unindexed suffixes."""
+        return self._suffixes.nbytes
 
-    def tail(self, layer: int) -> NDArray[np.float16]:
+    def suffix(self, layer: int) -> NDArray[np.float16]:
         """K and V in memory, (2, heads, u, d): a view."""
-        return self._tails[:, layer, :, : self.lengths[layer] % self.tail_tokens]
+        return self._suffixes[:, layer, :, : self.lengths[layer] % self.suffix_tokens]
 
-    def with_tail(self, layer: int, kv: NDArray[np.float16]) -> NDArray[np.float16]:
-        """K and V in memory, and kv (2, heads, t, d) behind them; nothing that counts is changed."""
-        used = int(self.lengths[layer]) % self.tail_tokens
+    def with_suffix(self, layer: int, kv: NDArray[np.float16]) -> NDArray[np.float16]:
+        """K and V in memory, and kv (2, heads, t, d) after them; nothing that counts is changed."""
+        used = int(self.lengths[layer]) % self.suffix_tokens
         end = used + kv.shape[2]
-        if end > self.tail_tokens:
-            return np.concatenate([self.tail(layer), kv], axis=2)
-        self._tails[:, layer, :, used:end] = kv
-        return self._tails[:, layer, :, :end]
+        if end > self.suffix_tokens:
+            return np.concatenate([self.suffix(layer), kv], axis=2)
+        self._suffixes[:, layer, :, used:end] = kv
+        return self._suffixes[:, layer, :, :end]
 
     def extend(self, layer: int, kv: NDArray[np.float16]) -> None:
-        """The layer now ends with kv (2, heads, u + t, d), as `with_tail` gave it."""
-        used, size = int(self.lengths[layer]) % self.tail_tokens, kv.shape[2]
-        left = size % self.tail_tokens
-        if size > self.tail_tokens:
-            self._tails[:, layer, :, :left] = kv[:, :, size - left :]
+        """The layer now ends with kv (2, heads, u + t, d), as `with_suffix` gave it."""
+        used, size = int(self.lengths[layer]) % self.suffix_tokens, kv.shape[2]
+        left = size % self.suffix_tokens
+        if size > self.suffix_tokens:
+            self._suffixes[:, layer, :, :left] = kv[:, :, size - left :]
         self.lengths[layer] += size - used
 
     def pages(self, group_pages: int) -> NDArray[np.int64]:

@@ -1,8 +1,8 @@
-"""Which pages of a flash hold what: blocks taken, filled, emptied and erased, each lane on its own.
+"""Which pages of a flash hold what: blocks taken, filled, emptied and erased, each LUN queue on its own.
 
-A block holds pages of one kind. Each lane (a lun of a channel) has at most one open block of each kind, into which
-pages go in order, and always keeps one free block, into which a block's live pages can be moved before it is erased.
-So a lane takes pages for as long as all of its live pages, kind by kind, fit all blocks but one.
+A block holds pages of one kind. Each LUN queue (the blocks of one LUN of a channel) has at most one open block of each
+kind, into which pages go in order, and always keeps one free block, into which a block's live pages can be moved before
+it is erased. So a LUN queue takes pages for as long as all of its live pages, kind by kind, fit all blocks but one.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ _KINDS = len(PageKind)
 class BlockSpace:
     """Counts only: what it says is programmed, moved and erased is for its user to do.
 
-    `need` is always (kinds, lanes), in pages.
+    `need` is always (kinds, LUN queues), in pages.
     """
 
     def __init__(self, geometry: FlashGeometry) -> None:
@@ -36,43 +36,43 @@ class BlockSpace:
         self._taken = np.zeros(geometry.blocks, np.int64)
         self._kind = np.full(geometry.blocks, _NONE)
         self._live = np.zeros(geometry.blocks, np.int64)
-        self._open = np.full((_KINDS, geometry.lanes), _NONE)
-        # Sums over the blocks of each lane.
-        self._lane_live = np.zeros((_KINDS, geometry.lanes), np.int64)
-        self._lane_free = np.full(geometry.lanes, geometry.blocks // geometry.lanes)
+        self._open = np.full((_KINDS, geometry.lun_queues), _NONE)
+        # Sums over the blocks of each LUN queue.
+        self._queue_live = np.zeros((_KINDS, geometry.lun_queues), np.int64)
+        self._queue_free = np.full(geometry.lun_queues, geometry.blocks // geometry.lun_queues)
 
     # What there is
 
     @property
     def live_pages(self) -> int:
         """Pages in use."""
-        return int(self._lane_live.sum())
+        return int(self._queue_live.sum())
 
     def check(self, need: NDArray[np.int64]) -> None:
         """Raise StorageFullError where `need` more pages cannot be had, whatever is moved."""
         geometry = self._geometry
-        live = self._lane_live
+        live = self._queue_live
         blocks = -(-(live + need) // self._size)
-        room = geometry.blocks // geometry.lanes - 1
+        room = geometry.blocks // geometry.lun_queues - 1
         if (full := np.flatnonzero((blocks.sum(axis=0) > room) & need.any(axis=0))).size:
-            lane = int(full[0])
+            queue = int(full[0])
             raise StorageFullError(
-                f"no room for {int(need.sum())} pages: lun {lane // geometry.channels} of channel "
-                f"{lane % geometry.channels} has {room} blocks of {self._size} pages, of which {live[:, lane].sum()} "
+                f"no room for {int(need.sum())} pages: lun {queue // geometry.channels} of channel "
+                f"{queue % geometry.channels} has {room} blocks of {self._size} pages, of which {live[:, queue].sum()} "
                 "are in use; free sequences, or make the flash larger"
             )
 
     def lacking(self, need: NDArray[np.int64]) -> int | None:
-        """A lane that has not blocks enough for `need`, the one kept free left out; None where all have."""
+        """A LUN queue that has not blocks enough for `need`, the one kept free left out; None where all have."""
         open_, size = self._open, self._size
         room = np.where(open_ == _NONE, 0, size - self._taken[open_])
         blocks = -(-np.maximum(need - room, 0) // size)
-        short = np.flatnonzero((blocks.sum(axis=0) > self._lane_free - 1) & need.any(axis=0))
+        short = np.flatnonzero((blocks.sum(axis=0) > self._queue_free - 1) & need.any(axis=0))
         return int(short[0]) if short.size else None
 
-    def victim(self, lane: int) -> int:
-        """The block of a lane with fewest live pages among those that hold dead ones; of equals the least worn."""
-        blocks = np.arange(lane, self._geometry.blocks, self._geometry.lanes)
+    def victim(self, queue: int) -> int:
+        """The block of a LUN queue with fewest live pages among those that hold dead ones; of equals the least worn."""
+        blocks = np.arange(queue, self._geometry.blocks, self._geometry.lun_queues)
         blocks = blocks[self._taken[blocks] > self._live[blocks]]
         return int(blocks[np.lexsort((self.erases[blocks], self._live[blocks]))[0]])
 
@@ -87,20 +87,20 @@ class BlockSpace:
 
     # What changes
 
-    def take(self, kind: PageKind, lane: int, count: int) -> PageNumbers:
-        """The next `count` pages of a lane; live only after `own`. There must be room (`lacking`)."""
+    def take(self, kind: PageKind, queue: int, count: int) -> PageNumbers:
+        """The next `count` pages of a LUN queue; live only after `own`. There must be room (`lacking`)."""
         parts = []
         while count:
-            block = self._open[kind, lane]
+            block = self._open[kind, queue]
             if block == _NONE:
-                block = self._open[kind, lane] = self._least_worn(lane)
+                block = self._open[kind, queue] = self._least_worn(queue)
                 self._kind[block] = kind
-                self._lane_free[lane] -= 1
+                self._queue_free[queue] -= 1
             part = min(count, self._size - int(self._taken[block]))
             parts.append(block * self._size + self._taken[block] + np.arange(part))
             self._taken[block] += part
             if self._taken[block] == self._size:
-                self._open[kind, lane] = _NONE
+                self._open[kind, queue] = _NONE
             count -= part
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
@@ -122,7 +122,7 @@ class BlockSpace:
         """A closed block without live pages is free again."""
         self._taken[block] = self.reads[block] = 0
         self._kind[block] = _NONE
-        self._lane_free[block % self._geometry.lanes] += 1
+        self._queue_free[block % self._geometry.lun_queues] += 1
         self.erases[block] += 1
 
     def kind(self, block: int) -> PageKind:
@@ -132,9 +132,9 @@ class BlockSpace:
     def _count(self, pages: PageNumbers, change: int) -> None:
         blocks = pages // self._size
         np.add.at(self._live, blocks, change)
-        np.add.at(self._lane_live, (self._kind[blocks], blocks % self._geometry.lanes), change)
+        np.add.at(self._queue_live, (self._kind[blocks], blocks % self._geometry.lun_queues), change)
 
-    def _least_worn(self, lane: int) -> int:
-        blocks = np.arange(lane, self._geometry.blocks, self._geometry.lanes)
+    def _least_worn(self, queue: int) -> int:
+        blocks = np.arange(queue, self._geometry.blocks, self._geometry.lun_queues)
         blocks = blocks[self._kind[blocks] == _NONE]
         return int(blocks[np.argmin(self.erases[blocks])])

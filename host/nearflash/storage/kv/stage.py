@@ -65,7 +65,7 @@ class Stage:
                 self._pending.popleft().result()
 
     def erase(self, block: int) -> None:
-        """Erase a block behind everything staged before."""
+        """Erase a block after everything staged before."""
         self._hand()
         self._submit(lambda: self._flash.erase(block))
 

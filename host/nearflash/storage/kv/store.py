@@ -23,9 +23,9 @@ __all__ = ["KvStore", "StoredHead"]
 F16 = NDArray[np.float16]
 DEFAULT_BUFFER_BYTES = 16 << 20
 DEFAULT_READ_LIMIT = 100_000
-DEFAULT_TAIL_BYTES = 256 << 20
-_LANE_BLOCKS_LEAST = 3
-"""One to take token groups, one to take index pages, one kept free."""
+DEFAULT_SUFFIX_BYTES = 256 << 20
+_QUEUE_BLOCKS_MIN = 3
+"""One to take KV page groups, one to take index pages, one kept free."""
 _NAMED = 4
 """Lost pages that a message names."""
 
@@ -42,18 +42,18 @@ class StoredHead:
     tokens: int
     """S."""
     token_pages: PageNumbers
-    """Of the full token groups; of separate ones K's page, V's being the next."""
+    """Of the full KV page groups; of separate ones K's page, V's being the next."""
     index_pages: PageNumbers
-    tail_k: F16
+    suffix_k: F16
     """(u, d): the last tokens, which are in memory."""
-    tail_v: F16
+    suffix_v: F16
     v_mean: NDArray[np.float32]
     """(d,): of all values."""
 
     @property
     def flash_tokens(self) -> int:
         """Tokens that are not in memory, a multiple of n."""
-        return self.tokens - int(self.tail_k.shape[-2])
+        return self.tokens - int(self.suffix_k.shape[-2])
 
 
 class KvStore:
@@ -63,22 +63,22 @@ class KvStore:
     error every later call raises. A block read more than `read_limit` times since its erase is moved by the next
     `append` or `flush`.
 
-    A sequence's tail (K and V behind its last whole embedding block) stays in memory, beside being programmed, where
-    `tail_bytes` have room when the sequence is added: T · shape.token_bytes for each.
+    A sequence's unindexed suffix (K and V after its last whole index block) stays in memory, beside being programmed,
+    where `suffix_bytes` have room when the sequence is added: T · shape.token_bytes for each.
 
     Raises CommandError where layout, shape and flash do not fit together.
     """
 
     def __init__(
         self, flash: Flash, shape: KvShape, layout: KvLayout, *, buffer_bytes: int = DEFAULT_BUFFER_BYTES,
-        background: bool = False, read_limit: int = DEFAULT_READ_LIMIT, tail_bytes: int = DEFAULT_TAIL_BYTES,
+        background: bool = False, read_limit: int = DEFAULT_READ_LIMIT, suffix_bytes: int = DEFAULT_SUFFIX_BYTES,
     ) -> None:  # fmt: skip
         geometry = flash.geometry
         if geometry.page_bytes != layout.page_bytes:
             raise CommandError(f"page_bytes must be the flash's {geometry.page_bytes}, not {layout.page_bytes}")
-        if geometry.blocks // geometry.lanes < _LANE_BLOCKS_LEAST:
+        if geometry.blocks // geometry.lun_queues < _QUEUE_BLOCKS_MIN:
             raise StorageFullError(
-                f"blocks must be at least {_LANE_BLOCKS_LEAST} on each lun of each channel, not {geometry.blocks}"
+                f"blocks must be at least {_QUEUE_BLOCKS_MIN} on each lun of each channel, not {geometry.blocks}"
             )
         if geometry.pages_per_block % layout.group_pages:
             raise CommandError(f"pages_per_block must be even for separate groups, not {geometry.pages_per_block}")
@@ -89,7 +89,7 @@ class KvStore:
         )
         flash.label({"shape": asdict(shape), "layout": asdict(layout)})
         self._sequences: dict[int, StoredSequence] = {}
-        self._tail_bytes = tail_bytes
+        self._suffix_bytes = suffix_bytes
         self._next = self._host_bytes = 0
         self._open = True
 
@@ -104,15 +104,15 @@ class KvStore:
         """A new sequence's number."""
         number, self._next = self._next, self._next + 1
         whole, least = self.layout.block_tokens, self.layout.group_tokens
-        kept = sum(sequence.tail_tokens == whole for sequence in self._sequences.values())
-        has_room = (kept + 1) * whole * self.shape.token_bytes <= self._tail_bytes
+        kept = sum(sequence.suffix_tokens == whole for sequence in self._sequences.values())
+        has_room = (kept + 1) * whole * self.shape.token_bytes <= self._suffix_bytes
         self._sequences[number] = StoredSequence(self.shape, self.layout, whole if has_room else least)
         return number
 
     @property
-    def tail_bytes(self) -> int:
-        """Memory for tails, and for the last groups of the other sequences."""
-        return sum(sequence.tail_bytes for sequence in self._sequences.values())
+    def suffix_bytes(self) -> int:
+        """Memory for unindexed suffixes, and for the last groups of the other sequences."""
+        return sum(sequence.suffix_bytes for sequence in self._sequences.values())
 
     def free(self, sequence: int) -> None:
         """Forget a sequence; its pages are erased when their blocks are needed. Raises CommandError."""
@@ -122,7 +122,7 @@ class KvStore:
     # Writing
 
     def append(self, sequence: int, layer: int, k: F16, v: F16) -> None:
-        """Store k and v (kv_heads, t, d) of t tokens behind what is there.
+        """Store k and v (kv_heads, t, d) of t tokens after what is there.
 
         Raises CommandError, ShapeError and FormatError; StorageFullError before anything changed; what a program or
         an erase raised before, and PageError where pages that must be moved or indexed cannot be read.
@@ -133,7 +133,7 @@ class KvStore:
         start, size, block = int(state.lengths[layer]), self.layout.group_tokens, self.layout.block_tokens
         end = start + k.shape[1]
         groups, blocks = range(start // size, end // size), range(start // block, end // block)
-        kv = state.with_tail(layer, np.stack([k, v]))
+        kv = state.with_suffix(layer, np.stack([k, v]))
         if groups:
             self._store(sequence, layer, groups, blocks, kv)
         state.extend(layer, kv)
@@ -209,10 +209,10 @@ class KvStore:
         state = self._sequence(sequence)
         self._check_layer(layer)
         tokens = int(state.lengths[layer])
-        tail_k, tail_v = state.tail(layer)
+        suffix_k, suffix_v = state.suffix(layer)
         return StoredHead(
             PageTag(sequence, layer, first), tokens, state.tokens[layer].pages[heads], state.index[layer].pages[heads],
-            tail_k[heads], tail_v[heads],
+            suffix_k[heads], suffix_v[heads],
             (state.v_sum[layer, heads] / max(tokens, 1)).astype(np.float32),
         )  # fmt: skip
 
@@ -231,18 +231,18 @@ class KvStore:
             raise ShapeError(f"v must have the shape of k, {k.shape}, not {v.shape}")
 
     def _store(self, sequence: int, layer: int, groups: range, blocks: range, kv: F16) -> None:
-        """Store token groups and embedding blocks; kv (2, heads, t, d) begin with the tokens in memory."""
+        """Store KV page groups and index blocks; kv (2, heads, t, d) begin with the tokens in memory."""
         state, size = self._sequences[sequence], self.layout.group_tokens
         keys = self.pages.token_keys(sequence, layer, groups), self.pages.index_keys(sequence, layer, blocks)
-        lanes = self._token_lanes(keys[0]), self._index_lanes(keys[1])
-        self._pool.make_room(np.stack([np.bincount(one, minlength=self.flash.geometry.lanes) for one in lanes]))
-        first = int(state.lengths[layer]) // state.tail_tokens * state.tail_tokens
+        queues = self._token_queues(keys[0]), self._index_queues(keys[1])
+        self._pool.make_room(np.stack([np.bincount(one, minlength=self.flash.geometry.lun_queues) for one in queues]))
+        first = int(state.lengths[layer]) // state.suffix_tokens * state.suffix_tokens
         indexed = self._indexed(sequence, layer, kv[0], first, blocks) if blocks else kv[0]
         batch = self.pages.token_pages(keys[0], *kv[:, :, groups.start * size - first : groups.stop * size - first])
-        pages = self._pool.put(PageKind.TOKEN, batch, lanes[0], Cause.TOKEN)
+        pages = self._pool.put(PageKind.TOKEN, batch, queues[0], Cause.TOKEN)
         state.tokens[layer].extend(pages.reshape(keys[0].shape)[..., 0])
         if blocks:
-            pages = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys[1], indexed), lanes[1], Cause.INDEX)
+            pages = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys[1], indexed), queues[1], Cause.INDEX)
             state.index[layer].extend(pages.reshape(self.shape.kv_heads, keys[1][0].size))
 
     def _indexed(self, sequence: int, layer: int, k: F16, start: int, blocks: range) -> F16:
@@ -257,20 +257,20 @@ class KvStore:
         stored = self.pages.k_values(read.data).reshape(self.shape.kv_heads, start - first, self.shape.dim)
         return np.concatenate([stored, k[:, : end - start]], axis=1)
 
-    def _token_lanes(self, keys: PageKeys) -> NDArray[np.int64]:
-        """The lane of each page: a head's groups go round channels and luns."""
+    def _token_queues(self, keys: PageKeys) -> NDArray[np.int64]:
+        """The LUN queue of each page: a head's groups go round channels and luns."""
         turn = keys["sequence"].astype(np.int64) + keys["layer"] + keys["head"] + keys["index"]
-        lanes: NDArray[np.int64] = turn.reshape(-1) % self.flash.geometry.lanes
-        return lanes
+        queues: NDArray[np.int64] = turn.reshape(-1) % self.flash.geometry.lun_queues
+        return queues
 
-    def _index_lanes(self, keys: PageKeys) -> NDArray[np.int64]:
-        """The lane of each page: a head's blocks go round channels, a block's pages round the units of one."""
+    def _index_queues(self, keys: PageKeys) -> NDArray[np.int64]:
+        """The LUN queue of each page: a head's blocks go round channels, a block's pages round the LUNs of one."""
         geometry = self.flash.geometry
         pages = self.pages.index_layout.pages
         turn = keys["sequence"].astype(np.int64) + keys["layer"] + keys["head"] + keys["index"] // pages
         lun = (turn // geometry.channels + keys["index"] % pages) % geometry.luns
-        lanes: NDArray[np.int64] = (turn % geometry.channels + geometry.channels * lun).reshape(-1)
-        return lanes
+        queues: NDArray[np.int64] = (turn % geometry.channels + geometry.channels * lun).reshape(-1)
+        return queues
 
     def _moved(self, keys: PageKeys, pages: PageNumbers) -> None:
         """Pages have other numbers: V's are found by K's."""

@@ -21,35 +21,35 @@ _BATCH_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Coverage:
-    """Whole pages of one head; pages that were moved or freed count until their block is erased."""
+    """Valid pages of one head; pages that were moved or freed count until their block is erased."""
 
     groups: frozenset[int]
-    """Token groups, of separate ones those with K and V."""
+    """KV page groups, of separate ones those with K and V."""
     index: frozenset[int]
-    """Page indices of embedding pages."""
+    """Page indices of index pages."""
 
     def tokens(self, layout: KvLayout) -> int:
-        """Tokens from the first on that are whole."""
+        """Tokens from the first on that are valid."""
         return _leading(self.groups) * layout.group_tokens
 
     def indexed(self, layout: KvLayout, dim: int) -> int:
-        """Tokens from the first on whose embedding pages are whole."""
+        """Tokens from the first on whose index pages are valid."""
         return _leading(self.index) // layout.index_layout(dim).pages * layout.block_tokens
 
 
 @dataclass
 class Verification:
-    """Counts of pages, the torn ones in words, and what is whole by (sequence, layer, head)."""
+    """Counts of pages, the torn ones in words, and what is valid by (sequence, layer, head)."""
 
     shape: KvShape
     layout: KvLayout
-    whole: int = 0
-    blank: int = 0
+    valid: int = 0
+    erased: int = 0
     torn: list[str] = field(default_factory=list)
     heads: dict[tuple[int, int, int], Coverage] = field(default_factory=dict)
 
     def sequences(self) -> Iterator[tuple[int, int, int]]:
-        """Each sequence, the tokens that all of its heads have whole, and the most that one has."""
+        """Each sequence, the tokens that are valid in all of its heads, and the most that one has."""
         for sequence in sorted({sequence for sequence, _, _ in self.heads}):
             tokens = [one.tokens(self.layout) for (number, _, _), one in self.heads.items() if number == sequence]
             missing = len(tokens) < self.shape.layers * self.shape.kv_heads
@@ -60,20 +60,20 @@ def verify(path: Path, **options: Any) -> Verification:
     """Read every page of a KV store's file; `options` are FileFlash.open's. Raises StateError, also while in use."""
     with FileFlash.open(path, **options) as flash:
         shape, layout = described(flash.about)
-        found, whole = Verification(shape, layout), []
+        found, valid = Verification(shape, layout), []
         step = max(_BATCH_BYTES // flash.geometry.page_bytes // 2 * 2, 2)
         for start in range(0, flash.geometry.pages, step):
             pages = np.arange(start, min(start + step, flash.geometry.pages))
-            keys, known, blank = flash.headers(pages)
-            found.blank += int(blank.sum())
-            pages, keys, known = pages[~blank], keys[~blank], known[~blank] & (keys["kind"][~blank] < len(PageKind))
+            keys, known, erased = flash.headers(pages)
+            found.erased += int(erased.sum())
+            pages, keys, known = pages[~erased], keys[~erased], known[~erased] & (keys["kind"][~erased] < len(PageKind))
             _set_first(keys, pages, layout)
-            good = known & flash.whole(pages, keys)
-            whole.append(keys[good])
+            good = known & flash.valid(pages, keys)
+            valid.append(keys[good])
             found.torn += [_torn(flash, found, int(page), key if has else None)
                            for page, key, has in zip(pages[~good], keys[~good], known[~good], strict=True)]  # fmt: skip
-        keys = np.concatenate(whole)
-        found.whole, found.heads = len(keys), _coverage(keys, layout)
+        keys = np.concatenate(valid)
+        found.valid, found.heads = len(keys), _coverage(keys, layout)
         return found
 
 
@@ -105,7 +105,7 @@ def _coverage(keys: PageKeys, layout: KvLayout) -> dict[tuple[int, int, int], Co
 
 
 def _groups(keys: PageKeys, layout: KvLayout) -> frozenset[int]:
-    """Token groups of which all pages are there."""
+    """KV page groups of which all pages are there."""
     tokens = np.unique(keys[keys["kind"] == PageKind.TOKEN])
     groups, counts = np.unique(tokens["index"], return_counts=True)
     return frozenset(groups[counts == layout.group_pages].tolist())

@@ -7,7 +7,8 @@ layers, heads and texts. `sparf` has a fixed setting (k = S/16 tokens, r = d/8, 
 other half, from the bit-exact model: `error_to_sparf` says how the errors compare there.
 
 `sparf` is counted twice: reading whole pages, as it was published, and reading codewords, as this kernel does for any
-mode. Bytes are data bytes (without ECC and CRC) and include the tail's. A row with a `skipped` key measured nothing.
+mode. Bytes are data bytes (without ECC and CRC), the unindexed suffix included. A row with a `skipped` key measured
+nothing.
 """
 
 import os
@@ -36,7 +37,7 @@ __all__ = ["MODELS_VARIABLE", "TextHeads", "flash_rows", "measure", "relative_er
 MODELS_VARIABLE = "NEARFLASH_MODELS"
 """Environment variable: folder with the models and eval_tokens.npy (texts of 4,096 token ids)."""
 _TOKENS = (4096, 3584)
-"""The first has no tail, the second half a block of it."""
+"""The first has no unindexed suffix, the second half a block of it."""
 _BLOCK_TOKENS = 1024
 _TOP_P = int(0.95 * 65536)
 _PAGES_IN = (32, 24, 20, 16, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2)
@@ -59,7 +60,7 @@ class _Measured:
         """Data bytes asked for, a head."""
         if not whole_pages:
             return float(np.mean([t.all.asked_bytes for t in self.traffic]))
-        pages = [t.index.requests + t.tail.requests + t.gather.requests * self.settings.token_layout.pages
+        pages = [t.index.requests + t.suffix.requests + t.gather.requests * self.settings.token_layout.pages
                  for t in self.traffic]  # fmt: skip
         return float(np.mean(pages)) * self.settings.page_bytes
 
@@ -205,7 +206,7 @@ def _row(mode: str, model: str, tokens: int, measured: _Measured, whole: bool) -
         "top_p": settings.top_p / 65536,
         "flash_bytes_asked_per_head": measured.asked(whole),
         "flash_bytes_used_per_head": float(np.mean([t.all.used_bytes for t in measured.traffic])),
-        "flash_bytes_tail_per_head": float(np.mean([t.tail.asked_bytes for t in measured.traffic])),
+        "flash_bytes_tail_per_head": float(np.mean([t.suffix.asked_bytes for t in measured.traffic])),
         "output_error": measured.error,
         "lost_probability": measured.lost,
         "heads": len(measured.traffic),

@@ -92,7 +92,7 @@ def test_only_what_is_read_is_judged(index):
         assert found.faults or (found.out == wanted.out).all()
     counted = traffic(vector.settings, wanted.score_dims, wanted.chosen)
     assert sum(touched[groups:]) == counted.index.codewords
-    assert counted.gather.codewords <= sum(touched[:groups]) <= counted.gather.codewords + counted.tail.codewords
+    assert counted.gather.codewords <= sum(touched[:groups]) <= counted.gather.codewords + counted.suffix.codewords
 
 
 def test_what_cannot_be_corrected_is_told():
@@ -124,7 +124,7 @@ def test_entries_without_a_place_and_blocks_on_two_channels():
     bad[np.flatnonzero(vector.result().chosen)[0] // 16] = PageEntry(CHANNELS, address=0).pack()
     found, read = run(vector, memory, token_table=bad)
     assert found.faults == Fault.ENTRY and found.entries == 19
-    assert read.token_requests == traffic(vector.settings, found.score_dims, np.zeros(300, bool)).tail.requests
+    assert read.token_requests == traffic(vector.settings, found.score_dims, np.zeros(300, bool)).suffix.requests
     scattered = index.copy()
     scattered[2] = PageEntry((PageEntry.unpack(int(index[2])).channel + 1) % CHANNELS, address=0).pack()
     found, _ = run(replace(vector, settings=replace(vector.settings, score_dims=64)), memory, index_table=scattered)

@@ -24,7 +24,7 @@ def settings(index, block=32, dim=16, score_dims=4):
 
 def scored(q, k, dims, kind):
     source = ArraySource(k, k, kind)
-    return approximate_scores(q[:, dims], source.blocks(dims), source.tail(dims))
+    return approximate_scores(q[:, dims], source.blocks(dims), source.suffix(dims))
 
 
 def exact_score(q, k, index, dims, t, covered, block):

@@ -34,7 +34,7 @@ class SimulatedNand:
         self._blocks: dict[tuple[int, int, int], dict[int, Bytes]] = {}
 
     def page(self, channel: int, lun: int, row: int) -> Bytes:
-        """Sealed codewords (codewords, 528); none where the page is blank."""
+        """Sealed codewords (codewords, 528); none where the page is erased."""
         return self._blocks.get((channel, lun, row // self.pages_per_block), {}).get(row, _NONE)
 
     def run(self, record: bytes, config: AttendConfig, memory: Callable[[int, int], Bytes]) -> PageFault:

@@ -96,8 +96,8 @@ class PageSource:
             for part in range(layout.row_codewords)
         ]
 
-    def tail(self, dims: Ints) -> F16:
-        """K (t, r) of the tokens behind the index."""
+    def suffix(self, dims: Ints) -> F16:
+        """K (t, r) of the tokens after the index."""
         wanted = np.arange(self.tokens) >= self._settings.scanned(self.tokens)
         return self._tokens(wanted, values=(False,))[0][:, dims]
 

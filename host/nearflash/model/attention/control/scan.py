@@ -42,12 +42,12 @@ def logit_scales(q: F16, dims: NDArray[np.int64], scale: float) -> NDArray[np.fl
     return np.where(chosen > 0, corrected.view(np.float32), plain)
 
 
-def approximate_scores(q: F16, blocks: Sequence[IndexBlock], tail: F16) -> Scores:
+def approximate_scores(q: F16, blocks: Sequence[IndexBlock], suffix: F16) -> Scores:
     """Scores (g, S), least bit 2^-16, of finite q (g, r), and the faults.
 
-    r dims are those of the score, in q, in the blocks of the index and in the K of the tokens behind them (t, r).
+    r dims are those of the score, in q, in the blocks of the index and in the K of the tokens after them (t, r).
     """
-    parts = [_coded(q, block) if isinstance(block, QuantisedBlock) else _cut(q, block) for block in (*blocks, tail)]
+    parts = [_coded(q, block) if isinstance(block, QuantisedBlock) else _cut(q, block) for block in (*blocks, suffix)]
     faults = Fault(0)
     for _, fault in parts:
         faults |= fault

@@ -5,7 +5,7 @@ import torch
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import PageError
 from nearflash.inference.engines import cpu as host_engine
-from nearflash.inference.engines.cpu import HostEngine
+from nearflash.inference.engines.cpu import CpuEngine
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import sparse_attention
 
@@ -41,7 +41,7 @@ def expected(q, stored, policy, layout, scaling=None):
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_mode_gives_what_arrays_give(make_store, make_layout, shape, filled, name, interleaved):
     policy, layout = POLICIES[name], make_layout(interleaved=interleaved)
-    engine = HostEngine(make_store(shape, layout), policy)
+    engine = CpuEngine(make_store(shape, layout), policy)
     numbers, stored = filled(engine, shape, LENGTHS)
     q = draw_q(shape, len(LENGTHS), 2)
     out = engine.attend(1, numbers, q)
@@ -53,7 +53,7 @@ def test_every_mode_gives_what_arrays_give(make_store, make_layout, shape, fille
 @pytest.mark.parametrize("form", IndexFormat)
 def test_every_index_format(make_store, make_layout, shape, filled, form):
     policy, layout = POLICIES["page"], make_layout(form=form, block_tokens=48, group_tokens=4)
-    engine = HostEngine(make_store(shape, layout), policy)
+    engine = CpuEngine(make_store(shape, layout), policy)
     numbers, stored = filled(engine, shape, [139, 97, 20])
     q = draw_q(shape, 3, 1)
     want = expected(q, stored, policy, layout, 0.3)
@@ -61,19 +61,19 @@ def test_every_index_format(make_store, make_layout, shape, filled, form):
 
 
 def test_only_pages_asked_for_are_read(make_store, make_layout, shape, filled):
-    """Dense: every group on flash. By page: index pages with a chosen channel, K of the tail's groups, chosen ones."""
+    """Dense: every group on flash. By page: index pages with a chosen channel, K of the suffix, chosen groups."""
     layout = make_layout(block_tokens=64)
     asked = {}
     for name, policy in (("dense", POLICIES["dense"]), ("page", AttentionPolicy("sparf-page", 8, 3, local_window=8))):
-        engine = HostEngine(make_store(shape, layout, tail_bytes=0), policy)
+        engine = CpuEngine(make_store(shape, layout, suffix_bytes=0), policy)
         numbers, _ = filled(engine, shape, [140])
         engine.attend(1, numbers, draw_q(shape, 1, 1))
         asked[name] = {kind: size // 4096 for kind, size in engine.counters.flash_bytes.items()}
     assert asked["dense"] == {"token": 3 * 17}
     pages = layout.index_layout(shape.dim).pages
     assert 3 * 2 <= asked["page"]["index"] <= 3 * 2 * pages
-    tail, last = 1, 1  # groups behind token 128: one full, one in memory, which is chosen and read from there
-    assert 3 * tail <= asked["page"]["token"] <= 3 * (tail + 3 - last)
+    suffix, last = 1, 1  # groups after token 128: one full, one in memory, which is chosen and read from there
+    assert 3 * suffix <= asked["page"]["token"] <= 3 * (suffix + 3 - last)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -82,8 +82,8 @@ def test_tails_in_memory_are_not_read(make_store, make_layout, shape, filled, na
     q, reads, outs = draw_q(shape, 1, 2), {}, {}
     for kept in (True, False):
         layout = make_layout(block_tokens=64)
-        store = make_store(shape, layout, tail_bytes=3 * 64 * shape.token_bytes * kept)
-        engine = HostEngine(store, POLICIES[name])
+        store = make_store(shape, layout, suffix_bytes=3 * 64 * shape.token_bytes * kept)
+        engine = CpuEngine(store, POLICIES[name])
         numbers, _ = filled(engine, shape, [61, 140, 140])
         for length, number in zip((61, 140), numbers, strict=False):
             outs[kept, length] = engine.attend(1, [number], q)
@@ -99,7 +99,7 @@ def test_heads_follow_their_own_policy(make_store, make_layout, shape, filled):
     """By the model's head numbers: the store's first head is the model's head 4."""
     layout = make_layout()
     policy = AttentionPolicy(overrides={(1, 5): POLICIES["page"], 0: POLICIES["sparf"]})
-    engine = HostEngine(make_store(shape, layout), policy, first_head=4)
+    engine = CpuEngine(make_store(shape, layout), policy, first_head=4)
     numbers, stored = filled(engine, shape, [139, 70])
     q = draw_q(shape, 2, 1)
     want = expected(q, stored, POLICIES["dense"], layout)
@@ -109,7 +109,7 @@ def test_heads_follow_their_own_policy(make_store, make_layout, shape, filled):
 
 def test_a_damaged_page_is_named(make_store, make_layout, shape, filled):
     store = make_store(shape, make_layout())
-    engine = HostEngine(store, POLICIES["dense"])
+    engine = CpuEngine(store, POLICIES["dense"])
     numbers, _ = filled(engine, shape, [139])
     store.flush()
     page = int(store.head(numbers[0], 1, 2).token_pages[3])
@@ -124,7 +124,7 @@ def test_a_damaged_page_is_named(make_store, make_layout, shape, filled):
 
 
 def test_freed_sequences_are_gone(make_store, make_layout, shape, filled):
-    engine = HostEngine(make_store(shape, make_layout()), POLICIES["dense"])
+    engine = CpuEngine(make_store(shape, make_layout()), POLICIES["dense"])
     numbers, _ = filled(engine, shape, [20, 30])
     engine.free(numbers[0])
     assert list(engine.store.lengths) == [numbers[1]]
@@ -135,7 +135,7 @@ def test_freed_sequences_are_gone(make_store, make_layout, shape, filled):
 @pytest.mark.parametrize("name", POLICIES)
 def test_heads_read_one_by_one_give_the_same(make_store, make_layout, shape, filled, monkeypatch, name):
     monkeypatch.setattr(host_engine, "_APART_TOKENS", 64)
-    engine = HostEngine(make_store(shape, make_layout()), POLICIES[name])
+    engine = CpuEngine(make_store(shape, make_layout()), POLICIES[name])
     numbers, stored = filled(engine, shape, LENGTHS)
     q = draw_q(shape, len(LENGTHS), 2)
     want = expected(q, stored, POLICIES[name], make_layout())
@@ -147,7 +147,7 @@ def test_index_rows_kept_in_memory_give_the_same(make_store, make_layout, shape,
     """Room for none, some or all rows of a sequence that grows."""
     layout = make_layout(block_tokens=32)
     room = blocks * shape.kv_heads * shape.dim * (16 + 4)
-    engine = HostEngine(make_store(shape, layout), POLICIES["page"], index_bytes=room)
+    engine = CpuEngine(make_store(shape, layout), POLICIES["page"], index_cache_bytes=room)
     (number,), ((k, v),) = filled(engine, shape, [139])
     for grown in range(3):
         q = draw_q(shape, 1, 2, seed=grown)
@@ -155,14 +155,14 @@ def test_index_rows_kept_in_memory_give_the_same(make_store, make_layout, shape,
         for _ in range(2):
             engine.counters.take()
             np.testing.assert_allclose(engine.attend(1, [number], q), want, rtol=1e-4, atol=1e-4)
-        held = engine.memory_bytes // (shape.kv_heads * shape.dim * 20)
+        held = engine.cache_bytes // (shape.kv_heads * shape.dim * 20)
         assert held == (k.shape[1] // 32 if blocks == 100 else held) and held <= blocks
         assert ("index" in engine.counters.flash_bytes) == (held < k.shape[1] // 32)
         more = np.random.default_rng(grown).standard_normal((2, shape.kv_heads, 30, shape.dim)).astype(np.float16)
         engine.append(number, 1, *more)
         k, v = (np.concatenate([old, new], axis=1) for old, new in zip((k, v), more, strict=True))
     engine.free(number)
-    assert engine.memory_bytes == 0
+    assert engine.cache_bytes == 0
 
 
 @pytest.mark.parametrize("groups", [0, 5, 20, 1000])
@@ -171,7 +171,7 @@ def test_groups_kept_in_memory_give_the_same(make_store, make_layout, shape, fil
     """Room for none, some or all groups of two sequences that grow; those in memory are not read again."""
     layout = make_layout()
     room = groups * layout.group_pages * layout.page_bytes
-    engine = HostEngine(make_store(shape, layout), POLICIES[name], index_bytes=1 << 20, group_bytes=room)
+    engine = CpuEngine(make_store(shape, layout), POLICIES[name], index_cache_bytes=1 << 20, page_cache_bytes=room)
     numbers, stored = filled(engine, shape, [139, 70])
     read = []
     for grown in range(4):
@@ -180,7 +180,7 @@ def test_groups_kept_in_memory_give_the_same(make_store, make_layout, shape, fil
         engine.counters.take()
         np.testing.assert_allclose(engine.attend(1, numbers, q), want, rtol=1e-4, atol=1e-4)
         read.append(engine.counters.flash_bytes.get("token", 0))
-        assert engine.memory_bytes <= room + (1 << 20)
+        assert engine.cache_bytes <= room + (1 << 20)
         if grown == 1:
             more = np.random.default_rng(3).standard_normal((2, shape.kv_heads, 30, shape.dim)).astype(np.float16)
             engine.append(numbers[1], 1, *more)
@@ -189,4 +189,4 @@ def test_groups_kept_in_memory_give_the_same(make_store, make_layout, shape, fil
     assert groups == 0 or read[1] == read[0] - min(groups, read[0] // 4096) * 4096
     for number in numbers:
         engine.free(number)
-    assert engine.memory_bytes == 0
+    assert engine.cache_bytes == 0

@@ -4,7 +4,7 @@ import pytest
 from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.errors import CommandError, DeviceError, NonFiniteError, PageError
 from nearflash.device import open_device
-from nearflash.inference.engines.cpu import HostEngine
+from nearflash.inference.engines.cpu import CpuEngine
 from nearflash.inference.engines.device import DeviceEngine
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.flash.geometry import FlashGeometry
@@ -48,7 +48,7 @@ def test_the_model_device_gives_what_the_host_gives(
 ):
     layout = make_layout(interleaved=interleaved)
     device = make_engine(POLICIES[name], layout)
-    host = HostEngine(make_store(shape, layout), POLICIES[name])
+    host = CpuEngine(make_store(shape, layout), POLICIES[name])
     q = draw_q(shape, len(LENGTHS), 2)
     outs = []
     for engine in (device, host):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearflash.inference.engines.page_cache import GroupMemory
+from nearflash.inference.engines.page_cache import PageCache
 
 ELEMENTS = 8
 
@@ -30,7 +30,7 @@ class Flash:
 def test_random_choices_are_what_was_read():
     """Three sequences of three layers, with room for a fifth of them; one is freed, and its number used again."""
     rng = np.random.default_rng(1)
-    memory = GroupMemory(40 * 2 * ELEMENTS, 2 * ELEMENTS)
+    memory = PageCache(40 * 2 * ELEMENTS, 2 * ELEMENTS)
     flash, asked = Flash(memory), 0
     for turn in range(300):
         for sequence in range(3):
@@ -49,14 +49,14 @@ def test_random_choices_are_what_was_read():
 @pytest.mark.parametrize("places, reads", [(4, 6), (10, 0), (0, 10)])
 def test_groups_in_use_stay_though_more_are_asked_for(places, reads):
     """Ten groups in a circle, for whom the least recently used place would always be the next one to be asked for."""
-    flash = Flash(GroupMemory(places * 2 * ELEMENTS, 2 * ELEMENTS))
+    flash = Flash(PageCache(places * 2 * ELEMENTS, 2 * ELEMENTS))
     for turn in range(5):
         found = sum(flash.take(0, layer, [(0, 1), (1, 0)]) for layer in range(5))
         assert found == (reads if turn else 10)
 
 
 def test_the_longest_unused_goes_first():
-    flash = Flash(GroupMemory(4 * 2 * ELEMENTS, 2 * ELEMENTS))
+    flash = Flash(PageCache(4 * 2 * ELEMENTS, 2 * ELEMENTS))
     flash.take(0, 0, [(0, 0), (0, 1), (0, 2), (0, 3)])
     flash.take(0, 0, [(0, 0), (0, 2), (0, 3)])
     flash.take(0, 0, [(0, 0), (0, 2)])
@@ -66,7 +66,7 @@ def test_the_longest_unused_goes_first():
 
 
 def test_a_failed_read_leaves_what_was_there():
-    flash = Flash(GroupMemory(4 * 2 * ELEMENTS, 2 * ELEMENTS))
+    flash = Flash(PageCache(4 * 2 * ELEMENTS, 2 * ELEMENTS))
     flash.take(0, 0, [(0, 0)])
 
     def fails(at):

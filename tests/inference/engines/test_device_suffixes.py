@@ -1,4 +1,4 @@
-"""Tails in a device's memory: what is written when, where entries point, what is released."""
+"""Unindexed suffixes in a device's memory: what is written when, where entries point, what is released."""
 
 import numpy as np
 import pytest
@@ -6,17 +6,17 @@ import pytest
 from nearflash.abi.attention.codeword import SEALED_BYTES
 from nearflash.abi.attention.pages import PageEntry
 from nearflash.device import open_device
-from nearflash.inference.engines.device_suffixes import DeviceTails
+from nearflash.inference.engines.device_suffixes import DeviceSuffixes
 from nearflash.storage.flash.page import sealed_codewords
 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_entries_point_to_sealed_groups(make_store, make_layout, shape, filled, kept):
-    """A sequence that grows, its tail kept or only its last group: every entry's page is the group's."""
+    """A sequence that grows, its suffix kept or only its last group: every entry's page is the group's."""
     layout = make_layout()
-    store = make_store(shape, layout, tail_bytes=1 << 20 if kept else 0)
+    store = make_store(shape, layout, suffix_bytes=1 << 20 if kept else 0)
     with open_device("model:attend-tiny") as device:
-        tails, memory = DeviceTails(device, store, 2), {}
+        suffixes, memory = DeviceSuffixes(device, store, 2), {}
         (number,), ((k, v),) = filled(store, shape, [5])
         for more in (0, 1, 2, 1, 30, 25, 1):
             new = np.random.default_rng(more).standard_normal((2, shape.kv_heads, more, shape.dim)).astype(np.float16)
@@ -25,30 +25,30 @@ def test_entries_point_to_sealed_groups(make_store, make_layout, shape, filled, 
             stored = store.layer(number, 1)
             groups = range(stored.flash_tokens // 8, -(-k.shape[1] // 8))
             assert stored.flash_tokens == k.shape[1] // (32 if kept else 8) * (32 if kept else 8)
-            entries = tails.entries(stored)
+            entries = suffixes.entries(stored)
             assert entries.shape == (3, len(groups))
             space = (0, 0), (0, groups.stop * 8 - k.shape[1]), (0, 0)
             full = [np.pad(x[:, stored.flash_tokens :], space) for x in (k, v)]
             want = sealed_codewords(store.pages.token_pages(store.pages.token_keys(number, 1, groups), *full))
-            memory = tails._tails[stored.page_tag].buffer
+            memory = suffixes._suffixes[stored.page_tag].buffer
             for word, page in zip(entries.reshape(-1), want, strict=True):
                 entry = PageEntry.unpack(int(word))
                 place = entry.address - memory.address
                 assert entry.channel < 2 and np.array_equal(memory.host[place : place + 8 * SEALED_BYTES], page.ravel())
-        tails.free(number)
-        assert not tails._tails
+        suffixes.free(number)
+        assert not suffixes._suffixes
 
 
 def test_a_full_group_is_sealed_once(make_store, make_layout, shape, filled, monkeypatch):
     store = make_store(shape, make_layout())
     with open_device("model:attend-tiny") as device:
-        tails = DeviceTails(device, store, 2)
+        suffixes = DeviceSuffixes(device, store, 2)
         (number,), _ = filled(store, shape, [20])
         written = []
-        write = DeviceTails._write
-        monkeypatch.setattr(DeviceTails, "_write", lambda *a: written.append((a[-1].start, a[-1].stop)) or write(*a))
+        write = DeviceSuffixes._write
+        monkeypatch.setattr(DeviceSuffixes, "_write", lambda *a: written.append((a[-1].start, a[-1].stop)) or write(*a))
         for more in (0, 1, 3, 1):
             store.append(number, 1, *np.zeros((2, shape.kv_heads, more, shape.dim), np.float16))
-            tails.entries(store.layer(number, 1))
+            suffixes.entries(store.layer(number, 1))
         assert written == [(0, 3), (2, 3), (2, 3), (3, 4)]
-        tails.free()
+        suffixes.free()

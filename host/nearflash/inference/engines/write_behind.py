@@ -23,7 +23,7 @@ class WriteBehind:
         self._failure: BaseException | None = None
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Run the call behind those submitted before it."""
+        """Run the call after those submitted before it."""
         while len(self._pending) >= self._depth:
             self._pending.popleft().result()
         if self._failure is not None:
