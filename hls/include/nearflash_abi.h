@@ -139,8 +139,8 @@
 #define NEARFLASH_ATTEND_CYCLES 0x110u /* 64 bits, ro: clock cycles from start to the last completion */
 #define NEARFLASH_ATTEND_HEADS_DONE 0x118u /* 64 bits, ro: heads completed, faulty ones too */
 #define NEARFLASH_ATTEND_HEADS_FAULTY 0x120u /* 64 bits, ro: heads completed with a fault */
-#define NEARFLASH_ATTEND_INDEX_REQUESTS 0x128u /* 64 bits, ro: embedding pages asked for */
-#define NEARFLASH_ATTEND_TOKEN_REQUESTS 0x130u /* 64 bits, ro: token groups asked for, tail and gather */
+#define NEARFLASH_ATTEND_INDEX_REQUESTS 0x128u /* 64 bits, ro: index pages asked for */
+#define NEARFLASH_ATTEND_TOKEN_REQUESTS 0x130u /* 64 bits, ro: KV page groups asked for, unindexed suffix and gather */
 #define NEARFLASH_ATTEND_CODEWORDS_ASKED 0x138u /* 64 bits, ro: codewords asked for, 512 data bytes each */
 #define NEARFLASH_ATTEND_CODEWORDS_RECEIVED 0x140u /* 64 bits, ro: codewords that came from a page source */
 #define NEARFLASH_ATTEND_CODEWORDS_CORRECTED 0x148u /* 64 bits, ro: codewords with bit errors that were corrected */

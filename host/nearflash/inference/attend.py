@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
-from nearflash.inference.engines.setup import HOST, open_engine
+from nearflash.inference.engines.setup import CPU, open_engine
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvShape
 
@@ -19,7 +19,7 @@ def attend(
     v: NDArray[np.floating[Any]],
     *,
     policy: AttentionPolicy | str = "dense",
-    device: str = HOST,
+    device: str = CPU,
     nand_block_pages: int = 0,
     scaling: float | None = None,
 ) -> NDArray[np.float32]:

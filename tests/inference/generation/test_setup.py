@@ -35,7 +35,7 @@ def test_devices_share_the_heads_and_give_the_same(tmp_path):
     layout = KvLayout(8, True, 32, IndexFormat.INT4, 4096)
     for devices in (1, 2, 4):
         path = tmp_path / f"kv{devices}"
-        with open_engine(SHAPE, PAGE, tokens=200, sequences=2, devices=devices, path=path, layout=layout) as engine:
+        with open_engine(SHAPE, PAGE, tokens=200, sequences=2, num_devices=devices, path=path, layout=layout) as engine:
             outs.append(engine.attend(0, fill(engine, 2, 200), q))
     assert np.array_equal(outs[0], outs[1]) and np.array_equal(outs[0], outs[2])
     assert sorted(file.name for file in tmp_path.iterdir()) == [
@@ -72,7 +72,7 @@ def test_what_does_not_go_together_is_refused(tmp_path):
     ):
         open_engine(SHAPE, PAGE, tokens=8, sequences=1, device="model:update-tiny")
     with pytest.raises(ConfigError, match=r"devices must be 1 to 4 \(the KV heads\)"):
-        open_engine(SHAPE, PAGE, tokens=8, sequences=1, devices=5)
+        open_engine(SHAPE, PAGE, tokens=8, sequences=1, num_devices=5)
     with pytest.raises(UnknownDeviceError):
         open_engine(SHAPE, PAGE, tokens=8, sequences=1, device="model:attend-huge")
 

@@ -52,7 +52,7 @@ def test_dense_gives_the_tokens_of_transformers_own_cache(smollm2):
 
 def test_three_devices_give_the_tokens_of_one(smollm2):
     policy = AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=0.5, top_k=0.5, local_window=16)
-    assert run(smollm2, policy, devices=3).tokens == run(smollm2, policy).tokens
+    assert run(smollm2, policy, num_devices=3).tokens == run(smollm2, policy).tokens
 
 
 def test_short_contexts_are_attended_to_in_full(smollm2):

@@ -28,16 +28,16 @@ _LOSSES = (DeviceError, TimeoutError, OSError)
 _SOUND = (StorageFullError, PageError)
 
 
-def split_heads(kv_heads: int, weights: Sequence[float]) -> list[int]:
-    """KV heads of each device: at least one, else so that the largest of heads / weight is as small as can be.
+def split_heads(kv_heads: int, shares: Sequence[float]) -> list[int]:
+    """KV heads of each device: at least one, else so that the largest of heads / share is as small as can be.
 
-    Raises ConfigError where there are fewer heads than devices, or a weight is not positive.
+    Raises ConfigError where there are fewer heads than devices, or a share is not positive.
     """
-    if not 1 <= len(weights) <= kv_heads or not all(weight > 0 for weight in weights):
-        raise ConfigError(f"devices must be 1 to {kv_heads} (the KV heads), of positive weights, not {list(weights)!r}")
-    heads = [1] * len(weights)
-    for _ in range(kv_heads - len(weights)):
-        heads[min(range(len(weights)), key=lambda i: (heads[i] + 1) / weights[i])] += 1
+    if not 1 <= len(shares) <= kv_heads or not all(share > 0 for share in shares):
+        raise ConfigError(f"devices must be 1 to {kv_heads} (the KV heads), with positive shares, not {list(shares)!r}")
+    heads = [1] * len(shares)
+    for _ in range(kv_heads - len(shares)):
+        heads[min(range(len(shares)), key=lambda i: (heads[i] + 1) / shares[i])] += 1
     return heads
 
 
@@ -147,5 +147,5 @@ class CsdArray(Engine):
         sequences = ", ".join(map(str, self._numbers)) or "none"
         return DeviceLostError(
             f"{self._title(place)} must not fail: {failure}; lost: KV of sequences {sequences}; "
-            "make an array without it and generate them anew"
+            "make an array without it and generate them again"
         )

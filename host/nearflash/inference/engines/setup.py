@@ -39,7 +39,7 @@ _SPARE_BLOCKS = 4
 
 
 def open_engine(
-    shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = CPU, devices: int = 1,
+    shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = CPU, num_devices: int = 1,
     path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, cache_bytes: int = 0,
     suffix_bytes: int = DEFAULT_SUFFIX_BYTES,
 ) -> Engine:  # fmt: skip
@@ -58,24 +58,24 @@ def open_engine(
     if device == CPU and nand_block_pages:
         raise CommandError(f"nand_block_pages must be 0 with device {CPU}, which has no NAND, not {nand_block_pages!r}")
     layout = layout or default_layout(shape.dim, policy, tokens)
-    counts = split_heads(shape.kv_heads, [1.0] * devices)
+    counts = split_heads(shape.kv_heads, [1.0] * num_devices)
     engines: list[Engine] = []
     try:
         for place, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
             own = replace(shape, kv_heads=count)
-            file = path if path is None or devices == 1 else path.with_name(f"{path.name}.{place}")
+            file = path if path is None or num_devices == 1 else path.with_name(f"{path.name}.{place}")
             if device == CPU:
-                room = cache_bytes // devices, suffix_bytes // devices
+                room = cache_bytes // num_devices, suffix_bytes // num_devices
                 engines.append(_cpu(own, policy, layout, tokens, sequences, file, end - count, *room))
             else:
                 flash = partial(_device_flash, own, layout, tokens, sequences, nand_block_pages)
-                kept = suffix_bytes // devices if nand_block_pages else 0
+                kept = suffix_bytes // num_devices if nand_block_pages else 0
                 engines.append(_device(device, own, policy, layout, flash, end - count, kept))
     except BaseException:
         for engine in engines:
             engine.close()
         raise
-    return engines[0] if devices == 1 else CsdArray(engines)
+    return engines[0] if num_devices == 1 else CsdArray(engines)
 
 
 def default_layout(dim: int, policy: AttentionPolicy, tokens: int) -> KvLayout:

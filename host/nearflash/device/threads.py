@@ -1,0 +1,75 @@
+"""How many threads compute: as many as there are idle processors.
+
+A team of OpenMP threads waits for its slowest member. Where other processes use the processors, one thread of the team
+waits for its turn while the others spin, and the team is slower than a single thread.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from nearflash.abi.errors import CommandError
+
+__all__ = ["choose_threads", "idle_processors", "set_threads"]
+
+_VARIABLE = "OMP_NUM_THREADS"
+_SAMPLE_S = 0.2
+_NEARLY_IDLE = 0.75
+"""A processor counts as idle from this share of idle time on."""
+_STAT = Path("/proc/stat")
+
+
+def idle_processors(sample_s: float = _SAMPLE_S) -> int:
+    """Processors of this process that other work leaves idle, at least 1; all of them where Linux does not say.
+
+    Measures for `sample_s` seconds.
+    """
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    before = _times()
+    if not before:
+        return len(own)
+    time.sleep(sample_s)
+    after, idle = _times(), 0.0
+    for processor in own & before.keys() & after.keys():
+        total, rest = (end - start for start, end in zip(before[processor], after[processor], strict=True))
+        idle += rest / total if total else 1.0
+    return min(max(int(idle + 1 - _NEARLY_IDLE), 1), len(own))
+
+
+def choose_threads(requested: int | None = None) -> int:
+    """`requested`, else what OMP_NUM_THREADS says, else idle_processors(). Raises CommandError for less than 1."""
+    if requested is not None:
+        if requested < 1:
+            raise CommandError(f"threads must be at least 1, not {requested!r}")
+        return requested
+    named = os.environ.get(_VARIABLE, "").partition(",")[0]
+    return int(named) if named.isdigit() and int(named) else idle_processors()
+
+
+def set_threads(requested: int | None = None) -> int:
+    """Set the threads of OpenMP libraries to choose_threads(requested), and return the number.
+
+    To be called before torch is imported: then its threads also sleep while they wait, as long as OMP_WAIT_POLICY does
+    not say otherwise. A torch that is already imported gets the number alone. Raises CommandError as choose_threads.
+    """
+    threads = choose_threads(requested)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    else:
+        os.environ[_VARIABLE] = str(threads)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    return threads
+
+
+def _times() -> dict[int, tuple[int, int]]:
+    """Ticks of each processor since the start: (all, idle). Empty where there is no /proc/stat."""
+    try:
+        lines = _STAT.read_text().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for name, *ticks in (line.split() for line in lines if line.startswith("cpu") and line[3].isdigit()):
+        values = [int(value) for value in ticks[:8]]  # user nice system idle iowait irq softirq steal
+        found[int(name[3:])] = sum(values), values[3] + values[4]
+    return found
