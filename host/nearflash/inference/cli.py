@@ -32,11 +32,9 @@ def generate(subparsers: Any) -> None:
             raise ModuleNotFoundError(f"no {package}", name=package)
     parser = subparsers.add_parser(
         "generate",
-        help="continue prompts with a transformers model, its KV cache on flash",
+        epilog=_EXAMPLES,
         description="Continue every line of a file with a transformers model, greedily. K and V lie on flash, and\n"
         "decode attends to them there. Texts go to standard output, progress and rates to standard error.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_model(parser)
     _add_attention(parser.add_argument_group("attention: what decode reads of K and V"))
@@ -61,11 +59,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--threads", type=int, metavar="N",
         help="Compute with N threads (default: OMP_NUM_THREADS, or the processors that are idle now).")  # fmt: skip
-    add("--verbose", action="store_true", help="Show the log and the progress bars of transformers.")
 
 
 def _add_attention(group: Any) -> None:
     policy = AttentionPolicy
+    group.add_argument("--attention", default=policy.mode, choices=[*AttentionMode],
+                       help="Read all tokens (dense), or those with the largest approximate scores: single "
+                       "tokens (sparq, sparf), or KV page groups (sparf-page). Default: %(default)s.")  # fmt: skip
     for name, kind, default, meaning in (
         ("score-dims", _amount, policy.score_dims,
          "Score tokens by this many embedding dimensions: a count, or a fraction of the head dimension"),
@@ -78,9 +78,6 @@ def _add_attention(group: Any) -> None:
     ):  # fmt: skip
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N" if kind is int else "X",
                            help=f"{meaning} (default: %(default)s).")  # fmt: skip
-    group.add_argument("--attention", default=policy.mode, choices=[*AttentionMode],
-                       help="Read all tokens (dense), or those with the largest approximate scores: single "
-                       "tokens (sparq, sparf), or KV page groups (sparf-page). Default: %(default)s.")  # fmt: skip
     group.add_argument("--keep-tail", action="store_true",
                        help="Also read all tokens after the last whole index block, which are in memory.")  # fmt: skip
 
