@@ -128,7 +128,6 @@ JUSTIFIED = {
 #: Names that are still to be renamed, and documents still to be rewritten: this list only shrinks.
 PENDING = {
     "Answer",
-    "Case",
     "Deal",
     "DeviceTails",
     "GroupMemory",
@@ -174,7 +173,6 @@ PENDING = {
     "take",
     "take_full_state",
     "take_store",
-    "turns",
     "unit",
     "unit_requests",
     "whole",

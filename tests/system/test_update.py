@@ -9,7 +9,7 @@ from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep
 from nearflash.device import open_device
-from nearflash.device.selftest.update import Case, random_state, run_update
+from nearflash.device.selftest.update import UpdateVector, random_state, run_update
 
 TAILS = [1, 2, 15, 16, 17, 1000]
 FUNCTIONAL = ("params_done", "nonfinite_gradients", "copy_overflows", "read_beats", "write_beats")
@@ -45,7 +45,7 @@ def same_as_reference(device, reference, case, state) -> None:
 @pytest.mark.parametrize("profile", Profile)
 def test_every_profile_and_copy(device, reference, profile, copy):
     adam = AdamStep(3e-3, 4, weight_decay=0.1, profile=profile)
-    same_as_reference(device, reference, Case(adam, 200, copy), random_state(np.random.default_rng(1), 200))
+    same_as_reference(device, reference, UpdateVector(adam, 200, copy), random_state(np.random.default_rng(1), 200))
 
 
 @pytest.mark.parametrize("profile", Profile)
@@ -56,7 +56,9 @@ def test_every_kind_of_decay(device, reference, variant, profile):
         "l2": AdamStep(1e-2, 1000, weight_decay=0.5, decoupled=False, profile=profile),
         "betas": AdamStep(1e-4, 77, beta1=0.75, beta2=0.5, eps=0.0, weight_decay=1e-3, profile=profile),
     }
-    same_as_reference(device, reference, Case(variants[variant], 100), random_state(np.random.default_rng(2), 100))
+    same_as_reference(
+        device, reference, UpdateVector(variants[variant], 100), random_state(np.random.default_rng(2), 100)
+    )
 
 
 OTHERS = [SgdStep(0.1, 3), SgdStep(0.1, 1, momentum=0.9, weight_decay=0.1),
@@ -69,7 +71,7 @@ OTHERS = [SgdStep(0.1, 3), SgdStep(0.1, 1, momentum=0.9, weight_decay=0.1),
 @pytest.mark.parametrize("rule", OTHERS, ids=str)
 def test_every_other_rule(device, reference, rule, in_place):
     """Arrays that a rule does not have are neither read nor written: the traffic counters are compared too."""
-    case = Case(rule, 333, CopyFormat.BF16, in_place)
+    case = UpdateVector(rule, 333, CopyFormat.BF16, in_place)
     same_as_reference(device, reference, case, random_state(np.random.default_rng(3), 333))
 
 
@@ -84,7 +86,7 @@ def test_narrow_state(device, reference, form, rule, in_place):
     state = random_state(np.random.default_rng(4), params)
     state[:, 64:96] = 0
     state[0, 96:128] = np.nan
-    case = Case(replace(rule, state_format=form), params, CopyFormat.BF16, in_place, first_param=2 * 8192 - 96)
+    case = UpdateVector(replace(rule, state_format=form), params, CopyFormat.BF16, in_place, first_param=2 * 8192 - 96)
     same_as_reference(device, reference, case, state)
 
 
@@ -93,14 +95,14 @@ def test_narrow_state_of_first_steps_and_last_parameters(device, reference):
     if "mx8" not in device.build.state_formats:
         pytest.skip(f"{device.identity.name} has no state format mx8")
     for step, first_param in ((1, 0), (1_000_000, (1 << 40) - 64), ((1 << 31) - 1, 1 << 39)):
-        case = Case(AdamStep(1e-3, step, state_format="mx8"), 64, first_param=first_param)
+        case = UpdateVector(AdamStep(1e-3, step, state_format="mx8"), 64, first_param=first_param)
         same_as_reference(device, reference, case, random_state(np.random.default_rng(step), 64))
 
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("params", TAILS)
 def test_tails_in_place_and_in_two_slots(device, reference, params, in_place):
-    case = Case(AdamStep(1e-3, 3, weight_decay=0.01), params, CopyFormat.FP16, in_place)
+    case = UpdateVector(AdamStep(1e-3, 3, weight_decay=0.01), params, CopyFormat.FP16, in_place)
     same_as_reference(device, reference, case, random_state(np.random.default_rng(params), params))
 
 

@@ -31,8 +31,8 @@ def test_rows(tmp_path):
     "options, message",
     [
         ({"parts": ["fp4-state"]}, "parts must be of torch-memory, .*, not fp4-state"),
-        ({"mode": "gpt"}, "mode must be doclm-7m or doclm-30m, not 'gpt'"),
-        ({"mode": "doclm-30m"}, "where NEARFLASH_MODELS, a folder with doclm-30m, is not set"),
+        ({"model": "gpt"}, "model must be doclm-7m or doclm-30m, not 'gpt'"),
+        ({"model": "doclm-30m"}, "where NEARFLASH_MODELS, a folder with doclm-30m, is not set"),
     ],
 )
 def test_unknown_names(options, message, monkeypatch):

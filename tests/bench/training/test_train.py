@@ -23,11 +23,11 @@ def processes(monkeypatch, tmp_path):
         commands.append(command)
         case = command[3]
         times = [SECONDS[case] * factor for factor in (1, 9, 1, 0.5, 1)]
-        turns = [(1.0, 0.5, 0.25), (8.0, 1.0, 1.0), (2.0, 1.5, 1.5)] if "--disk" in command else []
+        interleaved = [(1.0, 0.5, 0.25), (8.0, 1.0, 1.0), (2.0, 1.5, 1.5)] if "--disk" in command else []
         figures = {
             "params": PARAMS, "optimizer_seconds": times, "step_seconds": [2 * t for t in times], "loss": [7.0, 6.0],
             "host_peak_bytes": 5, "link_bytes": 8.0 * PARAMS, "disk_read_bytes": 12.0 * PARAMS,
-            "disk_written_bytes": 12.0 * PARAMS, "turns": turns,
+            "disk_written_bytes": 12.0 * PARAMS, "interleaved": interleaved,
         }  # fmt: skip
         return subprocess.CompletedProcess(command, 0, "text before\n" + json.dumps(figures), "")
 
@@ -56,7 +56,7 @@ def test_rows_and_ratios(processes, tmp_path):
         == last["speedup_step_by_case"]["nearflash-host-all"]
         == 6
     )
-    assert last["disk_roofline_fraction"] == 0.5  # the median of the turns' own fractions
+    assert last["disk_roofline_fraction"] == 0.5  # the median of the steps' own fractions
     assert last["disk_roofline_fraction_in_cache"] == 0.25
     assert rows["disk"]["roofline_fraction_least"] == 0.125
     assert processes[0][0].endswith("deepspeed/bin/python") and processes[1][0] == sys.executable
@@ -75,7 +75,7 @@ def test_without_deepspeed_the_row_says_how_to_get_it(processes, tmp_path):
     "options, message",
     [
         ({"parts": ["zero"]}, "parts must be of deepspeed-nvme, .*, not zero"),
-        ({"mode": "huge"}, "mode must be of smollm2-135m, tiny, not huge"),
+        ({"size": "huge"}, "size must be of smollm2-135m, tiny, not huge"),
     ],
 )
 def test_unknown_names(options, message, tmp_path):
@@ -116,9 +116,11 @@ def test_what_a_process_measures(tmp_path):
     assert len(found.optimizer_seconds) == 3 and found.link_bytes == 10
     assert 4096 <= found.disk_written_bytes <= 3 * 4096  # a new block of the folder counts too
     assert all(step > update > 0 for step, update in zip(found.step_seconds, found.optimizer_seconds, strict=True))
-    assert found.host_peak_bytes > 1 << 20 and found.turns == []
+    assert found.host_peak_bytes > 1 << 20 and found.interleaved == []
     beside_the_disk(Writer(), found, tmp_path, 5, 2)
-    assert Writer.calls[5:] == [5, 6] and len(found.turns) == 2 and all(min(turn) > 0 for turn in found.turns)
+    assert (
+        Writer.calls[5:] == [5, 6] and len(found.interleaved) == 2 and all(min(turn) > 0 for turn in found.interleaved)
+    )
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.config import update_config
 from nearflash.abi.optimizers import AdamStep
-from nearflash.device.selftest.update import Case, random_state, run_update
+from nearflash.device.selftest.update import UpdateVector, random_state, run_update
 from nearflash.gateware.update.lane import Lane
 from nearflash.model.update.lane import optimizer_step
 from nearflash.sim.verilator.device import VerilatorDevice
@@ -30,7 +30,7 @@ def test_one_parameter_a_cycle_a_lane_and_a_long_command_does_not_hang() -> None
     lane._MustUse__silence = True
     state = random_state(np.random.default_rng(1), params)
     with VerilatorDevice(update_config("update-tiny"), memory_bytes=1 << 22, model=MODEL) as device:
-        results, counters = run_update(device, Case(ADAM, params, CopyFormat.FP16), state)
+        results, counters = run_update(device, UpdateVector(ADAM, params, CopyFormat.FP16), state)
     assert counters["cycles"] <= params + lane.LATENCY + 300
     assert counters["params_done"] == params
     assert (counters["read_beats"], counters["write_beats"]) == (4 * params // 2, 3 * params // 2 + params // 4)
@@ -42,7 +42,7 @@ def test_one_parameter_a_cycle_a_lane_and_a_long_command_does_not_hang() -> None
 def test_four_lanes_equal_the_model() -> None:
     state = random_state(np.random.default_rng(2), 100_003)
     with VerilatorDevice(update_config("update-smartssd"), memory_bytes=1 << 24, model=MODEL) as device:
-        results, counters = run_update(device, Case(ADAM, 100_003, CopyFormat.BF16), state)
+        results, counters = run_update(device, UpdateVector(ADAM, 100_003, CopyFormat.BF16), state)
     assert counters["cycles"] <= 0.26 * 100_003
     want = optimizer_step(ADAM, *state, CopyFormat.BF16)
     for name in ("p", "m", "v", "copy"):

@@ -12,7 +12,7 @@ from nearflash.abi.errors import DeviceError, StreamError
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, SgdStep, StateFormat
 from nearflash.abi.optimizers.state import TILE_PARAMS
 from nearflash.device.backends.model.update import ModelDevice
-from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
+from nearflash.device.selftest.update import UpdateVector, differing_words, random_state, run_update
 from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.kernel import MemoryModel
 from nearflash.verify.fixtures.gradients import random_stream
@@ -45,25 +45,25 @@ def same_as_the_model(device, case):
 @pytest.mark.parametrize("form", NARROW)
 def test_every_rule_across_a_tile_boundary(device, form, rule, stall_percent):
     device.kernel.configure(replace(MODEL, stall_percent=stall_percent, seed=7))
-    case = Case(replace(rule, state_format=form), 992 if form is StateFormat.MX8 else 1001, CopyFormat.FP16)
+    case = UpdateVector(replace(rule, state_format=form), 992 if form is StateFormat.MX8 else 1001, CopyFormat.FP16)
     same_as_the_model(device, replace(case, first_param=5 * TILE_PARAMS - 64))
     device.kernel.configure(MODEL)
 
 
 @pytest.mark.parametrize("form", NARROW)
 def test_topk_gradients_in_place(device, form):
-    case = Case(replace(ADAM, state_format=form), 9_024, in_place=True, density=0.1, first_param=64)
+    case = UpdateVector(replace(ADAM, state_format=form), 9_024, in_place=True, density=0.1, first_param=64)
     same_as_the_model(device, case)
 
 
 def test_bf16_from_any_parameter(device):
     for first_param, params in ((1, 1), (TILE_PARAMS - 1, 2), (TILE_PARAMS - 3, 77)):
-        same_as_the_model(device, Case(replace(ADAM, state_format="bf16"), params, first_param=first_param))
+        same_as_the_model(device, UpdateVector(replace(ADAM, state_format="bf16"), params, first_param=first_param))
 
 
 @pytest.mark.parametrize("form", NARROW)
 def test_one_parameter_a_cycle_a_lane(device, form):
-    counters = same_as_the_model(device, Case(replace(ADAM, state_format=form), 20_000))
+    counters = same_as_the_model(device, UpdateVector(replace(ADAM, state_format=form), 20_000))
     assert counters["cycles"] <= 20_000 + 500
 
 
@@ -116,7 +116,7 @@ def test_bus_errors_name_their_burst(device, kind, array):
     with pytest.raises(DeviceError, match=f"{'READ' if kind == 'inputs' else 'WRITE'}_ERROR at address 0x10000000000"):
         device._finish(10.0)
     device.free(buffer)
-    same_as_the_model(device, Case(replace(ADAM, state_format="mx8"), 64))
+    same_as_the_model(device, UpdateVector(replace(ADAM, state_format="mx8"), 64))
 
 
 @pytest.mark.parametrize("form", NARROW)

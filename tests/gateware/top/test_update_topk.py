@@ -9,7 +9,7 @@ from nearflash.abi.errors import StreamError
 from nearflash.abi.optimizers import AdamStep
 from nearflash.abi.topk import TILE_PARAMS, StreamFault
 from nearflash.device.backends.model.update import ModelDevice
-from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
+from nearflash.device.selftest.update import UpdateVector, differing_words, random_state, run_update
 from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.kernel import MemoryModel
 from nearflash.verify.fixtures.gradients import bad_streams
@@ -27,7 +27,7 @@ def device():
 
 @pytest.mark.parametrize(("params", "density"), [(5, 1.0), (9_001, 0.1)])
 def test_equals_the_model_and_reads_the_stream_only(device, params, density):
-    case = Case(ADAM, params, CopyFormat.FP16, density=density)
+    case = UpdateVector(ADAM, params, CopyFormat.FP16, density=density)
     state = random_state(np.random.default_rng(params), params)
     results, counters = run_update(device, case, state)
     with ModelDevice(update_config("update-tiny")) as model:
@@ -64,7 +64,7 @@ def test_a_bad_stream_is_named_and_ends_the_writing(device):
             assert (buffer.host[4 * TILE_PARAMS if bad.stream else 0 :] == 0xEE).all(), name
     for buffer in buffers.values():
         device.free(buffer)
-    case = Case(ADAM, 77)
+    case = UpdateVector(ADAM, 77)
     state = random_state(np.random.default_rng(3), 77)
     with ModelDevice(update_config("update-tiny")) as model:
         assert differing_words(run_update(device, case, state)[0], run_update(model, case, state)[0])[1] == 0

@@ -82,7 +82,7 @@ class FaultyDisk(Disk):
         raise OSError(self.fault, os.strerror(self.fault))
 
 
-class Case:
+class FaultVector:
     """One operation on a store of its own, at version (2, 0) before it."""
 
     def __init__(self, operation: str, paths: Sequence[Path]) -> None:
@@ -169,7 +169,7 @@ def inject(folder: Path, *, files: int) -> Faults:
 def _run(folder: Path, operation: str, files: int, faults: Faults, at: int, kind: int) -> list[str]:
     """One case, in a folder of its own; returns the calls of the operation. Without a fault it must succeed."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        case = Case(operation, [Path(name) / f"state-{index}" for index in range(files)])
+        case = FaultVector(operation, [Path(name) / f"state-{index}" for index in range(files)])
         case.disk.arm(at, kind)
         if at < 0:
             case.act()

@@ -141,7 +141,7 @@ def parser(cases: Sequence[str] | dict[str, Any]) -> argparse.ArgumentParser:
     made.add_argument("--path", type=Path, required=True, help="folder for the state, which the caller removes")
     made.add_argument("--size", default="smollm2-135m", choices=SIZES)
     made.add_argument("--steps", type=int, default=5, help="counted, behind one that is not")
-    made.add_argument("--disk", action="store_true", help="then as many steps by turns with the disk alone")
+    made.add_argument("--disk", action="store_true", help="then as many steps interleaved with the disk alone")
     return made
 
 

@@ -103,13 +103,13 @@ def _step(model: Any, ids: torch.Tensor, optimizer: torch.optim.Optimizer, *, cl
     return float(loss.detach())
 
 
-def _files(mode: str) -> tuple[Path, Path]:
+def _files(model: str) -> tuple[Path, Path]:
     """Folder of the model, and what it is trained on."""
-    if mode == "doclm-7m":
-        return _TESTS / mode, _TESTS / "finetune.txt"
-    if mode == "doclm-30m":
+    if model == "doclm-7m":
+        return _TESTS / model, _TESTS / "finetune.txt"
+    if model == "doclm-30m":
         if "NEARFLASH_MODELS" not in environ:
-            raise CommandError("mode must be doclm-7m where NEARFLASH_MODELS, a folder with doclm-30m, is not set")
+            raise CommandError("model must be doclm-7m where NEARFLASH_MODELS, a folder with doclm-30m, is not set")
         models = Path(environ["NEARFLASH_MODELS"])
-        return models / mode, models / "eval_tokens.npy"
-    raise CommandError(f"mode must be doclm-7m or doclm-30m, not {mode!r}")
+        return models / model, models / "eval_tokens.npy"
+    raise CommandError(f"model must be doclm-7m or doclm-30m, not {model!r}")

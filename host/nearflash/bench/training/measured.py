@@ -44,7 +44,7 @@ class Measured:
     """Of a step, on average, as the next."""
     disk_written_bytes: float = 0.0
     link_bytes: float | None = None
-    turns: list[tuple[float, float, float]] = field(default_factory=list)
+    interleaved: list[tuple[float, float, float]] = field(default_factory=list)
     """Optimizer seconds of a step, and of the disk alone with the same bytes right behind it: as it comes from memory
     and goes there, and in buffers that stay in the processor's cache."""
 
@@ -78,9 +78,10 @@ def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> M
 
 
 def beside_the_disk(subject: Subject, found: Measured, folder: Path, first: int, steps: int) -> None:
-    """Run steps from `first` on and, after each, move the same bytes by the probe in `folder`; fills `found.turns`.
+    """Run steps from `first` on and, after each, move the same bytes by the probe in `folder`; fills
+    `found.interleaved`.
 
-    By turns, because the speed of a drive, of a virtual one above all, changes from minute to minute.
+    Interleaved, because the speed of a drive, of a virtual one above all, changes from minute to minute.
     """
     read, written = int(found.disk_read_bytes), int(found.disk_written_bytes)
     size = read + written
@@ -92,7 +93,7 @@ def beside_the_disk(subject: Subject, found: Measured, folder: Path, first: int,
             start = time.perf_counter()
             subject.update()
             ours = time.perf_counter() - start
-            found.turns.append((ours, memory.both(read, written), cache.both(read, written)))
+            found.interleaved.append((ours, memory.both(read, written), cache.both(read, written)))
 
 
 def disk_bytes() -> tuple[int, int]:

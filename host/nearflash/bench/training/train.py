@@ -73,10 +73,10 @@ def run(
     folder = _folder(path or Path(environ.get(PATH_VARIABLE, "build/bench")), SIZES[size])
     rows: dict[str, dict[str, Any]] = {}
     for case in cases:
-        rows[case], turns = _measured(case, size, folder)
+        rows[case], interleaved = _measured(case, size, folder)
         yield rows[case]
-        if turns:
-            rows["disk"] = _disk(turns, rows[case])
+        if interleaved:
+            rows["disk"] = _disk(interleaved, rows[case])
             yield rows["disk"]
     yield _ratios(rows)
 
@@ -90,7 +90,7 @@ def _folder(folder: Path, params: int) -> Path:
 
 
 def _measured(case: str, size: str, folder: Path) -> tuple[dict[str, Any], Sequence[tuple[float, float, float]]]:
-    """A row, and of OURS its turns with the disk. Where DeepSpeed is not there the row says how to get it."""
+    """A row, and of OURS the seconds of its steps, interleaved with the disk. The row states how to get DeepSpeed."""
     python, module = sys.executable, "cases"
     if case == DEEPSPEED:
         python, module = str(BASELINE / "bin" / "python"), "deepspeed_case"
@@ -111,7 +111,7 @@ def _measured(case: str, size: str, folder: Path) -> tuple[dict[str, Any], Seque
         raise CommandError(f"case {case!r} of the bench ended with status {done.returncode}: {last}")
     found = json.loads(done.stdout.splitlines()[-1])
     per_param = {key: found.pop(key) for key in ("link_bytes", "disk_read_bytes", "disk_written_bytes")}
-    params, loss, turns = found["params"], found.pop("loss"), found.pop("turns")
+    params, loss, interleaved = found["params"], found.pop("loss"), found.pop("interleaved")
     row = {
         "case": case,
         **{key: value for key, value in found.items() if not isinstance(value, list)},
@@ -124,23 +124,23 @@ def _measured(case: str, size: str, folder: Path) -> tuple[dict[str, Any], Seque
         "model": f"{size} shape, random weights, bf16, one sequence of 64 tokens",
         "unit": "s",
     }
-    return row, turns
+    return row, interleaved
 
 
-def _disk(turns: Sequence[tuple[float, float, float]], ours: dict[str, Any]) -> dict[str, Any]:
+def _disk(interleaved: Sequence[tuple[float, float, float]], ours: dict[str, Any]) -> dict[str, Any]:
     read, written = (int(ours[f"disk_{way}_bytes_per_param"] * ours["params"]) for way in ("read", "written"))
-    times = [disk for _, disk, _ in turns]
+    times = [disk for _, disk, _ in interleaved]
     return {
         "case": "disk",
         **_spread("optimizer_seconds", times),
-        **_spread("in_cache_seconds", [cached for _, _, cached in turns]),
-        **_spread("nearflash_seconds", [step for step, _, _ in turns]),
-        **_spread("roofline_fraction", [disk / step for step, disk, _ in turns]),
-        **_spread("roofline_fraction_in_cache", [cached / step for step, _, cached in turns]),
+        **_spread("in_cache_seconds", [cached for _, _, cached in interleaved]),
+        **_spread("nearflash_seconds", [step for step, _, _ in interleaved]),
+        **_spread("roofline_fraction", [disk / step for step, disk, _ in interleaved]),
+        **_spread("roofline_fraction_in_cache", [cached / step for step, _, cached in interleaved]),
         "read_bytes": read,
         "written_bytes": written,
         "gigabytes_per_second": (read + written) / statistics.median(times) / 1e9,
-        "of": "the bytes of a step of nearflash-host, read and written at once, flushed, by turns with such steps; "
+        "of": "the bytes of a step of nearflash-host, read and written at once, flushed, interleaved with such steps; "
         "the fraction is the disk's seconds over those of the step before it; from and to memory, and in_cache with "
         "buffers that stay in the processor's cache, where a virtual drive is faster",
         "unit": "s",

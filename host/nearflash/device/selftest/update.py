@@ -29,7 +29,7 @@ from nearflash.device.memory import PAGE_BYTES
 from nearflash.device.registry import open_device
 from nearflash.device.selftest.comparison import Comparison
 
-__all__ = ["Case", "compare_updates", "differing_words", "random_state", "run_update"]
+__all__ = ["UpdateVector", "compare_updates", "differing_words", "random_state", "run_update"]
 
 ARRAYS = ("p", "m", "m_scale", "v", "v_scale")
 _RULES: tuple[AdamStep | SgdStep | AdagradStep | LionStep, ...] = (
@@ -42,7 +42,7 @@ _RULES: tuple[AdamStep | SgdStep | AdagradStep | LionStep, ...] = (
 
 
 @dataclass(frozen=True)
-class Case:
+class UpdateVector:
     """One update: its scalars, the number of parameters and the copy."""
 
     rule: OptimizerStep
@@ -104,7 +104,9 @@ def random_state(rng: np.random.Generator, params: int) -> NDArray[np.float32]:
     return state.astype(np.float32)
 
 
-def run_update(device: Device, case: Case, state: NDArray[np.float32]) -> tuple[dict[str, bytes], dict[str, int]]:
+def run_update(
+    device: Device, case: UpdateVector, state: NDArray[np.float32]
+) -> tuple[dict[str, bytes], dict[str, int]]:
     """Run the case in buffers of its own; returns the bytes of each array written by name, and the counters."""
     buffers: dict[str, Buffer] = {}
     try:
@@ -161,25 +163,25 @@ def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Compa
         for profile in Profile:
             for decoupled, copy in ((True, CopyFormat.BF16), (False, CopyFormat.FP16)):
                 adam = AdamStep(1e-3, 10, weight_decay=0.01, decoupled=decoupled, profile=profile)
-                case = Case(adam, params, copy, in_place=decoupled)
+                case = UpdateVector(adam, params, copy, in_place=decoupled)
                 state = random_state(rng, params)
                 yield _compare(device, model, case, state)
         for other in _RULES[1:]:
-            yield _compare(device, model, Case(other, params, CopyFormat.BF16), random_state(rng, params))
+            yield _compare(device, model, UpdateVector(other, params, CopyFormat.BF16), random_state(rng, params))
         build = getattr(device, "build", device.identity.config)
         if isinstance(build, UpdateConfig):
             densities = (None, 0.2) if "topk" in build.gradients else (None,)
             if len(densities) > 1:
-                case = Case(adam, params, CopyFormat.BF16, density=0.2)
+                case = UpdateVector(adam, params, CopyFormat.BF16, density=0.2)
                 yield _compare(device, model, case, random_state(rng, params))
             for form, rule in product(map(StateFormat, build.state_formats[1:]), _RULES):
                 blocks = -(-params // BLOCK_PARAMS) * BLOCK_PARAMS
-                case = Case(replace(rule, state_format=form), blocks if form is StateFormat.MX8 else params,
+                case = UpdateVector(replace(rule, state_format=form), blocks if form is StateFormat.MX8 else params,
                             CopyFormat.BF16, rule is _RULES[0], densities[-1] if rule is _RULES[0] else None,
                             3 * TILE_PARAMS - BLOCK_PARAMS)  # fmt: skip
                 yield _compare(device, model, case, random_state(rng, case.params))
 
 
-def _compare(device: Device, model: Device, case: Case, state: NDArray[np.float32]) -> Comparison:
+def _compare(device: Device, model: Device, case: UpdateVector, state: NDArray[np.float32]) -> Comparison:
     (actual, _), (expected, _) = run_update(device, case, state), run_update(model, case, state)
     return Comparison(str(case), *differing_words(actual, expected))

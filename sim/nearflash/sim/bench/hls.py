@@ -17,7 +17,7 @@ from nearflash.bench.options import Option
 from nearflash.device.backends.model.update import ModelDevice
 from nearflash.device.base import Device
 from nearflash.device.memory import PAGE_BYTES, anonymous
-from nearflash.device.selftest.update import Case, differing_words, run_update
+from nearflash.device.selftest.update import UpdateVector, differing_words, run_update
 from nearflash.model.gradients.topk import expand, pack
 from nearflash.model.weights.bitmap import expand_row
 from nearflash.sim.hls.build import HLS
@@ -109,8 +109,8 @@ def compare(device: Device, model: Device, rule: OptimizerStep, params: int, see
     names = ("g", "p", *rule.arrays)
     state = np.zeros((4, params), np.float32)  # g, p, m, v; what the rule has no array for is not read
     state[[("g", "p", "m", "v").index(name) for name in names]] = edge_state(len(names) - 1, params, seed)
-    run_update(device, Case(rule, 1, CopyFormat.BF16), state[:, :1])
-    case = Case(rule, params, CopyFormat.BF16)
+    run_update(device, UpdateVector(rule, 1, CopyFormat.BF16), state[:, :1])
+    case = UpdateVector(rule, params, CopyFormat.BF16)
     start = time.perf_counter()
     actual, counters = run_update(device, case, state)
     seconds = time.perf_counter() - start

@@ -22,7 +22,7 @@ from nearflash.abi.formats import FP32
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep, StateFormat
 from nearflash.bench.options import Option
 from nearflash.device.backends.model.update import ModelDevice
-from nearflash.device.selftest.update import Case, differing_words, random_state, run_update
+from nearflash.device.selftest.update import UpdateVector, differing_words, random_state, run_update
 from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.kernel import MemoryModel
 
@@ -76,7 +76,9 @@ def run(
                 continue
             device.kernel.configure(model)
             whole = params - params % StateFormat(form).block_params
-            case = Case(replace(rule, state_format=StateFormat(form)), whole, CopyFormat.BF16, density=densities[kind])
+            case = UpdateVector(
+                replace(rule, state_format=StateFormat(form)), whole, CopyFormat.BF16, density=densities[kind]
+            )
             row = _measure(device, build, case, state[:, :whole], model)
             yield {"gradients": kind, "state_format": str(form), **row}
 
@@ -95,7 +97,7 @@ def _density(gradients: str) -> float | None:
 
 
 def _measure(
-    device: VerilatorDevice, build: UpdateConfig, case: Case, state: Any, model: MemoryModel
+    device: VerilatorDevice, build: UpdateConfig, case: UpdateVector, state: Any, model: MemoryModel
 ) -> dict[str, Any]:
     results, counters = run_update(device, case, state)
     with ModelDevice(build) as reference:
