@@ -35,7 +35,7 @@ def tokens_on(device, loaded, policy, *, nand=False):
     model, tokenizer = loaded
     shape = kv_shape(model)
     if nand:
-        flash = NandFlash(device, pages_per_block=NAND_BLOCK_PAGES, blocks_per_unit=3, paired=False)
+        flash = NandFlash(device, pages_per_block=NAND_BLOCK_PAGES, blocks_per_lun=3, paired=False)
     else:
         flash = MemoryFlash(device, flash_geometry(shape, LAYOUT, 40, 2, device.identity.config.channels))
     engine = DeviceEngine(device, KvStore(flash, shape, LAYOUT), policy)

@@ -65,7 +65,7 @@ def test_rows_compare_at_equal_error(recorded):
     for row in rows:
         assert row["heads"] == 12 and 0 < row["output_error"] < 0.5
         assert row["flash_bytes_used_per_head"] <= row["flash_bytes_asked_per_head"]
-        assert (row["flash_bytes_tail_per_head"] > 0) == (row["tokens"] == 900)
+        assert (row["flash_bytes_suffix_per_head"] > 0) == (row["tokens"] == 900)
     page = rows[4]
     assert page["ratio"] > page["ratio_codewords"]
     assert page["error_to_sparf"] == page["output_error"] / rows[0]["output_error"]

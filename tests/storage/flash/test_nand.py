@@ -24,7 +24,7 @@ def device():
 
 
 def flash_of(device, **keywords):
-    return NandFlash(device, **{"pages_per_block": ROWS, "blocks_per_unit": 3, "paired": False} | keywords)
+    return NandFlash(device, **{"pages_per_block": ROWS, "blocks_per_lun": 3, "paired": False} | keywords)
 
 
 def batch(indices, first=0, seed=1):

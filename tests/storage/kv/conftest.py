@@ -54,7 +54,7 @@ def make_store(tmp_path) -> Callable[..., KvStore]:
             flash = CountingFlash(open_device("host:update-tiny"), geometry)
         elif nand:
             device = AttendModelDevice(attend_config("attend-tiny"), pages_per_block=pages_per_block)
-            flash = NandFlash(device, pages_per_block=pages_per_block, blocks_per_unit=blocks, paired=not interleaved)
+            flash = NandFlash(device, pages_per_block=pages_per_block, blocks_per_lun=blocks, paired=not interleaved)
         else:
             flash = FileFlash.create(path or tmp_path / "kv", geometry, threads=2, engine=engine)
         return KvStore(flash, shape, layout, **keywords)

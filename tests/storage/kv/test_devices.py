@@ -28,7 +28,7 @@ def device():
 
 
 def nand(device, layout):
-    return NandFlash(device, pages_per_block=8, blocks_per_unit=6, paired=not layout.interleaved)
+    return NandFlash(device, pages_per_block=8, blocks_per_lun=6, paired=not layout.interleaved)
 
 
 def memory(device, layout):

@@ -45,7 +45,7 @@ def near_storage_attention(
         kept = _kept(attention_mask, query.shape[2])
         if not isinstance(key, torch.Tensor):
             return tokens.attend(query, kept, scaling).transpose(1, 2).contiguous(), None
-        tokens.append_behind(kept)
+        tokens.append_in_background(kept)
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
 
 

@@ -96,7 +96,7 @@ class NewTokens:
             f"another attention function (it asks for {name!r})", "use nearflash.inference.attach(model)"
         )
 
-    def append_behind(self, kept: torch.Tensor | None) -> None:
+    def append_in_background(self, kept: torch.Tensor | None) -> None:
         """Append behind the computation. `kept` (batch, t): tokens that are no padding; None: all."""
         cache = self.layer.cache
         self.layer.waiting = None

@@ -164,4 +164,4 @@ def _device_flash(
     if not nand_block_pages:
         return MemoryFlash(device, flash_geometry(shape, layout, tokens, sequences, config.channels))
     blocks = _queue_blocks(shape, layout, tokens, sequences, nand_block_pages * config.channels * max(config.luns, 1))
-    return NandFlash(device, pages_per_block=nand_block_pages, blocks_per_unit=blocks, paired=not layout.interleaved)
+    return NandFlash(device, pages_per_block=nand_block_pages, blocks_per_lun=blocks, paired=not layout.interleaved)

@@ -30,7 +30,7 @@ class Reads:
     """Data bytes that were wanted."""
 
     @property
-    def asked_bytes(self) -> int:
+    def requested_bytes(self) -> int:
         """Data bytes of the codewords asked for."""
         return self.codewords * CODEWORD_BYTES
 

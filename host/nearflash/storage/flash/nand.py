@@ -37,7 +37,7 @@ class NandFlash(Flash):
     """
 
     def __init__(
-        self, device: Device, *, pages_per_block: int, blocks_per_unit: int, paired: bool, first_block: int = 0,
+        self, device: Device, *, pages_per_block: int, blocks_per_lun: int, paired: bool, first_block: int = 0,
         erased: bool = False,
     ) -> None:  # fmt: skip
         config = device.identity.config
@@ -49,7 +49,7 @@ class NandFlash(Flash):
         luns = config.luns // self._siblings
         self.geometry = FlashGeometry(
             config.page_bytes, pages_per_block * self._siblings, config.channels, luns,
-            blocks_per_unit * config.channels * luns,
+            blocks_per_lun * config.channels * luns,
         )  # fmt: skip
         self._device, self._first_row, self._rows = device, first_block * pages_per_block, pages_per_block
         self._order = ProgramOrder(self.geometry)

@@ -59,7 +59,7 @@ class _Measured:
     def asked(self, whole_pages: bool) -> float:
         """Data bytes asked for, a head."""
         if not whole_pages:
-            return float(np.mean([t.all.asked_bytes for t in self.traffic]))
+            return float(np.mean([t.all.requested_bytes for t in self.traffic]))
         pages = [t.index.requests + t.suffix.requests + t.gather.requests * self.settings.token_layout.pages
                  for t in self.traffic]  # fmt: skip
         return float(np.mean(pages)) * self.settings.page_bytes
@@ -206,7 +206,7 @@ def _row(mode: str, model: str, tokens: int, measured: _Measured, whole: bool) -
         "top_p": settings.top_p / 65536,
         "flash_bytes_asked_per_head": measured.asked(whole),
         "flash_bytes_used_per_head": float(np.mean([t.all.used_bytes for t in measured.traffic])),
-        "flash_bytes_tail_per_head": float(np.mean([t.suffix.asked_bytes for t in measured.traffic])),
+        "flash_bytes_suffix_per_head": float(np.mean([t.suffix.requested_bytes for t in measured.traffic])),
         "output_error": measured.error,
         "lost_probability": measured.lost,
         "heads": len(measured.traffic),

@@ -13,7 +13,7 @@ from nearflash.gateware.attention.numerics.product import (
     magnitude_exceeds,
 )
 from nearflash.gateware.attention.numerics.product import operand as operand_of
-from nearflash.model.attention.numerics.product import cut_product, exact_product, exceeds, operand
+from nearflash.model.attention.numerics.product import exact_product, exceeds, operand, truncated_product
 from nearflash.sim.verilator.ports import integers_from_words
 
 COUNT = 60_000
@@ -54,7 +54,7 @@ def test_equals_the_model(unit, fp16_bits):
 def test_cut_equals_the_model(unit, fp16_bits):
     a, b = fp16_bits(COUNT, 3), fp16_bits(COUNT, 4)
     got = unit.run({**numbers(a, b), "cut": 1})
-    expected = cut_product(a.view(np.float16), b.view(np.float16)).astype(object)
+    expected = truncated_product(a.view(np.float16), b.view(np.float16)).astype(object)
     np.testing.assert_array_equal(values(got["o"]), expected << 32)
 
 

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nearflash.model.attention.numerics.dot import cut_dot, exact_dot, exact_sum
-from nearflash.model.attention.numerics.product import cut_product
+from nearflash.model.attention.numerics.dot import exact_dot, exact_sum, truncated_dot
+from nearflash.model.attention.numerics.product import truncated_product
 
 ONE = 2**48
 
@@ -37,9 +37,9 @@ def test_sum(fp16_values):
     assert exact_sum(values).tolist() == [ONE * sum(map(Fraction, row)) for row in values.tolist()]
 
 
-def test_cut_dot(fp16_values):
+def test_truncated_dot(fp16_values):
     a, b = fp16_values(7 * 64, 4).reshape(7, 64), fp16_values(64, 5)
-    assert cut_dot(a, b).tolist() == [sum(cut_product(row, b).tolist()) for row in a]
+    assert truncated_dot(a, b).tolist() == [sum(truncated_product(row, b).tolist()) for row in a]
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

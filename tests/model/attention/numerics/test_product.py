@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from nearflash.model.attention.numerics.product import cut_product, exact_product, exceeds, rounded_product
+from nearflash.model.attention.numerics.product import exact_product, exceeds, rounded_product, truncated_product
 
 
 def fractions(a, b):
@@ -19,7 +19,7 @@ def test_exact_product(fp16_values):
 
 def test_cut_is_toward_zero(fp16_values):
     a, b = fp16_values(4_000, 3), fp16_values(4_000, 4)
-    assert cut_product(a, b).tolist() == [math.trunc(value * 2**16) for value in fractions(a, b)]
+    assert truncated_product(a, b).tolist() == [math.trunc(value * 2**16) for value in fractions(a, b)]
 
 
 def test_rounding_is_to_nearest_even(fp16_values):

@@ -12,7 +12,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.finite import finite
 from nearflash.model.attention.index import IndexBlock, QuantisedBlock
 from nearflash.model.attention.numerics.fp16 import order_key
-from nearflash.model.attention.numerics.product import cut_product, exceeds, rounded_product
+from nearflash.model.attention.numerics.product import exceeds, rounded_product, truncated_product
 from nearflash.model.attention.select.select import select
 from nearflash.model.fp.div import div
 from nearflash.model.fp.mul import mul
@@ -59,7 +59,7 @@ def _cut(q: F16, k: F16) -> Scores:
     (k,), faults = finite(k)
     scores = np.zeros((len(q), len(k)), np.int64)
     for query, key in zip(q.T, k.T, strict=True):
-        scores += cut_product(query[:, None], key)
+        scores += truncated_product(query[:, None], key)
         faults |= _range(exceeds(query[:, None], key, q.shape[1]))
     return scores, faults
 

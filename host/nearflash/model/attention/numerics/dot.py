@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.fixed_point import EXACT_LSB
-from nearflash.model.attention.numerics.product import Fp16, cut_product
+from nearflash.model.attention.numerics.product import Fp16, truncated_product
 
-__all__ = ["cut_dot", "exact_dot", "exact_sum"]
+__all__ = ["exact_dot", "exact_sum", "truncated_dot"]
 
 _FP16_LSB = -24
 _LIMB_BITS = 20
@@ -44,9 +44,9 @@ def exact_sum(values: Fp16) -> NDArray[np.object_]:
     return np.asarray(np.asarray(_fixed(values).sum(axis=-1)).astype(object) << _FP16_LSB - EXACT_LSB)
 
 
-def cut_dot(a: Fp16, b: Fp16) -> NDArray[np.int64]:
+def truncated_dot(a: Fp16, b: Fp16) -> NDArray[np.int64]:
     """Approximate score: sum over the last axis of products cut toward zero, in units of 2^SCORE_LSB.
 
-    Shapes broadcast: cut_dot(K[:, dims], q[dims]) gives one score a token. The range rule is `exceeds`.
+    Shapes broadcast: truncated_dot(K[:, dims], q[dims]) gives one score a token. The range rule is `exceeds`.
     """
-    return np.asarray(cut_product(a, b).sum(axis=-1))
+    return np.asarray(truncated_product(a, b).sum(axis=-1))

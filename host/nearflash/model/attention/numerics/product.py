@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.fixed_point import EXACT_LSB, SCORE_LSB, score_limit_log2
 
-__all__ = ["Fp16", "cut_product", "exact_product", "exceeds", "operand", "rounded_product"]
+__all__ = ["Fp16", "exact_product", "exceeds", "operand", "rounded_product", "truncated_product"]
 
 Fp16 = NDArray[np.float16]
 
@@ -24,7 +24,7 @@ def exact_product(a: Fp16, b: Fp16) -> NDArray[np.object_]:
                       << shift.clip(min=0).astype(object))  # fmt: skip
 
 
-def cut_product(a: Fp16, b: Fp16) -> NDArray[np.int64]:
+def truncated_product(a: Fp16, b: Fp16) -> NDArray[np.int64]:
     """a · b of finite values, cut toward zero to a multiple of 2^SCORE_LSB, in that unit; operands broadcast."""
     return np.trunc(_wide(a, b) * 2.0**-SCORE_LSB).astype(np.int64)
 
