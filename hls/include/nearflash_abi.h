@@ -130,7 +130,7 @@
 #define NEARFLASH_ATTEND_WAITING_GATHER_MASK 0x10ull /* a head in its gather */
 #define NEARFLASH_ATTEND_WAITING_FINISH_MASK 0x20ull /* a head being finished */
 #define NEARFLASH_ATTEND_WAITING_PAGES_MASK 0x40ull /* a page operation */
-#define NEARFLASH_ATTEND_WAITING_CHANNELS_MASK 0xffff0000ull /* channels with requests under way, one bit each */
+#define NEARFLASH_ATTEND_WAITING_CHANNELS_MASK 0xffff0000ull /* channels with requests in flight, one bit each */
 #define NEARFLASH_ATTEND_FAULT_ADDRESS 0x070u /* 64 bits, ro: byte address of the first memory fault */
 #define NEARFLASH_ATTEND_COMMAND 0x078u /* 32 bits, rw: what a start does: 0 attention of heads, 1 page operations */
 #define NEARFLASH_ATTEND_COUNTERS_TYPE 0x100u /* 32 bits, ro: block type, 'CNTR' */
@@ -184,7 +184,7 @@
 #define NEARFLASH_EXPAND_EXPAND_TYPE 0x040u /* 32 bits, ro: block type, 'EXPD' */
 #define NEARFLASH_EXPAND_EXPAND_VERSION 0x044u /* 32 bits, ro: block version */
 #define NEARFLASH_EXPAND_EXPAND_SIZE 0x048u /* 32 bits, ro: block size, bytes */
-#define NEARFLASH_EXPAND_FORMAT 0x04cu /* 32 bits, rw: what the matrix's header must say */
+#define NEARFLASH_EXPAND_FORMAT 0x04cu /* 32 bits, rw: what the matrix's header must state */
 #define NEARFLASH_EXPAND_FORMAT_ELEMENT_MASK 0xffull /* elements: 1 fp16, 2 bf16, 3 int8, 4 int4 */
 #define NEARFLASH_EXPAND_FORMAT_CODING_MASK 0xff00ull /* coding of the values: 0 plain, 1 coded exponents */
 #define NEARFLASH_EXPAND_FORMAT_OUTPUT_MASK 0xff0000ull /* what scaled elements expand to: 1 fp16, 2 bf16; 0: elements without scales */

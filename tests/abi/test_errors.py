@@ -56,7 +56,7 @@ def test_pages_of_a_page_error():
     ("fault", "text"),
     [
         (StreamFault.HEADER, "must begin with the header of a bitmap matrix of the shape and format expected"),
-        (StreamFault.LENGTH, "must end where its header says"),
+        (StreamFault.LENGTH, "must end where its header states"),
         (StreamFault.CHECKSUM, "must have the CRC32C that is written in it"),
         (StreamFault.COUNT, "must have no values beyond its columns"),
     ],

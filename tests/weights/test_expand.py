@@ -39,7 +39,7 @@ def test_a_damaged_stream_raises_and_gives_no_matrix():
     stream[2000] ^= 1
     with pytest.raises(StreamError):
         expand(bytes(stream))
-    with pytest.raises(StreamError, match="must end where its header says, not after 0 bytes"):
+    with pytest.raises(StreamError, match="must end where its header states, not after 0 bytes"):
         expand(b"")
 
 

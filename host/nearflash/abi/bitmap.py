@@ -146,7 +146,7 @@ def bitmap_error(fault: StreamFault, detail: str) -> StreamError:
     """The error for a matrix with HEADER, LENGTH, CHECKSUM or COUNT wrong."""
     rule = {
         StreamFault.HEADER: "must begin with the header of a bitmap matrix of the shape and format expected",
-        StreamFault.LENGTH: "must end where its header says",
+        StreamFault.LENGTH: "must end where its header states",
         StreamFault.CHECKSUM: "must have the CRC32C that is written in it",
         StreamFault.COUNT: "must have no values beyond its columns",
     }[fault]
@@ -201,7 +201,7 @@ class BitmapHeader:
         if min(len(text), stream_bytes) < HEADER_BYTES:
             raise bitmap_error(StreamFault.LENGTH, f"after {min(len(text), stream_bytes)} bytes")
         fields = _HEADER.unpack(text[: _HEADER.size])
-        magic, version, element, coding, rows, columns, group_rows, scale_columns, output, said = fields
+        magic, version, element, coding, rows, columns, group_rows, scale_columns, output, stated = fields
         if magic != MAGIC or version != VERSION:
             raise bitmap_error(StreamFault.HEADER, f"magic {magic!r} and version {version}")
         if crc32c(text[: _HEADER.size]) != int.from_bytes(text[_HEADER.size : HEADER_BYTES], "little"):
@@ -211,7 +211,7 @@ class BitmapHeader:
             found = f"format {element}, coding {coding}, output {output}, {scale_columns} columns a scale"
             found += f", {rows} x {columns} elements, {group_rows} rows a group"
             raise bitmap_error(StreamFault.HEADER, found)
-        if said != stream_bytes:
-            raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {said} are said")
+        if stated != stream_bytes:
+            raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {stated} are stated")
         scaled = ElementFormat(output) if output else None
         return cls(ElementFormat(element), rows, columns, group_rows, stream_bytes, Coding(coding), scaled)

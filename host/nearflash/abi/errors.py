@@ -1,4 +1,4 @@
-"""Named errors: each says what was wrong, what it should have been, and what to do next.
+"""Named errors: each states what was wrong, what it should have been, and what to do next.
 
 Every error that nearflash raises on bad input derives from `NearflashError`, and from the builtin that a caller
 would expect (`ValueError`, `TimeoutError`, …). Bad input never changes stored state.
@@ -47,7 +47,7 @@ class DigestError(NearflashError):
 
 
 class AddressError(NearflashError, ValueError):
-    """A range that lies outside the device's memory, or outside the buffer it was said to be in."""
+    """A range that lies outside the device's memory, or outside one allocated buffer."""
 
 
 class AlignmentError(NearflashError, ValueError):
@@ -59,11 +59,11 @@ class ShapeError(NearflashError, ValueError):
 
 
 class FormatError(NearflashError, TypeError):
-    """A number format (dtype) that the operation does not take."""
+    """A number format (dtype) that the operation does not support."""
 
 
 class CommandError(NearflashError, ValueError):
-    """A command whose scalars or program make no sense (a beta of 1, a negative step)."""
+    """A command whose scalars or program are out of range (a beta of 1, a negative step)."""
 
 
 class NonFiniteError(NearflashError, ArithmeticError):
@@ -79,9 +79,9 @@ class DeviceLostError(DeviceError):
 
 
 class StreamError(DeviceError, ValueError):
-    """Compressed gradients or weights that are damaged or make no sense. Nothing of them counts.
+    """Compressed gradients or weights that are damaged or malformed. Nothing of them is used.
 
-    Of gradients, the state is that of the step before: the slot that was written to is discarded.
+    Of gradients, the state stays that of the previous step: the slot that was written to is discarded.
     """
 
     def __init__(self, message: str, fault: int) -> None:
@@ -112,8 +112,8 @@ class PageError(StateError):
 
 
 class ReplayError(NearflashError):
-    """A run that departs from the recorded transcript."""
+    """A run that differs from the recorded transcript."""
 
 
 class UnsupportedError(NearflashError, NotImplementedError):
-    """What KV on flash cannot do (give tokens back, reorder a batch), or what no device computes."""
+    """What KV on flash cannot do (remove tokens, reorder a batch), or what no device computes."""

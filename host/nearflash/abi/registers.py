@@ -161,7 +161,7 @@ def _attend(offset: int) -> tuple[Register, ...]:
             Field("gather", 4, 1, "a head in its gather"),
             Field("finish", 5, 1, "a head being finished"),
             Field("pages", 6, 1, "a page operation"),
-            Field("channels", 16, 16, "channels with requests under way, one bit each"),
+            Field("channels", 16, 16, "channels with requests in flight, one bit each"),
         )),
         Register("fault_address", offset + 0x30, 64, _RO, "byte address of the first memory fault"),
         Register("command", offset + 0x38, 32, _RW, "what a start does: 0 attention of heads, 1 page operations"),
@@ -176,7 +176,7 @@ ATTEND = RegisterMap(
 def _expand(offset: int) -> tuple[Register, ...]:
     return (
         *_block_header("expand", offset, "EXPD", 1, 0x40),
-        Register("format", offset + 0x0C, 32, _RW, "what the matrix's header must say", (
+        Register("format", offset + 0x0C, 32, _RW, "what the matrix's header must state", (
             Field("element", 0, 8, "elements: 1 fp16, 2 bf16, 3 int8, 4 int4"),
             Field("coding", 8, 8, "coding of the values: 0 plain, 1 coded exponents"),
             Field("output", 16, 8, "what scaled elements expand to: 1 fp16, 2 bf16; 0: elements without scales"),

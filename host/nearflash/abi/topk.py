@@ -69,7 +69,7 @@ class StreamFault(IntEnum):
     HEADER = 1
     """Magic, version, value format, tile size or number of parameters are not those expected."""
     LENGTH = 2
-    """The stream ends early or late, or its pairs are not as many as its header says."""
+    """The stream ends early or late, or its pairs are not as many as its header states."""
     COUNT = 3
     """A tile has more pairs than parameters."""
     CHECKSUM = 4
@@ -82,7 +82,7 @@ class StreamFault(IntEnum):
 
 FAULT_TEXTS = {
     StreamFault.HEADER: "must begin with the header of a Top-K stream of as many parameters as the command has",
-    StreamFault.LENGTH: "must end where its header says, with as many pairs",
+    StreamFault.LENGTH: "must end where its header states, with as many pairs",
     StreamFault.COUNT: f"must have at most {TILE_PARAMS} pairs in a tile",
     StreamFault.CHECKSUM: "must have the CRC32C that is written in it",
     StreamFault.ORDER: "must have ascending indices in a tile",
@@ -91,7 +91,7 @@ FAULT_TEXTS = {
 
 
 def stream_error(fault: StreamFault, detail: str) -> StreamError:
-    """The error for a fault; `detail` says where, or what was found instead."""
+    """The error for a fault; `detail` states where, or what was found instead."""
     text = FAULT_TEXTS[fault]
     return StreamError(f"a gradient stream {text}, not {detail}; compress the gradients again", fault)
 
@@ -164,5 +164,5 @@ class StreamHeader:
             found = f"format {number}, 2^{tile_bits} parameters a tile, {fields[0]} parameters in {fields[1]} tiles"
             raise stream_error(StreamFault.HEADER, found)
         if fields[3] != stream_bytes or stream_bytes % WORD_BYTES:
-            raise stream_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {fields[3]} are said")
+            raise stream_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {fields[3]} are stated")
         return cls(ValueFormat(number), params, fields[2], stream_bytes)

@@ -52,6 +52,7 @@ _OWN = {"bench": bench.add, "devices": devices.add, "emit": emit.add, "selftest"
 _SENTENCES = {name: text for group in GROUPS.values() for name, text in group.items()}
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 """What silences the loaders of models, which read it when they are imported."""
+_VERBOSE = {"HF_HUB_DISABLE_PROGRESS_BARS": "0"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     called = next((argument for argument in given if not argument.startswith("-")), None)
     try:
         arguments = make_parser(called).parse_args(given)
-        if not arguments.verbose:
-            os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+        loaders = _VERBOSE if arguments.verbose else _QUIET
+        os.environ.update({name: value for name, value in loaders.items() if name not in os.environ})
         if hasattr(arguments, "rows"):
             rows = map(with_origin, arguments.rows(arguments))
             return 1 if print_rows(rows, as_json=arguments.json) else 0

@@ -1,5 +1,6 @@
 """The demo's model and text."""
 
+from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ def load_model(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
     if not (folder / "config.json").is_file():
         raise StateError(f"{folder} must hold a transformers model; run from the repository, or pass --model")
-    logging.disable_progress_bar()
+    if environ.get("HF_HUB_DISABLE_PROGRESS_BARS") != "0":
+        logging.disable_progress_bar()
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(folder)
 
 

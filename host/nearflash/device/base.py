@@ -20,7 +20,7 @@ __all__ = ["Buffer", "Device", "Identity", "LinkBytes"]
 
 @dataclass(frozen=True)
 class Identity:
-    """What a device says of itself, as read from its identity block."""
+    """What a device reports of itself in its identity block."""
 
     backend: str
     config: KernelConfig
@@ -110,7 +110,7 @@ class Device(ABC):
         """Block until the command has ended.
 
         Raises DeviceError when it ended with a fault, WaitTimeoutError (naming the waiting streams where the device
-        can tell) when it did not end in time; outputs of such a command must not be used.
+        reports them) when it did not end in time; outputs of such a command must not be used.
         """
 
     @abstractmethod

@@ -26,7 +26,7 @@ class _Range(NamedTuple):
 def check_ranges(command: Command, buffers: Iterable[Buffer], memory_bytes: int) -> None:
     """Raise AddressError unless every range lies in one allocated buffer and no output damages another range.
 
-    An output may be the same range as an input (update in place); any other overlap is refused. Ranges are sorted, as
+    An output may be the same range as an input (update in place); any other overlap is an error. Ranges are sorted, as
     a batch of heads has thousands.
     """
     reads, writes = _ranges(command.reads(), "read"), _ranges(command.writes(), "write")
@@ -87,11 +87,11 @@ class CheckedDevice(Device):
 
     @abstractmethod
     def _start(self, command: Command) -> None:
-        """Start a checked command; fewer than DEPTH others are under way."""
+        """Start a checked command; fewer than DEPTH others are in flight."""
 
     @abstractmethod
     def _finish(self, timeout_s: float) -> Completion:
-        """Wait for the oldest command. Raises DeviceError (it has ended), WaitTimeoutError (it is under way)."""
+        """Wait for the oldest command. Raises DeviceError (it has ended), WaitTimeoutError (it is still in flight)."""
 
     @abstractmethod
     def _abort(self) -> None:

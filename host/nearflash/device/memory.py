@@ -19,7 +19,7 @@ __all__ = ["DEFAULT_BYTES", "PAGE_BYTES", "Memory", "SimulatedBuffer", "Simulate
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 DEFAULT_BYTES = 4 << 30
-"""Size of a simulated memory unless told, bytes: one DDR4 bank of a SmartSSD. Untouched pages cost nothing."""
+"""Default size of a simulated memory, bytes: one DDR4 bank of a SmartSSD. Untouched pages cost nothing."""
 
 
 def anonymous(size_bytes: int) -> NDArray[np.uint8]:

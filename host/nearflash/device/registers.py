@@ -1,4 +1,4 @@
-"""Driver of a kernel behind its registers: the same for the simulated gateware and for boards.
+"""Driver of a kernel through its registers: the same for the simulated gateware and for boards.
 
 A backend adds how a 32-bit register is read and written, how time passes between two polls, and where buffers lie.
 """
@@ -21,8 +21,8 @@ from nearflash.device.memory import Memory
 __all__ = ["RegisterDevice"]
 
 ADVICE: dict[int, str] = {
-    Status.READ_ERROR: "the memory refused a read: check that the address lies in the memory that this port reaches",
-    Status.WRITE_ERROR: "the memory refused a write: check that the address lies in the memory that this port reaches",
+    Status.READ_ERROR: "the memory rejected a read: check that the address lies in the memory that this port reaches",
+    Status.WRITE_ERROR: "the memory rejected a write: check that the address lies in the memory that this port reaches",
     Status.MISALIGNED: "every address must be a multiple of what the kernel needs; nothing was read or written",
     Status.EMPTY: "the number of parameters, heads, page operations or elements must be at least 1; nothing was read "
     "or written",
@@ -126,7 +126,7 @@ class RegisterDevice(CheckedDevice):
         return StreamError(text + advice, fault) if fault else DeviceError(text + advice)
 
     def _waiting_streams(self) -> str:
-        """What the kernel says it waits for; of one that does not say so, streams whose wait counters rise."""
+        """What the kernel reports that it waits for; of one that reports nothing, streams whose wait counters rise."""
         if "waiting" in self._map:
             fields = self._map["waiting"].unpack(self.read("waiting"))
             names = [f"{name} {value:#x}" if value > 1 else name for name, value in fields.items() if value]

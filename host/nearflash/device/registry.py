@@ -1,4 +1,4 @@
-"""Devices by name: `backend:kernel-config`, or `backend` alone where the caller says which kernel it needs.
+"""Devices by name: `backend:kernel-config`, or `backend` alone where the caller names the kernel that it needs.
 
 A backend is registered by entry point in the group of each kernel that it runs: `nearflash.device.update`,
 `nearflash.device.attend`, `nearflash.device.expand`.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,8 @@ def load_model(folder: Path, dtype: str) -> tuple[Any, Any]:
 
     if not (folder / "config.json").is_file():
         raise CommandError(f"model must be a transformers folder (with a config.json), not {str(folder)!r}")
-    logging.disable_progress_bar()
+    if environ.get("HF_HUB_DISABLE_PROGRESS_BARS") != "0":
+        logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype])
     model.config.use_cache = False
     has_tokenizer = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))

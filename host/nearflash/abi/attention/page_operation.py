@@ -56,7 +56,7 @@ class PageFault(IntFlag):
     MEMORY = 1 << 1
     """The memory answered with SLVERR or DECERR."""
     FAILED = 1 << 2
-    """The lun says that its program or erase failed (status bit FAIL)."""
+    """The LUN reports that its program or erase failed (status bit FAIL)."""
     TIMEOUT = 1 << 3
     """The lun never became ready."""
     UNCORRECTABLE = 1 << 4
@@ -71,7 +71,7 @@ PAGE_FAULT_ADVICE: dict[PageFault, str] = {
     PageFault.FAILED: "retire the block and write its pages to another one",
     PageFault.TIMEOUT: "the lun is dead: write to others, and reset the device",
     PageFault.UNCORRECTABLE: "the page is lost: recompute what it held, and retire the block",
-    PageFault.MISDIRECTED: "the page is not whose it is said to be: check page_tag, page index and kind",
+    PageFault.MISDIRECTED: "the page is misdirected: check page_tag, page index and kind",
 }
 
 

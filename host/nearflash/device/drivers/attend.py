@@ -1,6 +1,6 @@
 """Decode attention on a device: operands in, outputs back, heads with a wrong reference once more.
 
-Pages lie where their tables say, in the device's memory or on its flash; everything else goes down and comes back here.
+Pages lie where their tables point, in the device's memory or on its flash; all else goes down and comes back here.
 """
 
 from collections.abc import Sequence

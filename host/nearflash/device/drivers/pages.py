@@ -1,4 +1,4 @@
-"""NAND behind an attend kernel: pages programmed from the host, read back, and blocks erased.
+"""NAND of an attend kernel: pages programmed from the host, read back, and blocks erased.
 
 Pages are sealed (docs/contracts/attention.md, 2); the kernel adds parity and scrambles, and takes both away again.
 Rows of a block are programmed in ascending order, each once between two erases of it.
@@ -68,7 +68,7 @@ class NandPage:
 def program(device: Device, pages: Sequence[NandPage], sealed: Sequence[Bytes]) -> None:
     """Write sealed pages, each (codewords, 528) of 8, 16 or 32 codewords, to rows that are erased.
 
-    Raises NandError (its `faults` tell which failed), ShapeError, CommandError, WaitTimeoutError as Device.wait does.
+    Raises NandError (`faults` names those that failed), ShapeError, CommandError, WaitTimeoutError as Device.wait does.
     """
     for one in sealed:
         if one.ndim != 2 or one.shape[1] != SEALED_BYTES or len(one) not in (8, 16, 32):

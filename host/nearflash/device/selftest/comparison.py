@@ -1,4 +1,4 @@
-"""What a self test says of each thing that it compared."""
+"""What a self test reports of each thing that it compared."""
 
 from dataclasses import dataclass
 

@@ -75,7 +75,7 @@ def compare_matrices(device: Device, *, columns: int, seed: int) -> Iterator[Com
 
 
 def format_name(form: MatrixFormat) -> str:
-    """Elements, coding and output, as people say them."""
+    """Elements, coding and output, as people write them."""
     element, coding, output = form
     coded = " coded" if coding is Coding.EXPONENTS else ""
     return element.name.lower() + coded + (f" to {output.name.lower()}" if output else "")

@@ -64,7 +64,7 @@ class UpdateVector:
 
     @property
     def optimizer(self) -> str:
-        """Name of the optimizer, as people say it."""
+        """Name of the optimizer, as people write it."""
         decoupled = isinstance(self.rule, AdamStep) and self.rule.decoupled
         names = {"adam": "Adam", "sgd": "SGD", "adagrad": "AdaGrad", "lion": "Lion"}
         return "AdamW" if decoupled else names.get(self.rule.optimizer, self.rule.optimizer)
@@ -96,7 +96,7 @@ class UpdateVector:
 
 
 def random_state(rng: np.random.Generator, params: int) -> NDArray[np.float32]:
-    """g, p, m, v of a run under way, fp32, (4, params): wide exponents, zeros and a few non-finite gradients."""
+    """g, p, m, v of a run in progress, fp32, (4, params): wide exponents, zeros and a few non-finite gradients."""
     state = rng.standard_normal((4, params)) * 10.0 ** rng.uniform(-9, 3, (4, params))
     state[2:] *= rng.random(params) < 0.9
     state[3] = np.square(state[3])

@@ -28,7 +28,7 @@ THREADS = os.cpu_count() or 1
 
 
 class HostDevice(CheckedDevice):
-    """Runs commands in threads behind the caller's back, on memory of the host. Cycles are not modelled.
+    """Runs commands in threads of its own, on memory of the host. Cycles are not modelled.
 
     It computes every rule, state format and gradient format, whatever the build does.
     """

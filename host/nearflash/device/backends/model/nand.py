@@ -1,4 +1,4 @@
-"""NAND behind the attend kernel's model: what page operations leave on it (docs/contracts/attention.md, 2).
+"""NAND of the attend kernel's model: what page operations leave on it (docs/contracts/attention.md, 2).
 
 A lun fails what a real one does not do: a page is programmed once between two erases of its block, and above all pages
 of the block that are programmed.
@@ -38,7 +38,7 @@ class SimulatedNand:
         return self._blocks.get((channel, lun, row // self.pages_per_block), {}).get(row, _NONE)
 
     def run(self, record: bytes, config: AttendConfig, memory: Callable[[int, int], Bytes]) -> PageFault:
-        """Do what a record of 32 bytes says; `memory` gives the bytes at (address, size) or raises AddressError."""
+        """Run the operation of a 32-byte record; `memory` gives the bytes at (address, size) or raises AddressError."""
         one = _operation(record, config)
         if one is None:
             return PageFault.DESCRIPTOR

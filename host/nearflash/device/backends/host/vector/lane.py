@@ -16,7 +16,7 @@ from nearflash.abi.formats import FP32
 from nearflash.abi.optimizers import OptimizerStep, StateFormat
 from nearflash.abi.optimizers.state import BLOCK_PARAMS, TILE_PARAMS
 from nearflash.device.backends.host.vector.compiled import bf16_pattern, compiled, fp16_pattern, number, pattern
-from nearflash.device.backends.host.vector.orders import order_of
+from nearflash.device.backends.host.vector.orders import operation_order
 from nearflash.device.backends.host.vector.state import NO_SCALES, decoder, dithers, encoder, tile_keys
 
 __all__ = ["Arrays", "VectorLane"]
@@ -40,7 +40,7 @@ class VectorLane:
     def __init__(self, rule: OptimizerStep, copy: CopyFormat) -> None:
         self._roles, self._step = tuple(rule.torch_names), rule.step
         self._format = rule.state_format
-        function, self._scalars = order_of(rule)
+        function, self._scalars = operation_order(rule)
         self._loop = _loop(function, "m" in self._roles, "v" in self._roles, copy)
         if self._format is not StateFormat.FP32:
             self._loop = _narrow_loop(self._loop, self._roles, self._format)

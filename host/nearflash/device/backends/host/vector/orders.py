@@ -15,7 +15,7 @@ import numpy as np
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep
 from nearflash.device.backends.host.vector.compiled import compiled, fma
 
-__all__ = ["Order", "order_of"]
+__all__ = ["Order", "operation_order"]
 
 ZERO = np.float32(0)
 
@@ -28,12 +28,12 @@ class Order(NamedTuple):
 
 
 @singledispatch
-def order_of(rule: Any) -> Order:
+def operation_order(rule: Any) -> Order:
     """The operations of a rule."""
     raise TypeError(f"rule must be one of nearflash.abi.optimizers, not {rule!r}")
 
 
-@order_of.register
+@operation_order.register
 def _(adam: AdamStep) -> Order:
     make = {Profile.IEEE: _adam_ieee, Profile.TORCH_FUSED: _adam_torch, Profile.DEEPSPEED: _adam_deepspeed}
     root = adam.inverse_bias_correction2_sqrt if adam.profile is Profile.DEEPSPEED else adam.bias_correction2_sqrt
@@ -43,19 +43,19 @@ def _(adam: AdamStep) -> Order:
     return Order(make[adam.profile](adam.decoupled, bool(adam.weight_decay)), _fp32(scalars))
 
 
-@order_of.register
+@operation_order.register
 def _(sgd: SgdStep) -> Order:
     function = _sgd(sgd.profile, bool(sgd.momentum), sgd.nesterov, bool(sgd.weight_decay))
     return Order(function, _fp32((sgd.lr, sgd.momentum, sgd.retained, sgd.gain, sgd.decay)))
 
 
-@order_of.register
+@operation_order.register
 def _(adagrad: AdagradStep) -> Order:
     function = _adagrad(adagrad.profile, bool(adagrad.weight_decay))
     return Order(function, _fp32((adagrad.step_size, adagrad.eps, adagrad.decay)))
 
 
-@order_of.register
+@operation_order.register
 def _(lion: LionStep) -> Order:
     scalars = lion.lr, lion.beta1, lion.one_minus_beta1, lion.beta2, lion.one_minus_beta2, lion.decay
     return Order(_lion(bool(lion.weight_decay)), _fp32(scalars))
