@@ -62,7 +62,7 @@ def assert_exact(store):
             store.read(array.name, extent, memory)
             assert np.array_equal(memory, memory_of(store.manifest, array.name, extent, store.steps))
     assert store.tensor_steps == tensor_steps(store, store.steps)
-    assert store.extra == ({"cursor": store.steps} if store.steps else {})
+    assert store.metadata == ({"cursor": store.steps} if store.steps else {})
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ def test_the_same_bits_on_one_two_and_four_devices(tensors, open_optimizer, tmp_
             mine,
             path=[tmp_path / f"{count}-{i}" for i in range(count)],
             device=[host, "model:update-tiny"] * 2 if count == 4 else [host] * count,
-            weights=[3, 1] if count == 2 else None,
+            stripe_ratio=[3, 1] if count == 2 else None,
             max_grad_norm=40.0,
             overlap=overlap,
             resident_bytes=12 * 1024,

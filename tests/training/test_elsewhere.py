@@ -28,7 +28,7 @@ def test_the_same_future_from_everywhere(tmp_path, state_format):
     train(paths, 3, False, state_format=state_format)
     with StateStore.open(paths) as store:
         copies = store.snapshot(tmp_path / "snapshot")
-        reshard(store, resharded, weights=(2, 1, 1)).close()
+        reshard(store, resharded, stripe_ratio=(2, 1, 1)).close()
         export_state(store, tmp_path / "x.safetensors")
     import_state(tmp_path / "x.safetensors", [tmp_path / "imported"]).close()
     expected = train(paths, 6, True, state_format=state_format)

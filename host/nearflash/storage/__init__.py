@@ -3,7 +3,7 @@
 from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, aligned_buffer
 from nearflash.storage.state.layout import ARRAYS
 from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray, TensorEntry
-from nearflash.storage.state.store import StateStore
+from nearflash.storage.state.state_store import StateStore
 
 __all__ = [
     "ADAM_ARRAYS",

@@ -4,7 +4,7 @@ import pytest
 
 from nearflash.bench.storage import crashes
 from nearflash.bench.storage.crashes import crash_points
-from nearflash.storage.state.file import StateFile
+from nearflash.storage.state.state_file import StateFile
 
 
 @pytest.mark.parametrize("files", [1, 2])

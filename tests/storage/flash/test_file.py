@@ -14,8 +14,8 @@ from nearflash.abi.errors import CommandError, PageError, StateError, StorageFul
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.page import PageBatch, page_headers, page_keys
-from nearflash.storage.io.direct import PositionalEngine
-from nearflash.storage.io.queue import QueueEngine
+from nearflash.storage.io.direct import PositionalBackend
+from nearflash.storage.io.queue import QueueBackend
 
 GEOMETRY = FlashGeometry(4096, 8, 2, 1, 4)
 
@@ -39,7 +39,7 @@ def test_pages_come_back_in_any_order(path, page_bytes, threads, queue):
     geometry = FlashGeometry(page_bytes, 8, 2, 1, 4)
     pages = np.array([0, 1, 2, 8, 9, 3, 24, 10])
     written = batch(range(8), page_bytes)
-    with FileFlash.create(path, geometry, threads=threads, engine=QueueEngine() if queue else None) as flash:
+    with FileFlash.create(path, geometry, threads=threads, backend=QueueBackend() if queue else None) as flash:
         flash.program(pages, written)
         asked = np.random.default_rng(2).permutation(np.arange(8).repeat(2))
         read = flash.read(pages[asked], written.keys[asked])
@@ -52,7 +52,7 @@ def test_pages_come_back_in_any_order(path, page_bytes, threads, queue):
             flash.program(np.array([3]), batch([0], page_bytes))
 
 
-@pytest.mark.parametrize("base", [PositionalEngine, QueueEngine])
+@pytest.mark.parametrize("base", [PositionalBackend, QueueBackend])
 def test_pages_next_to_each_other_are_one_transfer(path, base):
     class Counting(base):
         scattered = queued_pages = 0
@@ -65,14 +65,14 @@ def test_pages_next_to_each_other_are_one_transfer(path, base):
             self.queued_pages += len(memory)
             return super().read_many(fd, memory, offsets)
 
-    engine, written = Counting(), batch(range(8))
-    with FileFlash.create(path, GEOMETRY, engine=engine) as flash:
+    backend, written = Counting(), batch(range(8))
+    with FileFlash.create(path, GEOMETRY, backend=backend) as flash:
         flash.program(np.arange(8), written)
         flash.read(np.arange(8)[::-1], written.keys[::-1])
-        assert (engine.scattered, engine.queued_pages) == (1, 0)
+        assert (backend.scattered, backend.queued_pages) == (1, 0)
         read = flash.read(np.array([6, 0, 3]), written.keys[[6, 0, 3]])
         assert np.array_equal(read.data, written.data[[6, 0, 3]])
-        assert (engine.scattered, engine.queued_pages) == ((1, 3) if engine.queued else (4, 0))
+        assert (backend.scattered, backend.queued_pages) == ((1, 3) if backend.queued else (4, 0))
 
 
 def test_blank_and_erased_pages_are_named(path):
@@ -198,7 +198,7 @@ def test_order_of_programs(path):
 
 
 def test_data_is_written_before_its_records(path):
-    class Full(PositionalEngine):
+    class Full(PositionalBackend):
         left = 1_000
 
         def write(self, fd, memory, offset):
@@ -207,9 +207,9 @@ def test_data_is_written_before_its_records(path):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(fd, memory, offset)
 
-    engine, written = Full(), batch([1, 2])
-    with FileFlash.create(path, GEOMETRY, engine=engine) as flash:
-        engine.left = 1  # the data
+    backend, written = Full(), batch([1, 2])
+    with FileFlash.create(path, GEOMETRY, backend=backend) as flash:
+        backend.left = 1  # the data
         with pytest.raises(StorageFullError, match="no room while writing"):
             flash.program(np.array([0, 1]), written)
     with FileFlash.open(path) as flash, pytest.raises(PageError, match="erased"):

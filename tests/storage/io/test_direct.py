@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, PositionalEngine, aligned_buffer
+from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, PositionalBackend, aligned_buffer
 
 
 def pattern(blocks, seed=1):
@@ -115,11 +115,11 @@ def test_really_full_disk(small_disk):
 
 @pytest.mark.parametrize("number, expected", [(errno.ENOSPC, StorageFullError), (errno.EIO, StateError)])
 def test_engine_errors_name_file_and_offset(tmp_path, number, expected):
-    class Broken(PositionalEngine):
+    class Broken(PositionalBackend):
         def write(self, fd, memory, offset):
             raise OSError(number, os.strerror(number))
 
-    with DirectFile.create(tmp_path / "f", 2 * BLOCK_BYTES, engine=Broken()) as file:
+    with DirectFile.create(tmp_path / "f", 2 * BLOCK_BYTES, backend=Broken()) as file:
         with pytest.raises(expected, match=r"4096 bytes of .*/f at offset 4096") as caught:
             file.write(BLOCK_BYTES, aligned_buffer(BLOCK_BYTES))
     assert type(caught.value) is expected

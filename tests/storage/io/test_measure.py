@@ -4,11 +4,11 @@ import threading
 
 from nearflash.cli import main as cli
 from nearflash.storage.io import measure
-from nearflash.storage.io.direct import PositionalEngine
+from nearflash.storage.io.direct import PositionalBackend
 from nearflash.storage.io.measure import Rate, measure_drive, report
 
 
-class Counting(PositionalEngine):
+class Counting(PositionalBackend):
     def __init__(self):
         self.calls, self.flushes, self._lock = [], 0, threading.Lock()
 
@@ -28,9 +28,9 @@ class Counting(PositionalEngine):
 
 
 def test_every_block_is_moved_once_a_repeat(tmp_path):
-    engine, mib = Counting(), 1 << 20
+    backend, mib = Counting(), 1 << 20
     rates = list(
-        measure_drive(tmp_path, blocks=(mib, 2 * mib), depths=(1, 3), file_bytes=8 * mib, repeats=2, engine=engine)
+        measure_drive(tmp_path, blocks=(mib, 2 * mib), depths=(1, 3), file_bytes=8 * mib, repeats=2, backend=backend)
     )
     assert [(r.call, r.block_bytes, r.depth) for r in rates] == [
         (call, block, depth) for block in (mib, 2 * mib) for depth in (1, 3) for call in ("write", "read")
@@ -38,9 +38,9 @@ def test_every_block_is_moved_once_a_repeat(tmp_path):
     assert all(0 < r.low <= r.median <= r.high for r in rates)
     for call, times in (("write", 1 + 2), ("read", 2)):
         for block in (mib, 2 * mib):
-            offsets = [offset for name, offset, size in engine.calls if (name, size) == (call, block)]
+            offsets = [offset for name, offset, size in backend.calls if (name, size) == (call, block)]
             assert sorted(offsets) == sorted(2 * times * list(range(0, 8 * mib, block)))
-    assert engine.flushes == 2 * 2 * (1 + 2)
+    assert backend.flushes == 2 * 2 * (1 + 2)
     assert list(tmp_path.iterdir()) == []
 
 

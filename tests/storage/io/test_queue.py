@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nearflash.abi.errors import AlignmentError, StateError
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, PositionalEngine, aligned_buffer
-from nearflash.storage.io.queue import QueueEngine
+from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, PositionalBackend, aligned_buffer
+from nearflash.storage.io.queue import QueueBackend
 
 BLOCKS = 50
 
@@ -19,9 +19,11 @@ def data():
     return memory
 
 
-@pytest.fixture(params=[PositionalEngine, QueueEngine, lambda: QueueEngine(depth=4)], ids=["threads", "queue", "short"])
+@pytest.fixture(
+    params=[PositionalBackend, QueueBackend, lambda: QueueBackend(depth=4)], ids=["threads", "queue", "short"]
+)
 def file(request, tmp_path, data):
-    with DirectFile.create(tmp_path / "f", data.nbytes, engine=request.param()) as opened:
+    with DirectFile.create(tmp_path / "f", data.nbytes, backend=request.param()) as opened:
         opened.write(0, data.reshape(-1))
         yield opened
 
@@ -51,14 +53,14 @@ def test_misaligned_reads_are_refused(file):
 
 
 def test_a_failure_is_raised_when_all_reads_have_ended(tmp_path, data, monkeypatch):
-    engine = QueueEngine(depth=8)
+    backend = QueueBackend(depth=8)
     back = aligned_buffer(data.nbytes).reshape(data.shape)
-    with DirectFile.create(tmp_path / "f", data.nbytes, engine=engine) as file:
+    with DirectFile.create(tmp_path / "f", data.nbytes, backend=backend) as file:
         file.write(0, data.reshape(-1))
         with pytest.raises(OSError, match="Bad file descriptor"):
-            engine.read_many(1 << 20, back, np.arange(BLOCKS) * BLOCK_BYTES)
-        submit, calls = engine._submit, []
-        real = engine._call
+            backend.read_many(1 << 20, back, np.arange(BLOCKS) * BLOCK_BYTES)
+        submit, calls = backend._submit, []
+        real = backend._call
 
         def fails_later(number, *arguments):
             if number == submit:
@@ -67,7 +69,7 @@ def test_a_failure_is_raised_when_all_reads_have_ended(tmp_path, data, monkeypat
                     raise OSError(errno.EIO, "broken")
             return real(number, *arguments)
 
-        monkeypatch.setattr(engine, "_call", fails_later)
+        monkeypatch.setattr(backend, "_call", fails_later)
         with pytest.raises(StateError, match="reading"):
             file.read_many(np.arange(BLOCKS) * BLOCK_BYTES, back)
         file.read_many(np.arange(BLOCKS) * BLOCK_BYTES, back)
@@ -77,7 +79,7 @@ def test_a_failure_is_raised_when_all_reads_have_ended(tmp_path, data, monkeypat
 def test_no_queue(monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "mips")
     with pytest.raises(StateError, match="a queue of reads needs Linux on x86_64 or aarch64"):
-        QueueEngine()
+        QueueBackend()
     monkeypatch.undo()
     with pytest.raises(StateError, match="a queue of 1000000000 reads cannot be had"):
-        QueueEngine(depth=1_000_000_000)
+        QueueBackend(depth=1_000_000_000)

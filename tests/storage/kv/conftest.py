@@ -47,7 +47,7 @@ def make_store(tmp_path) -> Callable[..., KvStore]:
 
     def make(path=None, *, shape=SHAPE, blocks=32, pages_per_block=16, channels=1, luns=1, page_bytes=4096,
              group_tokens=16, interleaved=True, block_tokens=64, index_format=IndexFormat.INT4,
-             engine=None, memory=False, nand=False, **keywords):  # fmt: skip
+             backend=None, memory=False, nand=False, **keywords):  # fmt: skip
         geometry = FlashGeometry(page_bytes, pages_per_block, channels, luns, blocks)
         layout = KvLayout(group_tokens, interleaved, block_tokens, index_format, page_bytes)
         if memory:
@@ -56,7 +56,7 @@ def make_store(tmp_path) -> Callable[..., KvStore]:
             device = AttendModelDevice(attend_config("attend-tiny"), pages_per_block=pages_per_block)
             flash = NandFlash(device, pages_per_block=pages_per_block, blocks_per_lun=blocks, paired=not interleaved)
         else:
-            flash = FileFlash.create(path or tmp_path / "kv", geometry, threads=2, engine=engine)
+            flash = FileFlash.create(path or tmp_path / "kv", geometry, threads=2, backend=backend)
         return KvStore(flash, shape, layout, **keywords)
 
     return make

@@ -10,7 +10,7 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeError, StorageFullError
 from nearflash.storage.flash.file import FileFlash
-from nearflash.storage.io.direct import PositionalEngine
+from nearflash.storage.io.direct import PositionalBackend
 from nearflash.storage.kv import KvLayout, KvShape
 from nearflash.storage.kv.file import file_geometry
 
@@ -150,7 +150,7 @@ def test_no_room_changes_nothing(make_store, draw, stored):
         store.append(store.add(), 0, *draw(6, 90))
 
 
-class Full(PositionalEngine):
+class Full(PositionalBackend):
     """A disk that has room for so many writes."""
 
     left = 1_000_000
@@ -164,12 +164,12 @@ class Full(PositionalEngine):
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_disk_that_fills_up_is_named_and_the_rest_stays_readable(make_store, draw, stored, tmp_path, background):
-    engine = Full()
-    store = make_store(engine=engine, background=background, buffer_bytes=1 << 15)
+    backend = Full()
+    store = make_store(backend=backend, background=background, buffer_bytes=1 << 15)
     sequence, (k, v) = store.add(), draw(5, 64)
     store.append(sequence, 0, k, v)
     store.flush()
-    engine.left = 3
+    backend.left = 3
     with pytest.raises(StorageFullError, match=r"no room while writing \d+ bytes of .*/kv at offset \d+"):
         for _ in range(50):
             store.append(sequence, 1, k, v)
@@ -183,9 +183,9 @@ def test_a_disk_that_fills_up_is_named_and_the_rest_stays_readable(make_store, d
 
 
 def test_an_error_that_nobody_heard_of_is_raised_when_the_store_is_closed(make_store, draw):
-    engine = Full()
-    store = make_store(engine=engine, background=True)
-    engine.left = 0
+    backend = Full()
+    store = make_store(backend=backend, background=True)
+    backend.left = 0
     store.append(store.add(), 0, *draw(5, 64))
     with pytest.raises(StorageFullError, match="no room while writing"):
         store.close()

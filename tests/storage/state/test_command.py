@@ -35,7 +35,7 @@ def test_status(run, pair):
     assert lines[5:] == [
         f"file 0: {pair[0]}, {pair[0].stat().st_size} bytes, 2 of 3 extents",
         f"file 1: {pair[1]}, {pair[1].stat().st_size} bytes, 1 of 3 extents",
-        'extra {"cursor": 3}',
+        'metadata {"cursor": 3}',
     ]
 
 

@@ -70,7 +70,7 @@ def test_there_and_back(paths, tmp_path, small, arrays):
         export_state(store, tmp_path / "x.safetensors")
         with import_state(tmp_path / "x.safetensors", [tmp_path / "new"]) as other:
             assert other.manifest == manifest and other.identity != store.identity
-            for name in ("steps", "tensor_steps", "extra", "profile"):
+            for name in ("steps", "tensor_steps", "metadata", "profile"):
                 assert getattr(other, name) == getattr(store, name)
             for array in manifest.arrays:
                 found, expected = tensors_of(other, array.name), tensors_of(store, array.name)
@@ -126,12 +126,12 @@ def test_names_that_collide(tmp_path, small):
             export_state(store, tmp_path / "x")
 
 
-@pytest.mark.parametrize("files, weights", [(1, None), (3, None), (2, (3, 1))])
-def test_resharding_keeps_every_byte(stored, tmp_path, small, files, weights):
+@pytest.mark.parametrize("files, ratio", [(1, None), (3, None), (2, (3, 1))])
+def test_resharding_keeps_every_byte(stored, tmp_path, small, files, ratio):
     paths = [tmp_path / f"new-{index}" for index in range(files)]
     with StateStore.open(stored) as store:
         before = [path.read_bytes() for path in stored]
-        reshard(store, paths, weights=weights).close()
+        reshard(store, paths, stripe_ratio=ratio).close()
         identity = store.identity
     assert [path.read_bytes() for path in stored] == before
     with StateStore.open(paths) as store:
@@ -141,9 +141,9 @@ def test_resharding_keeps_every_byte(stored, tmp_path, small, files, weights):
         small.assert_exact(store)
 
 
-def test_files_of_two_deals_are_not_mixed(pair, tmp_path):
+def test_files_of_two_stripes_are_not_mixed(pair, tmp_path):
     paths = [tmp_path / "new-0", tmp_path / "new-1"]
     with StateStore.open(pair) as store:
-        reshard(store, paths, weights=(2, 1)).close()
-    with pytest.raises(StateError, match=r"new-1 must be dealt \(1, 1\) as .*state-a is, not \(2, 1\)"):
+        reshard(store, paths, stripe_ratio=(2, 1)).close()
+    with pytest.raises(StateError, match=r"new-1 must be striped \(1, 1\) as .*state-a is, not \(2, 1\)"):
         StateStore.open([pair[0], paths[1]])

@@ -38,7 +38,7 @@ from nearflash.inference.models import SMOLLM2, load_model
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
-from nearflash.storage.io.queue import QueueEngine
+from nearflash.storage.io.queue import QueueBackend
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
 
 __all__ = ["run"]
@@ -190,7 +190,7 @@ def _engine(folder: Path, case: _Case) -> CpuEngine | FullKvEngine:
     pages = batch * SHAPE.layers * SHAPE.kv_heads * (tokens // LAYOUT.group_tokens) * 9 // 8
     blocks = -(-pages // _PAGES_PER_BLOCK) + 8
     flash = FileFlash.create(
-        folder / "kv", FlashGeometry(LAYOUT.page_bytes, _PAGES_PER_BLOCK, 1, 1, blocks), engine=QueueEngine()
+        folder / "kv", FlashGeometry(LAYOUT.page_bytes, _PAGES_PER_BLOCK, 1, 1, blocks), backend=QueueBackend()
     )
     store = KvStore(flash, SHAPE, LAYOUT, buffer_bytes=_STAGE_BYTES)
     index, groups = split_cache(MEMORY_BYTES, SHAPE, LAYOUT, tokens, batch)

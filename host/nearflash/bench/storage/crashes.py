@@ -16,7 +16,7 @@ from nearflash.abi.errors import StateError
 from nearflash.bench.storage.disk import Disk, Flush, Write
 from nearflash.bench.storage.history import Oracle, Version, record
 from nearflash.storage.io.direct import BLOCK_BYTES
-from nearflash.storage.state.store import StateStore
+from nearflash.storage.state.state_store import StateStore
 
 __all__ = ["Crashes", "crash_points"]
 
@@ -94,7 +94,7 @@ def _wrong(
     """Open the image; None where it is exactly at one of the versions, else what is wrong."""
     expected = versions or [(0, 0)]
     try:
-        with StateStore.open(paths, direct=False, engine=disk) as store:
+        with StateStore.open(paths, direct=False, backend=disk) as store:
             found = oracle.found(store, expected)
             if found is None:
                 return f"at step {store.steps}, not exactly at one of {expected}"
@@ -104,7 +104,7 @@ def _wrong(
             following = found[0] + 1, 2
             oracle.write(store, following)
             oracle.commit(store, following)
-        with StateStore.open(paths, direct=False, engine=disk) as store:
+        with StateStore.open(paths, direct=False, backend=disk) as store:
             return None if oracle.is_at(store, following) else f"the step after {found} went wrong"
     except StateError as error:
         # A state whose creation was interrupted may be refused.

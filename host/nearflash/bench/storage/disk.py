@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.storage.io.direct import Engine
+from nearflash.storage.io.direct import IoBackend
 
 __all__ = ["Disk", "Flush", "Write"]
 
@@ -27,7 +27,7 @@ class Flush:
     file: int
 
 
-class Disk(Engine):
+class Disk(IoBackend):
     """Contents in memory, of files that are there in name, size and lock only; numbered as they were first used.
 
     Writes and flushes are appended to `log` in the order in which they returned.
@@ -39,20 +39,20 @@ class Disk(Engine):
         self._numbers: dict[int, int] = {}
 
     def read(self, fd: int, memory: memoryview, offset: int) -> int:
-        """See Engine.read."""
+        """See IoBackend.read."""
         part = self.contents[self._number(fd)][offset : offset + len(memory)]
         memory[: len(part)] = part.data
         return len(part)
 
     def write(self, fd: int, memory: memoryview, offset: int) -> int:
-        """See Engine.write."""
+        """See IoBackend.write."""
         data, number = np.frombuffer(memory, np.uint8).copy(), self._number(fd)
         self.contents[number][offset : offset + len(data)] = data
         self.log.append(Write(number, offset, data))
         return len(data)
 
     def flush(self, fd: int) -> None:
-        """See Engine.flush."""
+        """See IoBackend.flush."""
         self.log.append(Flush(self._number(fd)))
 
     def _number(self, fd: int) -> int:

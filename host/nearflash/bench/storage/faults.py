@@ -16,7 +16,7 @@ from pathlib import Path
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.bench.storage.disk import Disk
 from nearflash.bench.storage.history import Oracle, Version
-from nearflash.storage.state.store import StateStore
+from nearflash.storage.state.state_store import StateStore
 
 __all__ = ["FAULTS", "OPERATIONS", "Faults", "inject"]
 
@@ -27,7 +27,7 @@ FAULTS = {
     "write": (errno.EIO, errno.ENOSPC, SHORT),
     "flush": (errno.EIO, errno.ENOSPC),
 }
-"""How each call of an engine can fail."""
+"""How each call of a back end can fail."""
 OPERATIONS: dict[str, tuple[Version, ...]] = {
     "create": (),
     "open": ((2, 0),),
@@ -59,15 +59,15 @@ class FaultyDisk(Disk):
         self.calls, self._at, self._kind = [], at, kind
 
     def read(self, fd: int, memory: memoryview, offset: int) -> int:
-        """See Engine.read."""
+        """See IoBackend.read."""
         return super().read(fd, memory[: self._length("read", memory)], offset)
 
     def write(self, fd: int, memory: memoryview, offset: int) -> int:
-        """See Engine.write."""
+        """See IoBackend.write."""
         return super().write(fd, memory[: self._length("write", memory)], offset)
 
     def flush(self, fd: int) -> None:
-        """See Engine.flush."""
+        """See IoBackend.flush."""
         self._length("flush", memoryview(b""))
         super().flush(fd)
 
@@ -147,7 +147,7 @@ class FaultVector:
             self._store.close()
 
     def _open(self) -> StateStore:
-        return StateStore.open(self.paths, direct=False, engine=self.disk)
+        return StateStore.open(self.paths, direct=False, backend=self.disk)
 
     def _step(self, version: Version) -> None:
         assert self._store is not None

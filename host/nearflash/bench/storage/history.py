@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
 from nearflash.bench.storage.disk import Disk, Flush, Write
-from nearflash.storage.io.direct import Engine, aligned_buffer
-from nearflash.storage.state.file import StateFile
+from nearflash.storage.io.direct import IoBackend, aligned_buffer
 from nearflash.storage.state.manifest import Extent, Manifest, StateArray
-from nearflash.storage.state.store import StateStore
+from nearflash.storage.state.state_file import StateFile
+from nearflash.storage.state.state_store import StateStore
 
 __all__ = ["MANIFEST", "Event", "Oracle", "Version", "record"]
 
@@ -57,13 +57,13 @@ class Oracle:
             self._known[key] = memory
         return self._known[key]
 
-    def create(self, store: type[StateStore], paths: Sequence[Path], engine: Engine) -> StateStore:
+    def create(self, store: type[StateStore], paths: Sequence[Path], backend: IoBackend) -> StateStore:
         """A new store at version (0, 0)."""
 
         def initial(extent: Extent, out: NDArray[np.float32]) -> None:
             out.view(np.uint8)[:] = self.bytes_of((0, 0), self.manifest.arrays[0], extent)
 
-        return store.create(paths, self.manifest, profile="ieee", initial=initial, direct=False, engine=engine)
+        return store.create(paths, self.manifest, profile="ieee", initial=initial, direct=False, backend=backend)
 
     def write(self, store: StateStore, version: Version) -> None:
         """Write every extent of the version into the spare slot."""
@@ -79,7 +79,7 @@ class Oracle:
         """Whether all that the store holds is of that version, to the bit. Raises StateError where it is damaged."""
         if (store.steps, store.tensor_steps) != (version[0], self._tensor_steps(version)):
             return False
-        if store.extra != ({"history": version[1]} if version[0] else {}):
+        if store.metadata != ({"history": version[1]} if version[0] else {}):
             return False
         for extent in self.manifest.extents:
             for array in self.manifest.arrays:
@@ -157,12 +157,12 @@ def record(paths: Sequence[Path], disk: Disk, oracle: Oracle, steps: int) -> lis
         during(((steps, 0), (steps - 1, 0)), store.rollback, (steps - 1, 0))
         step(store, (steps - 1, 0), (steps, 1))
     now, new = (steps, 1), (steps + 1, 1)
-    with Recorded.open(paths, direct=False, engine=disk) as store:
+    with Recorded.open(paths, direct=False, backend=disk) as store:
         store.killed_in_commit = True
         # With one file the commit was complete; with more, those behind decide.
         step(store, now, new, new if len(paths) == 1 else now)
     now = new if len(paths) == 1 else now
-    with Recorded.open(paths, direct=False, engine=disk) as store:
+    with Recorded.open(paths, direct=False, backend=disk) as store:
         step(store, now, (now[0] + 1, 3))
         during(((now[0] + 1, 3), now), store.rollback, now)
     return events

@@ -22,7 +22,7 @@ from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
-from nearflash.storage.io.queue import QueueEngine
+from nearflash.storage.io.queue import QueueBackend
 from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore
 
 __all__ = ["CPU", "default_layout", "flash_geometry", "open_engine", "split_cache"]
@@ -121,7 +121,7 @@ def _cpu(
 
     geometry = flash_geometry(shape, layout, tokens, sequences, channels=1)
     if path is not None:
-        flash, name = FileFlash.create(path, geometry, engine=QueueEngine()), f"cpu on {path}"
+        flash, name = FileFlash.create(path, geometry, backend=QueueBackend()), f"cpu on {path}"
     else:
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
             flash, name = FileFlash.create(Path(folder) / "kv", geometry, direct=False), CPU

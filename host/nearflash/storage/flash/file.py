@@ -30,7 +30,7 @@ from nearflash.storage.flash.page import (
     page_space,
 )
 from nearflash.storage.flash.spare import SpareRecords
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer
+from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, IoBackend, aligned_buffer
 from nearflash.storage.io.sealed import is_erased, seal, unseal
 
 __all__ = ["FLASH_VERSION", "FileFlash"]
@@ -69,7 +69,7 @@ class FileFlash(Flash):
     @classmethod
     def create(
         cls, path: Path, geometry: FlashGeometry, *, threads: int = DEFAULT_THREADS, direct: bool = True,
-        engine: Engine | None = None,
+        backend: IoBackend | None = None,
     ) -> Self:  # fmt: skip
         """An erased flash. A flash that is there is emptied; other files, and devices that are not erased, are refused.
 
@@ -81,7 +81,7 @@ class FileFlash(Flash):
             _check_replaceable(path, direct)
         zone_bytes = SpareRecords(geometry).zone_bytes
         size_bytes = BLOCK_BYTES + geometry.blocks * (geometry.block_bytes + zone_bytes)
-        file = DirectFile.create(path, size_bytes, direct=direct, engine=engine)
+        file = DirectFile.create(path, size_bytes, direct=direct, backend=backend)
         try:
             flash = cls(file, geometry, {}, threads)
             if path.is_block_device():
@@ -94,10 +94,10 @@ class FileFlash(Flash):
 
     @classmethod
     def open(
-        cls, path: Path, *, threads: int = DEFAULT_THREADS, direct: bool = True, engine: Engine | None = None
+        cls, path: Path, *, threads: int = DEFAULT_THREADS, direct: bool = True, backend: IoBackend | None = None
     ) -> Self:
         """An existing flash as it was left. Raises StateError, naming what is wrong; changes nothing."""
-        file = DirectFile.open(path, direct=direct, engine=engine)
+        file = DirectFile.open(path, direct=direct, backend=backend)
         try:
             body = _superblock(file)
             flash = cls(file, FlashGeometry(**body["geometry"]), body["about"], threads)
@@ -165,7 +165,7 @@ class FileFlash(Flash):
         aux, checksums = self._spare.get(pages)
         order = np.argsort(pages, kind="stable")
         runs = self.geometry.runs(pages[order])
-        if self._file.engine.queued and len(pages) < _QUEUED_RUN * len(runs):
+        if self._file.backend.queued and len(pages) < _QUEUED_RUN * len(runs):
             self._file.read_many(self.offset(pages), data)
             return PageData(data, aux), checksums, page_checksums(keys, aux, data)
         actual, memory = np.empty(len(pages), np.uint32), data.reshape(-1).data

@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from nearflash.storage.io.direct import DirectFile, Engine, aligned_buffer
+from nearflash.storage.io.direct import DirectFile, IoBackend, aligned_buffer
 
 __all__ = ["CACHED_BYTES", "Probe"]
 
@@ -30,7 +30,8 @@ THREADS = 2
 class Probe:
     """A file of `size_bytes` (rounded up to blocks) in `folder`, which is removed at the end.
 
-    Its methods return seconds, the flush behind the last write included; more bytes than the file has go round it.
+    Its methods return seconds, including the flush after the last write. Past the end of the file they continue at its
+    beginning.
     Raises StateError, StorageFullError.
     """
 
@@ -42,14 +43,14 @@ class Probe:
         block_bytes: int = BLOCK_BYTES,
         threads: int = THREADS,
         direct: bool = True,
-        engine: Engine | None = None,
+        backend: IoBackend | None = None,
     ) -> None:
         self._block_bytes, self._threads = block_bytes, threads
         self._blocks = max(2, -(-size_bytes // block_bytes))
         self._folder = tempfile.TemporaryDirectory(prefix=".nearflash-probe-", dir=folder)
         try:
             path = Path(self._folder.name) / "blocks"
-            self._file = DirectFile.create(path, self._blocks * block_bytes, direct=direct, engine=engine)
+            self._file = DirectFile.create(path, self._blocks * block_bytes, direct=direct, backend=backend)
         except BaseException:
             self._folder.cleanup()
             raise

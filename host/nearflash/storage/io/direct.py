@@ -1,7 +1,7 @@
 """Files read and written past the page cache (O_DIRECT), with errors that name file, offset and what to do.
 
-Offsets, lengths and memory addresses are multiples of 4096 bytes. An `Engine` moves the bytes; `PositionalEngine`
-does it with one blocking call after another, and an engine with queues can take its place behind the same three calls.
+Offsets, lengths and memory addresses are multiples of 4096 bytes. An `IoBackend` moves the bytes; `PositionalBackend`
+does it with one blocking call after another, and a back end with queues can replace it with the same three calls.
 
 Source: open(2), section NOTES / O_DIRECT; preadv(2).
 """
@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
 from nearflash.device.memory import anonymous as aligned_buffer
 
-__all__ = ["BLOCK_BYTES", "DirectFile", "Engine", "PositionalEngine", "aligned_buffer", "flush_directory", "partial_of"]
+__all__ = [
+    "BLOCK_BYTES",
+    "DirectFile",
+    "IoBackend",
+    "PositionalBackend",
+    "aligned_buffer",
+    "flush_directory",
+    "partial_of",
+]
 
 BLOCK_BYTES = 4096
 _Call = Callable[[int, memoryview, int], int]
@@ -30,7 +38,7 @@ _VECTORS = 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Engine(ABC):
+class IoBackend(ABC):
     """Moves bytes between an open file and memory. May raise OSError; returns how many bytes were moved."""
 
     queued: ClassVar[bool] = False
@@ -63,15 +71,15 @@ class Engine(ABC):
         """Return when everything written before is durable."""
 
 
-class PositionalEngine(Engine):
+class PositionalBackend(IoBackend):
     """One preadv or pwritev after another, continued after short transfers (Python repeats interrupted calls)."""
 
     def read(self, fd: int, memory: memoryview, offset: int) -> int:
-        """See Engine.read."""
+        """See IoBackend.read."""
         return self._all(lambda done: os.preadv(fd, [memory[done:]], offset + done), len(memory))
 
     def scatter(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
-        """See Engine.scatter."""
+        """See IoBackend.scatter."""
         total = 0
         for start in range(0, len(memories), _VECTORS):
             part = memories[start : start + _VECTORS]
@@ -81,11 +89,11 @@ class PositionalEngine(Engine):
         return total
 
     def write(self, fd: int, memory: memoryview, offset: int) -> int:
-        """See Engine.write."""
+        """See IoBackend.write."""
         return self._all(lambda done: os.pwritev(fd, [memory[done:]], offset + done), len(memory))
 
     def flush(self, fd: int) -> None:
-        """See Engine.flush."""
+        """See IoBackend.flush."""
         os.fsync(fd)
 
     @staticmethod
@@ -108,9 +116,9 @@ class DirectFile:
     `direct=False` goes through the page cache: for file systems without O_DIRECT. There is no silent fallback.
     """
 
-    def __init__(self, path: Path, flags: int, direct: bool, engine: Engine | None) -> None:
+    def __init__(self, path: Path, flags: int, direct: bool, backend: IoBackend | None) -> None:
         self.path, self.direct = path, direct
-        self.engine = engine or PositionalEngine()
+        self.backend = backend or PositionalBackend()
         if path.is_block_device():
             flags = os.O_EXCL  # which Linux refuses where the device, or a part of it, is mounted
         try:
@@ -125,12 +133,12 @@ class DirectFile:
         self._release = weakref.finalize(self, os.close, self._fd)
 
     @classmethod
-    def create(cls, path: Path, size_bytes: int, *, direct: bool = True, engine: Engine | None = None) -> Self:
+    def create(cls, path: Path, size_bytes: int, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
         """A new or emptied file (mode 0600), locked, with room for all of its bytes; or a block device as it is.
 
         Raises StorageFullError where the disk has no room (the file is then removed), StateError otherwise.
         """
-        file = cls(path, os.O_CREAT | os.O_NOFOLLOW, direct, engine)
+        file = cls(path, os.O_CREAT | os.O_NOFOLLOW, direct, backend)
         try:
             file.lock()
             file._reserve(size_bytes)
@@ -140,9 +148,9 @@ class DirectFile:
         return file
 
     @classmethod
-    def open(cls, path: Path, *, direct: bool = True, engine: Engine | None = None) -> Self:
+    def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
         """An existing file, locked against other processes. Raises StateError."""
-        file = cls(path, 0, direct, engine)
+        file = cls(path, 0, direct, backend)
         try:
             file.lock()
         except StateError:
@@ -178,7 +186,7 @@ class DirectFile:
 
     def read(self, offset: int, memory: NDArray[np.uint8]) -> None:
         """Fill `memory` from the file. Raises AlignmentError, StateError (short file, I/O error)."""
-        self._transfer("reading", self.engine.read, offset, memory)
+        self._transfer("reading", self.backend.read, offset, memory)
 
     def read_many(self, offsets: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
         """Fill each row of `memory` (p, bytes) from its offset (p,). Raises as `read`."""
@@ -186,7 +194,7 @@ class DirectFile:
             return
         self._check(int(np.bitwise_or.reduce(offsets)), memory.shape[1], memory.ctypes.data | memory.strides[0])
         try:
-            done = self.engine.read_many(self._fd, memory, offsets)
+            done = self.backend.read_many(self._fd, memory, offsets)
         except OSError as error:
             raise self._failure("reading", memory.nbytes, int(offsets.min()), error) from error
         self._check_done(int(offsets.min()), done, memory.nbytes)
@@ -196,19 +204,19 @@ class DirectFile:
         total = sum(map(len, memories))
         self._check(offset, total)
         try:
-            done = self.engine.scatter(self._fd, memories, offset)
+            done = self.backend.scatter(self._fd, memories, offset)
         except OSError as error:
             raise self._failure("reading", total, offset, error) from error
         self._check_done(offset, done, total)
 
     def write(self, offset: int, memory: NDArray[np.uint8]) -> None:
         """Write `memory`; durable after `flush`. Raises AlignmentError, StorageFullError, StateError."""
-        self._transfer("writing", self.engine.write, offset, memory)
+        self._transfer("writing", self.backend.write, offset, memory)
 
     def flush(self) -> None:
         """Make all writes durable. After a StateError from here nothing is known about them."""
         try:
-            self.engine.flush(self._fd)
+            self.backend.flush(self._fd)
         except OSError as error:
             raise self._failure("flushing", 0, 0, error) from error
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.bandwidth import Probe
-from nearflash.storage.io.direct import Engine
+from nearflash.storage.io.direct import IoBackend
 
 __all__ = ["BLOCK_BYTES", "DEPTHS", "Rate", "measure_drive", "report"]
 
@@ -39,7 +39,7 @@ def measure_drive(
     file_bytes: int = FILE_BYTES,
     repeats: int = REPEATS,
     direct: bool = True,
-    engine: Engine | None = None,
+    backend: IoBackend | None = None,
 ) -> Iterator[Rate]:
     """For each kind of request write and read a file of `file_bytes` in a folder; the file is removed.
 
@@ -50,7 +50,7 @@ def measure_drive(
     for block_bytes in blocks:
         for depth in depths:
             with Probe(
-                folder, file_bytes, block_bytes=block_bytes, threads=depth, direct=direct, engine=engine
+                folder, file_bytes, block_bytes=block_bytes, threads=depth, direct=direct, backend=backend
             ) as probe:
                 probe.write(probe.size_bytes)  # what was never written is neither read nor written as it will be
                 for call, move in (("write", probe.write), ("read", probe.read)):

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
-from nearflash.storage.io.direct import PositionalEngine
+from nearflash.storage.io.direct import PositionalBackend
 
-__all__ = ["QueueEngine"]
+__all__ = ["QueueBackend"]
 
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """Numbers of io_setup, io_destroy, io_getevents, io_submit."""
@@ -32,7 +32,7 @@ _EVENT = np.dtype([("data", "<u8"), ("request", "<u8"), ("result", "<i8"), ("mor
 """struct io_event."""
 
 
-class QueueEngine(PositionalEngine):
+class QueueBackend(PositionalBackend):
     """Reads of many pages go through a queue of `depth` places, one caller at a time; all else one by one.
 
     Raises StateError where there is no such queue.
@@ -53,7 +53,7 @@ class QueueEngine(PositionalEngine):
         weakref.finalize(self, self._libc.syscall, ctypes.c_long(self._destroy), self._context)
 
     def read_many(self, fd: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
-        """See Engine.read_many."""
+        """See IoBackend.read_many."""
         with self._lock:
             return self._read(fd, memory, offsets)
 
@@ -71,7 +71,7 @@ class QueueEngine(PositionalEngine):
                 try:
                     asked += self._call(self._submit, self._context, room, place)
                 except OSError as error:
-                    failure, count = error.errno or errno.EIO, asked  # what is under way writes to memory: wait for it
+                    failure, count = error.errno or errno.EIO, asked  # requests in flight write to memory: wait for it
                     continue
             least = asked - done if asked == count else (asked - done + 1) // 2
             got = self._call(self._wait, self._context, ctypes.c_long(least), ctypes.c_long(self._depth),

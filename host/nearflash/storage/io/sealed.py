@@ -1,4 +1,4 @@
-"""Sealed blocks: JSON in whole 4096-byte blocks behind one line of magic, length and CRC-32.
+"""Sealed blocks: JSON in whole 4096-byte blocks after one line of magic, length and CRC-32.
 
 `head -c 4096 FILE` shows the superblock of a state file as text. The checksum is CRC-32 (IEEE 802.3, zlib.crc32),
 over the JSON; a block of zeros only has never been written.

@@ -1,13 +1,12 @@
 """The command `nearflash state`: what the state files of an optimizer hold, and where else it can go."""
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nearflash.storage.state.store import StateStore
+    from nearflash.storage.state.state_store import StateStore
 
 __all__ = ["state"]
 
@@ -72,7 +71,7 @@ def _stripe_ratio(text: str) -> tuple[int, ...]:
 
 
 def _open(arguments: argparse.Namespace) -> "StateStore":
-    from nearflash.storage.state.store import StateStore
+    from nearflash.storage.state.state_store import StateStore
 
     return StateStore.open(arguments.files, direct=not arguments.buffered)
 
@@ -84,18 +83,10 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _describe(store: "StateStore") -> None:
-    manifest = store.manifest
-    params = sum(tensor.params for tensor in manifest.tensors)
-    updates = " to ".join(map(str, dict.fromkeys((min(store.tensor_steps), max(store.tensor_steps)))))
-    print(f"step {store.steps} of state {store.identity}, profile {store.profile}")
-    print(f"tensors {len(manifest.tensors)}, parameters {params}, updates of a tensor {updates}")
-    for array in manifest.arrays:
-        share = f" for {array.params_per_element} parameters" if array.params_per_element > 1 else ""
-        print(f"array {array.name}: {array.element_bytes} bytes{share}{array.torch_name and ', ' + array.torch_name}")
-    for device, path in enumerate(store.paths):
-        extents = f"{len(store.extents_of(device))} of {len(manifest.extents)} extents"
-        print(f"file {device}: {path}, {path.stat().st_size} bytes, {extents}")
-    print(f"extra {json.dumps(store.extra)}")
+    from nearflash.storage.state.status import StateStatus
+
+    for line in StateStatus.of(store).lines():
+        print(line)
 
 
 def _verify(arguments: argparse.Namespace) -> int:

@@ -19,8 +19,8 @@ from nearflash.abi.errors import StateError
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.state.manifest import ADAM_ARRAYS, EXTENT_PARAMS, Extent, Manifest, StateArray, TensorEntry
 from nearflash.storage.state.safetensors import StoredTensor, TensorFile, write_tensors
-from nearflash.storage.state.store import StateStore
-from nearflash.storage.state.stripe import Deal
+from nearflash.storage.state.state_store import StateStore
+from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp
 
 __all__ = ["export_state", "import_state", "reshard"]
@@ -40,7 +40,7 @@ def export_state(store: StateStore, path: Path) -> int:
         "steps": store.steps,
         "tensor_steps": store.tensor_steps,
         "manifest": manifest.to_json(),
-        "extra": store.extra,
+        "metadata": store.metadata,
     }
     return write_tensors(path, tensors, {"format": "pt", "nearflash": json.dumps(about)}, _pieces(store))
 
@@ -49,7 +49,7 @@ def import_state(
     source: Path,
     paths: Sequence[Path],
     *,
-    weights: Iterable[int] | None = None,
+    stripe_ratio: Iterable[int] | None = None,
     profile: str = "ieee",
     extent_params: int = EXTENT_PARAMS,
     direct: bool = True,
@@ -79,17 +79,19 @@ def import_state(
                 memory[at : at + stop - start] = file.bytes_of(stored)[start:stop]
 
     stamp = Stamp(secrets.token_hex(8), about["profile"], about["steps"], secrets.token_hex(8))
-    deal = Deal.among(len(paths), weights)
-    return StateStore.build(paths, manifest, fill, deal, stamp, about["tensor_steps"], about["extra"], direct=direct)
+    stripe = Stripe.among(len(paths), stripe_ratio)
+    return StateStore.build(
+        paths, manifest, fill, stripe, stamp, about["tensor_steps"], about["metadata"], direct=direct
+    )
 
 
 def reshard(
-    store: StateStore, paths: Sequence[Path], *, weights: Iterable[int] | None = None, direct: bool = True
+    store: StateStore, paths: Sequence[Path], *, stripe_ratio: Iterable[int] | None = None, direct: bool = True
 ) -> StateStore:
-    """The committed step on other files, dealt anew; `store` stays as it is. Raises StateError, StorageFullError."""
-    deal = Deal.among(len(paths), weights)
+    """The committed step striped over other files; `store` stays as it is. Raises StateError, StorageFullError."""
+    stripe = Stripe.among(len(paths), stripe_ratio)
     return StateStore.build(
-        paths, store.manifest, store.read, deal, store.stamp, store.tensor_steps, store.extra, direct=direct
+        paths, store.manifest, store.read, stripe, store.stamp, store.tensor_steps, store.metadata, direct=direct
     )
 
 
@@ -101,7 +103,7 @@ def _about(file: TensorFile, profile: str, extent_params: int) -> dict[str, Any]
     tensors = [(name, tensor.shape, "float32") for name, tensor in file.tensors.items() if not name.endswith(beside)]
     steps = [_scalar(file, f"{name}.{_STEP}") for name, _, _ in tensors]
     manifest = Manifest.pack(tensors, extent_params)
-    return {"profile": profile, "steps": max(steps), "tensor_steps": steps, "manifest": manifest, "extra": {}}
+    return {"profile": profile, "steps": max(steps), "tensor_steps": steps, "manifest": manifest, "metadata": {}}
 
 
 def _scalar(file: TensorFile, name: str) -> int:

@@ -5,13 +5,12 @@ from functools import cached_property
 
 from nearflash.storage.io.direct import BLOCK_BYTES
 from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest
+from nearflash.storage.state.metadata import METADATA_BYTES
 
-__all__ = ["ARRAYS", "EXTRA_BYTES", "Layout"]
+__all__ = ["ARRAYS", "Layout"]
 
 ARRAYS = tuple(array.name for array in ADAM_ARRAYS)
-"""Names of the arrays that are stored unless told."""
-EXTRA_BYTES = 64 << 10
-"""Room for `extra`, as JSON, in the checksum table of each slot: a scaler, a scheduler, generators' states."""
+"""Names of the arrays that are stored by default."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Layout:
     def table_bytes(self) -> int:
         """Room for the checksum table of one slot: 11 characters a checksum, up to 12 a tensor's step count."""
         checksums = sum(len(array.name) + 8 + 11 * len(self.extents) for array in self.manifest.arrays)
-        longest = 256 + checksums + 12 * len(self.manifest.tensors) + EXTRA_BYTES
+        longest = 256 + checksums + 12 * len(self.manifest.tensors) + METADATA_BYTES
         return -(-longest // BLOCK_BYTES) * BLOCK_BYTES
 
     @property

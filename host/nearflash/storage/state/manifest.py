@@ -21,7 +21,7 @@ TENSOR_ALIGNMENT = 32
 EXTENT_ALIGNMENT = BLOCK_BYTES // FP32.bytes
 """Parameters to whose multiple an extent is cut: one block of direct I/O."""
 EXTENT_PARAMS = 1 << 20
-"""Parameters of an extent unless told: 4 MiB an fp32 array, well over the 1 MB that NVMe drives need for their full
+"""Parameters of an extent by default: 4 MiB an fp32 array, well over the 1 MB that NVMe drives need for their full
 rate."""
 
 

@@ -48,7 +48,7 @@ def write_tensors(
     """Write the tensors, whose bytes follow one another in the pieces of `data`; returns the file's bytes.
 
     The file has its name as soon as it is complete and durable. Raises StateError where it exists or names are twice
-    there, StorageFullError; nothing is left behind then.
+    there, StorageFullError; nothing is left then.
     """
     names = [tensor.name for tensor in tensors]
     if path.exists() or len(set(names)) < len(names):
@@ -109,7 +109,7 @@ class TensorFile:
         for name, (first, last) in self._offsets.items():
             known = self.tensors[name].dtype in ITEM_BYTES
             if not 0 <= first <= last <= len(self._data) or (known and last - first != self.tensors[name].size_bytes):
-                raise ValueError(f"{name!r} does not lie where the header says")
+                raise ValueError(f"{name!r} must lie inside the file, where the header states")
 
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """The bytes of one tensor, not to be written to."""

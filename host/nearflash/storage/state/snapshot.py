@@ -1,7 +1,7 @@
 """Copies of a state at its committed step, which open like any other.
 
 A file system with reflinks (xfs, btrfs) shares the blocks: nothing is copied until one side writes. Elsewhere each
-extent of the committed slot is read, checked and written anew, so that damage is not copied.
+extent of the committed slot is read, checked and written again, so that damage is not copied.
 
 Source: ioctl_ficlone(2).
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.direct import flush_directory, partial_of
-from nearflash.storage.state.file import StateFile
+from nearflash.storage.state.state_file import StateFile
 
 __all__ = ["copy", "reflink", "snapshot_paths"]
 
@@ -39,7 +39,7 @@ def snapshot_paths(paths: Sequence[Path], folder: Path) -> list[Path]:
 def copy(file: StateFile, path: Path) -> bool:
     """A copy of the file at the step that its reads see, durable, complete as soon as it has its name.
 
-    Returns whether blocks are shared. Raises StateError for damage, StorageFullError; nothing is left behind then.
+    Returns whether blocks are shared. Raises StateError for damage, StorageFullError; nothing is left then.
     """
     partial = partial_of(path)
     try:
@@ -72,7 +72,7 @@ def reflink(source: Path, path: Path) -> bool:
 
 def _copy(file: StateFile, path: Path) -> None:
     version = file.version
-    new = StateFile.create(path, file.manifest, file.deal, file.index, direct=file.direct)
+    new = StateFile.create(path, file.manifest, file.stripe, file.index, direct=file.direct)
     buffers = BufferPool()
     try:
         for extent in file.layout.extents:
@@ -80,7 +80,7 @@ def _copy(file: StateFile, path: Path) -> None:
                 with buffers.take(array.extent_bytes(extent)) as memory:
                     file.read(array.name, extent, memory)
                     new.write(version.stamp.step, array.name, extent, memory)
-        new.prepare(version.stamp, version.tensor_steps, version.extra)
+        new.prepare(version.stamp, version.tensor_steps, version.metadata)
         new.flush()
         new.confirm()
         new.publish(path)

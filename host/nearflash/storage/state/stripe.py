@@ -7,36 +7,36 @@ from functools import cached_property
 from nearflash.abi.errors import StateError
 from nearflash.storage.state.manifest import Extent
 
-__all__ = ["Deal"]
+__all__ = ["Stripe"]
 
 
 @dataclass(frozen=True)
-class Deal:
-    """Extents dealt round: of every sum(weights) consecutive ones, file i gets weights[i], spread evenly."""
+class Stripe:
+    """Extents over files: of every sum(ratio) consecutive extents file i holds ratio[i], spread evenly."""
 
-    weights: tuple[int, ...]
+    ratio: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(weight, int) and weight >= 1 for weight in self.weights)
-        if not self.weights or not whole:
-            raise StateError(f"weights must be an integer of at least 1 for each file, not {self.weights!r}")
+        positive = all(isinstance(share, int) and share >= 1 for share in self.ratio)
+        if not self.ratio or not positive:
+            raise StateError(f"stripe_ratio must be an integer of at least 1 for each file, not {self.ratio!r}")
 
     @classmethod
-    def among(cls, files: int, weights: Iterable[int] | None) -> "Deal":
-        """A deal among so many files, evenly where no weights are given. Raises StateError."""
-        deal = cls(tuple(weights) if weights is not None else (1,) * files)
-        if len(deal.weights) != files:
-            raise StateError(f"weights must be of {files} files, not {deal.weights!r}")
-        return deal
+    def among(cls, files: int, ratio: Iterable[int] | None) -> "Stripe":
+        """A stripe over so many files, evenly where no ratio is given. Raises StateError."""
+        stripe = cls(tuple(ratio) if ratio is not None else (1,) * files)
+        if len(stripe.ratio) != files:
+            raise StateError(f"stripe_ratio must be of {files} files, not {stripe.ratio!r}")
+        return stripe
 
     @cached_property
     def _round(self) -> tuple[int, ...]:
-        """Files in the order of one round: always the one that is furthest behind its share."""
-        behind, order = [0] * len(self.weights), []
-        for _ in range(sum(self.weights)):
-            behind = [mine + weight for mine, weight in zip(behind, self.weights, strict=True)]
-            order.append(behind.index(max(behind)))
-            behind[order[-1]] -= sum(self.weights)
+        """Files in the order of one round: each extent goes to the file with the largest unmet share."""
+        unmet, order = [0] * len(self.ratio), []
+        for _ in range(sum(self.ratio)):
+            unmet = [before + share for before, share in zip(unmet, self.ratio, strict=True)]
+            order.append(unmet.index(max(unmet)))
+            unmet[order[-1]] -= sum(self.ratio)
         return tuple(order)
 
     def file_of(self, extent: Extent) -> int:

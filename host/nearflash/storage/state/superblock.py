@@ -1,7 +1,7 @@
 """The two 4096-byte blocks at the head of a state file: one for a step of each parity.
 
-A block holds the superblock of a committed step, or a `void` block that says which step the other one's is and that
-this slot holds nothing: so a step that was undone cannot come back, and one that stands alone needs no proof.
+A block holds the superblock of a committed step, or a `void` block: the step of the other block, and that this slot
+holds nothing: so a step that was undone cannot come back, and one that stands alone needs no proof.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from nearflash.storage.io.sealed import is_sealed, seal, unseal
 
 __all__ = ["STATE_VERSION", "Stamp", "Superblock", "last_and_previous", "void_block"]
 
-STATE_VERSION = 2
-"""Raised whenever the file's layout changes meaning; files of another version are refused."""
+STATE_VERSION = 3
+"""Raised whenever the file's layout changes meaning; files of another version are rejected."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Superblock:
-    """What one file says of one committed step. Checksums are CRC32C."""
+    """What one file states of one committed step. Checksums are CRC32C."""
 
     stamp: Stamp
     manifest_bytes: int
@@ -67,12 +67,12 @@ class Superblock:
 
 
 def void_block(step: int) -> NDArray[np.uint8]:
-    """The block of a slot that holds nothing while `step`, in the other slot, is whole."""
-    return seal("void", {"whole": step}, BLOCK_BYTES)
+    """The block of a slot that holds nothing while `step`, in the other slot, is valid."""
+    return seal("void", {"valid": step}, BLOCK_BYTES)
 
 
 def last_and_previous(path: Path, blocks: Sequence[NDArray[np.uint8]]) -> tuple[Superblock, Superblock | None, bool]:
-    """From both blocks of a file: the last step, the step before it, and whether the last one is whole for certain.
+    """From both blocks of a file: the last step, the step before it, and whether the last one is valid for certain.
 
     Where it is not certain, a newer superblock may have been lost after this slot was written over.
     Raises StateError for a file that is misdirected, of another version, or without a superblock that holds.
@@ -80,18 +80,18 @@ def last_and_previous(path: Path, blocks: Sequence[NDArray[np.uint8]]) -> tuple[
     if not any(map(is_sealed, blocks)):
         raise StateError(f"{path} must begin with a nearflash superblock; it is another kind of file")
     found: list[Superblock] = []
-    whole = None
+    valid = None
     for slot, block in enumerate(blocks):
         if body := _body("superblock", block):
             superblock = Superblock.parse(path, body)
             found += [superblock] if superblock.step % 2 == slot else []
         elif body := _body("void", block):
-            whole = body["whole"]
+            valid = body["valid"]
     if not found:
         raise StateError(f"{path}: both superblocks are damaged; restore the file from a copy")
     last = max(found, key=lambda superblock: superblock.step)
     previous = next((superblock for superblock in found if superblock.step == last.step - 1), None)
-    return last, previous, previous is not None or whole == last.step
+    return last, previous, previous is not None or valid == last.step
 
 
 def _body(kind: str, block: NDArray[np.uint8]) -> dict[str, Any] | None:

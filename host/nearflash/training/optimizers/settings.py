@@ -32,8 +32,8 @@ class Settings:
     """The state file, one for each device; a directory gets `optimizer.state` (a file for each device)."""
     device: str | Device | Sequence[str | Device] = "host"
     """Names for `open_device`, or open Devices (then not closed by `close`)."""
-    weights: Sequence[int] | None = None
-    """How many extents each file of a new state gets in turn; evenly unless given."""
+    stripe_ratio: Sequence[int] | None = None
+    """Extents of each file of a new state in a round; even unless given."""
     profile: Profile | str = Profile.IEEE
     """Operation order of the update."""
     state_format: StateFormat | str = StateFormat.FP32

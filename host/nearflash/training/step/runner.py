@@ -169,7 +169,7 @@ class Stepping:
         self.attach()
 
     def _take_extra(self) -> None:
-        self.extra = dict(self._master.store.extra)
+        self.extra = dict(self._master.store.metadata)
         if (stored := self.extra.pop(_LOSS_SCALE, None)) is not None and self.loss_scale is not None:
             self.loss_scale = self.loss_scale.resumed(stored)
 

@@ -120,7 +120,7 @@ class Master:
             self.flat.manifest,
             profile=str(self._settings.profile),
             initial=self.flat.put_parameters,
-            weights=self._settings.weights,
+            stripe_ratio=self._settings.stripe_ratio,
             direct=self._settings.direct,
         )
         self.flat.note_versions()

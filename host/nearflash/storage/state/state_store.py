@@ -10,51 +10,51 @@ What a state file promises:
    their superblocks after all have flushed, and the next step's writes begin after that: so files differ by one step
    at most, and a store whose files differ opens at the smaller one.
 2. Every extent has a CRC32C, checked at each read; damage is named by file, array, tensors, parameters and offset.
-3. A file that is misdirected, of another version, short, damaged, of another state or history, or dealt otherwise,
-and a set from which a file is missing, are refused by name and left as they are. Files may be given in any order.
+3. A file of another kind or version, a short or damaged one, one of another state, history or stripe, and a state of
+   which a file is missing are rejected with a named error and stay as they are. Files may be given in any order.
 4. No space, an I/O error, a short read or write leave the last step as it is, and the store usable.
-5. A failed flush ends the use of the open store: what the drives hold can be told only by opening it again.
+5. A failed flush ends the use of the open store: only opening it again tells what the drives hold.
 6. `rollback` gives exactly the step before, until the next write begins; `snapshot` exactly the committed step.
 
 Limits: the checksums are computed by the host's CPU over the memory that is passed in; where that is a window onto
 device memory on a board, the bytes cross the host link once more (a checksum unit in the device is to replace it).
 """
 
-import json
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.errors import FormatError, ShapeError, StateError
-from nearflash.storage.io.buffers import BufferPool
-from nearflash.storage.io.direct import Engine, partial_of
-from nearflash.storage.state.file import StateFile
-from nearflash.storage.state.files import StateSet, in_order
-from nearflash.storage.state.layout import EXTRA_BYTES
+from nearflash.abi.errors import ShapeError, StateError
+from nearflash.storage.io.direct import IoBackend, aligned_buffer
+from nearflash.storage.state.assembly import Fill, create_files, discard_files, fill_files, open_files, publish_files
 from nearflash.storage.state.manifest import Extent, Manifest
+from nearflash.storage.state.metadata import checked_metadata
 from nearflash.storage.state.snapshot import copy, snapshot_paths
-from nearflash.storage.state.stripe import Deal
+from nearflash.storage.state.state_file import StateFile
+from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp
 
 __all__ = ["StateStore"]
 
-Fill = Callable[[str, Extent, NDArray[np.uint8]], None]
+T = TypeVar("T")
 
 
-class StateStore(StateSet):
+class StateStore:
     """An open, locked state at one of its committed steps. Use `create`, `build` or `open`, then `close`.
 
-    `read` and `write` may be called from many threads at once; all else while no other call is under way.
+    `read` and `write` may be called from many threads at once; all else while no other call runs.
     """
 
     def __init__(self, files: Sequence[StateFile]) -> None:
-        """Not for callers: see `create` and `open`."""
-        super().__init__(files)
+        """Not for callers: see `create` and `open`. files: in stripe order, at the same step."""
+        self._files = tuple(files)
+        self._threads = ThreadPoolExecutor(len(files)) if len(files) > 1 else None
         self._poisoned = False
         self._settled, self._settling = False, threading.Lock()
         self._spare_written = self._spare_checked = False
@@ -69,16 +69,16 @@ class StateStore(StateSet):
         *,
         profile: str,
         initial: Callable[[Extent, NDArray[np.float32]], None],
-        extra: Mapping[str, Any] | None = None,
-        weights: Iterable[int] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        stripe_ratio: Iterable[int] | None = None,
         direct: bool = True,
-        engine: Engine | None = None,
+        backend: IoBackend | None = None,
     ) -> Self:
         """A new state at step 0: `initial(extent, out)` gives the parameters, all other arrays are zero bytes.
 
-        weights: integers, how many extents each file gets in turn; evenly unless given.
+        stripe_ratio: integers, the extents of each file in a round; even unless given.
         The files appear under their names only when all are complete and durable; before that they are *.partial.
-        Raises StateError where a path exists, StorageFullError where a disk has no room (nothing is left behind).
+        Raises StateError where a path exists, StorageFullError where a disk has no room (nothing is left then).
         """
 
         def fill(array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
@@ -88,8 +88,8 @@ class StateStore(StateSet):
         stamp = Stamp(secrets.token_hex(8), str(profile), 0, secrets.token_hex(8))
         steps = (0,) * len(manifest.tensors)
         files = [paths] if isinstance(paths, Path) else list(paths)
-        deal = Deal.among(len(files), weights)
-        return cls.build(files, manifest, fill, deal, stamp, steps, extra or {}, direct=direct, engine=engine)
+        stripe = Stripe.among(len(files), stripe_ratio)
+        return cls.build(files, manifest, fill, stripe, stamp, steps, metadata or {}, direct=direct, backend=backend)
 
     @classmethod
     def build(
@@ -97,68 +97,123 @@ class StateStore(StateSet):
         paths: Sequence[Path],
         manifest: Manifest,
         fill: Fill,
-        deal: Deal,
+        stripe: Stripe,
         stamp: Stamp,
         tensor_steps: Sequence[int],
-        extra: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         *,
         direct: bool = True,
-        engine: Engine | None = None,
+        backend: IoBackend | None = None,
     ) -> Self:
-        """A new state at the stamp's step; `fill(array, extent, memory)` gives each extent's bytes (zero before).
-
-        Files and errors as of `create`.
-        """
+        """A new state at the stamp's step, of any content. Files and errors as of `create`."""
         paths = [Path(path) for path in paths]
-        for path in paths:
-            if path.exists() or paths.count(path) > 1:
-                raise StateError(f"{path} must not exist yet and be given once; open it, or choose another path")
-        files: list[StateFile] = []
-        buffers = BufferPool()
+        files = create_files(paths, manifest, stripe, direct=direct, backend=backend)
         try:
-            for index, path in enumerate(paths):
-                files.append(StateFile.create(path, manifest, deal, index, direct=direct, engine=engine))
             store = cls(files)
-            for extent in manifest.extents:
-                for array in manifest.arrays:
-                    with buffers.take(array.extent_bytes(extent)) as memory:
-                        memory[:] = 0
-                        fill(array.name, extent, memory)
-                        files[deal.file_of(extent)].write(stamp.step, array.name, extent, memory)
-            store._commit(stamp, tensor_steps, extra)
-            for file, path in zip(files, paths, strict=True):
-                file.publish(path)
+            fill_files(files, stamp.step, fill)
+            store._commit(stamp, tensor_steps, metadata)
+            publish_files(files, paths)
         except BaseException:
-            for file in files:
-                file.path.unlink(missing_ok=True)
-                file.close()
+            discard_files(files)
             raise
         return store
 
     @classmethod
-    def open(cls, paths: Path | Sequence[Path], *, direct: bool = True, engine: Engine | None = None) -> Self:
+    def open(cls, paths: Path | Sequence[Path], *, direct: bool = True, backend: IoBackend | None = None) -> Self:
         """An existing state, at the last step that all files have. Raises StateError; changes nothing that is stored.
 
         Where a creation was cut short while it gave the files their names, the rest of them get theirs.
         """
         wanted = [paths] if isinstance(paths, Path) else [Path(path) for path in paths]
-        begun = any(path.exists() for path in wanted)
-        files: list[StateFile] = []
-        try:
-            for path in wanted:
-                unnamed = begun and not path.exists() and partial_of(path).exists()
-                files.append(StateFile.open(partial_of(path) if unnamed else path, direct=direct, engine=engine))
-            store = cls(in_order(files))
-            for file, path in zip(files, wanted, strict=True):
-                if file.path != path:
-                    file.publish(path)
-            return store
-        except BaseException:
-            for file in files:
-                file.close()
-            raise
+        return cls(open_files(wanted, direct=direct, backend=backend))
+
+    def close(self) -> None:
+        """Release files and locks; what was not committed is forgotten. It may be called twice."""
+        if self._threads:
+            self._threads.shutdown()
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What it is
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files, in stripe order."""
+        return tuple(file.path for file in self._files)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Tensors, arrays and extents."""
+        return self._files[0].manifest
+
+    @property
+    def stripe_ratio(self) -> tuple[int, ...]:
+        """Extents of each file in a round."""
+        return self._files[0].stripe.ratio
+
+    @property
+    def stamp(self) -> Stamp:
+        """Identity, profile, step and commit."""
+        return self._files[0].version.stamp
+
+    @property
+    def identity(self) -> str:
+        """16 hexadecimal digits drawn at creation: tells this state and its copies from all others."""
+        return self.stamp.identity
+
+    @property
+    def profile(self) -> str:
+        """Operation order of the update."""
+        return self.stamp.profile
+
+    @property
+    def steps(self) -> int:
+        """Committed steps."""
+        return self.stamp.step
+
+    @property
+    def tensor_steps(self) -> tuple[int, ...]:
+        """Updates that each tensor has had, in the manifest's order."""
+        return self._files[0].version.tensor_steps
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What was committed beside the arrays: JSON values."""
+        return dict(self._files[0].version.metadata)
+
+    def device_of(self, extent: Extent) -> int:
+        """Which of the files holds the extent."""
+        return self._files[0].stripe.file_of(extent)
+
+    def extents_of(self, device: int) -> tuple[Extent, ...]:
+        """The extents of one of the files, in order."""
+        return self._files[device].layout.extents
 
     # Use
+
+    def read(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
+        """Fill `memory` (page aligned, `array.extent_bytes(extent)`) with what is committed. Raises StateError."""
+        self._files[self.device_of(extent)].read(array, extent, memory)
+
+    def read_array(self, array: str) -> NDArray[Any]:
+        """A whole committed array without the padding of its extents: fp32, else unsigned words. Raises StateError."""
+        stored = self.manifest.array(array)
+        parts = []
+        for extent in self.manifest.extents:
+            memory = aligned_buffer(stored.extent_bytes(extent))
+            self.read(array, extent, memory)
+            parts.append(memory[: stored.size_bytes(extent.params)])
+        return np.concatenate(parts).view(np.float32 if stored.element_bytes == 4 else f"<u{stored.element_bytes}")
+
+    def verify(self) -> list[str]:
+        """Read everything that is committed; one message for each damaged extent."""
+        return [message for found in self.each(StateFile.verify) for message in found]
 
     def write(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         """Write `memory` to the spare slot; it counts from `commit` on. Raises StorageFullError, StateError."""
@@ -168,16 +223,16 @@ class StateStore(StateSet):
         self._spare_written = True
         self._files[self.device_of(extent)].write(self.steps + 1, array, extent, memory)
 
-    def commit(self, tensor_steps: Sequence[int], extra: Mapping[str, Any] | None = None) -> None:
-        """Make the spare slot the current one, durably, with new `extra` where that is given.
+    def commit(self, tensor_steps: Sequence[int], metadata: Mapping[str, Any] | None = None) -> None:
+        """Make the spare slot the current one, durably, with new `metadata` where that is given.
 
-        Raises StateError where extents were not written, FormatError where `extra` is not JSON or too long.
+        Raises StateError where extents were not written, FormatError where `metadata` is not JSON or too long.
         """
         if missing := sum(file.missing for file in self._files):
             raise StateError(f"every extent must be written before a commit; {missing} are not")
         self._check_usable()
         stamp = Stamp(self.identity, self.profile, self.steps + 1, secrets.token_hex(8))
-        self._commit(stamp, tensor_steps, self.extra if extra is None else extra)
+        self._commit(stamp, tensor_steps, self.metadata if metadata is None else metadata)
 
     def discard(self) -> None:
         """Forget what was written since the last commit."""
@@ -208,7 +263,7 @@ class StateStore(StateSet):
     def snapshot(self, folder: Path) -> list[Path]:
         """Files of the committed step in a folder (made where it is missing), for `open`: reflinks or copies.
 
-        Writes may be under way, but no commit. Raises StateError where a file exists or this one is damaged,
+        Writes may be in flight, but no commit. Raises StateError where a file exists or this one is damaged,
         StorageFullError.
         """
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -221,12 +276,20 @@ class StateStore(StateSet):
             raise
         return paths
 
+    def each(self, action: Callable[[StateFile], T]) -> list[T]:
+        """Do something on every file, at once. Raises the first error, when all have ended."""
+        if self._threads is None:
+            return [action(file) for file in self._files]
+        futures = [self._threads.submit(action, file) for file in self._files]
+        wait(futures)
+        return [future.result() for future in futures]
+
     # Steps of a commit
 
-    def _commit(self, stamp: Stamp, tensor_steps: Sequence[int], extra: Mapping[str, Any]) -> None:
+    def _commit(self, stamp: Stamp, tensor_steps: Sequence[int], metadata: Mapping[str, Any]) -> None:
         if len(tensor_steps) != len(self.manifest.tensors):
             raise ShapeError(f"tensor_steps must be of {len(self.manifest.tensors)} tensors, not {len(tensor_steps)}")
-        values = _as_json(extra)
+        values = checked_metadata(metadata)
         self.each(lambda file: file.prepare(stamp, tensor_steps, values))
         self._poisoned = True  # A failed flush leaves unknown what the drives hold: only opening again can tell.
         self.each(StateFile.flush)
@@ -249,14 +312,3 @@ class StateStore(StateSet):
             raise StateError(
                 f"{self.paths[0]}: a flush failed, so the drive's contents are unknown; close and open again"
             )
-
-
-def _as_json(extra: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        text = json.dumps(extra, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise FormatError(f"extra must be finite JSON values, not what fails with: {error}") from error
-    if len(text) > EXTRA_BYTES:
-        raise FormatError(f"extra must fit {EXTRA_BYTES} bytes of JSON, not {len(text)}; keep large values elsewhere")
-    values: dict[str, Any] = json.loads(text)
-    return values

@@ -9,8 +9,8 @@ import pytest
 
 from nearflash.abi.errors import AlignmentError, FormatError, ShapeError, StateError, StorageFullError
 from nearflash.storage import Manifest, StateArray, StateStore, aligned_buffer
-from nearflash.storage.io.direct import BLOCK_BYTES, PositionalEngine
-from nearflash.storage.state.layout import EXTRA_BYTES
+from nearflash.storage.io.direct import BLOCK_BYTES, PositionalBackend
+from nearflash.storage.state.layout import METADATA_BYTES
 
 
 def flip(path, offset):
@@ -25,7 +25,7 @@ def contents(paths):
 
 def test_commits_survive_reopening(paths, tmp_path, small):
     with small.create(paths) as store:
-        assert (store.steps, store.tensor_steps, store.extra) == (0, (0, 0, 0), {})
+        assert (store.steps, store.tensor_steps, store.metadata) == (0, (0, 0, 0), {})
         assert store.paths == tuple(paths)
         small.assert_exact(store)
     for step in (1, 2, 3):
@@ -84,16 +84,16 @@ def test_commits_that_make_no_sense(stored, small):
         with pytest.raises(ShapeError, match="tensor_steps must be of 3 tensors, not 2"):
             store.commit((1, 2))
         for wrong in ({"x": object()}, {"x": float("nan")}):
-            with pytest.raises(FormatError, match="extra must be finite JSON values"):
+            with pytest.raises(FormatError, match="metadata must be finite JSON values"):
                 store.commit((1, 2, 3), wrong)
-        with pytest.raises(FormatError, match="extra must fit 65536 bytes of JSON"):
-            store.commit((1, 2, 3), {"x": "y" * EXTRA_BYTES})
+        with pytest.raises(FormatError, match="metadata must fit 65536 bytes of JSON"):
+            store.commit((1, 2, 3), {"x": "y" * METADATA_BYTES})
         small.assert_exact(store)
-        store.commit((4, 3, 3), {"x": "y" * (EXTRA_BYTES - 100)})
+        store.commit((4, 3, 3), {"x": "y" * (METADATA_BYTES - 100)})
         small.write_step(store)
         store.commit((5, 4, 4))
     with StateStore.open(stored) as store:
-        assert store.steps == 5 and len(store.extra["x"]) == EXTRA_BYTES - 100
+        assert store.steps == 5 and len(store.metadata["x"]) == METADATA_BYTES - 100
 
 
 def test_existing_paths_are_refused(stored, small, tmp_path):
@@ -108,7 +108,7 @@ def test_existing_paths_are_refused(stored, small, tmp_path):
 # Failing I/O
 
 
-class Failing(PositionalEngine):
+class Failing(PositionalBackend):
     """Fails at the write that `left` counts down to."""
 
     def __init__(self, number, left=1_000):
@@ -124,20 +124,20 @@ class Failing(PositionalEngine):
 @pytest.mark.parametrize("number, expected", [(errno.ENOSPC, StorageFullError), (errno.EIO, StateError)])
 def test_failing_writes_leave_the_last_step(stored, small, number, expected):
     for failing_write in range(7):
-        engine = Failing(number)
-        with StateStore.open(stored, engine=engine) as store:
+        backend = Failing(number)
+        with StateStore.open(stored, backend=backend) as store:
             store._settle()
-            engine.left = failing_write
+            backend.left = failing_write
             with pytest.raises(expected, match=r"of .*state-\d at offset \d+"):
                 small.advance(store)
             small.assert_exact(store)
-            engine.left = 1_000
+            backend.left = 1_000
             store.discard()
             small.advance(store)
             small.assert_exact(store)
 
 
-class NoFlush(PositionalEngine):
+class NoFlush(PositionalBackend):
     """Fails at the flush that `left` counts down to: before the first write, of the data, of the superblock."""
 
     left = 0
@@ -151,9 +151,9 @@ class NoFlush(PositionalEngine):
 
 @pytest.mark.parametrize("flushes", [0, 1, 2])
 def test_failed_flush_ends_the_use_of_the_store(stored, small, flushes):
-    engine = NoFlush()
-    engine.left = (flushes + 1) * len(stored) - 1
-    with StateStore.open(stored, engine=engine) as store:
+    backend = NoFlush()
+    backend.left = (flushes + 1) * len(stored) - 1
+    with StateStore.open(stored, backend=backend) as store:
         with pytest.raises(StateError, match="flushing"):
             small.advance(store)
         small.assert_exact(store)
@@ -170,7 +170,7 @@ def test_what_was_read_is_made_durable_before_it_is_built_upon(stored, small):
     """A superblock whose flush failed may be seen again without being durable; it is written and flushed again."""
     log = []
 
-    class Recorder(PositionalEngine):
+    class Recorder(PositionalBackend):
         def write(self, fd, memory, offset):
             log.append(offset)
             return super().write(fd, memory, offset)
@@ -179,7 +179,7 @@ def test_what_was_read_is_made_durable_before_it_is_built_upon(stored, small):
             log.append("flush")
             super().flush(fd)
 
-    with StateStore.open(stored, engine=Recorder()) as store:
+    with StateStore.open(stored, backend=Recorder()) as store:
         small.assert_exact(store)
         assert log == []
         small.advance(store)
@@ -189,7 +189,7 @@ def test_what_was_read_is_made_durable_before_it_is_built_upon(stored, small):
 def test_failed_creation_leaves_nothing(paths, tmp_path, small):
     for left in range(12):
         with pytest.raises(StorageFullError):
-            small.create(paths, engine=Failing(errno.ENOSPC, left))
+            small.create(paths, backend=Failing(errno.ENOSPC, left))
         assert list(tmp_path.iterdir()) == []
 
 

@@ -1,9 +1,9 @@
-"""One file of a state: the extents dealt to it, in two slots. `StateStore` keeps the files of a state in step.
+"""One file of a state: its extents, in two slots. `StateStore` keeps the files of a state in step.
 
     superblock 0 | superblock 1 | manifest | table 0 | table 1 | slot 0 | slot 1        slot: p, m, v of each extent
 
-The manifest block holds the manifest of the whole state, the deal and the file's place in it. A table holds the
-checksums of one slot's extents, the tensors' step counts and `extra`.
+The manifest block holds the manifest of the whole state, the stripe and the file's place in it. A table holds the
+checksums of one slot's extents, the tensors' step counts and `metadata`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AlignmentError, StateError
 from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.checksum import crc32c
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, Engine, aligned_buffer, flush_directory, partial_of
+from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, IoBackend, aligned_buffer, flush_directory, partial_of
 from nearflash.storage.io.sealed import seal, unseal
 from nearflash.storage.state.layout import Layout
 from nearflash.storage.state.manifest import Extent, Manifest
-from nearflash.storage.state.stripe import Deal
+from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp, Superblock, last_and_previous, void_block
 
 __all__ = ["StateFile", "Version"]
@@ -35,7 +35,7 @@ class Version:
     tensor_steps: tuple[int, ...]
     checksums: Mapping[tuple[str, int], int]
     """CRC32C by array and extent index."""
-    extra: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
     @property
     def stamp(self) -> Stamp:
@@ -46,10 +46,12 @@ class Version:
 class StateFile:
     """An open, locked file at one of its committed steps. Use `create` or `open`, then `close`."""
 
-    def __init__(self, file: DirectFile, manifest: Manifest, deal: Deal, index: int, block: NDArray[np.uint8]) -> None:
+    def __init__(
+        self, file: DirectFile, manifest: Manifest, stripe: Stripe, index: int, block: NDArray[np.uint8]
+    ) -> None:
         """Not for callers: see `create` and `open`."""
-        self._file, self.manifest, self.deal, self.index = file, manifest, deal, index
-        self.layout = _layout(manifest, deal, index, block)
+        self._file, self.manifest, self.stripe, self.index = file, manifest, stripe, index
+        self.layout = _layout(manifest, stripe, index, block)
         self._manifest_crc32c = crc32c(block)
         self._version: Version | None = None
         self._prepared: Version | None = None
@@ -65,19 +67,19 @@ class StateFile:
         cls,
         path: Path,
         manifest: Manifest,
-        deal: Deal,
+        stripe: Stripe,
         index: int,
         *,
         direct: bool = True,
-        engine: Engine | None = None,
+        backend: IoBackend | None = None,
     ) -> Self:
         """A new file without a committed step, under the name `path`.partial until `publish`.
 
-        Raises StorageFullError where the disk has no room (nothing is left behind), StateError.
+        Raises StorageFullError where the disk has no room (nothing is left then), StateError.
         """
-        block = seal("manifest", {"manifest": manifest.to_json(), "weights": deal.weights, "file": index})
-        partial, size_bytes = partial_of(path), _layout(manifest, deal, index, block).size_bytes
-        file = DirectFile.create(partial, size_bytes, direct=direct, engine=engine)
+        block = seal("manifest", {"manifest": manifest.to_json(), "stripe_ratio": stripe.ratio, "file": index})
+        partial, size_bytes = partial_of(path), _layout(manifest, stripe, index, block).size_bytes
+        file = DirectFile.create(partial, size_bytes, direct=direct, backend=backend)
         try:
             for offset in (0, BLOCK_BYTES):
                 file.write(offset, aligned_buffer(BLOCK_BYTES))
@@ -86,7 +88,7 @@ class StateFile:
             file.close()
             partial.unlink(missing_ok=True)
             raise
-        return cls(file, manifest, deal, index, block)
+        return cls(file, manifest, stripe, index, block)
 
     def publish(self, path: Path) -> None:
         """Give the file its name, durably."""
@@ -95,11 +97,11 @@ class StateFile:
         flush_directory(path.parent)
 
     @classmethod
-    def open(cls, path: Path, *, direct: bool = True, engine: Engine | None = None) -> Self:
+    def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
         """An existing file at its last committed step. Raises StateError, naming what is wrong; changes nothing."""
         if not path.is_file():
             raise StateError(f"{path} must be a state file, not a missing one; check the path or create it")
-        file = DirectFile.open(path, direct=direct, engine=engine)
+        file = DirectFile.open(path, direct=direct, backend=backend)
         try:
             return cls._at_last_step(file)
         except BaseException:
@@ -117,7 +119,9 @@ class StateFile:
         last, other, certain = last_and_previous(file.path, blocks)
         block = _read_checked(file, "manifest", Layout.manifest_offset, last.manifest_bytes, last.manifest_crc32c)
         body = unseal("manifest", block)
-        state = cls(file, Manifest.from_json(body["manifest"]), Deal(tuple(body["weights"])), body["file"], block)
+        state = cls(
+            file, Manifest.from_json(body["manifest"]), Stripe(tuple(body["stripe_ratio"])), body["file"], block
+        )
         if file.size_bytes != state.layout.size_bytes:
             raise StateError(
                 f"{file.path} must have {state.layout.size_bytes} bytes, not {file.size_bytes}; restore it from a copy"
@@ -191,15 +195,15 @@ class StateFile:
 
     # A commit: prepare, flush, confirm, adopt; every file of the state does one of them before any does the next
 
-    def prepare(self, stamp: Stamp, tensor_steps: Sequence[int], extra: Mapping[str, Any]) -> None:
+    def prepare(self, stamp: Stamp, tensor_steps: Sequence[int], metadata: Mapping[str, Any]) -> None:
         """Write the table of a step whose extents are all written. After a StateError from here nothing is lost."""
         names, indices = [array.name for array in self.manifest.arrays], [e.index for e in self.layout.extents]
         checksums = {name: [self._written[name, index] for index in indices] for name in names}
-        table = seal("table", {"tensor_steps": list(tensor_steps), "checksums": checksums, "extra": extra})
+        table = seal("table", {"tensor_steps": list(tensor_steps), "checksums": checksums, "metadata": metadata})
         self._file.write(self.layout.table_offset(stamp.step), table)
         manifest = self.layout.manifest_bytes, self._manifest_crc32c
         superblock = Superblock(stamp, *manifest, table.nbytes, crc32c(table))
-        self._prepared = Version(superblock, tuple(tensor_steps), self._written, extra)
+        self._prepared = Version(superblock, tuple(tensor_steps), self._written, metadata)
 
     def flush(self) -> None:
         """Make all writes durable. After a StateError from here nothing is known about them."""
@@ -252,7 +256,7 @@ class StateFile:
         body = unseal("table", table)
         checksums = {(name, extent.index): checksum for name, column in body["checksums"].items()
                      for extent, checksum in zip(self.layout.extents, column, strict=True)}  # fmt: skip
-        return Version(superblock, tuple(body["tensor_steps"]), checksums, body["extra"])
+        return Version(superblock, tuple(body["tensor_steps"]), checksums, body["metadata"])
 
     def _check_length(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         size_bytes = self.manifest.array(array).extent_bytes(extent)
@@ -260,8 +264,8 @@ class StateFile:
             raise AlignmentError(f"memory must have the extent's {size_bytes} bytes, not {memory.nbytes}")
 
 
-def _layout(manifest: Manifest, deal: Deal, index: int, block: NDArray[np.uint8]) -> Layout:
-    return Layout(manifest, block.nbytes, deal.extents_of(index, manifest.extents))
+def _layout(manifest: Manifest, stripe: Stripe, index: int, block: NDArray[np.uint8]) -> Layout:
+    return Layout(manifest, block.nbytes, stripe.extents_of(index, manifest.extents))
 
 
 def _read(file: DirectFile, offset: int, size_bytes: int) -> NDArray[np.uint8]:

@@ -15,21 +15,21 @@ def test_any_order(pair, small):
         small.assert_exact(store)
 
 
-@pytest.mark.parametrize("weights", [(1, 1, 1), (2, 1, 1), (1, 3, 2)])
-def test_extents_are_dealt_by_weight(tmp_path, small, weights):
+@pytest.mark.parametrize("ratio", [(1, 1, 1), (2, 1, 1), (1, 3, 2)])
+def test_extents_are_striped_by_ratio(tmp_path, small, ratio):
     manifest = Manifest.pack([("w", (12 * 1024 - 5,), "float32")], 1024)
     paths = [tmp_path / f"state-{index}" for index in range(3)]
-    with small.create(paths, manifest, weights=weights) as store:
+    with small.create(paths, manifest, stripe_ratio=ratio) as store:
         shares = [store.extents_of(device) for device in range(3)]
-        assert [len(share) for share in shares] == [12 * weight // sum(weights) for weight in weights]
+        assert [len(share) for share in shares] == [12 * part // sum(ratio) for part in ratio]
         assert all(store.device_of(extent) == device for device, share in enumerate(shares) for extent in share)
         assert sorted(extent.index for share in shares for extent in share) == list(range(12))
         small.advance(store)
     with StateStore.open(paths) as store:
-        assert store.weights == weights
+        assert store.stripe_ratio == ratio
         small.assert_exact(store)
     sizes = np.array([path.stat().st_size for path in paths])
-    assert (np.argsort(sizes, kind="stable") == np.argsort(weights, kind="stable")).all()
+    assert (np.argsort(sizes, kind="stable") == np.argsort(ratio, kind="stable")).all()
 
 
 def test_more_files_than_extents(tmp_path, small):
@@ -41,10 +41,10 @@ def test_more_files_than_extents(tmp_path, small):
         small.assert_exact(store)
 
 
-@pytest.mark.parametrize("weights, message", [((1,), "of 2 files"), ((0, 1), "at least 1"), ((1.5, 1), "integer")])
-def test_weights_that_make_no_sense(tmp_path, small, weights, message):
+@pytest.mark.parametrize("ratio, message", [((1,), "of 2 files"), ((0, 1), "at least 1"), ((1.5, 1), "integer")])
+def test_ratios_that_make_no_sense(tmp_path, small, ratio, message):
     with pytest.raises(StateError, match=message):
-        small.create([tmp_path / "a", tmp_path / "b"], weights=weights)
+        small.create([tmp_path / "a", tmp_path / "b"], stripe_ratio=ratio)
 
 
 def test_missing_file(pair):
@@ -70,12 +70,12 @@ def test_file_of_another_state(pair, tmp_path, small):
         StateStore.open([pair[0], tmp_path / "y"])
 
 
-def test_unequal_deals(pair, tmp_path, small, monkeypatch):
+def test_unequal_stripes(pair, tmp_path, small, monkeypatch):
     monkeypatch.setattr("secrets.token_hex", lambda _: "0" * 16)
     one, other = [tmp_path / "a", tmp_path / "b"], [tmp_path / "c", tmp_path / "d"]
     small.create(one).close()
-    small.create(other, weights=(2, 1)).close()
-    with pytest.raises(StateError, match=r"d must be dealt \(1, 1\) as .*a is, not \(2, 1\)"):
+    small.create(other, stripe_ratio=(2, 1)).close()
+    with pytest.raises(StateError, match=r"d must be striped \(1, 1\) as .*a is, not \(2, 1\)"):
         StateStore.open([one[0], other[1]])
 
 
@@ -96,7 +96,7 @@ def test_files_one_step_apart_open_at_the_smaller(pair, tmp_path, small):
         small.assert_exact(store)
 
 
-def test_files_further_apart_are_refused(pair, tmp_path, small):
+def test_files_further_apart_are_rejected(pair, tmp_path, small):
     shutil.copy(pair[1], tmp_path / "old")
     with StateStore.open(pair) as store:
         small.advance(store, 2)
@@ -105,13 +105,13 @@ def test_files_further_apart_are_refused(pair, tmp_path, small):
         StateStore.open(pair)
 
 
-def test_a_file_behind_whose_partner_went_on_is_refused(pair, tmp_path, small):
+def test_an_older_file_whose_partner_continued_is_rejected(pair, tmp_path, small):
     with StateStore.open(pair) as store:
         shutil.copy(pair[1], tmp_path / "old")
         small.advance(store)
         small.write_step(store)
     shutil.copy(tmp_path / "old", pair[1])
-    with pytest.raises(StateError, match=r"state-b is behind, and what .*state-a held before is gone: .*array p"):
+    with pytest.raises(StateError, match=r"state-b is one step older, and that step of .*state-a is gone: .*array p"):
         StateStore.open(pair)
 
 
