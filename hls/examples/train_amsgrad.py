@@ -11,7 +11,7 @@ import torch
 from nearflash.abi.config import update_config
 from nearflash.sim.hls.check import load_rule
 from nearflash.sim.hls.device import HlsDevice
-from nearflash.training.optimizers.base import NearStorageOptimizer
+from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 
 Amsgrad = load_rule(Path(__file__).with_name("amsgrad.py"))
 

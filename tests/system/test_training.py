@@ -20,7 +20,7 @@ def test_three_steps_equal_the_model(device, tmp_path, profile):
     tensors = [torch.nn.Parameter(torch.randn(s, generator=generator).to(torch.bfloat16)) for s in SHAPES]
     expected = [[t.detach().float().numpy().ravel()] + [np.zeros(t.numel(), np.float32)] * 2 for t in tensors]
     groups = [{"params": tensors[:1]}, {"params": tensors[1:], "lr": 0.5, "weight_decay": 0.0}]
-    options = {"lr": 0.01, "weight_decay": 0.1, "profile": profile, "copy": "bf16", "extent_params": 1024}
+    options = {"lr": 0.01, "weight_decay": 0.1, "profile": profile, "param_dtype": "bf16", "extent_params": 1024}
     with NearStorageAdamW(groups, path=tmp_path / "state", device=device, **options) as optimizer:
         for step in range(1, STEPS + 1):
             for index, tensor in enumerate(tensors):
@@ -31,27 +31,33 @@ def test_three_steps_equal_the_model(device, tmp_path, profile):
                 expected[index] = [new.p, new.m, new.v]
             optimizer.step()
         for array, name in enumerate("pmv"):
-            stored = optimizer.read_array(name)
-            for entry, values in zip(optimizer.manifest.tensors, expected, strict=True):
+            stored = optimizer.store.read_array(name)
+            for entry, values in zip(optimizer.store.manifest.tensors, expected, strict=True):
                 words = stored[entry.start : entry.start + entry.params].view(np.uint32)
                 assert np.array_equal(words, values[array].view(np.uint32)), (name, entry.name)
         for tensor, (p, _, _) in zip(tensors, expected, strict=True):
             assert torch.equal(tensor.detach().ravel(), torch.from_numpy(p).to(torch.bfloat16))
-        assert optimizer.traffic.host_link_bytes == 6 * optimizer.traffic.params
+        assert optimizer.report.traffic.host_link_bytes == 6 * optimizer.report.traffic.params
 
 
 def _train(device, path, state_format):
     """Bits of the parameters and of p, m, v after some steps, in extents that end inside tiles of the dither."""
     generator = torch.Generator().manual_seed(9)
     tensors = [torch.nn.Parameter(torch.randn(s, generator=generator).to(torch.bfloat16)) for s in (*SHAPES, (9000,))]
-    options = {"lr": 0.01, "weight_decay": 0.1, "copy": "bf16", "extent_params": 1024, "state_format": state_format}
+    options = {
+        "lr": 0.01,
+        "weight_decay": 0.1,
+        "param_dtype": "bf16",
+        "extent_params": 1024,
+        "state_format": state_format,
+    }
     with NearStorageAdamW(tensors, path=path, device=device, **options) as optimizer:
         for _ in range(STEPS):
             for tensor in tensors:
                 tensor.grad = torch.randn(tensor.shape, generator=generator).to(torch.bfloat16)
             optimizer.step()
         return [tensor.detach().view(torch.int16).tolist() for tensor in tensors] + [
-            np.asarray(optimizer.read_array(name)).tobytes() for name in "pmv"
+            np.asarray(optimizer.store.read_array(name)).tobytes() for name in "pmv"
         ]
 
 

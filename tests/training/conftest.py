@@ -61,7 +61,7 @@ def tensors():
 
 @pytest.fixture
 def set_gradients():
-    """Give each tensor the gradient of a step, or None where told."""
+    """Give each tensor the gradient of a step, or None where listed."""
 
     def fill(tensors, step, without=()):
         generator = torch.Generator().manual_seed(1000 + step)

@@ -1,4 +1,4 @@
-"""Training with Top-K gradients: all of them change nothing; what is left out survives failures and wrong guesses."""
+"""Training with Top-K gradients: all of them change nothing; what is left out survives failures and mispredictions."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from nearflash.training import LossScale, TopK
 
 
 def bits(optimizer):
-    return np.concatenate([optimizer.read_array(array).view(np.uint32) for array in "pmv"])
+    return np.concatenate([optimizer.store.read_array(array).view(np.uint32) for array in "pmv"])
 
 
 def copies(tensors):
@@ -40,7 +40,7 @@ def test_few_of_them_need_few_bytes(open_optimizer):
     optimizer = open_optimizer([tensor], extent_params=16 * 1024, compression=TopK(0.01))
     tensor.grad = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
     optimizer.step()
-    down = optimizer.traffic.to_device_bytes / optimizer.traffic.params
+    down = optimizer.report.traffic.to_device_bytes / optimizer.report.traffic.params
     assert 0.04 < down < 0.06, "bytes a parameter: 1 % of 4, and headers"
     assert int((tensor != 0).sum()) == 4 * round(0.01 * 16 * 1024)
 
@@ -48,7 +48,7 @@ def test_few_of_them_need_few_bytes(open_optimizer):
 @pytest.mark.parametrize("overlap", ["step", "backward"])
 @pytest.mark.parametrize("residual", ["fp32", "int4"])
 def test_the_residual_is_that_of_committed_steps(tensors, open_optimizer, tmp_path, overlap, residual):
-    """Failures, skips, wrong guesses and more devices between: the same bits as an undisturbed run."""
+    """Failures, skips, mispredictions and more devices between: the same bits as an undisturbed run."""
     settings = TopK(0.05, residual=residual)
     plain, mine = copies(tensors), copies(tensors)
     undisturbed = open_optimizer(plain, path=tmp_path / "undisturbed", compression=settings, loss_scale=16.0)
@@ -60,7 +60,7 @@ def test_the_residual_is_that_of_committed_steps(tensors, open_optimizer, tmp_pa
         loss_scale=LossScale(16.0, window=0),
         overlap=overlap,
     )
-    store = optimizer._owned.store
+    store = optimizer._optimizer_state.store
     for step in range(6):
         backward(undisturbed, plain, step)
         undisturbed.step()
@@ -77,7 +77,7 @@ def test_the_residual_is_that_of_committed_steps(tensors, open_optimizer, tmp_pa
         if step == 4:
             mine[4].grad.mul_(1.0)  # counts as a change
         optimizer.step()
-    assert optimizer.skipped_steps == 1 and optimizer.steps == 6
+    assert optimizer.report.skipped_steps == 1 and optimizer.steps == 6
     assert np.array_equal(bits(undisturbed), bits(optimizer))
 
 
@@ -99,15 +99,15 @@ def test_what_was_left_out_is_resumed_rolled_back_and_carried(tensors, open_opti
             optimizer.step()
             if seed == 99:
                 optimizer.rollback()
-        held = {name: values.copy() for name, values in optimizer._owned.compressor.arrays().items()}
+        held = {name: values.copy() for name, values in optimizer._optimizer_state.compressor.arrays().items()}
         optimizer.close()
     assert all(values.any() for values in held.values())
-    for name, values in undisturbed._owned.compressor.arrays().items():
+    for name, values in undisturbed._optimizer_state.compressor.arrays().items():
         assert np.array_equal(values, held[name])
     optimizer = open_optimizer(mine, compression=settings, resume=True)
     assert np.array_equal(bits(undisturbed), bits(optimizer))
     optimizer.load_full_state_dict(undisturbed.full_state_dict())
-    assert not any(values.any() for values in optimizer._owned.compressor.arrays().values())
+    assert not any(values.any() for values in optimizer._optimizer_state.compressor.arrays().values())
     optimizer.close()
     with pytest.raises(StateError, match=r"parameters must be those of .*: [45] arrays, not 3"):
         open_optimizer(mine, resume=True)

@@ -9,7 +9,7 @@ from nearflash.device import open_device
 
 
 def bits(optimizer, tensors):
-    stored = [optimizer.read_array(array).view(np.uint32) for array in "pmv"]
+    stored = [optimizer.store.read_array(array).view(np.uint32) for array in "pmv"]
     return [*stored, *(t.detach().reshape(-1).numpy().view(np.uint32) for t in tensors)]
 
 
@@ -31,7 +31,7 @@ def test_the_same_bits_on_one_two_and_four_devices(tensors, open_optimizer, tmp_
             overlap=overlap,
             resident_bytes=12 * 1024,
         )
-        assert len(optimizer.paths) == count and all(path.stat().st_size for path in optimizer.paths)
+        assert len(optimizer.store.paths) == count and all(path.stat().st_size for path in optimizer.store.paths)
         for step in range(4):
             generator = torch.Generator().manual_seed(60 + step)
             optimizer.zero_grad()
@@ -53,9 +53,9 @@ def test_files_in_another_order_stay_beside_their_devices(tensors, set_gradients
             )
             set_gradients(tensors, optimizer.steps)
             optimizer.step()
-            assert [t.device for t in optimizer._owned.schedule.transfers] == [first, second]
+            assert [t.device for t in optimizer._optimizer_state.schedule.transfers] == [first, second]
             optimizer.close()
-    assert optimizer.path == tmp_path / "b"
+    assert optimizer.store.path == tmp_path / "b"
 
 
 def test_a_failure_of_one_device_leaves_all_at_the_step_before(tensors, set_gradients, open_optimizer, tmp_path):
@@ -78,14 +78,14 @@ def test_a_failure_of_one_device_leaves_all_at_the_step_before(tensors, set_grad
         assert optimizer.steps == 1
         assert all(np.array_equal(one, two) for one, two in zip(before, bits(optimizer, tensors), strict=True))
         optimizer.step()
-        assert optimizer.steps == 2 and optimizer.verify() == []
+        assert optimizer.steps == 2 and optimizer.store.verify() == []
         optimizer.close()
     open_optimizer(tensors, path=paths[::-1], device=["host:update-smartssd"] * 2, resume=True)
 
 
 def test_a_directory_gets_a_file_for_each_device(tensors, open_optimizer, tmp_path):
     optimizer = open_optimizer(tensors, path=tmp_path, device=["host:update-smartssd"] * 2)
-    assert [path.name for path in optimizer.paths] == ["optimizer.state", "optimizer.1.state"]
+    assert [path.name for path in optimizer.store.paths] == ["optimizer.state", "optimizer.1.state"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["optimizer.1.state", "optimizer.state"]
 
 

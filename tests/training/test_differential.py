@@ -99,7 +99,7 @@ def test_equals_torch_element_by_element(tmp_path, name, overlap):
             lr = max(group["lr"] for group in reference.param_groups)
             reference.step()
             optimizer.step()
-            assert optimizer.grad_norm == pytest.approx(float(norm), rel=1e-6)
+            assert optimizer.report.grad_norm == pytest.approx(float(norm), rel=1e-6)
             for schedule in schedules:
                 schedule.step()
             for ours, exact, old, bound in zip(mine, theirs, before, bounds, strict=True):
@@ -110,4 +110,4 @@ def test_equals_torch_element_by_element(tmp_path, name, overlap):
         assert 0 < clipped < STEPS and optimizer.loss_scale == 1024.0
         assert torch.equal(mine[4], make(torch.float32)[4]), "a frozen tensor stays as it is"
         assert optimizer.steps == STEPS
-        assert (optimizer.wrong_guesses > 0) == (overlap == "backward")
+        assert (optimizer.report.mispredictions > 0) == (overlap == "backward")

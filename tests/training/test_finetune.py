@@ -35,7 +35,7 @@ def train(folder, tmp_path, capsys):
     def run(*more, steps=4, state="state", data="tokens.npy"):
         code = cli.main([
             "train", "--model", str(folder / "model"), "--data", str(folder / data), "--path", str(tmp_path / state),
-            "--window", "20", "--lr", "0.01", "--steps", str(steps), *more,
+            "--seq-length", "20", "--lr", "0.01", "--steps", str(steps), *more,
         ])  # fmt: skip
         return code, capsys.readouterr().err
 
@@ -62,7 +62,7 @@ def test_it_learns_and_reports(train, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_stopped_and_gone_on(train, tmp_path, dtype):
+def test_stopped_and_resumed(train, tmp_path, dtype):
     train("--dtype", dtype, "--save", str(tmp_path / "whole"), state="a")
     train("--dtype", dtype, state="b", steps=2)
     code, err = train("--dtype", dtype, "--save", str(tmp_path / "resumed"), state="b")
@@ -73,8 +73,8 @@ def test_stopped_and_gone_on(train, tmp_path, dtype):
 
 def test_options_reach_the_optimizer(train, tmp_path):
     code, err = train(
-        "--optimizer", "lion", "--dtype", "fp16", "--topk", "0.1", "--overlap", "backward", "--max-grad-norm", "0.5",
-        steps=2,
+        "--optimizer", "lion", "--dtype", "fp16", "--topk", "0.1", "--overlap", "backward",
+        "--max-grad-norm", "0.5", steps=2,
     )  # fmt: skip
     moved = {name: float(err.split(f"{name} ")[1].split(",")[0].split(";")[0]) for name in ("down", "read", "written")}
     # p, m of Lion and what Top-K left out are written; where the norm was clipped, up to once more in vain.
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_named(train, folder, tmp_path):
 
 
 def test_batches_depend_on_step_and_seed_alone():
-    data = Data(torch.arange(40), window=4, batch=3, seed=7)
+    data = Data(torch.arange(40), seq_length=4, batch_size=3, seed=7)
     seen = torch.cat([data.at(step) for step in range(10)])
     assert torch.equal(data.at(7), Data(torch.arange(40), 4, 3, 7).at(7))
     for turn in range(3):  # each window once a turn
@@ -111,7 +111,7 @@ def test_batches_depend_on_step_and_seed_alone():
 
 def test_short_or_foreign_tokens(tmp_path):
     with pytest.raises(CommandError, match="at least 50 tokens"):
-        Data(torch.arange(40), window=50, batch=1, seed=0)
+        Data(torch.arange(40), seq_length=50, batch_size=1, seed=0)
     for array in (np.array([5, 97]), np.array([-1]), np.array([0.5])):
         np.save(tmp_path / "x.npy", array)
         with pytest.raises(CommandError, match="data must be token ids below 97"):

@@ -31,12 +31,12 @@ def trained(tensors, set_gradients, open_optimizer):
         optimizer.step()
     set_gradients(tensors, 2)
     values = [t.detach().clone() for t in tensors]
-    content = optimizer.path.read_bytes()
+    content = optimizer.store.path.read_bytes()
 
     def unchanged(file=True):
         assert optimizer.steps == 2
         assert all(torch.equal(a, b) for a, b in zip(values, tensors, strict=True))
-        assert not file or optimizer.path.read_bytes() == content
+        assert not file or optimizer.store.path.read_bytes() == content
 
     return optimizer, unchanged
 
@@ -85,14 +85,14 @@ def test_gradients_and_tensors_of_another_kind(trained, tensors):
 @pytest.mark.parametrize("array", [0, 1, 2])
 def test_flipped_bit_is_never_trained_on(trained, array):
     optimizer, unchanged = trained
-    layout = optimizer._owned.store._files[0].layout
-    content = bytearray(optimizer.path.read_bytes())
+    layout = optimizer._optimizer_state.store._files[0].layout
+    content = bytearray(optimizer.store.path.read_bytes())
     content[layout.array_offset(2, "pmv"[array], layout.extents[1])] ^= 1
-    optimizer.path.write_bytes(content)
+    optimizer.store.path.write_bytes(content)
     with pytest.raises(StateError, match=f"array {'pmv'[array]} of step 2 is damaged in tensors '0.0' .parameters"):
         optimizer.step()
     unchanged(file=False)
-    assert len(optimizer.verify()) == 1
+    assert len(optimizer.store.verify()) == 1
 
 
 @pytest.mark.parametrize("number, expected", [(errno.ENOSPC, StorageFullError), (errno.EIO, StateError)])
@@ -181,7 +181,7 @@ def test_file_size_limit(tmp_path):
 
 def test_existing_file_is_refused_with_both_choices(trained, tensors, open_optimizer):
     _, unchanged = trained
-    with pytest.raises(StateError, match="must not exist yet: pass resume=True to go on from it, or give another path"):
+    with pytest.raises(StateError, match="must not exist yet: pass resume=True to resume from it, or give another"):
         open_optimizer(tensors)
     unchanged()
 
@@ -217,7 +217,7 @@ def test_resume_is_exact(tensors, set_gradients, open_optimizer, tmp_path, resum
 def test_resume_with_other_parameters_or_profile(trained, tensors, open_optimizer):
     optimizer, _ = trained
     optimizer.close()
-    content = optimizer.path.read_bytes()
+    content = optimizer.store.path.read_bytes()
     renamed = [(f"layer{i}", t) for i, t in enumerate(tensors)]
     reshaped = [*tensors[:2], torch.nn.Parameter(torch.ones(31)), *tensors[3:]]
     for parameters, options, message in [
@@ -228,19 +228,19 @@ def test_resume_with_other_parameters_or_profile(trained, tensors, open_optimize
     ]:
         with pytest.raises(StateError, match=message):
             open_optimizer(parameters, resume=True, **options)
-    assert optimizer.path.read_bytes() == content
+    assert optimizer.store.path.read_bytes() == content
 
 
 @pytest.mark.parametrize("length", [100, -4096, -1, 0])
 def test_short_or_misaligned_file(trained, tensors, open_optimizer, length):
     optimizer, _ = trained
     optimizer.close()
-    content = optimizer.path.read_bytes()[:length]
-    optimizer.path.write_bytes(content)
+    content = optimizer.store.path.read_bytes()[:length]
+    optimizer.store.path.write_bytes(content)
     before = [t.detach().clone() for t in tensors]
     with pytest.raises(StateError, match=r"must (be a whole number of|have)"):
         open_optimizer(tensors, resume=True)
-    assert optimizer.path.read_bytes() == content
+    assert optimizer.store.path.read_bytes() == content
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
 
 

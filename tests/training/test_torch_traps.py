@@ -106,7 +106,7 @@ def test_grad_scaler_skips_change_nothing(open_optimizer, quiet_scaler, overlap)
     quiet_scaler.update()
     assert quiet_scaler.get_scale() == 512.0
     assert optimizer.steps == 0 and same(model, before)
-    assert set(optimizer._owned.store.tensor_steps) == {0}
+    assert set(optimizer.store.tensor_steps) == {0}
 
 
 def test_two_loss_scales_are_refused(open_optimizer, quiet_scaler):
@@ -196,7 +196,13 @@ def test_frozen_tied_and_thawed_tensors(open_optimizer, tmp_path, overlap):
             each.zero_grad()
             backward(one, step)
             each.step()
-    steps = dict(zip((t.name for t in optimizer.manifest.tensors), optimizer._owned.store.tensor_steps, strict=True))
+    steps = dict(
+        zip(
+            (t.name for t in optimizer.store.manifest.tensors),
+            optimizer.store.tensor_steps,
+            strict=True,
+        )
+    )
     assert sorted(steps.values()) == [2, 4, 4, 4, 4]
     for mine, other in zip(model.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(mine, other, rtol=1e-5, atol=1e-6)
@@ -207,10 +213,10 @@ def test_groups_added_before_the_first_step_overlap_too(open_optimizer):
     optimizer = open_optimizer(model[0].parameters(), overlap="backward")
     optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 0.5})
     backward(model, 0)
-    guess = optimizer._stepping.backward._guess
-    assert len(guess.seen) == 4
+    speculative = optimizer._runner.speculator._speculative
+    assert len(speculative.seen) == 4
     optimizer.step()
-    assert optimizer.wrong_guesses == 0 and set(optimizer._owned.store.tensor_steps) == {1}
+    assert optimizer.report.mispredictions == 0 and set(optimizer.store.tensor_steps) == {1}
 
 
 def test_gradients_set_to_zero_still_decay_the_moments(open_optimizer):
@@ -278,15 +284,15 @@ def test_bad_arguments_make_no_file(tmp_path, kind, arguments, error, message):
 def test_extra_values_and_the_loss_scale_come_back(open_optimizer, tmp_path):
     model = model_of()
     optimizer = open_optimizer(model.parameters(), loss_scale="dynamic")
-    optimizer.extra["cursor"] = {"epoch": 1, "batch": 7}
+    optimizer.metadata["cursor"] = {"epoch": 1, "batch": 7}
     optimizer.scale_loss(model(torch.ones(1, 20)).sum() * float("inf")).backward()
     optimizer.step()
-    assert optimizer.skipped_steps == 1 and optimizer.loss_scale == 2.0**16, "hysteresis"
+    assert optimizer.report.skipped_steps == 1 and optimizer.loss_scale == 2.0**16, "hysteresis"
     optimizer.zero_grad()
     optimizer.scale_loss(model(torch.ones(1, 20)).sum()).backward()
     optimizer.step()
     optimizer.close()
     again = open_optimizer(model.parameters(), loss_scale="dynamic", resume=True)
-    assert again.extra == {"cursor": {"epoch": 1, "batch": 7}}
-    assert again._stepping.loss_scale == optimizer._stepping.loss_scale
-    assert np.isfinite(again.read_array("p")).all()
+    assert again.metadata == {"cursor": {"epoch": 1, "batch": 7}}
+    assert again._runner.loss_scale == optimizer._runner.loss_scale
+    assert np.isfinite(again.store.read_array("p")).all()

@@ -43,7 +43,7 @@ class Audit:
         beta1, beta2 = group["betas"]
         adam = AdamStep(group["lr"], self.steps, beta1, beta2, group["eps"], group["weight_decay"])
         new = optimizer_step(adam, gradients, self.p, self.m, self.v, self._copy)
-        stored = {array: optimizer.read_array(array)[: self.p.size] for array in ARRAYS}
+        stored = {array: optimizer.store.read_array(array)[: self.p.size] for array in ARRAYS}
         if self.steps == 1:
             self.torch_error = relative_error(stored["p"], self._torch_step(group, gradients), self.p)
         self.p, self.m, self.v = new.p, new.m, new.v
@@ -58,7 +58,7 @@ class Audit:
         """Compare the state of a file that was opened again."""
         for array in ARRAYS:
             self._compare(
-                optimizer.read_array(array)[: self.p.size].view(np.uint32), getattr(self, array).view(np.uint32)
+                optimizer.store.read_array(array)[: self.p.size].view(np.uint32), getattr(self, array).view(np.uint32)
             )
 
     def _compare(self, words: NDArray[np.generic], expected: NDArray[np.generic]) -> None:

@@ -52,9 +52,9 @@ class Demo:
         (self.output / "optimizer.state").unlink(missing_ok=True)
         before = self._text_loss()
         with self._optimizer(device, resume=False) as optimizer:
-            audit = Audit(list(self.model.parameters()), optimizer.manifest)
+            audit = Audit(list(self.model.parameters()), optimizer.store.manifest)
             self._steps(optimizer, audit, device.identity.name, options.rtl_steps)
-            traffic, profile = optimizer.traffic, str(optimizer.profile)
+            traffic, profile = optimizer.report.traffic, str(optimizer.store.profile)
         with open_device(options.host_device, "update") as host, self._optimizer(host, resume=True) as optimizer:
             audit.check_resumed(optimizer)
             self._steps(optimizer, audit, host.identity.name, options.host_steps)
@@ -83,7 +83,7 @@ class Demo:
             path=self.output / "optimizer.state",
             device=device,
             lr=self.options.lr,
-            copy="bf16",
+            param_dtype="bf16",
             resume=resume,
             timeline=self.timeline,
         )

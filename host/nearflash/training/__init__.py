@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nearflash.training.gradients.compression import TopK
     from nearflash.training.gradients.scaler import LossScale
-    from nearflash.training.optimizers.base import NearStorageOptimizer
-    from nearflash.training.optimizers.classes import (
-        NearStorageAdagrad,
-        NearStorageAdam,
-        NearStorageAdamW,
-        NearStorageLion,
-        NearStorageSGD,
-    )
+    from nearflash.training.optimizers.adagrad import NearStorageAdagrad
+    from nearflash.training.optimizers.adam import NearStorageAdam, NearStorageAdamW
+    from nearflash.training.optimizers.lion import NearStorageLion
+    from nearflash.training.optimizers.optimizer import NearStorageOptimizer
+    from nearflash.training.optimizers.options import Options
+    from nearflash.training.optimizers.sgd import NearStorageSGD
+    from nearflash.training.optimizers.store import OptimizerStore
+    from nearflash.training.step.report import Report
     from nearflash.training.step.stalls import Stalls
     from nearflash.training.step.timeline import Timeline
     from nearflash.training.step.traffic import Traffic
@@ -26,15 +26,26 @@ __all__ = [
     "NearStorageLion",
     "NearStorageOptimizer",
     "NearStorageSGD",
+    "OptimizerStore",
+    "Options",
+    "Report",
     "Stalls",
     "Timeline",
     "TopK",
     "Traffic",
 ]
 
-_HOMES = {
+_MODULES = {
     "LossScale": "gradients.scaler",
-    "NearStorageOptimizer": "optimizers.base",
+    "NearStorageAdagrad": "optimizers.adagrad",
+    "NearStorageAdam": "optimizers.adam",
+    "NearStorageAdamW": "optimizers.adam",
+    "NearStorageLion": "optimizers.lion",
+    "NearStorageOptimizer": "optimizers.optimizer",
+    "NearStorageSGD": "optimizers.sgd",
+    "OptimizerStore": "optimizers.store",
+    "Options": "optimizers.options",
+    "Report": "step.report",
     "Stalls": "step.stalls",
     "Timeline": "step.timeline",
     "TopK": "gradients.compression",
@@ -46,4 +57,4 @@ def __getattr__(name: str) -> Any:
     """Import on first use: the commands of this package are looked up by every `nearflash`, and must not load torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'optimizers.classes')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -12,7 +12,7 @@ from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerS
 
 if TYPE_CHECKING:
     from nearflash.training.finetune import Progress
-    from nearflash.training.optimizers.base import NearStorageOptimizer
+    from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 
 __all__ = ["preflight", "train"]
 
@@ -53,13 +53,13 @@ def _preflight(arguments: argparse.Namespace) -> int:
 
     rule = _RULES[arguments.optimizer](state_format=arguments.state_format)
     share = State(-(-arguments.params // len(arguments.paths)), rule)
-    refused = 0
+    errors = 0
     for path in arguments.paths:
         print(f"{path}:")
         for finding in preflight(path, share, rated_tb=arguments.tbw, measure=not arguments.no_measure):
             print(f"  {finding}")
-            refused += finding.level is Level.ERROR
-    return 1 if refused else 0
+            errors += finding.level is Level.ERROR
+    return 1 if errors else 0
 
 
 def train(subparsers: Any) -> None:
@@ -80,8 +80,8 @@ def train(subparsers: Any) -> None:
     )
     parser.add_argument("--optimizer", default="adamw", choices=_OPTIMIZERS, help="Optimizer.")
     parser.add_argument("--lr", type=float, default=1e-4, help="Learning rate.")
-    parser.add_argument("--window", type=int, default=256, help="Tokens of a sequence.")
-    parser.add_argument("--batch", type=int, default=4, help="Sequences of a step.")
+    parser.add_argument("--seq-length", type=int, default=256, metavar="N", help="Tokens of a sequence.")
+    parser.add_argument("--batch-size", type=int, default=4, metavar="N", help="Sequences of a step.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the order of sequences.")
     parser.add_argument("--dtype", default="bf16", choices=("fp32", "bf16", "fp16"), help="Number format of the model.")
     parser.add_argument(
@@ -93,6 +93,9 @@ def train(subparsers: Any) -> None:
     )
     parser.add_argument("--topk", type=float, metavar="RATIO", help="Send this share of the gradient only.")
     parser.add_argument("--overlap", default="step", choices=("step", "backward"), help="When updates begin.")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="Threads of the processor; else OMP_NUM_THREADS, else those that are idle."
+    )
     parser.add_argument("--save", type=Path, metavar="DIR", help="Write the model to this folder at the end.")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
     parser.set_defaults(run=_train)
@@ -108,21 +111,25 @@ _OPTIMIZERS = {
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    from nearflash.device.threads import set_threads
+
+    set_threads(arguments.threads)  # before torch is loaded
+
     from nearflash import training
     from nearflash.training.finetune import Data, fine_tune, load_model, load_tokens
 
     model, tokenizer = load_model(arguments.model, arguments.dtype)
     tokens = load_tokens(arguments.data, tokenizer, model.config.vocab_size)
-    data = Data(tokens, arguments.window, arguments.batch, arguments.seed)
+    data = Data(tokens, arguments.seq_length, arguments.batch_size, arguments.seed)
     kind = getattr(training, _OPTIMIZERS[arguments.optimizer])
     with kind(model.named_parameters(), lr=arguments.lr, **_options(arguments)) as optimizer:
         if optimizer.steps:
-            print(f"resuming from step {optimizer.steps} of {optimizer.path}", file=sys.stderr)
+            print(f"resuming from step {optimizer.steps} of {optimizer.store.path}", file=sys.stderr)
         for progress in fine_tune(model, data, optimizer, arguments.steps):
-            _tell(progress)
+            _print_progress(progress)
         print("\n".join(_summary(optimizer)), file=sys.stderr)
         if arguments.trace:
-            optimizer.timeline.write(arguments.trace)
+            optimizer.report.timeline.write(arguments.trace)
     if arguments.save:
         model.save_pretrained(arguments.save)
         if tokenizer is not None:
@@ -137,7 +144,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "path": arguments.path,
         "device": devices,
-        "copy": None if arguments.dtype == "fp32" else arguments.dtype,
+        "param_dtype": None if arguments.dtype == "fp32" else arguments.dtype,
         "resume": False if arguments.no_resume else "auto",
         "state_format": arguments.state_format,
         "max_grad_norm": arguments.max_grad_norm or None,
@@ -147,7 +154,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _tell(progress: "Progress") -> None:
+def _print_progress(progress: "Progress") -> None:
     """A line that is overwritten on a terminal; elsewhere some of them."""
     terminal = sys.stderr.isatty()
     if terminal or progress.step in (1, progress.steps) or progress.step % 10 == 0:
@@ -162,18 +169,18 @@ def _tell(progress: "Progress") -> None:
 
 def _summary(optimizer: "NearStorageOptimizer") -> list[str]:
     """Bytes over each link, and what the last step waited for."""
-    traffic = optimizer.traffic
-    params = max(traffic.params, 1)
+    report = optimizer.report
+    traffic, params = report.traffic, max(report.traffic.params, 1)
     links = {
         "gradients down": traffic.to_device_bytes,
         "parameters up": traffic.from_device_bytes,
         "flash read": traffic.flash_read_bytes,
         "flash written": traffic.flash_written_bytes,
     }
-    stalls = ", ".join(f"{name} {100 * share:.0f} %" for name, share in optimizer.stalls.fractions.items())
+    stalls = ", ".join(f"{name} {100 * share:.0f} %" for name, share in report.stalls.fractions.items())
     return [
-        f"{traffic.steps} steps to step {optimizer.steps} of {', '.join(map(str, optimizer.paths))}; "
-        f"{optimizer.skipped_steps} skipped",
+        f"{traffic.steps} steps to step {optimizer.steps} of {', '.join(map(str, optimizer.store.paths))}; "
+        f"{report.skipped_steps} skipped",
         "bytes a parameter and step: "
         + ", ".join(f"{name} {size / params:.2f}" for name, size in links.items())
         + f"; p, m and v over the host link would be {traffic.conventional_bytes / params:.0f}",

@@ -1,6 +1,6 @@
 """Fine-tuning of a language model on a file of text or tokens: what `nearflash train` does, for scripts too.
 
-A batch depends on the step and the seed alone, so a run that was stopped goes on with the batch that it would have had.
+A batch depends on the step and the seed alone, so a run that was stopped resumes with the batch that it would have had.
 """
 
 import time
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from nearflash.abi.errors import CommandError, StateError
-from nearflash.training.optimizers.base import NearStorageOptimizer
+from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 from nearflash.training.step.stalls import Stalls
 
 __all__ = ["DTYPES", "Data", "Progress", "fine_tune", "load_model", "load_tokens"]
@@ -25,39 +25,46 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Data:
-    """Tokens cut to windows, dealt in a new order each time round."""
+    """Tokens cut into sequences, which are shuffled again for each epoch."""
 
     tokens: torch.Tensor
     """(n,), int64."""
-    window: int
+    seq_length: int
     """Tokens of a sequence."""
-    batch: int
+    batch_size: int
     """Sequences of a step."""
     seed: int
 
     def __post_init__(self) -> None:
-        if len(self.tokens) < self.window:
-            raise CommandError(f"data must have at least {self.window} tokens (one window), not {len(self.tokens)}")
+        if len(self.tokens) < self.seq_length:
+            raise CommandError(
+                f"data must have at least {self.seq_length} tokens (one sequence), not {len(self.tokens)}"
+            )
 
     def at(self, step: int) -> torch.Tensor:
-        """Token ids (batch, window) of a step, counted from 0."""
-        windows = len(self.tokens) // self.window
+        """Token ids (batch_size, seq_length) of a step, counted from 0."""
+        sequences = len(self.tokens) // self.seq_length
         rows = []
-        for index in range(step * self.batch, (step + 1) * self.batch):
-            turn, place = divmod(index, windows)
-            start = int(_order(windows, self.seed + turn)[place]) * self.window
-            rows.append(self.tokens[start : start + self.window])
+        for index in range(step * self.batch_size, (step + 1) * self.batch_size):
+            epoch, place = divmod(index, sequences)
+            start = int(_order(sequences, self.seed + epoch)[place]) * self.seq_length
+            rows.append(self.tokens[start : start + self.seq_length])
         return torch.stack(rows)
 
     def cursor(self) -> dict[str, int]:
-        """What must be the same in a run that goes on."""
-        return {"tokens": len(self.tokens), "window": self.window, "batch": self.batch, "seed": self.seed}
+        """What must be the same in a run that resumes."""
+        return {
+            "tokens": len(self.tokens),
+            "seq_length": self.seq_length,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
 
 
 @lru_cache(maxsize=2)
-def _order(windows: int, seed: int) -> torch.Tensor:
-    """Numbers of the windows, (windows,), in the order of one time round."""
-    return torch.randperm(windows, generator=torch.Generator().manual_seed(seed))
+def _order(sequences: int, seed: int) -> torch.Tensor:
+    """Indices of the sequences, (sequences,), in the order of one epoch."""
+    return torch.randperm(sequences, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)
@@ -78,18 +85,18 @@ class Progress:
 
 def fine_tune(model: Any, data: Data, optimizer: NearStorageOptimizer, steps: int) -> Iterator[Progress]:
     """Train up to step `steps` of the state, from where it is. Raises StateError for a state of other data."""
-    if optimizer.steps and optimizer.extra.get("data") != data.cursor():
+    if optimizer.steps and optimizer.metadata.get("data") != data.cursor():
         raise StateError(
-            f"data must be that of {optimizer.path}, {optimizer.extra.get('data')}, not {data.cursor()}; "
-            "give the same data, window, batch and seed, or begin on another path"
+            f"data must be that of {optimizer.store.path}, {optimizer.metadata.get('data')}, not {data.cursor()}; "
+            "give the same data, sequence length, batch size and seed, or begin on another path"
         )
-    optimizer.extra["data"] = data.cursor()
+    optimizer.metadata["data"] = data.cursor()
     device = next(model.parameters()).device
     model.train()
     began, first, seen = time.perf_counter(), optimizer.steps, 0
     while optimizer.steps < steps:
         before = optimizer.steps
-        ids = data.at(before + optimizer.skipped_steps).to(device)
+        ids = data.at(before + optimizer.report.skipped_steps).to(device)
         loss = model(input_ids=ids, labels=ids).loss
         optimizer.scale_loss(loss).backward()
         middle = time.perf_counter()
@@ -101,7 +108,7 @@ def fine_tune(model: Any, data: Data, optimizer: NearStorageOptimizer, steps: in
             done, rate = optimizer.steps - first, seen / (now - began)
             remaining = (steps - optimizer.steps) * (now - began) / done
             yield Progress(
-                optimizer.steps, steps, float(loss.detach()), rate, now - middle, remaining, optimizer.stalls
+                optimizer.steps, steps, float(loss.detach()), rate, now - middle, remaining, optimizer.report.stalls
             )
 
 

@@ -89,8 +89,8 @@ class Mount:
         """The innermost mount that holds `path`."""
         best = cls(Path("/"), "unknown", "unknown", "0:0")
         for line in _MOUNTS.read_text().splitlines():
-            before, _, behind = line.partition(" - ")
-            fields, (kind, source, *_) = before.split(), behind.split()
+            before, _, after = line.partition(" - ")
+            fields, (kind, source, *_) = before.split(), after.split()
             point = Path(fields[4].encode().decode("unicode_escape"))
             if path.is_relative_to(point) and len(point.parts) >= len(best.point.parts):
                 best = cls(point, kind, source, fields[2])
@@ -146,7 +146,7 @@ def _place(path: Path, folder: Path) -> Iterator[Finding]:
         yield Finding(Level.ERROR, "path", text)
         return
     if mount.kind in _REMOTE:
-        text = f"{where}: not a local drive's; rates and flushes are those of what lies behind it"
+        text = f"{where}: not a local drive's; rates and flushes are those of its server or lower layer"
         yield Finding(Level.WARNING, "file system", text)
         return
     yield Finding(Level.OK, "file system", where)
@@ -185,7 +185,7 @@ def _drive(folder: Path) -> Iterator[Finding]:
     mount = Mount.of(folder)
     cache = mount.queue("write_cache")
     if cache is None:
-        text = f"no drive of {mount.source} in {_SYS_BLOCK}: whether a flush reaches the flash cannot be told"
+        text = f"no drive of {mount.source} in {_SYS_BLOCK}: whether a flush reaches the flash is unknown"
         yield Finding(Level.WARNING, "write cache", text)
     elif cache == "write back":
         yield Finding(Level.OK, "write cache", "write back: a step is durable after its flush, which takes time")

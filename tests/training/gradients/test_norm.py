@@ -10,7 +10,7 @@ import torch
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import NonFiniteError
 from nearflash.storage import ADAM_ARRAYS
-from nearflash.training.gradients.norm import clip_scalar, refuse_nonfinite, squares
+from nearflash.training.gradients.norm import clip_scalar, reject_nonfinite, sum_of_squares
 from nearflash.training.step.parameters import FlatParameters
 
 
@@ -27,7 +27,7 @@ def test_squares_are_nearly_exact_at_any_scale():
                  ((1, 1e30), (70_000, 1e-30), (200_001, 1.0), (0, 1.0), (17, 1e-3))]  # fmt: skip
     for chosen in ([1], [2, 4], [0, 1, 2, 3, 4]):
         exact = sum(Fraction(float(x)) ** 2 for i in chosen for x in gradients[i])
-        assert abs(Fraction(squares(gradients[i] for i in chosen)) / exact - 1) < Fraction(1, 10**14)
+        assert abs(Fraction(sum_of_squares(gradients[i] for i in chosen)) / exact - 1) < Fraction(1, 10**14)
 
 
 def test_squares_do_not_depend_on_threads_or_neighbours():
@@ -38,29 +38,29 @@ def test_squares_do_not_depend_on_threads_or_neighbours():
         found = set()
         for count in (1, 2):
             torch.set_num_threads(count)
-            found.add(squares(gradients))
+            found.add(sum_of_squares(gradients))
     finally:
         torch.set_num_threads(threads)
     assert len(found) == 1
-    assert found == {squares([gradients[2], gradients[0], gradients[1]])}, "of whole tensors in any order"
+    assert found == {sum_of_squares([gradients[2], gradients[0], gradients[1]])}, "of whole tensors in any order"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_squares_are_finite_exactly_when_all_elements_are(value):
     """Also next to the largest numbers, whose squares overflow in fp32."""
     gradients = [torch.full((100_000,), 3.4e38), torch.zeros(3)]
-    assert math.isfinite(squares(gradients))
+    assert math.isfinite(sum_of_squares(gradients))
     gradients[1][2] = value
-    assert not math.isfinite(squares(gradients))
-    assert math.isfinite(squares(gradients[:1]))
+    assert not math.isfinite(sum_of_squares(gradients))
+    assert math.isfinite(sum_of_squares(gradients[:1]))
 
 
 def test_damage_is_named_also_where_it_is_elsewhere():
     flat = flat_of([torch.ones(5), torch.tensor([1.0, float("nan"), float("inf")])])
     with pytest.raises(NonFiniteError, match=r"gradient of '0.1' must be finite, .* in 2 elements \(2 in 1 tensors\)"):
-        refuse_nonfinite(flat, [0, 1])
+        reject_nonfinite(flat, [0, 1])
     with pytest.raises(NonFiniteError, match="another rank has some that are not"):
-        refuse_nonfinite(flat, [0])
+        reject_nonfinite(flat, [0])
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-3, 0.9999, 1.0, 3.7, 1e6])

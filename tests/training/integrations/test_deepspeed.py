@@ -39,8 +39,8 @@ def test_a_whole_configuration(tmp_path):
         chosen = from_deepspeed(config)
         assert chosen.optimizer is NearStorageAdamW
         assert chosen.options == {
-            "lr": 1e-4, "betas": (0.8, 0.99), "eps": 1e-7, "weight_decay": 0.1, "max_grad_norm": 0.5, "copy": "bf16",
-            "path": "/nvme",
+            "lr": 1e-4, "betas": (0.8, 0.99), "eps": 1e-7, "weight_decay": 0.1, "max_grad_norm": 0.5,
+            "param_dtype": "bf16", "path": "/nvme",
         }  # fmt: skip
         assert set(chosen.without_effect) == {
             "train_micro_batch_size_per_gpu", "zero_optimization.stage", "zero_optimization.sub_group_size",
@@ -60,7 +60,7 @@ def test_other_optimizers():
 def test_loss_scales():
     fp16 = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 500, "hysteresis": 3}
     options = from_deepspeed(changed("bf16", value={"enabled": False}) | {"fp16": fp16}).options
-    assert options["copy"] == "fp16" and options["loss_scale"] == LossScale(1024.0, window=500, hysteresis=3)
+    assert options["param_dtype"] == "fp16" and options["loss_scale"] == LossScale(1024.0, window=500, hysteresis=3)
     fixed = from_deepspeed(changed("bf16", value={}) | {"fp16": {"enabled": True, "loss_scale": 128}})
     assert fixed.options["loss_scale"] == 128.0
     assert "loss_scale" not in from_deepspeed(CONFIG).options
@@ -94,4 +94,8 @@ def test_it_trains(tmp_path):
     with chosen.optimizer([tensor], **chosen.options) as optimizer:
         tensor.grad = torch.ones_like(tensor)
         optimizer.step()
-        assert optimizer.steps == 1 and optimizer.grad_norm == 10 and optimizer.path == tmp_path / "optimizer.state"
+        assert (
+            optimizer.steps == 1
+            and optimizer.report.grad_norm == 10
+            and optimizer.store.path == tmp_path / "optimizer.state"
+        )

@@ -9,7 +9,7 @@ import torch
 
 from nearflash.abi.errors import CommandError, NonFiniteError, StateError
 from nearflash.training import NearStorageAdamW
-from nearflash.training.integrations.ranks import RankedOptimizer, deal
+from nearflash.training.integrations.ranks import RankedOptimizer, assign_ranks
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.05, "extent_params": 1024}
 
@@ -41,7 +41,7 @@ def step(number):
 optimizer = open_it(False)
 step(0); step(1)
 if rank == 1:
-    optimizer.own.rollback()  # as a crash between the commits of the ranks leaves them
+    optimizer.local.rollback()  # as a crash between the commits of the ranks leaves them
 rate = optimizer.param_groups[0]["lr"]
 optimizer.close()
 optimizer = open_it(True)
@@ -49,7 +49,7 @@ assert optimizer.steps == 1
 optimizer.param_groups[0]["lr"] = rate * 2
 gradients.pop()
 step(1); step(2)
-failing, error = optimizer.own._owned.store, None
+failing, error = optimizer.local._optimizer_state.store, None
 if rank == 0:
     def fail(*_): raise NearflashError("no room")
     failing.commit, real = fail, failing.commit
@@ -65,7 +65,7 @@ gradients.pop()
 full = optimizer.full_state_dict()
 step(3)
 torch.save({"gradients": gradients, "parameters": [p.detach() for p in model.parameters()], "full": full,
-            "before": before, "error": error, "norm": optimizer.grad_norm}, f"{folder}/rank{rank}.pt")
+            "before": before, "error": error, "norm": optimizer.report.grad_norm}, f"{folder}/rank{rank}.pt")
 optimizer.close()
 distributed.destroy_process_group()
 """
@@ -106,7 +106,7 @@ def test_two_ranks(tmp_path):
             if step == 3:
                 assert same(tensors, found[0]["before"])
             advance(single, tensors, given)
-        assert same(tensors, found[0]["parameters"]) and single.grad_norm == found[0]["norm"] > 0.05
+        assert same(tensors, found[0]["parameters"]) and single.report.grad_norm == found[0]["norm"] > 0.05
 
     resharded = parameters()
     with torch.no_grad():
@@ -119,8 +119,8 @@ def test_two_ranks(tmp_path):
 
 
 def test_largest_first():
-    assert deal([10, 1, 6, 5], 2) == [0, 0, 1, 1]
-    assert deal([1, 1, 1], 1) == [0, 0, 0] and sorted(deal([0, 0], 2)) == [0, 1]
+    assert assign_ranks([10, 1, 6, 5], 2) == [0, 0, 1, 1]
+    assert assign_ranks([1, 1, 1], 1) == [0, 0, 0] and sorted(assign_ranks([0, 0], 2)) == [0, 1]
 
 
 def test_one_rank_is_the_optimizer(tmp_path):

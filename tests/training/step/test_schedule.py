@@ -32,7 +32,7 @@ def set_gradient(tensor, step):
 
 
 def bits(optimizer):
-    return [torch.from_numpy(optimizer.read_array(array)) for array in "pmv"]
+    return [torch.from_numpy(optimizer.store.read_array(array)) for array in "pmv"]
 
 
 def assert_equal(one, other):
@@ -89,7 +89,7 @@ def test_a_failure_leaves_the_step_before(open_optimizer, tmp_path, monkeypatch,
         optimizer.step()
     set_gradient(tensor, 2)
     before, stored = tensor.detach().clone(), bits(optimizer)
-    store, device = optimizer._owned.store, optimizer._owned.schedule.transfers[0].device
+    store, device = optimizer._optimizer_state.store, optimizer._optimizer_state.schedule.transfers[0].device
     resets = []
     monkeypatch.setattr(device, "reset", lambda: resets.append(1))
     errors = {
@@ -113,7 +113,7 @@ def test_a_failure_leaves_the_step_before(open_optimizer, tmp_path, monkeypatch,
 
 def test_the_first_error_is_raised(open_optimizer, monkeypatch, tensor):
     optimizer = open_optimizer([tensor])
-    store = optimizer._owned.store
+    store = optimizer._optimizer_state.store
     set_gradient(tensor, 0)
     fail_at(monkeypatch, store, "read", 15, StateError("first"))
     delay(monkeypatch, store, "write", 0.02)
@@ -127,7 +127,7 @@ def test_an_interrupt_discards_the_step(open_optimizer, monkeypatch, tensor):
     optimizer = open_optimizer([tensor], device="model:update-tiny")
     set_gradient(tensor, 0)
     before = tensor.detach().clone()
-    fail_at(monkeypatch, optimizer._owned.store, "commit", 0, KeyboardInterrupt())
+    fail_at(monkeypatch, optimizer._optimizer_state.store, "commit", 0, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     assert optimizer.steps == 0 and torch.equal(before, tensor) and threading.active_count() == threads
@@ -149,13 +149,13 @@ STAGES = ("read", "update", "write")
 
 def test_stages_overlap_and_the_trace_shows_it(open_optimizer, tmp_path, monkeypatch, tensor):
     optimizer = open_optimizer([tensor])
-    store, device = optimizer._owned.store, optimizer._owned.schedule.transfers[0].device
+    store, device = optimizer._optimizer_state.store, optimizer._optimizer_state.schedule.transfers[0].device
     for place, name in ((store, "read"), (store, "write")):
         delay(monkeypatch, place, name, 0.01)
     delay(monkeypatch, device, "run", 0.03)
     set_gradient(tensor, 0)
     optimizer.step()
-    optimizer.timeline.write(tmp_path / "trace.json")
+    optimizer.report.timeline.write(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {event["args"]["name"] for event in events if event["ph"] == "M"}
     assert {name.rstrip(" 0123456789") for name in names} == {"MainThread", *(f"device 0: {s}" for s in STAGES)}
@@ -169,15 +169,15 @@ def test_stages_overlap_and_the_trace_shows_it(open_optimizer, tmp_path, monkeyp
 @pytest.mark.parametrize("slow, reason", [("read", "read"), ("run", "update"), ("write", "write")])
 def test_stalls_name_the_slow_stage(open_optimizer, monkeypatch, tensor, slow, reason):
     optimizer = open_optimizer([tensor])
-    store, device = optimizer._owned.store, optimizer._owned.schedule.transfers[0].device
+    store, device = optimizer._optimizer_state.store, optimizer._optimizer_state.schedule.transfers[0].device
     delay(monkeypatch, device if slow == "run" else store, slow, 0.03)
     set_gradient(tensor, 0)
     optimizer.step()
-    fractions = optimizer.stalls.fractions
+    fractions = optimizer.report.stalls.fractions
     assert set(fractions) == {"gradients", "read", "update", "write"}
     assert all(0 <= fraction <= 1 for fraction in fractions.values())
     assert fractions[reason] > 0.2
-    assert optimizer.stalls.seconds[reason] == fractions[reason] * optimizer.stalls.step_s
+    assert optimizer.report.stalls.seconds[reason] == fractions[reason] * optimizer.report.stalls.step_s
 
 
 # What is remembered
@@ -187,7 +187,7 @@ def test_extents_turn_round_and_stay(open_optimizer, tmp_path, monkeypatch, tens
     """The last extents of a step are the first of the next; those that fit are not read again, and all are written."""
     slots = 2
     optimizer = open_optimizer([tensor], resident_bytes=slots * 12 * 1024)
-    store, reads, lock = optimizer._owned.store, [], threading.Lock()
+    store, reads, lock = optimizer._optimizer_state.store, [], threading.Lock()
     real = store.read
 
     def noted(array, extent, memory):
@@ -207,7 +207,7 @@ def test_extents_turn_round_and_stay(open_optimizer, tmp_path, monkeypatch, tens
             order = sorted(range(EXTENTS), reverse=step % 2 == 1)
             assert kept <= set(order[: len(kept) + schedule.WRITERS]), "those written last; writers may overtake"
         reads.clear()
-    assert optimizer.traffic.flash_written_bytes == 3 * 12 * PARAMS
+    assert optimizer.report.traffic.flash_written_bytes == 3 * 12 * PARAMS
     monkeypatch.setattr(store, "read", real)
     assert_equal(bits(optimizer), undisturbed(open_optimizer, tmp_path / "other", 3))
 
@@ -216,7 +216,7 @@ def test_orders_alternate(open_optimizer, tensor):
     optimizer = open_optimizer([tensor])
     orders = []
     for step in range(3):
-        orders.append([extent.index for extent in optimizer._owned.schedule.order()])
+        orders.append([extent.index for extent in optimizer._optimizer_state.schedule.order()])
         set_gradient(tensor, step)
         optimizer.step()
     assert orders[0] == orders[2] == orders[1][::-1] == list(range(EXTENTS))

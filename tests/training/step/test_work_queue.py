@@ -3,7 +3,7 @@
 import threading
 import time
 
-from nearflash.training.step.work_queue import Channel
+from nearflash.training.step.work_queue import WorkQueue
 
 
 def later(action, delay_s=0.02):
@@ -13,7 +13,7 @@ def later(action, delay_s=0.02):
 
 
 def test_items_come_in_order_and_then_the_end():
-    channel = Channel([1, 2], producers=2)
+    channel = WorkQueue([1, 2], producers=2)
     channel.put(3)
     channel.end()
     assert [channel.get() for _ in range(3)] == [1, 2, 3]
@@ -23,19 +23,19 @@ def test_items_come_in_order_and_then_the_end():
 
 
 def test_the_newest_item_comes_first_where_that_is_wanted():
-    channel = Channel([1, 2], newest_first=True)
+    channel = WorkQueue([1, 2], newest_first=True)
     channel.put(3)
     assert [channel.get() for _ in range(3)] == [3, 1, 2]
 
 
 def test_preferred_items_come_first():
-    channel = Channel([1, 2, 3, 4])
+    channel = WorkQueue([1, 2, 3, 4])
     assert channel.get(prefer=lambda item: item % 2 == 0) == 2
     assert channel.get(prefer=lambda item: item > 4) == 1
 
 
 def test_an_abort_wakes_the_waiting_and_drops_what_comes():
-    channel = Channel[int]()
+    channel = WorkQueue[int]()
     later(channel.abort)
     assert channel.get() is None
     channel.put(1)
@@ -44,7 +44,7 @@ def test_an_abort_wakes_the_waiting_and_drops_what_comes():
 
 
 def test_waits_are_measured():
-    channel = Channel[int]()
+    channel = WorkQueue[int]()
     timer = later(lambda: channel.put(1), 0.05)
     assert channel.get() == 1
     timer.join()

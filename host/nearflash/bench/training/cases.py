@@ -72,13 +72,13 @@ class NearStorage:
     def __init__(self, size: str, folder: Path, **options: Any) -> None:
         self._size, self.model = size, model(size)
         self.optimizer = NearStorageAdamW(
-            self.model.parameters(), path=folder, copy="bf16", max_grad_norm=MAX_NORM, **SCALARS, **options
+            self.model.parameters(), path=folder, param_dtype="bf16", max_grad_norm=MAX_NORM, **SCALARS, **options
         )
 
     @property
     def link_bytes(self) -> int:
         """See Subject: what crosses the link to a device that reads and writes the flash by itself."""
-        return self.optimizer.traffic.host_link_bytes
+        return self.optimizer.report.traffic.host_link_bytes
 
     def gradients(self, step: int) -> float:
         """See Subject."""

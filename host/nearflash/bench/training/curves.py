@@ -26,7 +26,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.options import Option
 from nearflash.training.finetune import Data, load_model, load_tokens
 from nearflash.training.gradients.compression import TopK
-from nearflash.training.optimizers.classes import NearStorageAdamW
+from nearflash.training.optimizers.adam import NearStorageAdamW
 
 __all__ = ["run"]
 
@@ -90,7 +90,7 @@ def _trained(case: str, model: Any, data: Data, path: Path | None) -> tuple[list
             model.parameters(), path=inside, max_grad_norm=MAX_NORM, **SCALARS, **CASES[case]
         ) as optimizer:
             losses = [_step(model, data.at(step), optimizer, clip=False) for step in range(STEPS)]
-            return losses, optimizer.traffic.to_device_bytes / optimizer.traffic.params
+            return losses, optimizer.report.traffic.to_device_bytes / optimizer.report.traffic.params
 
 
 def _step(model: Any, ids: torch.Tensor, optimizer: torch.optim.Optimizer, *, clip: bool) -> float:

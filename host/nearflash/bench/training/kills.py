@@ -158,7 +158,7 @@ def _train(paths: Sequence[Path], sink: int) -> None:
 
 
 def _announce(sink: int, optimizer: NearStorageAdamW, model: torch.nn.Module) -> None:
-    arrays = _digest(optimizer.read_array(array.name) for array in optimizer.manifest.arrays)
+    arrays = _digest(optimizer.store.read_array(array.name) for array in optimizer.store.manifest.arrays)
     tensors = _digest(tensor.detach().numpy() for tensor in model.parameters())
     os.write(sink, f"{optimizer.steps} {arrays} {tensors}\n".encode())
 

@@ -118,7 +118,7 @@ def _export(arguments: argparse.Namespace) -> int:
 def _import(arguments: argparse.Namespace) -> int:
     from nearflash.storage.state.exchange import import_state
 
-    options = {"weights": arguments.stripe_ratio, "profile": arguments.profile, "direct": not arguments.buffered}
+    options = {"stripe_ratio": arguments.stripe_ratio, "profile": arguments.profile, "direct": not arguments.buffered}
     with import_state(arguments.file, arguments.to, **options) as store:
         _describe(store)
     return 0
@@ -128,6 +128,6 @@ def _reshard(arguments: argparse.Namespace) -> int:
     from nearflash.storage.state.exchange import reshard
 
     with _open(arguments) as store:
-        with reshard(store, arguments.to, weights=arguments.stripe_ratio, direct=not arguments.buffered) as other:
+        with reshard(store, arguments.to, stripe_ratio=arguments.stripe_ratio, direct=not arguments.buffered) as other:
             _describe(other)
     return 0

@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     chosen = from_deepspeed(given.config)
     print(f"without effect here: {', '.join(chosen.without_effect) or 'nothing'}")
-    model, tokenizer = load_model(given.model, chosen.options.get("copy", "fp32"))
-    data = Data(load_tokens(given.text, tokenizer, model.config.vocab_size), window=64, batch=2, seed=0)
+    model, tokenizer = load_model(given.model, chosen.options.get("param_dtype", "fp32"))
+    data = Data(load_tokens(given.text, tokenizer, model.config.vocab_size), seq_length=64, batch_size=2, seed=0)
     with chosen.optimizer(model.parameters(), resume="auto", **chosen.options) as optimizer:
         for progress in fine_tune(model, data, optimizer, given.steps):
             print(f"{progress.step:>5}  {progress.loss:.4f}", flush=True)

@@ -19,7 +19,7 @@ WINDOW = 64
 
 
 def train(text: bytes, path: Path, steps: int, device: str) -> list[float]:
-    """Losses (nats a byte) of steps up to `steps`; goes on from the state on `path` where there is one."""
+    """Losses (nats a byte) of steps up to `steps`; resumes from the state on `path` where there is one."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Embedding(256, 16), torch.nn.Flatten(), torch.nn.Linear(16 * WINDOW, 128), torch.nn.GELU(),

@@ -1,4 +1,4 @@
-"""transformers' Trainer with its optimizer's state on flash; run again with --resume it goes on from a checkpoint.
+"""transformers' Trainer with its optimizer's state on flash; with --resume it resumes from a checkpoint.
 
 python -m nearflash.training.examples.trainer --model tests/data/doclm-7m --text tests/data/finetune.txt \
     --output build/tuned --path /nvme/state --steps 20
@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     trainer = Trainer(
         model, arguments, train_dataset=windows, callbacks=[Snapshots()],
-        optimizer_cls_and_kwargs=trainer_optimizer(arguments, path=given.path, checkpoint=given.resume, copy="bf16"),
+        optimizer_cls_and_kwargs=trainer_optimizer(
+            arguments, path=given.path, checkpoint=given.resume, param_dtype="bf16"
+        ),
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=str(given.resume) if given.resume else None)
     return 0

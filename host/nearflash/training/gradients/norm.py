@@ -22,7 +22,7 @@ from nearflash.device.backends.host.vector.compiled import bf16_number, compiled
 from nearflash.storage import TensorEntry
 from nearflash.training.step.parameters import FlatParameters, dtype_name
 
-__all__ = ["clip_scalar", "refuse_nonfinite", "squares", "with_gradient"]
+__all__ = ["clip_scalar", "reject_nonfinite", "sum_of_squares", "tensors_with_gradient"]
 
 RUN = 1 << 10
 BLOCK = 1 << 20
@@ -30,7 +30,7 @@ BLOCK = 1 << 20
 GPU_BLOCK = 1 << 22
 
 
-def with_gradient(flat: FlatParameters) -> list[int]:
+def tensors_with_gradient(flat: FlatParameters) -> list[int]:
     """Tensors that have a gradient, ascending. Raises ShapeError, FormatError for tensors or gradients that changed."""
     found = []
     for index, (tensor, entry) in enumerate(zip(flat.tensors, flat.entries, strict=True)):
@@ -44,12 +44,11 @@ def with_gradient(flat: FlatParameters) -> list[int]:
     return found
 
 
-def squares(gradients: Iterable[torch.Tensor | None]) -> float:
+def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
     """Sum of the squares of the gradients, each first rounded to fp32; not finite where one of them is not."""
     sums: list[float] = []
     blocks: list[torch.Tensor] = []
     for gradient in gradients:
-        assert gradient is not None, "only tensors with a gradient have squares"
         values = gradient.detach().reshape(-1)
         if values.is_cuda:
             parts = [part.float().double().square().sum() for part in values.split(GPU_BLOCK)]
@@ -72,7 +71,7 @@ def clip_scalar(norm: float, max_norm: float | None, scale: float) -> float:
     return fp32_round(1.0 / (clip * scale))
 
 
-def refuse_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
+def reject_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
     """Raise NonFiniteError, with the first damaged tensor's name and the counts."""
     counts = {flat.entries[i].name: _nonfinite(flat.tensors[i].grad) for i in tensors}
     damaged = [name for name, count in counts.items() if count]

@@ -1,4 +1,4 @@
-"""A state beside a framework's checkpoint: a snapshot when it saves, the snapshot in the state's place before a resume.
+"""A state beside a framework's checkpoint: a snapshot when it saves, which replaces the state before a resume.
 
 The framework's own checkpoint holds a handle to the state (its identity and step), not the state. Without a snapshot
 training resumes from the state file at the last committed step only, which is where it stopped, not where it saved.
@@ -10,7 +10,7 @@ from pathlib import Path
 from nearflash.abi.errors import StateError
 from nearflash.storage import StateStore
 from nearflash.storage.state.snapshot import copy
-from nearflash.training.optimizers.settings import Settings
+from nearflash.training.optimizers.options import Settings
 
 __all__ = ["FOLDER", "restore"]
 
@@ -23,15 +23,15 @@ def restore(
 ) -> int:
     """Put a checkpoint's snapshot in the place of the state on `path`, as an optimizer takes it; returns its step.
 
-    The files that were there are replaced. Raises StateError where there is no whole snapshot, or one of another number
-    of files; StorageFullError.
+    The files that were there are replaced. Raises StateError where there is no complete snapshot, or one of another
+    number of files; StorageFullError.
     """
     folder = Path(checkpoint) / FOLDER
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     targets = Settings(path=path, device=["host"] * devices).paths
     if len(found) != len(targets):
         raise StateError(
-            f"{folder} must hold a snapshot of {len(targets)} files, not of {len(found)}; see doors.trainer"
+            f"{folder} must hold a snapshot of {len(targets)} files, not of {len(found)}; see integrations.trainer"
         )
     with StateStore.open(found, direct=direct) as store:
         store.each(lambda file: copy(file, targets[file.index]))

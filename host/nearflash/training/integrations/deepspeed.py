@@ -17,14 +17,11 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.training.gradients.scaler import LossScale
-from nearflash.training.optimizers.base import NearStorageOptimizer
-from nearflash.training.optimizers.classes import (
-    NearStorageAdagrad,
-    NearStorageAdam,
-    NearStorageAdamW,
-    NearStorageLion,
-    NearStorageSGD,
-)
+from nearflash.training.optimizers.adagrad import NearStorageAdagrad
+from nearflash.training.optimizers.adam import NearStorageAdam, NearStorageAdamW
+from nearflash.training.optimizers.lion import NearStorageLion
+from nearflash.training.optimizers.optimizer import NearStorageOptimizer
+from nearflash.training.optimizers.sgd import NearStorageSGD
 
 __all__ = ["FromDeepSpeed", "from_deepspeed"]
 
@@ -66,7 +63,7 @@ class FromDeepSpeed:
 
 
 class _Block:
-    """A part of the configuration; what is asked for is crossed off."""
+    """A part of the configuration; keys that were read are removed, so that the rest is unknown."""
 
     def __init__(self, content: Any, name: str = "") -> None:
         if not isinstance(content, Mapping):
@@ -100,7 +97,7 @@ def from_deepspeed(config: str | Path | Mapping[str, Any]) -> FromDeepSpeed:
     top = _Block(config)
     blocks = [top]
     kind, options = _optimizer(top, blocks)
-    options |= _place(top, blocks) | _precision(top, blocks)
+    options |= _state_path(top, blocks) | _precision(top, blocks)
     if clipping := top.take("gradient_clipping", 0.0):
         options["max_grad_norm"] = float(clipping)
     aio = top.block("aio")
@@ -131,7 +128,7 @@ def _optimizer(top: _Block, blocks: list[_Block]) -> tuple[type[NearStorageOptim
     return kind, options
 
 
-def _place(top: _Block, blocks: list[_Block]) -> dict[str, Any]:
+def _state_path(top: _Block, blocks: list[_Block]) -> dict[str, Any]:
     zero = top.block("zero_optimization")
     offload = zero.block("offload_optimizer")
     device, path = offload.take("device", "none"), offload.take("nvme_path")
@@ -150,14 +147,14 @@ def _place(top: _Block, blocks: list[_Block]) -> dict[str, Any]:
 
 def _precision(top: _Block, blocks: list[_Block]) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for name, copy in _PRECISIONS.items():
+    for name, dtype in _PRECISIONS.items():
         block = top.block(name)
         blocks.append(block)
         enabled = block.take("enabled", False)
         if name == "fp16":
             scale = _loss_scale(block)
             options |= {"loss_scale": scale} if enabled else {}
-        if enabled and options.setdefault("copy", copy) != copy:
+        if enabled and options.setdefault("param_dtype", dtype) != dtype:
             raise CommandError("one of fp16 and bf16 must be enabled, not both")
     return options
 
@@ -165,8 +162,8 @@ def _precision(top: _Block, blocks: list[_Block]) -> dict[str, Any]:
 def _loss_scale(fp16: _Block) -> LossScale | float:
     fixed, power = float(fp16.take("loss_scale", 0)), fp16.take("initial_scale_power", 16)
     window, hysteresis = fp16.take("loss_scale_window", 1000), fp16.take("hysteresis", 2)
-    if (least := fp16.take("min_loss_scale", 1)) != 1:
-        raise CommandError(f"fp16.min_loss_scale must be 1, not {least!r}")
+    if (minimum := fp16.take("min_loss_scale", 1)) != 1:
+        raise CommandError(f"fp16.min_loss_scale must be 1, not {minimum!r}")
     if fp16.take("consecutive_hysteresis", False) or fp16.take("auto_cast", False):
         raise CommandError("fp16.consecutive_hysteresis and fp16.auto_cast must be false; take them out")
     return fixed or LossScale(2.0**power, window=int(window), hysteresis=int(hysteresis))

@@ -5,10 +5,10 @@
                       optimizer_cls_and_kwargs=trainer_optimizer(arguments, path="/nvme/state"))
     trainer.train()
 
-A model in bf16 or fp16 needs copy="bf16" or copy="fp16". With `optimizers=(optimizer, None)` an optimizer that exists
-already works as well; clipping then is the Trainer's, on the gradients, and the optimizer's `max_grad_norm` must be
-None, or the gradient is clipped twice. overlap="backward" gains nothing here: the Trainer multiplies all gradients (by
-1 where it does not clip) when backward has ended, so that what was begun is done again.
+A model in bf16 or fp16 needs param_dtype="bf16" or param_dtype="fp16". `optimizers=(optimizer, None)` works, too: then
+the Trainer clips the gradients, and the optimizer's `max_grad_norm` must be None, or they are clipped twice.
+overlap="backward" gains nothing here: the Trainer multiplies all gradients (by 1 where it does not clip) when backward
+has ended, so that each speculative step is a misprediction.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
 from nearflash.training.integrations.checkpoints import FOLDER, restore
-from nearflash.training.optimizers.base import NearStorageOptimizer
-from nearflash.training.optimizers.classes import NearStorageAdamW
+from nearflash.training.optimizers.adam import NearStorageAdamW
+from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 
 __all__ = ["Snapshots", "trainer_optimizer"]
 
@@ -36,7 +36,7 @@ def trainer_optimizer(
     """`optimizer_cls_and_kwargs` of a Trainer with these arguments; `options` are the optimizer's, and come first.
 
     Learning rate, betas and eps are those of `arguments`. Clipping becomes the optimizer's, which knows the norm
-    anyway: arguments.max_grad_norm is 0 afterwards. resume is "auto" unless given: a state that exists is gone on from.
+    anyway: arguments.max_grad_norm is 0 afterwards. resume is "auto" unless given.
     checkpoint: as the Trainer will resume from; its snapshot replaces the state. Raises as `restore`.
     """
     chosen: dict[str, Any] = {"path": path, "resume": "auto", "lr": arguments.learning_rate}
@@ -58,4 +58,4 @@ class Snapshots(TrainerCallback):
         """See TrainerCallback."""
         optimizer = kwargs["optimizer"]
         optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
-        optimizer.snapshot(Path(args.output_dir) / f"checkpoint-{state.global_step}" / FOLDER)
+        optimizer.store.snapshot(Path(args.output_dir) / f"checkpoint-{state.global_step}" / FOLDER)

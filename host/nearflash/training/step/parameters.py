@@ -57,8 +57,8 @@ class FlatParameters:
                     names.append(name)
         for name, tensor in zip(names, self.tensors, strict=True):
             if COPY_OF.get(tensor.dtype) not in (CopyFormat.NONE, copy):
-                allowed = "float32" + (f" or {copy.name.lower()}" if copy else ' (or pass copy="fp16" or "bf16")')
-                raise FormatError(f"parameter {name!r} must be {allowed}, not {dtype_name(tensor)}")
+                other = f" or {copy.name.lower()}" if copy else ' (or pass param_dtype="fp16" or "bf16")'
+                raise FormatError(f"parameter {name!r} must be float32{other}, not {dtype_name(tensor)}")
         described = zip(names, self.tensors, strict=True)
         self.manifest = Manifest.pack([(n, tuple(t.shape), dtype_name(t)) for n, t in described], extent_params, arrays)
         self._starts = [entry.start for entry in self.manifest.tensors]

@@ -24,18 +24,18 @@ from nearflash.training.step.stalls import Stalls
 from nearflash.training.step.timeline import Timeline
 from nearflash.training.step.traffic import Traffic
 from nearflash.training.step.transfer import Slot, Transfer
-from nearflash.training.step.work_queue import Channel
+from nearflash.training.step.work_queue import WorkQueue
 
 __all__ = ["SLOTS", "Schedule", "Step"]
 
 READERS = WRITERS = 3
-LEAST_SLOTS, SLOTS = 8, 32
-"""Extents in a device's memory at once: LEAST_SLOTS for the stages, up to SLOTS within AHEAD_BYTES to be read ahead."""
+MIN_SLOTS, SLOTS = 8, 32
+"""Extents in a device's memory at once: MIN_SLOTS for the stages, up to SLOTS within AHEAD_BYTES to be read ahead."""
 AHEAD_BYTES = 100 << 20
 """What a drive reads while the norm of 10^8 gradients is taken.
 
-Behind that a few slots go round, as each stage takes the newest: small ones are still in the processor's cache, and a
-drive that a processor moves, as virtual ones are, is up to half as fast again there as in memory."""
+After that a few slots are reused, as each stage takes the newest: small ones are still in the processor's cache, where
+a drive whose data a processor moves, as a virtual one's, is faster than in memory."""
 
 Update = Callable[[Transfer, Slot], None]
 """What the update stage does with an extent."""
@@ -63,8 +63,8 @@ class Schedule:
         slot_bytes = sum(array.extent_bytes(manifest.extents[0]) for array in manifest.arrays)
         most = -(-len(manifest.extents) // len(devices))
         self.keeps = resident_bytes > 0
-        """Whether slots are looked into before the file is read."""
-        ahead = min(SLOTS, max(LEAST_SLOTS, AHEAD_BYTES // slot_bytes))
+        """Whether slots are searched before the file is read."""
+        ahead = min(SLOTS, max(MIN_SLOTS, AHEAD_BYTES // slot_bytes))
         slots = max(1, min(most, ahead + resident_bytes // len(devices) // slot_bytes))
         try:
             for device in devices:
@@ -79,7 +79,7 @@ class Schedule:
             transfer.close()
 
     def order(self) -> list[Extent]:
-        """The extents as the next step best takes them: turned round each time, so that the last are the first."""
+        """The extents as the next step best takes them: reversed each time, so that the last are the first."""
         extents = list(self.store.manifest.extents)
         return extents if self.store.steps % 2 == 0 else extents[::-1]
 
@@ -94,7 +94,7 @@ class Schedule:
 
 
 class Step:
-    """One step under way. As a context manager it is discarded at the end unless `finish` has succeeded."""
+    """One step in flight. As a context manager it is discarded at the end unless `finish` has succeeded."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -181,27 +181,27 @@ class Pipeline:
 
     def __init__(self, step: Step, schedule: Schedule, transfer: Transfer) -> None:
         self._step, self._schedule, self._transfer = step, schedule, transfer
-        self.extents = Channel[Extent]()
+        self.extents = WorkQueue[Extent]()
         newest = not schedule.keeps  # else what was written first is written over first
-        self._free = Channel(transfer.slots, newest_first=newest)
-        self._ready = Channel[Slot](producers=READERS, newest_first=newest)
-        self._done = Channel[Slot](newest_first=newest)
+        self._free = WorkQueue(transfer.slots, newest_first=newest)
+        self._ready = WorkQueue[Slot](producers=READERS, newest_first=newest)
+        self._done = WorkQueue[Slot](newest_first=newest)
         self._threads: list[threading.Thread] = []
         for number in range(READERS):
             self._start(f"read {number}", self.extents, self._read, self._ready)
 
     def release(self) -> None:
         """Start the stages after the first."""
-        for channel in (self.extents, self._free):
-            channel.measure()
+        for queue in (self.extents, self._free):
+            queue.measure()
         self._start("update", self._ready, self._update, self._done)
         for number in range(WRITERS):
             self._start(f"write {number}", self._done, self._write, self._free)
 
     def abort(self) -> None:
         """Have all stages end."""
-        for channel in (self.extents, self._free, self._ready, self._done):
-            channel.abort()
+        for queue in (self.extents, self._free, self._ready, self._done):
+            queue.abort()
 
     def join(self) -> None:
         """Wait until all threads have ended."""
@@ -218,7 +218,7 @@ class Pipeline:
             "write": self._free.waited_s / READERS,
         }
 
-    def _start(self, name: str, source: Channel, act: Callable[[Any], Slot | None], sink: Channel) -> None:
+    def _start(self, name: str, source: WorkQueue, act: Callable[[Any], Slot | None], sink: WorkQueue) -> None:
         device = self._schedule.transfers.index(self._transfer)
         thread = threading.Thread(
             target=self._run, args=(source, act, sink), name=f"device {device}: {name}", daemon=True
@@ -226,7 +226,7 @@ class Pipeline:
         self._threads.append(thread)
         thread.start()
 
-    def _run(self, source: Channel, act: Callable[[Any], Slot | None], sink: Channel) -> None:
+    def _run(self, source: WorkQueue, act: Callable[[Any], Slot | None], sink: WorkQueue) -> None:
         try:
             while (item := source.get()) is not None:
                 if (slot := act(item)) is not None:

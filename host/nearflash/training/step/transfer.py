@@ -123,7 +123,7 @@ class Transfer:
     def update(self, slot: Slot, run: Run, stream: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """Update a run within the slot's extent; returns the new parameters' bytes (fp32, or in the copy's format).
 
-        stream: the gradients where they are compressed (nearflash.abi.topk); else they are where `gradients` says. The
+        stream: the gradients where they are compressed (nearflash.abi.topk), else None: `gradients` has them. The
         result is valid until the next call. Raises DeviceError, WaitTimeoutError, NonFiniteError.
         """
         assert slot.extent is not None, "only a slot that was read is updated"

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["Channel"]
+__all__ = ["WorkQueue"]
 
 T = TypeVar("T")
 
 
-class Channel(Generic[T]):
+class WorkQueue(Generic[T]):
     """Items in order, or the newest first, without bound; it ends when each of its `producers` has called `end`."""
 
     def __init__(self, items: Iterable[T] = (), producers: int = 1, *, newest_first: bool = False) -> None:
@@ -24,14 +24,14 @@ class Channel(Generic[T]):
         self._aborted = False
 
     def put(self, item: T) -> None:
-        """Add an item; an aborted channel drops it."""
+        """Add an item; an aborted queue drops it."""
         with self._condition:
             if not self._aborted:
                 self._add(item)
                 self._condition.notify()
 
     def get(self, prefer: Callable[[T], bool] | None = None) -> T | None:
-        """The first item, or the first of those preferred when there are some; None when the channel has ended."""
+        """The first item, or the first of those preferred when there are some; None when the queue has ended."""
         with self._condition:
             start = time.perf_counter()
             self._condition.wait_for(lambda: self._items or self._producers <= 0)

@@ -8,10 +8,10 @@ from nearflash.training.step.plan import Plan
 from nearflash.training.step.timeline import Timeline
 from nearflash.training.step.transfer import Slot, Transfer
 
-__all__ = ["UpdateExtent"]
+__all__ = ["ExtentUpdate"]
 
 
-class UpdateExtent:
+class ExtentUpdate:
     """Gathers gradients (and compresses them), updates, and stages the new parameters, where runs cover an extent.
 
     From any thread, for different extents at once. step: the one that is made, from 1.

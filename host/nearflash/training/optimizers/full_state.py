@@ -1,4 +1,4 @@
-"""The stored state as torch.optim has it, in memory: for export, and for going on from another optimizer's state."""
+"""The stored state as torch.optim has it, in memory: for export, and for resuming from another optimizer's state."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.transfer import HOST_ARRAYS
 
-__all__ = ["MASTER", "full_state", "take_full_state"]
+__all__ = ["MASTER", "full_state", "load_full_state"]
 
 MASTER = "master"
 """Key of the fp32 parameters of tensors that have another dtype."""
@@ -40,7 +40,7 @@ def full_state(flat: FlatParameters, store: StateStore) -> dict[int, dict[str, A
     return state
 
 
-def take_full_state(flat: FlatParameters, store: StateStore, state: Mapping[int, Mapping[str, Any]]) -> None:
+def load_full_state(flat: FlatParameters, store: StateStore, state: Mapping[int, Mapping[str, Any]]) -> None:
     """Make `state` and the tensors' present values (or their `master`) the store's next step.
 
     What a tensor lacks is zero, and so is what compression had left out. fp32 and bf16 state comes back as `full_state`

@@ -1,9 +1,9 @@
 """Updates that begin while backward still runs.
 
 An extent is offered to the schedule when the gradients of all its tensors have come. Whether they will be clipped, are
-all finite, or will be changed by the training script before `step` is not known then, so this is a guess: that nothing
-of the kind happens. `step` compares, and has a wrong guess discarded and done again, with the same result to the bit.
-After a wrong guess some steps (1, 2, 4, … 64) are made without one.
+all finite, or will be changed by the training script before `step` is not known then: a *speculative step* assumes that
+nothing of the kind happens. `step` validates it; after a misprediction it is discarded and done again, with the same
+result to the bit, and the next 1, 2, 4, … 64 steps begin without speculation.
 """
 
 import threading
@@ -16,28 +16,29 @@ import torch
 
 from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.plan import Plan
+from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Step
 
-__all__ = ["Backward", "Guess"]
+__all__ = ["SpeculativeStep", "Speculator"]
 
 LONGEST_PAUSE = 64
-"""Steps without a guess, at most."""
+"""Steps without speculation, at most."""
 
 
-class Guess:
-    """A step under way whose gradients are not all known."""
+class SpeculativeStep:
+    """A step in flight whose gradients are not all known."""
 
     def __init__(self, step: Step, plan: Plan) -> None:
         self.step, self.plan = step, plan
         self.seen: dict[int, tuple[torch.Tensor, int]] = {}
         """Gradients, by tensor, and the version that torch counts of each."""
 
-    def see(self, tensor: int, gradient: torch.Tensor) -> None:
+    def record(self, tensor: int, gradient: torch.Tensor) -> None:
         """Note a gradient as it is now."""
         self.seen[tensor] = gradient, gradient._version
 
-    def is_right(self, flat: FlatParameters, plan: Plan) -> bool:
-        """Whether all extents that were offered are updated as they are to be by `plan`, with today's gradients."""
+    def validate(self, flat: FlatParameters, plan: Plan) -> bool:
+        """Whether all extents that were offered are updated as `plan` demands, with today's gradients."""
         for extent in self.step.offered:
             for tensor in flat.tensors_in(extent.start, extent.stop):
                 gradient = flat.tensors[tensor].grad
@@ -49,24 +50,22 @@ class Guess:
         return True
 
 
-class Backward:
-    """Hooks on the tensors that backward gives gradients to; `begin` makes a guess, or None where none can be made.
+class Speculator:
+    """Hooks on the tensors that backward gives gradients to; `begin` begins a speculative step, or gives None.
 
-    The first gradient that comes begins a guess, a second one of the same tensor before `take` spoils it.
+    The first gradient begins one; a second gradient of the same tensor before `claim` makes it a misprediction.
     """
 
-    def __init__(self, flat: FlatParameters, begin: Callable[[], Guess | None]) -> None:
-        self._flat, self._begin = flat, begin
+    def __init__(self, flat: FlatParameters, begin: Callable[[], SpeculativeStep | None], report: Report) -> None:
+        self._flat, self._begin, self._report = flat, begin, report
         self._lock = threading.Lock()
-        self._guess: Guess | None = None
-        self._came: set[int] = set()
+        self._speculative: SpeculativeStep | None = None
+        self._arrived: set[int] = set()
         self._ignoring = False
         self._missing: Counter[int] = Counter()
         """Gradients that have not come, by extent."""
         self._accumulating = self._pause = 0
         self._next_pause = 1
-        self.wrong = 0
-        """Guesses that were not right."""
         size, extents = flat.manifest.extent_params, flat.manifest.extents
         self._extents = {
             index: extents[entry.start // size : -(-(entry.start + entry.params) // size)]
@@ -77,11 +76,11 @@ class Backward:
         me = weakref.ref(self)
 
         def hook(index: int) -> Callable[[torch.Tensor], None]:
-            def come(_: torch.Tensor) -> None:
-                if (backward := me()) is not None:
-                    backward._come(index)
+            def arrived(_: torch.Tensor) -> None:
+                if (speculator := me()) is not None:
+                    speculator._on_gradient(index)
 
-            return come
+            return arrived
 
         self._hooks = [flat.tensors[i].register_post_accumulate_grad_hook(hook(i)) for i in self._extents]
 
@@ -94,34 +93,34 @@ class Backward:
         finally:
             self._accumulating -= 1
 
-    def take(self) -> Guess | None:
-        """The guess, for `step` to judge; the next gradient begins another one."""
+    def claim(self) -> SpeculativeStep | None:
+        """The speculative step, for `step` to validate and `resolve`; the next gradient begins another one."""
         with self._lock:
-            guess, spoiled, paused = self._guess, self._ignoring, self._pause
-            self._guess, self._ignoring = None, False
-            self._came.clear()
+            claimed, spoiled, paused = self._speculative, self._ignoring, self._pause
+            self._speculative, self._ignoring = None, False
+            self._arrived.clear()
             self._pause = max(0, paused - 1)
-        if guess is not None and spoiled:
-            guess.step.discard()
-            self.judge(right=False)
+        if claimed is not None and spoiled:
+            claimed.step.discard()
+            self.resolve(correct=False)
             return None
-        return guess
+        return claimed
 
-    def judge(self, *, right: bool) -> None:
-        """Whether the guess that was taken was right."""
-        if right:
+    def resolve(self, *, correct: bool) -> None:
+        """Whether the step that was claimed was valid: sets the pause before the next one."""
+        if correct:
             self._next_pause = 1
         else:
-            self.wrong += 1
+            self._report.mispredictions += 1
             self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
 
     def discard(self) -> None:
-        """Forget the guess, and the gradients that came."""
+        """Forget the speculative step, and the gradients that came."""
         with self._lock:
-            guess, self._guess, self._ignoring = self._guess, None, False
-            self._came.clear()
-        if guess is not None:
-            guess.step.discard()
+            speculative, self._speculative, self._ignoring = self._speculative, None, False
+            self._arrived.clear()
+        if speculative is not None:
+            speculative.step.discard()
 
     def close(self) -> None:
         """Discard, and take the hooks away."""
@@ -129,30 +128,30 @@ class Backward:
         for hook in self._hooks:
             hook.remove()
 
-    def _come(self, tensor: int) -> None:
+    def _on_gradient(self, tensor: int) -> None:
         with self._lock:
-            if tensor in self._came:
+            if tensor in self._arrived:
                 self._ignoring = True
-                if self._guess is not None:
-                    self._guess.step.abort()
+                if self._speculative is not None:
+                    self._speculative.step.abort()
             if self._ignoring or self._accumulating:
                 return
-            self._came.add(tensor)
-            if self._guess is None and not self._start():
+            self._arrived.add(tensor)
+            if self._speculative is None and not self._start():
                 self._ignoring = True
                 return
             self._offer(tensor)
 
     def _start(self) -> bool:
-        self._guess = None if self._pause else self._begin()
+        self._speculative = None if self._pause else self._begin()
         self._missing = Counter(extent.index for extents in self._extents.values() for extent in extents)
-        return self._guess is not None
+        return self._speculative is not None
 
     def _offer(self, tensor: int) -> None:
         gradient = self._flat.tensors[tensor].grad
-        assert self._guess is not None and gradient is not None, "a gradient has just come"
-        self._guess.see(tensor, gradient)
+        assert self._speculative is not None and gradient is not None, "a gradient has just come"
+        self._speculative.record(tensor, gradient)
         for extent in self._extents[tensor]:
             self._missing[extent.index] -= 1
             if not self._missing[extent.index]:
-                self._guess.step.offer([extent])
+                self._speculative.step.offer([extent])

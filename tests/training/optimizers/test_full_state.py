@@ -62,7 +62,7 @@ def test_round_trip(tensors, set_gradients, tmp_path, kind, state_format):
     """Out of one store, into another: the same, and the same from there on; of mx8 within its rounding."""
     mixed = [torch.nn.Parameter(t.detach().bfloat16()) if i % 2 else t for i, t in enumerate(tensors)]
     other = copies(mixed)
-    common = {"copy": "bf16", "state_format": state_format, "extent_params": 1024, "lr": 1e-3}
+    common = {"param_dtype": "bf16", "state_format": state_format, "extent_params": 1024, "lr": 1e-3}
     with (
         kind(mixed, path=tmp_path / "one", **common) as one,
         kind(other, path=tmp_path / "other", overlap="backward", resident_bytes=1 << 20, **common) as two,
@@ -79,7 +79,7 @@ def test_round_trip(tensors, set_gradients, tmp_path, kind, state_format):
                 tensor.copy_(trained)
         two.load_full_state_dict(copy.deepcopy(saved))
         assert all(torch.equal(a, b) for a, b in zip(mixed, other, strict=True))
-        assert [*two._owned.store.tensor_steps] == [3, 3, 0, 3, 3]
+        assert [*two.store.tensor_steps] == [3, 3, 0, 3, 3]
         if state_format == "mx8":
             for index, state in saved["state"].items():
                 for name, values in two.full_state_dict()["state"][index].items():
@@ -118,8 +118,8 @@ def test_stored_arrays_hold_what_is_shown(tensors, set_gradients, open_optimizer
     optimizer.step()
     state = optimizer.full_state_dict()["state"]
     for array, name in (("m", "exp_avg"), ("v", "exp_avg_sq")):
-        stored = optimizer.read_array(array)
-        for index, entry in enumerate(optimizer.manifest.tensors):
+        stored = optimizer.store.read_array(array)
+        for index, entry in enumerate(optimizer.store.manifest.tensors):
             if index in state:
                 inside = stored[entry.start : entry.start + entry.params]
                 assert np.array_equal(state[index][name].reshape(-1).numpy(), inside)

@@ -1,4 +1,4 @@
-"""Updates begun during backward: whatever the guess, the bits are those of overlap="step"."""
+"""Updates begun during backward: whatever is predicted, the bits are those of overlap="step"."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ import torch
 
 from nearflash.abi.errors import NonFiniteError, StateError
 from nearflash.training import LossScale
-from nearflash.training.step.backward import LONGEST_PAUSE
+from nearflash.training.step.speculation import LONGEST_PAUSE
 
 SIZES = (3000, 10, 2048, 1500, 1, 900)
 
@@ -28,11 +28,14 @@ def backward(optimizer, tensors, step, without=(), size=1.0):
 def settle(optimizer, seconds=30.0):
     """Let what backward has begun come to its end."""
     deadline = time.monotonic() + seconds
-    while optimizer.traffic.flash_written_bytes < 12 * optimizer.manifest.params and time.monotonic() < deadline:
+    while (
+        optimizer.report.traffic.flash_written_bytes < 12 * optimizer.store.manifest.params
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.001)
 
 
-# What a training script may do between backward and step: (steps that do it, what they do, wrong guesses).
+# What a training script may do between backward and step: (steps that do it, what they do, mispredictions).
 
 
 def change_gradient(optimizer, tensors, step):
@@ -81,8 +84,10 @@ def test_equal_to_the_bit_whatever_happens(open_optimizer, tmp_path, action):
             if step in (1, 4):
                 action(optimizer, tensors, step)
             optimizer.step()
-        results[overlap] = [t.detach() for t in tensors] + [torch.from_numpy(optimizer.read_array(a)) for a in "pmv"]
-        assert optimizer.wrong_guesses == (0 if overlap == "step" or action is nothing else 2)
+        results[overlap] = [t.detach() for t in tensors] + [
+            torch.from_numpy(optimizer.store.read_array(a)) for a in "pmv"
+        ]
+        assert optimizer.report.mispredictions == (0 if overlap == "step" or action is nothing else 2)
     assert all(torch.equal(one, other) for one, other in zip(*results.values(), strict=True))
 
 
@@ -93,25 +98,25 @@ def test_updates_run_before_the_step(open_optimizer):
     before = [t.detach().clone() for t in tensors]
     backward(optimizer, tensors, 0)
     settle(optimizer)
-    assert optimizer.traffic.flash_written_bytes == 12 * optimizer.manifest.params
+    assert optimizer.report.traffic.flash_written_bytes == 12 * optimizer.store.manifest.params
     assert optimizer.steps == 0 and all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
     optimizer.step()
     assert optimizer.steps == 1 and not any(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
-    assert optimizer.traffic.flash_written_bytes == 12 * optimizer.manifest.params, "once"
+    assert optimizer.report.traffic.flash_written_bytes == 12 * optimizer.store.manifest.params, "once"
     assert all(t.grad is not None for t in tensors), "gradients stay"
 
 
 def test_discarded_updates_are_not_counted_as_parameters(open_optimizer):
-    """The bytes of a wrong guess were moved, but what they are a fraction of is what was committed."""
+    """The bytes of a misprediction were moved, but what they are a fraction of is what was committed."""
     tensors = make()
     optimizer = open_optimizer(tensors, overlap="backward")
     backward(optimizer, tensors, 0)
     settle(optimizer)
     change_gradient(optimizer, tensors, 0)
     optimizer.step()
-    params = sum(tensor.stop - tensor.start for tensor in optimizer.manifest.tensors)
-    assert optimizer.wrong_guesses == 1 and optimizer.traffic.params == params
-    assert optimizer.traffic.flash_written_bytes == 2 * 12 * optimizer.manifest.params
+    params = sum(tensor.stop - tensor.start for tensor in optimizer.store.manifest.tensors)
+    assert optimizer.report.mispredictions == 1 and optimizer.report.traffic.params == params
+    assert optimizer.report.traffic.flash_written_bytes == 2 * 12 * optimizer.store.manifest.params
 
 
 def test_extents_wait_for_all_their_tensors(open_optimizer):
@@ -119,13 +124,13 @@ def test_extents_wait_for_all_their_tensors(open_optimizer):
     tensors = make()
     optimizer = open_optimizer(tensors, overlap="backward")
     backward(optimizer, tensors, 0, without=[5])
-    offered = {extent.index for extent in optimizer._stepping.backward._guess.step.offered}
-    last = optimizer.manifest.tensors[5]
-    waiting = {e.index for e in optimizer.manifest.extents if e.start < last.stop and last.start < e.stop}
-    assert offered == {e.index for e in optimizer.manifest.extents} - waiting
+    offered = {extent.index for extent in optimizer._runner.speculator._speculative.step.offered}
+    last = optimizer.store.manifest.tensors[5]
+    waiting = {e.index for e in optimizer.store.manifest.extents if e.start < last.stop and last.start < e.stop}
+    assert offered == {e.index for e in optimizer.store.manifest.extents} - waiting
     optimizer.step()
-    assert optimizer.wrong_guesses == 0
-    assert list(optimizer._owned.store.tensor_steps) == [1, 1, 1, 1, 1, 0]
+    assert optimizer.report.mispredictions == 0
+    assert list(optimizer.store.tensor_steps) == [1, 1, 1, 1, 1, 0]
 
 
 def test_accumulation_that_is_announced_is_waited_for(open_optimizer):
@@ -135,10 +140,10 @@ def test_accumulation_that_is_announced_is_waited_for(open_optimizer):
         optimizer.zero_grad()
         with optimizer.accumulating():
             backward(optimizer, tensors, step)
-        assert optimizer._stepping.backward._guess is None
+        assert optimizer._runner.speculator._speculative is None
         backward(optimizer, tensors, 10 + step)
         optimizer.step()
-    assert optimizer.wrong_guesses == 0
+    assert optimizer.report.mispredictions == 0
     plain = torch.optim.AdamW(others)
     for step in range(4):
         plain.zero_grad()
@@ -148,19 +153,19 @@ def test_accumulation_that_is_announced_is_waited_for(open_optimizer):
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(tensors, others, strict=True))
 
 
-def test_pauses_after_wrong_guesses_grow_and_end(open_optimizer):
+def test_pauses_after_mispredictions_grow_and_end(open_optimizer):
     tensors = make()
     optimizer = open_optimizer(tensors, overlap="backward", max_grad_norm=1e-3)
     began = []
     for step in range(20):
         optimizer.zero_grad()
         backward(optimizer, tensors, step)
-        began.append(optimizer._stepping.backward._guess is not None)
+        began.append(optimizer._runner.speculator._speculative is not None)
         optimizer.step()
     assert [step for step, begun in enumerate(began) if begun] == [0, 2, 5, 10, 19]
-    assert optimizer.wrong_guesses == 5 <= LONGEST_PAUSE
-    optimizer._stepping.backward.judge(right=True)
-    assert optimizer._stepping.backward._next_pause == 1
+    assert optimizer.report.mispredictions == 5 <= LONGEST_PAUSE
+    optimizer._runner.speculator.resolve(correct=True)
+    assert optimizer._runner.speculator._next_pause == 1
 
 
 def test_overflow_is_discarded_exactly(open_optimizer):
@@ -169,29 +174,29 @@ def test_overflow_is_discarded_exactly(open_optimizer):
         tensors = make()
         optimizer = open_optimizer(tensors, overlap="backward", resume="auto", **options)
         before = [t.detach().clone() for t in tensors]
-        stored = [optimizer.read_array(a) for a in "pmv"]
+        stored = [optimizer.store.read_array(a) for a in "pmv"]
         backward(optimizer, tensors, 0, size=float("inf"))
         settle(optimizer, 1.0)
         if options:
             optimizer.step()
-            assert (optimizer.skipped_steps, optimizer.loss_scale) == (1, 2.0)
+            assert (optimizer.report.skipped_steps, optimizer.loss_scale) == (1, 2.0)
         else:
             with pytest.raises(NonFiniteError, match="must be finite"):
                 optimizer.step()
         assert optimizer.steps == 0 and all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
-        assert all((optimizer.read_array(a) == one).all() for a, one in zip("pmv", stored, strict=True))
+        assert all((optimizer.store.read_array(a) == one).all() for a, one in zip("pmv", stored, strict=True))
         optimizer.zero_grad()
         backward(optimizer, tensors, 1)
         optimizer.step()
         assert optimizer.steps == 1
         optimizer.close()
-        optimizer.path.unlink()
+        optimizer.store.path.unlink()
 
 
 def test_a_failure_during_backward_is_raised_by_step(open_optimizer, monkeypatch):
     tensors = make()
     optimizer = open_optimizer(tensors, overlap="backward")
-    store, real = optimizer._owned.store, optimizer._owned.store.read
+    store, real = optimizer._optimizer_state.store, optimizer._optimizer_state.store.read
 
     def damaged(array, extent, memory):
         if extent.index == 2:
@@ -217,7 +222,7 @@ def test_what_began_ends_with_zero_grad_and_close(open_optimizer):
     optimizer.zero_grad()
     assert threading.active_count() == threads
     backward(optimizer, tensors, 1)
-    assert optimizer._stepping.backward._guess is not None, "a discarded one does not spoil the next"
+    assert optimizer._runner.speculator._speculative is not None, "a discarded one does not spoil the next"
     optimizer.close()
     assert threading.active_count() == threads
     backward(optimizer, tensors, 2)

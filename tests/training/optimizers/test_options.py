@@ -4,7 +4,7 @@ import pytest
 
 from nearflash.storage.state.manifest import EXTENT_PARAMS
 from nearflash.training.gradients.compression import TopK
-from nearflash.training.optimizers.settings import CACHED_EXTENT_PARAMS, Settings
+from nearflash.training.optimizers.options import CACHED_EXTENT_PARAMS, Settings
 
 
 @pytest.mark.parametrize(
@@ -18,5 +18,5 @@ from nearflash.training.optimizers.settings import CACHED_EXTENT_PARAMS, Setting
         ({"resident_bytes": 1, "extent_params": 2048}, 2048),
     ],
 )
-def test_extents_are_small_where_the_drive_sets_the_pace_unless_told(tmp_path, given, params):
+def test_extents_are_small_where_the_drive_sets_the_pace_by_default(tmp_path, given, params):
     assert Settings(path=tmp_path, **given).new_extent_params == params

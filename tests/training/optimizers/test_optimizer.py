@@ -42,7 +42,7 @@ def test_equals_the_model(
         reference.step(tensors, lambda i: SCALARS | {"profile": profile, "decoupled": decoupled})
         assert_same_bits(tensors, reference.p)
     optimizer.close()
-    assert_state(optimizer.path, read_state, reference, 4)
+    assert_state(optimizer.store.path, read_state, reference, 4)
 
 
 def test_groups_schedules_and_missing_gradients(tensors, set_gradients, make_reference, read_state, open_optimizer):
@@ -64,7 +64,7 @@ def test_groups_schedules_and_missing_gradients(tensors, set_gradients, make_ref
         schedule.step()
         assert_same_bits(tensors, reference.p)
     optimizer.close()
-    assert_state(optimizer.path, read_state, reference, 5)
+    assert_state(optimizer.store.path, read_state, reference, 5)
 
 
 @pytest.mark.parametrize("name, dtype", [("fp16", torch.float16), ("bf16", torch.bfloat16)])
@@ -72,7 +72,7 @@ def test_low_precision_tensors(tensors, set_gradients, make_reference, read_stat
     """fp16 or bf16 tensors get the rounded copy, fp32 ones beside them the parameter itself."""
     mixed = [torch.nn.Parameter(t.detach().to(dtype)) if i % 2 == 0 else t for i, t in enumerate(tensors)]
     reference = make_reference(mixed)
-    optimizer = open_optimizer(mixed, copy=name, **OPTIONS)
+    optimizer = open_optimizer(mixed, param_dtype=name, **OPTIONS)
     for step in range(3):
         set_gradients(mixed, step)
         optimizer.step()
@@ -80,7 +80,7 @@ def test_low_precision_tensors(tensors, set_gradients, make_reference, read_stat
     for tensor, p in zip(mixed, reference.p, strict=True):
         assert torch.equal(tensor.detach().reshape(-1), torch.from_numpy(p).to(tensor.dtype))
     optimizer.close()
-    assert_state(optimizer.path, read_state, reference, 3)
+    assert_state(optimizer.store.path, read_state, reference, 3)
 
 
 def test_one_step_within_the_bound_of_torch(tensors, set_gradients, open_optimizer):
@@ -139,18 +139,18 @@ def test_device_without_p2p(tensors, set_gradients, make_reference, read_state, 
     optimizer.step()
     reference.step(tensors, lambda i: SCALARS)
     optimizer.close()
-    assert_state(optimizer.path, read_state, reference, 1)
-    assert optimizer.traffic.host_link_bytes == 8 * optimizer.traffic.params + 24 * 3072
+    assert_state(optimizer.store.path, read_state, reference, 1)
+    assert optimizer.report.traffic.host_link_bytes == 8 * optimizer.report.traffic.params + 24 * 3072
 
 
 def test_traffic_is_counted(open_optimizer, tmp_path):
     """fp32: 4 bytes down and 4 up. A bf16 copy: 2 up. Conventional: p, m, v each way."""
     for index, (dtype, name, up) in enumerate([(torch.float32, None, 4), (torch.bfloat16, "bf16", 2)]):
         tensor = torch.nn.Parameter(torch.ones(3 * 1024, dtype=dtype))
-        optimizer = open_optimizer([tensor], copy=name, path=tmp_path / str(index))
+        optimizer = open_optimizer([tensor], param_dtype=name, path=tmp_path / str(index))
         tensor.grad = torch.ones_like(tensor)
         optimizer.step()
-        traffic = optimizer.traffic
+        traffic = optimizer.report.traffic
         assert (traffic.steps, traffic.params) == (1, 3072)
         assert (traffic.to_device_bytes, traffic.from_device_bytes) == (4 * 3072, up * 3072)
         assert (traffic.flash_read_bytes, traffic.flash_written_bytes) == (12 * 3072, 12 * 3072)
@@ -189,7 +189,7 @@ def test_state_dict_is_a_light_handle(tensors, set_gradients, open_optimizer):
     set_gradients(tensors, 0)
     optimizer.step()
     saved = copy.deepcopy(optimizer.state_dict())
-    handle = {"step": 1, "nearflash_identity": int(optimizer._owned.store.identity, 16), "nearflash_step": 1}
+    handle = {"step": 1, "nearflash_identity": int(optimizer.store.identity, 16), "nearflash_step": 1}
     assert saved["state"] == dict.fromkeys(range(5), handle)
     assert saved["param_groups"][0]["lr"] == 0.25 and saved["param_groups"][0]["params"] == [0, 1, 2, 3, 4]
     optimizer.param_groups[0]["lr"] = 1.0
@@ -220,28 +220,28 @@ def test_groups_may_be_added_before_the_first_step(tensors, set_gradients, make_
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
     assert len(optimizer.param_groups) == 2
     optimizer.close()
-    assert_state(optimizer.path, read_state, reference, 1)
+    assert_state(optimizer.store.path, read_state, reference, 1)
 
 
 @pytest.mark.parametrize("overlap", ["step", "backward"])
 def test_rollback_is_exact(tensors, set_gradients, open_optimizer, overlap):
     """Undone and done again, from device memory that still holds the undone state: the same bits."""
     optimizer = open_optimizer(tensors, overlap=overlap, resident_bytes=1 << 20, loss_scale="dynamic")
-    optimizer.extra["cursor"] = 1
+    optimizer.metadata["cursor"] = 1
     for step in range(2):
         set_gradients(tensors, step)
         optimizer.step()
-    before, stored = [t.detach().clone() for t in tensors], [optimizer.read_array(a) for a in "pmv"]
+    before, stored = [t.detach().clone() for t in tensors], [optimizer.store.read_array(a) for a in "pmv"]
     after = []
     for seed in (7, 2, 2):
-        optimizer.extra["cursor"] = seed
+        optimizer.metadata["cursor"] = seed
         set_gradients(tensors, seed)
         optimizer.step()
         after.append([t.detach().clone() for t in tensors])
         optimizer.rollback()
-        assert optimizer.steps == 2 and optimizer.extra == {"cursor": 1}
+        assert optimizer.steps == 2 and optimizer.metadata == {"cursor": 1}
         assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
-        assert all(np.array_equal(optimizer.read_array(a), one) for a, one in zip("pmv", stored, strict=True))
+        assert all(np.array_equal(optimizer.store.read_array(a), one) for a, one in zip("pmv", stored, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(after[1], after[2], strict=True))
     with pytest.raises(StateError):
         optimizer.rollback()
@@ -260,8 +260,8 @@ def test_tied_tensor_has_one_state(tensors, set_gradients, make_reference, open_
 def test_names_come_from_named_parameters(tmp_path):
     model = torch.nn.Linear(3, 2)
     with NearStorageAdamW(model.named_parameters(), path=tmp_path) as optimizer:
-        assert optimizer.path == tmp_path / "optimizer.state"
-        assert [t.name for t in optimizer.manifest.tensors] == ["weight", "bias"]
+        assert optimizer.store.path == tmp_path / "optimizer.state"
+        assert [t.name for t in optimizer.store.manifest.tensors] == ["weight", "bias"]
 
 
 def test_works_with_a_gradient_scaler(tensors, open_optimizer, set_gradients):
@@ -283,7 +283,7 @@ def test_works_with_a_gradient_scaler(tensors, open_optimizer, set_gradients):
     [
         ({"lr": -1.0}, CommandError, "lr must be finite and at least 0, not -1.0"),
         ({"betas": (1.0, 0.9)}, CommandError, r"beta1 must be in \[0, 1\), not 1.0"),
-        ({"copy": "fp8"}, FormatError, "copy must be None, 'fp16' or 'bf16', not 'fp8'"),
+        ({"param_dtype": "fp8"}, FormatError, "param_dtype must be None, 'fp16' or 'bf16', not 'fp8'"),
         ({"profile": "fast"}, FormatError, "profile must be one of ieee, torch_fused, deepspeed, not 'fast'"),
         ({"resume": True}, StateError, "must be a state file, not a missing one"),
     ],
@@ -296,10 +296,10 @@ def test_bad_arguments(tensors, open_optimizer, tmp_path, options, error, messag
 
 def test_unknown_dtype_is_refused(open_optimizer, tmp_path):
     for dtype, copy_name, message in [
-        (torch.float64, None, 'must be float32 \\(or pass copy="fp16" or "bf16"\\), not float64'),
+        (torch.float64, None, 'must be float32 \\(or pass param_dtype="fp16" or "bf16"\\), not float64'),
         (torch.float16, None, "not float16"),
         (torch.float16, "bf16", "must be float32 or bf16, not float16"),
     ]:
         with pytest.raises(FormatError, match=message):
-            open_optimizer([torch.nn.Parameter(torch.ones(4, dtype=dtype))], copy=copy_name)
+            open_optimizer([torch.nn.Parameter(torch.ones(4, dtype=dtype))], param_dtype=copy_name)
     assert list(tmp_path.iterdir()) == []

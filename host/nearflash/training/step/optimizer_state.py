@@ -1,7 +1,7 @@
-"""The masters of an optimizer's tensors: the store on flash, the devices beside it, and their schedule."""
+"""The state of an optimizer's tensors: the store on flash, the devices beside it, and their schedule."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,15 @@ from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.gradients.compression import Compressor, TopK
-from nearflash.training.optimizers.settings import Settings
+from nearflash.training.optimizers.options import Settings
+from nearflash.training.step.extent_update import ExtentUpdate
 from nearflash.training.step.parameters import FlatParameters
-from nearflash.training.step.schedule import Schedule
-from nearflash.training.step.timeline import Timeline
-from nearflash.training.step.traffic import Traffic
+from nearflash.training.step.plan import Plan
+from nearflash.training.step.report import Report
+from nearflash.training.step.schedule import Schedule, Step
 from nearflash.training.step.transfer import HOST_ARRAYS
 
-__all__ = ["Master", "arrays_of"]
+__all__ = ["OptimizerState", "arrays_of"]
 
 
 def arrays_of(rules: Sequence[OptimizerStep], compression: TopK | None) -> tuple[StateArray, ...]:
@@ -43,36 +44,38 @@ _RESIDUALS = {
 }
 
 
-class Master:
-    """Opens devices, and creates or opens the store, whose parameters then are the tensors'.
+class OptimizerState:
+    """Devices, and the store beside them, created or opened; its parameters then are the tensors'.
 
     Raises StateError, StorageFullError, FormatError, and what `open_device` raises.
     """
 
     flat: FlatParameters
     store: StateStore
-    schedule: Schedule
-    compressor: Compressor | None
 
     def __init__(
-        self, groups: Sequence[dict[str, Any]], arrays: Sequence[StateArray], settings: Settings, timeline: Timeline
+        self, groups: Sequence[dict[str, Any]], arrays: Sequence[StateArray], settings: Settings, report: Report
     ) -> None:
-        self.traffic, self._timeline, self._settings, self._arrays = Traffic(), timeline, settings, arrays
-        self.paths = settings.paths
+        self._report, self._settings, self._arrays = report, settings, arrays
+        self._schedule: Schedule
+        self._compressor: Compressor | None = None
+        self._paths = settings.paths
         self.flat = self._flatten(groups, settings.new_extent_params)
-        exists = [path for path in self.paths if path.exists()]
+        exists = [path for path in self._paths if path.exists()]
         if exists and not settings.resume:
-            raise StateError(f"{exists[0]} must not exist yet: pass resume=True to go on from it, or give another path")
+            raise StateError(
+                f"{exists[0]} must not exist yet: pass resume=True to resume from it, or give another path"
+            )
         with contextlib.ExitStack() as life:
             devices = [self._open(device, life) for device in settings.devices]
-            self._device_of = dict(zip(self.paths, devices, strict=True))
+            self._device_of = dict(zip(self._paths, devices, strict=True))
             if exists or settings.resume is True:
                 self._resume(groups)
             else:
                 self._create()
             life.callback(lambda: self.store.close())
-            self.schedule = self._scheduled()
-            life.callback(lambda: self.schedule.close())
+            self._schedule = self._scheduled()
+            life.callback(lambda: self._schedule.close())
             self._life = life.pop_all()
 
     @property
@@ -80,21 +83,57 @@ class Master:
         """Whether any tensor was ever updated: from then on the store counts, not the tensors."""
         return any(self.store.tensor_steps)
 
-    def create_again(self, groups: Sequence[dict[str, Any]]) -> None:
-        """A new store from the tensors as they are now, in the place of the one that was never trained."""
-        flat = self._flatten(groups, self._settings.new_extent_params)
-        self.schedule.close()
-        self.store.close()
-        for path in self.paths:
-            path.unlink()
-        self.flat = flat
-        self._create()
-        self.schedule = self._scheduled()
+    # A step
+
+    def begin_step(self) -> Step:
+        """A step that reads what it is offered; what an attempt before this one had left out is forgotten."""
+        if self._compressor is not None:
+            self._compressor.abort()
+        return self._schedule.begin()
+
+    def extent_order(self) -> list[Extent]:
+        """The extents in the order that suits the next step."""
+        return self._schedule.order()
+
+    def updater(self, plan: Plan) -> ExtentUpdate:
+        """The update stage of the next step."""
+        return ExtentUpdate(self.flat, plan, self._report.timeline, self._compressor, self.store.steps + 1)
+
+    def commit(self, tensors: Sequence[int], metadata: Mapping[str, Any]) -> None:
+        """Make a finished step, which updated `tensors`, the store's state, then the tensors' contents."""
+        steps = list(self.store.tensor_steps)
+        for tensor in tensors:
+            steps[tensor] += 1
+        with self._report.timeline.span("commit"):
+            self.store.commit(steps, metadata)
+        if self._compressor is not None:
+            self._compressor.commit()
+        with self._report.timeline.span("publish"):
+            self.flat.publish(tensors)
 
     def rollback(self) -> None:
         """The step before, in store and tensors. Raises StateError."""
         self.store.rollback()
-        self.take_store()
+        self.reload()
+
+    # Store and tensors
+
+    def recreate(self, groups: Sequence[dict[str, Any]]) -> None:
+        """A new store from the tensors as they are now, in the place of the one that was never trained."""
+        flat = self._flatten(groups, self._settings.new_extent_params)
+        self._schedule.close()
+        self.store.close()
+        for path in self._paths:
+            path.unlink()
+        self.flat = flat
+        self._create()
+        self._schedule = self._scheduled()
+
+    def reload(self) -> None:
+        """Bring tensors, device memory and residual to the store's step, which was changed apart from them."""
+        self._schedule.forget()
+        self._load_parameters()
+        self._load_residual()
 
     def agrees(self) -> bool:
         """Whether every tensor is what the store has of it, in the tensor's own dtype."""
@@ -116,7 +155,7 @@ class Master:
 
     def _create(self) -> None:
         self.store = StateStore.create(
-            self.paths,
+            self._paths,
             self.flat.manifest,
             profile=str(self._settings.profile),
             initial=self.flat.put_parameters,
@@ -126,28 +165,21 @@ class Master:
         self.flat.note_versions()
 
     def _resume(self, groups: Sequence[dict[str, Any]]) -> None:
-        self.store = store = StateStore.open(self.paths, direct=self._settings.direct)
+        self.store = store = StateStore.open(self._paths, direct=self._settings.direct)
         with contextlib.ExitStack() as on_error:
             on_error.callback(store.close)
             self.flat = self._flatten(groups, store.manifest.extent_params)
             if difference := store.manifest.difference(self.flat.manifest):
-                raise StateError(f"parameters must be those of {self.paths[0]}: {difference}")
+                raise StateError(f"parameters must be those of {self._paths[0]}: {difference}")
             if store.profile != self._settings.profile:
                 raise StateError(
-                    f"profile must be {store.profile!r} as in {self.paths[0]}, not {str(self._settings.profile)!r}; "
+                    f"profile must be {store.profile!r} as in {self._paths[0]}, not {str(self._settings.profile)!r}; "
                     "another operation order would change the results unseen"
                 )
-            self.load_parameters()
+            self._load_parameters()
             on_error.pop_all()
 
-    def take_store(self) -> None:
-        """The store is at another step than that of tensors, device memory and residual: bring them there."""
-        self.schedule.forget()
-        self.load_parameters()
-        self._load_residual()
-
-    def load_parameters(self) -> None:
-        """Bring the stored parameters into the tensors."""
+    def _load_parameters(self) -> None:
         for extent, stored in self._parameters():
             self.flat.stage(extent.start, extent.stop, stored, CopyFormat.NONE)
         self.flat.publish(range(len(self.flat.tensors)))
@@ -161,20 +193,20 @@ class Master:
             yield extent, memory[: extent.size_bytes]
 
     def _scheduled(self) -> Schedule:
-        # Files that were given in another order are in the store's: each stays beside its device.
+        # The store may have another order than the paths that were given: each file stays beside its device.
         devices = [self._device_of[path] for path in self.store.paths]
-        settings = self._settings
-        self.compressor, stream_bytes = None, 0
+        settings, report = self._settings, self._report
+        self._compressor, stream_bytes = None, 0
         if settings.compression is not None:
-            self.compressor = Compressor(settings.compression, self.store.manifest.params)
+            self._compressor = Compressor(settings.compression, self.store.manifest.params)
             params = self.store.manifest.extent_params
             stream_bytes = longest_stream_bytes(params, params, settings.compression.wire_format)
             self._load_residual()
-        return Schedule(self.store, devices, self.traffic, self._timeline, settings.resident_bytes, stream_bytes)
+        return Schedule(self.store, devices, report.traffic, report.timeline, settings.resident_bytes, stream_bytes)
 
     def _load_residual(self) -> None:
-        if self.compressor is not None:
+        if self._compressor is not None:
             names = [array.name for array in self.store.manifest.arrays if array.name in HOST_ARRAYS]
             stored = {name: self.store.read_array(name) for name in names}
-            held = self.compressor.arrays()
-            self.compressor.load({name: values.view(held[name].dtype) for name, values in stored.items()})
+            held = self._compressor.arrays()
+            self._compressor.load({name: values.view(held[name].dtype) for name, values in stored.items()})

@@ -1,0 +1,75 @@
+"""`optimizer.store`: what may be asked of an optimizer's state while the optimizer holds its files open."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from nearflash.abi.optimizers import Profile
+from nearflash.storage import Manifest, StateStore
+from nearflash.storage.state.exchange import export_state
+from nearflash.storage.state.status import StateStatus
+
+__all__ = ["OptimizerStore"]
+
+
+class OptimizerStore:
+    """The state on flash as of the last committed step: read, verified, copied; only the optimizer's step changes it.
+
+    None of its calls may run while a step does.
+    """
+
+    def __init__(self, store: Callable[[], StateStore]) -> None:
+        """store: the open store now; it is another one after `add_param_group`."""
+        self._store = store
+
+    @property
+    def path(self) -> Path:
+        """The (first) state file."""
+        return self.paths[0]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The state files, in stripe order."""
+        return self._store().paths
+
+    @property
+    def identity(self) -> str:
+        """16 hexadecimal digits drawn at creation: tells this state and its copies from all others."""
+        return self._store().identity
+
+    @property
+    def profile(self) -> Profile:
+        """Operation order of the update."""
+        return Profile(self._store().profile)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Where each tensor lies in the stored arrays."""
+        return self._store().manifest
+
+    @property
+    def tensor_steps(self) -> tuple[int, ...]:
+        """Updates of each tensor, in the manifest's order."""
+        return self._store().tensor_steps
+
+    def status(self) -> StateStatus:
+        """Step, tensors, arrays, files and metadata; reads no extent."""
+        return StateStatus.of(self._store())
+
+    def verify(self) -> list[str]:
+        """Read the whole state; one message for each damaged extent."""
+        return self._store().verify()
+
+    def snapshot(self, folder: str | Path) -> list[Path]:
+        """Files of the last committed step in a folder, which open like these. Raises as StateStore.snapshot."""
+        return self._store().snapshot(Path(folder))
+
+    def export(self, path: str | Path) -> int:
+        """Write the state to a new safetensors file; returns its bytes. Raises StateError, StorageFullError."""
+        return export_state(self._store(), Path(path))
+
+    def read_array(self, array: str) -> NDArray[Any]:
+        """A stored array: fp32 (p, and the moments in fp32) or unsigned words; the flat vector, padding included."""
+        return self._store().read_array(array)

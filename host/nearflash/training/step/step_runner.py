@@ -1,0 +1,187 @@
+"""The steps of an optimizer: from torch's gradients to a committed store and new tensors."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+from nearflash.abi.errors import CommandError, StateError
+from nearflash.abi.optimizers import OptimizerStep
+from nearflash.training.gradients.norm import clip_scalar, reject_nonfinite, sum_of_squares, tensors_with_gradient
+from nearflash.training.gradients.scaler import LossScale
+from nearflash.training.optimizers.options import Settings
+from nearflash.training.step.optimizer_state import OptimizerState
+from nearflash.training.step.plan import Plan
+from nearflash.training.step.report import Report
+from nearflash.training.step.schedule import Step
+from nearflash.training.step.speculation import SpeculativeStep, Speculator
+
+__all__ = ["StepRunner"]
+
+Rule = Callable[[Mapping[str, Any], int], OptimizerStep]
+_LOSS_SCALE = "loss_scale"
+
+
+class StepRunner:
+    """Steps of `state`'s tensors; `groups()` are the parameter groups now, `rule(group, step)` their scalars."""
+
+    def __init__(
+        self,
+        state: OptimizerState,
+        settings: Settings,
+        report: Report,
+        groups: Callable[[], Sequence[dict[str, Any]]],
+        rule: Rule,
+    ) -> None:
+        self._state, self._settings, self._report = state, settings, report
+        self._groups, self._rule = groups, rule
+        self._sum_of_squares = settings.sum_of_squares or sum_of_squares
+        self.loss_scale = LossScale.of(settings.loss_scale)
+        self.metadata: dict[str, Any] = {}
+        """What the store was last committed with, for the training script to read and write."""
+        self._load_metadata()
+        self.speculator: Speculator | None = None
+        """Begins steps during backward; None with overlap="step"."""
+        self._attach()
+
+    def _attach(self) -> None:
+        if self._settings.overlap == "backward":
+            self.speculator = Speculator(self._state.flat, self._speculate, self._report)
+
+    def detach(self) -> None:
+        """Forget updates that backward has begun, and do not begin others."""
+        if self.speculator is not None:
+            self.speculator.close()
+
+    def discard(self) -> None:
+        """Forget updates that backward has begun."""
+        if self.speculator is not None:
+            self.speculator.discard()
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Gradients that come meanwhile are not final."""
+        return nullcontext() if self.speculator is None else self.speculator.accumulating()
+
+    def recreate(self) -> None:
+        """Begin again with the tensors and groups as they are now; nothing was trained yet."""
+        self.detach()
+        self._state.recreate(self._groups())
+        self._attach()
+
+    def rollback(self) -> None:
+        """Be at the step before."""
+        self.discard()
+        self._state.rollback()
+        self._load_metadata()
+
+    def step(self, grad_scale: float | None, found_inf: bool) -> None:
+        """One step of all tensors that have a gradient.
+
+        grad_scale: what the gradients were multiplied by, where a GradScaler did that; found_inf: it found overflow.
+        """
+        speculative = self.speculator.claim() if self.speculator is not None else None
+        with ExitStack() as in_flight:
+            if speculative is not None:
+                in_flight.enter_context(speculative.step)
+            if self._state.flat.changed():
+                if speculative is not None:
+                    speculative.step.discard()
+                speculative = None
+                self._accept_changes()
+            active = tensors_with_gradient(self._state.flat)
+            if active and not found_inf:
+                self._advance(active, speculative, grad_scale, in_flight)
+
+    def _advance(
+        self, active: list[int], speculative: SpeculativeStep | None, grad_scale: float | None, in_flight: ExitStack
+    ) -> None:
+        """`in_flight`: discards, at its end, the steps in it that have not come to theirs."""
+        step = self._begin(in_flight) if speculative is None else speculative.step
+        if (scalar := self._scalar(active, grad_scale)) is None:
+            return
+        plan = self._plan(active, scalar)
+        if speculative is not None and not self._validate(speculative, plan):
+            step.discard()
+            step = self._begin(in_flight)
+        step.release(self._state.updater(plan))
+        step.offer(self._state.extent_order())
+        step.finish()
+        self._report.stalls = step.stalls
+        scale = None if self.loss_scale is None else self.loss_scale.after(overflow=False)
+        self._state.commit(active, self.metadata | ({} if scale is None else {_LOSS_SCALE: scale.to_json()}))
+        self.loss_scale = scale
+        self._report.traffic.add(steps=1, params=plan.params)
+
+    def _begin(self, in_flight: ExitStack) -> Step:
+        """A step that reads ahead, while the gradients are still looked at."""
+        step = in_flight.enter_context(self._state.begin_step())
+        step.offer(self._state.extent_order())
+        return step
+
+    def _scalar(self, active: Sequence[int], grad_scale: float | None) -> float | None:
+        """What gradients are multiplied by; None where the step is to be skipped. Raises NonFiniteError."""
+        if grad_scale is not None and self.loss_scale is not None:
+            raise CommandError("loss_scale must be None where a GradScaler scales the loss; leave one of them out")
+        flat = self._state.flat
+        with self._report.timeline.span("norm"):
+            gradients = (flat.tensors[index].grad for index in active)
+            total = self._sum_of_squares(gradient for gradient in gradients if gradient is not None)
+        if not math.isfinite(total):
+            if self.loss_scale is None:
+                reject_nonfinite(flat, active)
+            else:
+                self.loss_scale = self.loss_scale.after(overflow=True)
+            self._report.skipped_steps += 1
+            return None
+        scale = self._scale if grad_scale is None else grad_scale
+        self._report.grad_norm = math.sqrt(total) / scale
+        return clip_scalar(math.sqrt(total), self._settings.max_grad_norm, scale)
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 if self.loss_scale is None else self.loss_scale.scale
+
+    def _plan(self, active: Sequence[int], scalar: float) -> Plan:
+        state = self._state
+        return Plan.of(state.flat, self._groups(), active, state.store.tensor_steps, self._rule, scalar)
+
+    def _accept_changes(self) -> None:
+        state = self._state
+        if not state.started:
+            self.recreate()
+        elif state.agrees():  # a checkpoint of this very step was loaded
+            state.flat.note_versions()
+        else:
+            raise StateError(
+                f"parameter {state.flat.changed()[0]!r} must be changed by this optimizer only, but others "
+                f"wrote to it after step {state.store.steps} and the stored master would undo that; construct a "
+                "new optimizer from the tensors"
+            )
+
+    def _load_metadata(self) -> None:
+        self.metadata = dict(self._state.store.metadata)
+        if (stored := self.metadata.pop(_LOSS_SCALE, None)) is not None and self.loss_scale is not None:
+            self.loss_scale = self.loss_scale.resumed(stored)
+
+    # During backward
+
+    def _speculate(self) -> SpeculativeStep | None:
+        """Assumes that nothing is clipped, all is finite, and every tensor that wants a gradient gets one."""
+        flat = self._state.flat
+        if flat.changed():
+            return None
+        known = {i: tensor.grad for i, tensor in enumerate(flat.tensors) if not tensor.requires_grad}
+        active = [i for i, tensor in enumerate(flat.tensors) if tensor.requires_grad or known[i] is not None]
+        plan = self._plan(active, clip_scalar(0.0, None, self._scale))
+        speculative = SpeculativeStep(self._state.begin_step(), plan)
+        for tensor, gradient in known.items():
+            if gradient is not None:
+                speculative.record(tensor, gradient)
+        speculative.step.release(self._state.updater(plan))
+        return speculative
+
+    def _validate(self, speculative: SpeculativeStep, plan: Plan) -> bool:
+        assert self.speculator is not None, "the speculative step is its own"
+        valid = speculative.validate(self._state.flat, plan)
+        self.speculator.resolve(correct=valid)
+        return valid
