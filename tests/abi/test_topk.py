@@ -19,7 +19,7 @@ from nearflash.abi.topk import (
 
 
 def test_header_layout():
-    """Byte by byte as docs/guides/training.md has it."""
+    """Byte by byte as docs/contracts/gradients.md has it."""
     text = StreamHeader(ValueFormat.FP16, params=5000, pairs=7, stream_bytes=96).pack()
     assert len(text) == 32
     assert text[:8] == b"NFTK" + bytes([1, 0, 1, 12])

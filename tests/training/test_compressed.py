@@ -99,15 +99,15 @@ def test_what_was_left_out_is_resumed_rolled_back_and_carried(tensors, open_opti
             optimizer.step()
             if seed == 99:
                 optimizer.rollback()
-        held = {name: values.copy() for name, values in optimizer._optimizer_state.compressor.arrays().items()}
+        held = {name: values.copy() for name, values in optimizer._optimizer_state._compressor.arrays().items()}
         optimizer.close()
     assert all(values.any() for values in held.values())
-    for name, values in undisturbed._optimizer_state.compressor.arrays().items():
+    for name, values in undisturbed._optimizer_state._compressor.arrays().items():
         assert np.array_equal(values, held[name])
     optimizer = open_optimizer(mine, compression=settings, resume=True)
     assert np.array_equal(bits(undisturbed), bits(optimizer))
     optimizer.load_full_state_dict(undisturbed.full_state_dict())
-    assert not any(values.any() for values in optimizer._optimizer_state.compressor.arrays().values())
+    assert not any(values.any() for values in optimizer._optimizer_state._compressor.arrays().values())
     optimizer.close()
     with pytest.raises(StateError, match=r"parameters must be those of .*: [45] arrays, not 3"):
         open_optimizer(mine, resume=True)

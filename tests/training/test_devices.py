@@ -53,7 +53,7 @@ def test_files_in_another_order_stay_beside_their_devices(tensors, set_gradients
             )
             set_gradients(tensors, optimizer.steps)
             optimizer.step()
-            assert [t.device for t in optimizer._optimizer_state.schedule.transfers] == [first, second]
+            assert [t.device for t in optimizer._optimizer_state._schedule.transfers] == [first, second]
             optimizer.close()
     assert optimizer.store.path == tmp_path / "b"
 

@@ -89,7 +89,7 @@ def test_a_failure_leaves_the_step_before(open_optimizer, tmp_path, monkeypatch,
         optimizer.step()
     set_gradient(tensor, 2)
     before, stored = tensor.detach().clone(), bits(optimizer)
-    store, device = optimizer._optimizer_state.store, optimizer._optimizer_state.schedule.transfers[0].device
+    store, device = optimizer._optimizer_state.store, optimizer._optimizer_state._schedule.transfers[0].device
     resets = []
     monkeypatch.setattr(device, "reset", lambda: resets.append(1))
     errors = {
@@ -149,7 +149,7 @@ STAGES = ("read", "update", "write")
 
 def test_stages_overlap_and_the_trace_shows_it(open_optimizer, tmp_path, monkeypatch, tensor):
     optimizer = open_optimizer([tensor])
-    store, device = optimizer._optimizer_state.store, optimizer._optimizer_state.schedule.transfers[0].device
+    store, device = optimizer._optimizer_state.store, optimizer._optimizer_state._schedule.transfers[0].device
     for place, name in ((store, "read"), (store, "write")):
         delay(monkeypatch, place, name, 0.01)
     delay(monkeypatch, device, "run", 0.03)
@@ -169,7 +169,7 @@ def test_stages_overlap_and_the_trace_shows_it(open_optimizer, tmp_path, monkeyp
 @pytest.mark.parametrize("slow, reason", [("read", "read"), ("run", "update"), ("write", "write")])
 def test_stalls_name_the_slow_stage(open_optimizer, monkeypatch, tensor, slow, reason):
     optimizer = open_optimizer([tensor])
-    store, device = optimizer._optimizer_state.store, optimizer._optimizer_state.schedule.transfers[0].device
+    store, device = optimizer._optimizer_state.store, optimizer._optimizer_state._schedule.transfers[0].device
     delay(monkeypatch, device if slow == "run" else store, slow, 0.03)
     set_gradient(tensor, 0)
     optimizer.step()
@@ -216,7 +216,7 @@ def test_orders_alternate(open_optimizer, tensor):
     optimizer = open_optimizer([tensor])
     orders = []
     for step in range(3):
-        orders.append([extent.index for extent in optimizer._optimizer_state.schedule.order()])
+        orders.append([extent.index for extent in optimizer._optimizer_state._schedule.order()])
         set_gradient(tensor, step)
         optimizer.step()
     assert orders[0] == orders[2] == orders[1][::-1] == list(range(EXTENTS))

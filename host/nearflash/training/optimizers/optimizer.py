@@ -50,7 +50,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         rules = [self.rule(group, step=1) for group in self.param_groups]
         arrays = arrays_of(rules, settings.compression)
         self._opened = OptimizerState(self.param_groups, arrays, settings, self._report)
-        self._store = OptimizerStore(lambda: self._optimizer_state.store)
+        self._store = OptimizerStore(lambda: self._optimizer_state.store, settings.paths)
         self._runner = StepRunner(self._opened, settings, self._report, lambda: self.param_groups, self.rule)
         self._refresh_handle()
 

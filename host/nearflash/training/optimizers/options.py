@@ -67,7 +67,8 @@ class Settings:
     device: str | Device | Sequence[str | Device] = field(
         default="host",
         metadata={
-            DOC: "Name for `open_device` (`host` updates on the processor), or an open Device, which `close` leaves open; or a list."
+            DOC: "Name for `open_device` (`host` updates on the processor), or an open Device, which `close` leaves "
+            "open; or a list of them."
         },
     )
     stripe_ratio: Sequence[int] | None = field(

@@ -20,19 +20,16 @@ class OptimizerStore:
     None of its calls may run while a step does.
     """
 
-    def __init__(self, store: Callable[[], StateStore]) -> None:
-        """store: the open store now; it is another one after `add_param_group`."""
+    def __init__(self, store: Callable[[], StateStore], paths: tuple[Path, ...]) -> None:
+        """store: the open store now; it is another one after `add_param_group`. paths: its files."""
         self._store = store
+        self.paths = paths
+        """The state files, by device."""
 
     @property
     def path(self) -> Path:
         """The (first) state file."""
         return self.paths[0]
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The state files, in stripe order."""
-        return self._store().paths
 
     @property
     def identity(self) -> str:
