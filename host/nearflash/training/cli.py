@@ -94,7 +94,10 @@ def train(subparsers: Any) -> None:
     parser.add_argument("--topk", type=float, metavar="RATIO", help="Send this share of the gradient only.")
     parser.add_argument("--overlap", default="step", choices=("step", "backward"), help="When updates begin.")
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="Threads of the processor; else OMP_NUM_THREADS, else those that are idle."
+        "--threads",
+        type=int,
+        metavar="N",
+        help="Threads of the processor; else OMP_NUM_THREADS, else those that are idle.",
     )
     parser.add_argument("--save", type=Path, metavar="DIR", help="Write the model to this folder at the end.")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
