@@ -74,6 +74,15 @@ def draw() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     return draw
 
 
+def token_values(store, data):
+    """K and V (groups, n, d) of full groups, from their pages (groups · pages of a group, page_bytes)."""
+    layout, dim = store.layout, store.shape.dim
+    n, places = layout.group_tokens, data.reshape(-1, layout.group_pages, layout.page_bytes).view(np.float16)
+    if layout.interleaved:
+        return np.moveaxis(places[:, 0, : 2 * n * dim].reshape(-1, n, 2, dim), 2, 0)
+    return np.moveaxis(places[..., : n * dim].reshape(-1, 2, n, dim), 1, 0)
+
+
 @pytest.fixture
 def stored() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     """K and V (heads, S, d) of a layer as the store gives them back: full groups from their pages."""
@@ -85,7 +94,7 @@ def stored() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         pages = at.token_pages[..., None] + np.arange(store.layout.group_pages)
         last = len(groups) * size
         read = store.read(pages.reshape(-1), store.pages.token_keys(sequence, layer, groups).reshape(-1))
-        parts = zip(store.pages.token_values(read.data), (at.suffix_k, at.suffix_v), strict=True)
+        parts = zip(token_values(store, read.data), (at.suffix_k, at.suffix_v), strict=True)
         return tuple(
             np.concatenate([full.reshape(shape.kv_heads, last, shape.dim), suffix[:, last - at.flash_tokens :]], axis=1)
             for full, suffix in parts

@@ -12,7 +12,6 @@ from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeErro
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.io.direct import PositionalBackend
 from nearflash.storage.kv import KvLayout, KvShape
-from nearflash.storage.kv.file import file_geometry
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -226,7 +225,4 @@ def test_what_does_not_fit_together_is_refused(make_store):
         KvShape(1, 1, 30)
     with pytest.raises(CommandError, match="layers must be 1 to 65536, not 0"):
         KvShape(0, 1, 32)
-    with pytest.raises(StorageFullError, match="size_bytes must be at least"):
-        file_geometry(1 << 20, 4096)
-    assert file_geometry(16 << 20, 65536).pages_per_block == 16
     assert KvLayout(16, True, 64, 2, 4096).index_format is IndexFormat.INT4

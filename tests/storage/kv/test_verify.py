@@ -15,13 +15,14 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import StateError
 from nearflash.cli.main import main
 from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
-from nearflash.storage.kv.file import file_geometry
 from nearflash.storage.kv.pages import PageMaker
 from nearflash.storage.kv.verify import verify
 
 SHAPE = KvShape(2, 3, 32)
 SEPARATE = KvLayout(16, False, 64, IndexFormat.INT4, 4096)
+GEOMETRY = FlashGeometry(4096, 256, 1, 1, 15)
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def path(tmp_path):
 @pytest.fixture
 def filled(path, draw):
     """A file of two sequences: 200 tokens in each layer; 100 tokens in layer 0 alone."""
-    with KvStore(FileFlash.create(path, file_geometry(16 << 20, 4096)), SHAPE, SEPARATE) as store:
+    with KvStore(FileFlash.create(path, GEOMETRY), SHAPE, SEPARATE) as store:
         full, part = store.add(), store.add()
         for sequence, layer, tokens in ((full, 0, 200), (full, 1, 200), (part, 0, 100)):
             store.append(sequence, layer, *draw([sequence, layer], tokens, SHAPE))
@@ -91,7 +92,7 @@ def test_a_record_without_header_is_torn(filled):
 
 
 def test_what_is_no_kv_store_is_refused(path, tmp_path, capsys):
-    FileFlash.create(path, file_geometry(16 << 20, 4096)).close()
+    FileFlash.create(path, GEOMETRY).close()
     with pytest.raises(StateError, match="the flash must hold a KV store"):
         verify(path)
     (tmp_path / "text").write_bytes(b"text" * 1024)
@@ -106,10 +107,10 @@ import numpy as np
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
-from nearflash.storage.kv.file import file_geometry
+from nearflash.storage.flash.geometry import FlashGeometry
 
 shape, layout = KvShape(2, 3, 32), KvLayout(16, False, 64, IndexFormat.INT4, 4096)
-flash = FileFlash.create(Path(sys.argv[1]), file_geometry(16 << 20, 4096), threads=3)
+flash = FileFlash.create(Path(sys.argv[1]), FlashGeometry(4096, 256, 1, 1, 15), threads=3)
 store = KvStore(flash, shape, layout, buffer_bytes=1 << 17, background=sys.argv[2] == "1")
 heads, channels = np.arange(3)[:, None, None], np.arange(32)
 print("ready", flush=True)

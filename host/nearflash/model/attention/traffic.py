@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import CODEWORD_BYTES, RAW_BYTES
+from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.attention.pages import TokenLayout
 from nearflash.model.attention.settings import Settings
 
@@ -33,11 +33,6 @@ class Reads:
     def requested_bytes(self) -> int:
         """Data bytes of the codewords asked for."""
         return self.codewords * CODEWORD_BYTES
-
-    @property
-    def channel_bytes(self) -> int:
-        """Bytes over a NAND channel: aux, CRC and parity too."""
-        return self.codewords * RAW_BYTES
 
 
 @dataclass(frozen=True)

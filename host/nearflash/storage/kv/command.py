@@ -49,7 +49,7 @@ def _status(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from nearflash.storage.flash.file import FileFlash
-    from nearflash.storage.kv.file import described
+    from nearflash.storage.kv.layout import described
 
     with FileFlash.open(arguments.file, direct=not arguments.buffered) as flash:
         shape, layout = described(flash.about)

@@ -1,15 +1,17 @@
 """What a KV cache holds, and how it is cut into pages (docs/contracts/attention.md, 2)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageKind
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, StateError
 from nearflash.storage.flash.page import describe
 
-__all__ = ["KvLayout", "KvShape"]
+__all__ = ["KvLayout", "KvShape", "described"]
 
 _FIELD_LIMIT = 1 << 16
 
@@ -83,3 +85,11 @@ class KvLayout:
         """A page's key in words, with its tokens."""
         tokens = self.tokens(key, dim)
         return f"{describe(key)}, tokens [{tokens.start}, {tokens.stop})"
+
+
+def described(about: Mapping[str, Any]) -> tuple[KvShape, KvLayout]:
+    """Shape and layout as a flash's label (Flash.label) gives them. Raises StateError for another label."""
+    try:
+        return KvShape(**about["shape"]), KvLayout(**about["layout"])
+    except (KeyError, TypeError, CommandError) as error:
+        raise StateError(f"the flash must hold a KV store, not {dict(about)!r}") from error

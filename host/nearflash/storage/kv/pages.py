@@ -49,11 +49,6 @@ class PageMaker:
         aux[..., _HEADER] = page_headers(flat, self.layout.page_bytes, n, IndexFormat.FP16)
         return PageBatch(flat, data, aux)
 
-    def token_values(self, data: NDArray[np.uint8]) -> tuple[F16, F16]:
-        """k and v (groups, n, d), views into the pages of full groups, (groups · pages of a group, page_bytes)."""
-        places = data.reshape(-1, self.layout.group_pages * self.layout.page_bytes).view(np.float16)
-        return self._values(places, 0), self._values(places, 1)
-
     def k_values(self, data: NDArray[np.uint8]) -> F16:
         """k (groups, n, d), a view into the first pages of full groups, (groups, page_bytes)."""
         return self._values(data.view(np.float16), 0)

@@ -11,8 +11,7 @@ from nearflash.abi.attention.codeword import PageKind
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.flash.page import PageKeys
-from nearflash.storage.kv.file import described
-from nearflash.storage.kv.layout import KvLayout, KvShape
+from nearflash.storage.kv.layout import KvLayout, KvShape, described
 
 __all__ = ["Coverage", "Verification", "verify"]
 

@@ -84,6 +84,7 @@ def _write(file: BinaryIO, piece: NDArray[np.uint8]) -> int:
     return file.write(piece.data)
 
 
+# Not safetensors.safe_open: for numpy it rejects BF16 tensors unless ml_dtypes is there, and gives no view of the file.
 class TensorFile:
     """An existing file, its tensors mapped into memory. Raises StateError where it is none."""
 

@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 __all__ = ["bf16_patterns", "bf16_values"]
 
+# Not ml_dtypes: it would save two lines, and every host device would depend on one more compiled package.
+
 
 def bf16_patterns(values: NDArray[np.float32]) -> NDArray[np.uint32]:
     """Patterns, in the lower halves, of values rounded to nearest even; of a NaN not always that of one."""
