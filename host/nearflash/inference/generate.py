@@ -54,7 +54,7 @@ class Generated:
 
     @property
     def flash_bytes_per_token(self) -> float:
-        """Bytes asked of flash for attention, by new token after the first ones."""
+        """Bytes read from flash for attention, by new token after the first ones."""
         steps = sum(max(len(tokens) - 1, 0) for tokens in self.tokens)
         return sum(self.counters.flash_bytes.values()) / max(steps, 1)
 
@@ -63,7 +63,7 @@ def generate(
     model: Any, tokenizer: Any, prompts: Sequence[str], engine: Engine, *, max_new_tokens: int = 64,
     mini_batches: int = 1, chat: bool = False, progress: Callable[[Progress], None] | None = None, **options: Any,
 ) -> Generated:  # fmt: skip
-    """Continue all prompts as one batch, greedily unless `options` of model.generate say otherwise.
+    """Continue all prompts as one batch, greedily unless `options` of model.generate state otherwise.
 
     With several `mini_batches` of prompts each runs in a thread of its own: one computes while another is attended to.
     `chat` wraps each prompt as a user's message by the tokenizer's template. Raises CommandError for no prompts, more
@@ -100,14 +100,14 @@ def generate(
 
 @dataclass
 class _Clock:
-    """Times the steps of all mini-batches, and tells how far they are."""
+    """Times the steps of all mini-batches, and reports how far they are."""
 
     engine: Engine
     before: EngineCounters
     sequences: int
     mini_batches: int
     max_new_tokens: int
-    tell: Callable[[Progress], None] | None
+    report: Callable[[Progress], None] | None
     steps: dict[int, int] = field(default_factory=dict)
     start: float = field(default_factory=perf_counter)
     first: float | None = None
@@ -130,12 +130,12 @@ class _Clock:
         step = min(self.steps.values())
         if self.first is None:
             self.first = self.last
-        if self.tell is not None:
+        if self.report is not None:
             per_step_s = self.decode_s / max(step - 1, 1)
             rate = self.sequences / per_step_s if step > 1 else 0.0
             flash_bytes = sum((self.engine.counters - self.before).flash_bytes.values())
             per_token = flash_bytes / max((step - 1) * self.sequences, 1)
-            self.tell(Progress(step, self.max_new_tokens, rate, per_token, per_step_s * (self.max_new_tokens - step)))
+            self.report(Progress(step, self.max_new_tokens, rate, per_token, per_step_s * (self.max_new_tokens - step)))
 
 
 class _Tick(StoppingCriteria):
@@ -151,7 +151,7 @@ class _Tick(StoppingCriteria):
 
 def _as_message(tokenizer: Any, prompt: str) -> str:
     if not tokenizer.chat_template:
-        raise CommandError("chat must be asked of a model whose tokenizer has a template, not of this one")
+        raise CommandError("chat must be False for a model whose tokenizer has no template, not True")
     messages = [{"role": "user", "content": prompt}]
     return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 

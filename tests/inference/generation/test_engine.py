@@ -16,7 +16,7 @@ def test_counters_add_and_subtract_by_name():
     assert one == counted(2, {"token": 10}, {"attend": 1.0})
 
 
-def test_counters_count_and_begin_anew():
+def test_counters_count_and_start_at_zero_again():
     counters = EngineCounters()
     for size in (3, 4):
         counters.count("token", size)

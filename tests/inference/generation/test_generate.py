@@ -103,5 +103,5 @@ def test_prompts_batches_and_templates_are_checked(doclm, tokenizer, engine):
         generate(doclm, tokenizer, [], engine)
     with pytest.raises(CommandError, match="mini_batches must be 1 to 4, the prompts, not 5"):
         generate(doclm, tokenizer, PROMPTS, engine, mini_batches=5)
-    with pytest.raises(CommandError, match="chat must be asked of a model whose tokenizer has a template"):
+    with pytest.raises(CommandError, match="chat must be False for a model whose tokenizer has no template, not True"):
         generate(doclm, tokenizer, PROMPTS, engine, chat=True)

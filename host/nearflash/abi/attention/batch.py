@@ -58,7 +58,7 @@ class AttendBatch:
         return ranges
 
     def check(self, config: KernelConfig) -> None:
-        """Raise CommandError or AlignmentError where the kernel would refuse the whole batch."""
+        """Raise CommandError or AlignmentError where the kernel would reject the whole batch."""
         if not isinstance(config, AttendConfig):
             raise CommandError(f"a batch of heads must go to an attend kernel, not to {config.full_name}")
         if not self.descriptors:

@@ -13,7 +13,7 @@ __all__ = ["NandTiming"]
 
 @dataclass(frozen=True)
 class NandTiming:
-    """Nanoseconds, unless said otherwise. Raises ConfigError for a time that is not positive."""
+    """Nanoseconds, unless a name states another unit. Raises ConfigError for a time that is not positive."""
 
     read_ns: int
     """tR: from the end of 30h to the page in the register; the longest that is usual."""

@@ -27,7 +27,7 @@ _UNITS = {"operations_address": DESCRIPTOR_BYTES, "completions_address": COMPLET
 class PageBatch:
     """Operations in device memory: records, as `pack` gives them, at one address, completions at another.
 
-    Operations of one unit are done in their order. Reads wait until all programs and erases before them have ended, and
+    Operations of one LUN are done in their order. Reads wait until all programs and erases before them have ended, and
     the other way round. An operation's own faults come back in its completion, not as errors.
     """
 
@@ -68,7 +68,7 @@ class PageBatch:
         }
 
     def check(self, config: KernelConfig) -> None:
-        """Raise CommandError or AlignmentError where the kernel would refuse the whole batch."""
+        """Raise CommandError or AlignmentError where the kernel would reject the whole batch."""
         if not isinstance(config, AttendConfig) or not config.luns:
             raise CommandError(f"page operations must go to an attend kernel with NAND, not to {config.full_name}")
         if not 0 < len(self.operations) <= OPERATIONS_MAX:

@@ -1,4 +1,4 @@
-"""Page operations: what the attend kernel reads to program, erase or read pages of its NAND, and what it answers.
+"""Page operations: what the attend kernel reads to program, erase or read pages of its NAND, and its completions.
 
 A batch is an array of records of 32 bytes; completion i, 8 bytes, belongs to record i. Little endian, as packed here.
 """

@@ -1,9 +1,9 @@
-"""score_dims and top_p for every KV head of a model: as many bytes where they mend much, few where they do not.
+"""score_dims and top_p for every KV head of a model: many bytes where they help much, few where they do not.
 
     python -m nearflash.bench.inference.calibrate MODEL --fraction F [--texts FILE...]
 
 On texts with even numbers (and files), dense attention runs. For each head and position, g is the gradient of the log
-probability of next tokens, drawn as the model predicts them, with respect to the head's output. An output that is off
+probability of next tokens, sampled as the model predicts them, with respect to the head's output. An output that is off
 by e then costs (g·e)^2 / 2 nats: to second order its part in the divergence from the dense prediction (the Fisher
 information). Beside it every head is approximated with each of some r (score_dims) and tau (top_p), which gives e, and
 the share of dense attention's bytes that index and chosen groups take of flash. Each head gets the (r, tau) with the

@@ -64,7 +64,7 @@ def _store(path: Path, room_tokens: int) -> KvStore:
 
 
 def _fill(store: KvStore, lengths: tuple[int, ...], prompt: int, at_a_time: int) -> None:
-    """Sequences in turns, a token each; a new one begins where one is complete. The last one stays."""
+    """Sequences interleaved, a token each; a new one begins where one is complete. The last one stays."""
     waiting = [_one(store, seed, tokens, prompt, free=seed < len(lengths) - 1) for seed, tokens in enumerate(lengths)]
     running = [waiting.pop(0) for _ in range(at_a_time)]
     while running:

@@ -50,7 +50,7 @@ class NandError(DeviceError):
 
 @dataclass(frozen=True)
 class NandPage:
-    """Where a page lies on NAND, and whose it is. Raises CommandError for an entry in memory."""
+    """Where a page lies on NAND, and its page tag. Raises CommandError for an entry in memory."""
 
     entry: PageEntry
     page_tag: PageTag
@@ -98,7 +98,7 @@ def erase(device: Device, blocks: Sequence[PageEntry]) -> None:
 def operate(device: Device, operations: Sequence[PageOperation], sealed: Sequence[Bytes] = ()) -> list[Bytes]:
     """Run operations, programs with the page of `sealed` at the same place; the pages of reads.
 
-    Operations of one lun are done in the order given, luns in turns. Raises NandError, CommandError, ShapeError,
+    Operations of one lun are done in the order given, LUNs interleaved. Raises NandError, CommandError, ShapeError,
     WaitTimeoutError as `program`.
     """
     faults: dict[PageOperation, PageFault] = {}

@@ -189,23 +189,23 @@ class _Layer(CacheLayerMixin):
         """Nothing: it stays on flash."""
 
     def reset(self) -> None:
-        """Refused for one layer."""
+        """Unsupported for one layer."""
         raise _unsupported("a reset of one layer", "reset the cache")
 
     def crop(self, *_: Any) -> None:
-        """Refused: pages are programmed once."""
+        """Unsupported: pages are programmed once."""
         raise _unsupported("crop", "generate without an assistant, or start with a new cache")
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Refused: beams would share pages."""
+        """Unsupported: beams would share pages."""
         raise _unsupported("reordering, which beam search needs", "generate with num_beams=1")
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Refused: rows would share pages."""
+        """Unsupported: rows would share pages."""
         raise _unsupported("repeated rows", "repeat the prompts")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Refused: rows are sequences of the engine."""
+        """Unsupported: rows are sequences of the engine."""
         raise _unsupported("a selection of rows", "start with a new cache")
 
 

@@ -24,7 +24,7 @@ __all__ = ["CsdArray", "split_heads"]
 
 _T = TypeVar("_T")
 _LOSSES = (DeviceError, TimeoutError, OSError)
-"""What says that a device, or its flash, is gone; of a full flash or a damaged page the device itself is sound."""
+"""Errors of a device, or its flash, that is gone; of a full flash or a damaged page the device itself is sound."""
 _SOUND = (StorageFullError, PageError)
 
 
@@ -73,7 +73,7 @@ class CsdArray(Engine):
         return sequence
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence on every device that still answers."""
+        """Forget a sequence on every device that still works."""
         numbers = self._numbers.pop(sequence)
         self._torn.discard(sequence)
         for engine, number in zip(self.engines, numbers, strict=True):
@@ -120,7 +120,7 @@ class CsdArray(Engine):
 
     def _usable(self, sequence: int) -> tuple[int, ...]:
         if sequence in self._torn and self._lost is None:
-            raise StateError(f"sequence {sequence} must be freed: some devices hold tokens that others refused")
+            raise StateError(f"sequence {sequence} must be freed: some devices hold tokens that others rejected")
         return self._numbers[sequence]
 
     def _each(self, call: Callable[[int], _T]) -> list[_T]:

@@ -20,7 +20,7 @@ class EngineCounters:
     heads: int = 0
     """Heads attended: one for each sequence, layer and KV head of a call."""
     flash_bytes: dict[str, int] = field(default_factory=dict)
-    """Bytes of pages asked of flash for attention, by kind: `token`, `index`."""
+    """Bytes of pages read from flash for attention, by kind: `token`, `index`."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time by phase, as the engine names them: `append`, `attend`, …"""
 
@@ -34,11 +34,11 @@ class EngineCounters:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start
 
     def count(self, kind: str, size_bytes: int) -> None:
-        """Add bytes asked of flash."""
+        """Add bytes read from flash."""
         self.flash_bytes[kind] = self.flash_bytes.get(kind, 0) + size_bytes
 
     def take(self) -> "EngineCounters":
-        """What these counters hold, which begin anew; of an engine whose counters are a copy (CsdArray) use `-`."""
+        """What these counters hold, and set them to zero; of an engine whose counters are a copy (CsdArray) use `-`."""
         taken = EngineCounters(self.heads, self.flash_bytes, self.seconds)
         self.heads, self.flash_bytes, self.seconds = 0, {}, {}
         return taken

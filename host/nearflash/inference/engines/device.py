@@ -28,7 +28,7 @@ _FAULT_ERRORS: dict[Fault, type[NearflashError]] = {
     Fault.UNCORRECTABLE: PageError, Fault.MISDIRECTED: PageError, Fault.NONFINITE: NonFiniteError,
     Fault.SCORE_RANGE: CommandError, Fault.DESCRIPTOR: CommandError,
 }  # fmt: skip
-"""What a fault of one head says of its pages or numbers; every other one is the device's."""
+"""Faults of one head in its pages or numbers; every other one is of the device."""
 _REFERENCE_LIMIT = (1 << 11) - 1
 
 

@@ -1,6 +1,6 @@
 """How to attend, for any number of tokens: an AttentionPolicy, and the descriptors that it makes for devices.
 
-A policy says nothing of pages; where tokens and index rows lie is a KvLayout.
+A policy does not depend on pages; where tokens and index rows lie is a KvLayout.
 Loads no torch.
 """
 

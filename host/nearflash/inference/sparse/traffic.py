@@ -52,7 +52,7 @@ class FlashReads:
 
     @property
     def bytes(self) -> Tensor:
-        """Data bytes of all codewords asked of flash."""
+        """Data bytes of all codewords requested from flash."""
         return self.index.bytes + self.suffix.bytes + self.gather.bytes
 
     @property
@@ -88,7 +88,7 @@ def _index(dims: Tensor, covered: Tensor, layout: KvLayout) -> Reads:
 
 
 def _groups(wanted: Tensor, layout: TokenLayout, values: tuple[bool, ...]) -> Reads:
-    """KV page groups with some token wanted (N, P, S); of each wanted token K (False) and V (True) as `values` say."""
+    """KV page groups with some token wanted (N, P, S); of each wanted token K (False), V (True) as `values` states."""
     holds = torch.zeros(layout.tokens, layout.pages * layout.page_codewords)
     for token in range(layout.tokens):
         for value in values:

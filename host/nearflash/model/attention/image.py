@@ -24,7 +24,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class PageImage:
-    """A page where it lies: sealed codewords at an address of memory, or raw ones at (unit, row) of a channel.
+    """A page where it lies: sealed codewords at an address of memory, or raw ones at (lun, row) of a channel.
 
     In memory it is all that one request reads: where K's and V's pages are separate, both.
     """

@@ -1,4 +1,4 @@
-"""Where pages go: in memory one after the other, or on NAND over units and rows of a channel.
+"""Where pages go: in memory one after the other, or on NAND over LUNs and rows of a channel.
 
 Both hand out places for ever: nothing is freed. Several heads share one store.
 """
@@ -36,23 +36,23 @@ class MemoryStore:
 
 
 class NandStore:
-    """Raw codewords on NAND: the pages of a channel go round its `units`, from row `first_row` on.
+    """Raw codewords on NAND: the pages of a channel go round its `luns`, from row `first_row` on.
 
-    Two pages of one request lie at the same row of sibling units (unit XOR 1), the first on the even one.
+    Two pages of one request lie at the same row of sibling LUNs (lun XOR 1), the first on the even one.
     """
 
-    def __init__(self, channels: int, units: int, first_row: int = 0) -> None:
+    def __init__(self, channels: int, luns: int, first_row: int = 0) -> None:
         self.channels = channels
-        self._rows = [[first_row] * units for _ in range(channels)]
+        self._rows = [[first_row] * luns for _ in range(channels)]
         self._next = [0] * channels
 
     def take(self, channel: int, pages: int, page_bytes: int) -> PageEntry:
-        """The next unit's next row; of siblings the row that is free on both."""
+        """The next LUN's next row; of siblings the row that is free on both."""
         channel %= self.channels
-        rows, unit = self._rows[channel], self._next[channel]
+        rows, lun = self._rows[channel], self._next[channel]
         if pages == 2:
-            unit = (unit + 1) % len(rows) & ~1
-        row = max(rows[unit : unit + pages])
-        rows[unit : unit + pages] = [row + 1] * pages
-        self._next[channel] = (unit + pages) % len(rows)
-        return PageEntry(channel, unit, row)
+            lun = (lun + 1) % len(rows) & ~1
+        row = max(rows[lun : lun + pages])
+        rows[lun : lun + pages] = [row + 1] * pages
+        self._next[channel] = (lun + pages) % len(rows)
+        return PageEntry(channel, lun, row)

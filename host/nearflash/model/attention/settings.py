@@ -1,4 +1,4 @@
-"""How one head is attended to: what a descriptor says beside addresses."""
+"""How one head is attended to: the fields of a descriptor beside addresses."""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -70,7 +70,7 @@ class Settings:
 
     @classmethod
     def of(cls, descriptor: AttendDescriptor) -> Self:
-        """What a descriptor says. Raises CommandError as the class does."""
+        """The settings of a descriptor. Raises CommandError as the class does."""
         return cls(**{field.name: getattr(descriptor, field.name) for field in fields(cls)})
 
     @property

@@ -74,7 +74,7 @@ def _index(settings: Settings, dims: NDArray[np.int64], covered: int) -> Reads:
 
 
 def _groups(settings: Settings, wanted: NDArray[np.bool_], values: tuple[bool, ...]) -> Reads:
-    """KV page groups with some token wanted (S,); of each wanted token K (False) and V (True) as `values` say."""
+    """KV page groups with some token wanted (S,); of each wanted token K (False) and V (True) as `values` states."""
     layout = settings.token_layout
     groups = np.zeros((-(-len(wanted) // layout.tokens), layout.tokens), bool)
     groups.reshape(-1)[: len(wanted)] = wanted

@@ -101,7 +101,7 @@ class ProgramOrder:
         return erased
 
     def erase(self, block: int) -> None:
-        """Begin the block anew."""
+        """The block has no programmed pages any more."""
         self._ends[block] = 0
 
 
@@ -130,6 +130,6 @@ def wrong_pages(pages: PageNumbers, expected: PageKeys, reasons: Mapping[int, st
     more = f" ({len(others)} more of these pages are wrong)" if others else ""
     return PageError(
         f"{describe(expected[first])} {reasons[first]}, at page {pages[first]} of the flash; append the sequence "
-        f"anew{more}",
+        f"again{more}",
         tuple((int(pages[row]), expected[row]) for row in (first, *others)),
     )

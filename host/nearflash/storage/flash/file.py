@@ -2,7 +2,7 @@
 
     superblock | block 0: data pages, spare zone | block 1: … | …
 
-The superblock is sealed JSON: geometry, and what the file's user says about itself. Data is written before its spare
+The superblock is sealed JSON: geometry, and the label of the file's user. Data is written before its spare
 records, and an erase writes a spare zone of zeros: a page counts only where its record is there and its CRC32C is
 right. Records are kept in memory too, so that a read of a page is one aligned read of its data.
 """
@@ -36,7 +36,7 @@ from nearflash.storage.io.sealed import is_erased, seal, unseal
 __all__ = ["FLASH_VERSION", "FileFlash"]
 
 FLASH_VERSION = 1
-"""Raised whenever the file's layout changes meaning; other versions are refused."""
+"""Raised whenever the file's layout changes meaning; other versions are rejected."""
 _KIND = "flash"
 _LOOK_BYTES = 128 << 10
 """What is looked at before a file is written over: file systems and partition tables begin within it."""
@@ -50,12 +50,12 @@ _QUEUED_RUN = 4
 class FileFlash(Flash):
     """An open, locked file. Use `create` or `open`, then `close`.
 
-    `threads` transfers are in flight at once; a device answers few of them no faster than one.
+    `threads` transfers are in flight at once; a device completes few of them no faster than one.
     """
 
     concurrent = True
     about: Mapping[str, Any]
-    """What the flash is said to hold (`label`): JSON values; empty before."""
+    """What the flash holds (`label`): JSON values; empty before."""
 
     def __init__(self, file: DirectFile, geometry: FlashGeometry, about: Mapping[str, Any], threads: int) -> None:
         """Not for callers: see `create` and `open`."""
@@ -71,7 +71,7 @@ class FileFlash(Flash):
         cls, path: Path, geometry: FlashGeometry, *, threads: int = DEFAULT_THREADS, direct: bool = True,
         backend: IoBackend | None = None,
     ) -> Self:  # fmt: skip
-        """An erased flash. A flash that is there is emptied; other files, and devices that are not erased, are refused.
+        """An erased flash. An existing flash is emptied; other files, and devices that are not empty, are rejected.
 
         Raises StorageFullError where the disk has no room, StateError otherwise.
         """
@@ -149,7 +149,7 @@ class FileFlash(Flash):
         return read
 
     def valid(self, pages: PageNumbers, keys: PageKeys) -> NDArray[np.bool_]:
-        """Which pages are what these keys say, their data read for it."""
+        """Which pages are valid pages of these keys, their data read for it."""
         _, checksums, actual = self._read(pages, keys)
         valid: NDArray[np.bool_] = actual == checksums
         return valid

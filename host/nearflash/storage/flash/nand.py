@@ -29,9 +29,10 @@ _CHANNEL, _UNIT = (np.uint64(entry.pack()) for entry in (PageEntry(1), PageEntry
 class NandFlash(Flash):
     """Blocks of all luns of `device`, from NAND block `first_block` on.
 
-    `paired` is for separate KV page groups: a block is two of sibling luns (lun XOR 1), its pages on one and the other
-    in turn, so that V lies at K's row. A block is erased before its first use, unless `erased` says that all are. A
-    device's calls come from one thread, and so must a NandFlash's. Raises CommandError for a device without NAND.
+    `paired` is for separate KV page groups: a block is two of sibling luns (lun XOR 1), its pages alternately on one
+    and the other, so that V lies at K's row. A block is erased before its first use, unless all are erased already
+    (`erased`). A device's calls come from one thread, and so must a NandFlash's. Raises CommandError for a device
+    without NAND.
 
     Limits: a block whose program or erase fails is not replaced: NandError, which names it, ends the use of the flash.
     """

@@ -20,7 +20,7 @@ _KINDS = len(PageKind)
 
 
 class BlockSpace:
-    """Counts only: what it says is programmed, moved and erased is for its user to do.
+    """Counts only: its user programs, moves and erases.
 
     `need` is always (kinds, LUN queues), in pages.
     """

@@ -77,7 +77,7 @@ def verify(path: Path, **options: Any) -> Verification:
 
 
 def _set_first(keys: PageKeys, pages: PageNumbers, layout: KvLayout) -> None:
-    """Headers do not tell V's pages from K's; their places do: V's are the odd ones."""
+    """Headers do not distinguish V's pages from K's; their places do: V's are the odd ones."""
     second = (keys["kind"] == PageKind.TOKEN) & (pages % layout.group_pages == 1)
     keys["first"][second] = layout.page_codewords
 

@@ -144,7 +144,7 @@ class PageSource:
         return k[groups[numbers]], v[groups[numbers]]
 
     def _pages(self, entries: Entries, indices: Ints, kind: PageKind, wanted: Bools) -> tuple[Bytes, Bytes]:
-        """Data (P, codewords, 512) and aux (P, codewords, 8); only those `wanted` (P, codewords) are judged."""
+        """Data (P, codewords, 512) and aux (P, codewords, 8); only those `wanted` (P, codewords) are validated."""
         per_page = self._settings.page_bytes // CODEWORD_BYTES
         sealed, lost = self._reader.read(entries, wanted.shape[1] // per_page, per_page)
         found = check(sealed, self._page_tag, indices, kind)
