@@ -58,7 +58,7 @@ SCOPED = {
     ),
     "fresh": (("training", "storage", "cli"), "no_resume"),
     "least": (("inference", "cli", "abi.attention", "model.attention", "gateware.attention"), "min_…"),
-    "copy": (("training",), "param_dtype"),
+    "copy": (("training.optimizers",), "param_dtype"),
     "unit": (("storage", "device", "abi.attention", "gateware.nand", "model.nand"), "lun"),
     "units": (("storage", "device", "abi.attention", "gateware.nand", "model.nand"), "luns"),
     "lane": (("storage", "gateware.nand", "model.nand"), "lun_queue"),
@@ -118,6 +118,7 @@ PROSE = {
 }
 #: Names, and places, where the word means what it means in the field, each with its reason.
 JUSTIFIED = {
+    "copy_format": "the device contract's CopyFormat",
     "keep_tail": "the glossary's own name for attending to the unindexed suffix",
     "write_behind": "a cache's write-behind",
     "WriteBehind": "a cache's write-behind",
@@ -132,36 +133,23 @@ JUSTIFIED = {
 #: Names that are still to be renamed: this list only shrinks.
 PENDING = {
     "Answer",
-    "Deal",
-    "Guess",
-    "Master",
     "OnesCounter",
     "PairDeal",
     "Phrase",
     "PhraseKind",
     "PhrasePlayer",
     "ScoreHarvest",
-    "Stepping",
     "ask",
     "asked_beats",
     "budget",
-    "copy",
-    "copy_format",
     "cut",
     "cut_cycles",
-    "deal",
-    "extra",
-    "identity_says_what_was_built",
+    "identity_states_what_was_built",
     "judge",
     "mass",
     "spread",
     "spread_levels",
-    "take",
-    "take_full_state",
-    "take_store",
-    "unit",
     "unit_requests",
-    "wrong_guesses",
 }
 
 

@@ -24,9 +24,9 @@ def _sequences() -> NDArray[np.uint8]:
 _SEQUENCES = _sequences()
 
 
-def scrambling(row: ArrayLike, unit: ArrayLike, places: NDArray[np.integer]) -> NDArray[np.uint8]:
-    """(N, RAW_BYTES): the sequences of the codewords at `places` (N,) of the page, or (N,) pages, at (unit, row)."""
-    each = zip(*(x.tolist() for x in np.broadcast_arrays(row, unit, places)), strict=True)
+def scrambling(row: ArrayLike, lun: ArrayLike, places: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """(N, RAW_BYTES): the sequences of the codewords at `places` (N,) of the page, or (N,) pages, at (lun, row)."""
+    each = zip(*(x.tolist() for x in np.broadcast_arrays(row, lun, places)), strict=True)
     seeds = np.array([scramble_seed(*one) for one in each])
     result = np.zeros((len(seeds), RAW_BYTES), np.uint8)
     for bit, sequence in enumerate(_SEQUENCES):

@@ -85,7 +85,7 @@ async def equals_the_model_while_channels_pause(dut: Any) -> None:
 
 
 @test()
-async def identity_says_what_was_built(dut: Any) -> None:
+async def identity_states_what_was_built(dut: Any) -> None:
     """Magic, digest and git revision; nothing waits."""
     await start(dut)
     dut.git_revision.value = 0x1234ABCD
