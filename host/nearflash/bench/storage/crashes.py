@@ -34,7 +34,7 @@ class Crashes:
 
     points: int = 0
     newer: int = 0
-    """Images found at the version whose commit (or rollback) was under way."""
+    """Images found at the version whose commit (or rollback) was in flight."""
     bad: list[str] = field(default_factory=list)
 
 

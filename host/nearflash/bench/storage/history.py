@@ -20,7 +20,7 @@ from nearflash.storage.state.state_store import StateStore
 __all__ = ["MANIFEST", "Event", "Oracle", "Version", "record"]
 
 Version = tuple[int, int]
-"""A committed step and which history it belongs to: a step that was undone and made anew has another content."""
+"""A committed step and which history it belongs to: a step that was undone and made again has another content."""
 
 MANIFEST = Manifest.pack(
     [("embed", (40, 30), "float32"), ("norm", (30,), "float32"), ("head", (1500,), "bfloat16")],
@@ -36,7 +36,7 @@ MANIFEST = Manifest.pack(
 
 
 class Oracle:
-    """The contents of every version, computed anew from its number."""
+    """The contents of every version, computed again from its number."""
 
     def __init__(self, manifest: Manifest = MANIFEST) -> None:
         self.manifest = manifest
@@ -116,7 +116,7 @@ class Event:
 
 
 def record(paths: Sequence[Path], disk: Disk, oracle: Oracle, steps: int) -> list[Event]:
-    """The events of a life: a new store makes `steps` steps, undoes the last one and makes it anew; opened again it is
+    """The events of a life: a new store makes `steps` steps, undoes the last one and makes it again; opened again it is
     killed in a commit, when only the first file has its new superblock; opened again it makes a step and undoes it.
 
     The real files that it leaves have the names and sizes under which images of `disk` can be opened.
@@ -159,7 +159,7 @@ def record(paths: Sequence[Path], disk: Disk, oracle: Oracle, steps: int) -> lis
     now, new = (steps, 1), (steps + 1, 1)
     with Recorded.open(paths, direct=False, backend=disk) as store:
         store.killed_in_commit = True
-        # With one file the commit was complete; with more, those behind decide.
+        # With one file the commit was complete; with more, the files at the older step decide.
         step(store, now, new, new if len(paths) == 1 else now)
     now = new if len(paths) == 1 else now
     with Recorded.open(paths, direct=False, backend=disk) as store:

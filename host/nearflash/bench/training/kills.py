@@ -28,7 +28,7 @@ from nearflash.training import NearStorageAdamW
 __all__ = ["Kills", "campaign", "main"]
 
 STEPS = 60
-"""Of a whole run; then the next one begins anew."""
+"""Of a whole run; then the next one begins."""
 Digests = tuple[int, int]
 """Of the stored arrays and of the model's tensors."""
 
@@ -112,7 +112,7 @@ def campaign(folder: Path, kills: int, seed: int, files: int) -> Kills:
 
 
 def _warm_up(path: Path) -> None:
-    """Load what children would each load anew, above all torch's compiler; no autograd: its threads do not fork."""
+    """Load what children would each load again, above all torch's compiler; no autograd: its threads do not fork."""
     tensor = torch.nn.Parameter(torch.zeros(8))
     tensor.grad = torch.zeros(8)
     with NearStorageAdamW([tensor], **_where([path])) as optimizer:
