@@ -15,6 +15,8 @@ Limits: full beats only, with byte strobes; the bits of the address inside a bea
 Source: AMBA AXI specification, IHI 0022, chapters A3 and A5.
 """
 
+from typing import Any
+
 from amaranth import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -105,7 +107,6 @@ class BurstWriter(wiring.Component):
         m.submodules.bursts = bursts = StreamQueue(ADDRESS_BITS, self.max_outstanding)
         # In the queue, in no burst yet. W may empty places before AW took the burst that frees them: one burst more.
         unclaimed_beats = Signal(range(self.queue_beats + split.block_beats + 1))
-        index = Signal(8)  # of the beat in its burst
         complete, begun, pushed, sent = Signal(), Signal(), Signal(), Signal()
         burst = split.o.payload
         wiring.connect(m, wiring.flipped(self.i_command), split.i)
@@ -129,7 +130,24 @@ class BurstWriter(wiring.Component):
         drive_address(m, bus, "aw", to_address.payload)
         m.d.comb += [bus.awvalid.eq(to_address.valid), to_address.ready.eq(bus.awready)]
 
-        # W.
+        self._drive_data(m, queue, lengths, to_data, sent)
+
+        # B: an answer is taken when a burst is open, which is whenever one may come.
+        m.d.comb += [bus.bready.eq(bursts.o.valid), bursts.o.ready.eq(bus.bvalid)]
+        latch_error(m, self.error, self.clear, bus.bvalid & bus.bready, bus.bresp, bursts.o.payload)
+
+        m.d.comb += [
+            self.idle.eq(split.idle & ~bursts.o.valid),
+            self.events.beat.eq(sent),
+            self.events.wait_address.eq(bus.awvalid & ~bus.awready),
+            self.events.wait_data.eq(bus.wvalid & ~bus.wready),
+            self.events.wait_producer.eq(split.o.valid & ~complete),
+        ]
+        return m
+
+    def _drive_data(self, m: Module, queue: StreamQueue, lengths: StreamQueue, to_data: Any, sent: Signal) -> None:
+        """W: the queue's beats, the last of each burst marked."""
+        bus, index = self.bus, Signal(8)  # of the beat in its burst
         m.d.comb += [
             lengths.i.valid.eq(to_data.valid),
             lengths.i.payload.eq(to_data.payload.length),
@@ -144,16 +162,3 @@ class BurstWriter(wiring.Component):
         ]
         with m.If(sent):
             m.d.sync += index.eq(Mux(bus.wlast, 0, index + 1))
-
-        # B: an answer is taken when a burst is open, which is whenever one may come.
-        m.d.comb += [bus.bready.eq(bursts.o.valid), bursts.o.ready.eq(bus.bvalid)]
-        latch_error(m, self.error, self.clear, bus.bvalid & bus.bready, bus.bresp, bursts.o.payload)
-
-        m.d.comb += [
-            self.idle.eq(split.idle & ~bursts.o.valid),
-            self.events.beat.eq(sent),
-            self.events.wait_address.eq(bus.awvalid & ~bus.awready),
-            self.events.wait_data.eq(bus.wvalid & ~bus.wready),
-            self.events.wait_producer.eq(split.o.valid & ~complete),
-        ]
-        return m

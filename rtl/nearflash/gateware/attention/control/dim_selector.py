@@ -11,7 +11,7 @@ Contract: behind the last row of a set of keys its mask leaves on o, row by row;
 Timing: 11 cycles a row and 40 behind the last row of keys, while o is ready; back-pressure: yes.
 """
 
-from amaranth import C, Cat, Module, Mux, Signal
+from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -52,17 +52,9 @@ class ChannelSelector(wiring.Component):
         unit, threshold = Signal(_KEY_BITS), Signal(_KEY_BITS)  # place of the next two bits; those above
         candidates = [Signal(_KEY_BITS, name=f"candidate_{n}") for n in range(3)]
         reading, comparing, counting = Signal(), Signal(), Signal()
-
-        # Cycle 0: read. Cycle 1: compare. Cycle 2: count.
-        values = Signal(data.ArrayLayout(_KEY_BITS, _LANES))
-        reach = [Signal(_LANES, name=f"reach_{n}") for n in range(3)]
-        counts = [Signal(9, name=f"count_{n}") for n in range(3)]
         m.d.comb += [read.addr.eq(row), write.addr.eq(row), write.data.eq(self.i.payload.keys)]
-        m.d.sync += [values.eq(read.data), comparing.eq(reading), counting.eq(comparing)]
-        for candidate, lanes, total in zip(candidates, reach, counts, strict=True):
-            m.d.sync += lanes.eq(Cat(value >= candidate for value in values))
-            with m.If(counting):
-                m.d.sync += total.eq(total + sum(lanes))
+        m.d.sync += [comparing.eq(reading), counting.eq(comparing)]
+        reach, counts = self._count(m, read.data, candidates, counting)
 
         above, ties = Signal(9), Signal(9)  # keys above the threshold; equal ones still to be taken
         with m.FSM():
@@ -106,6 +98,21 @@ class ChannelSelector(wiring.Component):
                         m.d.sync += row.eq(0)
                         m.next = "LOAD"
         return m
+
+    def _count(
+        self, m: Module, keys: Value, candidates: list[Signal], counting: Signal
+    ) -> tuple[list[Signal], list[Signal]]:
+        """For each candidate: which keys of the row reach it, and how many have so far."""
+        # Cycle 0: read. Cycle 1: compare. Cycle 2: count.
+        values = Signal(data.ArrayLayout(_KEY_BITS, _LANES))
+        reach = [Signal(_LANES, name=f"reach_{n}") for n in range(3)]
+        counts = [Signal(9, name=f"count_{n}") for n in range(3)]
+        m.d.sync += values.eq(keys)
+        for candidate, lanes, total in zip(candidates, reach, counts, strict=True):
+            m.d.sync += lanes.eq(Cat(value >= candidate for value in values))
+            with m.If(counting):
+                m.d.sync += total.eq(total + sum(lanes))
+        return reach, counts
 
     def _decide(
         self, m: Module, candidates: list[Signal], counts: list[Signal], threshold: Signal, above: Signal, unit: Signal

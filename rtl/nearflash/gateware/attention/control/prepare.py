@@ -202,6 +202,12 @@ class Prepare(wiring.Component):
             m.d.comb += Value.cast(target[name]).eq(values[name] if name in values else derived[name])
 
     def _states(self, m: Module, writing: Signal) -> None:
+        with m.FSM():
+            self._load(m)
+            self._place(m, writing)
+
+    def _load(self, m: Module) -> None:
+        """States until the descriptor is checked, q is loaded and its dims are selected."""
         reader, check, buffer = self._reader, self._check, self._buffer
         one, command, beat = self._descriptor, self._reader.i_command, Signal(range(_DESCRIPTOR_BEATS))
         offset = self.i.payload << DESCRIPTOR_BYTES.bit_length() - 1
@@ -209,69 +215,72 @@ class Prepare(wiring.Component):
             command.payload.address.eq(self.descriptors_address + offset),
             command.payload.beats.eq(_DESCRIPTOR_BEATS),
         ]
-        with m.FSM():
-            with m.State("WAIT-INDEX"):
-                m.d.comb += [command.valid.eq(self.i.valid), self.i.ready.eq(command.ready)]
-                m.d.comb += self.idle.eq(~self.i.valid)
-                m.d.sync += [self._index.eq(self.i.payload), self._faults.eq(0), beat.eq(0)]
-                with m.If(self.i.valid & command.ready):
-                    m.next = "READ-DESCRIPTOR"
-            with m.State("READ-DESCRIPTOR"):
-                m.d.comb += reader.o.ready.eq(1)
-                with m.If(reader.o.valid):
-                    m.d.sync += [one.as_value().word_select(beat, 64).eq(reader.o.payload), beat.eq(beat + 1)]
-                    with m.If(beat == _DESCRIPTOR_BEATS - 1):
-                        m.next = "CHECK"
-            with m.State("CHECK"):
-                m.d.sync += beat.eq(beat + 1)
-                with m.If(beat == check.SETTLE):
-                    m.d.comb += check.start.eq(1)
-                    m.next = "ASK-QUERY"
-                    self._refuse(m, check.bad_field, Fault.DESCRIPTOR)
-            with m.State("ASK-QUERY"):
-                m.d.comb += [command.valid.eq(1), buffer.load.eq(command.ready)]
-                m.d.comb += command.payload.address.eq(one.q_address)
-                m.d.comb += command.payload.beats.eq(buffer.rows)
-                with m.If(command.ready):
-                    m.next = "LOAD-QUERY"
-            with m.State("LOAD-QUERY"):
-                m.d.comb += [buffer.i.valid.eq(reader.o.valid), reader.o.ready.eq(buffer.i.ready)]
-                with m.If(~buffer.busy & check.done):
-                    m.d.comb += [buffer.walk.eq(~self._dense), self._writer.begin.eq(1)]
-                    m.next = "CHOOSE-CHANNELS"
-                    with m.If(self._dense):
-                        m.next = "TAKE-CONTEXT"
-                    self._refuse(m, buffer.nonfinite, Fault.NONFINITE)
-                    self._refuse(m, check.bad, Fault.DESCRIPTOR)
-            with m.State("CHOOSE-CHANNELS"):
-                with m.If(self._masked):
+        with m.State("WAIT-INDEX"):
+            m.d.comb += [command.valid.eq(self.i.valid), self.i.ready.eq(command.ready)]
+            m.d.comb += self.idle.eq(~self.i.valid)
+            m.d.sync += [self._index.eq(self.i.payload), self._faults.eq(0), beat.eq(0)]
+            with m.If(self.i.valid & command.ready):
+                m.next = "READ-DESCRIPTOR"
+        with m.State("READ-DESCRIPTOR"):
+            m.d.comb += reader.o.ready.eq(1)
+            with m.If(reader.o.valid):
+                m.d.sync += [one.as_value().word_select(beat, 64).eq(reader.o.payload), beat.eq(beat + 1)]
+                with m.If(beat == _DESCRIPTOR_BEATS - 1):
+                    m.next = "CHECK"
+        with m.State("CHECK"):
+            m.d.sync += beat.eq(beat + 1)
+            with m.If(beat == check.SETTLE):
+                m.d.comb += check.start.eq(1)
+                m.next = "REQUEST-QUERY"
+                self._refuse(m, check.bad_field, Fault.DESCRIPTOR)
+        with m.State("REQUEST-QUERY"):
+            m.d.comb += [command.valid.eq(1), buffer.load.eq(command.ready)]
+            m.d.comb += command.payload.address.eq(one.q_address)
+            m.d.comb += command.payload.beats.eq(buffer.rows)
+            with m.If(command.ready):
+                m.next = "LOAD-QUERY"
+        with m.State("LOAD-QUERY"):
+            m.d.comb += [buffer.i.valid.eq(reader.o.valid), reader.o.ready.eq(buffer.i.ready)]
+            with m.If(~buffer.busy & check.done):
+                m.d.comb += [buffer.walk.eq(~self._dense), self._writer.begin.eq(1)]
+                m.next = "SELECT-DIMS"
+                with m.If(self._dense):
                     m.next = "TAKE-CONTEXT"
-            with m.State("TAKE-CONTEXT"):
-                m.d.comb += self.i_context.ready.eq(1)
-                m.d.sync += self._context.eq(self.i_context.payload)
-                with m.If(self.i_context.valid):
-                    m.next = "SET-BASE"
-            with m.State("SET-BASE"):
-                m.next = "BROADCAST"
-                with m.If(self._faults != 0):
-                    m.next = "PLAN"
-            with m.State("BROADCAST"):
-                m.d.comb += [self.record_valid.eq(1), buffer.walk.eq(1), buffer.write.eq(1)]
-                m.next = "WRITE-QUERY"
-            with m.State("WRITE-QUERY"):
-                m.d.comb += writing.eq(1)
-                with m.If(Mux(self._dense, ~buffer.busy & ~self.query_valid, self._scaled)):
-                    m.next = "PLAN"
-            with m.State("PLAN"):
-                m.d.comb += self.o.valid.eq(1)
-                with m.If(self.o.ready):
-                    m.next = "SCAN"
-                    with m.If(self._dense | (self._faults != 0)):
-                        m.next = "WAIT-INDEX"
-            with m.State("SCAN"):
-                m.d.comb += self.o_scan.valid.eq(~self.expired)
-                with m.If(self.o_scan.ready | self.expired):
+                self._refuse(m, buffer.nonfinite, Fault.NONFINITE)
+                self._refuse(m, check.bad, Fault.DESCRIPTOR)
+        with m.State("SELECT-DIMS"):
+            with m.If(self._masked):
+                m.next = "TAKE-CONTEXT"
+
+    def _place(self, m: Module, writing: Signal) -> None:
+        """States from a free context to the plans that leave; a refused head goes straight to its plan."""
+        buffer = self._buffer
+        with m.State("TAKE-CONTEXT"):
+            m.d.comb += self.i_context.ready.eq(1)
+            m.d.sync += self._context.eq(self.i_context.payload)
+            with m.If(self.i_context.valid):
+                m.next = "SET-BASE"
+        with m.State("SET-BASE"):
+            m.next = "BROADCAST"
+            with m.If(self._faults != 0):
+                m.next = "PLAN"
+        with m.State("BROADCAST"):
+            m.d.comb += [self.record_valid.eq(1), buffer.walk.eq(1), buffer.write.eq(1)]
+            m.next = "WRITE-QUERY"
+        with m.State("WRITE-QUERY"):
+            m.d.comb += writing.eq(1)
+            with m.If(Mux(self._dense, ~buffer.busy & ~self.query_valid, self._scaled)):
+                m.next = "PLAN"
+        with m.State("PLAN"):
+            m.d.comb += self.o.valid.eq(1)
+            with m.If(self.o.ready):
+                m.next = "SCAN"
+                with m.If(self._dense | (self._faults != 0)):
                     m.next = "WAIT-INDEX"
+        with m.State("SCAN"):
+            m.d.comb += self.o_scan.valid.eq(~self.expired)
+            with m.If(self.o_scan.ready | self.expired):
+                m.next = "WAIT-INDEX"
 
     def _refuse(self, m: Module, bad: Signal, fault: Fault) -> None:
         with m.If(bad):

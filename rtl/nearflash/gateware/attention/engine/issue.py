@@ -14,7 +14,8 @@ takes G parts, one for each head of a set.
 Timing: latency LATENCY cycles; one operation a cycle; back-pressure: yes, on the inputs only.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from amaranth import Array, Cat, Module, Mux, Signal
 from amaranth.hdl import Value
@@ -43,6 +44,40 @@ class MemoryRead(data.Struct):
     address: 12
     element: 6
     fresh: 1
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Registers of the beat, or of the drain's read, that is held for its turns."""
+
+    valid: Signal
+    kind: Any
+    beat: Any
+    turn: Signal
+    last_turn: Signal
+    offset: Signal
+    dim_rows: Signal
+    query: Signal
+    place: Signal
+    read: Any
+    slot: Signal
+    tail: Signal
+    group: Signal
+    limit_shift: Signal
+    halves: Signal
+    half: Signal
+    entry: Signal
+    form: Signal
+
+    @classmethod
+    def signals(cls, heads: int) -> Self:
+        """Registers for `heads` query heads a cycle."""
+        shapes = {
+            "valid": 1, "kind": OpKind, "beat": ElementBeat, "turn": 3, "last_turn": 3, "offset": 9, "dim_rows": 7,
+            "query": 12, "place": 12, "read": MemoryRead, "slot": SLOT_BITS, "tail": 1, "group": 4, "limit_shift": 4,
+            "halves": range(max(2, heads)), "half": range(max(2, heads)), "entry": 4, "form": 2,
+        }  # fmt: skip
+        return cls(**{name: Signal(shape, name=f"held_{name}") for name, shape in shapes.items()})
 
 
 class Issue(wiring.Component):
@@ -139,82 +174,83 @@ class Issue(wiring.Component):
 
     def _run(self, m: Module, free: Any, drain: Any, beat: Any, load_beat: Any, load_drain: Any) -> None:
         """Hold the beat for its turns."""
-        valid, kind, held = Signal(), Signal(OpKind), Signal(ElementBeat)
-        turn, last_turn, offset, dim_rows = Signal(3), Signal(3), Signal(9), Signal(7)
-        query, place, read, slot = Signal(12), Signal(12), Signal(MemoryRead), Signal(SLOT_BITS)
-        tail, group, limit_shift = Signal(), Signal(4), Signal(4)
-        halves, half = (Signal(range(max(2, self._heads)), name=name) for name in ("halves", "half"))
-        entry, form = Signal(4), Signal(2)
-        final = wire(m, turn == last_turn)
-        request = self.record.request
-        m.d.comb += free.eq(~valid | (final & (half == halves)))
+        held = _Held.signals(self._heads)
+        final = wire(m, held.turn == held.last_turn)
+        m.d.comb += free.eq(~held.valid | (final & (held.half == held.halves)))
         with m.If(free):
-            m.d.sync += [
-                half.eq(0),
-                halves.eq(0),
-                entry.eq(self.record.entry),
-                form.eq(request.index_format),
-            ]
-            m.d.sync += [valid.eq(load_beat | load_drain), turn.eq(0), offset.eq(0), held.eq(beat)]
-            row = Mux((beat.what == What.AUX) | (beat.what == What.ROW), beat.channel >> 2, beat.row)
-            m.d.sync += [
-                last_turn.eq(Mux((beat.what == What.END) | load_drain, 0, self._last_turn)),
-                kind.eq(Mux(load_drain, drain.kind, beat.what)),
-                read.eq(drain.read),
-                slot.eq(self.record.slot),
-                dim_rows.eq(request.dim_rows),
-                query.eq(request.query_base + row),
-                place.eq((self.record.slot << (self._slot_rows - 1).bit_length()) + beat.row),
-                tail.eq(request.kind == RequestKind.TAIL),
-                group.eq(request.group),
-                limit_shift.eq(request.limit_shift),
-            ]
-            with m.If(~load_drain & (beat.what == What.ROW)):
-                m.d.sync += halves.eq(request.index_format != IndexFormat.FP16)
-            with m.If(~load_drain & (beat.what == What.AUX) & beat.first):
-                m.d.sync += halves.eq(self._heads - 1)
+            self._load(m, held, drain, beat, load_beat, load_drain)
         with m.Elif(final):
-            m.d.sync += [turn.eq(0), offset.eq(0), half.eq(half + 1)]
+            m.d.sync += [held.turn.eq(0), held.offset.eq(0), held.half.eq(held.half + 1)]
         with m.Else():
-            m.d.sync += [turn.eq(turn + 1), offset.eq(offset + dim_rows)]
+            m.d.sync += [held.turn.eq(held.turn + 1), held.offset.eq(held.offset + held.dim_rows)]
         rows = self._rows(m, free, beat, load_beat)
-        op, is_read = self.o.op, wire(m, (kind == OpKind.SUMS) | (kind == OpKind.SCORES))
-        fresh = wire(m, Array(self.fresh)[slot])
-        head = wire(m, turn << (self._heads - 1).bit_length())
-        self._reading = Signal(range(self._weights))  # place of the weights of the oldest token
-        m.d.sync += [
-            self.o.valid.eq(valid),
-            *(op[name].eq(held[name]) for name in ("ticket", "data", "first", "last")),
-            op.kind.eq(kind),
-            op.turn.eq(turn),
-            op.final.eq(final),
-            op.lane.eq(held.channel[:2]),
-            op.token.eq(Mux(is_read, read.element, held.token)),
-            op.tail.eq(tail),
-            op.heads.eq(Cat(head + k < group for k in range(self._heads))),
-            op.query.eq(query + offset),
-            op.weight.eq(self._reading + turn),
-            op.address.eq(Mux(is_read, read.address, place + offset)),
-            op.fresh.eq(Mux(is_read, read.fresh, fresh)),
-            op.entry.eq(entry),
-            op.form.eq(form),
-            op.half.eq(Mux((kind == OpKind.ROW) & (form == IndexFormat.FP16), held.row[0], half)),
-            op.limit_shift.eq(limit_shift),
-        ]
-        with m.If((kind == OpKind.ROW) | (kind == OpKind.AUX)):
-            int4 = wire(m, Cat(half[0], held.row))
-            fp16_word = held.row >> 1
-            word = Mux(form == IndexFormat.FP16, fp16_word, Mux(form == IndexFormat.INT8, held.row, int4))
-            m.d.sync += [op.address.eq(word), op.fresh.eq(rows)]
+        self._drive(m, held, final, rows)
+        kind = held.kind
         m.d.comb += self.events.lane_cycle.eq(
-            valid & ((kind == OpKind.KEY) | (kind == OpKind.VALUE) | (kind == OpKind.ROW))
+            held.valid & ((kind == OpKind.KEY) | (kind == OpKind.VALUE) | (kind == OpKind.ROW))
         )
-        self._value_done = wire(m, valid & final & held.last & (kind == OpKind.VALUE))
-        self._held_turns = wire(m, last_turn + 1)
+        self._value_done = wire(m, held.valid & final & held.beat.last & (kind == OpKind.VALUE))
+        self._held_turns = wire(m, held.last_turn + 1)
         with m.If(self._value_done):
-            m.d.sync += self.fresh.bit_select(slot, 1).eq(0)
+            m.d.sync += self.fresh.bit_select(held.slot, 1).eq(0)
         with m.If(self.renew.valid):
             m.d.sync += self.fresh.bit_select(self.renew.slot, 1).eq(1)
+
+    def _load(self, m: Module, held: "_Held", drain: Any, beat: Any, load_beat: Any, load_drain: Any) -> None:
+        """The next beat or read moves in, with what its request says of it."""
+        record, request = self.record, self.record.request
+        row = Mux((beat.what == What.AUX) | (beat.what == What.ROW), beat.channel >> 2, beat.row)
+        m.d.sync += [
+            held.half.eq(0),
+            held.halves.eq(0),
+            held.entry.eq(record.entry),
+            held.form.eq(request.index_format),
+            held.valid.eq(load_beat | load_drain),
+            held.turn.eq(0),
+            held.offset.eq(0),
+            held.beat.eq(beat),
+            held.last_turn.eq(Mux((beat.what == What.END) | load_drain, 0, self._last_turn)),
+            held.kind.eq(Mux(load_drain, drain.kind, beat.what)),
+            held.read.eq(drain.read),
+            held.slot.eq(record.slot),
+            held.dim_rows.eq(request.dim_rows),
+            held.query.eq(request.query_base + row),
+            held.place.eq((record.slot << (self._slot_rows - 1).bit_length()) + beat.row),
+            held.tail.eq(request.kind == RequestKind.TAIL),
+            held.group.eq(request.group),
+            held.limit_shift.eq(request.limit_shift),
+        ]
+        with m.If(~load_drain & (beat.what == What.ROW)):
+            m.d.sync += held.halves.eq(request.index_format != IndexFormat.FP16)
+        with m.If(~load_drain & (beat.what == What.AUX) & beat.first):
+            m.d.sync += held.halves.eq(self._heads - 1)
+
+    def _drive(self, m: Module, held: "_Held", final: Any, rows: Any) -> None:
+        """The operation of this cycle's turn."""
+        op, kind, form = self.o.op, held.kind, held.form
+        is_read = wire(m, (kind == OpKind.SUMS) | (kind == OpKind.SCORES))
+        fresh = wire(m, Array(self.fresh)[held.slot])
+        head = wire(m, held.turn << (self._heads - 1).bit_length())
+        self._reading = Signal(range(self._weights))  # place of the weights of the oldest token
+        m.d.sync += [
+            self.o.valid.eq(held.valid),
+            *(op[name].eq(held.beat[name]) for name in ("ticket", "data", "first", "last")),
+            *(op[name].eq(getattr(held, name)) for name in ("kind", "turn", "tail", "entry", "form", "limit_shift")),
+            op.final.eq(final),
+            op.lane.eq(held.beat.channel[:2]),
+            op.token.eq(Mux(is_read, held.read.element, held.beat.token)),
+            op.heads.eq(Cat(head + k < held.group for k in range(self._heads))),
+            op.query.eq(held.query + held.offset),
+            op.weight.eq(self._reading + held.turn),
+            op.address.eq(Mux(is_read, held.read.address, held.place + held.offset)),
+            op.fresh.eq(Mux(is_read, held.read.fresh, fresh)),
+            op.half.eq(Mux((kind == OpKind.ROW) & (form == IndexFormat.FP16), held.beat.row[0], held.half)),
+        ]
+        with m.If((kind == OpKind.ROW) | (kind == OpKind.AUX)):
+            int4 = wire(m, Cat(held.half[0], held.beat.row))
+            fp16_word = held.beat.row >> 1
+            word = Mux(form == IndexFormat.FP16, fp16_word, Mux(form == IndexFormat.INT8, held.beat.row, int4))
+            m.d.sync += [op.address.eq(word), op.fresh.eq(rows)]
 
     def _rows(self, m: Module, free: Any, beat: Any, load_beat: Any) -> Any:
         """Whether the row under way is its block's first; when the next row may go."""

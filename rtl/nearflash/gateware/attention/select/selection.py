@@ -240,12 +240,6 @@ class Selection(wiring.Component):
         waited = Signal(range(_SETTLE_CYCLES))
         last_head = wire(m, passing.head + 1 == command.group)
         can_take, takes = self._marks(m, command, passing, walk, selector)
-
-        def settle(then: str) -> None:
-            m.d.sync += [waited.eq(waited + 1), passing.head.eq(0)]
-            with m.If(waited.all()):
-                m.next = then
-
         with m.FSM():
             with m.State("COMMAND"):
                 m.d.comb += self.i_command.ready.eq(1)
@@ -256,52 +250,77 @@ class Selection(wiring.Component):
                     m.next = "SELECT"
                     with m.If(command.probability):
                         m.next = "SUM"
-            with m.State("SUM"):
-                m.d.comb += [passing.active.eq(1), passing.step.eq(1), passing.sums.eq(1)]
-                with m.If(walk.final):
-                    m.next = "SETTLE-SUM"
-            with m.State("SETTLE-SUM"):
-                settle("READ-SUM")
-            with m.State("READ-SUM"):
-                m.d.comb += [passing.read.eq(1), passing.divide.eq(1)]
-                m.next = "DIVIDE"
-            with m.State("DIVIDE"):
-                m.d.comb += passing.read.eq(1)
-                with m.If(passing.divided):
-                    m.d.sync += passing.head.eq(passing.head + 1)
-                    m.next = "READ-SUM"
-                    with m.If(last_head):
-                        m.next = "SELECT"
-            with m.State("SELECT"):
-                m.d.comb += selector.i_command.valid.eq(1)
-                with m.If(selector.i_command.ready):
-                    m.next = "KEYS"
-            with m.State("KEYS"):
-                m.d.comb += [passing.active.eq(1), passing.step.eq(1), passing.keys.eq(1)]
-                m.d.comb += passing.sums.eq(~command.probability)
-                with m.If(walk.final):
-                    m.next = "START"
-            with m.State("START"):
-                m.d.comb += self.o_start.valid.eq(1)
-                with m.If(self.o_start.ready):
-                    m.next = "MARK"
-            with m.State("MARK"):
-                m.d.comb += [passing.active.eq(1), passing.sums.eq(1), passing.marks.eq(1)]
-                m.d.comb += [selector.o.ready.eq(can_take), passing.step.eq(takes | ~walk.first_head)]
-                with m.If(passing.step & walk.final):
-                    m.next = "SETTLE-MARK"
-            with m.State("SETTLE-MARK"):
-                settle("READ-ALL")
-            with m.State("READ-ALL"):
-                m.d.comb += passing.read.eq(1)
-                m.next = "ALPHA"
-            with m.State("ALPHA"):
-                m.d.comb += [passing.read.eq(1), passing.selected.eq(1), self.o_alpha.valid.eq(1)]
-                with m.If(self.o_alpha.ready):
-                    m.d.sync += passing.head.eq(passing.head + 1)
-                    m.next = "READ-ALL"
-                    with m.If(last_head):
-                        m.next = "COMMAND"
+            self._sum(m, passing, walk, waited, last_head)
+            self._mark(m, command, passing, walk, selector, waited, last_head, can_take, takes)
+
+    def _sum(self, m: Module, passing: "_Passing", walk: StoreWalk, waited: Signal, last_head: Value) -> None:
+        """States of the pass over all terms, and of one division a head."""
+        with m.State("SUM"):
+            m.d.comb += [passing.active.eq(1), passing.step.eq(1), passing.sums.eq(1)]
+            with m.If(walk.final):
+                m.next = "SETTLE-SUM"
+        with m.State("SETTLE-SUM"):
+            self._settle(m, passing, waited, "READ-SUM")
+        with m.State("READ-SUM"):
+            m.d.comb += [passing.read.eq(1), passing.divide.eq(1)]
+            m.next = "DIVIDE"
+        with m.State("DIVIDE"):
+            m.d.comb += passing.read.eq(1)
+            with m.If(passing.divided):
+                m.d.sync += passing.head.eq(passing.head + 1)
+                m.next = "READ-SUM"
+                with m.If(last_head):
+                    m.next = "SELECT"
+
+    def _mark(
+        self,
+        m: Module,
+        command: data.View,
+        passing: "_Passing",
+        walk: StoreWalk,
+        selector: RadixSelector,
+        waited: Signal,
+        last_head: Value,
+        can_take: Value,
+        takes: Value,
+    ) -> None:
+        """States of the passes over keys and marks, and of one alpha a head."""
+        with m.State("SELECT"):
+            m.d.comb += selector.i_command.valid.eq(1)
+            with m.If(selector.i_command.ready):
+                m.next = "KEYS"
+        with m.State("KEYS"):
+            m.d.comb += [passing.active.eq(1), passing.step.eq(1), passing.keys.eq(1)]
+            m.d.comb += passing.sums.eq(~command.probability)
+            with m.If(walk.final):
+                m.next = "START"
+        with m.State("START"):
+            m.d.comb += self.o_start.valid.eq(1)
+            with m.If(self.o_start.ready):
+                m.next = "MARK"
+        with m.State("MARK"):
+            m.d.comb += [passing.active.eq(1), passing.sums.eq(1), passing.marks.eq(1)]
+            m.d.comb += [selector.o.ready.eq(can_take), passing.step.eq(takes | ~walk.first_head)]
+            with m.If(passing.step & walk.final):
+                m.next = "SETTLE-MARK"
+        with m.State("SETTLE-MARK"):
+            self._settle(m, passing, waited, "READ-ALL")
+        with m.State("READ-ALL"):
+            m.d.comb += passing.read.eq(1)
+            m.next = "ALPHA"
+        with m.State("ALPHA"):
+            m.d.comb += [passing.read.eq(1), passing.selected.eq(1), self.o_alpha.valid.eq(1)]
+            with m.If(self.o_alpha.ready):
+                m.d.sync += passing.head.eq(passing.head + 1)
+                m.next = "READ-ALL"
+                with m.If(last_head):
+                    m.next = "COMMAND"
+
+    @staticmethod
+    def _settle(m: Module, passing: "_Passing", waited: Signal, then: str) -> None:
+        m.d.sync += [waited.eq(waited + 1), passing.head.eq(0)]
+        with m.If(waited.all()):
+            m.next = then
 
 
 class _Passing:
