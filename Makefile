@@ -5,6 +5,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 NEARFLASH := $(VENV)/bin/nearflash
 JOBS ?= $(shell nproc)
+# Workers that have run out of tests take over half of another's: they end together.
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist worksteal
 UNIT ?= gateware.top.update
 WAVES ?= 0
 KERNEL ?= update
@@ -31,10 +33,12 @@ demo: venv ## fine-tune a small model through the Verilated updater; writes buil
 	$(NEARFLASH) demo
 
 test: venv ## all tests but the long campaigns
-	$(PY) -m pytest -n $(JOBS) -m 'not slow'
+	@echo "Usually 10 to 20 minutes on two idle cores where simulators have to be built, half of that where they are kept."
+	$(PYTEST) -m 'not slow'
 
 test-full: venv ## all tests, long campaigns too
-	$(PY) -m pytest -n $(JOBS)
+	@echo "Usually one to three hours on two idle cores: the tests of make test, every proof, samples of all mutants."
+	$(PYTEST)
 
 sim: venv ## one cocotb testbench on Verilator: make sim UNIT=gateware.top.update WAVES=1
 	$(NEARFLASH) sim $(UNIT) $(if $(filter 1,$(WAVES)),--waves)

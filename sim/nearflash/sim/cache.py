@@ -31,7 +31,7 @@ def cached(name: str, parts: Sequence[str], build: Callable[[Path], None]) -> Pa
     """The folder for `name` and the digest of `parts`; `build` fills it where it is not there yet.
 
     `build` gets a folder that is renamed afterwards, so what it writes must not hold the folder's path. Where it
-    raises, the folder stays, with its log, under the name `.tmp`, and the next call begins afresh.
+    raises, the folder stays, with its log, under the name `.tmp`, and the next call begins again.
     """
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = cache_root() / f"{name}-{digest}"

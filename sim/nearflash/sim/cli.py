@@ -25,7 +25,7 @@ def trace(subparsers: Any) -> None:
 
 def _trace(arguments: argparse.Namespace) -> int:
     from nearflash.sim.trace.events import write_events
-    from nearflash.sim.trace.picture import draw
+    from nearflash.sim.trace.picture import plot
     from nearflash.sim.trace.recording import Workload, record, record_waves
     from nearflash.sim.trace.spans import channel_figures
 
@@ -40,7 +40,7 @@ def _trace(arguments: argparse.Namespace) -> int:
         print(f"channel {number}  " + "  ".join(f"{name} {100 * share:.1f}" for name, share in shares.items()))
     write_events(recording, names["json"])
     print(f"trace      {names['json']}  (open with ui.perfetto.dev)")
-    draw(recording, names["png"])
+    plot(recording, names["png"])
     print(f"picture    {names['png']}")
     if arguments.waves:
         record_waves(workload, names["vcd"])

@@ -14,14 +14,14 @@ class SimulationTimeout(WaitTimeoutError):
 
 
 class UnexpectedItems(NearflashError):
-    """An output gave more items than the caller said there would be."""
+    """An output gave more items than the caller stated."""
 
 
 @dataclass(frozen=True)
 class Stall:
     """How one side of a stream holds back: `percent` of the cycles, in runs of `burst_cycles` on average.
 
-    A burst of 1 cycle draws each cycle for itself. 100 percent never moves an item.
+    With bursts of 1 cycle each cycle is random by itself. 100 percent never moves an item.
     """
 
     percent: int = 0

@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.nand.link import BusCycle, CycleKind, NandLinkSignature
 from nearflash.sim.nand.channel import NandModel, NandViolation, nand_header
-from nearflash.sim.nand.nand_unit import NandUnit
+from nearflash.sim.nand.linked import NandLinkedUnit
 from nearflash.sim.nand.parts import nand_part
 from nearflash.sim.verilator.verilog import convert
 
@@ -47,7 +47,7 @@ class Script(wiring.Component):
 
 @pytest.fixture(scope="module")
 def lun():
-    return NandUnit(Script(), "test_nand_script", NandModel(PART, 2, CLOCK_HZ))
+    return NandLinkedUnit(Script(), "test_nand_script", NandModel(PART, 2, CLOCK_HZ))
 
 
 @pytest.fixture

@@ -33,10 +33,10 @@ def test_the_original_must_equal_the_model(sum_target):
 
 def test_runs_cut_off_show_what_a_reset_has_to_drop():
     def vectors(rng):
-        items = rng.integers(0, 16, 200, dtype=np.uint8)
+        items = rng.integers(0, 2, 200, dtype=np.uint8)
         return {"i": items}, {"o": items}
 
-    target = Target(lambda: ObservedStreams(SkidBuffer(4)), vectors, part="inner", stalls=("none", "both"))
+    target = Target(lambda: ObservedStreams(SkidBuffer(1)), vectors, part="inner", stalls=("none", "both"))
     left = [run_target("test.skid", replace(target, cut_cycles=cut), 1000, 1)[1] for cut in ((), (*range(4, 30),))]
     assert set(left[0]) > set(left[1])
 

@@ -1,6 +1,6 @@
 """Bench `attend`, bit errors: heads read from NAND at raw bit error rates, against the model.
 
-A mismatch is a head with an output that differs from the model's, or without output and without a fault that says so.
+A mismatch is a head with an output that differs from the model's, or without output and without a fault that reports it.
 At the last rate most codewords have more errors than the code corrects: those heads have to end with UNCORRECTABLE.
 """
 
@@ -35,16 +35,16 @@ def error_rows(tokens: int = 512, seed: int = 1) -> Iterator[dict[str, Any]]:
             for index, channel in enumerate(device.kernel.channels):
                 channel.configure(replace(channel.model, bit_error_rate=rate, seed=index))
             done = attend(device, heads, contexts=2)
-            told = [bool(one.completion.faults & Fault.UNCORRECTABLE) for one in done.heads]
+            reported = [bool(one.completion.faults & Fault.UNCORRECTABLE) for one in done.heads]
             wrong = [
                 one.out is not None if lost else bool(differences(vector, one.completion, one.out, repeated=True))
-                for vector, one, lost in zip(vectors, done.heads, told, strict=True)
+                for vector, one, lost in zip(vectors, done.heads, reported, strict=True)
             ]  # fmt: skip
             counters = [batch.counters for batch in done.batches]
             yield {
                 "config": CONFIG, "bit_error_rate": rate, "heads": len(vectors), "mismatches": sum(wrong),
-                "heads_uncorrectable": sum(told),
+                "heads_uncorrectable": sum(reported),
                 **{f"codewords_{name}": sum(c[f"codewords_{name}"] for c in counters)
                    for name in ("received", "corrected", "uncorrectable")},
-                "of": "raw bits read", "unit": "heads that differ from the model without a fault that says so",
+                "of": "raw bits read", "unit": "heads that differ from the model without a fault that reports it",
             }  # fmt: skip

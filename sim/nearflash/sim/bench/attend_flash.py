@@ -4,7 +4,7 @@ A head's error is |out - dense| / |dense| (Euclidean, over a query head's output
 layers, heads and texts. `sparf` has a fixed setting (k = S/16 tokens, r = d/8, fp16 index, m = 2); for `sparf-page`
 (int4 index, r = 32) top_k is searched: of all candidates whose mean error on one half of the texts is at least
 10 % below sparf's, the one with the fewest bytes; the 10 % are for what the other half may differ. Rows are of the
-other half, from the bit-exact model: `error_to_sparf` says how the errors compare there.
+other half, from the bit-exact model: `error_to_sparf` compares the errors there.
 
 `sparf` is counted twice: reading whole pages, as it was published, and reading codewords, as this kernel does for any
 mode. Bytes are data bytes (without ECC and CRC), the unindexed suffix included. A row with a `skipped` key measured

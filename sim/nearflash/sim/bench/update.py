@@ -5,7 +5,7 @@ or `mx8`; of mx8 the parameters past the last whole block of 32 are left out.
 
 Cycles are those of the kernel's own counter, from start to the last write response. The roofline is the largest of
 three times: the lanes (1 / W cycles a parameter), the widest use of one port and direction, and the memory's bandwidth
-where the model of the memory has a limit; `bound` says which.
+where the model of the memory has a limit; `bound` names it.
 """
 
 from collections.abc import Collection, Iterator

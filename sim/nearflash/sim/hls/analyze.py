@@ -1,7 +1,7 @@
 """How fast an update kernel can be: operations counted from its struct, and which of lanes, ports, DDR and flash binds.
 
 Operations are counted by running the struct on a counting scalar; the rates are arithmetic on them, not measured.
-II is 1 by construction (no value goes from one parameter to the next), unless a synthesis report says another.
+II is 1 by construction (no value goes from one parameter to the next), unless a synthesis report has another.
 """
 
 import ctypes

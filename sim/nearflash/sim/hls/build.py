@@ -22,7 +22,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 class CompileError(NearflashError, RuntimeError):
-    """g++ did not take the source; `diagnosis` is its first error, with file and line, `log` all it said."""
+    """g++ did not take the source; `diagnosis` is its first error, with file and line, `log` its whole output."""
 
     def __init__(self, diagnosis: str, log: str) -> None:
         super().__init__(diagnosis)

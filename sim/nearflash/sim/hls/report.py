@@ -29,7 +29,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class SynthesisReport:
-    """What a synthesis report says of a kernel."""
+    """What a synthesis report states of a kernel."""
 
     top: str
     part: str

@@ -13,7 +13,7 @@ from nearflash.gateware.nand.controller import NandController
 from nearflash.gateware.nand.link import RAW_BEATS, RawBeat
 from nearflash.gateware.nand.operation import NandOperation, NandResult
 from nearflash.sim.nand.channel import NandModel
-from nearflash.sim.nand.nand_unit import NandUnit
+from nearflash.sim.nand.linked import NandLinkedUnit
 from nearflash.sim.nand.parts import NandPart
 from nearflash.sim.verilator.records import pack, unpack
 
@@ -59,7 +59,7 @@ class ControllerBench:
 
     def __init__(self, part: NandPart, luns: int, clock_hz: int, name: str, **options: Any) -> None:
         self.model = NandModel(part, luns, clock_hz)
-        self.lun = NandUnit(NandController(luns, part.timing, clock_hz, **options), name, self.model)
+        self.lun = NandLinkedUnit(NandController(luns, part.timing, clock_hz, **options), name, self.model)
         self.channel = self.lun.channels[0]
 
     def run(

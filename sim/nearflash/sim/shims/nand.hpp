@@ -38,7 +38,7 @@ struct NandStatistics {
     uint64_t bit_errors;
 };
 
-struct NandUnit {
+struct NandLinkedUnit {
     enum class Output { none, data, status };
 
     std::unordered_map<uint32_t, std::vector<uint8_t>> pages;
@@ -70,7 +70,7 @@ class NandChannel {
 
     NandSettings settings{};
     NandStatistics statistics{};
-    std::vector<NandUnit> luns;
+    std::vector<NandLinkedUnit> luns;
     char error[256] = "";
     std::vector<uint8_t> log;  // {lun, kind, byte} of each bus cycle, while `logging`
     bool logging = false;
@@ -143,7 +143,7 @@ class NandChannel {
     double command_from = 0;
     double next_error = 0;  // bits
 
-    NandUnit& lun() { return luns[index]; }
+    NandLinkedUnit& lun() { return luns[index]; }
 
     void fail(const char* format, ...) {
         if (*error) return;
@@ -172,8 +172,8 @@ class NandChannel {
             index = 0;
             return fail("the lun must be below %zu, not %llu", luns.size(), (unsigned long long)number);
         }
-        NandUnit& u = lun();
-        status_read = what == read && u.output == NandUnit::Output::status;
+        NandLinkedUnit& u = lun();
+        status_read = what == read && u.output == NandLinkedUnit::Output::status;
         until = now() + (what >= read && !status_read ? settings.preamble_ns : settings.command_ns);
         if (what < read) {
             if (now() < command_from - 1e-6) fail("tRHW must pass before a command follows data out");
@@ -182,14 +182,14 @@ class NandChannel {
         if (!beats) fail("a burst must have at least 1 beat");
         if (now() < u.data_from - 1e-6) fail("%s must pass before data move", u.data_wait);
         if (what == write && !(u.command == 0x80 && u.address.size() == 5)) fail("data in must follow 80h and 5 addresses");
-        if (what == read && u.output == NandUnit::Output::none) fail("data out must follow E0h or a status command");
+        if (what == read && u.output == NandLinkedUnit::Output::none) fail("data out must follow E0h or a status command");
         if (what == read && !status_read && u.column + 8 * beats > settings.page_bytes)
             fail("data out must end within the page, not at %llu", (unsigned long long)(u.column + 8 * beats));
     }
 
     void end() {
         active = false;
-        NandUnit& u = lun();
+        NandLinkedUnit& u = lun();
         if (kind == command) {
             on_command(u);
         } else if (kind == address) {
@@ -199,10 +199,10 @@ class NandChannel {
         }
     }
 
-    bool ready(const NandUnit& u) const { return now() >= u.ready_at; }
+    bool ready(const NandLinkedUnit& u) const { return now() >= u.ready_at; }
 
     uint64_t next_beat() {
-        NandUnit& u = lun();
+        NandLinkedUnit& u = lun();
         if (status_read) {
             ++statistics.polls;
             statistics.busy_polls += !ready(u);
@@ -215,13 +215,13 @@ class NandChannel {
     }
 
     void take(uint64_t beat) {
-        NandUnit& u = lun();
+        NandLinkedUnit& u = lun();
         const auto* bytes = reinterpret_cast<const uint8_t*>(&beat);
         u.data.insert(u.data.end(), bytes, bytes + 8);
         u.programmed = true;
     }
 
-    void on_command(NandUnit& u) {
+    void on_command(NandLinkedUnit& u) {
         const bool status = byte == 0x70 || byte == 0x78;
         if (byte != 0xFF && !u.started) return fail("FFh must be the first command, not %02Xh", byte);
         if (until - settings.command_ns < u.status_from - 1e-6 && byte != 0xFF)
@@ -247,13 +247,13 @@ class NandChannel {
                 u.command = -1;
                 u.cache_valid = u.array_valid = u.failed = false;
                 u.started = true;
-                u.output = NandUnit::Output::none;
+                u.output = NandLinkedUnit::Output::none;
                 return busy(u, settings.reset_ns, settings.reset_ns);
             default: return fail("the command must be one of ONFI's, not %02Xh", byte);
         }
     }
 
-    void on_address(NandUnit& u) {
+    void on_address(NandLinkedUnit& u) {
         if (u.command < 0) return fail("an address must follow a command");
         u.address.push_back(byte);
         if (u.address.size() > 5) return fail("%02Xh must have at most 5 addresses", u.command);
@@ -261,7 +261,7 @@ class NandChannel {
         if (u.command == 0x80 && u.address.size() == 5) data_after(u, settings.adl_ns, "tADL");
     }
 
-    bool finish(NandUnit& u, int first, size_t addresses) {
+    bool finish(NandLinkedUnit& u, int first, size_t addresses) {
         if (u.command != first || u.address.size() != addresses) {
             fail("%02Xh must follow %02Xh and %zu addresses", byte, first, addresses);
             return false;
@@ -270,7 +270,7 @@ class NandChannel {
         return true;
     }
 
-    uint32_t row(const NandUnit& u, size_t from) const {
+    uint32_t row(const NandLinkedUnit& u, size_t from) const {
         return u.address[from] | u.address[from + 1] << 8 | u.address[from + 2] << 16;
     }
 
@@ -280,19 +280,19 @@ class NandChannel {
         return false;
     }
 
-    void data_after(NandUnit& u, double wait_ns, const char* name) {
+    void data_after(NandLinkedUnit& u, double wait_ns, const char* name) {
         u.data_from = wait_until = now() + wait_ns;
         u.data_wait = name;
     }
 
-    void put_status(NandUnit& u) {
+    void put_status(NandLinkedUnit& u) {
         u.command = -1;
-        u.output = NandUnit::Output::status;
+        u.output = NandLinkedUnit::Output::status;
         data_after(u, settings.whr_ns, "tWHR");
     }
 
     // Ready after `ready_ns`, the array after `array_ns`.
-    void busy(NandUnit& u, double ready_ns, double array_ns) {
+    void busy(NandLinkedUnit& u, double ready_ns, double array_ns) {
         const bool stuck = u.busy_left == 0;
         if (u.busy_left > 0) --u.busy_left;
         u.ready_at = stuck ? HUGE_VAL : now() + ready_ns;
@@ -302,7 +302,7 @@ class NandChannel {
 
     double shortened(double time_ns) { return time_ns * (1 - settings.jitter * random.next32() / 4294967296.0); }
 
-    void load(NandUnit& u, uint32_t row) {
+    void load(NandLinkedUnit& u, uint32_t row) {
         const auto found = u.pages.find(row);
         if (found == u.pages.end()) {
             u.array.assign(settings.page_bytes, 0xFF);
@@ -334,25 +334,25 @@ class NandChannel {
         next_error += 1 + std::floor(std::log(uniform) / std::log1p(-settings.bit_error_rate));
     }
 
-    void sense(NandUnit& u, uint32_t row) {
+    void sense(NandLinkedUnit& u, uint32_t row) {
         if (!holds(row)) return;
         load(u, row);
         u.cache = u.array;
         u.cache_row = row;
         u.cache_valid = true;
-        u.output = NandUnit::Output::none;
+        u.output = NandLinkedUnit::Output::none;
         const double time = shortened(settings.read_ns);
         busy(u, time, time);
     }
 
     // 31h (with the row of the next page) or 3Fh (-1): the page behind comes to the front once it is sensed.
-    void turn(NandUnit& u, int64_t row) {
+    void turn(NandLinkedUnit& u, int64_t row) {
         if (!u.array_valid) return fail("%02Xh must follow a read", byte);
         if (row >= 0 && !holds(uint32_t(row))) return;
         u.cache = u.array;
         u.cache_row = u.array_row;
         u.cache_valid = true;
-        u.output = NandUnit::Output::none;
+        u.output = NandLinkedUnit::Output::none;
         const double ready_ns = std::max(0.0, u.array_at - now()) + settings.cache_busy_ns;
         const double array_ns = row < 0 ? ready_ns : ready_ns + shortened(settings.read_ns);
         if (row >= 0) {
@@ -363,18 +363,18 @@ class NandChannel {
         busy(u, ready_ns, array_ns);
     }
 
-    void select(NandUnit& u) {
+    void select(NandLinkedUnit& u) {
         const bool enhanced = u.command == 0x06;
         if (!finish(u, enhanced ? 0x06 : 0x05, enhanced ? 5 : 2)) return;
         if (!u.cache_valid) return fail("E0h must follow a read");
         if (enhanced && row(u, 2) != u.cache_row) return fail("E0h must name row %u, not %u", u.cache_row, row(u, 2));
         u.column = u.address[0] | u.address[1] << 8;
-        u.output = NandUnit::Output::data;
+        u.output = NandLinkedUnit::Output::data;
         ++(enhanced ? statistics.selects : statistics.column_changes);
         data_after(u, settings.ccs_ns, "tCCS");
     }
 
-    void program(NandUnit& u) {
+    void program(NandLinkedUnit& u) {
         if (!finish(u, 0x80, 5)) return;
         const uint32_t row = this->row(u, 2);
         const uint32_t column = u.address[0] | u.address[1] << 8;
@@ -383,7 +383,7 @@ class NandChannel {
         if (column + u.data.size() > settings.page_bytes) return fail("data in must end within the page");
         ++statistics.programs;
         u.cache_valid = u.array_valid = false;
-        u.output = NandUnit::Output::none;
+        u.output = NandLinkedUnit::Output::none;
         const uint32_t block = row / settings.pages_per_block;
         u.failed = u.bad_blocks.count(block) || !ascends(u, row);
         if (!u.failed) {
@@ -396,19 +396,19 @@ class NandChannel {
     }
 
     // Whether no page of the block from `row` on is programmed.
-    bool ascends(const NandUnit& u, uint32_t row) const {
+    bool ascends(const NandLinkedUnit& u, uint32_t row) const {
         const uint32_t end = (row / settings.pages_per_block + 1) * settings.pages_per_block;
         for (uint32_t page = row; page < end; ++page)
             if (u.pages.count(page)) return false;
         return true;
     }
 
-    void erase(NandUnit& u, uint32_t row) {
+    void erase(NandLinkedUnit& u, uint32_t row) {
         if (!holds(row)) return;
         const uint32_t block = row / settings.pages_per_block;
         ++statistics.erases;
         u.cache_valid = u.array_valid = false;
-        u.output = NandUnit::Output::none;
+        u.output = NandLinkedUnit::Output::none;
         u.failed = u.bad_blocks.count(block);
         if (!u.failed) {
             for (uint32_t page = 0; page < settings.pages_per_block; ++page)

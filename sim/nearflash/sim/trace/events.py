@@ -57,7 +57,7 @@ def _busy(name: str, share: NDArray[np.float64], us: float) -> Iterable[dict[str
 
 
 def _described(recording: Recording, channel: int, span: Span) -> dict[str, Any]:
-    """What an event says beside its time."""
+    """What an event has beside its time."""
     if span.lun < 0:
         return {}
     if span.row < 0:

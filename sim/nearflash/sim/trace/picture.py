@@ -8,7 +8,7 @@ import numpy as np
 from nearflash.sim.trace.recording import BusState, Recording
 from nearflash.sim.trace.spans import PHASES, channel_figures, head_spans
 
-__all__ = ["draw"]
+__all__ = ["plot"]
 
 _BINS = 100
 _STATES = {BusState.DATA: ("page data", "#2b6ca3"), BusState.COMMAND: ("commands, status", "#7fb2d9"),
@@ -16,7 +16,7 @@ _STATES = {BusState.DATA: ("page data", "#2b6ca3"), BusState.COMMAND: ("commands
 _PHASES = dict(zip(PHASES, ("#d9d9d9", "#f2b134", "#8c6bb1", "#3a9a5b", "#c0392b"), strict=True))
 
 
-def draw(recording: Recording, path: Path) -> None:
+def plot(recording: Recording, path: Path) -> None:
     """Write the picture (PNG)."""
     from matplotlib.figure import Figure
 

@@ -161,7 +161,7 @@ def _pages(heads: Sequence[Head]) -> Iterator[tuple[tuple[int, int, int], Page]]
 
 
 class _Watch:
-    """A batch under way, looked at after every cycle."""
+    """A batch in flight, looked at after every cycle."""
 
     def __init__(self, device: VerilatorDevice, batch: PlacedBatch) -> None:
         self._device, self._kernel, self._batch = device, device.kernel, batch

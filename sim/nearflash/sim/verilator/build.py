@@ -96,7 +96,7 @@ def build_library(
 
     `headers` are generated files the shim may include beside those in `shims/`; `defines` reach the shim only;
     `trace` compiles VCD tracing in (and makes the model several times slower); `show_streams` keeps the handshakes of
-    the streams inside the model readable, and makes waits.hpp, which says which of them wait.
+    the streams inside the model readable, and makes waits.hpp, which names those that wait.
 
     Raises BuildError with the tail of the failing tool's output and the path of the whole log.
     """

@@ -1,4 +1,4 @@
-"""Is a mutant that no vector told from the original the same circuit after all?
+"""Is a mutant that no vector distinguished from the original the same circuit?
 
 Both are compared from reset on, with memories cut out: what they give to read is the same for both and may be anything,
 and what is written and where (if it is) is an output to compare, so contents that are equal stay so. ABC removes

@@ -60,7 +60,7 @@ def run_target(name: str, target: Target, count: int, seed: int) -> tuple[dict[s
 def _living(
     name: str, target: Target, unit: StreamUnit | BurstUnit, vectors: Vectors, mutants: list[int], seed: int
 ) -> list[int]:
-    """Of `mutants`, the original (0) first, those that the vectors do not tell from the model."""
+    """Of `mutants`, the original (0) first, those that the vectors do not distinguish from the model."""
     if isinstance(unit, StreamUnit):
         for stalls in target.stalls:
             mutants = _streams_agree(unit, vectors, mutants, stalls, seed, target.cut_cycles)

@@ -12,11 +12,11 @@ from nearflash.gateware.bus.read import BurstReader
 from nearflash.sim.stalls import STALLS
 from nearflash.verify.cocotb.testbench import parameters, receive, send, start, test
 
-_BAD_PAGE = 7  # the slow slave answers reads of this page with SLVERR
+_BAD_PAGE = 7  # the slow slave responds to reads of this page with SLVERR
 
 
 def component(data_width_bits: int = 64, max_outstanding: int = 8, max_burst_bytes: int = 512) -> BurstReader:
-    """By default bursts of up to 64 beats, 8 under way."""
+    """By default bursts of up to 64 beats, 8 in flight."""
     return BurstReader(data_width_bits, max_outstanding=max_outstanding, max_burst_bytes=max_burst_bytes)
 
 
@@ -29,7 +29,7 @@ def _word(address: int, beats: int) -> int:
 
 
 async def _watch(dut: Any) -> None:
-    """Every burst is legal, 8 at most are under way, and the reader is always ready for data."""
+    """Every burst is legal, 8 at most are in flight, and the reader is always ready for data."""
     under_way = 0
     block_bytes = int(parameters().get("max_burst_bytes", 512))
     while True:
@@ -47,14 +47,14 @@ async def _watch(dut: Any) -> None:
 
 
 async def _slow_slave(dut: Any, latency_cycles: int) -> None:
-    """Takes every burst at once and answers it, a beat a cycle, `latency_cycles` later; data is the beat's number."""
+    """Takes every burst at once and responds, a beat a cycle, `latency_cycles` later; data is the beat's number."""
     due: deque[tuple[int, int, int, int]] = deque()  # cycle, data, last, response
     now = 0
     dut.bus__arready.value = 1
     while True:
-        answers = bool(due) and due[0][0] <= now
-        dut.bus__rvalid.value = answers
-        if answers:
+        responds = bool(due) and due[0][0] <= now
+        dut.bus__rvalid.value = responds
+        if responds:
             _, dut.bus__rdata.value, dut.bus__rlast.value, dut.bus__rresp.value = due.popleft()
         await ReadOnly()
         if dut.bus__arvalid.value:

@@ -46,14 +46,14 @@ async def registers_hold_what_the_host_writes(dut: Any) -> None:
         for name in copy:
             first = rng.randrange(len(copy[name]))
             data = rng.randbytes(rng.randrange(1, len(copy[name]) - first + 1))
-            answer = await master.write(UPDATE[name].offset + first, data)
-            assert answer.resp == AxiResp.OKAY
+            response = await master.write(UPDATE[name].offset + first, data)
+            assert response.resp == AxiResp.OKAY
             copy[name][first : first + len(data)] = data
         for name, held in copy.items():
-            answer = await master.read(UPDATE[name].offset, len(held))
-            assert (answer.resp, bytes(answer.data)) == (AxiResp.OKAY, bytes(held))
-        answer = await master.write(UPDATE["magic"].offset, bytes(4))
-        assert answer.resp == AxiResp.SLVERR
+            response = await master.read(UPDATE[name].offset, len(held))
+            assert (response.resp, bytes(response.data)) == (AxiResp.OKAY, bytes(held))
+        response = await master.write(UPDATE["magic"].offset, bytes(4))
+        assert response.resp == AxiResp.SLVERR
         assert await master.read_dword(UPDATE["magic"].offset) == UPDATE["magic"].reset
         assert (await master.read(UPDATE.size_bytes - 4, 4)).resp == AxiResp.SLVERR
 

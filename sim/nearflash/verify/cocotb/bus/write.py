@@ -12,13 +12,13 @@ from nearflash.gateware.bus.write import BurstWriter
 from nearflash.sim.stalls import STALLS
 from nearflash.verify.cocotb.testbench import parameters, send, start, test
 
-_BAD_PAGE = 7  # the slow slave answers writes to this page with DECERR
+_BAD_PAGE = 7  # the slow slave responds to writes to this page with DECERR
 
 
 def component(
     data_width_bits: int = 64, max_outstanding: int = 8, max_burst_bytes: int = 512, queue_beats: int | None = None
 ) -> BurstWriter:
-    """By default bursts of up to 64 beats, 8 under way."""
+    """By default bursts of up to 64 beats, 8 in flight."""
     return BurstWriter(
         data_width_bits, max_outstanding=max_outstanding, max_burst_bytes=max_burst_bytes, queue_beats=queue_beats
     )
@@ -51,7 +51,7 @@ async def _idle(dut: Any) -> None:
 
 
 async def _watch(dut: Any) -> None:
-    """Bursts are legal, 8 at most have no answer, W gives the beats that AW told and never pauses inside a burst."""
+    """Bursts are legal, 8 at most have no response, W gives the beats that AW stated and never pauses inside a burst."""
     under_way, inside, was_waiting = 0, False, False
     lengths: deque[int] = deque()
     while True:
@@ -77,15 +77,15 @@ async def _watch(dut: Any) -> None:
 
 
 async def _slow_slave(dut: Any, latency_cycles: int, beats: list[int]) -> None:
-    """Takes AW and W at once, W into `beats`, and answers `latency_cycles` after a burst's last beat."""
+    """Takes AW and W at once, W into `beats`, and responds `latency_cycles` after a burst's last beat."""
     addresses: deque[int] = deque()
     due: deque[tuple[int, int]] = deque()  # cycle, response
     now = 0
     dut.bus__awready.value = dut.bus__wready.value = 1
     while True:
-        answers = bool(due) and due[0][0] <= now
-        dut.bus__bvalid.value = answers
-        if answers:
+        responds = bool(due) and due[0][0] <= now
+        dut.bus__bvalid.value = responds
+        if responds:
             dut.bus__bresp.value = due.popleft()[1]
         await ReadOnly()
         if dut.bus__awvalid.value:
@@ -132,7 +132,7 @@ async def memory_holds_what_was_written(dut: Any) -> None:
 
 @test()
 async def one_beat_a_cycle_at_60_cycles_latency(dut: Any) -> None:
-    """Two commands back to back, with answers 60 cycles after their bursts: no beat of the producer waits."""
+    """Two commands back to back, with responses 60 cycles after their bursts: no beat of the producer waits."""
     await start(dut)
     dut.clear.value = 0
     cocotb.start_soon(_watch(dut))

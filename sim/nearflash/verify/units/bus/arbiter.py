@@ -14,14 +14,14 @@ _OUTSTANDING = 2
 
 
 def build_proof() -> ProofHarness:
-    """Two masters: each burst goes out once and is answered to its owner; none waits for two of the other."""
+    """Two masters: each burst goes out once and its response goes to its owner; none waits for two of the other."""
     dut = ReadArbiter(2, 8 * _BYTES, max_outstanding=_OUTSTANDING)
     harness = ProofHarness(dut)
     bus = dut.bus
-    answer, last = harness.free(1, "rvalid"), harness.free(1, "rlast")
+    responds, last = harness.free(1, "rvalid"), harness.free(1, "rlast")
     harness.m.d.comb += [
         bus.arready.eq(harness.free(1, "arready")),
-        bus.rvalid.eq(answer),
+        bus.rvalid.eq(responds),
         bus.rdata.eq(harness.free(32, "rdata")),
         bus.rlast.eq(last),
     ]
@@ -39,19 +39,19 @@ def build_proof() -> ProofHarness:
     begun = taken[0][0] | taken[1][0]
     pending = harness.past(begun, "begun") | harness.past(bus.arvalid & ~bus.arready, "bus_waits")
     expected = Signal(72)
-    ends = answer & bus.rready & last
+    ends = responds & bus.rready & last
     with harness.m.If(begun):
         harness.m.d.sync += expected.eq(Mux(taken[1][0], taken[1][1], taken[0][1]))
     owners = OwnerLog(harness, begun, taken[1][0], ends, _OUTSTANDING, "owner")
-    harness.assume(~answer | (owners.count > bus.arvalid))
+    harness.assume(~responds | (owners.count > bus.arvalid))
 
     harness.prove("one_at_a_time", ~(taken[0][0] & taken[1][0]))
     harness.prove("bus_asks_what_was_taken", bus.arvalid == pending)
     harness.prove("same_burst", ~bus.arvalid | (Cat(bus.araddr, bus.arlen) == expected))
     harness.prove("outstanding_kept", owners.count <= _OUTSTANDING)
     for index, port in enumerate(dut.port):
-        harness.prove(f"answer_to_owner_{index}", port.rvalid == (answer & (owners.first == index)))
-        harness.prove(f"answer_same_{index}", (port.rdata == bus.rdata) & (port.rlast == bus.rlast))
+        harness.prove(f"response_to_owner_{index}", port.rvalid == (responds & (owners.first == index)))
+        harness.prove(f"response_same_{index}", (port.rdata == bus.rdata) & (port.rlast == bus.rlast))
         other, passed = taken[1 - index][0], Signal(name=f"passed_{index}")
         harness.m.d.sync += passed.eq(port.arvalid & ~taken[index][0] & (passed | other))
         harness.prove(f"fair_{index}", ~(passed & other))

@@ -15,7 +15,7 @@ _QUEUE_BEATS = 6
 
 
 def build_proof() -> ProofHarness:
-    """Bursts are legal and have room; the answers find their places; errors are kept."""
+    """Bursts are legal and have room; the responses find their places; errors are kept."""
     dut = BurstReader(
         8 * _BYTES, max_outstanding=_OUTSTANDING, max_burst_bytes=_BEATS * _BYTES, queue_beats=_QUEUE_BEATS
     )
@@ -23,30 +23,30 @@ def build_proof() -> ProofHarness:
     bus = dut.bus
     offer(harness, dut.i_command, "command")
     accept(harness, dut.o)
-    answer = harness.free(1, "rvalid")
+    responds = harness.free(1, "rvalid")
     last, response = harness.free(1, "rlast"), harness.free(2, "rresp")
     harness.m.d.comb += [
         bus.arready.eq(harness.free(1, "arready")),
-        bus.rvalid.eq(answer),
+        bus.rvalid.eq(responds),
         bus.rdata.eq(harness.free(32, "rdata")),
         bus.rlast.eq(last),
         bus.rresp.eq(response),
         dut.clear.eq(harness.free(1, "clear")),
     ]
     check_address(harness, bus, "ar", _BEATS)
-    asked = BurstLog(harness, bus.arvalid & bus.arready, bus.arlen, answer & bus.rready, _OUTSTANDING, "asked")
-    harness.assume(~answer | ((asked.count != 0) & (last == asked.at_last)))
+    asked = BurstLog(harness, bus.arvalid & bus.arready, bus.arlen, responds & bus.rready, _OUTSTANDING, "asked")
+    harness.assume(~responds | ((asked.count != 0) & (last == asked.at_last)))
 
     harness.prove("outstanding_kept", asked.count <= _OUTSTANDING)
-    harness.prove("room_for_every_answer", ~answer | bus.rready)
+    harness.prove("room_for_every_response", ~responds | bus.rready)
     harness.prove("idle_means_nothing_left", ~dut.idle | ((asked.count == 0) & ~dut.o.valid & ~bus.arvalid))
     seen, kept = Signal(), Signal(2)
     with harness.m.If(dut.clear):
         harness.m.d.sync += seen.eq(0)
-    with harness.m.Elif(answer & response[1] & ~seen):
+    with harness.m.Elif(responds & response[1] & ~seen):
         harness.m.d.sync += [seen.eq(1), kept.eq(response)]
     harness.prove("first_error_kept", (dut.error.seen == seen) & (~seen | (Value.cast(dut.error.response) == kept)))
-    harness.cover("two_bursts_under_way", asked.count == _OUTSTANDING)
+    harness.cover("two_bursts_in_flight", asked.count == _OUTSTANDING)
     harness.cover("idle_after_a_burst", dut.idle & harness.past(moves(dut.o), "moved"))
     return harness
 

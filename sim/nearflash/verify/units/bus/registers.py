@@ -14,7 +14,7 @@ __all__ = ["PROOF", "build_proof"]
 
 
 def build_proof() -> ProofHarness:
-    """Every access has one answer; a register changes by its own writes only, byte by byte."""
+    """Every access has one response; a register changes by its own writes only, byte by byte."""
     words = [register for register in UPDATE if register.access is Access.CONTROL]
     words += [Register("value", 0x10, 32, Access.RW, ""), Register("state", 0x14, 32, Access.RO, "")]
     dut = RegisterFile(RegisterMap("small", 0x20, tuple(words)))
@@ -30,13 +30,13 @@ def build_proof() -> ProofHarness:
     owed_b, owed_r = Signal(), Signal()
     harness.m.d.sync += [owed_b.eq(writes | (owed_b & ~bus.bready)), owed_r.eq(reads | (owed_r & ~bus.rready))]
     harness.prove("address_and_data_together", writes == (bus.wvalid & bus.wready))
-    harness.prove("one_answer_per_write", (bus.bvalid == owed_b) & ~(owed_b & ~bus.bready & writes))
-    harness.prove("one_answer_per_read", (bus.rvalid == owed_r) & ~(owed_r & ~bus.rready & reads))
-    for name, waits, answer in (
+    harness.prove("one_response_per_write", (bus.bvalid == owed_b) & ~(owed_b & ~bus.bready & writes))
+    harness.prove("one_response_per_read", (bus.rvalid == owed_r) & ~(owed_r & ~bus.rready & reads))
+    for name, waits, response in (
         ("b", bus.bvalid & ~bus.bready, bus.bresp),
         ("r", bus.rvalid & ~bus.rready, Cat(bus.rresp, bus.rdata)),
     ):
-        stable = answer == harness.past(answer, f"{name}_past")
+        stable = response == harness.past(response, f"{name}_past")
         harness.prove(f"{name}_stable_until_ready", ~harness.past(waits, f"{name}_waits") | stable)
 
     value, index = Signal(32), bus.awaddr[2:]
@@ -46,7 +46,7 @@ def build_proof() -> ProofHarness:
                 harness.m.d.sync += value.word_select(byte, 8).eq(bus.wdata.word_select(byte, 8))
     harness.prove("value_is_what_was_written", dut.values.value == value)
     refused = harness.past(writes & (index > 4), "refused")
-    harness.prove("refused_writes_answer_an_error", ~refused | (bus.bresp == AxiResponse.SLVERR))
+    harness.prove("refused_writes_response_an_error", ~refused | (bus.bresp == AxiResponse.SLVERR))
     asked = harness.past(Mux(reads, bus.araddr[2:], 0), "asked")
     harness.prove("state_is_read", (asked != 5) | (bus.rdata == harness.past(state, "state_past")))
     harness.prove("value_is_read", (asked != 4) | (bus.rdata == harness.past(dut.values.value, "value_past")))

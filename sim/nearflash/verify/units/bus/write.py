@@ -15,7 +15,7 @@ _QUEUE_BEATS = 6
 
 
 def build_proof() -> ProofHarness:
-    """Bursts are legal and complete; W gives AWLEN + 1 beats without a pause; answers are counted."""
+    """Bursts are legal and complete; W gives AWLEN + 1 beats without a pause; responses are counted."""
     dut = BurstWriter(
         8 * _BYTES, max_outstanding=_OUTSTANDING, max_burst_bytes=_BEATS * _BYTES, queue_beats=_QUEUE_BEATS
     )
@@ -23,23 +23,23 @@ def build_proof() -> ProofHarness:
     bus = dut.bus
     offer(harness, dut.i_command, "command")
     offer(harness, dut.i)
-    answer, response = harness.free(1, "bvalid"), harness.free(2, "bresp")
+    responds, response = harness.free(1, "bvalid"), harness.free(2, "bresp")
     harness.m.d.comb += [
         bus.awready.eq(harness.free(1, "awready")),
         bus.wready.eq(harness.free(1, "wready")),
-        bus.bvalid.eq(answer),
+        bus.bvalid.eq(responds),
         bus.bresp.eq(response),
     ]
     check_address(harness, bus, "aw", _BEATS)
     fresh = bus.awvalid & ~harness.past(bus.awvalid & ~bus.awready, "waited")
     sent = bus.wvalid & bus.wready
     data = BurstLog(harness, fresh, bus.awlen, sent, _OUTSTANDING, "data")
-    begun, written = Signal(range(_OUTSTANDING + 2)), Signal(range(_OUTSTANDING + 2))  # without an answer
+    begun, written = Signal(range(_OUTSTANDING + 2)), Signal(range(_OUTSTANDING + 2))  # without a response
     harness.m.d.sync += [
-        begun.eq(begun + (bus.awvalid & bus.awready) - answer),
-        written.eq(written + (sent & bus.wlast) - answer),
+        begun.eq(begun + (bus.awvalid & bus.awready) - responds),
+        written.eq(written + (sent & bus.wlast) - responds),
     ]
-    harness.assume(~answer | ((begun != 0) & (written != 0)))
+    harness.assume(~responds | ((begun != 0) & (written != 0)))
 
     harness.prove("outstanding_kept", begun <= _OUTSTANDING)
     harness.prove("no_data_without_burst", ~bus.wvalid | (data.count != 0))
@@ -48,7 +48,7 @@ def build_proof() -> ProofHarness:
     waits = harness.past(bus.wvalid & ~bus.wready, "w_waits")
     beat = Cat(bus.wdata, bus.wstrb, bus.wlast)
     harness.prove("w_stable_until_ready", ~waits | (bus.wvalid & (beat == harness.past(beat, "w_past"))))
-    harness.prove("answers_are_taken", ~answer | bus.bready)
+    harness.prove("responses_are_taken", ~responds | bus.bready)
     harness.prove("idle_means_nothing_left", ~dut.idle | ((begun == 0) & (data.count == 0) & ~bus.awvalid))
     harness.no_paths += [(bus.awready, bus.wvalid), (bus.wready, bus.wvalid)]
 
@@ -65,7 +65,7 @@ def build_proof() -> ProofHarness:
     harness.prove("inner_written", written + data.count == begun + waited)
     harness.prove("inner_due", due == data.beats_left)
     harness.prove("inner_level", level + waiting == unclaimed + due + Mux(fresh, waiting, 0))
-    harness.cover("two_bursts_under_way", (begun == _OUTSTANDING) & (written == 0))
+    harness.cover("two_bursts_in_flight", (begun == _OUTSTANDING) & (written == 0))
     harness.cover("data_before_address", sent & waits & bus.awvalid)
     return harness
 

@@ -14,15 +14,15 @@ _OUTSTANDING = 2
 
 
 def build_proof() -> ProofHarness:
-    """Two masters: each burst goes out once, W has the data of its owners in order, answers go to their owners."""
+    """Two masters: each burst goes out once, W has the data of its owners in order, responses go to their owners."""
     dut = WriteArbiter(2, 8 * _BYTES, max_outstanding=_OUTSTANDING)
     harness = ProofHarness(dut)
     bus = dut.bus
-    answer = harness.free(1, "bvalid")
+    responds = harness.free(1, "bvalid")
     harness.m.d.comb += [
         bus.awready.eq(harness.free(1, "awready")),
         bus.wready.eq(harness.free(1, "wready")),
-        bus.bvalid.eq(answer),
+        bus.bvalid.eq(responds),
         bus.bresp.eq(harness.free(2, "bresp")),
     ]
     taken, data = [], []
@@ -45,11 +45,11 @@ def build_proof() -> ProofHarness:
     expected = Signal(72)
     with harness.m.If(begun):
         harness.m.d.sync += expected.eq(Mux(taken[1][0], taken[1][1], taken[0][1]))
-    sent, answered = bus.wvalid & bus.wready & bus.wlast, answer & bus.bready
+    sent, responded = bus.wvalid & bus.wready & bus.wlast, responds & bus.bready
     writing = OwnerLog(harness, begun, taken[1][0], sent, _OUTSTANDING, "writing")
-    waiting = OwnerLog(harness, begun, taken[1][0], answered, _OUTSTANDING, "waiting")
-    # An answer comes for a burst whose address and data have gone.
-    harness.assume(~answer | (waiting.count > writing.count) & (waiting.count > bus.awvalid))
+    waiting = OwnerLog(harness, begun, taken[1][0], responded, _OUTSTANDING, "waiting")
+    # A response comes for a burst whose address and data have gone.
+    harness.assume(~responds | (waiting.count > writing.count) & (waiting.count > bus.awvalid))
 
     harness.prove("one_at_a_time", ~(taken[0][0] & taken[1][0]))
     harness.prove("bus_asks_what_was_taken", bus.awvalid == pending)
@@ -62,19 +62,21 @@ def build_proof() -> ProofHarness:
         harness.prove(f"data_same_{index}", ~mine | (Cat(bus.wdata, bus.wstrb, bus.wlast) == beat))
         harness.prove(f"data_taken_{index}", port.wready == (mine & bus.wready))
         asked = (waiting.count != 0) & (waiting.first == index)
-        harness.prove(f"answer_to_owner_{index}", port.bvalid == (answer & asked))
-        harness.prove(f"answer_taken_{index}", ~asked | (bus.bready == port.bready))
-        harness.prove(f"answer_same_{index}", port.bresp == bus.bresp)
+        harness.prove(f"response_to_owner_{index}", port.bvalid == (responds & asked))
+        harness.prove(f"response_taken_{index}", ~asked | (bus.bready == port.bready))
+        harness.prove(f"response_same_{index}", port.bresp == bus.bresp)
         other, passed = taken[1 - index][0], Signal(name=f"passed_{index}")
         harness.m.d.sync += passed.eq(port.awvalid & ~taken[index][0] & (passed | other))
         harness.prove(f"fair_{index}", ~(passed & other))
     harness.prove("no_data_without_burst", ~bus.wvalid | (writing.count != 0))
     harness.prove("not_after_reset", ~harness.was_reset | ~(bus.awvalid | bus.wvalid))
     harness.prove("inner_data", harness.probe("data.level", 2) == writing.count)
-    harness.prove("inner_answers", harness.probe("answers.level", 2) == waiting.count)
+    harness.prove("inner_responses", harness.probe("answers.level", 2) == waiting.count)
     harness.no_paths += [(bus.awready, bus.awvalid), (bus.wready, bus.wvalid), (bus.awready, bus.wvalid)]
     harness.cover("two_owners", (writing.count == 2) & sent & ~writing.first)
-    harness.cover("both_answered", answered & waiting.first & harness.past(answered & ~waiting.first, "answered_first"))
+    harness.cover(
+        "both_responded", responded & waiting.first & harness.past(responded & ~waiting.first, "responded_first")
+    )
     return harness
 
 

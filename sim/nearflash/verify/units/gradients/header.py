@@ -34,7 +34,7 @@ __all__ = ["PROOF", "TARGET", "ObservedHeader", "build_proof", "vectors"]
 
 
 def build_proof(dut: Any = None) -> ProofHarness:
-    """All words of a command are taken and no others, and one start tells what its header says or what is wrong."""
+    """All words of a command are taken and no others, and one start reports what its header states or what is wrong."""
     dut = HeaderCheck() if dut is None else dut
     harness = ProofHarness(dut)
     m = harness.m
@@ -75,7 +75,7 @@ def build_proof(dut: Any = None) -> ProofHarness:
         with m.If(wrong):
             m.d.comb += fault.eq(kind)
     good = fault == StreamFault.NONE
-    says = (start.pairs == text[128:160]) & (start.value_format == text[48:50])
+    same = (start.pairs == text[128:160]) & (start.value_format == text[48:50])
     harness.prove("one_start_a_command", ~dut.o_start.valid | (active & ~started))
     harness.prove("start_behind_the_header", ~dut.o_start.valid | (seen == 4) | (words == 0))
     harness.prove("start_names_the_fault", ~dut.o_start.valid | (start.fault == fault))
@@ -88,7 +88,7 @@ def build_proof(dut: Any = None) -> ProofHarness:
         m.d.sync += known.eq(0)
     harness.prove("the_start_stands", ~known | (start.as_value() == held))
     harness.prove("start_has_the_params", ~dut.o_start.valid | (start.params == command.params))
-    harness.prove("start_says_what_the_header_says", ~(dut.o_start.valid & good) | says)
+    harness.prove("start_reports_the_header", ~(dut.o_start.valid & good) | same)
     harness.prove("no_word_of_another_command", ~dut.i.ready | (active & (words != 0)))
     harness.prove("words_pass_behind_a_good_header", dut.o.valid == (dut.i.valid & started & good & (words != 0)))
     harness.prove("words_pass_one_for_one", moves(dut.o) == (word & started & good))
@@ -134,7 +134,7 @@ _CRC_AT = 8 * (HEADER_BYTES - 4)
 
 
 class ObservedHeader(wiring.Component):
-    """HeaderCheck as `inner`, with its checksum; a start with a fault says nothing else.
+    """HeaderCheck as `inner`, with its checksum; a start with a fault reports nothing else.
 
     Words of `o` come with the start that stands.
     """
@@ -186,11 +186,11 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         words.append(np.concatenate([np.frombuffer(text, "<u8"), body])[:count])
         commands.append(params | stream_bytes << 32)
         try:
-            said = StreamHeader.unpack(bytes(text), params, stream_bytes)
+            stated = StreamHeader.unpack(bytes(text), params, stream_bytes)
         except StreamError as error:
             starts.append(int(error.fault) << 66)
         else:
-            starts.append(params | said.pairs << 32 | said.value_format << 64)
+            starts.append(params | stated.pairs << 32 | stated.value_format << 64)
             passed += [word | starts[-1] << 64 for word in body.tolist()]
     inputs: dict[str, NDArray[Any]] = {"i_command": np.array(commands, np.uint64), "i": np.concatenate(words)}
     return inputs, {

@@ -52,7 +52,7 @@ def build_proof() -> ProofHarness:
     harness.prove("data_after_ccs", ~(dut.o.valid & reads & ~status) | ccs)
     harness.prove("status_after_whr", ~(dut.o.valid & reads & status) | whr)
     harness.prove("data_in_after_adl", ~(dut.o.valid & (cycle.kind == CycleKind.WRITE)) | adl)
-    harness.prove("one_unit_a_phrase", ~dut.o.valid | (cycle.lun == given.lun))
+    harness.prove("one_lun_a_sequence", ~dut.o.valid | (cycle.lun == given.lun))
     harness.cover("program_closes", moves(dut.i) & (given.kind == PhraseKind.PROGRAM))
     harness.cover("read_and_status", moves(dut.i) & (given.kind == PhraseKind.STATUS) & harness.past(rhw, "rested"))
     return harness

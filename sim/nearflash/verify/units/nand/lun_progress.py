@@ -19,9 +19,9 @@ _TIMING = NandTiming(
 
 
 def build_proof() -> ProofHarness:
-    """One lun's record from its reset on, in any order of what the controller does: no command while it is busy.
+    """One LUN's record from its reset on, in any order of what the controller does: no command while it is busy.
 
-    The lun is busy after a command for as long as it likes, and tells by its status.
+    The LUN is busy after a command for as long as it likes, and reports it by its status.
     """
     dut = LunProgress(_TIMING, _CLOCK_HZ)
     harness = ProofHarness(dut)
@@ -39,16 +39,16 @@ def build_proof() -> ProofHarness:
         dut.status.eq(status),
     ]
     acts = serves & (phase != LunPhase.READY)
-    says = acts & (dut.kind != PhraseKind.STATUS)
+    issues = acts & (dut.kind != PhraseKind.STATUS)
     m.d.sync += busy.eq(busy & harness.free(1, "stays_busy"))
     with m.If(acts):
         m.d.sync += record.eq(dut.new)
     with m.Elif(read_out & (phase == LunPhase.READY)):
         m.d.sync += phase.eq(Mux(record.behind, LunPhase.CHAIN, LunPhase.IDLE))
-    with m.If(says):
+    with m.If(issues):
         reads = (dut.kind == PhraseKind.READ) | (dut.kind == PhraseKind.CACHE_READ)
         m.d.sync += [busy.eq(1), loaded.eq(reads | (dut.kind == PhraseKind.CACHE_END))]
-    harness.prove("no_command_to_a_busy_unit", ~says | ~busy | (dut.kind == PhraseKind.RESET))
+    harness.prove("no_command_to_a_busy_lun", ~issues | ~busy | (dut.kind == PhraseKind.RESET))
     waits = Cat(phase == one for one in (LunPhase.IDLE, LunPhase.READY, LunPhase.CHAIN)).any()
     harness.prove("busy_only_in_busy_phases", ~waits | ~busy)
     senses = (phase == LunPhase.SENSE) | (phase == LunPhase.TURN)

@@ -9,7 +9,7 @@ __all__ = ["PROOF", "build_proof"]
 
 
 def build_proof() -> ProofHarness:
-    """Beats pass one for one; an page_tag stays for the 66 beats of its codeword."""
+    """Beats pass one for one; a page tag stays for the 66 beats of its codeword."""
     dut = SealCheck()
     harness = ProofHarness(dut)
     offer(harness, dut.i)
@@ -20,7 +20,7 @@ def build_proof() -> ProofHarness:
     harness.prove("one_for_one", moves(dut.i) == moves(dut.o))
     harness.prove("same", ~dut.o.valid | (dut.o.payload.data == dut.i.payload))
     harness.prove("last", ~dut.o.valid | (dut.o.payload.last == (beat == 65)))
-    harness.prove("an_owner_a_codeword", moves(dut.i_page_tag) == (moves(dut.o) & dut.o.payload.last))
+    harness.prove("a_tag_a_codeword", moves(dut.i_page_tag) == (moves(dut.o) & dut.o.payload.last))
     harness.cover("second_beat", moves(dut.o) & (beat == 1))
     return harness
 

@@ -24,7 +24,7 @@ _VECTORS = 20_000
 
 
 class ObservedProduct(wiring.Component):
-    """o = code · scale + addend, in fp32 patterns: the sum looks at all that the product says."""
+    """o = code · scale + addend, in fp32 patterns: the sum looks at all bits of the product."""
 
     LATENCY = Unpack.LATENCY + CodeProduct.LATENCY + Add().LATENCY + Pack.LATENCY
 

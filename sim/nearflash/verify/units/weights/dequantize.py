@@ -138,7 +138,7 @@ _RUN = data.StructLayout({"scaled": 1, "bf16": 1, "beats": 16})
 
 
 class ObservedDequantizer(wiring.Component):
-    """Dequantizer as `inner`; `i_run` says the modes for so many beats, which leave it before the next ones enter."""
+    """Dequantizer as `inner`; `i_run` has the modes for so many beats, which leave it before the next ones enter."""
 
     def __init__(self) -> None:
         self.inner = Dequantizer(_WIDTH)

@@ -1,4 +1,4 @@
-"""Requests of the beat filter: all head dimensions, layouts and index formats; a plain model says what is wanted."""
+"""Requests of the beat filter: all head dimensions, layouts and index formats; a plain model names what is wanted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -98,7 +98,7 @@ def component() -> RadixSelector:
 
 
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Selections of 1 to 64 entries, by turns by count of any keys and by mass of summed probabilities."""
+    """Selections of 1 to 64 entries, alternately by count of any keys and by mass of summed probabilities."""
     commands: list[int] = []
     beats: list[int] = []
     masks: list[int] = []

@@ -100,8 +100,8 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         if endless:  # one tile of very many; their number is a power of two, or some more
             dense, params = dense[:TILE_PARAMS], 1 << int(rng.integers(TILE_BITS + 1, 32))
             params += int(rng.integers(TILE_PARAMS)) * int(rng.integers(2))
-        said = good if endless else whole + 1
-        commands.append(params | said << 32 | len(rows) - first_row << 48)
+        stated = good if endless else whole + 1
+        commands.append(params | stated << 32 | len(rows) - first_row << 48)
         beats = dense.reshape(-1, _LANES)
         groups += [int.from_bytes(beat.tobytes(), "little") for beat in beats]
         if not endless:

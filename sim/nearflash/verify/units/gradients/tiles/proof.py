@@ -50,7 +50,7 @@ class _Reference:
         self._begin(harness.m, dut)
 
     def _take_words(self, m: Any, data: Any, word: Any) -> None:
-        said = data[:16]
+        stated = data[:16]
         m.d.comb += [
             self.crc.enable.eq(word),
             self.crc.first.eq(self.first),
@@ -68,12 +68,12 @@ class _Reference:
             m.d.sync += [signal.eq(self.params <= TILE_PARAMS) for signal in (self.last, self.finished)]
         with m.If(self.first):
             m.d.sync += [
-                self.count.eq(said),
-                self.rows.eq((said + 3) >> 2),
-                self.values.eq(self.value_words(said)),
+                self.count.eq(stated),
+                self.rows.eq((stated + 3) >> 2),
+                self.values.eq(self.value_words(stated)),
                 self.limit.eq(Mux(self.params < TILE_PARAMS, self.params, TILE_PARAMS)),
                 self.crc_said.eq(data[32:]),
-                self.pairs.eq(self.pairs - said),
+                self.pairs.eq(self.pairs - stated),
                 *(signal.eq(0) for signal in (self.some, self.before, self.unordered, self.beyond)),
             ]
 

@@ -195,8 +195,8 @@ def _tile(
         sections[rng.integers(len(sections))] ^= np.uint64(1 << int(rng.integers(64)))
     if kind in (2, 3) or (kind == 4 and count):
         fault = StreamFault.CHECKSUM
-    said = int(rng.choice((TILE_PARAMS + 1, 1 << int(rng.integers(13, 16))))) if kind == 5 else count
-    words = [int.from_bytes(pack_tile_word(said, crc), "little"), *sections.tolist()]
+    stated = int(rng.choice((TILE_PARAMS + 1, 1 << int(rng.integers(13, 16))))) if kind == 5 else count
+    words = [int.from_bytes(pack_tile_word(stated, crc), "little"), *sections.tolist()]
     if kind == 3:  # of the checksum, or of what fills up the count
         words[0] ^= 1 << int(rng.integers(16, 64))
     if kind == 5:

@@ -68,8 +68,10 @@ def build_proof(dut: Any = None) -> ProofHarness:
         harness.prove(f"{name}_moves_once", moves(o) == (ref.word & here))
         harness.prove(f"{name}_same_words", ~o.valid | (o.payload == dut.i.payload))
     harness.prove("no_word_of_another_command", ~dut.i.ready | (ref.active & (ref.words != 0)))
-    harness.prove("a_row_before_its_values", ~dut.o_row.valid | ((ref.part == Part.VALUES) & (ref.at == 0) & ~ref.said))
-    harness.prove("no_values_of_a_row_not_said", ~ref.word | ~ref.inside | (ref.part != Part.VALUES) | ref.said)
+    harness.prove(
+        "a_row_before_its_values", ~dut.o_row.valid | ((ref.part == Part.VALUES) & (ref.at == 0) & ~ref.reported)
+    )
+    harness.prove("no_values_of_a_row_not_reported", ~ref.word | ~ref.inside | (ref.part != Part.VALUES) | ref.reported)
     harness.prove("a_row_has_its_place", ~dut.o_row.valid | (ref.whole <= ref.words))
     same = (row.escapes == ref.escapes) & (row.codebook == ref.book)
     harness.prove("a_row_says_its_values", ~dut.o_row.valid | ((row.values == ref.values) & (~ref.coded | same)))
@@ -180,7 +182,7 @@ def _invariants(harness: ProofHarness, dut: Any, ref: MatrixReference) -> None:
     settle = ref.settle
     harness.prove("inner_settle", ~planned | Mux(state == State.SETTLE, settle <= ref.settles, settle == ref.settles))
     harness.prove("inner_part_of_a_row", ~inside | _follows(ref))
-    harness.prove("inner_said", ~inside | (ref.said == ((part == Part.VALUES) & (state >= State.PASS))))
+    harness.prove("inner_reported", ~inside | (ref.reported == ((part == Part.VALUES) & (state >= State.PASS))))
     harness.prove("inner_fits", ~(inside & (state >= State.PASS)) | (ref.whole - ref.at <= ref.words))
     harness.prove("inner_command_taken", ~inside | (ref.command.row_format < len(RowFormat)))
     harness.prove("inner_columns", ref.command.columns <= _COLUMNS_MAX)

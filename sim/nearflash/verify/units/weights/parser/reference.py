@@ -37,7 +37,7 @@ class State(IntEnum):
 
 
 class MatrixReference:
-    """What is left of a command, of its group and its part, what they said, and what is wrong.
+    """What is left of a command, of its group and its part, what they stated, and what is wrong.
 
     Of the parser it looks at no more than when a part begins and ends: parts without words are not seen outside.
     """
@@ -51,7 +51,7 @@ class MatrixReference:
         self.text, self.first, self.message = Signal(_HEADER), Signal(self.port_bits), Signal()
         self.group, self.group_rows = Signal(32), Signal(32)
         self.values, self.escapes, self.book = Signal(10), Signal(10), Signal(24)
-        self.said, self.finished, self.fault = Signal(), Signal(), Signal(StreamFault)
+        self.reported, self.finished, self.fault = Signal(), Signal(), Signal(StreamFault)
         self.active, self.sound = ~dut.idle, self.fault == StreamFault.NONE
         self.over = self.finished | ~self.sound
         self.inside = self.active & ~self.over
@@ -71,7 +71,7 @@ class MatrixReference:
                 self.part.eq(Part.HEADER),
                 self.message.eq(1),
                 self.fault.eq(StreamFault.NONE),
-                *(signal.eq(0) for signal in (self.at, self.group, self.said, self.finished)),
+                *(signal.eq(0) for signal in (self.at, self.group, self.reported, self.finished)),
             ]
 
     def _lengths(self, m: Any) -> None:
@@ -93,7 +93,7 @@ class MatrixReference:
         ]
 
     def _take(self, m: Any, dut: Any) -> None:
-        """What each word changes; a row that is said; a part that the matrix has no words for."""
+        """What each word changes; a row that is reported; a part that the matrix has no words for."""
         taken = self.word & ~self.over
         m.d.sync += [self.words.eq(self.words - self.word), self.at.eq(self.at + taken)]
         with m.If(taken & (self.at == 0)):
@@ -103,12 +103,12 @@ class MatrixReference:
         with m.If(taken & (self.part != Part.END)):
             m.d.sync += self.message.eq(0)
         with m.If(moves(dut.o_row)):
-            m.d.sync += self.said.eq(1)
+            m.d.sync += self.reported.eq(1)
         with m.If((self.state == State.CHECK) & (self.whole > self.words)):
             m.d.sync += self.fault.eq(StreamFault.LENGTH)
 
     def _end_part(self, m: Any) -> None:
-        """Judge the part, note what it says, and go on to the next one."""
+        """Check the part, note what it states, and continue with the next one."""
         group_ends = (self.rows == 1) | (self.group_rows == 1)
         follows = Signal(Part)
         m.d.comb += follows.eq(Part.BITMAP)
@@ -121,7 +121,7 @@ class MatrixReference:
                 with m.If((self.command.row_format == form) & (self.part == section)):
                     m.d.comb += follows.eq(following)
         with m.If(self.ends):
-            m.d.sync += [self.part.eq(follows), self.at.eq(0), self.said.eq(0), self.fault.eq(self._verdict(m))]
+            m.d.sync += [self.part.eq(follows), self.at.eq(0), self.reported.eq(0), self.fault.eq(self._verdict(m))]
             with m.If((self.part == Part.HEADER) | (self.part == Part.END)):
                 m.d.sync += [self.message.eq(1), self.group_rows.eq(self.text.group_rows)]
             with m.If(self.part == Part.END):
@@ -137,15 +137,15 @@ class MatrixReference:
 
     def _verdict(self, m: Any) -> Any:
         """The first fault of a part, in their order."""
-        said, command, part, verdict = self.text, self.command, self.part, Signal(StreamFault)
-        same = [(said[name], command[name]) for name in ("rows", "columns")]
-        same += [(said[name], command.stated[name]) for name in ("element", "coding", "output")]
-        same += [(said.scale_columns, Mux(command.stated.output != 0, SCALE_COLUMNS, 0))]
-        shape = Cat(a != b for a, b in same).any() | (said.group_rows == 0)
-        magic = Cat(said.magic, said.version) != Cat(Const(int.from_bytes(MAGIC, "little"), 32), Const(VERSION, 16))
+        stated, command, part, verdict = self.text, self.command, self.part, Signal(StreamFault)
+        same = [(stated[name], command[name]) for name in ("rows", "columns")]
+        same += [(stated[name], command.stated[name]) for name in ("element", "coding", "output")]
+        same += [(stated.scale_columns, Mux(command.stated.output != 0, SCALE_COLUMNS, 0))]
+        shape = Cat(a != b for a, b in same).any() | (stated.group_rows == 0)
+        magic = Cat(stated.magic, stated.version) != Cat(Const(int.from_bytes(MAGIC, "little"), 32), Const(VERSION, 16))
         more = (self.words != 0) | (command.in_bytes % SECTION_BYTES != 0)
         for where, wrong, kind in (
-            (Part.HEADER, said.stream_bytes != command.in_bytes, StreamFault.LENGTH),
+            (Part.HEADER, stated.stream_bytes != command.in_bytes, StreamFault.LENGTH),
             (Part.HEADER, shape, StreamFault.HEADER),
             (Part.HEADER, self.crc.o != CRC_RESIDUE, StreamFault.CHECKSUM),
             (Part.HEADER, magic, StreamFault.HEADER),

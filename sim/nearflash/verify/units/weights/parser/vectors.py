@@ -1,6 +1,6 @@
 """Vectors of the matrix parser: good matrices of every format, with all their words, and damaged ones between them.
 
-Of damaged matrices the fault and the rows are looked at alone: words of a row that is not said mean nothing.
+Of damaged matrices the fault and the rows are looked at alone: words of a row that is not reported mean nothing.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ _COMMAND = data.StructLayout({"command": MatrixCommand, "judge": 1})
 
 
 class ObservedParser(wiring.Component):
-    """MatrixParser as `inner`; `o_end`: fault and said rows of each command that has ended.
+    """MatrixParser as `inner`; `o_end`: fault and reported rows of each command that has ended.
 
     The words and rows of a command with `judge` are taken as they come, and not shown.
     """
@@ -58,7 +58,7 @@ class ObservedParser(wiring.Component):
         super().__init__({"i_command": In(stream.Signature(_COMMAND)), **kept, "o_end": end})
 
     def elaborate(self, platform: Any) -> Module:
-        """Hold the next command back until the end of the one before was told."""
+        """Hold the next command back until the end of the one before was reported."""
         m = Module()
         m.submodules.inner = parser = self.inner
         waiting, coded, judge, rows = Signal(), Signal(), Signal(), Signal(29)

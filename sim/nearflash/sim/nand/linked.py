@@ -9,10 +9,10 @@ from nearflash.sim.nand.channel import NandChannel, NandModel, link_names, nand_
 from nearflash.sim.verilator.streams import Devices, StreamUnit
 from nearflash.sim.verilator.verilog import Design
 
-__all__ = ["NandUnit"]
+__all__ = ["NandLinkedUnit"]
 
 
-class NandUnit(StreamUnit):
+class NandLinkedUnit(StreamUnit):
     """`component` as a library; `channels` are those behind its links, with what they store, kept from run to run."""
 
     def __init__(self, component: Any, name: str, model: NandModel) -> None:
