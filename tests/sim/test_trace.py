@@ -10,7 +10,7 @@ import pytest
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import CommandError
 from nearflash.sim.trace.events import trace_events, write_events
-from nearflash.sim.trace.picture import draw
+from nearflash.sim.trace.picture import plot
 from nearflash.sim.trace.recording import (
     BusState,
     ChannelRecording,
@@ -162,7 +162,7 @@ def test_counters_are_shares_of_the_busy_bus(recording):
 
 
 def test_the_picture_is_small(recording, tmp_path):
-    draw(recording, tmp_path / "trace.png")
+    plot(recording, tmp_path / "trace.png")
     written = (tmp_path / "trace.png").read_bytes()
     assert written.startswith(b"\x89PNG") and len(written) < 150_000
 

@@ -1,7 +1,8 @@
 """Bench `attend`, bit errors: heads read from NAND at raw bit error rates, against the model.
 
-A mismatch is a head with an output that differs from the model's, or without output and without a fault that reports it.
-At the last rate most codewords have more errors than the code corrects: those heads have to end with UNCORRECTABLE.
+A mismatch is a head with an output that differs from the model's, or without output and without a fault that reports
+it. At the last rate most codewords have more errors than the code corrects: those heads have to end with
+UNCORRECTABLE.
 """
 
 from collections.abc import Iterator

@@ -98,7 +98,7 @@ def _ends(channel: ChannelRecording) -> NDArray[np.integer]:
 def lun_spans(spans: Iterable[Span]) -> Iterator[Span]:
     """Of a channel's luns, from its `bus_spans`: the pages that they read.
 
-    "sense": from the read command to the status that reports ready. "ready": the page waits for the bus. "transfer": from
+    "sense": from the read command to the status "ready". "ready": the page waits for the bus. "transfer": from
     its selection to the end of its last burst. A page is sensed only after the one before has been given out.
     """
     reads: dict[int, list[Span]] = {}

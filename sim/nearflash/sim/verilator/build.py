@@ -35,11 +35,8 @@ _VERILATOR_FLAGS = (
 _CXX_FLAGS = ("-std=c++20", "-march=native", "-fPIC", "-fno-plt", "-fpch-preprocess", "-w", "-DVERILATOR=1")
 _CXX_DEFINES = ("VM_COVERAGE=0", "VM_SC=0", "VM_TIMING=0")
 _FAST, _SLOW = "-O2", "-O0"
-_HEADER = f"obj/V{TOP}__pch.h"
-"""All of Verilator's files begin with it, and reading it takes as long as compiling most of what follows."""
-_MANY_FILES = 24
-"""From so many generated files on, precompiling the design's own header pays; fewer take the runtime's alone."""
 _RUNTIME_HEADER = "runtime.h"
+"""What all of Verilator's files begin with; reading it takes as long as compiling most of what follows."""
 
 
 class BuildError(NearflashError, RuntimeError):
@@ -145,22 +142,19 @@ def _build(
     _verilate(design, work, environment, trace, show_streams)
     runtime = _runtime(trace)
     generated = [str(path.relative_to(work)) for path in sorted((work / "obj").glob("*.cpp"))]
-    has_own_header = len(generated) >= _MANY_FILES
     cxx = [*_cxx(trace), "-I.", "-Iobj", f"-I{_SHIMS}"]
 
     def compile_one(source: str) -> str:
         target = f"obj/{Path(source).stem}.o"
         # Verilator's __Slow files run once (construction, first settling): optimising them only costs build time.
         level = _SLOW if source.endswith("__Slow.cpp") else _FAST
-        # g++ takes one precompiled header, the first that a file includes.
-        prefix = [] if has_own_header and source in generated else ["-include", str(runtime / _RUNTIME_HEADER)]
+        # A precompiled header of the design's own would take longer to make than it saves, for kernels too.
+        prefix = ["-include", str(runtime / _RUNTIME_HEADER)]
         _call([*cxx, level, *prefix, *(flags if source == "shim.cpp" else []), "-c", source, "-o", target], work,
               environment)  # fmt: skip
         return target
 
     with ThreadPoolExecutor(_JOBS) as pool:
-        if has_own_header:
-            list(pool.map(lambda level: _precompile(cxx, _HEADER, level, work, environment), (_FAST, _SLOW)))
         objects = list(pool.map(compile_one, ["shim.cpp", *generated]))
     objects += [str(path) for path in sorted(runtime.glob("*.o"))]
     _call([_compiler(), "-shared", *objects, "-lpthread", "-o", library], work, environment)

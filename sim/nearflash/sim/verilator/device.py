@@ -114,7 +114,7 @@ class VerilatorDevice(RegisterDevice):
             )
 
     def reset_kernel(self) -> None:
-        """Reset the kernel and what the memory ports had under way."""
+        """Reset the kernel and what the memory ports had in flight."""
         self.kernel.reset()
         self._enable_interrupt()
 

@@ -55,7 +55,7 @@ class MemoryModel:
     total_bytes_per_cycle: float = 0
     """Bandwidth of all ports together, shared in turns."""
     outstanding_bursts: int = 32
-    """Reads, and writes, that each port may have under way; 1 to 64."""
+    """Reads, and writes, that each port may have in flight; 1 to 64."""
     stall_percent: int = 0
     """Chance that a channel pauses for a cycle; 100 never moves."""
     seed: int = 0
@@ -157,11 +157,11 @@ class KernelLibrary:
             self._kernel = None
 
     def reset(self) -> None:
-        """Hold the reset for four cycles: what was under way is dropped, memory and statistics stay."""
+        """Hold the reset for four cycles: what was in flight is dropped, memory and statistics stay."""
         self._call("reset")
 
     def configure(self, model: MemoryModel) -> None:
-        """Set latency, bandwidth and stalls; also while bursts are under way."""
+        """Set latency, bandwidth and stalls; also while bursts are in flight."""
         values = [getattr(model, field[0]) for field in _Settings._fields_]
         self._call("configure", ctypes.byref(_Settings(*values)))
 

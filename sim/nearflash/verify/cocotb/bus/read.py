@@ -30,7 +30,7 @@ def _word(address: int, beats: int) -> int:
 
 async def _watch(dut: Any) -> None:
     """Every burst is legal, 8 at most are in flight, and the reader is always ready for data."""
-    under_way = 0
+    in_flight = 0
     block_bytes = int(parameters().get("max_burst_bytes", 512))
     while True:
         await ReadOnly()
@@ -38,11 +38,11 @@ async def _watch(dut: Any) -> None:
             address, length = int(dut.bus__araddr.value), int(dut.bus__arlen.value)
             assert address % _beat_bytes() == 0
             assert address % block_bytes + (length + 1) * _beat_bytes() <= block_bytes
-            under_way += 1
-            assert under_way <= 8
+            in_flight += 1
+            assert in_flight <= 8
         if dut.bus__rvalid.value:
             assert dut.bus__rready.value
-            under_way -= int(dut.bus__rlast.value)
+            in_flight -= int(dut.bus__rlast.value)
         await RisingEdge(dut.clk)
 
 

@@ -51,8 +51,8 @@ async def _idle(dut: Any) -> None:
 
 
 async def _watch(dut: Any) -> None:
-    """Bursts are legal, 8 at most have no response, W gives the beats that AW stated and never pauses inside a burst."""
-    under_way, inside, was_waiting = 0, False, False
+    """Bursts are legal, 8 at most have no response, W gives as many beats as AW states, without a pause in a burst."""
+    in_flight, inside, was_waiting = 0, False, False
     lengths: deque[int] = deque()
     while True:
         await ReadOnly()
@@ -63,8 +63,8 @@ async def _watch(dut: Any) -> None:
             lengths.append(length)
         assert not was_waiting or dut.bus__awvalid.value
         was_waiting = bool(dut.bus__awvalid.value and not dut.bus__awready.value)
-        under_way += bool(dut.bus__awvalid.value and dut.bus__awready.value) - bool(dut.bus__bvalid.value)
-        assert under_way <= 8
+        in_flight += bool(dut.bus__awvalid.value and dut.bus__awready.value) - bool(dut.bus__bvalid.value)
+        assert in_flight <= 8
         assert not inside or dut.bus__wvalid.value
         if dut.bus__wvalid.value and dut.bus__wready.value:
             assert bool(dut.bus__wlast.value) == (lengths[0] == 0)

@@ -46,7 +46,7 @@ def build_proof() -> ProofHarness:
                 harness.m.d.sync += value.word_select(byte, 8).eq(bus.wdata.word_select(byte, 8))
     harness.prove("value_is_what_was_written", dut.values.value == value)
     refused = harness.past(writes & (index > 4), "refused")
-    harness.prove("refused_writes_response_an_error", ~refused | (bus.bresp == AxiResponse.SLVERR))
+    harness.prove("rejected_writes_get_an_error", ~refused | (bus.bresp == AxiResponse.SLVERR))
     asked = harness.past(Mux(reads, bus.araddr[2:], 0), "asked")
     harness.prove("state_is_read", (asked != 5) | (bus.rdata == harness.past(state, "state_past")))
     harness.prove("value_is_read", (asked != 4) | (bus.rdata == harness.past(dut.values.value, "value_past")))
