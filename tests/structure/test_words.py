@@ -122,7 +122,6 @@ JUSTIFIED = {
     "keep_tail": "the glossary's own name for attending to the unindexed suffix",
     "write_behind": "a cache's write-behind",
     "WriteBehind": "a cache's write-behind",
-    "nearflash.sim.trace.picture.draw": "draws a picture",
     "select_mass": "selects by probability mass, the term of statistics",
     "nearflash.model.attention.select.entries.Entries.mass": "probability mass",
     "nearflash.model.attention.select.select.select_mass(mass)": "probability mass",
