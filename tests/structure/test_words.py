@@ -132,22 +132,15 @@ JUSTIFIED = {
 #: Names that are still to be renamed: this list only shrinks.
 PENDING = {
     "Answer",
-    "OnesCounter",
-    "PairDeal",
     "Phrase",
     "PhraseKind",
     "PhrasePlayer",
-    "ScoreHarvest",
     "ask",
-    "asked_beats",
     "budget",
-    "cut",
     "cut_cycles",
     "identity_states_what_was_built",
     "judge",
     "mass",
-    "spread",
-    "spread_levels",
     "unit_requests",
 }
 

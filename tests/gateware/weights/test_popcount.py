@@ -3,7 +3,7 @@ import pytest
 from amaranth.sim import Simulator
 
 from nearflash.abi.bitmap import section_bytes
-from nearflash.gateware.weights.popcount import Counted, OnesCounter
+from nearflash.gateware.weights.popcount import Counted, Popcount
 
 BITS_MAX = 4096
 FIELD_BITS = {Counted.ONES: 1, Counted.THREES_OF_4: 4, Counted.THREES_OF_2: 2}
@@ -53,4 +53,4 @@ def test_counts_what_is_of_the_section(port_bits, counted):
         lowest = every[:bits].reshape(-1, field)[:, :2]
         expected.append((int(lowest.all(axis=1).sum()), int(every[bits:].any())))
         sections.append((bits, words))
-    assert count(OnesCounter(port_bits, BITS_MAX), sections, counted) == expected
+    assert count(Popcount(port_bits, BITS_MAX), sections, counted) == expected

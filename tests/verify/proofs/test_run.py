@@ -12,7 +12,7 @@ from nearflash.gateware.gradients.values import ValueRows
 from nearflash.gateware.weights.bitmap import BitmapExpander
 from nearflash.gateware.weights.matrix import Part
 from nearflash.gateware.weights.pack import Pack
-from nearflash.gateware.weights.popcount import OnesCounter
+from nearflash.gateware.weights.popcount import Popcount
 from nearflash.gateware.weights.unpack import Unpack
 from nearflash.verify.proofs.proof import Proof
 from nearflash.verify.proofs.run import run, run_proof
@@ -206,7 +206,7 @@ def test_a_count_that_begins_within_a_word_fails(tmp_path):
     assert failed & {"a_word_when_it_is_used_up", "words_are_counted"}
 
 
-class Unmasked(OnesCounter):
+class Unmasked(Popcount):
     """Seeded bug: what lies behind the section counts."""
 
     def _there(self, m):

@@ -4,12 +4,12 @@
     port[1] AR ──┴─ round robin ─► bus   R ───┴──► port[1] R
                         └──── owners, in order ────┘
 
-Contract: every burst of every master goes out once; answers, which come in order (one identifier), go back to the
-master whose burst they belong to. A master that asks waits for at most one burst of each other one. At most
-`max_outstanding` bursts are under way. Reset needs a reset of the slave too, for beats may be under way.
+Contract: every burst of every master goes out once; responses, which come in order (one identifier), go back to the
+master whose burst they belong to. A master that requests waits for at most one burst of each other one. At most
+`max_outstanding` bursts are in flight. Reset needs a reset of the slave too, for beats may be in flight.
 
 Timing: LATENCY cycle from a master's `arvalid` to that of the bus, 0 cycles for R; a burst a cycle; back-pressure: yes.
-Limits: a master that does not take its beats blocks the others: the masters here have room for what they ask for.
+Limits: a master that does not take its beats blocks the others: the masters here have room for what they request.
 Source: AMBA AXI specification, IHI 0022, clauses A3.2 (handshake) and A5 (ordering).
 """
 
@@ -30,7 +30,7 @@ class ReadArbiter(wiring.Component):
     ----------
     count : masters, at least 2.
     data_width_bits : 32, 64, 128, 256 or 512.
-    max_outstanding : bursts under way at most, at least 2.
+    max_outstanding : bursts in flight at most, at least 2.
 
     Members
     -------

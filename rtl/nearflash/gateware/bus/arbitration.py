@@ -40,9 +40,9 @@ def share_address(
     bus_valid, bus_ready = getattr(bus, valid), getattr(bus, ready)
     burst = Signal(Burst)
     chosen, last = Signal(range(count)), Signal(range(count))
-    room, asked = Signal(), Signal()
+    room, requested = Signal(), Signal()
 
-    # The next master behind the last one that asks.
+    # The master after the last one that had its turn, of those that request.
     with m.Switch(last):
         for before in range(count):
             with m.Case(before):
@@ -51,19 +51,19 @@ def share_address(
                         m.d.comb += chosen.eq((before + step) % count)
     m.d.comb += [
         room.eq((bus_ready | ~bus_valid) & owners[0].i.ready),
-        asked.eq(room & Cat(getattr(port, valid) for port in ports).any()),
+        requested.eq(room & Cat(getattr(port, valid) for port in ports).any()),
     ]
     for queue in owners:
-        m.d.comb += [queue.i.payload.eq(chosen), queue.i.valid.eq(asked)]
+        m.d.comb += [queue.i.payload.eq(chosen), queue.i.valid.eq(requested)]
 
     drive_address(m, bus, prefix, burst)
     with m.If(bus_ready):
         m.d.sync += bus_valid.eq(0)
-    with m.If(asked):
+    with m.If(requested):
         m.d.sync += [bus_valid.eq(1), last.eq(chosen)]
     for index, port in enumerate(ports):
         mine = chosen == index
         m.d.comb += getattr(port, ready).eq(room & mine)
-        with m.If(asked & mine):
+        with m.If(requested & mine):
             address, length = getattr(port, f"{prefix}addr"), getattr(port, f"{prefix}len")
             m.d.sync += [burst.address.eq(address), burst.length.eq(length)]

@@ -3,7 +3,7 @@
 A port `m_axi_gmem0 = Out(Axi4Signature(512))` becomes `m_axi_gmem0__awaddr`, ... in Verilog, which the AXI models find
 under the prefix `m_axi_gmem0_`. All signatures are seen from the master.
 
-Limits: one transaction identifier (1 bit, always 0), so answers come back in order; incrementing bursts of full beats.
+Limits: one transaction identifier (1 bit, always 0), so responses come in order; incrementing bursts of full beats.
 Source: AMBA AXI and ACE protocol specification, IHI 0022, chapters A2 (signals), A3 (handshake, bursts), B1 (Lite).
 """
 

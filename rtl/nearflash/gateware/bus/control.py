@@ -3,8 +3,8 @@
 Contract: writing ap_start starts the kernel once it is idle; ap_start reads 1 until the kernel needs its arguments no
 more, which is when it is done. ap_done and ap_ready are set by `done` and cleared by reading the control word; writing
 ap_continue clears ap_done too. The next start waits until ap_done was cleared, so that no completion is lost; with
-auto_restart it does not wait. ap_idle is 1 while the kernel neither runs nor has been told to. An interrupt status bit
-is set by its event if the mask allows it and toggled by writing 1; `interrupt` is the OR of them while enabled. An
+auto_restart it does not wait. ap_idle is 1 while the kernel neither runs nor has a start waiting. An interrupt status
+bit is set by its event if the mask allows it and toggled by writing 1; `interrupt` is the OR of them while enabled. An
 event wins over a simultaneous access.
 
 Timing: `start` pulses in the cycle after the write; reads are combinational; back-pressure: none.

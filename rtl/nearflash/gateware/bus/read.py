@@ -4,10 +4,10 @@
                                       ▲ └──► burst addresses ──► error              │
                                       └──────────── places given back ◄─────────────┘
 
-Contract: the beats of every command leave in order, commands in order. A burst is asked for only when the queue has
+Contract: the beats of every command leave in order, commands in order. A burst is requested only when the queue has
 room for all of it, so `rready` never falls while a beat may come: a slow consumer cannot block the bus. At most
-`max_outstanding` bursts are under way. Beats of a burst that was answered with an error leave like others; `error`
-tells. Reset needs a reset of the slave too, for beats may be under way.
+`max_outstanding` bursts are in flight. Beats of a burst that had an error response leave like others; `error`
+states it. Reset needs a reset of the slave too, for beats may be in flight.
 
 Timing: LATENCY cycles from a command to `arvalid`, QUEUE_LATENCY cycles from R to o; one beat a cycle as long as
 the slave's latency is below max_outstanding bursts; one burst every 2 cycles; back-pressure: yes.
@@ -30,7 +30,7 @@ __all__ = ["BurstReader", "ReadEvents"]
 class ReadEvents(data.Struct):
     """What happens in this cycle, for counters.
 
-    A beat arrived; AR waits for the slave; a burst is under way and no beat came; a beat waits for the consumer.
+    A beat arrived; AR waits for the slave; a burst is in flight and no beat came; a beat waits for the consumer.
     """
 
     beat: 1
@@ -45,7 +45,7 @@ class BurstReader(wiring.Component):
     Parameters
     ----------
     data_width_bits : 32, 64, 128, 256 or 512.
-    max_outstanding : bursts under way at most, at least 2.
+    max_outstanding : bursts in flight at most, at least 2.
     max_burst_bytes : longest burst, a power of two up to 4,096; 256 beats limit it too. AXI3 slaves: 16 beats.
     queue_beats : places in the data queue, more than one burst; None: one more than max_outstanding bursts.
 
@@ -95,14 +95,14 @@ class BurstReader(wiring.Component):
         )
 
     def elaborate(self, platform: object) -> Module:
-        """Ask for bursts that have room; take beats into the queue; follow the bursts under way by their addresses."""
+        """Request bursts that have room; take beats into the queue; follow the bursts in flight by their addresses."""
         m = Module()
         bus = self.bus
         m.submodules.split = split = BurstSplitter(self.data_width_bits, self.max_burst_bytes)
         m.submodules.data = queue = StreamQueue(self.data_width_bits, self.queue_beats, memory="block")
         m.submodules.bursts = bursts = StreamQueue(ADDRESS_BITS, self.max_outstanding)
         free_beats = Signal(range(self.queue_beats + 1), init=self.queue_beats)
-        room, asked, popped = Signal(), Signal(), Signal()
+        room, requested, popped = Signal(), Signal(), Signal()
         burst = split.o.payload
         wiring.connect(m, wiring.flipped(self.i_command), split.i)
 
@@ -111,10 +111,10 @@ class BurstReader(wiring.Component):
         m.d.comb += [
             room.eq(burst.length < free_beats),
             bus.arvalid.eq(split.o.valid & room & bursts.i.ready),
-            asked.eq(bus.arvalid & bus.arready),
-            split.o.ready.eq(asked),
+            requested.eq(bus.arvalid & bus.arready),
+            split.o.ready.eq(requested),
             bursts.i.payload.eq(burst.address),
-            bursts.i.valid.eq(asked),
+            bursts.i.valid.eq(requested),
         ]
 
         # R: the beats have their places, so the queue is always ready for them.
@@ -129,7 +129,7 @@ class BurstReader(wiring.Component):
         # The queue and the count of places that are neither full nor promised.
         wiring.connect(m, queue.o, wiring.flipped(self.o))
         m.d.comb += popped.eq(self.o.valid & self.o.ready)
-        m.d.sync += free_beats.eq(left_beats(free_beats, asked, burst, popped))
+        m.d.sync += free_beats.eq(left_beats(free_beats, requested, burst, popped))
 
         m.d.comb += [
             self.idle.eq(split.idle & (free_beats == self.queue_beats)),

@@ -2,10 +2,10 @@
 
 Contract: the host sees each register of the map at its offset, 64-bit ones low word first. Read-write registers drive
 `values`; read-only ones show `status`, or their constant where the map gives a reset value. Write strobes hold byte by
-byte. A read or write of an offset that the map lacks, and a write to a read-only register, answer SLVERR, change
+byte. A read or write of an offset that the map lacks, and a write to a read-only register, give SLVERR, change
 nothing and read 0. The control words behave as `KernelControl` says; a write without strobe 0 leaves them alone.
 
-Timing: one read and one write every cycle, each answered in the cycle after its address (and data) came; back-pressure:
+Timing: one read and one write every cycle, each done in the cycle after its address (and data) came; back-pressure:
 yes.
 Limits: 32-bit accesses; the two lowest address bits are ignored. A 64-bit register is two accesses, so the kernel keeps
 `status` still while it is read.

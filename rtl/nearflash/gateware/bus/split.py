@@ -35,16 +35,16 @@ def block_beats(data_width_bits: int, max_burst_bytes: int) -> int:
     return min(max_burst_bytes // beat_bytes, BURST_BEATS_MAX)
 
 
-def queue_places(burst_beats: int, max_outstanding: int, asked_beats: int | None) -> int:
-    """Places in the data queue of a reader or writer: as asked, or one more than all bursts under way.
+def queue_places(burst_beats: int, max_outstanding: int, queue_beats: int | None) -> int:
+    """Places in the data queue of a reader or writer: as requested, or one more than all bursts in flight.
 
-    Raises ValueError for fewer than two bursts under way, or a queue that does not hold more than one.
+    Raises ValueError for fewer than two bursts in flight, or a queue that does not hold more than one.
     """
     if max_outstanding < 2:
         raise ValueError(f"max_outstanding must be at least 2 bursts, not {max_outstanding!r}")
-    if asked_beats is not None and asked_beats <= burst_beats:
-        raise ValueError(f"queue_beats must be more than {burst_beats}, one burst, not {asked_beats!r}")
-    return max_outstanding * burst_beats + 1 if asked_beats is None else asked_beats
+    if queue_beats is not None and queue_beats <= burst_beats:
+        raise ValueError(f"queue_beats must be more than {burst_beats}, one burst, not {queue_beats!r}")
+    return max_outstanding * burst_beats + 1 if queue_beats is None else queue_beats
 
 
 class BurstSplitter(wiring.Component):

@@ -24,7 +24,7 @@ class Burst(data.Struct):
 
 
 class BusError(data.Struct):
-    """First error answer since the last clear: whether there was one, its code, and the burst's byte address."""
+    """First error response since the last clear: whether there was one, its code, and the burst's byte address."""
 
     seen: 1
     response: AxiResponse

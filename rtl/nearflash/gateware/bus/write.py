@@ -6,11 +6,11 @@
 
 Contract: the beats of `i` go, in order, to the addresses of the commands, in order. A burst begins only when all of its
 beats are in the queue, so W never makes the bus wait. W does not wait for AW's ready (clause A3.3.1). At most
-`max_outstanding` bursts are not answered yet. `idle` rises only after the last answer. Beats without a command wait in
-the queue. Reset needs a reset of the slave too, for bursts may be under way.
+`max_outstanding` bursts wait for a response. `idle` rises only after the last one. Beats without a command wait in
+the queue. Reset needs a reset of the slave too, for bursts may be in flight.
 
 Timing: LATENCY cycle from the last beat of a command's first burst to `awvalid` when the command came before; one beat
-a cycle as long as the slave answers within max_outstanding bursts; one burst every 2 cycles; back-pressure: yes.
+a cycle as long as the slave responds within max_outstanding bursts; one burst every 2 cycles; back-pressure: yes.
 Limits: full beats only, with byte strobes; the bits of the address inside a beat are ignored.
 Source: AMBA AXI specification, IHI 0022, chapters A3 and A5.
 """
@@ -48,7 +48,7 @@ class BurstWriter(wiring.Component):
     Parameters
     ----------
     data_width_bits : 32, 64, 128, 256 or 512.
-    max_outstanding : bursts without an answer at most, at least 2.
+    max_outstanding : bursts without a response at most, at least 2.
     max_burst_bytes : longest burst, a power of two up to 4,096; 256 beats limit it too. AXI3 slaves: 16 beats.
     queue_beats : places in the data queue, more than one burst; None: one more than max_outstanding bursts.
 
@@ -60,7 +60,7 @@ class BurstWriter(wiring.Component):
     clear : In, forgets `error`.
     error : Out `BusError`.
     events : Out `WriteEvents`.
-    idle : Out, every burst of every command was answered. Falls in the cycle after a command was taken.
+    idle : Out, every burst of every command has its response. Falls in the cycle after a command was taken.
 
     Raises
     ------
@@ -132,7 +132,7 @@ class BurstWriter(wiring.Component):
 
         self._drive_data(m, queue, lengths, to_data, sent)
 
-        # B: an answer is taken when a burst is open, which is whenever one may come.
+        # B: a response is taken when a burst is open, which is whenever one may come.
         m.d.comb += [bus.bready.eq(bursts.o.valid), bursts.o.ready.eq(bus.bvalid)]
         latch_error(m, self.error, self.clear, bus.bvalid & bus.bready, bus.bresp, bursts.o.payload)
 

@@ -5,14 +5,14 @@
                         └── owners, in order ───────────┴──────────────────────┘
 
 Contract: every burst of every master goes out once; W carries the bursts' data in the order of their addresses;
-answers, which come in order (one identifier), go back to the master whose burst they belong to. A master that asks
-waits for at most one burst of each other one. At most `max_outstanding` bursts are under way. Reset needs a reset of
-the slave too, for bursts may be under way.
+responses, which come in order (one identifier), go back to the master whose burst they belong to. One that requests
+waits for at most one burst of each other one. At most `max_outstanding` bursts are in flight. Reset needs a reset of
+the slave too, for bursts may be in flight.
 
 Timing: LATENCY cycle from a master's `awvalid` to that of the bus and until its data may pass, 0 cycles for W and B; a
 burst a cycle; back-pressure: yes.
-Limits: a master that does not give its data or take its answers blocks the others: the masters here have a burst's data
-before they ask.
+Limits: a master that does not give its data or take its responses blocks the others: the masters here have a burst's
+data before they request.
 Source: AMBA AXI specification, IHI 0022, clauses A3.2 (handshake) and A5 (ordering).
 """
 
@@ -33,7 +33,7 @@ class WriteArbiter(wiring.Component):
     ----------
     count : masters, at least 2.
     data_width_bits : 32, 64, 128, 256 or 512.
-    max_outstanding : bursts under way at most, at least 2.
+    max_outstanding : bursts in flight at most, at least 2.
 
     Members
     -------
@@ -50,7 +50,7 @@ class WriteArbiter(wiring.Component):
 
     def __init__(self, count: int, data_width_bits: int, *, max_outstanding: int = 16) -> None:
         self._data = owner_queue(count, max_outstanding)
-        self._answers = owner_queue(count, max_outstanding)
+        self._responses = owner_queue(count, max_outstanding)
         bus = Axi4WriteSignature(data_width_bits)
         super().__init__({"port": In(bus).array(count), "bus": Out(bus)})
 
@@ -59,13 +59,13 @@ class WriteArbiter(wiring.Component):
         m = Module()
         bus = self.bus
         m.submodules.data = data = self._data
-        m.submodules.answers = answers = self._answers
-        share_address(m, bus, self.port, "aw", [answers, data])
+        m.submodules.responses = responses = self._responses
+        share_address(m, bus, self.port, "aw", [responses, data])
 
         # W: of the owner of the oldest burst whose data have not all gone. B: to the owner of the oldest one.
         for index, port in enumerate(self.port):
             sends = data.o.valid & (data.o.payload == index)
-            waits = answers.o.valid & (answers.o.payload == index)
+            waits = responses.o.valid & (responses.o.payload == index)
             m.d.comb += [
                 port.wready.eq(bus.wready & sends),
                 port.bvalid.eq(bus.bvalid & waits),
@@ -78,10 +78,10 @@ class WriteArbiter(wiring.Component):
                     bus.wstrb.eq(port.wstrb),
                     bus.wlast.eq(port.wlast),
                 ]
-            with m.If(answers.o.payload == index):
-                m.d.comb += bus.bready.eq(port.bready & answers.o.valid)
+            with m.If(responses.o.payload == index):
+                m.d.comb += bus.bready.eq(port.bready & responses.o.valid)
         m.d.comb += [
             data.o.ready.eq(bus.wvalid & bus.wready & bus.wlast),
-            answers.o.ready.eq(bus.bvalid & bus.bready),
+            responses.o.ready.eq(bus.bvalid & bus.bready),
         ]
         return m

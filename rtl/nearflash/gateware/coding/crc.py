@@ -1,7 +1,7 @@
 """CRC32C of whole beats, a beat a cycle.
 
 Contract: a beat is taken in every cycle with `enable`, its byte 0 first; `first` marks the first beat of a message and
-starts anew. No reset is needed.
+starts again. No reset is needed.
 
 Timing: `o` has the CRC of all beats up to a beat LATENCY cycles later; one beat a cycle; back-pressure: none.
 Numerics: equals nearflash.model.coding.crc.crc32c to the bit.

@@ -112,7 +112,7 @@ class Round(wiring.Component):
         drops, tinies = [], []
         for number in self.formats:
             least, base = 1 - number.bias, _base(number)
-            # 32 exponents in a row are told apart by their low five bits.
+            # 32 exponents in a row differ in their low five bits.
             table = Array(C(min(_DROP_ALL, base + (least - low) % 32), 5) for low in range(32))
             tiny, lost = self.i.exp < least, self.i.exp < least - 31
             drops.append(Mux(lost, _DROP_ALL, Mux(tiny, table[self.i.exp[:5]], base)))

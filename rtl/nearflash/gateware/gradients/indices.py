@@ -11,7 +11,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.topk import TILE_BITS
-from nearflash.gateware.coding.kept_net import cut
+from nearflash.gateware.coding.kept_net import keep_net
 from nearflash.gateware.fp.pipeline import select_digit
 
 __all__ = ["IndexCheck"]
@@ -53,7 +53,7 @@ class IndexCheck(wiring.Component):
             self.beyond.eq(before[TILE_BITS:].any() | short),
             self.unordered.eq(unordered),
         ]
-        newest = select_digit(cut(m, Cat(there[3] | (there[1] & ~there[2]), there[2])), indices)
+        newest = select_digit(keep_net(m, Cat(there[3] | (there[1] & ~there[2]), there[2])), indices)
         with m.If(self.enable):
             m.d.sync += [
                 some.eq(1),

@@ -1,4 +1,4 @@
-"""Pair deal: rows of four indices, and later their values, to four streams of pairs, dealt in turn.
+"""Pair demux: rows of four indices, and later their values, to four streams of pairs, round robin.
 
     i_index ─► four index memories, block RAM ─┬─► o_0 … o_3
     i_value ─► four value memories, block RAM ─┘
@@ -26,7 +26,7 @@ from nearflash.gateware.coding.kept_net import equal
 from nearflash.gateware.gradients.tiles import IndexRow
 from nearflash.gateware.gradients.values import ROW_PAIRS
 
-__all__ = ["Pair", "PairDeal", "Place"]
+__all__ = ["Pair", "PairDemux", "Place"]
 
 
 class Place(data.Struct):
@@ -44,8 +44,8 @@ class Pair(data.Struct):
     value: 32
 
 
-class PairDeal(wiring.Component):
-    """Deals pairs.
+class PairDemux(wiring.Component):
+    """Round-robin demux of pairs.
 
     Members
     -------

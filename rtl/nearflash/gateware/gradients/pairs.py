@@ -3,8 +3,8 @@
     i_0 … i_3 ─► pairs of this group ─► lanes ─► o
     i_tile ─► released ─┘
 
-Pairs are sorted and dealt in turn, so that the at most W ≤ 4 pairs of a group wait at different streams: every group
-takes one cycle, however many pairs it has.
+Pairs are sorted and sent out round robin, so that the at most W ≤ 4 pairs of a group wait at different streams: every
+group takes one cycle, however many pairs it has.
 
 Contract: a command of n parameters gives ceil(n / W) groups, the last one with `last`; parameters without a pair are
 zero. Its tiles come on `i_tile`, the last one with `last`. Of a tile with pairs every stream has some, in ascending
@@ -23,7 +23,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32
 from nearflash.abi.topk import TILE_BITS
-from nearflash.gateware.coding.kept_net import cut, equal
+from nearflash.gateware.coding.kept_net import equal, keep_net
 from nearflash.gateware.fp.pipeline import select_digit, wire
 from nearflash.gateware.gradients.pair_demux import Pair
 from nearflash.gateware.gradients.tiles import Tile
@@ -134,7 +134,7 @@ class PairMerge(wiring.Component):
         for lane in range(self.lanes):
             mine = Cat(hits[k] & (head.payload.place.index[: self._lane_bits] == lane) for k, head in enumerate(heads))
             mine = wire(m, mine)
-            which = cut(m, Cat(mine[1] | mine[3], mine[2] | mine[3]))
+            which = keep_net(m, Cat(mine[1] | mine[3], mine[2] | mine[3]))
             value = select_digit(which, [head.payload.value for head in heads])
             with m.If(ready):
                 m.d.sync += values.word_select(lane, FP32.bits).eq(Mux(mine.any(), value, 0))

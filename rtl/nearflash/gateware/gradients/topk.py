@@ -1,6 +1,6 @@
 """Top-K expander: a stream of sorted pairs to dense fp32 gradients, W a cycle, without touching memory.
 
-    i ─┬─► HeaderCheck ─► TileCheck ─┬─► indices ─► PairDeal, block RAM ─► PairMerge ─► o
+    i ─┬─► HeaderCheck ─► TileCheck ─┬─► indices ─► PairDemux, block RAM ─► PairMerge ─► o
        └─► Crc32c                    ├─► ValueRows ────┘                  │
                                      └─► tiles ───────────────────────────┘
 
@@ -27,7 +27,7 @@ from nearflash.abi.formats import FP32
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.coding.crc import Crc32c
 from nearflash.gateware.gradients.header import HeaderCheck, TopKCommand
-from nearflash.gateware.gradients.pair_demux import PairDeal
+from nearflash.gateware.gradients.pair_demux import PairDemux
 from nearflash.gateware.gradients.pairs import PairMerge
 from nearflash.gateware.gradients.tiles import Tile, TileCheck
 from nearflash.gateware.gradients.values import ROW_PAIRS, ValueRows
@@ -81,20 +81,20 @@ class TopKExpander(wiring.Component):
         m.submodules.header = header = HeaderCheck()
         m.submodules.crc = crc = Crc32c()
         m.submodules.merge = merge = self._merge
-        check, rows, tiles, deal = TileCheck(), ValueRows(), StreamQueue(Tile, _TILES), PairDeal()
+        check, rows, tiles, demux = TileCheck(), ValueRows(), StreamQueue(Tile, _TILES), PairDemux()
         m.submodules.tiles, m.submodules.rows, m.submodules.tile_queue = fresh(check), fresh(rows), fresh(tiles)
-        m.submodules.deal = fresh(deal)
+        m.submodules.demux = fresh(demux)
 
         for source, sink in (
             (wiring.flipped(self.i), header.i),
             (header.o_start, check.i_start),
             (header.o, check.i),
-            (check.o_index, deal.i_index),
+            (check.o_index, demux.i_index),
             (check.o_value, rows.i),
-            (rows.o, deal.i_value),
+            (rows.o, demux.i_value),
             (check.o_tile, tiles.i),
             (tiles.o, merge.i_tile),
-            *((getattr(deal, f"o_{k}"), getattr(merge, f"i_{k}")) for k in range(ROW_PAIRS)),
+            *((getattr(demux, f"o_{k}"), getattr(merge, f"i_{k}")) for k in range(ROW_PAIRS)),
             (merge.o, wiring.flipped(self.o)),
         ):
             wiring.connect(m, source, sink)

@@ -16,7 +16,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import BF16, FP16, FP32
 from nearflash.abi.topk import ValueFormat
-from nearflash.gateware.coding.kept_net import cut
+from nearflash.gateware.coding.kept_net import keep_net
 from nearflash.gateware.fp.pipeline import digit_places, normalize_digit, wire
 
 __all__ = ["ROW_PAIRS", "ValueRows", "ValueWord", "widen_fp16"]
@@ -40,7 +40,7 @@ def widen_fp16(m: Module, bits: Value) -> Value:
     for place in digit_places(4):
         shifted, digit = normalize_digit(m, shifted, place)
         digits.insert(0, digit)
-    zeros = cut(m, Cat(digits))  # leading ones: none of a normal number, 1 to 10 of a subnormal one, 15 of zero
+    zeros = keep_net(m, Cat(digits))  # leading ones: none of a normal number, 1 to 10 of a subnormal one, 15 of zero
     special, small = exponent.all(), ~exponent[-1]
     low = Mux((zeros == 0) | zeros.all(), 0, (1 - zeros)[:4])
     high = Cat(special | (small & (zeros <= 1)), (special | (small & ~zeros.all())).replicate(2), exponent[-1])

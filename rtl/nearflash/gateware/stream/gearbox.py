@@ -31,7 +31,7 @@ class Narrow(wiring.Component):
 
     A transfer of n groups takes ceil(n / ratio) beats; the groups of its final beat past the n-th are dropped, and the
     next transfer begins with a fresh beat. `o.payload.last` marks the n-th group. A count of 0 gives nothing. A count
-    is taken when no transfer is under way, or with the last group of the one before. Reset drops a transfer that has
+    is taken when no transfer is in flight, or with the last group of the one before. Reset drops a transfer that has
     begun.
 
     Timing: latency LATENCY cycle from i to o when the count came a cycle before; one group a cycle; back-pressure: yes.

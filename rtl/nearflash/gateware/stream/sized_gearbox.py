@@ -2,7 +2,7 @@
 
 As nearflash.gateware.stream.gearbox, lowest bits first, but groups are whole, a half, ... or 1 / 2^halvings of the
 widest, as `halved` says for a transfer, and a transfer may begin inside a beat, at place `first`, counted in groups of
-the smallest width. Both must stay as they are while a transfer is under way; a group lies at a multiple of its width.
+the smallest width. Both must stay as they are while a transfer is in flight; a group lies at a multiple of its width.
 The data of a narrower group are its lowest bits; what stands above them is not defined.
 """
 
@@ -39,7 +39,7 @@ class SizedNarrow(wiring.Component):
     """Turn transfers of beats into exactly `i_count` groups each.
 
     Places of a transfer's first beat before `first` and of its final one past its last group are dropped.
-    `o.payload.last` marks the last group. A count of 0 gives nothing. A count is taken when no transfer is under way,
+    `o.payload.last` marks the last group. A count of 0 gives nothing. A count is taken when no transfer is in flight,
     or with the last group of the one before. Reset drops a transfer that has begun.
 
     Timing: latency LATENCY cycle from i to o when the count came a cycle before; one group a cycle; back-pressure: yes.

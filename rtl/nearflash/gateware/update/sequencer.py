@@ -100,7 +100,7 @@ class Sequencer(wiring.Component):
                     m.next = "CHECK"
             with m.State("CHECK"):
                 self._check(m, copy)
-            # Store first: from then on it is not idle before the last answer, whatever Fetch has done.
+            # Store first: from then on it is not idle before the last response, whatever Fetch has done.
             with m.State("COMMAND-STORE"):
                 m.d.comb += self.store.valid.eq(1)
                 with m.If(self.store.ready):

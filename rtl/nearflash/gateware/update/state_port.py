@@ -28,7 +28,7 @@ __all__ = ["StateCommand", "state_gearboxes", "state_movers"]
 
 # fp32 elements halved once are as wide as bf16, twice as mx8: the register field's value.
 _HALVINGS = len(StateFormat) - 1
-_SCALE_BURSTS = 4  # under way
+_SCALE_BURSTS = 4  # in flight
 _KINDS: dict[str, tuple[Any, Any]] = {"r": (BurstReader, ReadArbiter), "w": (BurstWriter, WriteArbiter)}
 _Gearbox = TypeVar("_Gearbox", SizedNarrow, SizedWiden)
 

@@ -110,5 +110,5 @@ class StateWriter(wiring.Component):
 
 def _bytes(strobes: Value, form: Value) -> Value:
     """Strobes of lanes as those of the bytes of their elements."""
-    spread = [Cat(strobe.replicate(each.element_bytes) for strobe in strobes) for each in StateFormat]
-    return per_format(form, *spread)
+    strobes_per_format = [Cat(strobe.replicate(each.element_bytes) for strobe in strobes) for each in StateFormat]
+    return per_format(form, *strobes_per_format)

@@ -1,7 +1,7 @@
 """Bitmap expander: a bitmap and packed values to dense elements, W a cycle at every density.
 
     i_bitmap ─► counts ─┬──────────────► controls ─┐
-    i_value ─► window of two words ─► funnel ─► spread ─► o
+    i_value ─► window of two words ─► funnel ─► scatter ─► o
 
 Contract: a beat out for every beat of the bitmap, in order: its ones take the next values, its zeros are zero. A beat
 with `last` ends a row; what is left of the word of values that it took from is dropped, so that each row's values begin
@@ -11,7 +11,7 @@ Timing: latency LATENCY cycles from a beat of the bitmap, VALUE_LATENCY from a w
 one beat a cycle while values come, and one cycle more for a row whose last beat takes from two words; back-pressure:
 yes. o comes from registers.
 Numerics: bits are moved as they are; equals nearflash.model.weights.bitmap.expand_row.
-Source: Endor (arXiv 2406.11674) for the format; the spread network is Warren's.
+Source: Endor (arXiv 2406.11674) for the format; the scatter network is Warren's.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.fp.pipeline import wire
-from nearflash.gateware.weights.scatter import Level, funnel, prefix_counts, registered, spread, spread_levels
+from nearflash.gateware.weights.scatter import Level, funnel, prefix_counts, registered, scatter, scatter_levels
 
 __all__ = ["BitmapExpander"]
 
@@ -98,14 +98,14 @@ class BitmapExpander(wiring.Component):
                 level.step,
                 [registered(m, moves[1], digit, f"shift_{level.step}_{k}") for k, digit in enumerate(level.digits)],
             )
-            for level in spread_levels(m, bits, distances)
+            for level in scatter_levels(m, bits, distances)
         ]
         bits, last = registered(m, moves[1], bits, "bits_1"), registered(m, moves[1], last, "last_1")
 
         # Stage 2: the values at their places.
         with m.If(moves[2]):
             m.d.sync += [
-                self.o.payload.data.eq(spread(m, packed, bits, levels, self.element_bits)),
+                self.o.payload.data.eq(scatter(m, packed, bits, levels, self.element_bits)),
                 self.o.payload.last.eq(last),
             ]
         return m

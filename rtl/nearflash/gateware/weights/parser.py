@@ -1,6 +1,6 @@
 """Matrix parser: takes a bitmap matrix apart, a word of the port a cycle.
 
-    i ─┬─► MatrixHeader, Crc32c, OnesCounter ─► fault
+    i ─┬─► MatrixHeader, Crc32c, Popcount ─► fault
        ├─► o_bitmap, o_scales, o_low, o_codes, o_escapes, o_values
        └─► o_row, when a row's length is known to be there
 
@@ -11,7 +11,7 @@ out. `fault` is the first one in the order of nearflash.model.weights.bitmap.rea
 left of the matrix is taken and dropped. It stands until the next command. Reset drops what is inside.
 
 Timing: a word a cycle within a section, PLAN_CYCLES between sections, and behind bitmaps and codes, which are counted,
-as many more as OnesCounter's latency has beyond one; back-pressure: yes.
+as many more as Popcount's latency has beyond one; back-pressure: yes.
 Limits: rows of up to `columns_max` columns, with every section of a row taken before its values: who takes the streams
 has room for a row's.
 Source: nearflash.abi.bitmap.
@@ -30,7 +30,7 @@ from nearflash.gateware.coding.crc import Crc32c
 from nearflash.gateware.stream.gearbox import pieces
 from nearflash.gateware.weights.matrix import CODED, MatrixCommand, Part, row_layout
 from nearflash.gateware.weights.matrix_header import MatrixHeader
-from nearflash.gateware.weights.popcount import Counted, OnesCounter
+from nearflash.gateware.weights.popcount import Counted, Popcount
 from nearflash.gateware.weights.sections import SectionPlan
 
 __all__ = ["MatrixParser"]
@@ -53,7 +53,7 @@ class MatrixParser(wiring.Component):
     o_row : Out stream of `row_layout(columns_max)`.
     o_bitmap, o_scales, o_low, o_codes, o_escapes, o_values : Out streams of words.
     fault : Out, StreamFault. wait : Out, a word is needed and not there.
-    idle : Out, no command is under way.
+    idle : Out, no command is in flight.
     """
 
     #: Cycles between the last word of a section and the first one of the next.
@@ -62,7 +62,7 @@ class MatrixParser(wiring.Component):
     def __init__(self, port_bits: int, columns_max: int) -> None:
         self.port_bits, self.columns_max = port_bits, columns_max
         self._plan = SectionPlan(columns_max)
-        self._ones, self._crc = OnesCounter(port_bits, self._plan.bits_max), Crc32c(port_bits)
+        self._ones, self._crc = Popcount(port_bits, self._plan.bits_max), Crc32c(port_bits)
         super().__init__(
             {
                 "i_command": In(stream.Signature(MatrixCommand)),

@@ -16,7 +16,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.fp.pipeline import wire
 
-__all__ = ["Counted", "OnesCounter"]
+__all__ = ["Counted", "Popcount"]
 
 _CHUNK = 64
 _SUMMANDS = 8
@@ -30,7 +30,7 @@ class Counted(IntEnum):
     THREES_OF_2 = 2
 
 
-class OnesCounter(wiring.Component):
+class Popcount(wiring.Component):
     """Sums by eights, a level a cycle.
 
     Parameters

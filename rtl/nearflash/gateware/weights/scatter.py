@@ -1,4 +1,4 @@
-"""Spread network: puts packed elements where a bitmap has ones, by shifts of digits of the distance.
+"""Scatter network: puts packed elements where a bitmap has ones, by shifts of digits of the distance.
 
 Element k belongs to the k-th one. What lies below the one at place j is as many zeros as the element moves up, so
 distances never fall from an element to the next. Moved by the high digit of the distance first, then by the lower ones,
@@ -16,7 +16,7 @@ from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
 
 from nearflash.gateware.fp.pipeline import digit_places, select_digit, wire
 
-__all__ = ["Level", "funnel", "prefix_counts", "registered", "spread", "spread_levels"]
+__all__ = ["Level", "funnel", "prefix_counts", "registered", "scatter", "scatter_levels"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def funnel(m: Module, value: Value, place: Value, element_bits: int, count: int)
     return value
 
 
-def spread_levels(m: Module, bits: Value, distances: list[Value]) -> list[Level]:
+def scatter_levels(m: Module, bits: Value, distances: list[Value]) -> list[Level]:
     """Levels from the highest digit to the lowest, for a bitmap and the zeros below each of its places."""
     levels: list[Level] = []
     there = list(bits)
@@ -63,7 +63,7 @@ def spread_levels(m: Module, bits: Value, distances: list[Value]) -> list[Level]
     return levels
 
 
-def spread(m: Module, packed: Value, bits: Value, levels: list[Level], element_bits: int) -> Value:
+def scatter(m: Module, packed: Value, bits: Value, levels: list[Level], element_bits: int) -> Value:
     """The packed elements at the ones of `bits`, zeros elsewhere."""
     elements = [packed.word_select(k, element_bits) for k in range(len(bits))]
     for level in levels:

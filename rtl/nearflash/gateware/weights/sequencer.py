@@ -39,8 +39,8 @@ class ExpandSequencer(wiring.Component):
     start : In, pulse. done : Out, pulse.
     read : Out stream of TransferCommand. matrix : Out stream of MatrixCommand, which stands until `done`.
     stream_fault : In, StreamFault of the parser.
-    idle : In, nothing is under way. read_error, write_error : In, BusError.
-    clear : Out, forgets the bus errors of the command before, and rows that were not said.
+    idle : In, nothing is in flight. read_error, write_error : In, BusError.
+    clear : Out, forgets the bus errors of the command before, and rows that were not reported.
     status : Out, Status code. fault_address : Out, byte address of the first fault.
     """
 

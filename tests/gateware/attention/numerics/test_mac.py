@@ -20,7 +20,7 @@ def run(unit, a, b, lengths, *, cut=0, limit_shift=8, idle_percent=0, seed=0):
     ends = np.cumsum(lengths) - 1
     rows = np.flatnonzero(rng.integers(0, 100, 4 * beats) >= idle_percent)[:beats]
     count = rows[-1] + 1
-    inputs = {"cut": cut, "limit_shift": limit_shift}
+    inputs = {"truncate": cut, "limit_shift": limit_shift}
     for name, values in (("a", a), ("b", b)):
         for lane in range(LANES):
             column = rng.integers(0, 1 << 16, count, dtype=np.uint16)

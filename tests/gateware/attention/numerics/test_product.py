@@ -47,13 +47,13 @@ def integers(values, places, layout):
 
 def test_equals_the_model(unit, fp16_bits):
     a, b = fp16_bits(COUNT, 1), fp16_bits(COUNT, 2)
-    got = unit.run({**numbers(a, b), "cut": 0})
+    got = unit.run({**numbers(a, b), "truncate": 0})
     np.testing.assert_array_equal(values(got["o"]), exact_product(a.view(np.float16), b.view(np.float16)))
 
 
 def test_cut_equals_the_model(unit, fp16_bits):
     a, b = fp16_bits(COUNT, 3), fp16_bits(COUNT, 4)
-    got = unit.run({**numbers(a, b), "cut": 1})
+    got = unit.run({**numbers(a, b), "truncate": 1})
     expected = truncated_product(a.view(np.float16), b.view(np.float16)).astype(object)
     np.testing.assert_array_equal(values(got["o"]), expected << 32)
 
@@ -114,7 +114,7 @@ def test_integers(unit):
         (Product.SHORT_PLACES, Product.SHORT_PLACE, 36),
     ):
         a, b = integers(code, places[0], MULTIPLICAND), integers(factor, places[1], MULTIPLIER)
-        got, mask = unit.run({"a": a, "b": b, "cut": 0}), (1 << bits) - 1
+        got, mask = unit.run({"a": a, "b": b, "truncate": 0}), (1 << bits) - 1
         expected = (factor * code).astype(object) & mask
         np.testing.assert_array_equal(values(got["o"]) >> place & mask, expected)
 

@@ -1,4 +1,4 @@
-"""Block table: which embedding block and which tail group keeps its scores where, and when they are complete.
+"""Block table: which index block and which unindexed suffix keeps its scores where, and when they are complete.
 
 Contract: every request passes from `i` to `o`, with the place of its scores: a block's first request takes a place and
 a buffer for each set of heads, a TAIL request one half of the tail's buffer, and waits for it. When a block's last
@@ -33,11 +33,11 @@ class ScoreJob(data.Struct):
     entry: 4
     group: 4
     group_rows: 5
-    """Rows of four tokens of a token group."""
+    """Rows of four tokens of a KV page group."""
     unit_rows: 9
-    """Of the block; TAIL: of the token group."""
+    """Of the block; TAIL: of the KV page group."""
     number: 20
-    """Of the block; TAIL: of the token group."""
+    """Of the block; TAIL: of the KV page group."""
     rows: 64
     """TAIL: wanted tokens."""
     faults: FAULT_BITS

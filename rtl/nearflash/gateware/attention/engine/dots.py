@@ -29,7 +29,7 @@ _GROUP_MAX = 8
 
 
 def tail_scores(heads: int) -> data.StructLayout:
-    """Scores of one token of a tail group for one set of heads; `entry` as in TicketRecord."""
+    """Scores of one token of an unindexed suffix for one set of heads; `entry` as in TicketRecord."""
     scores = data.ArrayLayout(signed(SCORE_BITS), heads)
     return data.StructLayout({"valid": 1, "entry": 4, "token": 6, "turn": 3, "scores": scores})
 

@@ -3,7 +3,7 @@
     i_page, i ─► BeatFilter ─┬─► queue of V ─┐
                              └───────────────┴─► Issue ─► Lanes ─┬─► DotPath ─► WeightUnit ─► weights of Lanes
                                                                  └─► Accumulators ─┬─► SumDrain ─► o_partial
-                                                                                   └─► ScorePath ─► Harvest ─► o_score
+                                                                                   └─► ScorePath ─► Readout ─► o_score
 
 Everything behind Issue runs freely; places for its results are reserved before. A request holds a ticket from its
 header until its END has passed the lanes; faults are collected by ticket.
@@ -40,7 +40,7 @@ from nearflash.gateware.attention.engine.issue import EVENTS, Issue
 from nearflash.gateware.attention.engine.lanes import Lanes
 from nearflash.gateware.attention.engine.multiplexer import choose
 from nearflash.gateware.attention.engine.requests import RequestTable
-from nearflash.gateware.attention.engine.score_readout import ScoreHarvest
+from nearflash.gateware.attention.engine.score_readout import ScoreReadout
 from nearflash.gateware.attention.engine.scores import ScorePath
 from nearflash.gateware.attention.engine.weight import WeightUnit
 from nearflash.gateware.fp.pipeline import register, wire
@@ -106,7 +106,7 @@ class ChannelEngine(wiring.Component):
         )
         m.submodules.blocks = self._blocks = BlockTable(heads, config.score_blocks)
         m.submodules.scores = self._scores = ScorePath(heads, config.score_blocks)
-        m.submodules.harvest = self._harvest = ScoreHarvest(heads, config.score_blocks)
+        m.submodules.readout = self._readout = ScoreReadout(heads, config.score_blocks)
         m.submodules.drain = self._drain = SumDrain(heads, slots, self._slot_rows)
         m.d.comb += [
             self._filter.i_context.eq(self.i_context),
@@ -219,26 +219,26 @@ class ChannelEngine(wiring.Component):
 
     def _score(self, m: Module) -> None:
         """Approximate scores, of rows and of tails."""
-        scores, harvest, lanes, blocks = self._scores, self._harvest, self._lanes, self._blocks
+        scores, readout, lanes, blocks = self._scores, self._readout, self._lanes, self._blocks
         checked = self._at(_READ_CYCLE + ScorePath.FAULT_LATENCY)
         fault = self._requests.fault[4]
         m.d.comb += [
             scores.i_buffer.eq(blocks.o_buffer),
-            harvest.i_buffer.eq(blocks.o_buffer),
-            blocks.release.eq(harvest.release),
+            readout.i_buffer.eq(blocks.o_buffer),
+            blocks.release.eq(readout.release),
             scores.i.eq(self._at(_READ_CYCLE)),
             *(product.eq(lane) for product, lane in zip(scores.product, lanes.o, strict=False)),
             *(word.eq(read) for word, read in zip(scores.words, self._accumulators.o, strict=True)),
             scores.exceeds.eq(lanes.exceeds),
             scores.i_tail.eq(self._dots.o_tail),
             lanes.i_factor.eq(scores.o_factor),
-            harvest.scores.eq(scores.o),
+            readout.scores.eq(scores.o),
             fault.ticket.eq(checked.op.ticket),
             fault.faults.eq(Mux(scores.o_fault, Fault.SCORE_RANGE.value, 0)),
         ]
-        wiring.connect(m, harvest.o_read, self._issue.i_scores)
-        wiring.connect(m, harvest.o, wiring.flipped(self.o_score))
-        wiring.connect(m, blocks.o_job, harvest.i)
+        wiring.connect(m, readout.o_read, self._issue.i_scores)
+        wiring.connect(m, readout.o, wiring.flipped(self.o_score))
+        wiring.connect(m, blocks.o_job, readout.i)
 
     def _end(self, m: Module) -> None:
         """Requests begin at the filter and end behind the last part."""
@@ -251,7 +251,7 @@ class ChannelEngine(wiring.Component):
         wiring.connect(m, self._blocks.o, requests.i)
         wiring.connect(m, requests.o_ended, self._blocks.i_ended)
         m.submodules.dones = dones = StreamQueue(Done, 4)
-        gathered, scored = requests.o_done, self._harvest.o_done
+        gathered, scored = requests.o_done, self._readout.o_done
         m.d.comb += [
             dones.i.valid.eq(gathered.valid | scored.valid),
             dones.i.payload.eq(Mux(gathered.valid, gathered.payload.as_value(), scored.payload.as_value())),

@@ -1,7 +1,7 @@
 """Factors of a quantised index row: w = RNE(q·scale) and b = RNE(q·zero) from the lanes' exact products.
 
 A product stays in one's complement: rounding it up in magnitude is adding 1 where it is positive, 0 where negative, to
-its cut bits; the other way round where it is not.
+its truncated bits; the other way round where it is not.
 
 Timing: latency LATENCY cycles, one set of heads a cycle, free-running.
 Numerics: fp16 products -> w: 18 bits, least bit 2^-10 (int4) or 2^-14 (int8); b: 36 bits, least bit 2^-16; RNE.
@@ -45,9 +45,9 @@ class Factor(wiring.Component):
         """Cycle 0: which way to round. Cycle 1: round. Cycle 2: range."""
         m = Module()
         int4_drop, int8_drop, b_drop = (lsb - EXACT_LSB for lsb in (_INT4_LSB, _INT8_LSB, SCORE_LSB))
-        w_wide = Mux(self.int4, self._cut(self.scale, int4_drop), self._cut(self.scale, int8_drop))
+        w_wide = Mux(self.int4, self._truncate(self.scale, int4_drop), self._truncate(self.scale, int8_drop))
         w_up = Mux(self.int4, self._up(self.scale, int4_drop), self._up(self.scale, int8_drop))
-        b_wide, b_up = self._cut(self.zero, b_drop), self._up(self.zero, b_drop)
+        b_wide, b_up = self._truncate(self.zero, b_drop), self._up(self.zero, b_drop)
         w, b = (register(m, register(m, wide) + register(m, up)) for wide, up in ((w_wide, w_up), (b_wide, b_up)))
         shift = delay(m, self.limit_shift, 2)
         w_outside = self._exceeds(m, w, shift, score_limit_log2(1) + _W_LIMIT_BITS)
@@ -59,7 +59,7 @@ class Factor(wiring.Component):
             m.d.sync += o.eq(value)
         return m
 
-    def _cut(self, product: Value, drop: int) -> Value:
+    def _truncate(self, product: Value, drop: int) -> Value:
         """The bits above, as a signed number in one's complement."""
         return Cat(product.bits[drop:], product.negative).as_signed()
 

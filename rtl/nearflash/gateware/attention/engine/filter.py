@@ -4,8 +4,8 @@
     i ──────────────────────────┴─► place of the beat, wanted? ─► o
 
 Contract: of each request the wanted beats in order, then one END. Beats of tokens or rows that are not in the header's
-`rows` are dropped, as is what fills up a row or page. A codeword's faults are told once, at its aux beat; its data pass
-all the same.
+`rows` are dropped, as is what fills up a row or page. A codeword's faults are reported once, at its aux beat; its data
+pass all the same.
 
 Timing: latency LATENCY cycle from a beat to o once its plan is there; one beat a cycle; one more cycle a request
 (END); back-pressure: yes.

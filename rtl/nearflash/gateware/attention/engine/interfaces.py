@@ -49,11 +49,11 @@ class RequestKind(enum.Enum, shape=2):
     """What a page request is for."""
 
     INDEX = 0
-    """Rows of an embedding page: approximate scores of a block."""
+    """Rows of an index page: approximate scores of a block."""
     TAIL = 1
-    """K of a token group, with q masked to the selected channels: approximate scores."""
+    """K of a KV page group, with q masked to the selected channels: approximate scores."""
     GATHER = 2
-    """K and V of a token group: exact scores, weights, sums."""
+    """K and V of a KV page group: exact scores, weights, sums."""
     PAGE = 3
     """All of one page, for a page operation: it reaches no engine."""
 
@@ -87,7 +87,7 @@ class ContextRecord(data.Struct):
     scale: 32
     """fp32: exact score to logit."""
     page_mode: 1
-    """An entry of the selection is a token group (else a token)."""
+    """An entry of the selection is a KV page group (else a token)."""
 
 
 def query_write(heads_per_beat: int) -> data.StructLayout:
@@ -116,7 +116,7 @@ class PageRequest(data.Struct):
     context: CONTEXT_BITS
     kind: RequestKind
     index: 20
-    """Page index of the page tag: b·ceil(d/m) + j, or the token group."""
+    """Page index of the page tag: b·ceil(d/m) + j, or the KV page group."""
     block: 13
     """INDEX: b."""
     page: 8
@@ -178,7 +178,7 @@ class CodewordBeat(data.Struct):
 class ScoreRow(data.Struct):
     """Approximate scores of four tokens for one query head: tokens 4·row .. 4·row + 3.
 
-    Order: token groups of a request or block ascending; within a group query heads ascending; within a head rows
+    Order: KV page groups of a request or block ascending; within a group query heads ascending; within a head rows
     ascending. `last` ends a head of a group. Groups of different requests do not interleave.
     """
 
@@ -247,7 +247,7 @@ class Alpha(data.Struct):
 
 
 class DrainCommand(data.Struct):
-    """From Finish to a channel engine, when no request of the head is under way: give the slot's sums (Partial items),
+    """From Finish to a channel engine, when no request of the head is in flight: give the slot's sums (Partial items),
     and leave the slot empty for the next head. A slot in which this channel summed nothing gives zeros, and the least
     maximum."""
 
@@ -265,7 +265,7 @@ class Partial(data.Struct):
 
 
 class FinishCommand(data.Struct):
-    """To Finish, when nothing of a head is under way any more. Finish answers with the context's number once the
+    """To Finish, when nothing of a head is in flight any more. Finish responds with the context's number once the
     completion is in memory; then context and slot are free."""
 
     context: CONTEXT_BITS

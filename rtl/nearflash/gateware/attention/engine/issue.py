@@ -253,7 +253,7 @@ class Issue(wiring.Component):
             m.d.sync += [op.address.eq(word), op.fresh.eq(rows)]
 
     def _rows(self, m: Module, free: Any, beat: Any, load_beat: Any) -> Any:
-        """Whether the row under way is its block's first; when the next row may go."""
+        """Whether the row in flight is its block's first; when the next row may go."""
         aux = beat.what == What.AUX
         begun, initial = Signal(), Signal()
         with m.If(load_beat & aux & beat.first):

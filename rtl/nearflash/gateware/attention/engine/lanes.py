@@ -121,7 +121,7 @@ class Lanes(wiring.Component):
         keys = [[register(m, queries[head][j]) for j in range(_LANES)] for head in range(self._heads)]
         aux_head = register(m, Mux(aux, op["half"], 0))
         of_aux = data.View(MULTIPLIER, wire(m, choose(shared, aux_head)))
-        cut, key = register(m, (op["tail"] & key) | (row & fp16)), register(m, key)
+        truncate, key = register(m, (op["tail"] & key) | (row & fp16)), register(m, key)
         limit_shift, exceeds = path.delay(Timed(self.op.limit_shift, 0), self.LATENCY), []
         for head in range(self._heads):
             for j in range(_LANES):
@@ -129,7 +129,7 @@ class Lanes(wiring.Component):
                 k, number = head * _LANES + j, keys[head][j]
                 other = of_aux if (head, j) in _AUX_LANES else shared[head]
                 m.d.comb += [product.b[name].eq(Mux(key, number[name], other[name])) for name, _ in OPERAND]
-                m.d.comb += [product.a.eq(a[j]), product.cut.eq(cut), self.o[k].eq(product.o)]
+                m.d.comb += [product.a.eq(a[j]), product.truncate.eq(truncate), self.o[k].eq(product.o)]
                 exceeds.append(magnitude_exceeds(m, product.o, limit_shift))
                 borrow = register(m, int4 & factors[head][-1] & codes[j][:4].any())
                 m.d.comb += self.borrow[k].eq(delay(m, borrow, Product.LATENCY))

@@ -1,7 +1,7 @@
 """Requests inside an engine: a record and the faults of each ticket.
 
 Contract: a request is taken when its ticket is free, and frees it when its END has passed the lanes: GATHER requests
-then give their Done, the others an EndedRequest. Tickets are dealt in turn, so a request may wait for an older one.
+then give their Done, the others an EndedRequest. Tickets go out round robin, so a request may wait for an older one.
 
 Timing: o_done or o_ended 2 cycles after the END; back-pressure: yes.
 """

@@ -22,15 +22,15 @@ from nearflash.gateware.attention.engine.scores import TAIL_ADDRESS
 from nearflash.gateware.fp.pipeline import register, wire
 from nearflash.gateware.stream.queue import StreamQueue
 
-__all__ = ["ScoreHarvest"]
+__all__ = ["ScoreReadout"]
 
 _PLACES = 24
 _GROUP_MAX = 8
 _LANES = 4
 
 
-class ScoreHarvest(wiring.Component):
-    """Walks token groups, heads and rows of a job.
+class ScoreReadout(wiring.Component):
+    """Walks KV page groups, heads and rows of a job.
 
     Parameters: heads (G), blocks.
     Members

@@ -1,4 +1,4 @@
-"""Score path: where approximate scores lie, and what they are: blocks' words with a bias, and scores of tail groups.
+"""Score path: where approximate scores lie, and what they are: blocks' words, biased, and unindexed suffixes' scores.
 
     operation ─► buffer of the block ─► address of the accumulators' row
     words of a head, two scores each ─► one of them ─► + bias ─┐

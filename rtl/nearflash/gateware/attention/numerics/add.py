@@ -30,7 +30,7 @@ class WordAdd(wiring.Component):
     Timing: latency LATENCY cycles, one result a cycle, free-running. A word that is read again less than LATENCY cycles
     after it was, plus those of the memory, is not there yet: the caller keeps them apart.
     Numerics: exact, every sum wraps. Sums in units of 2^EXACT_LSB, scores of 2^SCORE_LSB: of a product what is above,
-    so that it must have been cut (or be an integer, as `Product` places it).
+    so that it must have been truncated (or be an integer, as `Product` places it).
 
     Members: i (PV_BITS bits), product (PRODUCT), scores, pair, borrow (the lower product of a pair is negative), o.
     """

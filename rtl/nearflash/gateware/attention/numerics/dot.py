@@ -101,7 +101,7 @@ class ExactDot(wiring.Component):
         return wire(m, self._totals[self._index])
 
     def _put(self, m: Module, cycle: int, total: Value) -> Value:
-        """Keep it, as told by the beat; and as it is a cycle later: in a register of its own, which needs no choice."""
+        """Keep it, as the beat states; and as it is a cycle later: in a register of its own, which needs no choice."""
         with m.If(delay(m, self.valid, cycle)):
             m.d.sync += self._totals[self._index].eq(total)
         return register(m, total)

@@ -19,14 +19,14 @@ class ExactMac(wiring.Component):
 
     Timing and numerics: as ExactDot, LATENCY counted from the operands.
 
-    Members: a, b (fp16 bits, four each), cut, valid, first, last, limit_shift, o, o_valid, o_nonfinite, o_exceeds.
+    Members: a, b (fp16 bits, four each), truncate, valid, first, last, limit_shift, o, o_valid, o_nonfinite, o_exceeds.
     """
 
     LATENCY = Product.LATENCY + ExactDot.LATENCY
 
     a: In(16).array(LANES)
     b: In(16).array(LANES)
-    cut: In(1)
+    truncate: In(1)
     valid: In(1)
     first: In(1)
     last: In(1)
@@ -43,7 +43,7 @@ class ExactMac(wiring.Component):
         nonfinite = []
         for lane in range(LANES):
             m.submodules[f"product_{lane}"] = product = Product()
-            m.d.comb += [product.cut.eq(self.cut), dot.products[lane].eq(product.o)]
+            m.d.comb += [product.truncate.eq(self.truncate), dot.products[lane].eq(product.o)]
             for bits, port in ((self.a[lane], product.a), (self.b[lane], product.b)):
                 one = operand(m, bits)
                 m.d.comb += [port[name].eq(one[name]) for name, _ in OPERAND]

@@ -69,7 +69,7 @@ def magnitude_exceeds(m: Module, product: Any, limit_shift: Value) -> Value:
 
 
 class Product(wiring.Component):
-    """o = a · b, exact; or cut toward zero to a multiple of 2^SCORE_LSB.
+    """o = a · b, exact; or truncated toward zero to a multiple of 2^SCORE_LSB.
 
     Timing: latency LATENCY cycles, one result a cycle, free-running.
     Numerics: operands as OPERAND holds fp16 -> fixed point, least bit 2^EXACT_LSB; equals
@@ -78,7 +78,7 @@ class Product(wiring.Component):
     INTEGER_PLACES o is their product times 2^INTEGER_PLACE, its lower 43 bits only, with SHORT_PLACES times
     2^SHORT_PLACE, its lower 36 bits only.
 
-    Members: a (MULTIPLICAND), b (MULTIPLIER), cut, o (PRODUCT).
+    Members: a (MULTIPLICAND), b (MULTIPLIER), truncate, o (PRODUCT).
     """
 
     LATENCY = 5
@@ -88,7 +88,7 @@ class Product(wiring.Component):
 
     a: In(MULTIPLICAND)
     b: In(MULTIPLIER)
-    cut: In(1)
+    truncate: In(1)
     o: Out(PRODUCT)
 
     def elaborate(self, platform: Any) -> Module:
@@ -97,7 +97,7 @@ class Product(wiring.Component):
         # Cycles 0 to 2: multiply.
         product = delay(m, register(m, self.a.value) * register(m, self.b.value), 2)
         places = delay(m, register(m, self.a.places) + register(m, self.b.places), 2)
-        negative, cut = delay(m, self.a.negative ^ self.b.negative, 4), delay(m, self.cut, 4)
+        negative, truncate = delay(m, self.a.negative ^ self.b.negative, 4), delay(m, self.truncate, 4)
         # Cycle 3: by 4 times 0 to 3. Above _FLOAT_BITS a product has bits only if it is an integer's.
         small, wide = product[:_FLOAT_BITS], _FLOAT_BITS + 12
         near = select_digit(
@@ -108,7 +108,7 @@ class Product(wiring.Component):
         # Cycle 4: by 16 times 0 to 3.
         placed = select_digit(far, [Cat(near, above), *(Cat(C(0, 16 * k), near) for k in (1, 2, 3))])
         placed = placed[_LEAST_PLACE : _LEAST_PLACE + PRODUCT_BITS]
-        kept = Cat(Mux(cut, C(0, _CUT_BITS), placed[:_CUT_BITS]), placed[_CUT_BITS:])
+        kept = Cat(Mux(truncate, C(0, _CUT_BITS), placed[:_CUT_BITS]), placed[_CUT_BITS:])
         o = output(m, self.o)
         m.d.sync += [o.bits.eq(kept ^ negative.replicate(PRODUCT_BITS)), o.negative.eq(negative)]
         return m

@@ -37,7 +37,7 @@ class EntryAddress(wiring.Component):
     i_context : In, {valid, record}: broadcast.
     contexts_log2 : In, contexts in use as a power of two, constant.
     context, head, row : In.
-    page : Out, entries are token groups, one cycle later.
+    page : Out, entries are KV page groups, one cycle later.
     line, lane : Out; size_log2 : Out, ceil(log2) of the tokens that an entry can hold: LATENCY cycles later.
     """
 

@@ -4,7 +4,7 @@
        │                └─► maximum ─┐             │
        └─► EntryAddress ─────────────┴─► run queue ┘
 
-A *run* is what gives one line of entries: in page selection the rows of one query head and token group, one entry; in
+A *run* is what gives one line of entries: in page selection the rows of one query head and KV page group, one entry; in
 token selection a single row, four entries. Rows wait in their queue until their run's maximum is known. Other orders
 pass in sequence with the scores, each a run of its own, so that what a LOAD finds includes all scores before it; they
 may not come within a run.

@@ -71,7 +71,7 @@ def build_proof() -> ProofHarness:
     harness.prove("no_data_without_burst", ~bus.wvalid | (writing.count != 0))
     harness.prove("not_after_reset", ~harness.was_reset | ~(bus.awvalid | bus.wvalid))
     harness.prove("inner_data", harness.probe("data.level", 2) == writing.count)
-    harness.prove("inner_responses", harness.probe("answers.level", 2) == waiting.count)
+    harness.prove("inner_responses", harness.probe("responses.level", 2) == waiting.count)
     harness.no_paths += [(bus.awready, bus.awvalid), (bus.wready, bus.wvalid), (bus.awready, bus.wvalid)]
     harness.cover("two_owners", (writing.count == 2) & sent & ~writing.first)
     harness.cover(

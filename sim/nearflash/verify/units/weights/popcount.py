@@ -12,7 +12,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
-from nearflash.gateware.weights.popcount import Counted, OnesCounter
+from nearflash.gateware.weights.popcount import Counted, Popcount
 from nearflash.sim.verilator.ports import words_from_integers
 from nearflash.verify.mutants.target import Target
 from nearflash.verify.proofs.harness import ProofHarness
@@ -21,12 +21,12 @@ from nearflash.verify.proofs.proof import Proof
 __all__ = ["PROOF", "TARGET", "ObservedCount", "build_proof", "vectors"]
 
 _PROOF_PORT_BITS, _PROOF_BITS_MAX = 64, 512
-_LATENCY = OnesCounter.latency(_PROOF_PORT_BITS)
+_LATENCY = Popcount.latency(_PROOF_PORT_BITS)
 
 
 def build_proof(dut: Any = None) -> ProofHarness:
     """Of all words since `begin`, the bits within the section: how many count, and whether others are set."""
-    dut = OnesCounter(_PROOF_PORT_BITS, _PROOF_BITS_MAX) if dut is None else dut
+    dut = Popcount(_PROOF_PORT_BITS, _PROOF_BITS_MAX) if dut is None else dut
     harness = ProofHarness(dut)
     m = harness.m
     begin, enable, bits = harness.free(1, "begin"), harness.free(1, "enable"), harness.free(10, "bits")
@@ -114,12 +114,12 @@ _FIELD_BITS = {Counted.ONES: 1, Counted.THREES_OF_4: 4, Counted.THREES_OF_2: 2}
 
 
 class ObservedCount(wiring.Component):
-    """OnesCounter as `inner`; its outputs are zero where they are not looked at."""
+    """Popcount as `inner`; its outputs are zero where they are not looked at."""
 
     LATENCY = 0
 
     def __init__(self) -> None:
-        self.inner = OnesCounter(_PORT_BITS, _BITS_MAX)
+        self.inner = Popcount(_PORT_BITS, _BITS_MAX)
         members = dict(self.inner.signature.members.items())
         outputs = {name: Out(members.pop(name).shape) for name in ("count", "beyond")}
         super().__init__({**members, "look": In(1), **outputs})
@@ -138,7 +138,7 @@ class ObservedCount(wiring.Component):
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """A row a cycle. What is not looked at (lengths, words without `enable`) is anything."""
     columns: dict[str, list[Any]] = {name: [] for name in ("begin", "bits", "counted", "enable", "look")}
-    words, counts, latency = list[int](), list[tuple[int, int]](), OnesCounter.latency(_PORT_BITS)
+    words, counts, latency = list[int](), list[tuple[int, int]](), Popcount.latency(_PORT_BITS)
     looked = (0, 0)
 
     def row(begin: int = 0, bits: int | None = None, word: int | None = None, look: int = 0) -> None:

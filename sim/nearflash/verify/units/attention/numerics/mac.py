@@ -57,12 +57,12 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
     for _ in range(_DOTS):
         beats = int(rng.choice([1, 2, 3, 5, 9, 17, 64], p=[0.6, 0.1, 0.1, 0.07, 0.06, 0.04, 0.03]))
         a, b = _operands(rng, beats)
-        cut, shift = int(rng.integers(2)), int(rng.integers(16))
+        truncate, shift = int(rng.integers(2)), int(rng.integers(16))
         finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
         limit = 2.0 ** (1 + score_limit_log2(1 << min(shift, 8)))
         exceeds = finite and bool((np.abs(a.astype(float) * b.astype(float)) >= limit).any())
         if finite:
-            exact = int(truncated_dot(a, b)) << SCORE_LSB - EXACT_LSB if cut else int(exact_dot(a[None], b)[0])
+            exact = int(truncated_dot(a, b)) << SCORE_LSB - EXACT_LSB if truncate else int(exact_dot(a[None], b)[0])
         rows = np.sort(rng.choice(beats + beats // 3 + 1, beats, replace=False))  # the others are idle
         count = int(rows[-1]) + 1
         for name, values in (("a", a), ("b", b)):
@@ -74,7 +74,7 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         valid, end = np.isin(place, rows), place == rows[-1]
         noise = rng.integers(0, 2, (2, count)) != 0
         flags = {"valid": valid, "first": np.where(valid, place == rows[0], noise[0]),
-                 "last": np.where(valid, end, noise[1]), "cut": np.full(count, cut),
+                 "last": np.where(valid, end, noise[1]), "truncate": np.full(count, truncate),
                  "limit_shift": np.full(count, shift), "o_valid": end, "o_nonfinite": end & (not finite),
                  "o_exceeds": end & exceeds}  # fmt: skip
         for name, values in flags.items():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.formats import FP32
 from nearflash.abi.topk import TILE_BITS, TILE_PARAMS
-from nearflash.gateware.gradients.pair_demux import PairDeal
+from nearflash.gateware.gradients.pair_demux import PairDemux
 from nearflash.gateware.gradients.pairs import PairMerge
 from nearflash.gateware.gradients.tiles import IndexRow, Tile
 from nearflash.gateware.gradients.values import ROW_PAIRS
@@ -31,7 +31,7 @@ _ROW = data.StructLayout({"index": IndexRow, "value": ROW_PAIRS * FP32.bits})
 
 
 class ObservedMerge(wiring.Component):
-    """PairMerge as `inner`, behind PairDeal; tiles and rows wait for their command, which resets what deals."""
+    """PairMerge as `inner`, behind PairDemux; tiles and rows wait for their command, which resets the demux."""
 
     def __init__(self) -> None:
         self._merge = PairMerge(_LANES)
@@ -43,8 +43,8 @@ class ObservedMerge(wiring.Component):
         """Count what is still to come of a command."""
         m = Module()
         m.submodules.inner = inner = self._merge
-        begin, deal = Signal(), PairDeal()
-        m.submodules.deal = ResetInserter(begin)(deal)
+        begin, demux = Signal(), PairDemux()
+        m.submodules.demux = ResetInserter(begin)(demux)
         left = Signal(_COMMAND)
         gate(m, inner.o, self.o)
         m.d.comb += [
@@ -52,19 +52,19 @@ class ObservedMerge(wiring.Component):
             inner.i_params.payload.eq(self.i_command.payload.params),
             inner.i_params.valid.eq(self.i_command.valid & inner.idle & (left.rows == 0)),
             self.i_command.ready.eq(inner.i_params.ready & (left.rows == 0)),
-            deal.i_index.payload.eq(self.i.payload.index),
-            deal.i_value.payload.eq(self.i.payload.value),
+            demux.i_index.payload.eq(self.i.payload.index),
+            demux.i_value.payload.eq(self.i.payload.value),
             inner.i_tile.payload.eq(self.i_tile.payload),
         ]
         for k in range(ROW_PAIRS):
-            wiring.connect(m, getattr(deal, f"o_{k}"), getattr(inner, f"i_{k}"))
+            wiring.connect(m, getattr(demux, f"o_{k}"), getattr(inner, f"i_{k}"))
         tiles, rows = (left.tiles != 0) & ~inner.idle, left.rows != 0
         m.d.comb += [
             inner.i_tile.valid.eq(self.i_tile.valid & tiles),
             self.i_tile.ready.eq(inner.i_tile.ready & tiles),
-            deal.i_index.valid.eq(self.i.valid & rows),
-            self.i.ready.eq(deal.i_index.ready & rows),
-            deal.i_value.valid.eq(self.i.valid & self.i.ready),
+            demux.i_index.valid.eq(self.i.valid & rows),
+            self.i.ready.eq(demux.i_index.ready & rows),
+            demux.i_value.valid.eq(self.i.valid & self.i.ready),
         ]
         for each, count in ((self.i_tile, left.tiles), (self.i, left.rows)):
             with m.If(each.valid & each.ready):

@@ -14,7 +14,7 @@ from nearflash.abi.bitmap import SECTION_BYTES, SECTIONS, RowFormat, Section
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.weights.matrix import Part
 from nearflash.gateware.weights.parser import MatrixParser
-from nearflash.gateware.weights.popcount import Counted, OnesCounter
+from nearflash.gateware.weights.popcount import Counted, Popcount
 from nearflash.verify.proofs.harness import ProofHarness
 from nearflash.verify.proofs.proof import Proof
 from nearflash.verify.proofs.properties import accept, check_source, moves, offer
@@ -23,7 +23,7 @@ from nearflash.verify.units.weights.parser.reference import MatrixReference, Sta
 __all__ = ["PROOF", "CountingParser", "build_proof"]
 
 _WORD_BITS, _COLUMNS_MAX = 256, 512
-_COUNT_CYCLES = OnesCounter.latency(_WORD_BITS)
+_COUNT_CYCLES = Popcount.latency(_WORD_BITS)
 
 
 class _Free(wiring.Component):
