@@ -45,6 +45,24 @@ LAZY = {"nearflash.device.backends.host.matrix": {"crc32c"}, "nearflash.device.b
 #: Loaded by a device that needs them, which says so where they are missing.
 FOR_ONE_DEVICE = {"nearflash.device.backends.host.vector.compiled": {"numba", "llvmlite"}}
 
+#: Packages of gateware that a package of gateware may import, beside itself. A row names rows above it, so there are no
+#: circles; the NAND controller and the formats know nothing of attention.
+GATEWARE_MAY_IMPORT = {
+    "stream": set(),
+    "fp": set(),
+    "bus": {"stream"},
+    "coding": {"fp"},
+    "nand": {"stream", "fp", "bus", "coding"},
+    "attention.numerics": {"fp"},
+    "attention.engine": {"stream", "fp", "nand", "attention.numerics"},
+    "attention.select": {"stream", "fp", "attention.numerics", "attention.engine"},
+    "attention.control": {"stream", "fp", "bus", "nand", "attention.numerics", "attention.engine"},
+    "gradients": {"stream", "fp", "coding"},
+    "weights": {"stream", "fp", "bus", "coding"},
+    "update": {"stream", "fp", "bus", "gradients"},
+    "top": {"stream", "bus", "nand", "attention.select", "attention.control", "weights", "update"},
+}
+
 
 def imports(tree: ast.Module) -> Iterator[str]:
     """Dotted names imported anywhere in a module, in functions too."""
@@ -78,6 +96,39 @@ def test_first_party_arrows(modules):
             if top == "nearflash" and rest.split(".")[0] not in allowed:
                 wrong.append(f"{name} imports {target}")
     assert not wrong, "\n".join(wrong)
+
+
+def _gateware_package(target: str) -> str | None:
+    """The row of GATEWARE_MAY_IMPORT that a module belongs to, "" for gateware without a row, None elsewhere."""
+    root = "nearflash.gateware."
+    if not target.startswith(root):
+        return None
+    rows = (row for row in GATEWARE_MAY_IMPORT if f"{target}.".startswith(f"{root}{row}."))
+    return next(rows, "")
+
+
+def test_gateware_arrows(modules):
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for name, tree in modules.items():
+        package = _gateware_package(name)
+        if package is None or name == "nearflash.gateware.attention":
+            continue
+        assert package, f"{name} needs a row in GATEWARE_MAY_IMPORT"
+        for target in imports(tree):
+            other = _gateware_package(target)
+            if other is not None and other != package:
+                arrows.setdefault((package, other), []).append(f"{name} imports {target}")
+    allowed = {(package, other) for package, row in GATEWARE_MAY_IMPORT.items() for other in row}
+    assert not [line for arrow, lines in arrows.items() if arrow not in allowed for line in lines]
+    assert not allowed - arrows.keys(), "arrows that nothing needs"
+
+
+def test_gateware_rows_name_rows_above():
+    rows = list(GATEWARE_MAY_IMPORT)
+    for at, package in enumerate(rows):
+        assert GATEWARE_MAY_IMPORT[package] <= set(rows[:at]), package
+    assert len(rows) <= 13
+    assert sum(map(len, GATEWARE_MAY_IMPORT.values())) <= 43
 
 
 def test_lean_packages_name_no_other_third_party(modules):

@@ -212,6 +212,7 @@ def _attend(build: AttendConfig) -> _Kernel:
     from nearflash.gateware.attention.control.channel import Channel
     from nearflash.gateware.attention.control.contexts import ContextTable
     from nearflash.gateware.attention.control.finish import Finish
+    from nearflash.gateware.attention.control.nand_requests import TAG
     from nearflash.gateware.attention.control.prepare import Prepare
     from nearflash.gateware.attention.control.scan import ScanWalker
     from nearflash.gateware.attention.control.tokens import TokenWalker
@@ -228,7 +229,7 @@ def _attend(build: AttendConfig) -> _Kernel:
     from nearflash.gateware.top.attend import AttendKernel
 
     nand = {
-        "nand_controller": NandController(build.luns, build.nand, build.clock_hz),
+        "nand_controller": NandController(build.luns, build.nand, build.clock_hz, tag=TAG),
         "codeword_checker": CodewordChecker(), "corrector": CorrectorShare(min(4, build.channels)),
         "page_transfer": PageTransfer(), "page_mover": PageMover(build),
     } if build.luns else {}  # fmt: skip

@@ -12,10 +12,10 @@ from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
 
 from nearflash.abi.attention.codeword import PageKind, PageTag
-from nearflash.gateware.attention.engine.interfaces import CodewordBeat
 from nearflash.gateware.nand import codeword
 from nearflash.gateware.nand.bch.share import CorrectorShare
 from nearflash.gateware.nand.checker import CodewordChecker
+from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.gateware.nand.link import RawBeat
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.model.nand.codeword import raw, seal

@@ -260,4 +260,4 @@ def test_the_channel_is_kept_busy():
 @pytest.mark.parametrize("luns", [1, 3, 128])
 def test_units_must_be_a_power_of_two(luns):
     with pytest.raises(ValueError, match=rf"^luns must be a power of two, 2 to 64, not {luns}$"):
-        NandController(luns, PART.timing, CLOCK_HZ)
+        NandController(luns, PART.timing, CLOCK_HZ, tag=20)

@@ -4,10 +4,7 @@ import random
 
 from amaranth.sim import Simulator
 
-from nearflash.gateware.attention.engine.interfaces import RequestKind
 from nearflash.gateware.nand.requests import RequestTable
-
-PAGE_CODEWORDS = {0: 8, 1: 32, 2: 1}
 
 
 def jobs_of(lun, codewords, size):
@@ -16,31 +13,25 @@ def jobs_of(lun, codewords, size):
 
 
 def test_jobs_pairs_and_slots():
-    dut = RequestTable(8, 4)
+    dut = RequestTable(8, 4, tag=20)
     rng = random.Random(8)
     requests = []
     for index in range(60):
-        context, kind = rng.randrange(3), rng.choice([RequestKind.GATHER, RequestKind.PAGE])
-        size = 32 if kind is RequestKind.PAGE else PAGE_CODEWORDS[context]
+        page_log2 = rng.choice([0, 3, 5])
+        size = 1 << page_log2
         codewords = rng.choice([1, 1 << size, 1 << size | 1, 1 << size - 1, (1 << 2 * size) - 1])
         requests.append(
             {
-                "context": context,
-                "kind": kind,
-                "index": index,
+                "tag": index,
                 "codewords": codewords,
-                "address": rng.randrange(8) << 32 | index,
-                "size": size,
+                "page_log2": page_log2,
+                "row": index,
+                "lun": rng.randrange(8),
             }
         )
     open_jobs, open_slots, done = [], {}, []
 
     async def drive(ctx):
-        for context, size in PAGE_CODEWORDS.items():
-            ctx.set(dut.context, {"context": context, "page_codewords": size})
-            ctx.set(dut.context_valid, 1)
-            await ctx.tick()
-        ctx.set(dut.context_valid, 0)
         waiting, given = list(requests), []
         ctx.set(dut.jobs.ready, 1)
         ctx.set(dut.ready.ready, 1)
@@ -55,15 +46,17 @@ def test_jobs_pairs_and_slots():
             ctx.set(dut.release, release is not None)
             ctx.set(dut.i.valid, bool(waiting))
             if waiting:
-                ctx.set(dut.i.payload, {name: value for name, value in waiting[0].items() if name != "size"})
+                ctx.set(dut.i.payload, waiting[0])
             if release is not None:
-                assert ctx.get(dut.entry.header.index) == open_slots.pop(release)["index"]
+                request = open_slots.pop(release)
+                assert ctx.get(dut.entry.header.tag) == request["tag"]
+                assert ctx.get(dut.entry.header.codewords) == request["codewords"]
             if waiting and ctx.get(dut.i.ready):
                 given.append(waiting.pop(0))
             if ctx.get(dut.jobs.valid):
                 job, request = ctx.get(dut.jobs.payload), given[0]
                 wanted = request.setdefault(
-                    "jobs", jobs_of(request["address"] >> 32, request["codewords"], request["size"])
+                    "jobs", jobs_of(request["lun"], request["codewords"], 1 << request["page_log2"])
                 )
                 assert job.lun == wanted.pop(0)
                 open_jobs.append(job.slot)

@@ -20,11 +20,11 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.codeword import BCH_BITS
-from nearflash.gateware.attention.engine.interfaces import CodewordBeat
 from nearflash.gateware.nand.bch.key_equation import SYNDROMES_A_BEAT
 from nearflash.gateware.nand.codeword import TAGGED_BEATS, ErrorPosition, PageTag, TaggedBeat
 from nearflash.gateware.nand.crc_checker import CrcChecker
 from nearflash.gateware.nand.error_correction import ErrorCorrection
+from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.gateware.nand.link import RawBeat
 from nearflash.gateware.stream.skid import SkidBuffer
 

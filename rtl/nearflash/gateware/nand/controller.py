@@ -22,14 +22,15 @@ Source: ONFI 4.2; independent luns as with multi-plane asynchronous reads of cur
 from dataclasses import dataclass
 
 from amaranth import Module, Mux, Signal, Value
+from amaranth.hdl import ShapeLike
 from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.nand import NandTiming
-from nearflash.gateware.attention.engine.interfaces import ContextRecord, PageHeader, PageRequest
 from nearflash.gateware.nand.command_sequencer import PhraseKind, PhrasePlayer
 from nearflash.gateware.nand.delivery import Delivery
+from nearflash.gateware.nand.interfaces import page_header, page_request
 from nearflash.gateware.nand.jobs import JobQueues
 from nearflash.gateware.nand.link import NandLinkSignature, RawBeat, codeword_beats
 from nearflash.gateware.nand.lun_progress import STATUS_FAIL, STATUS_READY, LunProgress
@@ -60,14 +61,14 @@ class NandController(wiring.Component):
     Parameters
     ----------
     luns : NAND luns, a power of two, 2 to 64. timing : of the part. clock_hz : of this clock.
+    tag : shape of the reader's part of a page request; it comes back in the header.
     requests : page requests in flight. unit_requests : of these, for one lun; a power of two.
     cached : use cache reads; of use where the luns are too few to cover tR.
     shared_enables : luns share chip enables, so nothing may come between a column change and its data.
 
     Members
     -------
-    context, context_valid : In, broadcast of ContextRecord.
-    i : In stream of PageRequest. header : Out stream of PageHeader. codewords : Out stream of RawBeat.
+    i : In stream of page_request(tag). header : Out stream of page_header(tag). codewords : Out stream of RawBeat.
     operations : In stream of NandOperation. program : In stream of 64 bits. results : Out stream of NandResult.
     due : Out, the bus is held for the data of the program at hand.
     link : NandLinkSignature.
@@ -84,6 +85,7 @@ class NandController(wiring.Component):
         timing: NandTiming,
         clock_hz: int,
         *,
+        tag: ShapeLike,
         requests: int = 32,
         unit_requests: int = 8,
         cached: bool = False,
@@ -92,14 +94,13 @@ class NandController(wiring.Component):
         if not 2 <= luns <= 64 or luns & (luns - 1):
             raise ValueError(f"luns must be a power of two, 2 to 64, not {luns!r}")
         self.luns, self.timing, self.clock_hz = luns, timing, clock_hz
+        self.tag = tag
         self.requests, self.unit_requests, self.cached = requests, unit_requests, cached
         self.shared_enables = shared_enables
         super().__init__(
             {
-                "context": In(ContextRecord),
-                "context_valid": In(1),
-                "i": In(stream.Signature(PageRequest)),
-                "header": Out(stream.Signature(PageHeader)),
+                "i": In(stream.Signature(page_request(tag))),
+                "header": Out(stream.Signature(page_header(tag))),
                 "codewords": Out(stream.Signature(RawBeat)),
                 "operations": In(stream.Signature(NandOperation)),
                 "program": In(stream.Signature(64)),
@@ -118,7 +119,7 @@ class NandController(wiring.Component):
         parts = _Parts(
             LunTable(self.luns, progress.time_bits),
             progress,
-            RequestTable(self.luns, self.requests),
+            RequestTable(self.luns, self.requests, self.tag),
             JobQueues(self.luns, self.unit_requests, (self.requests - 1).bit_length()),
             PhrasePlayer(self.timing, self.clock_hz),
             RunFinder(),
@@ -158,8 +159,6 @@ class NandController(wiring.Component):
         ):
             wiring.connect(m, inner, outer)
         m.d.comb += [
-            requests.context.eq(self.context),
-            requests.context_valid.eq(self.context_valid),
             jobs.lun.eq(table.lun),
             table.jobs.eq(jobs.some),
             table.operation.eq(operation.valid & (operation.payload.lun[: len(table.lun)] == table.lun)),

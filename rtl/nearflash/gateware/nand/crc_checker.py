@@ -15,9 +15,9 @@ from amaranth import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.attention.engine.interfaces import CodewordBeat
 from nearflash.gateware.coding.crc import Crc32c
 from nearflash.gateware.nand.codeword import CONTENT_BEATS, TAGGED_BEATS, TaggedBeat
+from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["CrcChecker"]

@@ -11,36 +11,21 @@ order in both queues: the one that came first can always go on. Reset empties th
 from typing import Any
 
 from amaranth import Array, Cat, Module, Mux, Signal, Value
+from amaranth.hdl import ShapeLike
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.attention.engine.interfaces import (
-    CONTEXT_BITS,
-    ContextRecord,
-    PageHeader,
-    PageRequest,
-    RequestKind,
-    header_of,
-)
+from nearflash.gateware.nand.interfaces import page_header, page_request
 from nearflash.gateware.stream.queue import StreamQueue
 
-__all__ = ["RequestTable", "TableEntry"]
-
-_PAGE_LOG2_MAX = 5
+__all__ = ["RequestTable", "table_entry"]
 
 
-class TableEntry(data.Struct):
-    """What is kept of a request."""
-
-    header: PageHeader
-    page_log2: 3
-    """log2 of the codewords of a page."""
-    both: 1
-    """It reads both of its pages."""
-    lun: 8
-    """Of the first page."""
-    row: 32
+def table_entry(tag: ShapeLike) -> data.StructLayout:
+    """What is kept of a request: its header, log2 of the codewords of a page, whether it reads both of its pages, the
+    LUN of the first page, and the row."""
+    return data.StructLayout({"header": page_header(tag), "page_log2": 3, "both": 1, "lun": 8, "row": 32})
 
 
 class RequestTable(wiring.Component):
@@ -48,12 +33,12 @@ class RequestTable(wiring.Component):
 
     Parameters
     ----------
-    luns : NAND luns; the upper bits of an address's lun are not looked at. depth : slots, at least 2.
+    luns : NAND LUNs; the upper bits of a request's LUN are ignored. depth : slots, at least 2.
+    tag : shape of the reader's part of a request.
 
     Members
     -------
-    context, context_valid : In, broadcast of ContextRecord.
-    i : In stream of PageRequest, those with `memory` clear.
+    i : In stream of page_request(tag).
     jobs : Out stream of {lun, slot}.
     slot : In, which entry `entry` shows, combinationally.
     arrive : In, one more page of `slot` is in its register, or has failed.
@@ -61,17 +46,15 @@ class RequestTable(wiring.Component):
     ready : Out stream of slot numbers.
     """
 
-    def __init__(self, luns: int, depth: int) -> None:
-        self.luns, self.depth = luns, depth
+    def __init__(self, luns: int, depth: int, tag: ShapeLike) -> None:
+        self.luns, self.depth, self.tag = luns, depth, tag
         job = data.StructLayout({"lun": range(luns), "slot": range(depth)})
         super().__init__(
             {
-                "context": In(ContextRecord),
-                "context_valid": In(1),
-                "i": In(stream.Signature(PageRequest)),
+                "i": In(stream.Signature(page_request(tag))),
                 "jobs": Out(stream.Signature(job)),
                 "slot": In(range(depth)),
-                "entry": Out(TableEntry),
+                "entry": Out(table_entry(tag)),
                 "arrive": In(1),
                 "release": In(1),
                 "ready": Out(stream.Signature(range(depth))),
@@ -83,7 +66,7 @@ class RequestTable(wiring.Component):
         m = Module()
         m.submodules.free = free = StreamQueue(range(self.depth), self.depth)
         m.submodules.done = done = StreamQueue(range(self.depth), self.depth)
-        m.submodules.entries = entries = Memory(shape=TableEntry, depth=self.depth, init=[])
+        m.submodules.entries = entries = Memory(shape=table_entry(self.tag), depth=self.depth, init=[])
         write, read = entries.write_port(), entries.read_port(domain="comb")
         filling, fill = Signal(init=1), Signal(range(self.depth))
         with m.If(filling):
@@ -108,22 +91,15 @@ class RequestTable(wiring.Component):
 
     def _enter(self, m: Module, free: Any, write: Any, filling: Signal) -> None:
         request = self.i.payload
-        lun = request.address[32:40]
-        m.submodules.page_sizes = sizes = Memory(shape=3, depth=1 << CONTEXT_BITS, init=[])
-        size_write, size = sizes.write_port(), sizes.read_port(domain="comb")
         pages = Signal(2)  # which ones are read
-        page_log2 = Mux(request.kind == RequestKind.PAGE, _PAGE_LOG2_MAX, size.data)
         m.d.comb += [
-            size_write.addr.eq(self.context.context),
-            size_write.data.eq(_log2(self.context.page_codewords)),
-            size_write.en.eq(self.context_valid),
-            size.addr.eq(request.context),
-            write.data.page_log2.eq(page_log2),
-            pages.eq(_pages(request.codewords, page_log2)),
+            pages.eq(_pages(request.codewords, request.page_log2)),
+            write.data.page_log2.eq(request.page_log2),
             write.data.both.eq(pages.all()),
-            write.data.lun.eq(lun),
-            write.data.row.eq(request.address[:32]),
-            write.data.header.eq(header_of(request)),
+            write.data.lun.eq(request.lun),
+            write.data.row.eq(request.row),
+            write.data.header.tag.eq(request.tag),
+            write.data.header.codewords.eq(request.codewords),
         ]
         job, both = self.jobs.payload, Signal()
         with m.FSM():
@@ -133,7 +109,7 @@ class RequestTable(wiring.Component):
                     free.ready.eq(self.i.valid & ~filling),
                     write.en.eq(self.i.valid & self.i.ready),
                 ]
-                m.d.sync += [job.slot.eq(free.payload), job.lun.eq(lun ^ (~pages[0])[0]), both.eq(pages.all())]
+                m.d.sync += [job.slot.eq(free.payload), job.lun.eq(request.lun ^ (~pages[0])[0]), both.eq(pages.all())]
                 with m.If(write.en):
                     m.next = "GIVE"
             with m.State("GIVE"):
@@ -142,10 +118,6 @@ class RequestTable(wiring.Component):
                     m.d.sync += [both.eq(0), job.lun.eq(job.lun ^ 1)]
                     with m.If(~both):
                         m.next = "TAKE"
-
-
-def _log2(one_hot: Value) -> Value:
-    return Cat(Cat(bit for at, bit in enumerate(one_hot) if at >> place & 1).any() for place in range(3))
 
 
 def _pages(codewords: Value, page_log2: Value) -> Value:

@@ -11,9 +11,9 @@ from amaranth import Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.attention.engine.interfaces import CodewordBeat
 from nearflash.gateware.nand.codeword import TAGGED_BEATS, SealedTag
 from nearflash.gateware.nand.crc_checker import CrcChecker
+from nearflash.gateware.nand.interfaces import CodewordBeat
 
 __all__ = ["SealedChecker"]
 

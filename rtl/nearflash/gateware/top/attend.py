@@ -28,6 +28,7 @@ from nearflash.gateware.attention.control.channel import Channel
 from nearflash.gateware.attention.control.contexts import ContextTable
 from nearflash.gateware.attention.control.finish import Finish
 from nearflash.gateware.attention.control.memory import MemorySource
+from nearflash.gateware.attention.control.nand_requests import connect_operation_reads
 from nearflash.gateware.attention.control.pages import PageDelivery
 from nearflash.gateware.attention.control.prepare import Prepare
 from nearflash.gateware.attention.control.router import RequestRouter
@@ -219,7 +220,7 @@ class AttendKernel(wiring.Component):
     def _connect_mover(self, m: Module) -> None:
         """A batch's numbers, its ends and the write channels belong to heads or to page operations."""
         mover, batch, prepare, finish = self._mover, self._batch, self._prepare, self._finish
-        wiring.connect(m, mover.o_request, self._router.i[2])
+        connect_operation_reads(m, mover.o_request, self._router.i[2])
         for port, channel in zip(mover.channel, self._channels, strict=True):
             wiring.connect(m, port, channel.pages)
         m.d.comb += [

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import RAW_BYTES
-from nearflash.gateware.attention.engine.interfaces import ContextRecord, PageHeader, PageRequest
 from nearflash.gateware.nand.controller import NandController
+from nearflash.gateware.nand.interfaces import page_header, page_request
 from nearflash.gateware.nand.link import RAW_BEATS, RawBeat
 from nearflash.gateware.nand.operation import NandOperation, NandResult
 from nearflash.sim.nand.channel import NandModel
@@ -18,6 +18,9 @@ from nearflash.sim.nand.parts import NandPart
 from nearflash.sim.verilator.records import pack, unpack
 
 __all__ = ["Answer", "ControllerBench", "Operation", "PageRead"]
+
+_TAG_BITS = 20
+"""Of a request's tag: its number."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class ControllerBench:
 
     def __init__(self, part: NandPart, luns: int, clock_hz: int, name: str, **options: Any) -> None:
         self.model = NandModel(part, luns, clock_hz)
-        self.lun = NandLinkedUnit(NandController(luns, part.timing, clock_hz, **options), name, self.model)
+        self.lun = NandLinkedUnit(NandController(luns, part.timing, clock_hz, tag=_TAG_BITS, **options), name, self.model)
         self.channel = self.lun.channels[0]
 
     def run(
@@ -78,19 +81,19 @@ class ControllerBench:
         inputs: dict[str, Any] = {}
         if reads:
             columns = {
-                "index": range(len(reads)),
+                "tag": range(len(reads)),
                 "codewords": [read.codewords for read in reads],
-                "address": [read.row | read.lun << 32 for read in reads],
+                "page_log2": [page_codewords.bit_length() - 1] * len(reads),
+                "row": [read.row for read in reads],
+                "lun": [read.lun for read in reads],
             }
-            inputs["i"] = pack(PageRequest, columns)
+            inputs["i"] = pack(page_request(_TAG_BITS), columns)
         if operations:
             inputs["operations"] = _operations(operations)
             beats = [one.data.reshape(-1).view(np.uint64) for one in operations if one.data is not None and one.begins]
             inputs["program"] = np.concatenate(beats) if beats else ()
-        context = pack(ContextRecord, {"page_codewords": page_codewords})[0]
         outputs = {"header": len(reads), "codewords": total * RAW_BEATS, "results": len(operations)}
-        hold = {"context": context, "context_valid": 1}
-        given = self.lun.run(inputs, outputs, hold=hold, **options)
+        given = self.lun.run(inputs, outputs, **options)
         results = [
             {
                 name: int(given["results"][at]) >> bits.offset & (1 << bits.width) - 1
@@ -116,7 +119,7 @@ def _answers(
     header: NDArray[np.uint32], codewords: NDArray[np.uint32], reads: Sequence[PageRead], page_codewords: int
 ) -> list[Answer]:
     """Sorts codewords to headers and checks every field."""
-    headers, beats = unpack(PageHeader, header), unpack(RawBeat, codewords)
+    headers, beats = unpack(page_header(_TAG_BITS), header), unpack(RawBeat, codewords)
     data = beats["data"].reshape(-1, RAW_BEATS)
     place_of_beat = np.arange(len(beats["data"])) % RAW_BEATS
     _equal("first", beats["first"], place_of_beat == 0)
@@ -128,7 +131,7 @@ def _answers(
         _equal(name, column, column[:, :1])
     answers, at = [], 0
     for position in range(len(header)):
-        answer = Answer(int(headers["index"][position]))
+        answer = Answer(int(headers["tag"][position]))
         read = reads[answer.index]
         numbers = [number for number in range(64) if read.codewords >> number & 1]
         for number in numbers:

@@ -8,14 +8,9 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.attention.control.pages import PageDelivery
-from nearflash.gateware.attention.engine.interfaces import (
-    CodewordBeat,
-    ContextRecord,
-    PageHeader,
-    RequestKind,
-    RoutedHeader,
-)
+from nearflash.gateware.attention.engine.interfaces import ContextRecord, PageHeader, RequestKind, RoutedHeader
 from nearflash.gateware.nand.codeword import SealedTag
+from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.sim.pysim.harness import run_streams
 from nearflash.sim.stalls import STALLS
 

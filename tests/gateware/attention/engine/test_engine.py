@@ -11,7 +11,6 @@ from nearflash.abi.config import AttendConfig
 from nearflash.abi.formats import fp32_bits
 from nearflash.gateware.attention.engine.engine import ChannelEngine
 from nearflash.gateware.attention.engine.interfaces import (
-    CodewordBeat,
     ContextRecord,
     Done,
     DrainCommand,
@@ -23,6 +22,7 @@ from nearflash.gateware.attention.engine.interfaces import (
     query_write,
 )
 from nearflash.gateware.attention.numerics.product import OPERAND
+from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.model.attention.gather import gather
 from nearflash.model.attention.index import quantise
 from nearflash.model.attention.numerics.dot import truncated_dot

@@ -149,11 +149,10 @@ class Bench:
         o = self.dut.o_request
         if ctx.get(o.valid) and ctx.get(o.ready):
             assert not any(c.waiting or c.working or c.results for c in self.channels if not c.sealed and not c.wanted)
-            request = o.payload.request
-            address, mask = ctx.get(request.address), ctx.get(request.codewords)
-            assert mask == (1 << ctx.get(request.page)) - 1
-            item = {"read": 1, "number": ctx.get(request.index), "codewords": ctx.get(request.page)}
-            self.channels[ctx.get(o.payload.channel)].waiting.append(item | {"lun": address >> 32})
+            request = o.payload
+            assert ctx.get(request.codewords) == (1 << ctx.get(request.count)) - 1
+            item = {"read": 1, "number": ctx.get(request.number), "codewords": ctx.get(request.count)}
+            self.channels[ctx.get(request.channel)].waiting.append(item | {"lun": ctx.get(request.lun)})
 
     def _offer_memory(self, ctx):
         read, write = self.dut.read_bus, self.dut.write_bus

@@ -1,8 +1,9 @@
 """One channel: its engine, and where its pages come from.
 
-    i_request ─► NandController ─► CodewordChecker ─┐
-                  link ▲▼           shared corrector ├─► PageMerge ─► ChannelEngine ─► scores, done, partial sums
-    i_page, i (checked pages from memory) ───────────┘
+    i_request ─► NandRequests ─► NandController ─► CodewordChecker ─┐
+                                  link ▲▼         shared corrector  ├─► PageMerge ─► ChannelEngine
+    i_page, i (checked pages from memory) ──────────────────────────┘                  │
+                                                                  scores, done, partial sums
 
 While page operations run (`pages`), pages that are read leave unchecked, one at a time, instead of going to the merge.
 Without LUNs there is nothing but the engine.
@@ -17,14 +18,16 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.codeword import BCH_BITS
 from nearflash.abi.config import AttendConfig
+from nearflash.gateware.attention.control.nand_requests import TAG, NandRequests
 from nearflash.gateware.attention.control.page_merge import PageMerge
 from nearflash.gateware.attention.engine.engine import ChannelEngine
-from nearflash.gateware.attention.engine.interfaces import CodewordBeat, PageHeader, PageRequest, RequestKind
+from nearflash.gateware.attention.engine.interfaces import PageHeader, PageRequest, RequestKind
 from nearflash.gateware.attention.engine.issue import EVENTS
 from nearflash.gateware.nand.bch.key_equation import SYNDROMES_A_BEAT
 from nearflash.gateware.nand.checker import CodewordChecker
 from nearflash.gateware.nand.codeword import ErrorPosition, PageTag
 from nearflash.gateware.nand.controller import NandController
+from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.gateware.nand.link import NandLinkSignature
 from nearflash.gateware.nand.operation import NandOperation
 from nearflash.gateware.nand.pages.port import PagePortSignature
@@ -114,7 +117,8 @@ class Channel(wiring.Component):
     def _read_nand(self, m: Module, merge: PageMerge) -> None:
         """A page's header goes to the merge; its page_tag waits for the page's last codeword at the checker."""
         config, record = self.config, self.i_context.record
-        m.submodules.nand = nand = NandController(config.luns, config.nand, config.clock_hz)
+        m.submodules.nand = nand = NandController(config.luns, config.nand, config.clock_hz, tag=TAG)
+        m.submodules.requests = requests = NandRequests()
         m.submodules.checker = checker = CodewordChecker()
         m.submodules.headers = headers = Fork(PageHeader, 2)
         m.submodules.pages = pages = StreamQueue(PageTag, _PAGES_AHEAD)
@@ -122,7 +126,9 @@ class Channel(wiring.Component):
         m.submodules.page_tags = page_tags = Memory(shape=64, depth=config.contexts, init=[])
         write, read = page_tags.write_port(), page_tags.read_port(domain="comb")
         to_checker = headers.o[1]
-        wiring.connect(m, wiring.flipped(self.i_request), nand.i)
+        wiring.connect(m, wiring.flipped(self.i_request), requests.i)
+        wiring.connect(m, requests.o, nand.i)
+        wiring.connect(m, nand.header, requests.i_header)
         wiring.connect(m, nand.codewords, checker.i)
         wiring.connect(m, nand.link, wiring.flipped(self.link))
         wiring.connect(m, checker.o_syndromes, wiring.flipped(self.o_syndromes))
@@ -132,8 +138,7 @@ class Channel(wiring.Component):
         wiring.connect(m, pages.o, checker.i_page_tag)
         page_tag = pages.i.payload
         m.d.comb += [
-            nand.context.eq(record),
-            nand.context_valid.eq(self.i_context.valid),
+            requests.i_context.eq(self.i_context),
             write.addr.eq(record.context),
             write.data.eq(record.page_tag),
             write.en.eq(self.i_context.valid),
@@ -146,15 +151,15 @@ class Channel(wiring.Component):
         ]
         for event in ("corrected", "uncorrectable", "misdirected"):
             m.d.comb += self.events[event].eq(getattr(checker, event))
-        self._operate(m, nand, checker, headers, ahead)
+        self._operate(m, nand, requests.o_header, checker, headers, ahead)
 
     def _operate(
-        self, m: Module, nand: NandController, checker: CodewordChecker, headers: Fork, ahead: StreamQueue
+        self, m: Module, nand: NandController, page: Any, checker: CodewordChecker, headers: Fork, ahead: StreamQueue
     ) -> None:
         """Page operations: while they run, a page's codewords come once the mover has taken its header."""
         port = self.pages
         m.submodules.operations = operations = StreamQueue(NandOperation, _OPERATIONS)
-        asked, wanted, page = Signal(), port.wanted.payload, nand.header
+        asked, wanted = Signal(), port.wanted.payload
         wiring.connect(m, wiring.flipped(port.operation), operations.i)
         wiring.connect(m, operations.o, nand.operations)
         wiring.connect(m, wiring.flipped(port.program), nand.program)

@@ -17,8 +17,9 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.config import AttendConfig
 from nearflash.gateware.attention.control.interfaces import BlockCredit
-from nearflash.gateware.attention.engine.interfaces import CHANNEL_BITS, CONTEXT_BITS, RequestKind, RoutedRequest
+from nearflash.gateware.attention.engine.interfaces import CONTEXT_BITS, RequestKind, RoutedRequest
 from nearflash.gateware.fp.pipeline import register
+from nearflash.gateware.nand.interfaces import CHANNEL_BITS
 
 __all__ = ["INDEX_ROWS_MAX", "IndexQueues", "IndexRequest"]
 

@@ -10,7 +10,6 @@ from amaranth.hdl import signed
 from amaranth.lib import data
 
 from nearflash.gateware.attention.engine.interfaces import (
-    CHANNEL_BITS,
     CONTEXT_BITS,
     FAULT_BITS,
     SLOT_BITS,
@@ -19,6 +18,7 @@ from nearflash.gateware.attention.engine.interfaces import (
     RequestKind,
     SelectCommand,
 )
+from nearflash.gateware.nand.interfaces import CHANNEL_BITS
 
 __all__ = ["ADDRESS_BITS", "GROUP_BITS", "BlockCredit", "HeadPlan", "ScanPlan", "TokenPlan", "WalkEnd"]
 

@@ -10,8 +10,9 @@ from amaranth import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.attention.engine.interfaces import CodewordBeat, PageHeader
+from nearflash.gateware.attention.engine.interfaces import PageHeader
 from nearflash.gateware.fp.pipeline import wire
+from nearflash.gateware.nand.interfaces import CodewordBeat
 
 __all__ = ["PageMerge"]
 

@@ -15,15 +15,9 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.attention.engine.interfaces import (
-    CHANNEL_BITS,
-    CodewordBeat,
-    ContextRecord,
-    PageHeader,
-    RequestKind,
-    RoutedHeader,
-)
+from nearflash.gateware.attention.engine.interfaces import ContextRecord, PageHeader, RequestKind, RoutedHeader
 from nearflash.gateware.nand.codeword import SealedTag
+from nearflash.gateware.nand.interfaces import CHANNEL_BITS, CodewordBeat
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["PageDelivery"]

@@ -26,7 +26,6 @@ from nearflash.gateware.attention.engine.dots import DotPath
 from nearflash.gateware.attention.engine.drain import SumDrain
 from nearflash.gateware.attention.engine.filter import BeatFilter
 from nearflash.gateware.attention.engine.interfaces import (
-    CodewordBeat,
     ContextRecord,
     Done,
     DrainCommand,
@@ -44,6 +43,7 @@ from nearflash.gateware.attention.engine.score_readout import ScoreReadout
 from nearflash.gateware.attention.engine.scores import ScorePath
 from nearflash.gateware.attention.engine.weight import WeightUnit
 from nearflash.gateware.fp.pipeline import register, wire
+from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.gateware.stream.datapath import Datapath, Timed
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.gateware.stream.skid import SkidBuffer

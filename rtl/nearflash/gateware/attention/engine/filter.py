@@ -18,9 +18,10 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attention.faults import Fault
 from nearflash.gateware.attention.engine.beats import ElementBeat, RequestRecord, TicketFault, What
 from nearflash.gateware.attention.engine.codeword_plan import CodewordPlan, Planner
-from nearflash.gateware.attention.engine.interfaces import CodewordBeat, ContextRecord, PageHeader, RequestKind
+from nearflash.gateware.attention.engine.interfaces import ContextRecord, PageHeader, RequestKind
 from nearflash.gateware.attention.engine.multiplexer import choose
 from nearflash.gateware.fp.pipeline import wire
+from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["BeatFilter"]

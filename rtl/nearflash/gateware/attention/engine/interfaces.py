@@ -11,11 +11,11 @@ from amaranth.lib import data, enum
 
 from nearflash.abi.attention.fixed_point import PV_BITS, SCORE_BITS
 from nearflash.gateware.attention.numerics.product import OPERAND
+from nearflash.gateware.nand.interfaces import CHANNEL_BITS
 
 __all__ = [
     "FAULT_BITS",
     "Alpha",
-    "CodewordBeat",
     "ContextRecord",
     "Done",
     "DrainCommand",
@@ -39,7 +39,6 @@ __all__ = [
 CONTEXT_BITS = 6
 HEAD_BITS = 3
 TOKEN_BITS = 18
-CHANNEL_BITS = 4
 SLOT_BITS = 6
 FAULT_BITS = 10
 """Bits of nearflash.abi.attention.faults.Fault."""
@@ -162,17 +161,6 @@ class RoutedHeader(data.Struct):
 
     channel: CHANNEL_BITS
     header: PageHeader
-
-
-class CodewordBeat(data.Struct):
-    """A checked codeword: its aux beat (first), then 64 beats of data (the last one with `last`)."""
-
-    data: 64
-    first: 1
-    last: 1
-    uncorrectable: 1
-    """Constant over the codeword; so is the next."""
-    misdirected: 1
 
 
 class ScoreRow(data.Struct):

@@ -29,11 +29,11 @@ from nearflash.abi.attention.page_operation import (
     PageFault,
 )
 from nearflash.abi.config import AttendConfig
-from nearflash.gateware.attention.engine.interfaces import CHANNEL_BITS, RequestKind, RoutedRequest
 from nearflash.gateware.bus.axi import Axi4ReadSignature, Axi4WriteSignature
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.bus.write import BurstWriter
+from nearflash.gateware.nand.interfaces import CHANNEL_BITS, OperationRead
 from nearflash.gateware.nand.operation import NUMBER_BITS
 from nearflash.gateware.nand.pages.port import PagePortSignature
 from nearflash.gateware.nand.pages.record import OPERATION, codewords_of, is_legal
@@ -64,7 +64,7 @@ class PageMover(wiring.Component):
     i : In stream of 32 bits: numbers of records, from 0 on. ended : Out, pulse: an operation has ended.
     lost, error : Out, a completion could not be written, and where (BusError).
     busy : Out, an operation has not ended.
-    channel : array of Out PagePortSignature, one a channel. o_request : Out stream of RoutedRequest, to the channels.
+    channel : array of Out PagePortSignature, one a channel. o_request : Out stream of OperationRead.
     read_bus : Out Axi4ReadSignature. write_bus : Out Axi4WriteSignature.
 
     Raises
@@ -88,7 +88,7 @@ class PageMover(wiring.Component):
                 "error": Out(BusError),
                 "busy": Out(1),
                 "channel": Out(PagePortSignature).array(config.channels),
-                "o_request": Out(stream.Signature(RoutedRequest)),
+                "o_request": Out(stream.Signature(OperationRead)),
                 "read_bus": Out(Axi4ReadSignature(config.port_bits)),
                 "write_bus": Out(Axi4WriteSignature(config.port_bits)),
             }
@@ -154,7 +154,7 @@ class PageMover(wiring.Component):
 
     def _give(self, m: Module) -> None:
         """What the record says, to its channel and to the transfer of its page."""
-        record, operation, routed = self._record, self._router.i_operation.payload, self.o_request.payload
+        record, operation, request = self._record, self._router.i_operation.payload, self.o_request.payload
         task, page, codewords = self._transfer.task, self._page.item, codewords_of(record)
         m.d.comb += [
             operation.channel.eq(record.channel),
@@ -163,12 +163,12 @@ class PageMover(wiring.Component):
             operation.item.row.eq(record.row[:ROW_BITS]),
             operation.item.codewords.eq(codewords),
             operation.item.number.eq(self._number),
-            routed.channel.eq(record.channel),
-            routed.request.kind.eq(RequestKind.PAGE),
-            routed.request.index.eq(self._number),
-            routed.request.page.eq(codewords),
-            routed.request.codewords.eq(Cat((codewords > least).replicate(8) for least in (0, 8, 16, 16))),
-            routed.request.address.eq(Cat(record.row, record.lun)),
+            request.channel.eq(record.channel),
+            request.number.eq(self._number),
+            request.count.eq(codewords),
+            request.codewords.eq(Cat((codewords > least).replicate(8) for least in (0, 8, 16, 16))),
+            request.row.eq(record.row),
+            request.lun.eq(record.lun),
             task.read.eq(page.read),
             task.keep.eq(self._kept),
             task.codewords.eq(page.codewords),

@@ -32,4 +32,4 @@ PagePortSignature = wiring.Signature(
     }
 )
 """The mover's side. While `active`, pages that were read go this way and not to the engine; it changes only while
-nothing is under way. Reads come to the channel as page requests of the kind PAGE."""
+nothing is in flight. Reads come to the channel as page requests made from OperationRead."""

@@ -13,8 +13,8 @@ from amaranth import Cat, Module
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.gateware.attention.engine.interfaces import CHANNEL_BITS
 from nearflash.gateware.nand.codeword import TaggedBeat
+from nearflash.gateware.nand.interfaces import CHANNEL_BITS
 from nearflash.gateware.nand.operation import NandOperation, NandResult
 from nearflash.gateware.nand.pages.port import PagePortSignature, PageWanted
 
