@@ -62,7 +62,9 @@ class ControllerBench:
 
     def __init__(self, part: NandPart, luns: int, clock_hz: int, name: str, **options: Any) -> None:
         self.model = NandModel(part, luns, clock_hz)
-        self.lun = NandLinkedUnit(NandController(luns, part.timing, clock_hz, tag=_TAG_BITS, **options), name, self.model)
+        self.lun = NandLinkedUnit(
+            NandController(luns, part.timing, clock_hz, tag=_TAG_BITS, **options), name, self.model
+        )
         self.channel = self.lun.channels[0]
 
     def run(
