@@ -39,7 +39,7 @@ class Bus:
         self.begins.append(len(self.states))
         self.states += [state] * cycles
 
-    def phrase(self, lun, first, row, second):
+    def command(self, lun, first, row, second):
         for kind, byte in ((COMMAND, first), *((ADDRESS, b) for b in (0, 0, row, 0, 0)), (COMMAND, second)):
             self.take(2, lun, kind, byte)
 
@@ -50,11 +50,11 @@ class Bus:
 
     def page(self, lun, row, burst_cycles):
         """Sensed for 20 cycles, ready for 5 until it is selected, waited for, moved."""
-        self.phrase(lun, 0x00, row, 0x30)
+        self.command(lun, 0x00, row, 0x30)
         self.rest(20)
         self.status(lun)
         self.rest(5)
-        self.phrase(lun, 0x06, row, 0xE0)
+        self.command(lun, 0x06, row, 0xE0)
         self.rest(4, BusState.WAIT)
         self.take(burst_cycles, lun, READ, 0, state=BusState.DATA)
 

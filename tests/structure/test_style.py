@@ -23,9 +23,19 @@ def test_files_are_short(python_files):
 
 def test_elaborate_is_short(modules):
     lengths = elaborate_lengths(modules)
-    long = {name: n for name, n in lengths.items() if n > 100}
-    assert lengths and not long
+    assert lengths
     assert sorted(lengths.values())[len(lengths) * 3 // 4] <= 40, "three quarters of them within 40 lines"
+
+
+def test_gateware_functions_are_at_most_60_lines(modules):
+    long = {
+        f"{name}.{node.name}": lines
+        for name, tree in modules.items()
+        if name.startswith("nearflash.gateware.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and (lines := (node.end_lineno or 0) - node.lineno + 1) > 60
+    }
+    assert not long
 
 
 def test_nothing_is_pickled(modules):

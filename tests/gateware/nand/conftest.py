@@ -9,7 +9,6 @@ import pytest
 from amaranth.hdl import Cat, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.sim import Simulator
 
 from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.gateware.nand import codeword
@@ -78,29 +77,6 @@ def make_page() -> Callable[..., Page]:
         return Page(page_tag, index, kind, row, lun, content.view("<u8"), sealed, raw(sealed, row, lun))
 
     return make
-
-
-@pytest.fixture(scope="session")
-def clocked() -> Callable[..., list[int]]:
-    """Feeds a component without handshake a list of inputs a cycle: clocked(component, rows) -> `o` after each."""
-
-    def run(component: Any, rows: list[dict[str, int]]) -> list[int]:
-        found: list[int] = []
-        simulator = Simulator(component)
-        simulator.add_clock(1e-6)
-
-        async def bench(ctx: Any) -> None:
-            for row in rows + rows[-1:] * component.LATENCY:
-                for name, value in row.items():
-                    ctx.set(getattr(component, name), value)
-                await ctx.tick()
-                found.append(ctx.get(component.o))
-
-        simulator.add_testbench(bench)
-        simulator.run()
-        return found[component.LATENCY - 1 : len(rows) + component.LATENCY - 1]
-
-    return run
 
 
 class Channels(wiring.Component):

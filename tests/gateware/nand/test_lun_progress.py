@@ -4,7 +4,7 @@ import pytest
 from amaranth.sim import Simulator
 
 from nearflash.abi.attention.nand import NandTiming
-from nearflash.gateware.nand.command_sequencer import PhraseKind
+from nearflash.gateware.nand.command_sequencer import CommandKind
 from nearflash.gateware.nand.lun_progress import LunProgress
 from nearflash.gateware.nand.luns import TRIES_MAX, LunPhase
 
@@ -35,16 +35,16 @@ def evaluate(record, **inputs):
 @pytest.mark.parametrize(
     ("phase", "inputs", "choice"),
     [
-        (LunPhase.START, {}, PhraseKind.RESET),
-        (LunPhase.RESET, {}, PhraseKind.STATUS),
-        (LunPhase.IDLE, {}, PhraseKind.READ),
-        (LunPhase.IDLE, {"operation": 1}, PhraseKind.PROGRAM),
-        (LunPhase.IDLE, {"operation": 1, "erase": 1}, PhraseKind.ERASE),
-        (LunPhase.SENSE, {"more": 1}, PhraseKind.STATUS),
-        (LunPhase.CHAIN, {"more": 1}, PhraseKind.CACHE_READ),
-        (LunPhase.CHAIN, {"more": 0}, PhraseKind.CACHE_END),
-        (LunPhase.CHAIN, {"more": 1, "operation": 1}, PhraseKind.CACHE_END),
-        (LunPhase.WORK, {}, PhraseKind.STATUS),
+        (LunPhase.START, {}, CommandKind.RESET),
+        (LunPhase.RESET, {}, CommandKind.STATUS),
+        (LunPhase.IDLE, {}, CommandKind.READ),
+        (LunPhase.IDLE, {"operation": 1}, CommandKind.PROGRAM),
+        (LunPhase.IDLE, {"operation": 1, "erase": 1}, CommandKind.ERASE),
+        (LunPhase.SENSE, {"more": 1}, CommandKind.STATUS),
+        (LunPhase.CHAIN, {"more": 1}, CommandKind.CACHE_READ),
+        (LunPhase.CHAIN, {"more": 0}, CommandKind.CACHE_END),
+        (LunPhase.CHAIN, {"more": 1, "operation": 1}, CommandKind.CACHE_END),
+        (LunPhase.WORK, {}, CommandKind.STATUS),
     ],
 )
 def test_choice(phase, inputs, choice):
@@ -54,26 +54,26 @@ def test_choice(phase, inputs, choice):
 @pytest.mark.parametrize(
     ("record", "inputs", "wanted"),
     [
-        ({"phase": LunPhase.IDLE}, {"kind": PhraseKind.READ}, {"phase": LunPhase.SENSE, "due": 33}),
-        ({"phase": LunPhase.CHAIN, "behind": 1, "due": NOW + 5}, {"kind": PhraseKind.CACHE_END, "due": 0},
+        ({"phase": LunPhase.IDLE}, {"kind": CommandKind.READ}, {"phase": LunPhase.SENSE, "due": 33}),
+        ({"phase": LunPhase.CHAIN, "behind": 1, "due": NOW + 5}, {"kind": CommandKind.CACHE_END, "due": 0},
          {"phase": LunPhase.TURN, "behind": 0, "due": 5 + 4}),
-        ({"phase": LunPhase.CHAIN, "behind": 1, "due": NOW - 5}, {"kind": PhraseKind.CACHE_READ},
+        ({"phase": LunPhase.CHAIN, "behind": 1, "due": NOW - 5}, {"kind": CommandKind.CACHE_READ},
          {"phase": LunPhase.TURN, "behind": 1, "due": 4}),
-        ({"phase": LunPhase.IDLE}, {"kind": PhraseKind.ERASE}, {"phase": LunPhase.WORK, "behind": 1, "due": 1601}),
-        ({"phase": LunPhase.SENSE, "tries": 3}, {"kind": PhraseKind.STATUS, "status": READY},
+        ({"phase": LunPhase.IDLE}, {"kind": CommandKind.ERASE}, {"phase": LunPhase.WORK, "behind": 1, "due": 1601}),
+        ({"phase": LunPhase.SENSE, "tries": 3}, {"kind": CommandKind.STATUS, "status": READY},
          {"phase": LunPhase.READY, "arrives": 1, "tries": 0}),
-        ({"phase": LunPhase.TURN, "behind": 1}, {"kind": PhraseKind.STATUS, "status": READY},
+        ({"phase": LunPhase.TURN, "behind": 1}, {"kind": CommandKind.STATUS, "status": READY},
          {"phase": LunPhase.READY, "behind": 1, "arrives": 1, "due": 33}),
-        ({"phase": LunPhase.WORK, "behind": 1}, {"kind": PhraseKind.STATUS, "status": READY},
+        ({"phase": LunPhase.WORK, "behind": 1}, {"kind": CommandKind.STATUS, "status": READY},
          {"phase": LunPhase.IDLE, "behind": 0, "ends": 1}),
-        ({"phase": LunPhase.SENSE, "tries": 3}, {"kind": PhraseKind.STATUS, "status": BUSY},
+        ({"phase": LunPhase.SENSE, "tries": 3}, {"kind": CommandKind.STATUS, "status": BUSY},
          {"phase": LunPhase.SENSE, "tries": 4, "due": 3, "arrives": 0}),
-        ({"phase": LunPhase.WORK, "behind": 1}, {"kind": PhraseKind.STATUS, "status": BUSY}, {"due": 101, "ends": 0}),
-        ({"phase": LunPhase.SENSE, "tries": TRIES_MAX}, {"kind": PhraseKind.STATUS, "status": BUSY, "jobs": 1},
+        ({"phase": LunPhase.WORK, "behind": 1}, {"kind": CommandKind.STATUS, "status": BUSY}, {"due": 101, "ends": 0}),
+        ({"phase": LunPhase.SENSE, "tries": TRIES_MAX}, {"kind": CommandKind.STATUS, "status": BUSY, "jobs": 1},
          {"phase": LunPhase.START, "failed": 1, "arrives": 1, "late": 1}),
-        ({"phase": LunPhase.WORK, "tries": TRIES_MAX}, {"kind": PhraseKind.STATUS, "status": BUSY, "jobs": 1},
+        ({"phase": LunPhase.WORK, "tries": TRIES_MAX}, {"kind": CommandKind.STATUS, "status": BUSY, "jobs": 1},
          {"phase": LunPhase.START, "failed": 0, "arrives": 0, "ends": 1, "late": 1}),
-        ({"phase": LunPhase.RESET, "tries": TRIES_MAX, "failed": 1}, {"kind": PhraseKind.STATUS, "jobs": 1},
+        ({"phase": LunPhase.RESET, "tries": TRIES_MAX, "failed": 1}, {"kind": CommandKind.STATUS, "jobs": 1},
          {"phase": LunPhase.START, "failed": 1, "arrives": 0, "late": 1}),
     ],
 )  # fmt: skip

@@ -111,11 +111,11 @@ class HeaderCheck(wiring.Component):
                 with m.If(taken):
                     m.d.sync += number.eq(number + 1)
                     with m.If(number == _WORDS - 1):
-                        m.next = "JUDGE"
+                        m.next = "CHECK"
                 with m.If(~left):
                     m.d.sync += start.fault.eq(StreamFault.LENGTH)
                     m.next = "START"
-            with m.State("JUDGE"):
+            with m.State("CHECK"):
                 length = Mux(wrong.length, StreamFault.LENGTH, StreamFault.NONE)
                 shape = Mux(wrong.params, StreamFault.HEADER, length)
                 damaged = Mux(self.crc != CRC_RESIDUE, StreamFault.CHECKSUM, shape)

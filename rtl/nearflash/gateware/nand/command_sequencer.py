@@ -1,12 +1,12 @@
-"""Phrase player: ONFI command sequences as bus cycles, with the waits inside them.
+"""NandCommand player: ONFI command sequences as bus cycles, with the waits inside them.
 
-    first ─► C1 C2 ─► R1 R2 R3 ─► second ─► wait ─► data ─► close        (each phrase has some of them)
+    first ─► C1 C2 ─► R1 R2 R3 ─► second ─► wait ─► data ─► close        (each command has some of them)
 
-Contract: a phrase is taken in the clock in which its last bus cycle ends; `i` must stand still until then. No command
-follows data out within tRHW, no DATA phrase the last SELECT or COLUMN within tCCS; others may come between those.
-What a lun does after a phrase is not waited for: that is the caller's business.
+Contract: a command is taken in the clock in which its last bus cycle ends; `i` must stand still until then. No command
+follows data out within tRHW, no DATA command the last SELECT or COLUMN within tCCS; others may come between those.
+What a lun does after a command is not waited for: that is the caller's business.
 
-Timing: the first bus cycle is offered in the clock in which a phrase is; no clock is lost between bus cycles.
+Timing: the first bus cycle is offered in the clock in which a command is; no clock is lost between bus cycles.
 Source: ONFI 4.2, "Command Definition".
 """
 
@@ -21,10 +21,10 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attention.nand import NandTiming
 from nearflash.gateware.nand.link import BEATS_BITS, BusCycle, CycleKind
 
-__all__ = ["FORMS", "Form", "Phrase", "PhraseKind", "PhrasePlayer"]
+__all__ = ["FORMS", "CommandKind", "CommandSequencer", "Form", "NandCommand"]
 
 
-class PhraseKind(enum.Enum, shape=4):
+class CommandKind(enum.Enum, shape=4):
     """Command sequences."""
 
     READ = 0
@@ -48,7 +48,7 @@ class PhraseKind(enum.Enum, shape=4):
 
 @dataclass(frozen=True)
 class Form:
-    """A phrase's cycles: command bytes, whether column and row are sent, the wait before data, which way data go."""
+    """A command's cycles: command bytes, whether column and row are sent, the wait before data, which way data go."""
 
     first: int | None
     column: bool = False
@@ -60,24 +60,24 @@ class Form:
 
 
 FORMS = {
-    PhraseKind.READ: Form(0x00, column=True, row=True, second=0x30),
-    PhraseKind.CACHE_READ: Form(0x00, column=True, row=True, second=0x31),
-    PhraseKind.CACHE_END: Form(0x3F),
-    PhraseKind.STATUS: Form(0x70, wait="whr_ns", data=CycleKind.READ),
-    PhraseKind.STATUS_OF_ROW: Form(0x78, row=True, wait="whr_ns", data=CycleKind.READ),
-    PhraseKind.SELECT: Form(0x06, column=True, row=True, second=0xE0),
-    PhraseKind.COLUMN: Form(0x05, column=True, second=0xE0),
-    PhraseKind.DATA: Form(None, data=CycleKind.READ),
-    PhraseKind.PROGRAM: Form(0x80, column=True, row=True, wait="adl_ns", data=CycleKind.WRITE, close=0x10),
-    PhraseKind.ERASE: Form(0x60, row=True, second=0xD0),
-    PhraseKind.RESET: Form(0xFF),
+    CommandKind.READ: Form(0x00, column=True, row=True, second=0x30),
+    CommandKind.CACHE_READ: Form(0x00, column=True, row=True, second=0x31),
+    CommandKind.CACHE_END: Form(0x3F),
+    CommandKind.STATUS: Form(0x70, wait="whr_ns", data=CycleKind.READ),
+    CommandKind.STATUS_OF_ROW: Form(0x78, row=True, wait="whr_ns", data=CycleKind.READ),
+    CommandKind.SELECT: Form(0x06, column=True, row=True, second=0xE0),
+    CommandKind.COLUMN: Form(0x05, column=True, second=0xE0),
+    CommandKind.DATA: Form(None, data=CycleKind.READ),
+    CommandKind.PROGRAM: Form(0x80, column=True, row=True, wait="adl_ns", data=CycleKind.WRITE, close=0x10),
+    CommandKind.ERASE: Form(0x60, row=True, second=0xD0),
+    CommandKind.RESET: Form(0xFF),
 }
 
 
-class Phrase(data.Struct):
+class NandCommand(data.Struct):
     """One command sequence to one lun."""
 
-    kind: PhraseKind
+    kind: CommandKind
     lun: 8
     column: 16
     row: 24
@@ -100,8 +100,8 @@ class _Step(enum.Enum, shape=4):
 _FIRST_ADDRESS = 1
 
 
-class PhrasePlayer(wiring.Component):
-    """Phrases to bus cycles.
+class CommandSequencer(wiring.Component):
+    """Commands to bus cycles.
 
     Parameters
     ----------
@@ -109,9 +109,9 @@ class PhrasePlayer(wiring.Component):
 
     Members
     -------
-    i : In stream of Phrase.
+    i : In stream of NandCommand.
     o : Out stream of BusCycle.
-    settled : Out, a DATA phrase would not have to wait.
+    settled : Out, a DATA command would not have to wait.
     """
 
     def __init__(self, timing: NandTiming, clock_hz: int) -> None:
@@ -119,33 +119,33 @@ class PhrasePlayer(wiring.Component):
             name: timing.cycles(getattr(timing, name), clock_hz) for name in ("whr_ns", "ccs_ns", "adl_ns", "rhw_ns")
         }
         super().__init__(
-            {"i": In(stream.Signature(Phrase)), "o": Out(stream.Signature(BusCycle)), "settled": Out(1)},
+            {"i": In(stream.Signature(NandCommand)), "o": Out(stream.Signature(BusCycle)), "settled": Out(1)},
         )
 
     def elaborate(self, platform: object) -> Module:
-        """One step after the other; a phrase's form says which step comes next."""
+        """One step after the other; a command's form says which step comes next."""
         m = Module()
-        phrase, cycle = self.i.payload, self.o.payload
+        command, cycle = self.i.payload, self.o.payload
         step, following = Signal(_Step), Signal(_Step)
         over, moves = Signal(), Signal()
         longest = range(max(self.waits.values()) + 1)
         left = Signal(longest)  # clocks to wait before this step
         settle = Signal(longest)  # clocks until DATA may come
-        wait = Signal(longest)  # that this phrase has before its data
+        wait = Signal(longest)  # that this command has before its data
         m.d.comb += [
-            cycle.lun.eq(phrase.lun),
-            cycle.beats.eq(phrase.beats),
+            cycle.lun.eq(command.lun),
+            cycle.beats.eq(command.beats),
             self.settled.eq(settle == 0),
-            self.o.valid.eq(self.i.valid & Mux(phrase.kind == PhraseKind.DATA, self.settled, left == 0)),
+            self.o.valid.eq(self.i.valid & Mux(command.kind == CommandKind.DATA, self.settled, left == 0)),
             moves.eq(self.o.valid & self.o.ready),
             self.i.ready.eq(moves & over),
         ]
-        with m.Switch(phrase.kind):
+        with m.Switch(command.kind):
             for kind, form in FORMS.items():
                 with m.Case(kind):
                     self._follow(m, form, step, following, over, cycle)
                     m.d.comb += wait.eq(self.waits.get(form.wait, 0))
-        self._address(m, step, phrase, cycle)
+        self._address(m, step, command, cycle)
 
         with m.If(left != 0):
             m.d.sync += left.eq(left - 1)
@@ -157,7 +157,7 @@ class PhrasePlayer(wiring.Component):
                 m.d.sync += left.eq(wait)
             with m.If(cycle.kind == CycleKind.READ):
                 m.d.sync += left.eq(self.waits["rhw_ns"])
-            with m.If((phrase.kind == PhraseKind.SELECT) | (phrase.kind == PhraseKind.COLUMN)):
+            with m.If((command.kind == CommandKind.SELECT) | (command.kind == CommandKind.COLUMN)):
                 m.d.sync += settle.eq(self.waits["ccs_ns"])
         return m
 
@@ -184,8 +184,8 @@ class PhrasePlayer(wiring.Component):
                 with m.Case(_Step.DATA):
                     m.d.comb += cycle.kind.eq(form.data)
 
-    def _address(self, m: Module, step: Signal, phrase: data.View, cycle: data.View) -> None:
-        address = [phrase.column[:8], phrase.column[8:], phrase.row[:8], phrase.row[8:16], phrase.row[16:]]
+    def _address(self, m: Module, step: Signal, command: data.View, cycle: data.View) -> None:
+        address = [command.column[:8], command.column[8:], command.row[:8], command.row[8:16], command.row[16:]]
         for at, byte in enumerate(address, start=_FIRST_ADDRESS):
             with m.If(step == _Step(at)):
                 m.d.comb += [cycle.kind.eq(CycleKind.ADDRESS), cycle.byte.eq(byte)]

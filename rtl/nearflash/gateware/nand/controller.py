@@ -2,7 +2,7 @@
 
     i ─► RequestTable ─► JobQueues ─┐                ┌─► header
              │  ▲ ready             ▼                │
-             ▼  │                LunTable ─► sequencer ─► PhrasePlayer ─► link.cycles
+             ▼  │                LunTable ─► sequencer ─► CommandSequencer ─► link.cycles
           RunFinder ───────────────────────────────► Delivery ◄─ link.read ;  codewords ◄─ Delivery
 
 Contract: each request gives one header, then the codewords of its mask, ascending and together; requests come in any
@@ -28,7 +28,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.nand import NandTiming
-from nearflash.gateware.nand.command_sequencer import PhraseKind, PhrasePlayer
+from nearflash.gateware.nand.command_sequencer import CommandKind, CommandSequencer
 from nearflash.gateware.nand.delivery import Delivery
 from nearflash.gateware.nand.interfaces import page_header, page_request
 from nearflash.gateware.nand.jobs import JobQueues
@@ -49,7 +49,7 @@ class _Parts:
     progress: LunProgress
     requests: RequestTable
     jobs: JobQueues
-    player: PhrasePlayer
+    sequencer: CommandSequencer
     runs: RunFinder
     delivery: Delivery
     results: StreamQueue
@@ -121,7 +121,7 @@ class NandController(wiring.Component):
             progress,
             RequestTable(self.luns, self.requests, self.tag),
             JobQueues(self.luns, self.unit_requests, (self.requests - 1).bit_length()),
-            PhrasePlayer(self.timing, self.clock_hz),
+            CommandSequencer(self.timing, self.clock_hz),
             RunFinder(),
             Delivery(),
             StreamQueue(NandResult, self.luns),
@@ -130,9 +130,9 @@ class NandController(wiring.Component):
             m.submodules[name] = part
         self._connect(m, parts)
 
-        slot, kind = Signal(range(self.requests)), Signal(PhraseKind)  # the request read out; the phrase played
+        slot, kind = Signal(range(self.requests)), Signal(CommandKind)  # the request read out; the command played
         reading, final = Signal(), Signal()  # between column and data; the request is through
-        m.d.comb += [parts.requests.slot.eq(slot), parts.player.i.payload.kind.eq(kind)]
+        m.d.comb += [parts.requests.slot.eq(slot), parts.sequencer.i.payload.kind.eq(kind)]
         with m.FSM():
             with m.State("DECIDE"):
                 m.d.comb += [parts.table.peek.eq(parts.table.found), parts.table.peek_unit.eq(parts.table.found_unit)]
@@ -152,7 +152,7 @@ class NandController(wiring.Component):
         for inner, outer in (
             (requests.i, wiring.flipped(self.i)),
             (requests.jobs, jobs.i),
-            (parts.player.o, wiring.flipped(self.link.cycles)),
+            (parts.sequencer.o, wiring.flipped(self.link.cycles)),
             (parts.delivery.o, wiring.flipped(self.codewords)),
             (parts.results.o, wiring.flipped(self.results)),
             (wiring.flipped(self.program), wiring.flipped(self.link.write)),
@@ -171,33 +171,23 @@ class NandController(wiring.Component):
 
     def _serve(self, m: Module, parts: _Parts, kind: Signal, reading: Signal) -> None:
         """States that give the lun that was found what it wants, and write its new record."""
-        table, player, jobs = parts.table, parts.player, parts.jobs
-        operation, number = self.operations.payload, self._numbers(m, table.found_unit)
-        job, sensed = (
-            Signal(range(self.requests)),
-            Signal(range(self.requests)),
-        )  # the lun's first; whose page it reads
+        table, sequencer, jobs = parts.table, parts.sequencer, parts.jobs
+        operation = self.operations.payload
+        # The LUN's first request, and the one whose page it reads.
+        job, sensed = Signal(range(self.requests)), Signal(range(self.requests))
         some, more, owed = Signal(), Signal(), Signal()  # jobs; an operation
         status, unbegun = Signal(8), Signal()  # unbegun: the lun cannot be reset, so its operation fails
         phase = table.found_record.phase
-        progress, result = parts.progress, parts.results.i
+        progress = parts.progress
         m.d.sync += self.late.eq(0)
         m.d.comb += [
-            progress.record.eq(table.found_record),
-            progress.due.eq(table.due),
-            progress.now.eq(table.now),
-            progress.operation.eq(table.operation),
-            progress.erase.eq(operation.erase),
             progress.more.eq(jobs.more),
             progress.jobs.eq(some),
             progress.kind.eq(kind),
             progress.status.eq(status),
             unbegun.eq(progress.late & owed & (phase == LunPhase.RESET)),
-            result.payload.lun.eq(table.found_unit),
-            result.payload.number.eq(Mux(unbegun, operation.number, number)),
-            result.payload.failed.eq(~progress.late & status[STATUS_FAIL]),
-            result.payload.timeout.eq(progress.late),
         ]
+        self._describe(m, parts, status, unbegun)
         with m.State("CHOOSE"):
             m.d.comb += [table.peek.eq(1), table.peek_unit.eq(table.found_unit)]
             m.d.sync += [job.eq(jobs.first), sensed.eq(Mux(phase == LunPhase.IDLE, jobs.first, jobs.next))]
@@ -209,39 +199,60 @@ class NandController(wiring.Component):
             m.d.sync += kind.eq(progress.choice)
             m.next = "PLAY"
         with m.State("PLAY"):
-            works = (kind == PhraseKind.PROGRAM) | (kind == PhraseKind.ERASE)
+            works = (kind == CommandKind.PROGRAM) | (kind == CommandKind.ERASE)
             m.d.comb += [
                 parts.requests.slot.eq(sensed),
-                player.i.valid.eq(1),
-                player.i.payload.lun.eq(table.found_unit),
-                player.i.payload.row.eq(Mux(works, operation.row, parts.requests.entry.row)),
-                player.i.payload.beats.eq(Mux(works, codeword_beats(operation.codewords), 1)),
+                sequencer.i.valid.eq(1),
+                sequencer.i.payload.lun.eq(table.found_unit),
+                sequencer.i.payload.row.eq(Mux(works, operation.row, parts.requests.entry.row)),
+                sequencer.i.payload.beats.eq(Mux(works, codeword_beats(operation.codewords), 1)),
                 self.link.read.ready.eq(kind == progress.status_kind),
-                self.due.eq(kind == PhraseKind.PROGRAM),
+                self.due.eq(kind == CommandKind.PROGRAM),
             ]
             with m.If(self.link.read.valid):
                 m.d.sync += status.eq(self.link.read.payload)
-            with m.If(player.i.ready):
+            with m.If(sequencer.i.ready):
                 m.next = "SETTLE"
                 with m.If((kind == progress.status_kind) & (phase == LunPhase.SENSE) & status[STATUS_READY] & more):
-                    m.d.sync += kind.eq(PhraseKind.CACHE_READ)
+                    m.d.sync += kind.eq(CommandKind.CACHE_READ)
                     m.next = "PLAY"
+        self._settle(m, parts, job, reading, owed & ((phase == LunPhase.IDLE) | unbegun), unbegun)
+
+    def _settle(self, m: Module, parts: _Parts, job: Signal, reading: Signal, taken: Value, unbegun: Signal) -> None:
+        """The state that writes a LUN's new record; `taken`: its operation leaves the queue."""
+        table, progress, result = parts.table, parts.progress, parts.results.i
         with m.State("SETTLE"):
             m.d.comb += [
                 table.update.eq(1),
                 parts.requests.slot.eq(job),
-                self.operations.ready.eq(owed & ((phase == LunPhase.IDLE) | unbegun)),
+                self.operations.ready.eq(taken),
             ]
             m.d.comb += [
                 table.new.eq(progress.new),
                 parts.requests.arrive.eq(progress.arrives),
                 result.valid.eq(progress.ends | unbegun),
-                result.payload.erase.eq(Mux(progress.ends, table.found_record.behind, operation.erase)),
+                result.payload.erase.eq(Mux(progress.ends, table.found_record.behind, self.operations.payload.erase)),
             ]
             m.d.sync += self.late.eq(progress.late)
             m.next = "DECIDE"
             with m.If(reading):
                 m.next = "SETTLE-COLUMN"
+
+    def _describe(self, m: Module, parts: _Parts, status: Signal, unbegun: Signal) -> None:
+        """The found LUN's record to its progress; what its operation came to, for the case that it ends."""
+        table, progress, result = parts.table, parts.progress, parts.results.i.payload
+        operation, number = self.operations.payload, self._numbers(m, table.found_unit)
+        m.d.comb += [
+            progress.record.eq(table.found_record),
+            progress.due.eq(table.due),
+            progress.now.eq(table.now),
+            progress.operation.eq(table.operation),
+            progress.erase.eq(operation.erase),
+            result.lun.eq(table.found_unit),
+            result.number.eq(Mux(unbegun, operation.number, number)),
+            result.failed.eq(~progress.late & status[STATUS_FAIL]),
+            result.timeout.eq(progress.late),
+        ]
 
     def _numbers(self, m: Module, lun: Value) -> Value:
         """The number of the operation that `lun` works on."""
@@ -257,16 +268,16 @@ class NandController(wiring.Component):
 
     def _transfer(self, m: Module, parts: _Parts, kind: Signal, reading: Signal, final: Signal) -> None:
         """States that read out one request, run after run."""
-        table, requests, runs, delivery = parts.table, parts.requests, parts.runs, parts.delivery
-        run, entry = runs.o.payload, requests.entry
+        table, runs, delivery = parts.table, parts.runs, parts.delivery
+        run, entry = runs.o.payload, parts.requests.entry
         lun, opened = Signal(range(self.luns)), Signal()  # whose page is being read out
-        phrase = parts.player.i.payload
+        command = parts.sequencer.i.payload
         m.d.comb += [
             table.peek_unit.eq(lun),
-            phrase.lun.eq(lun),
-            phrase.row.eq(entry.row),
-            phrase.column.eq(codeword_beats(run.place) << 3),
-            phrase.beats.eq(codeword_beats(run.count)),
+            command.lun.eq(lun),
+            command.row.eq(entry.row),
+            command.column.eq(codeword_beats(run.place) << 3),
+            command.beats.eq(codeword_beats(run.count)),
             delivery.i.payload.run.eq(run),
             delivery.i.payload.lun.eq(lun),
             delivery.i.payload.row.eq(entry.row),
@@ -288,14 +299,20 @@ class NandController(wiring.Component):
                 m.next = "SEND"
         with m.State("SEND"):
             m.d.comb += [table.peek.eq(1), delivery.i.valid.eq(1)]
-            m.d.sync += kind.eq(Mux(run.fresh, PhraseKind.SELECT, PhraseKind.COLUMN))
+            m.d.sync += kind.eq(Mux(run.fresh, CommandKind.SELECT, CommandKind.COLUMN))
             with m.If(delivery.i.ready):
                 m.next = "COLUMN"
                 with m.If(table.record.failed):
                     m.next = "NEXT"
+        self._read_run(m, parts, kind, reading)
+        self._end_run(m, parts, opened, final)
+
+    def _read_run(self, m: Module, parts: _Parts, kind: Signal, reading: Signal) -> None:
+        """States of one run: its column change, and its data once that has settled."""
+        table, delivery = parts.table, parts.delivery
         with m.State("COLUMN"):
-            m.d.comb += parts.player.i.valid.eq(1)
-            with m.If(parts.player.i.ready):
+            m.d.comb += parts.sequencer.i.valid.eq(1)
+            with m.If(parts.sequencer.i.ready):
                 m.next = "SETTLE-COLUMN"
         with m.State("SETTLE-COLUMN"):  # the bus is free meanwhile
             m.d.comb += [table.peek.eq(table.found), table.peek_unit.eq(table.found_unit)]
@@ -303,17 +320,22 @@ class NandController(wiring.Component):
             with m.If(table.found & (not self.shared_enables)):
                 m.d.sync += reading.eq(1)
                 m.next = "CHOOSE"
-            with m.Elif(parts.player.settled | self.shared_enables):
-                m.d.sync += kind.eq(PhraseKind.DATA)
+            with m.Elif(parts.sequencer.settled | self.shared_enables):
+                m.d.sync += kind.eq(CommandKind.DATA)
                 m.next = "DATA"
         with m.State("DATA"):
             m.d.comb += [
-                parts.player.i.valid.eq(1),
+                parts.sequencer.i.valid.eq(1),
                 delivery.read.valid.eq(self.link.read.valid),
                 self.link.read.ready.eq(delivery.read.ready),
             ]
-            with m.If(parts.player.i.ready):
+            with m.If(parts.sequencer.i.ready):
                 m.next = "NEXT"
+
+    def _end_run(self, m: Module, parts: _Parts, opened: Signal, final: Signal) -> None:
+        """States after a run: the next one, or the end of the page, which leaves its LUN's register."""
+        table, requests, runs = parts.table, parts.requests, parts.runs
+        run = runs.o.payload
         with m.State("NEXT"):
             m.d.comb += runs.o.ready.eq(1)
             m.d.sync += final.eq(run.last)

@@ -1,4 +1,4 @@
-"""LUN progress: which phrase a lun wants next, and what its record becomes after a phrase.
+"""LUN progress: which command a lun wants next, and what its record becomes after a command.
 
 Contract: a busy lun gets no command but status and reset. A lun that got a command is due when the command's time has
 passed; one that was found busy is due again after a sixteenth of that time (RESET: all of it); one that was found busy
@@ -15,7 +15,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.nand import NandTiming
-from nearflash.gateware.nand.command_sequencer import PhraseKind
+from nearflash.gateware.nand.command_sequencer import CommandKind
 from nearflash.gateware.nand.luns import TICK_LOG2, TRIES_MAX, LunPhase, lun_record
 
 __all__ = ["STATUS_FAIL", "STATUS_READY", "LunProgress"]
@@ -36,8 +36,8 @@ class LunProgress(wiring.Component):
     -------
     record : In, the lun's record. due : In, its time has come. now : In, time in ticks.
     operation, erase : In, an operation waits for it; it is an erase. more : In, it has at least two jobs.
-    choice : Out, the phrase it wants.
-    kind : In, the phrase that was played. status : In, what it read, for a status. jobs : In, the lun has any.
+    choice : Out, the command it wants.
+    kind : In, the command that was played. status : In, what it read, for a status. jobs : In, the lun has any.
     new : Out, its new record.
     arrives : Out, the page of its first job is in its register, or never will be.
     ends : Out, its operation has ended. late : Out, it was busy for too long.
@@ -45,17 +45,17 @@ class LunProgress(wiring.Component):
 
     def __init__(self, timing: NandTiming, clock_hz: int, *, shared_enables: bool = False) -> None:
         self.timing, self.clock_hz = timing, clock_hz
-        #: The phrase that asks for the status.
-        self.status_kind = PhraseKind.STATUS_OF_ROW if shared_enables else PhraseKind.STATUS
+        #: The command that asks for the status.
+        self.status_kind = CommandKind.STATUS_OF_ROW if shared_enables else CommandKind.STATUS
         longest = max(timing.erase_ns, timing.program_ns, timing.read_ns, timing.reset_ns)
         #: Width of times in ticks.
         self.time_bits = self._ticks(longest).bit_length() + 1
         record: Any = lun_record(self.time_bits)
         inputs = {
             **{"record": record, "due": 1, "now": self.time_bits, "operation": 1, "erase": 1, "more": 1},
-            **{"kind": PhraseKind, "status": 8, "jobs": 1},
+            **{"kind": CommandKind, "status": 8, "jobs": 1},
         }
-        outputs = {"choice": PhraseKind, "new": record, "arrives": 1, "ends": 1, "late": 1}
+        outputs = {"choice": CommandKind, "new": record, "arrives": 1, "ends": 1, "late": 1}
         super().__init__(
             {name: In(shape) for name, shape in inputs.items()} | {name: Out(shape) for name, shape in outputs.items()}
         )
@@ -72,18 +72,18 @@ class LunProgress(wiring.Component):
         wait, base = Signal(self.time_bits), Signal(self.time_bits)
         m.d.comb += [new.eq(old), new.tries.eq(0), base.eq(self.now), new.due.eq(base + wait)]
         begun = {
-            PhraseKind.RESET: (LunPhase.RESET, 0, timing.reset_ns),
-            PhraseKind.READ: (LunPhase.SENSE, 0, timing.read_ns),
-            PhraseKind.CACHE_READ: (LunPhase.TURN, 1, timing.cache_busy_ns),
-            PhraseKind.CACHE_END: (LunPhase.TURN, 0, timing.cache_busy_ns),
-            PhraseKind.PROGRAM: (LunPhase.WORK, 0, timing.program_ns),
-            PhraseKind.ERASE: (LunPhase.WORK, 1, timing.erase_ns),
+            CommandKind.RESET: (LunPhase.RESET, 0, timing.reset_ns),
+            CommandKind.READ: (LunPhase.SENSE, 0, timing.read_ns),
+            CommandKind.CACHE_READ: (LunPhase.TURN, 1, timing.cache_busy_ns),
+            CommandKind.CACHE_END: (LunPhase.TURN, 0, timing.cache_busy_ns),
+            CommandKind.PROGRAM: (LunPhase.WORK, 0, timing.program_ns),
+            CommandKind.ERASE: (LunPhase.WORK, 1, timing.erase_ns),
         }
         with m.Switch(self.kind):
             for kind, (phase, behind, time_ns) in begun.items():
                 with m.Case(kind):
                     m.d.comb += [new.phase.eq(phase), new.behind.eq(behind), wait.eq(self._ticks(time_ns))]
-            with m.Case(PhraseKind.STATUS, PhraseKind.STATUS_OF_ROW):
+            with m.Case(CommandKind.STATUS, CommandKind.STATUS_OF_ROW):
                 with m.If(self.status[STATUS_READY]):
                     self._move_on(m, wait)
                 with m.Elif(old.tries != TRIES_MAX):
@@ -103,15 +103,15 @@ class LunProgress(wiring.Component):
     def _choose(self, m: Module) -> None:
         with m.Switch(self.record.phase):
             with m.Case(LunPhase.START):
-                m.d.comb += self.choice.eq(PhraseKind.RESET)
+                m.d.comb += self.choice.eq(CommandKind.RESET)
             with m.Case(LunPhase.IDLE):
-                m.d.comb += self.choice.eq(PhraseKind.READ)
+                m.d.comb += self.choice.eq(CommandKind.READ)
                 with m.If(self.operation):
-                    m.d.comb += self.choice.eq(Mux(self.erase, PhraseKind.ERASE, PhraseKind.PROGRAM))
+                    m.d.comb += self.choice.eq(Mux(self.erase, CommandKind.ERASE, CommandKind.PROGRAM))
             with m.Case(LunPhase.CHAIN):
-                m.d.comb += self.choice.eq(PhraseKind.CACHE_END)
+                m.d.comb += self.choice.eq(CommandKind.CACHE_END)
                 with m.If(self.more & ~self.operation):
-                    m.d.comb += self.choice.eq(PhraseKind.CACHE_READ)
+                    m.d.comb += self.choice.eq(CommandKind.CACHE_READ)
             with m.Default():
                 m.d.comb += self.choice.eq(self.status_kind)
 

@@ -19,6 +19,7 @@ from nearflash.abi.commands import CopyFormat, Status
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.optimizers.state import BLOCK_PARAMS, StateFormat
 from nearflash.abi.topk import StreamFault
+from nearflash.gateware.bus.command import await_start, command_members, finish, reject, report
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.update.fetch import INPUTS, STATES, FetchCommand
 from nearflash.gateware.update.state_form import per_format
@@ -50,9 +51,7 @@ class Sequencer(wiring.Component):
         self.config = config
         super().__init__(
             {
-                "values": In(arguments),
-                "start": In(1),
-                "done": Out(1),
+                **command_members(arguments),
                 "fetch": Out(stream.Signature(FetchCommand)),
                 "store": Out(stream.Signature(StoreCommand)),
                 "stream_fault": In(StreamFault),
@@ -61,8 +60,6 @@ class Sequencer(wiring.Component):
                 "fetch_error": In(BusError).array(len(INPUTS)),
                 "store_error": In(BusError).array(len(OUTPUTS)),
                 "clear": Out(1),
-                "status": Out(Status, init=Status.OK),
-                "fault_address": Out(64),
             }
         )
 
@@ -95,9 +92,7 @@ class Sequencer(wiring.Component):
         with m.FSM():
             with m.State("WAIT-START"):
                 m.d.comb += self.clear.eq(1)
-                with m.If(self.start):
-                    m.d.sync += [self.status.eq(Status.OK), self.fault_address.eq(0)]
-                    m.next = "CHECK"
+                await_start(m, self)
             with m.State("CHECK"):
                 self._check(m, copy)
             # Store first: from then on it is not idle before the last response, whatever Fetch has done.
@@ -113,15 +108,13 @@ class Sequencer(wiring.Component):
                 with m.If(self.fetch_idle & self.store_idle):
                     m.next = "REPORT"
             with m.State("REPORT"):
-                with m.If(self.stream_fault != StreamFault.NONE):
-                    status = Status.STREAM_HEADER - StreamFault.HEADER + self.stream_fault
-                    m.d.sync += [self.status.eq(status), self.fault_address.eq(values.g_address)]
+                status = Status.STREAM_HEADER - StreamFault.HEADER + self.stream_fault
+                report(m, self, self.stream_fault != StreamFault.NONE, status, values.g_address)
                 self._report(m, [(error, Status.READ_ERROR) for error in self.fetch_error])
                 self._report(m, [(error, Status.WRITE_ERROR) for error in self.store_error], after_reads=True)
                 m.next = "FINISH"
             with m.State("FINISH"):
-                m.d.comb += self.done.eq(1)
-                m.next = "WAIT-START"
+                finish(m, self)
         return m
 
     def _check(self, m: Module, copy: Any) -> None:
@@ -130,9 +123,8 @@ class Sequencer(wiring.Component):
         inputs = [(name, values[f"{name}_address"]) for name in INPUTS]
         outputs = [(name, values[f"{name}_out_address"]) for name in (*OUTPUTS[1:], OUTPUTS[0])]
         for name, address in reversed(inputs + outputs):
-            with m.If(self._misaligned(name, address) & (copy if name == "copy" else 1)):
-                m.d.sync += [self.status.eq(Status.MISALIGNED), self.fault_address.eq(address)]
-                m.next = "FINISH"
+            wrong = self._misaligned(name, address) & (copy if name == "copy" else 1)
+            reject(m, self, wrong, Status.MISALIGNED, address)
         program = values.program
         unsupported = program.state_format > len(config.state_formats) - 1
         if "topk" not in config.gradients:
@@ -140,12 +132,8 @@ class Sequencer(wiring.Component):
         if "mx8" in config.state_formats:
             part = (values.params % BLOCK_PARAMS != 0) | (values.first_param % BLOCK_PARAMS != 0)
             unsupported |= (program.state_format == StateFormat.MX8.code) & part
-        with m.If(unsupported):
-            m.d.sync += [self.status.eq(Status.UNSUPPORTED), self.fault_address.eq(0)]
-            m.next = "FINISH"
-        with m.If(values.params == 0):
-            m.d.sync += [self.status.eq(Status.EMPTY), self.fault_address.eq(0)]
-            m.next = "FINISH"
+        reject(m, self, unsupported, Status.UNSUPPORTED)
+        reject(m, self, values.params == 0, Status.EMPTY)
 
     def _misaligned(self, name: str, address: Any) -> Any:
         """Narrow state needs multiples of what as many parameters take as a port's width of fp32 words."""
@@ -158,5 +146,4 @@ class Sequencer(wiring.Component):
     def _report(self, m: Module, faults: Sequence[tuple[Any, Status]], *, after_reads: bool = False) -> None:
         unseen = ~Cat(error.seen for error in self.fetch_error).any() if after_reads else 1
         for error, status in reversed(faults):
-            with m.If(error.seen & unseen):
-                m.d.sync += [self.status.eq(status), self.fault_address.eq(error.address)]
+            report(m, self, error.seen & unseen, status, error.address)

@@ -19,6 +19,7 @@ from nearflash.abi.commands import Status
 from nearflash.abi.config import ExpandConfig
 from nearflash.abi.errors import FormatError
 from nearflash.abi.topk import StreamFault
+from nearflash.gateware.bus.command import await_start, command_members, finish, reject, report
 from nearflash.gateware.bus.transfer import BusError, TransferCommand
 from nearflash.gateware.weights.matrix import MatrixCommand
 
@@ -48,9 +49,7 @@ class ExpandSequencer(wiring.Component):
         self.config = config
         super().__init__(
             {
-                "values": In(arguments),
-                "start": In(1),
-                "done": Out(1),
+                **command_members(arguments),
                 "read": Out(stream.Signature(TransferCommand)),
                 "matrix": Out(stream.Signature(MatrixCommand)),
                 "stream_fault": In(StreamFault),
@@ -58,8 +57,6 @@ class ExpandSequencer(wiring.Component):
                 "read_error": In(BusError),
                 "write_error": In(BusError),
                 "clear": Out(1),
-                "status": Out(Status, init=Status.OK),
-                "fault_address": Out(64),
             }
         )
 
@@ -80,9 +77,7 @@ class ExpandSequencer(wiring.Component):
         with m.FSM():
             with m.State("WAIT-START"):
                 m.d.comb += self.clear.eq(1)
-                with m.If(self.start):
-                    m.d.sync += [self.status.eq(Status.OK), self.fault_address.eq(0)]
-                    m.next = "CHECK"
+                await_start(m, self)
             with m.State("CHECK"):
                 self._check(m, known)
             with m.State("COMMAND-PARSER"):
@@ -100,8 +95,7 @@ class ExpandSequencer(wiring.Component):
                 self._report(m)
                 m.next = "FINISH"
             with m.State("FINISH"):
-                m.d.comb += self.done.eq(1)
-                m.next = "WAIT-START"
+                finish(m, self)
         return m
 
     def _format(self, m: Module, known: Signal) -> None:
@@ -122,24 +116,18 @@ class ExpandSequencer(wiring.Component):
         values, offset_bits = self.values, SECTION_BYTES.bit_length() - 1
         m.next = "COMMAND-PARSER"
         for address in (values.out_address, values.in_address):
-            with m.If(address[:offset_bits].any()):
-                m.d.sync += [self.status.eq(Status.MISALIGNED), self.fault_address.eq(address)]
-                m.next = "FINISH"
+            reject(m, self, address[:offset_bits].any(), Status.MISALIGNED, address)
         for wrong, status in (
             (~known | (values.columns > self.config.columns_max), Status.UNSUPPORTED),
             ((values.rows == 0) | (values.columns == 0) | (values.in_bytes == 0), Status.EMPTY),
         ):
-            with m.If(wrong):
-                m.d.sync += [self.status.eq(status), self.fault_address.eq(0)]
-                m.next = "FINISH"
+            reject(m, self, wrong, status)
 
     def _report(self, m: Module) -> None:
-        with m.If(self.stream_fault != StreamFault.NONE):
-            status = Status.STREAM_HEADER - StreamFault.HEADER + self.stream_fault
-            m.d.sync += [self.status.eq(status), self.fault_address.eq(self.values.in_address)]
+        stream_status = Status.STREAM_HEADER - StreamFault.HEADER + self.stream_fault
+        report(m, self, self.stream_fault != StreamFault.NONE, stream_status, self.values.in_address)
         for error, status in ((self.write_error, Status.WRITE_ERROR), (self.read_error, Status.READ_ERROR)):
-            with m.If(error.seen):
-                m.d.sync += [self.status.eq(status), self.fault_address.eq(error.address)]
+            report(m, self, error.seen, status, error.address)
 
 
 def _row_format(element: ElementFormat, coding: Coding, output: ElementFormat | None) -> RowFormat | None:

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from nearflash.gateware.attention.control.dim_selector import ChannelSelector
+from nearflash.gateware.attention.control.dim_selector import DimSelector
 from nearflash.sim.pysim.harness import run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
 
@@ -30,7 +30,7 @@ def key_sets():
 @pytest.mark.parametrize(("keys", "count"), list(key_sets()))
 def test_largest_keys_lower_index_first(keys, count):
     options = {"hold": {"count": count}, "timeout_cycles": 4000}
-    got = run_streams(ChannelSelector(), {"i": rows(keys)}, {"o": len(keys) // 4}, **options)
+    got = run_streams(DimSelector(), {"i": rows(keys)}, {"o": len(keys) // 4}, **options)
     assert [int(beat.mask) for beat in got["o"]] == expected(keys, count)
     assert [int(beat.last) for beat in got["o"]] == [0] * (len(keys) // 4 - 1) + [1]
 
@@ -39,12 +39,10 @@ def test_largest_keys_lower_index_first(keys, count):
 def test_sets_follow_each_other(stalls):
     sets = [[random.Random(n).randrange(40) for _ in range(16)] for n in range(3)]
     inputs = [row for keys in sets for row in rows(keys)]
-    got = run_streams(
-        ChannelSelector(), {"i": inputs}, {"o": 12}, hold={"count": 5}, stalls=stalls, timeout_cycles=4000
-    )
+    got = run_streams(DimSelector(), {"i": inputs}, {"o": 12}, hold={"count": 5}, stalls=stalls, timeout_cycles=4000)
     assert [int(beat.mask) for beat in got["o"]] == [mask for keys in sets for mask in expected(keys, 5)]
 
 
 def test_cycles():
-    cycles = transfer_cycles(ChannelSelector(), {"i": rows(list(range(128)))}, {"o": 32}, hold={"count": 16})
+    cycles = transfer_cycles(DimSelector(), {"i": rows(list(range(128)))}, {"o": 32}, hold={"count": 16})
     assert cycles["o"][-1] - cycles["i"][-1] == 11 * 32 + 40

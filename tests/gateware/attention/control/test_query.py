@@ -6,7 +6,7 @@ from amaranth.hdl import Module
 from amaranth.sim import Simulator
 
 from nearflash.gateware.attention.control.correction import ScaleCorrection
-from nearflash.gateware.attention.control.dim_keys import ChannelKeys
+from nearflash.gateware.attention.control.dim_keys import DimKeys
 from nearflash.gateware.attention.control.query import QueryBuffer
 from nearflash.gateware.attention.control.rows import QueryWriter
 from nearflash.model.attention.control.scan import logit_scales
@@ -32,7 +32,7 @@ class Run:
         group, dim = q.shape
         top = Module()
         top.submodules.buffer = buffer = QueryBuffer(heads_per_beat)
-        top.submodules.keys = keys = ChannelKeys()
+        top.submodules.keys = keys = DimKeys()
         top.submodules.writer = writer = QueryWriter(heads_per_beat)
         top.submodules.correction = correction = ScaleCorrection()
         top.d.comb += [keys.i.eq(buffer.o), writer.i.eq(buffer.o)]

@@ -18,6 +18,7 @@ from nearflash.abi.attention.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTE
 from nearflash.abi.commands import AttendCommand, Status
 from nearflash.abi.config import AttendConfig
 from nearflash.gateware.attention.engine.interfaces import CONTEXT_BITS
+from nearflash.gateware.bus.command import await_start, command_members, finish, reject, report
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.nand.operation import NUMBER_BITS
 
@@ -47,9 +48,7 @@ class Batch(wiring.Component):
         self.config = config
         super().__init__(
             {
-                "values": In(arguments),
-                "start": In(1),
-                "done": Out(1),
+                **command_members(arguments),
                 "begin": Out(1),
                 "pages": Out(1),
                 "contexts_log2": Out(range(CONTEXT_BITS + 1)),
@@ -57,8 +56,6 @@ class Batch(wiring.Component):
                 "ended": In(1),
                 "lost": In(1),
                 "error": In(BusError),
-                "status": Out(Status, init=Status.OK),
-                "fault_address": Out(64),
             }
         )
 
@@ -73,36 +70,26 @@ class Batch(wiring.Component):
                 for log2 in range(1, self.config.contexts.bit_length()):
                     with m.If(values.contexts >> log2 != 0):
                         m.d.sync += self.contexts_log2.eq(log2)
-                with m.If(self.start):
-                    m.d.sync += [self.status.eq(Status.OK), self.fault_address.eq(0)]
-                    m.next = "CHECK"
+                await_start(m, self)
             with m.State("CHECK"):
                 m.d.comb += self.begin.eq(1)
                 m.next = "RUN"
                 for name, unit in (("completions", COMPLETION_BYTES), ("descriptors", DESCRIPTOR_BYTES)):
                     address = values[f"{name}_address"]
-                    with m.If(address[: (unit - 1).bit_length()].any()):
-                        m.d.sync += [self.status.eq(Status.MISALIGNED), self.fault_address.eq(address)]
-                        m.next = "FINISH"
-                with m.If((values.count == 0) | (values.contexts == 0)):
-                    m.d.sync += [self.status.eq(Status.EMPTY), self.fault_address.eq(0)]
-                    m.next = "FINISH"
+                    reject(m, self, address[: (unit - 1).bit_length()].any(), Status.MISALIGNED, address)
+                reject(m, self, (values.count == 0) | (values.contexts == 0), Status.EMPTY)
                 pages = (values.command == AttendCommand.PAGES) & bool(self.config.luns)
                 too_many = values.count[NUMBER_BITS:].any()
                 m.d.sync += self.pages.eq(pages)
-                with m.If(Mux(pages, too_many, values.command != AttendCommand.HEADS)):
-                    m.d.sync += [self.status.eq(Status.UNSUPPORTED), self.fault_address.eq(0)]
-                    m.next = "FINISH"
+                reject(m, self, Mux(pages, too_many, values.command != AttendCommand.HEADS), Status.UNSUPPORTED)
             with m.State("RUN"):
                 m.d.comb += self.o.valid.eq(sent != values.count)
                 m.d.sync += [sent.eq(sent + (self.o.valid & self.o.ready)), ended.eq(ended + self.ended)]
                 with m.If(ended == values.count):
                     m.next = "REPORT"
             with m.State("REPORT"):
-                with m.If(self.lost):
-                    m.d.sync += [self.status.eq(Status.WRITE_ERROR), self.fault_address.eq(self.error.address)]
+                report(m, self, self.lost, Status.WRITE_ERROR, self.error.address)
                 m.next = "FINISH"
             with m.State("FINISH"):
-                m.d.comb += self.done.eq(1)
-                m.next = "WAIT-START"
+                finish(m, self)
         return m

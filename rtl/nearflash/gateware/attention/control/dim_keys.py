@@ -16,13 +16,13 @@ from nearflash.gateware.attention.control.query import LANES, MAGNITUDE_BITS, MA
 from nearflash.gateware.attention.numerics.fp16 import ToFp16, order_key
 from nearflash.gateware.fp.pipeline import delay
 
-__all__ = ["ChannelKeys"]
+__all__ = ["DimKeys"]
 
 _HEADS_LOG2 = 3
 _SUM_BITS = MAGNITUDE_BITS + _HEADS_LOG2
 
 
-class ChannelKeys(wiring.Component):
+class DimKeys(wiring.Component):
     """Rows of q to rows of keys.
 
     Members

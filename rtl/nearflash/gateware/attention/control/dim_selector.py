@@ -18,7 +18,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.attention.engine.interfaces import MaskBeat
 
-__all__ = ["ChannelSelector", "KeyRow"]
+__all__ = ["DimSelector", "KeyRow"]
 
 _KEY_BITS, _LANES, _ROWS = 16, 4, 64
 
@@ -30,7 +30,7 @@ class KeyRow(data.Struct):
     last: 1
 
 
-class ChannelSelector(wiring.Component):
+class DimSelector(wiring.Component):
     """Selects the `count` largest keys.
 
     Members

@@ -1,7 +1,7 @@
 """Prepare: from the index of a descriptor to a head that can be worked on.
 
     index ─► BurstReader ─► descriptor ─► DescriptorCheck
-                  └───────► QueryBuffer ─┬─► ChannelKeys ─► ChannelSelector ─► mask ─► o_mask
+                  └───────► QueryBuffer ─┬─► DimKeys ─► DimSelector ─► mask ─► o_mask
                                          └─► QueryWriter ─► query rows
                                                   └──────► ScaleCorrection ─► scales
 
@@ -26,8 +26,8 @@ from nearflash.abi.attention.faults import Fault
 from nearflash.abi.config import AttendConfig
 from nearflash.gateware.attention.control.check import DESCRIPTOR, DescriptorCheck
 from nearflash.gateware.attention.control.correction import ScaleCorrection
-from nearflash.gateware.attention.control.dim_keys import ChannelKeys
-from nearflash.gateware.attention.control.dim_selector import ChannelSelector
+from nearflash.gateware.attention.control.dim_keys import DimKeys
+from nearflash.gateware.attention.control.dim_selector import DimSelector
 from nearflash.gateware.attention.control.interfaces import HeadPlan, ScanPlan
 from nearflash.gateware.attention.control.query import QueryBuffer
 from nearflash.gateware.attention.control.rows import QueryWriter
@@ -125,8 +125,8 @@ class Prepare(wiring.Component):
     def _use_query(self, m: Module, writing: Signal) -> None:
         """What hangs on the query buffer: keys and mask in one walk, rows and scales in the other."""
         buffer, one, derived = self._buffer, self._descriptor, self._check.derived
-        m.submodules.keys = keys = ChannelKeys()
-        m.submodules.selector = selector = ChannelSelector()
+        m.submodules.keys = keys = DimKeys()
+        m.submodules.selector = selector = DimSelector()
         m.submodules.writer = writer = QueryWriter(self.config.heads_per_beat)
         m.submodules.correction = correction = ScaleCorrection()
         self._writer = writer

@@ -141,7 +141,7 @@ class KeyEquation(wiring.Component):
             with m.If(k == self._length):
                 m.next = "SETTLE"
         with m.State("SETTLE"):
-            m.next = "JUDGE"
+            m.next = "CHECK"
 
     def _update(self, m: Module, in_update: Signal, scale: Signal, discrepancy: Signal, grows: Signal) -> None:
         """What the discrepancy asks for: L' and P' from k = n' down to 0, or only P'."""
@@ -154,7 +154,7 @@ class KeyEquation(wiring.Component):
             with m.Else():
                 m.next = "SUM"
 
-        with m.State("JUDGE"):
+        with m.State("CHECK"):
             dirty = wire(m, discrepancy.any())
             longer = wire(m, (length <= step) & dirty)
             new_length = wire(m, Mux(longer, Cat(1, step) - length, length)[:5])

@@ -239,10 +239,10 @@ class PageMover(wiring.Component):
             with m.If(reader.o.valid):
                 m.d.sync += [record.eq(Cat(record, reader.o.payload)[64:]), beat.eq(beat + 1)]
                 with m.If(beat == _RECORD_BEATS - 1):
-                    m.next = "JUDGE"
+                    m.next = "CHECK-RECORD"
                     with m.If(self._again):
                         m.next = "OPEN"
-        with m.State("JUDGE"):
+        with m.State("CHECK-RECORD"):
             read, goes = record.kind == OperationKind.READ, Signal()
             m.d.sync += [self._blocked_channel.eq(record.channel), self._blocked_read.eq(read), self._blocked.eq(0)]
             m.next = "DECIDE"
@@ -298,8 +298,8 @@ class PageMover(wiring.Component):
         with m.State("WRITE"):
             m.d.comb += writer.i.valid.eq(1)
             with m.If(writer.i.ready):
-                m.next = "AWAIT-ANSWER"
-        with m.State("AWAIT-ANSWER"):
+                m.next = "AWAIT-RESPONSE"
+        with m.State("AWAIT-RESPONSE"):
             with m.If(writer.idle):
                 m.d.comb += self.ended.eq(1)
                 m.d.sync += self._completions.eq(self._completions + 1)

@@ -5,7 +5,7 @@ from typing import Any
 from amaranth.hdl import Signal
 
 from nearflash.abi.attention.nand import NandTiming
-from nearflash.gateware.nand.command_sequencer import PhraseKind, PhrasePlayer
+from nearflash.gateware.nand.command_sequencer import CommandKind, CommandSequencer
 from nearflash.gateware.nand.link import CycleKind
 from nearflash.verify.proofs.harness import ProofHarness
 from nearflash.verify.proofs.proof import Proof
@@ -32,29 +32,29 @@ def _since(harness: ProofHarness, event: Any, clocks: int, name: str) -> Any:
 
 def build_proof() -> ProofHarness:
     """Whatever comes after whatever: each wait is kept."""
-    dut = PhrasePlayer(_TIMING, _CLOCK_HZ)
+    dut = CommandSequencer(_TIMING, _CLOCK_HZ)
     harness = ProofHarness(dut)
     offer(harness, dut.i)
     accept(harness, dut.o)
     check_source(harness, dut.o)
     cycle, given = dut.o.payload, dut.i.payload
-    harness.assume(given.kind.as_value() < len(PhraseKind))
+    harness.assume(given.kind.as_value() < len(CommandKind))
     command, reads = cycle.kind == CycleKind.COMMAND, cycle.kind == CycleKind.READ
-    status = (given.kind == PhraseKind.STATUS) | (given.kind == PhraseKind.STATUS_OF_ROW)
+    status = (given.kind == CommandKind.STATUS) | (given.kind == CommandKind.STATUS_OF_ROW)
     ends = moves(dut.o) & command
     rhw = _since(harness, moves(dut.o) & reads, 3, "rhw")
     ccs = _since(harness, ends & (cycle.byte == 0xE0), 4, "ccs")
     whr = _since(harness, moves(dut.o) & status & ~reads, 1, "whr")
     adl = _since(
-        harness, moves(dut.o) & (given.kind == PhraseKind.PROGRAM) & (cycle.kind == CycleKind.ADDRESS), 2, "adl"
+        harness, moves(dut.o) & (given.kind == CommandKind.PROGRAM) & (cycle.kind == CycleKind.ADDRESS), 2, "adl"
     )
     harness.prove("command_after_rhw", ~(dut.o.valid & command) | rhw)
     harness.prove("data_after_ccs", ~(dut.o.valid & reads & ~status) | ccs)
     harness.prove("status_after_whr", ~(dut.o.valid & reads & status) | whr)
     harness.prove("data_in_after_adl", ~(dut.o.valid & (cycle.kind == CycleKind.WRITE)) | adl)
     harness.prove("one_lun_a_sequence", ~dut.o.valid | (cycle.lun == given.lun))
-    harness.cover("program_closes", moves(dut.i) & (given.kind == PhraseKind.PROGRAM))
-    harness.cover("read_and_status", moves(dut.i) & (given.kind == PhraseKind.STATUS) & harness.past(rhw, "rested"))
+    harness.cover("program_closes", moves(dut.i) & (given.kind == CommandKind.PROGRAM))
+    harness.cover("read_and_status", moves(dut.i) & (given.kind == CommandKind.STATUS) & harness.past(rhw, "rested"))
     return harness
 
 

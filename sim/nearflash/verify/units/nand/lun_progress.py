@@ -3,7 +3,7 @@
 from amaranth.hdl import Cat, Mux, Signal
 
 from nearflash.abi.attention.nand import NandTiming
-from nearflash.gateware.nand.command_sequencer import PhraseKind
+from nearflash.gateware.nand.command_sequencer import CommandKind
 from nearflash.gateware.nand.lun_progress import LunProgress
 from nearflash.gateware.nand.luns import TRIES_MAX, LunPhase
 from nearflash.verify.proofs.harness import ProofHarness
@@ -35,20 +35,20 @@ def build_proof() -> ProofHarness:
         dut.record.eq(record),
         *(getattr(dut, name).eq(harness.free(1, name)) for name in ("due", "operation", "erase", "more", "jobs")),
         dut.now.eq(harness.free(dut.time_bits, "now")),
-        dut.kind.eq(Mux(turns, PhraseKind.CACHE_READ, dut.choice)),
+        dut.kind.eq(Mux(turns, CommandKind.CACHE_READ, dut.choice)),
         dut.status.eq(status),
     ]
     acts = serves & (phase != LunPhase.READY)
-    issues = acts & (dut.kind != PhraseKind.STATUS)
+    issues = acts & (dut.kind != CommandKind.STATUS)
     m.d.sync += busy.eq(busy & harness.free(1, "stays_busy"))
     with m.If(acts):
         m.d.sync += record.eq(dut.new)
     with m.Elif(read_out & (phase == LunPhase.READY)):
         m.d.sync += phase.eq(Mux(record.behind, LunPhase.CHAIN, LunPhase.IDLE))
     with m.If(issues):
-        reads = (dut.kind == PhraseKind.READ) | (dut.kind == PhraseKind.CACHE_READ)
-        m.d.sync += [busy.eq(1), loaded.eq(reads | (dut.kind == PhraseKind.CACHE_END))]
-    harness.prove("no_command_to_a_busy_lun", ~issues | ~busy | (dut.kind == PhraseKind.RESET))
+        reads = (dut.kind == CommandKind.READ) | (dut.kind == CommandKind.CACHE_READ)
+        m.d.sync += [busy.eq(1), loaded.eq(reads | (dut.kind == CommandKind.CACHE_END))]
+    harness.prove("no_command_to_a_busy_lun", ~issues | ~busy | (dut.kind == CommandKind.RESET))
     waits = Cat(phase == one for one in (LunPhase.IDLE, LunPhase.READY, LunPhase.CHAIN)).any()
     harness.prove("busy_only_in_busy_phases", ~waits | ~busy)
     senses = (phase == LunPhase.SENSE) | (phase == LunPhase.TURN)
@@ -56,7 +56,7 @@ def build_proof() -> ProofHarness:
     harness.prove("a_page_to_read_out", (phase != LunPhase.READY) | (loaded & ~busy))
     harness.prove("one_arrival_a_page", ~(acts & dut.arrives) | (dut.new.phase == LunPhase.READY) | dut.new.failed)
     harness.prove("late_is_last", ~(acts & dut.late) | (busy & (record.tries == TRIES_MAX)))
-    harness.cover("chain", acts & (phase == LunPhase.CHAIN) & (dut.kind == PhraseKind.CACHE_READ))
+    harness.cover("chain", acts & (phase == LunPhase.CHAIN) & (dut.kind == CommandKind.CACHE_READ))
     harness.cover("erased", acts & dut.ends & record.behind)
     return harness
 
