@@ -18,8 +18,9 @@ from typing import Any
 
 from nearflash.abi.errors import NearflashError
 from nearflash.sim.cache import cached
-from nearflash.sim.verilator import pins
+from nearflash.sim.verilator import pins, registers
 from nearflash.sim.verilator.pins import streams_configuration, waits_header
+from nearflash.sim.verilator.registers import clocked_registers
 from nearflash.sim.verilator.verilog import TOP, Design, YosysError, convert
 
 __all__ = ["BuildError", "build_library", "machine", "verilator_root"]
@@ -100,9 +101,9 @@ def build_library(
     design = component if isinstance(component, Design) else convert(component)
     texts = {"shim.cpp": shim.read_text() if isinstance(shim, Path) else shim, **(headers or {})}
     flags = [f"-D{key}={value}" for key, value in (defines or {}).items()] + [f"-DVM_TRACE={int(trace)}"]
-    generator = ""
-    if show_streams:
-        generator = Path(pins.__file__).read_text()  # makes streams.vlt and waits.hpp, not known before the build
+    # What these make is not known before the build: streams.vlt and waits.hpp; clocked blocks.
+    generator = Path(pins.__file__).read_text() if show_streams else ""
+    generator += "" if trace else Path(registers.__file__).read_text()
     included = _included("".join(texts.values()))
     parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *included]
     parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags)))
@@ -119,9 +120,11 @@ def _included(text: str) -> list[str]:
 def _verilate(design: Design, work: Path, environment: Mapping[str, str], trace: bool, show_streams: bool) -> None:
     """C++ of the design in `work/obj`, and waits.hpp."""
     try:
-        design.write_verilog(work)
+        verilog = design.write_verilog(work)
     except YosysError as error:
         raise BuildError(str(error)) from error
+    if not trace:  # waves show next values
+        verilog.write_text(clocked_registers(verilog.read_text()))
     program = verilator_root() / "bin" / "verilator_bin"
     configuration = work / "streams.vlt"
     configuration.write_text(streams_configuration(design) if show_streams else "`verilator_config\n")
