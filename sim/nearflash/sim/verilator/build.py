@@ -7,6 +7,7 @@ versions and the processor (the code is compiled for this one), so a library tha
 import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import shutil
 import stat
@@ -18,9 +19,10 @@ from typing import Any
 
 from nearflash.abi.errors import NearflashError
 from nearflash.sim.cache import cached
-from nearflash.sim.verilator import pins, registers
+from nearflash.sim.verilator import pins, registers, thermometers
 from nearflash.sim.verilator.pins import streams_configuration, waits_header
 from nearflash.sim.verilator.registers import clocked_registers
+from nearflash.sim.verilator.thermometers import shifted_masks
 from nearflash.sim.verilator.verilog import TOP, Design, YosysError, convert
 
 __all__ = ["BuildError", "build_library", "machine", "verilator_root"]
@@ -101,9 +103,9 @@ def build_library(
     design = component if isinstance(component, Design) else convert(component)
     texts = {"shim.cpp": shim.read_text() if isinstance(shim, Path) else shim, **(headers or {})}
     flags = [f"-D{key}={value}" for key, value in (defines or {}).items()] + [f"-DVM_TRACE={int(trace)}"]
-    # What these make is not known before the build: streams.vlt and waits.hpp; clocked blocks.
-    generator = Path(pins.__file__).read_text() if show_streams else ""
-    generator += "" if trace else Path(registers.__file__).read_text()
+    # What these make is not known before the build: streams.vlt and waits.hpp; the Verilog.
+    generators = [*([pins] if show_streams else []), *([] if trace else [registers, thermometers])]
+    generator = "".join(inspect.getsource(module) for module in generators)
     included = _included("".join(texts.values()))
     parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *included]
     parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags)))
@@ -123,8 +125,8 @@ def _verilate(design: Design, work: Path, environment: Mapping[str, str], trace:
         verilog = design.write_verilog(work)
     except YosysError as error:
         raise BuildError(str(error)) from error
-    if not trace:  # waves show next values
-        verilog.write_text(clocked_registers(verilog.read_text()))
+    if not trace:  # waves show every signal
+        verilog.write_text(shifted_masks(clocked_registers(verilog.read_text())))
     program = verilator_root() / "bin" / "verilator_bin"
     configuration = work / "streams.vlt"
     configuration.write_text(streams_configuration(design) if show_streams else "`verilator_config\n")
