@@ -4,6 +4,7 @@ Only the gradients and the first parameters are taken from the training script; 
 p, m and v, so an error in any step stays visible in all later ones.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,18 @@ from nearflash.storage import ARRAYS, Manifest
 from nearflash.training import NearStorageAdamW
 from nearflash.training.step.parameters import COPY_OF
 
-__all__ = ["Audit", "relative_error"]
+__all__ = ["Audit", "StepRecord", "relative_error"]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a step has used and stored; nothing in it changes with the next step."""
+
+    gradients: NDArray[np.float32]
+    group: dict[str, Any]
+    stored: dict[str, NDArray[np.float32]]
+    copies: list[NDArray[np.uint16]]
+    """Words of each tensor."""
 
 
 class Audit:
@@ -35,23 +47,29 @@ class Audit:
         self.torch_error = 0.0
         """Relative error of the first step against torch.optim.AdamW (see `relative_error`)."""
 
-    def check(self, optimizer: NearStorageAdamW) -> None:
-        """Compare after a step, while the tensors still have that step's gradients."""
+    def record(self, optimizer: NearStorageAdamW) -> StepRecord:
+        """What `check` needs of a step, copied: call it while the tensors still have that step's gradients."""
+        return StepRecord(
+            gradients=self._flat([tensor.grad for tensor in self._tensors if tensor.grad is not None]),
+            group=dict(optimizer.param_groups[0]),
+            stored={array: optimizer.store.read_array(array)[: self.p.size] for array in ARRAYS},
+            copies=[tensor.detach().view(torch.uint16).reshape(-1).numpy().copy() for tensor in self._tensors],
+        )
+
+    def check(self, record: StepRecord) -> None:
+        """Compare one step; steps come in order."""
         self.steps += 1
-        gradients = self._flat([tensor.grad for tensor in self._tensors if tensor.grad is not None])
-        group = optimizer.param_groups[0]
+        group, stored = record.group, record.stored
         beta1, beta2 = group["betas"]
         adam = AdamStep(group["lr"], self.steps, beta1, beta2, group["eps"], group["weight_decay"])
-        new = optimizer_step(adam, gradients, self.p, self.m, self.v, self._copy)
-        stored = {array: optimizer.store.read_array(array)[: self.p.size] for array in ARRAYS}
+        new = optimizer_step(adam, record.gradients, self.p, self.m, self.v, self._copy)
         if self.steps == 1:
-            self.torch_error = relative_error(stored["p"], self._torch_step(group, gradients), self.p)
+            self.torch_error = relative_error(stored["p"], self._torch_step(group, record.gradients), self.p)
         self.p, self.m, self.v = new.p, new.m, new.v
         for array in ARRAYS:
             self._compare(stored[array].view(np.uint32), getattr(new, array).view(np.uint32))
         if new.copy is not None:
-            bits = [tensor.detach().view(torch.uint16).reshape(-1).numpy() for tensor in self._tensors]
-            for entry, words in zip(self._manifest.tensors, bits, strict=True):
+            for entry, words in zip(self._manifest.tensors, record.copies, strict=True):
                 self._compare(words, new.copy[entry.start : entry.start + entry.params])
 
     def check_resumed(self, optimizer: NearStorageAdamW) -> None:

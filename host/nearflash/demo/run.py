@@ -1,7 +1,8 @@
 """The demo's course: some steps on one device, the state file closed and opened again, more steps on another."""
 
 from argparse import Namespace
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -89,22 +90,36 @@ class Demo:
         )
 
     def _steps(self, optimizer: NearStorageAdamW, audit: Audit, name: str, steps: int) -> None:
-        with Progress(name, steps) as progress:
+        # A step is compared while the next one runs: the simulation and the model of the update take one core each.
+        with Progress(name, steps) as progress, ThreadPoolExecutor(1) as background:
+            before: Future[str] | None = None
             for _ in range(steps):
-                with self.timeline.span("forward and backward"):
-                    loss = self._loss(self.windows.batch(len(self.loss)))
-                    loss.backward()
-                seconds = -self.timeline.seconds.get("step", 0.0)
-                optimizer.step()
-                seconds += self.timeline.seconds["step"]
-                with self.timeline.span("compare with the model"):
-                    audit.check(optimizer)
-                optimizer.zero_grad()
-                self.loss.append(loss.item())
-                progress.line(
-                    f"{name}  step {optimizer.steps}  loss {loss.item():.3f}  optimizer {seconds:.2f} s  "
-                    f"{audit.mismatches} of {audit.words:,} words differ from the model"
-                )
+                compare = self._step(optimizer, audit, name)
+                if before is not None:
+                    progress.line(before.result())
+                before = background.submit(compare)
+            if before is not None:
+                progress.line(before.result())
+
+    def _step(self, optimizer: NearStorageAdamW, audit: Audit, name: str) -> Callable[[], str]:
+        """One step of training; what it returns compares the step and gives the line to print."""
+        with self.timeline.span("forward and backward"):
+            loss = self._loss(self.windows.batch(len(self.loss)))
+            loss.backward()
+        seconds = -self.timeline.seconds.get("step", 0.0)
+        optimizer.step()
+        seconds += self.timeline.seconds["step"]
+        taken = audit.record(optimizer)
+        optimizer.zero_grad()
+        self.loss.append(loss.item())
+        done, text = optimizer.steps, f"loss {loss.item():.3f}  optimizer {seconds:.2f} s"
+
+        def compare() -> str:
+            with self.timeline.span("compare with the model"):
+                audit.check(taken)
+            return f"{name}  step {done}  {text}  {audit.mismatches} of {audit.words:,} words differ from the model"
+
+        return compare
 
     def _loss(self, ids: torch.Tensor) -> Any:
         return self.model(input_ids=ids, labels=ids).loss
