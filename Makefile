@@ -13,7 +13,7 @@ KERNEL ?= update
 FAMILY ?= xcup
 CONFIG ?= smartssd
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full sim hls-test lint format bench baseline synth formal mutation emit clean
+.PHONY: help venv demo test test-full sim hls-test lint format docs bench baseline synth formal mutation emit clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,10 @@ lint: venv ## ruff and mypy
 format: venv ## format the sources
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+docs: venv ## this documentation and the API reference as a site, in build/site; fails on dead links
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(PY) .ci/docs.py
 
 emit: venv ## write the generated headers and tables again
 	$(NEARFLASH) emit
