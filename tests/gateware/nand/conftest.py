@@ -17,7 +17,7 @@ from nearflash.gateware.nand.checker import CodewordChecker
 from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.gateware.nand.link import RawBeat
 from nearflash.gateware.stream.queue import StreamQueue
-from nearflash.model.nand.codeword import raw, seal
+from nearflash.model.nand.codeword import raw_codewords, seal
 from nearflash.sim.verilator.streams import StreamUnit
 
 BITS = 8 * 550
@@ -74,7 +74,7 @@ def make_page() -> Callable[..., Page]:
         index, kind = int(rng.integers(1 << 20)), PageKind(int(rng.integers(2)))
         row, lun = int(rng.integers(1 << 32)), int(rng.integers(256))
         sealed = seal(page_tag, index, kind, content[:, 8:], content[:, :8])
-        return Page(page_tag, index, kind, row, lun, content.view("<u8"), sealed, raw(sealed, row, lun))
+        return Page(page_tag, index, kind, row, lun, content.view("<u8"), sealed, raw_codewords(sealed, row, lun))
 
     return make
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nearflash.gateware.nand.checker import CodewordChecker
-from nearflash.model.nand.codeword import Checked, decode, raw
+from nearflash.model.nand.codeword import Checked, decode, raw_codewords
 from nearflash.sim.pysim.harness import run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS, Stall, Stalls
 from nearflash.sim.verilator.ports import words_from_integers
@@ -75,7 +75,7 @@ def test_foreign_and_failed(channels_unit, make_page):
     """A page of another page_tag is misdirected, with bit errors uncorrectable; a failed lun's are uncorrectable."""
     pages = [make_page(6, seed) for seed in (1, 2, 3)]
     stranger = make_page(6, 4)
-    pages[1].raw = raw(stranger.sealed, pages[1].row, pages[1].lun)
+    pages[1].raw = raw_codewords(stranger.sealed, pages[1].row, pages[1].lun)
     pages[1].flip(3, np.array([17]))
     found = expected(pages[1])
     assert found.misdirected.tolist() == [1, 1, 1, 0, 1, 1] and found.uncorrectable.tolist() == [0, 0, 0, 1, 0, 0]

@@ -13,7 +13,7 @@ from nearflash.device.drivers.attend import attend
 from nearflash.device.drivers.pages import NandError, NandPage, erase, operate, program, read
 from nearflash.model.attention.random_vectors import random_mode_vector
 from nearflash.model.attention.vectors import differences
-from nearflash.model.nand.codeword import raw, seal
+from nearflash.model.nand.codeword import raw_codewords, seal
 from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.heads import placed
 from nearflash.sim.verilator.kernel import MemoryModel
@@ -64,7 +64,7 @@ def test_pages_are_programmed_and_read_back(device, blocks, stall_percent):
     names, sealed = pages(20)
     program(device, names, sealed)
     for name, page in zip(names, sealed, strict=True):
-        np.testing.assert_array_equal(stored(device, name), raw(page, name.entry.row, name.entry.lun))
+        np.testing.assert_array_equal(stored(device, name), raw_codewords(page, name.entry.row, name.entry.lun))
     found = read(device, names)
     device.kernel.configure(MemoryModel())
     np.testing.assert_array_equal(np.stack(found), np.stack(sealed))

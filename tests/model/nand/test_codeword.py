@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nearflash.abi.attention.codeword import PageKind, PageTag
-from nearflash.model.nand.codeword import check, decode, raw, seal
+from nearflash.model.nand.codeword import check, decode, raw_codewords, seal
 
 OWNER = PageTag(sequence=7, layer=3, head=11)
 PAGE = (1234, PageKind.TOKEN)
@@ -22,7 +22,7 @@ def flipped(stored: np.ndarray, row: int, bits: np.ndarray) -> None:
 
 def test_up_to_16_errors_are_corrected_anywhere():
     content, sealed = page(17 * 4)
-    stored = raw(sealed, 99, 2)
+    stored = raw_codewords(sealed, 99, 2)
     rng = np.random.default_rng(3)
     errors = np.arange(len(stored)) % 17
     for row, count in enumerate(errors):
@@ -37,7 +37,7 @@ def test_up_to_16_errors_are_corrected_anywhere():
 @pytest.mark.parametrize("count", [17, 18, 40, 2200])
 def test_more_errors_are_never_silent(count):
     _, sealed = page(32)
-    stored = raw(sealed, 5, 0)
+    stored = raw_codewords(sealed, 5, 0)
     rng = np.random.default_rng(count)
     for row in range(len(stored)):
         flipped(stored, row, rng.choice(BITS, count, replace=False))
@@ -47,7 +47,7 @@ def test_more_errors_are_never_silent(count):
 
 def test_another_owner_page_or_number_is_foreign():
     content, sealed = page(8)
-    stored = raw(sealed, 5, 0)
+    stored = raw_codewords(sealed, 5, 0)
     other = PageTag(7, 3, 12)
     assert decode(stored, 5, 0, other, *PAGE).misdirected.all()
     assert decode(stored, 5, 0, OWNER, 1235, PageKind.TOKEN).misdirected.all()
@@ -61,7 +61,7 @@ def test_another_owner_page_or_number_is_foreign():
 
 def test_a_codeword_stands_alone():
     content, sealed = page(8)
-    stored = raw(sealed, 5, 3)[6:]
+    stored = raw_codewords(sealed, 5, 3)[6:]
     found = decode(stored, 5, 3, OWNER, *PAGE, place=6, first=6)
     np.testing.assert_array_equal(found.data, content[6:, 8:])
     assert not found.misdirected.any()
@@ -69,7 +69,7 @@ def test_a_codeword_stands_alone():
 
 def test_pad_bytes_do_not_matter():
     _, sealed = page(2)
-    stored = raw(sealed, 5, 3)
+    stored = raw_codewords(sealed, 5, 3)
     stored[:, 550:] ^= 0xFF
     assert (decode(stored, 5, 3, OWNER, *PAGE).errors == 0).all()
 
@@ -83,7 +83,7 @@ def test_random_bit_errors(rate, pages):
     content, sealed = page(32)
     for number in range(pages):
         noise = np.packbits(rng.random((32, BITS)) < rate, axis=1, bitorder="little")
-        stored = raw(sealed, number, 1)
+        stored = raw_codewords(sealed, number, 1)
         stored[:, :550] ^= noise
         found = decode(stored, number, 1, OWNER, *PAGE)
         wrong_bits = np.unpackbits(noise, axis=1).sum(axis=1, dtype=np.int64)

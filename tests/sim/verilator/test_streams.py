@@ -92,7 +92,7 @@ def test_stalls_cost_cycles(sums):
 def test_a_new_model_has_forgotten_the_old_ones_memory():
     unit = StreamUnit(Kept(), "test_kept")
     assert [unit.run({"i": items}, {"o": 1})["o"][0] for items in ([7], [])] == [7, 7]
-    unit.renew()
+    unit.reset_model()
     assert unit.run({"i": []}, {"o": 1})["o"][0] == 0
 
 

@@ -9,7 +9,7 @@ from nearflash.training import LossScale
 def after(scale, events):
     """The scale after a string of steps: '.' finite, 'x' overflow."""
     for event in events:
-        scale = scale.after(overflow=event == "x")
+        scale = scale.updated(overflow=event == "x")
     return scale.scale
 
 
@@ -42,19 +42,19 @@ def test_defaults_and_limits():
 
 
 def test_what_an_argument_means():
-    assert LossScale.of(None) is None
-    assert LossScale.of("dynamic") == LossScale()
+    assert LossScale.parse(None) is None
+    assert LossScale.parse("dynamic") == LossScale()
     mine = LossScale(8.0)
-    assert LossScale.of(mine) is mine
-    assert after(LossScale.of(128), "xx....x" * 500) == 128.0, "a number never changes"
+    assert LossScale.parse(mine) is mine
+    assert after(LossScale.parse(128), "xx....x" * 500) == 128.0, "a number never changes"
     with pytest.raises(CommandError, match="loss_scale must be None, 'dynamic', a number or a LossScale, not 'high'"):
-        LossScale.of("high")
+        LossScale.parse("high")
 
 
 def test_resumed_at_the_same_point():
     scale = LossScale(1024.0, window=4)
     for overflow in (True, False, False):
-        scale = scale.after(overflow=overflow)
+        scale = scale.updated(overflow=overflow)
     again = LossScale(16.0, window=4).resumed(scale.to_json())
     assert again == scale
     assert LossScale(16.0, window=0).resumed(scale.to_json()).scale == 16.0, "a fixed one is what the script says"

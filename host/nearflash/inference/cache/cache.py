@@ -59,7 +59,7 @@ class NearflashCache(Cache):
         while self.sequences:
             self.engine.free(self.sequences.pop())
 
-    def rows(self, batch: int) -> list[int]:
+    def batch_sequences(self, batch: int) -> list[int]:
         """The sequences of a batch of this size, made where there are none. Raises ShapeError for another size."""
         if not self.sequences:
             self.sequences = [self.engine.add() for _ in range(batch)]
@@ -100,7 +100,7 @@ class NewTokens:
         """Append behind the computation. `kept` (batch, t): tokens that are no padding; None: all."""
         cache = self.layer.cache
         self.layer.waiting = None
-        cache.rows(len(self.key))
+        cache.batch_sequences(len(self.key))
         cache.behind.submit(partial(self._append, kept))
 
     def attend(self, query: torch.Tensor, kept: torch.Tensor | None, scaling: float | None) -> torch.Tensor:
@@ -108,7 +108,7 @@ class NewTokens:
         layer, engine = self.layer, self.layer.cache.engine
         layer.waiting = None
         layer.cache.behind.wait()
-        sequences = layer.cache.rows(len(query))
+        sequences = layer.cache.batch_sequences(len(query))
         self._append(kept)
         batch, heads, _, dim = query.shape
         q = _fp16("query", layer.index, query).reshape(batch, engine.kv_heads, heads // engine.kv_heads, dim)

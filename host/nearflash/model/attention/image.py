@@ -14,7 +14,7 @@ from nearflash.abi.attention.pages import IndexFormat, IndexLayout, PageEntry
 from nearflash.model.attention.index import quantise
 from nearflash.model.attention.placement import Store
 from nearflash.model.attention.settings import Settings
-from nearflash.model.nand.codeword import raw, seal
+from nearflash.model.nand.codeword import raw_codewords, seal
 
 __all__ = ["HeadImage", "PageImage", "head_image", "image_bytes"]
 
@@ -144,7 +144,7 @@ class _Builder:
         if flash:
             places, numbers, seconds, parts = zip(*flash, strict=True)
             rows, luns = ([getattr(entry, name) for entry in places] for name in ("row", "lun"))
-            found = raw(np.stack(parts), rows, luns)
+            found = raw_codewords(np.stack(parts), rows, luns)
             for entry, index, second, codewords in zip(places, numbers, seconds, found, strict=True):
                 yield PageImage(entry, codewords.tobytes(), self.page_tag, index, kind, bool(second))
 

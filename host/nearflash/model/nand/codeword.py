@@ -20,7 +20,7 @@ from nearflash.model.nand.bch.corrector import UNCORRECTABLE, correct
 from nearflash.model.nand.bch.encoder import parity
 from nearflash.model.nand.scramble import scrambling
 
-__all__ = ["Checked", "check", "decode", "raw", "seal"]
+__all__ = ["Checked", "check", "decode", "raw_codewords", "seal"]
 
 Bytes = NDArray[np.uint8]
 
@@ -68,7 +68,7 @@ def seal(
     return sealed
 
 
-def raw(sealed: Bytes, row: ArrayLike, lun: ArrayLike, *, place: int = 0) -> Bytes:
+def raw_codewords(sealed: Bytes, row: ArrayLike, lun: ArrayLike, *, place: int = 0) -> Bytes:
     """(N, 552): sealed codewords as on NAND, at places `place`, `place` + 1, … of the page at (lun, row).
 
     Many pages at once: row and lun (P,), sealed (P, N, 528).

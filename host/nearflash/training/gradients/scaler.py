@@ -39,7 +39,7 @@ class LossScale:
                 raise CommandError(f"{name} must be {rule}, not {value!r}")
 
     @classmethod
-    def of(cls, argument: "LossScale | Literal['dynamic'] | float | None") -> Self | None:
+    def parse(cls, argument: "LossScale | Literal['dynamic'] | float | None") -> Self | None:
         """What an optimizer's argument `loss_scale` means: a LossScale, "dynamic", a fixed scale, or None."""
         if argument is None or isinstance(argument, cls):
             return argument
@@ -49,7 +49,7 @@ class LossScale:
             return cls(float(argument), window=0)
         raise CommandError(f"loss_scale must be None, 'dynamic', a number or a LossScale, not {argument!r}")
 
-    def after(self, *, overflow: bool) -> Self:
+    def updated(self, *, overflow: bool) -> Self:
         """The scale of the step after one that overflowed (and was skipped) or did not."""
         if not self.window:
             return self

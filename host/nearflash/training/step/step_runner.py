@@ -36,7 +36,7 @@ class StepRunner:
         self._state, self._settings, self._report = state, settings, report
         self._groups, self._rule = groups, rule
         self._sum_of_squares = settings.sum_of_squares or sum_of_squares
-        self.loss_scale = LossScale.of(settings.loss_scale)
+        self.loss_scale = LossScale.parse(settings.loss_scale)
         self.metadata: dict[str, Any] = {}
         """What the store was last committed with, for the training script to read and write."""
         self._load_metadata()
@@ -107,7 +107,7 @@ class StepRunner:
         step.offer(self._state.extent_order())
         step.finish()
         self._report.stalls = step.stalls
-        scale = None if self.loss_scale is None else self.loss_scale.after(overflow=False)
+        scale = None if self.loss_scale is None else self.loss_scale.updated(overflow=False)
         self._state.commit(active, self.metadata | ({} if scale is None else {_LOSS_SCALE: scale.to_json()}))
         self.loss_scale = scale
         self._report.traffic.add(steps=1, params=plan.params)
@@ -130,7 +130,7 @@ class StepRunner:
             if self.loss_scale is None:
                 reject_nonfinite(flat, active)
             else:
-                self.loss_scale = self.loss_scale.after(overflow=True)
+                self.loss_scale = self.loss_scale.updated(overflow=True)
             self._report.skipped_steps += 1
             return None
         scale = self._scale if grad_scale is None else grad_scale

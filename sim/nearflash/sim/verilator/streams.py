@@ -95,7 +95,7 @@ class StreamUnit:
         if hasattr(self, "_unit"):
             self._library.unit_free(self._unit)
 
-    def renew(self) -> None:
+    def reset_model(self) -> None:
         """Begin with a new model: memories, and registers without reset, are as at its construction, zero."""
         self._library.unit_free(self._unit)
         self._unit = ctypes.c_void_p(self._library.unit_new())

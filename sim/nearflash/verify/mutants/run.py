@@ -95,7 +95,7 @@ def _streams_agree(
     for mutant in mutants:
         limit = None if cycles is None else 2 * cycles
         hold = {MUTANT: mutant} | {port: value for port, value in inputs.items() if port in unit.held}
-        unit.renew()
+        unit.reset_model()
         for some in cut_cycles:
             with suppress(SimulationTimeout, UnexpectedItems):
                 unit.run(streams, counts, stalls="both", seed=seed, hold=hold, timeout_cycles=some, quiet_cycles=1)

@@ -26,7 +26,7 @@ from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.model.attention.gather import gather
 from nearflash.model.attention.index import quantise
 from nearflash.model.attention.numerics.dot import truncated_dot
-from nearflash.model.attention.numerics.product import operand, rounded_product
+from nearflash.model.attention.numerics.product import fp16_operand, rounded_product
 from nearflash.sim.stalls import STALLS
 from nearflash.sim.verilator.ports import integers_from_words, words_from_integers
 from nearflash.sim.verilator.streams import StreamUnit
@@ -79,7 +79,9 @@ class Traffic:
                 part = bits[turn * self.heads : (turn + 1) * self.heads, 4 * row : 4 * row + 4]
                 selected = sum(int(chosen[4 * row + j]) << j for j in range(4))
                 address = 256 * context + turn * (dim // 4) + row
-                values = [[OPERAND.from_bits(one) for one in row] for row in operand(part.view(np.float16)).tolist()]
+                values = [
+                    [OPERAND.from_bits(one) for one in row] for row in fp16_operand(part.view(np.float16)).tolist()
+                ]
                 self.inputs["i_query"].append({"address": address, "values": values, "selected": selected})
         return q
 

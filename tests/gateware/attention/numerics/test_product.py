@@ -12,8 +12,8 @@ from nearflash.gateware.attention.numerics.product import (
     Product,
     magnitude_exceeds,
 )
-from nearflash.gateware.attention.numerics.product import operand as operand_of
-from nearflash.model.attention.numerics.product import exact_product, exceeds, operand, truncated_product
+from nearflash.gateware.attention.numerics.product import fp16_operand as operand_of
+from nearflash.model.attention.numerics.product import exact_product, exceeds, fp16_operand, truncated_product
 from nearflash.sim.verilator.ports import integers_from_words
 
 COUNT = 60_000
@@ -35,7 +35,7 @@ def numbers(a, b):
     """Both operands of fp16 bits, as the ports hold them."""
     inputs = {}
     for name, bits, layout in (("a", a, MULTIPLICAND), ("b", b, MULTIPLIER)):
-        packed = operand(bits.view(np.float16))
+        packed = fp16_operand(bits.view(np.float16))
         inputs[name] = integers(packed & 0x3FFF, packed >> 14 & 7, layout) | packed >> 17 << layout.size - 1
     return inputs
 
@@ -120,7 +120,7 @@ def test_integers(unit):
 
 
 class Operand(wiring.Component):
-    """`operand` as a component."""
+    """`fp16_operand` as a component."""
 
     LATENCY = 0
 
@@ -137,4 +137,4 @@ def test_operand_equals_the_model(num_unit):
     bits = np.arange(1 << 16, dtype=np.uint16)
     finite = np.isfinite(bits.view(np.float16))
     got = num_unit(Operand()).run({"i": bits})["o"]
-    np.testing.assert_array_equal(got[finite], operand(bits.view(np.float16))[finite])
+    np.testing.assert_array_equal(got[finite], fp16_operand(bits.view(np.float16))[finite])

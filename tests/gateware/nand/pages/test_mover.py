@@ -13,7 +13,7 @@ from nearflash.abi.attention.page_operation import OperationCompletion, Operatio
 from nearflash.abi.config import CONFIGS
 from nearflash.gateware.bus.axi import AxiResponse
 from nearflash.gateware.nand.pages.mover import PageMover
-from nearflash.model.nand.codeword import raw
+from nearflash.model.nand.codeword import raw_codewords
 
 CONFIG = CONFIGS["attend-tiny"]
 RECORDS, COMPLETIONS, PAGES, BAD = 0x1000, 0x2000, 0x4000, 0x40000
@@ -206,7 +206,7 @@ def test_programs_erases_and_reads(make_sealed):
     bench = Bench(operations, zip((PROGRAM.address, second.address), sealed, strict=True), stored=stored)
     assert bench.run() == [OperationCompletion(PageFault(0))] * 8
     assert [bench.channels[channel].log for channel in (0, 1)] == [[(0, 1), (3, 3), (7, 1)], [(1, 1), (2, 2), (4, 2)]]
-    assert bench.channels[1].program == words(raw(np.stack(sealed), [PROGRAM.row, second.row], [2, 2]))
+    assert bench.channels[1].program == words(raw_codewords(np.stack(sealed), [PROGRAM.row, second.row], [2, 2]))
     for operation, page in zip(reads, sealed, strict=True):
         assert bytes(bench.memory[operation.address : operation.address + page.size]) == page.tobytes()
 

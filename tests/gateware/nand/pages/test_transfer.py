@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.gateware.nand.codeword import TaggedBeat
 from nearflash.gateware.nand.pages.transfer import PageTask, PageTransfer
-from nearflash.model.nand.codeword import raw
+from nearflash.model.nand.codeword import raw_codewords
 from nearflash.sim.stalls import STALLS
 from nearflash.sim.verilator.ports import words_from_integers
 from nearflash.sim.verilator.streams import StreamUnit
@@ -100,7 +100,7 @@ def test_programs_and_reads_equal_the_model(lun, make_sealed, stalls):
     tasks = [task(8), task(8, read=1, second=1), task(8, second=1), task(32), task(32, read=1)]
     memory, nand = [*words(first), *words(second), *words(large)], tagged(second) + tagged(large)
     found = run(lun, tasks, memory, nand, (5, 48 * 69, 40 * 66), stalls)
-    expected = [raw(one, ROW, UNIT) for one in (first, second, large)]
+    expected = [raw_codewords(one, ROW, UNIT) for one in (first, second, large)]
     assert found["o_nand"] == words(np.concatenate(expected))
     assert found["o_memory"] == words(second) + words(large)
     assert found["o"] == [0] * 5
@@ -126,7 +126,7 @@ def test_a_page_that_is_not_kept_moves_all_the_same(lun, make_sealed):
     tasks = [task(8, keep=0), task(8), task(8, read=1, keep=0), task(8, read=1)]
     nand = tagged(page(make_sealed, 8, False, 5)) + tagged(good)
     found = run(lun, tasks, words(good), nand, (4, 16 * 69, 8 * 66))
-    assert found["o_nand"][8 * 69 :] == words(raw(good, ROW, UNIT))
+    assert found["o_nand"][8 * 69 :] == words(raw_codewords(good, ROW, UNIT))
     assert found["o_memory"] == words(good)
     assert found["o"][1] == found["o"][3] == 0
 

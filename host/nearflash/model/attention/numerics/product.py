@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.fixed_point import EXACT_LSB, SCORE_LSB, score_limit_log2
 
-__all__ = ["Fp16", "exact_product", "exceeds", "operand", "rounded_product", "truncated_product"]
+__all__ = ["Fp16", "exact_product", "exceeds", "fp16_operand", "rounded_product", "truncated_product"]
 
 Fp16 = NDArray[np.float16]
 
@@ -39,7 +39,7 @@ def exceeds(a: Fp16, b: Fp16, score_dims: int) -> NDArray[np.bool_]:
     return np.asarray(np.abs(_wide(a, b)) >= 2.0 ** (1 + score_limit_log2(score_dims)))
 
 
-def operand(a: Fp16) -> NDArray[np.int64]:
+def fp16_operand(a: Fp16) -> NDArray[np.int64]:
     """What the gateware stores for finite values, 18 bits: significand times 2^(exponent field mod 4), from bit 14
     on the field's upper bits, the sign. A subnormal's field counts 1."""
     bits = a.view(np.uint16).astype(np.int64)

@@ -14,7 +14,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.attention.control.query import LANES, MAGNITUDE_BITS, ROW_BITS, QueryRow
 from nearflash.gateware.attention.engine.interfaces import HEAD_BITS, MaskBeat, query_write
-from nearflash.gateware.attention.numerics.product import operand
+from nearflash.gateware.attention.numerics.product import fp16_operand
 from nearflash.gateware.fp.pipeline import register
 
 __all__ = ["SUM_BITS", "HeadSums", "QueryWriter"]
@@ -94,7 +94,7 @@ class QueryWriter(wiring.Component):
         with m.Elif(self.query_valid):
             m.d.sync += count.eq(count + 1)
         m.d.comb += self.query.address.eq(self.base + count)
-        operands = [operand(m, value) for value in self.i["values"]]
+        operands = [fp16_operand(m, value) for value in self.i["values"]]
         with m.If(self.i.valid):
             m.d.sync += self.query.selected.eq(selected)
             for lane, values in enumerate(self.query["values"]):

@@ -27,8 +27,8 @@ from nearflash.gateware.attention.numerics.product import (
     OPERAND,
     PRODUCT,
     Product,
+    fp16_operand,
     magnitude_exceeds,
-    operand,
 )
 from nearflash.gateware.fp.pipeline import delay, register, wire
 from nearflash.gateware.stream.datapath import Datapath, Timed
@@ -138,7 +138,7 @@ class Lanes(wiring.Component):
 
     def _element(self, m: Module, bits: Value, kept: Value, integer: Value, int4: Value, code: Value) -> Any:
         """What a lane multiplies, in cycle 3: an element, or the code of one."""
-        number = operand(m, register(m, Mux(kept, bits, 0)))
+        number = fp16_operand(m, register(m, Mux(kept, bits, 0)))
         integer, int4, code = register(m, integer), register(m, int4), register(m, code)
         return self._either(m, MULTIPLICAND, number, integer, code, Mux(int4, *_PLACES_A))
 

@@ -20,7 +20,7 @@ from nearflash.gateware.attention.engine.beats import TICKET_BITS, TicketFault
 from nearflash.gateware.attention.engine.interfaces import CONTEXT_BITS, SLOT_BITS, ContextRecord, GatherWrite
 from nearflash.gateware.attention.engine.lanes import weight_write
 from nearflash.gateware.attention.numerics.logit import ToLogit
-from nearflash.gateware.attention.numerics.product import OPERAND, operand
+from nearflash.gateware.attention.numerics.product import OPERAND, fp16_operand
 from nearflash.gateware.attention.numerics.weight import ToWeight
 from nearflash.gateware.fp.pipeline import delay, register, wire
 from nearflash.gateware.stream.datapath import Datapath, Timed
@@ -140,7 +140,7 @@ class WeightUnit(wiring.Component):
 
     def _collect(self, m: Module, item: dict[str, Value], unit: ToWeight) -> None:
         """The weights of a set leave together."""
-        o, place, weight = self.o_weight, item["place"], operand(m, unit.o)
+        o, place, weight = self.o_weight, item["place"], fp16_operand(m, unit.o)
         address = Signal(10)
         last = wire(m, item["valid"] & (place == self._heads - 1))
         m.d.comb += [o.valid.eq(last), o.address.eq(address), self.o_token.eq(last & item["last"])]

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.fixed_point import QK_BITS
 from nearflash.gateware.attention.numerics.dot import LANES, ExactDot
-from nearflash.gateware.attention.numerics.product import OPERAND, Product, operand
+from nearflash.gateware.attention.numerics.product import OPERAND, Product, fp16_operand
 from nearflash.gateware.fp.pipeline import delay
 
 __all__ = ["ExactMac"]
@@ -45,7 +45,7 @@ class ExactMac(wiring.Component):
             m.submodules[f"product_{lane}"] = product = Product()
             m.d.comb += [product.truncate.eq(self.truncate), dot.products[lane].eq(product.o)]
             for bits, port in ((self.a[lane], product.a), (self.b[lane], product.b)):
-                one = operand(m, bits)
+                one = fp16_operand(m, bits)
                 m.d.comb += [port[name].eq(one[name]) for name, _ in OPERAND]
                 nonfinite.append(bits[10:15].all())
         m.d.comb += dot.nonfinite.eq(delay(m, Cat(nonfinite).any(), Product.LATENCY))

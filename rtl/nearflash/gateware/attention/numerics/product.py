@@ -4,7 +4,7 @@
 
 The significand of an fp16 operand is moved by the low two bits of its own exponent beforehand (14 bits, which the
 multiplier has room for), so that two 4:1 multiplexers a bit place the product; the second one inverts and cuts in the
-same LUT. An operand that is used more than once is brought to this form once, by `operand`.
+same LUT. An operand that is used more than once is brought to this form once, by `fp16_operand`.
 """
 
 from typing import Any
@@ -24,13 +24,13 @@ __all__ = [
     "PRODUCT",
     "PRODUCT_BITS",
     "Product",
+    "fp16_operand",
     "magnitude_exceeds",
-    "operand",
 ]
 
 OPERAND = data.StructLayout({"value": 14, "places": 3, "negative": 1})
 """An fp16 number: its significand times 2^(exponent field mod 4), the field's upper bits (a subnormal's field counts
-1), its sign. Equals nearflash.model.attention.numerics.product.operand."""
+1), its sign. Equals nearflash.model.attention.numerics.product.fp16_operand."""
 #: What a DSP block multiplies: numbers or integers.
 MULTIPLICAND = data.StructLayout({"value": signed(25), "places": 3, "negative": 1})
 MULTIPLIER = data.StructLayout({"value": signed(18), "places": 3, "negative": 1})
@@ -45,7 +45,7 @@ _FLOAT_BITS = 28  # of a product of fp16 significands that were moved
 _LEAST_PLACE = 2  # exponent fields are at least 1, so that two bits are never reached
 
 
-def operand(m: Module, bits: Value) -> Any:
+def fp16_operand(m: Module, bits: Value) -> Any:
     """The OPERAND of fp16 `bits`, which must be finite. Combinational."""
     fraction, field = bits[: FP16.mantissa_bits], bits[FP16.mantissa_bits : -1]
     normal = wire(m, field.any())
