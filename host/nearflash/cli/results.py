@@ -20,16 +20,16 @@ def results(subparsers: Any) -> None:
         epilog="example: nearflash bench update --json > rows.jsonl; "
         "nearflash results add rows.jsonl --page gateware --command 'nearflash bench update --json'",
     )
-    parser.add_argument("--root", type=Path, default=Path(), help="checkout to work in (default: this folder)")
+    parser.add_argument("--root", type=Path, default=Path(), help="The checkout to work in (default: this folder).")
     actions = parser.add_subparsers(metavar="action", required=True)
     add = actions.add_parser("add", help="Append the JSON lines of a bench to docs/results/data.")
-    add.add_argument("file", type=Path, help="file of JSON lines, as `nearflash bench NAME --json` prints them")
-    add.add_argument("--page", required=True, help="page of docs/results that shows them, as in pages.toml")
-    add.add_argument("--command", required=True, help="the command that printed them")
-    add.add_argument("--rates", help="what the disk or the memory gave in the same run, for timings")
+    add.add_argument("file", type=Path, help="A file of JSON lines, as `nearflash bench NAME --json` prints them.")
+    add.add_argument("--page", required=True, help="The page of docs/results that shows them, as in pages.toml.")
+    add.add_argument("--command", required=True, help="The command that printed them.")
+    add.add_argument("--rates", help="What the disk or the memory gave in the same run, for timings.")
     add.set_defaults(run=_add)
     pages = actions.add_parser("pages", help="Write the pages of docs/results and README's table of figures.")
-    pages.add_argument("--check", action="store_true", help="write nothing; exit 1 and list the pages that are stale")
+    pages.add_argument("--check", action="store_true", help="Write nothing; exit 1 and list the stale pages.")
     pages.set_defaults(run=_pages)
 
 

@@ -175,7 +175,7 @@ def _prepared(case: _Case) -> Iterator[tuple[Callable[[], None], Any]]:
     with tempfile.TemporaryDirectory() as folder, _engine(Path(folder), case) as engine:
         with NearflashCache(engine) as cache:
             for layer in range(SHAPE.layers):
-                for sequence, kv in zip(cache.rows(contexts.batch), contexts.kv(layer), strict=True):
+                for sequence, kv in zip(cache.batch_sequences(contexts.batch), contexts.kv(layer), strict=True):
                     engine.append(sequence, layer, *kv)
             if isinstance(engine, CpuEngine):
                 engine.store.flush()
