@@ -152,7 +152,7 @@ def test_memory_that_answers_with_an_error_is_named(device, place, name):
     command = expand_command(header_of(stream), source.address, target.address)
     device._start(replace(command, **{place: 0x40}))
     with pytest.raises(
-        DeviceError, match=f"verilator:expand-tiny ended with {name} at address 0x40: the memory refused"
+        DeviceError, match=f"verilator:expand-tiny ended with {name} at address 0x40: the memory rejected"
     ):
         device._finish(60)
     device.free(source)
