@@ -1,4 +1,4 @@
-"""Streams between the luns that read and check codewords (docs/contracts/attention.md, 2)."""
+"""Streams between the units that read and check codewords (docs/contracts/attention.md, 2)."""
 
 from amaranth.hdl import C, Cat, Value
 from amaranth.lib import data

@@ -87,7 +87,7 @@ def is_equivalent(original: str, command: str, folder: Path) -> bool:
     proof = f"read_aiger miter.aig; strash; scorr; pdr -T {_PROOF_S}; sat -C 1000"
     abc = [str(Path(_pyosys).parent / "yosys-abc"), "-c", proof]
     with subprocess.Popen(abc, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        # From here, not in a preexec_fn: that would fork, and a fork of a process with large mappings is refused (ENOMEM).
+        # Not in a preexec_fn: that would fork, and a fork of a process with large mappings is refused (ENOMEM).
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (_LIMIT_S, _LIMIT_S))
         printed, _ = process.communicate()
     return "Property proved" in printed or "UNSATISFIABLE" in printed
