@@ -1,4 +1,7 @@
 import mmap
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -108,3 +111,22 @@ def test_memory_of_a_simulator_is_shared():
     assert buffer.address == 1 << 32 and storage[:9].tolist() == [3] * 8 + [0]
     with pytest.raises(AddressError, match="multiples of 4096"):
         SimulatedMemory(storage=storage[8:])
+
+
+FORK_BESIDE_DEVICES = """
+import os
+from nearflash.device.memory import DEFAULT_BYTES, SimulatedMemory
+ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+memories = [SimulatedMemory() for _ in range(ram_bytes // DEFAULT_BYTES + 2)]
+child = os.fork()
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_process_with_more_simulated_memory_than_ram_can_fork():
+    """Once ENOMEM, for every subprocess and data loader beside six open devices on 24 GiB."""
+    done = subprocess.run([sys.executable, "-c", FORK_BESIDE_DEVICES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ and every sync is counted as traffic of the host link.
 """
 
 import mmap
+import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
@@ -18,6 +19,7 @@ __all__ = ["DEFAULT_BYTES", "PAGE_BYTES", "Memory", "SimulatedBuffer", "Simulate
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named from Python 3.13 on
 DEFAULT_BYTES = 4 << 30
 """Default size of a simulated memory, bytes: one DDR4 bank of a SmartSSD. Untouched pages cost nothing."""
 
@@ -29,10 +31,10 @@ def anonymous(size_bytes: int) -> NDArray[np.uint8]:
     time, since a request is a few pieces in place of hundreds.
     """
     huge = size_bytes >= HUGE_PAGE_BYTES
-    length = (
-        -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES if huge else size_bytes
-    )  # whole ones: Linux aligns them
-    pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Whole huge pages: Linux aligns them.
+    length = -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES if huge else size_bytes
+    # Neighbouring mappings become one, and Linux refuses a fork while one mapping with a reserve exceeds all memory.
+    pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     if huge:
         with suppress(OSError, AttributeError):  # a kernel, or a system, without them
             pages.madvise(mmap.MADV_HUGEPAGE)
