@@ -296,3 +296,18 @@ def test_extra_values_and_the_loss_scale_come_back(open_optimizer, tmp_path):
     assert again.metadata == {"cursor": {"epoch": 1, "batch": 7}}
     assert again._runner.loss_scale == optimizer._runner.loss_scale
     assert np.isfinite(again.store.read_array("p")).all()
+
+
+# After the end
+
+
+def test_a_step_after_close_is_an_error(open_optimizer):
+    """Once it waited for ever for threads that had ended."""
+    model = model_of()
+    with open_optimizer(model.parameters()) as optimizer:
+        backward(model, 0)
+        optimizer.step()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(StateError, match="must be open, not closed"):
+        optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))

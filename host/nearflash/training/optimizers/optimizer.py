@@ -46,6 +46,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         self._settings = settings = Settings.of(type(self).__name__, options)
         self._report = Report() if settings.timeline is None else Report(settings.timeline)
         self._opened: OptimizerState | None = None
+        self._closed = False
         super().__init__(params, defaults)
         rules = [self.rule(group, step=1) for group in self.param_groups]
         arrays = arrays_of(rules, settings.compression)
@@ -79,8 +80,11 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         """Update every parameter that has a gradient; returns the closure's loss.
 
         Raises NonFiniteError, ShapeError, FormatError, CommandError before anything was touched; StateError,
-        StorageFullError, DeviceError, WaitTimeoutError with store and tensors left at the step before.
+        StorageFullError, DeviceError, WaitTimeoutError with store and tensors left at the step before. StateError, too,
+        after close().
         """
+        if self._closed:
+            raise StateError("the optimizer must be open, not closed: construct it again with the same path to go on")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -200,6 +204,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Close the store, free device memory, and close the devices that the optimizer opened."""
+        self._closed = True
         self._runner.detach()
         self._optimizer_state.close()
 
