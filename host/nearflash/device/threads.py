@@ -4,6 +4,8 @@ A team of OpenMP threads waits for its slowest member. Where other processes use
 waits for its turn while the others spin, and the team is slower than a single thread.
 """
 
+import ctypes
+import functools
 import os
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["choose_threads", "idle_processors", "set_threads"]
+__all__ = ["choose_threads", "idle_processors", "set_ieee_arithmetic", "set_threads"]
 
 _VARIABLE = "OMP_NUM_THREADS"
 _SAMPLE_S = 0.2
@@ -60,6 +62,23 @@ def set_threads(requested: int | None = None) -> int:
         os.environ[_VARIABLE] = str(threads)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return threads
+
+
+def set_ieee_arithmetic() -> None:
+    """Set the calling thread to round to nearest and to keep subnormals, whatever mode the thread that began it had.
+
+    A new thread inherits both, torch.set_flush_denormal among them. Source: C17 7.6, FE_DFL_ENV; glibc's clears FTZ and
+    DAZ, too. Without glibc nothing is changed.
+    """
+    if sys.platform == "linux":
+        fesetenv = getattr(_process(), "fesetenv", None)
+        if fesetenv is not None:
+            fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV of glibc on x86-64, AArch64, RISC-V
+
+
+@functools.cache
+def _process() -> ctypes.CDLL:
+    return ctypes.CDLL(None)  # the interpreter is linked with libm
 
 
 def _times() -> dict[int, tuple[int, int]]:

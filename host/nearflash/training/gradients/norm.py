@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
 from nearflash.abi.formats import fp32_round
 from nearflash.device.backends.host.vector.compiled import bf16_number, compiled
+from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.storage import TensorEntry
 from nearflash.training.step.parameters import FlatParameters, dtype_name
 
@@ -55,7 +56,7 @@ def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
             sums += torch.stack(parts).tolist() if parts else []
         else:
             blocks += values.split(BLOCK)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count(), initializer=set_ieee_arithmetic) as pool:
         for runs in pool.map(_sums, blocks):
             sums += runs.tolist()
     total = sum(sums)

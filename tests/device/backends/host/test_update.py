@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.errors import CommandError, StreamError, WaitTimeoutError
 from nearflash.abi.optimizers import AdamStep, SgdStep
 from nearflash.abi.topk import ValueFormat
 from nearflash.device import open_device
+from nearflash.device.backends.host import update
 from nearflash.device.backends.host.topk import pack
 from nearflash.device.backends.host.update import THREADS, HostDevice
 from nearflash.device.backends.host.vector.lane import VectorLane
@@ -118,3 +120,31 @@ def test_memory_may_be_the_callers():
         buffer.host[:] = 5
         buffer.sync_to_device()
         assert memory.storage[:65].tolist() == [5] * 64 + [0]
+
+
+def test_flushed_subnormals_of_the_caller_do_not_reach_the_update():
+    """Once every v of gradients of 1e-20 was lost: the device's threads inherited torch's mode."""
+    stored = []
+    for flushed in (False, True):
+        torch.set_flush_denormal(flushed)
+        try:
+            with HostDevice.open("update-tiny") as device:
+                command = in_place(device, params=4096)
+                device.memory.view(*command.reads()["g"]).view("<u4")[:] = np.float32(1e-20).view(np.uint32)
+                device.run(command)
+                stored.append(device.memory.view(*command.writes()["v"]).tobytes())
+        finally:
+            torch.set_flush_denormal(False)
+    assert any(stored[0]) and stored[0] == stored[1]
+
+
+def test_no_memory_for_a_stream_ends_all_threads(host, monkeypatch):
+    """Once the threads that wait for the gradient waited for ever."""
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(update, "expand", fail)
+    command = replace(in_place(host), gradient=GradientFormat.TOPK, gradient_bytes=64)
+    with pytest.raises(MemoryError):
+        host.run(command)

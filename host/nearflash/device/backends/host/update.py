@@ -14,13 +14,14 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.commands import Command, Completion, GradientFormat, UpdateCommand
 from nearflash.abi.config import UpdateConfig
 from nearflash.abi.config import update_config as named_config
-from nearflash.abi.errors import StreamError, WaitTimeoutError
+from nearflash.abi.errors import WaitTimeoutError
 from nearflash.abi.optimizers.state import BLOCK_PARAMS
 from nearflash.device.backends.host.topk import expand
 from nearflash.device.backends.host.vector.lane import VectorLane
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats
 from nearflash.device.memory import SimulatedMemory
+from nearflash.device.threads import set_ieee_arithmetic
 
 __all__ = ["HostDevice"]
 
@@ -41,7 +42,7 @@ class HostDevice(CheckedDevice):
         self.memory = memory or SimulatedMemory()
         super().__init__(Identity("host", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
         self.build = config.in_software()
-        self._pool = ThreadPoolExecutor(THREADS, "nearflash-host")
+        self._pool = ThreadPoolExecutor(THREADS, "nearflash-host", initializer=set_ieee_arithmetic)
         self._aborted = threading.Event()
         self._jobs: deque[_Job] = deque()
 
@@ -107,7 +108,7 @@ class _Job:
         if first:
             try:
                 self._gradient.set_result(self._read_gradient())
-            except StreamError as error:
+            except BaseException as error:  # MemoryError, too: the other threads wait for one or the other
                 self._gradient.set_exception(error)
         inputs = self._arrays(command.reads()) | {"g": self._gradient.result()}
         outputs = self._arrays(command.writes())
