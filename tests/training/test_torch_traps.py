@@ -298,6 +298,16 @@ def test_extra_values_and_the_loss_scale_come_back(open_optimizer, tmp_path):
     assert np.isfinite(again.store.read_array("p")).all()
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(10, 20)])
+def test_parameters_in_the_same_memory_are_refused(tmp_path, part):
+    """Once the update of one wrote over the other's."""
+    model = torch.nn.ModuleDict({"emb": torch.nn.Linear(4, 30, bias=False), "head": torch.nn.Linear(4, 30, bias=False)})
+    model["head"].weight.data = model["emb"].weight.data[part]
+    with pytest.raises(CommandError, match=r"memory of their own, but 'emb.weight' and 'head.weight' share theirs"):
+        NearStorageAdamW(model.named_parameters(), path=tmp_path / "state")
+    assert list(tmp_path.iterdir()) == []
+
+
 # After the end
 
 

@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.errors import FormatError
+from nearflash.abi.errors import CommandError, FormatError
 from nearflash.storage import Extent, Manifest, StateArray, TensorEntry
 
 __all__ = ["COPY_OF", "FlatParameters", "Piece", "dtype_name"]
@@ -41,7 +42,7 @@ class FlatParameters:
     def __init__(
         self, groups: Sequence[dict[str, Any]], copy: CopyFormat, extent_params: int, arrays: Iterable[StateArray]
     ) -> None:
-        """Raises FormatError for a dtype that is neither fp32 nor the copy's, AlignmentError, ShapeError."""
+        """Raises FormatError for a dtype that is neither fp32 nor the copy's, CommandError, AlignmentError, ShapeError."""
         self.tensors: list[torch.Tensor] = []
         self.group_of: list[int] = []
         names: list[str] = []
@@ -59,6 +60,7 @@ class FlatParameters:
             if COPY_OF.get(tensor.dtype) not in (CopyFormat.NONE, copy):
                 other = f" or {copy.name.lower()}" if copy else ' (or pass param_dtype="fp16" or "bf16")'
                 raise FormatError(f"parameter {name!r} must be float32{other}, not {dtype_name(tensor)}")
+        _reject_shared(names, self.tensors)
         described = zip(names, self.tensors, strict=True)
         self.manifest = Manifest.pack([(n, tuple(t.shape), dtype_name(t)) for n, t in described], extent_params, arrays)
         self._starts = [entry.start for entry in self.manifest.tensors]
@@ -161,3 +163,20 @@ class FlatParameters:
 def dtype_name(tensor: torch.Tensor) -> str:
     """Name of a tensor's dtype as the manifest has it: `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _reject_shared(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+    """Raise CommandError for tensors in the same memory: the update of one would write over the other's."""
+    spans = []
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor.numel() and not tensor.is_meta:
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            last = sum((length - 1) * stride for length, stride in steps)
+            first = tensor.data_ptr()
+            spans.append((str(tensor.device), first, first + (last + 1) * tensor.element_size(), name))
+    for (device, _, stop, name), (other, first, _, other_name) in pairwise(sorted(spans)):
+        if device == other and first < stop:
+            raise CommandError(
+                f"parameters must have memory of their own, but {name!r} and {other_name!r} share theirs: tie them as "
+                "one Parameter (b.weight = a.weight), or clone one"
+            )
