@@ -1,6 +1,7 @@
 """`nearflash train` and what it is made of: the loss falls, a run that was stopped goes on with the same bits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 
 from nearflash.abi.errors import CommandError
 from nearflash.cli import main as cli
-from nearflash.training.finetune import Data, load_tokens
+from nearflash.training import NearStorageAdamW
+from nearflash.training.finetune import Data, fine_tune, load_model, load_tokens
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -69,6 +71,37 @@ def test_stopped_and_resumed(train, tmp_path, dtype):
     assert code == 0 and "resuming from step 2" in err
     whole, resumed = saved(tmp_path / "whole"), saved(tmp_path / "resumed")
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_skipped_steps_take_their_batches_across_a_resume(folder, tmp_path):
+    """Once a run that resumed began again with the batch of its number of committed steps."""
+    model, _ = load_model(folder / "model", "fp32")
+    data = Data(load_tokens(folder / "tokens.npy", None, 97), 20, 2, 0)
+    infinite = 1
+
+    def forward(module, _, output):
+        return replace(output, loss=output.loss * (float("inf") if len(seen) == infinite else 1.0))
+
+    def inputs(module, _, keywords):
+        seen.append(keywords["input_ids"].clone())
+
+    seen: list[torch.Tensor] = []
+    hooks = [model.register_forward_pre_hook(inputs, with_kwargs=True), model.register_forward_hook(forward)]
+    for steps, resume in ((2, False), (4, True)):
+        options = {"path": tmp_path / "state", "resume": resume, "loss_scale": "dynamic"}
+        with NearStorageAdamW(model.named_parameters(), lr=1e-3, **options) as optimizer:
+            list(fine_tune(model, data, optimizer, steps))
+    for hook in hooks:
+        hook.remove()
+    assert len(seen) == 5 and all(torch.equal(ids, data.at(number)) for number, ids in enumerate(seen))
+
+
+def test_save_onto_a_file_is_refused_before_training(train, tmp_path):
+    """Once it trained, saved nothing and exited with 0."""
+    (tmp_path / "model.bin").write_text("kept")
+    code, err = train("--save", str(tmp_path / "model.bin"))
+    assert code == 2 and "--save must name a folder, not the file" in err
+    assert (tmp_path / "model.bin").read_text() == "kept" and not (tmp_path / "state").exists()
 
 
 def test_options_reach_the_optimizer(train, tmp_path):

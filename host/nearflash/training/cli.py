@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nearflash.abi.errors import CommandError
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep, StateFormat
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ def _train(arguments: argparse.Namespace) -> int:
     from nearflash import training
     from nearflash.training.finetune import Data, fine_tune, load_model, load_tokens
 
+    if arguments.save and arguments.save.exists() and not arguments.save.is_dir():
+        raise CommandError(f"--save must name a folder, not the file {str(arguments.save)!r}")
     model, tokenizer = load_model(arguments.model, arguments.dtype)
     tokens = load_tokens(arguments.data, tokenizer, model.config.vocab_size)
     data = Data(tokens, arguments.seq_length, arguments.batch_size, arguments.seed)

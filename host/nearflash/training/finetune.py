@@ -1,6 +1,7 @@
 """Fine-tuning of a language model on a file of text or tokens: what `nearflash train` does, for scripts too.
 
-A batch depends on the step and the seed alone, so a run that was stopped resumes with the batch that it would have had.
+A batch depends on its number and the seed alone, and each step commits the next one's number (skipped steps take batches,
+too), so a run that was stopped resumes with the batch that it would have had.
 """
 
 import time
@@ -41,11 +42,11 @@ class Data:
                 f"data must have at least {self.seq_length} tokens (one sequence), not {len(self.tokens)}"
             )
 
-    def at(self, step: int) -> torch.Tensor:
-        """Token ids (batch_size, seq_length) of a step, counted from 0."""
+    def at(self, number: int) -> torch.Tensor:
+        """Token ids (batch_size, seq_length) of a batch, counted from 0."""
         sequences = len(self.tokens) // self.seq_length
         rows = []
-        for index in range(step * self.batch_size, (step + 1) * self.batch_size):
+        for index in range(number * self.batch_size, (number + 1) * self.batch_size):
             epoch, place = divmod(index, sequences)
             start = int(_order(sequences, self.seed + epoch)[place]) * self.seq_length
             rows.append(self.tokens[start : start + self.seq_length])
@@ -94,9 +95,12 @@ def fine_tune(model: Any, data: Data, optimizer: NearStorageOptimizer, steps: in
     device = next(model.parameters()).device
     model.train()
     began, first, seen = time.perf_counter(), optimizer.steps, 0
+    number = optimizer.metadata.get("batch", first)
     while optimizer.steps < steps:
         before = optimizer.steps
-        ids = data.at(before + optimizer.report.skipped_steps).to(device)
+        ids = data.at(number).to(device)
+        number += 1
+        optimizer.metadata["batch"] = number  # committed with the step; a skipped one commits nothing
         loss = model(input_ids=ids, labels=ids).loss
         optimizer.scale_loss(loss).backward()
         middle = time.perf_counter()
