@@ -1,7 +1,7 @@
 """Fine-tuning of a language model on a file of text or tokens: what `nearflash train` does, for scripts too.
 
-A batch depends on its number and the seed alone, and each step commits the next one's number (skipped steps take batches,
-too), so a run that was stopped resumes with the batch that it would have had.
+A batch depends on its number and the seed alone, and each step commits the next one's number (skipped steps take
+batches, too), so a run that was stopped resumes with the batch that it would have had.
 """
 
 import time

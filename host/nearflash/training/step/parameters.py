@@ -42,7 +42,7 @@ class FlatParameters:
     def __init__(
         self, groups: Sequence[dict[str, Any]], copy: CopyFormat, extent_params: int, arrays: Iterable[StateArray]
     ) -> None:
-        """Raises FormatError for a dtype that is neither fp32 nor the copy's, CommandError, AlignmentError, ShapeError."""
+        """Raises FormatError for a dtype that is neither fp32 nor the copy's, CommandError for shared memory."""
         self.tensors: list[torch.Tensor] = []
         self.group_of: list[int] = []
         names: list[str] = []
