@@ -308,6 +308,39 @@ def test_parameters_in_the_same_memory_are_refused(tmp_path, part):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_settings_of_torch_that_a_group_cannot_have(tmp_path):
+    """Once they were ignored: amsgrad, and decay of the other kind, set for one group."""
+    for kind, setting, message in (
+        (NearStorageAdamW, {"amsgrad": True}, "amsgrad must be False, not True"),
+        (NearStorageAdamW, {"decoupled_weight_decay": False}, "decoupled_weight_decay must be True in every group"),
+        (NearStorageAdam, {"decoupled_weight_decay": True}, "decoupled_weight_decay must be False in every group"),
+    ):
+        groups = [{"params": list(model_of().parameters()), **setting}]
+        with pytest.raises(CommandError, match=message):
+            kind(groups, path=tmp_path / "state")
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("edit", ["append", "replace", "move"])
+def test_edited_groups_are_an_error(open_optimizer, edit):
+    """Once the step went on with the tensors of construction."""
+    model = model_of()
+    halves = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
+    optimizer = open_optimizer(halves)
+    first, second = (group["params"] for group in optimizer.param_groups)
+    if edit == "append":
+        second.append(torch.nn.Parameter(torch.ones(3)))
+    elif edit == "replace":
+        first[0] = torch.nn.Parameter(first[0].detach().clone())
+    else:
+        second.append(first.pop())
+    backward(model, 0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(StateError, match="must be the tensors that the optimizer was constructed with"):
+        optimizer.step()
+    assert optimizer.steps == 0 and all(map(torch.equal, before, model.parameters()))
+
+
 # After the end
 
 

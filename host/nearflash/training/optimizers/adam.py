@@ -10,6 +10,8 @@ from nearflash.training.optimizers.options import Options
 
 __all__ = ["NearStorageAdam", "NearStorageAdamW"]
 
+_NO_AMSGRAD = "amsgrad must be False, not True: no third moment is stored; leave it out"
+
 
 class NearStorageAdamW(NearStorageOptimizer):
     """torch.optim.AdamW with its state on flash; `decoupled=False` makes it Adam with L2."""
@@ -28,13 +30,21 @@ class NearStorageAdamW(NearStorageOptimizer):
         **options: Unpack[Options],
     ) -> None:
         if amsgrad:
-            raise CommandError("amsgrad must be False, not True: no third moment is stored; leave it out")
+            raise CommandError(_NO_AMSGRAD)
         self._decoupled = decoupled
         scalars = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, scalars | {"maximize": maximize}, **options)
 
     def rule(self, group: Mapping[str, Any], step: int) -> OptimizerStep:
         """Scalars of a group's tensors at their step (from 1). Raises CommandError for values out of range."""
+        if group.get("amsgrad"):
+            raise CommandError(_NO_AMSGRAD)
+        decoupled = group.get("decoupled_weight_decay", self._decoupled)  # torch's name, in its param_groups
+        if decoupled != self._decoupled:
+            raise CommandError(
+                f"decoupled_weight_decay must be {self._decoupled} in every group, as of {type(self).__name__}, not "
+                f"{decoupled!r}: take NearStorageAdamW for decoupled decay, NearStorageAdam for L2"
+            )
         beta1, beta2 = group["betas"]
         return AdamStep(
             beta1=float(beta1),

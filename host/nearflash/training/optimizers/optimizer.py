@@ -85,6 +85,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         """
         if self._closed:
             raise StateError("the optimizer must be open, not closed: construct it again with the same path to go on")
+        self._check_parameters()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -94,6 +95,17 @@ class NearStorageOptimizer(torch.optim.Optimizer):
             self._runner.step(None if grad_scale is None else float(grad_scale), bool(found_inf))
         self._refresh_handle()
         return loss
+
+    def _check_parameters(self) -> None:
+        """Raise StateError where the groups' tensors are no longer those of construction and add_param_group."""
+        given = {id(tensor): index for index, group in reversed(list(enumerate(self.param_groups)))
+                 for tensor in group["params"]}  # fmt: skip
+        flat = self._optimizer_state.flat
+        if given != {id(tensor): index for tensor, index in zip(flat.tensors, flat.group_of, strict=True)}:
+            raise StateError(
+                'group["params"] must be the tensors that the optimizer was constructed with, in their groups, not '
+                "edited: use add_param_group before the first step, or construct a new optimizer, on another path"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; updates that backward has begun are discarded."""
