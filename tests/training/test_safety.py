@@ -154,6 +154,54 @@ def test_changes_from_outside(trained, tensors, set_gradients, make_reference, o
     assert np.array_equal(tensors[2].detach().numpy(), reference.p[2])
 
 
+def mul(tensor):
+    tensor.data.mul_(2)
+
+
+def clamp_one_element(tensor):
+    tensor.data.view(-1)[-1].clamp_(9, 9)
+
+
+def replace(tensor):
+    tensor.data = torch.full_like(tensor, 7.0)
+
+
+def through_numpy(tensor):
+    tensor.detach().numpy().reshape(-1)[0] += 1
+
+
+def from_a_vector(tensor):
+    torch.nn.utils.vector_to_parameters(torch.arange(float(tensor.numel())), [tensor])
+
+
+def initialise(tensor):
+    tensor.data.normal_(generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("overlap", ["step", "backward"])
+@pytest.mark.parametrize("change", [mul, clamp_one_element, replace, through_numpy, from_a_vector, initialise])
+def test_changes_that_torch_does_not_count(
+    tensors, set_gradients, make_reference, open_optimizer, tmp_path, change, overlap
+):
+    """They had been undone in silence: before the first step they count, after it they are an error."""
+    optimizer = open_optimizer(tensors, weight_decay=0.0, overlap=overlap)
+    set_gradients(tensors, 1)
+    change(tensors[0])
+    reference = make_reference(tensors)
+    optimizer.step()
+    reference.step(tensors, lambda i: {"lr": 1e-3})
+    assert all(np.array_equal(t.detach().numpy().reshape(-1), p) for t, p in zip(tensors, reference.p, strict=True))
+    published = [t.detach().clone() for t in tensors]
+    change(tensors[0])
+    changed = [t.detach().clone() for t in tensors]
+    with pytest.raises(StateError, match=r"parameter '0.0' must be changed by this optimizer only"):
+        optimizer.step()
+    assert optimizer.steps == 1 and all(torch.equal(a, b) for a, b in zip(changed, tensors, strict=True))
+    tensors[0].data.copy_(published[0])
+    optimizer.step()
+    assert optimizer.steps == 2, "as they were published, they are no change"
+
+
 # Files
 
 

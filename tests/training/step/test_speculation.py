@@ -91,6 +91,54 @@ def test_equal_to_the_bit_whatever_happens(open_optimizer, tmp_path, action):
     assert all(torch.equal(one, other) for one, other in zip(*results.values(), strict=True))
 
 
+def by_data(gradient):
+    gradient.data.mul_(0.5)
+
+
+def by_numpy(gradient):
+    gradient.numpy()[:] *= 0.5
+
+
+def by_exchange(gradient):
+    """As a collective writes: two elements change places, so that sum and norm stay."""
+    gradient.data[:2] = gradient.data[:2].flip(0).clone()
+
+
+def by_sign(gradient):
+    gradient.data[-1].neg_()
+
+
+@pytest.mark.parametrize("change", [by_data, by_numpy, by_exchange, by_sign])
+def test_gradients_that_change_without_a_version(open_optimizer, tmp_path, change):
+    """dist.all_reduce(p.grad) of torch's own tutorial does; they were gathered before, and kept."""
+    results = {}
+    for overlap in ("step", "backward"):
+        tensors = make()
+        optimizer = open_optimizer(tensors, lr=0.1, path=tmp_path / overlap, overlap=overlap)
+        backward(optimizer, tensors, 0)
+        if overlap == "backward":
+            settle(optimizer)
+        version = tensors[2].grad._version
+        change(tensors[2].grad)
+        assert tensors[2].grad._version == version
+        optimizer.step()
+        results[overlap] = [t.detach() for t in tensors]
+        assert optimizer.report.mispredictions == (overlap == "backward") and optimizer.steps == 1
+    assert all(torch.equal(one, other) for one, other in zip(*results.values(), strict=True))
+
+
+def test_a_gradient_that_was_not_finite_for_a_while(open_optimizer):
+    """What counts are the gradients at `step`."""
+    tensors = make()
+    optimizer = open_optimizer(tensors, overlap="backward")
+    tensors[1].register_hook(lambda gradient: gradient * float("nan"))
+    backward(optimizer, tensors, 0)
+    time.sleep(0.05)
+    tensors[1].grad.data.fill_(1.0)
+    optimizer.step()
+    assert optimizer.steps == 1 and optimizer.report.mispredictions == 1
+
+
 def test_updates_run_before_the_step(open_optimizer):
     """All extents are written when backward has ended, and still the tensors and the store are those before."""
     tensors = make()

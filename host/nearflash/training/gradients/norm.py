@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
 from nearflash.abi.formats import fp32_round
-from nearflash.device.backends.host.vector.compiled import bf16_number, compiled
+from nearflash.device.backends.host.vector.compiled import bf16_number, compiled, pattern
 from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.storage import TensorEntry
+from nearflash.training.step.fingerprint import KEYS, MODULUS, RUN, fingerprint
 from nearflash.training.step.parameters import FlatParameters, dtype_name
 
-__all__ = ["clip_scalar", "reject_nonfinite", "sum_of_squares", "tensors_with_gradient"]
+__all__ = ["clip_scalar", "reject_nonfinite", "squares_and_fingerprints", "sum_of_squares", "tensors_with_gradient"]
 
-RUN = 1 << 10
 BLOCK = 1 << 20
 """Elements that a thread takes at once."""
 GPU_BLOCK = 1 << 22
@@ -47,20 +47,30 @@ def tensors_with_gradient(flat: FlatParameters) -> list[int]:
 
 def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
     """Sum of the squares of the gradients, each first rounded to fp32; not finite where one of them is not."""
+    return squares_and_fingerprints(gradients)[0]
+
+
+def squares_and_fingerprints(gradients: Iterable[torch.Tensor]) -> tuple[float, list[int]]:
+    """As sum_of_squares; beside it, of each gradient, the fingerprint of its values in fp32, from the same pass."""
     sums: list[float] = []
-    blocks: list[torch.Tensor] = []
-    for gradient in gradients:
+    found: list[int] = []
+    blocks: list[tuple[int, int, torch.Tensor]] = []
+    for index, gradient in enumerate(gradients):
         values = gradient.detach().reshape(-1)
+        found.append(0)
         if values.is_cuda:
-            parts = [part.float().double().square().sum() for part in values.split(GPU_BLOCK)]
-            sums += torch.stack(parts).tolist() if parts else []
+            for start in range(0, values.numel(), GPU_BLOCK):
+                part = values[start : start + GPU_BLOCK].float()
+                sums.append(float(part.double().square().sum()))
+                found[index] += fingerprint(part, start)
         else:
-            blocks += values.split(BLOCK)
+            blocks += [(index, place, part) for place, part in enumerate(values.split(BLOCK)) if part.numel()]
     with ThreadPoolExecutor(os.cpu_count(), initializer=set_ieee_arithmetic) as pool:
-        for runs in pool.map(_sums, blocks):
+        for (index, _, _), (runs, mark) in zip(blocks, pool.map(_sums, blocks), strict=True):
             sums += runs.tolist()
+            found[index] += mark
     total = sum(sums)
-    return math.fsum(sums) if math.isfinite(total) else total
+    return math.fsum(sums) if math.isfinite(total) else total, [mark % MODULUS for mark in found]
 
 
 def clip_scalar(norm: float, max_norm: float | None, scale: float) -> float:
@@ -84,18 +94,19 @@ def reject_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
     )
 
 
-def _sums(block: torch.Tensor) -> NDArray[np.float64]:
-    """Sums of the squares of each run of a block."""
-    bf16 = block.dtype is torch.bfloat16
-    values = (block.contiguous().view(torch.int16) if bf16 else block.float()).numpy()
+def _sums(block: tuple[int, int, torch.Tensor]) -> tuple[NDArray[np.float64], int]:
+    """Sums of the squares of each run of block number `place`, and its part of the tensor's fingerprint."""
+    _, place, part = block
+    bf16 = part.dtype is torch.bfloat16
+    values = (part.contiguous().view(torch.int16) if bf16 else part.float()).numpy()
     sums = np.empty(-(-values.size // RUN), np.float64)
-    _run_sums(bf16)(values, sums)
-    return sums
+    mark = int(_run_sums(bf16)(values, sums, KEYS, place * (BLOCK // RUN)))
+    return sums, mark << 16 if bf16 else mark  # an fp32 number has bf16's bits above 16 zeros
 
 
 @cache
 def _run_sums(bf16: bool) -> Callable[..., None]:
-    """The loop, of fp32 numbers or of bf16 patterns."""
+    """The loop, of fp32 numbers or of bf16 patterns: fills `sums`, gives the fingerprint."""
     eighth = RUN // 8
 
     @compiled
@@ -103,8 +114,13 @@ def _run_sums(bf16: bool) -> Callable[..., None]:
         wide = np.float64(bf16_number(value) if bf16 else value)
         return wide * wide
 
-    def loop(values: Any, sums: Any) -> None:
+    @compiled
+    def word(value: Any) -> Any:
+        return np.uint64(np.uint16(value) if bf16 else np.uint32(pattern(value)))
+
+    def loop(values: Any, sums: Any, keys: Any, first_run: Any) -> Any:
         full, part = np.empty(RUN, values.dtype), np.empty(eighth, np.float64)
+        mark = np.uint64(0)
         for run in range(sums.size):
             x = values[run * RUN : (run + 1) * RUN]
             if x.size < RUN:
@@ -123,6 +139,11 @@ def _run_sums(bf16: bool) -> Callable[..., None]:
                     part[i] += part[half + i]
                 half //= 2
             sums[run] = part[0]
+            words = np.uint64(0)
+            for i in range(RUN):
+                words += word(x[i]) * np.uint64(keys[i])
+            mark += words * np.uint64(2 * (first_run + run) + 1)
+        return mark
 
     return compiled(loop)
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from nearflash.training.gradients.compression import Compressor
+from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.plan import Plan
 from nearflash.training.step.timeline import Timeline
@@ -18,10 +19,17 @@ class ExtentUpdate:
     """
 
     def __init__(
-        self, flat: FlatParameters, plan: Plan, timeline: Timeline, compressor: Compressor | None, step: int
+        self,
+        flat: FlatParameters,
+        plan: Plan,
+        timeline: Timeline,
+        compressor: Compressor | None,
+        step: int,
+        gathered: GradientFingerprints | None,
     ) -> None:
+        """gathered: takes the fingerprints of the gradients that are gathered."""
         self._flat, self._plan, self._timeline = flat, plan, timeline
-        self._compressor, self._step = compressor, step
+        self._compressor, self._step, self._gathered = compressor, step, gathered
 
     def __call__(self, transfer: Transfer, slot: Slot) -> None:
         """Raises DeviceError, WaitTimeoutError, NonFiniteError."""
@@ -32,7 +40,7 @@ class ExtentUpdate:
             params = run.stop - run.start
             gradients, stream = transfer.gradients(params), None
             with span("gather gradients", params=params):
-                self._flat.put_gradients(run.start, run.stop, run.scalar, gradients)
+                self._flat.put_gradients(run.start, run.stop, run.scalar, gradients, self._gathered)
             if self._compressor is not None:
                 with span("compress", params=params):
                     stream = self._compressor.compress(run.start, gradients, self._step)

@@ -16,6 +16,7 @@ from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.gradients.compression import Compressor, TopK
 from nearflash.training.optimizers.options import Settings
 from nearflash.training.step.extent_update import ExtentUpdate
+from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
@@ -95,9 +96,9 @@ class OptimizerState:
         """The extents in the order that suits the next step."""
         return self._schedule.order()
 
-    def updater(self, plan: Plan) -> ExtentUpdate:
-        """The update stage of the next step."""
-        return ExtentUpdate(self.flat, plan, self._report.timeline, self._compressor, self.store.steps + 1)
+    def updater(self, plan: Plan, gathered: GradientFingerprints | None = None) -> ExtentUpdate:
+        """The update stage of the next step. gathered: takes the fingerprints of the gradients that are gathered."""
+        return ExtentUpdate(self.flat, plan, self._report.timeline, self._compressor, self.store.steps + 1, gathered)
 
     def commit(self, tensors: Sequence[int], metadata: Mapping[str, Any]) -> None:
         """Make a finished step, which updated `tensors`, the store's state, then the tensors' contents."""
@@ -162,7 +163,7 @@ class OptimizerState:
             stripe_ratio=self._settings.stripe_ratio,
             direct=self._settings.direct,
         )
-        self.flat.note_versions()
+        self.flat.note_contents()
 
     def _resume(self, groups: Sequence[dict[str, Any]]) -> None:
         self.store = store = StateStore.open(self._paths, direct=self._settings.direct)

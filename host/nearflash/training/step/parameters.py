@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import CommandError, FormatError
 from nearflash.storage import Extent, Manifest, StateArray, TensorEntry
+from nearflash.training.step.fingerprint import MODULUS, GradientFingerprints, fingerprint, fingerprints
 
 __all__ = ["COPY_OF", "FlatParameters", "Piece", "dtype_name"]
 
 COPY_OF = {torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16, torch.float32: CopyFormat.NONE}
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
+_BLOCK = 1 << 17
+"""Elements that are published at once."""
 _DTYPE_OF = {copy: dtype for dtype, copy in COPY_OF.items()}
 
 
@@ -68,7 +71,8 @@ class FlatParameters:
         pinned = any(tensor.is_cuda for tensor in self.tensors)
         self._next = [torch.empty(t.numel(), dtype=t.dtype, pin_memory=pinned) for t in self.tensors]
         self._versions: list[int] = []
-        self.note_versions()
+        self._fingerprints: list[int] = []
+        self.note_contents()
 
     @property
     def entries(self) -> tuple[TensorEntry, ...]:
@@ -93,8 +97,18 @@ class FlatParameters:
 
     # From the tensors
 
-    def put_gradients(self, start: int, stop: int, scalar: float, out: NDArray[np.float32]) -> None:
-        """Write the gradients of [start, stop), rounded to fp32, times the fp32 scalar, into `out`; padding is zero."""
+    def put_gradients(
+        self,
+        start: int,
+        stop: int,
+        scalar: float,
+        out: NDArray[np.float32],
+        gathered: GradientFingerprints | None = None,
+    ) -> None:
+        """Write the gradients of [start, stop), rounded to fp32, times the fp32 scalar, into `out`; padding is zero.
+
+        gathered: takes their fingerprints, before the multiplication.
+        """
         target, reached = torch.from_numpy(out), start
         for piece in self.pieces(start, stop):
             gradient = self.tensors[piece.tensor].grad
@@ -102,6 +116,8 @@ class FlatParameters:
             out[reached - start : piece.position - start] = 0
             values = gradient.reshape(-1)[piece.first : piece.first + piece.length]
             target[piece.position - start :][: piece.length].copy_(values)
+            if gathered is not None:
+                gathered.add(piece.tensor, piece.first, target[piece.position - start :][: piece.length])
             reached = piece.position + piece.length
         out[reached - start :] = 0
         if scalar != 1.0:
@@ -136,28 +152,53 @@ class FlatParameters:
 
     def publish(self, tensors: Sequence[int]) -> None:
         """Copy the staged values into the tensors, in place; those on CPU on all cores."""
-
-        def copy(index: int) -> None:
-            with torch.no_grad():
-                self.tensors[index].copy_(self._next[index].view(self.tensors[index].shape))
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(copy, (index for index in tensors if not self.tensors[index].is_cuda)))
+        on_gpu = [index for index in tensors if self.tensors[index].is_cuda]
+        blocks = [block for index in tensors if not self.tensors[index].is_cuda for block in self._blocks(index)]
         for index in tensors:
-            if self.tensors[index].is_cuda:  # here, as the caller's stream is its thread's
-                copy(index)
-        self.note_versions()
+            self._fingerprints[index] = 0
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for (index, _, _), mark in zip(blocks, pool.map(self._publish_block, blocks), strict=True):
+                self._fingerprints[index] = (self._fingerprints[index] + mark) % MODULUS
+        for index in on_gpu:  # here, as the caller's stream is its thread's
+            self._fingerprints[index] = self._publish_block((index, 0, self.entries[index].params))
+        for index in tensors:
+            self._versions[index] = self.tensors[index]._version
+
+    def _blocks(self, index: int) -> Iterator[tuple[int, int, int]]:
+        """Parts of a tensor that stay in a processor's cache: (index, first, stop). Strided tensors are one part."""
+        params = self.entries[index].params
+        length = _BLOCK if self.tensors[index].is_contiguous() else max(params, 1)
+        for first in range(0, params, length):
+            yield index, first, min(first + length, params)
+
+    def _publish_block(self, block: tuple[int, int, int]) -> int:
+        """Copy; gives the fingerprint."""
+        index, first, stop = block
+        tensor, values = self.tensors[index], self._next[index]
+        with torch.no_grad():
+            if stop - first == values.numel():
+                tensor.copy_(values.view(tensor.shape))
+            else:
+                tensor.view(-1)[first:stop].copy_(values[first:stop])
+        return fingerprint(values[first:stop], first)
 
     # Changes from outside
 
-    def note_versions(self) -> None:
+    def note_contents(self) -> None:
         """Take the tensors' present contents as known."""
         self._versions = [tensor._version for tensor in self.tensors]
+        self._fingerprints = fingerprints(self.tensors)
+
+    def versions_changed(self) -> bool:
+        """Whether tensors were changed by others, as far as torch counts versions; at once."""
+        return self._versions != [tensor._version for tensor in self.tensors]
 
     def changed(self) -> list[str]:
-        """Names of tensors that were changed in place by others (as far as torch counts versions)."""
-        versions = zip(self.entries, self.tensors, self._versions, strict=True)
-        return [entry.name for entry, tensor, known in versions if tensor._version != known]
+        """Names of tensors that were changed by others, in whatever way; reads them all."""
+        today = fingerprints(self.tensors)
+        versions = [tensor._version for tensor in self.tensors]
+        known = zip(self.entries, self._versions, versions, self._fingerprints, today, strict=True)
+        return [entry.name for entry, version, now, mark, new in known if version != now or mark != new]
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -3,7 +3,8 @@
 An extent is offered to the schedule when the gradients of all its tensors have come. Whether they will be clipped, are
 all finite, or will be changed by the training script before `step` is not known then: a *speculative step* assumes that
 nothing of the kind happens. `step` validates it; after a misprediction it is discarded and done again, with the same
-result to the bit, and the next 1, 2, 4, … 64 steps begin without speculation.
+result to the bit, and the next 1, 2, 4, … 64 steps begin without speculation. Gradients that change without a new
+version, as by `dist.all_reduce(p.grad)`, are told by their fingerprints, of what was gathered and what the norm saw.
 """
 
 import threading
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 
 import torch
 
+from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
@@ -32,13 +34,17 @@ class SpeculativeStep:
         self.step, self.plan = step, plan
         self.seen: dict[int, tuple[torch.Tensor, int]] = {}
         """Gradients, by tensor, and the version that torch counts of each."""
+        self.gathered = GradientFingerprints()
 
     def record(self, tensor: int, gradient: torch.Tensor) -> None:
         """Note a gradient as it is now."""
         self.seen[tensor] = gradient, gradient._version
 
     def validate(self, flat: FlatParameters, plan: Plan) -> bool:
-        """Whether all extents that were offered are updated as `plan` demands, with today's gradients."""
+        """Whether all extents that were offered are updated as `plan` demands, with today's gradients.
+
+        As far as torch counts versions: when all is gathered, `gathered` tells the rest.
+        """
         for extent in self.step.offered:
             for tensor in flat.tensors_in(extent.start, extent.stop):
                 gradient = flat.tensors[tensor].grad

@@ -5,11 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-from nearflash.abi.errors import CommandError, StateError
+from nearflash.abi.errors import CommandError, NonFiniteError, StateError
 from nearflash.abi.optimizers import OptimizerStep
-from nearflash.training.gradients.norm import clip_scalar, reject_nonfinite, sum_of_squares, tensors_with_gradient
+from nearflash.training.gradients.norm import (
+    clip_scalar,
+    reject_nonfinite,
+    squares_and_fingerprints,
+    tensors_with_gradient,
+)
 from nearflash.training.gradients.scaler import LossScale
 from nearflash.training.optimizers.options import Settings
+from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.optimizer_state import OptimizerState
 from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
@@ -35,7 +41,6 @@ class StepRunner:
     ) -> None:
         self._state, self._settings, self._report = state, settings, report
         self._groups, self._rule = groups, rule
-        self._sum_of_squares = settings.sum_of_squares or sum_of_squares
         self.loss_scale = LossScale.parse(settings.loss_scale)
         self.metadata: dict[str, Any] = {}
         """What the store was last committed with, for the training script to read and write."""
@@ -83,12 +88,12 @@ class StepRunner:
         with ExitStack() as in_flight:
             if speculative is not None:
                 in_flight.enter_context(speculative.step)
+            active = tensors_with_gradient(self._state.flat)
             if self._state.flat.changed():
                 if speculative is not None:
                     speculative.step.discard()
                 speculative = None
                 self._accept_changes()
-            active = tensors_with_gradient(self._state.flat)
             if active and not found_inf:
                 self._advance(active, speculative, grad_scale, in_flight)
 
@@ -97,16 +102,14 @@ class StepRunner:
     ) -> None:
         """`in_flight`: discards, at its end, the steps in it that have not come to theirs."""
         step = self._begin(in_flight) if speculative is None else speculative.step
-        if (scalar := self._scalar(active, grad_scale)) is None:
+        scalar, gradients = self._look_at(active, grad_scale)
+        if scalar is None:
             return
         plan = self._plan(active, scalar)
-        if speculative is not None and not self._validate(speculative, plan):
-            step.discard()
-            step = self._begin(in_flight)
-        step.release(self._state.updater(plan))
-        step.offer(self._state.extent_order())
-        step.finish()
-        self._report.stalls = step.stalls
+        if speculative is None:
+            self._finish(step, plan)
+        elif not self._finish_speculative(speculative, plan, dict(zip(active, gradients, strict=True))):
+            self._finish(self._begin(in_flight), plan)
         scale = None if self.loss_scale is None else self.loss_scale.updated(overflow=False)
         self._state.commit(active, self.metadata | ({} if scale is None else {_LOSS_SCALE: scale.to_json()}))
         self.loss_scale = scale
@@ -118,24 +121,54 @@ class StepRunner:
         step.offer(self._state.extent_order())
         return step
 
-    def _scalar(self, active: Sequence[int], grad_scale: float | None) -> float | None:
-        """What gradients are multiplied by; None where the step is to be skipped. Raises NonFiniteError."""
+    def _finish(self, step: Step, plan: Plan, gathered: GradientFingerprints | None = None) -> None:
+        """All extents read, updated by the plan, and written."""
+        step.release(self._state.updater(plan, gathered))
+        step.offer(self._state.extent_order())
+        step.finish()
+        self._report.stalls = step.stalls
+
+    def _finish_speculative(self, speculative: SpeculativeStep, plan: Plan, gradients: Mapping[int, int]) -> bool:
+        """The same with a step that backward has begun; whether it was right, else it is discarded.
+
+        gradients: today's fingerprints, by tensor.
+        """
+        assert self.speculator is not None, "the speculative step is its own"
+        right = speculative.validate(self._state.flat, plan)
+        if right:
+            try:
+                self._finish(speculative.step, plan, speculative.gathered)
+                right = speculative.gathered.agree(gradients)
+            except NonFiniteError:  # of gradients as they were: today's are finite
+                right = False
+        if not right:
+            speculative.step.discard()
+        self.speculator.resolve(correct=right)
+        return right
+
+    def _look_at(self, active: Sequence[int], grad_scale: float | None) -> tuple[float | None, list[int]]:
+        """What gradients are multiplied by, None where the step is to be skipped; their fingerprints.
+
+        Raises NonFiniteError.
+        """
         if grad_scale is not None and self.loss_scale is not None:
             raise CommandError("loss_scale must be None where a GradScaler scales the loss; leave one of them out")
         flat = self._state.flat
         with self._report.timeline.span("norm"):
-            gradients = (flat.tensors[index].grad for index in active)
-            total = self._sum_of_squares(gradient for gradient in gradients if gradient is not None)
+            gradients = [grad for index in active if (grad := flat.tensors[index].grad) is not None]
+            total, marks = squares_and_fingerprints(gradients)
+            if self._settings.sum_of_squares is not None:
+                total = self._settings.sum_of_squares(gradients)
         if not math.isfinite(total):
             if self.loss_scale is None:
                 reject_nonfinite(flat, active)
             else:
                 self.loss_scale = self.loss_scale.updated(overflow=True)
             self._report.skipped_steps += 1
-            return None
+            return None, marks
         scale = self._scale if grad_scale is None else grad_scale
         self._report.grad_norm = math.sqrt(total) / scale
-        return clip_scalar(math.sqrt(total), self._settings.max_grad_norm, scale)
+        return clip_scalar(math.sqrt(total), self._settings.max_grad_norm, scale), marks
 
     @property
     def _scale(self) -> float:
@@ -150,7 +183,7 @@ class StepRunner:
         if not state.started:
             self.recreate()
         elif state.agrees():  # a checkpoint of this very step was loaded
-            state.flat.note_versions()
+            state.flat.note_contents()
         else:
             raise StateError(
                 f"parameter {state.flat.changed()[0]!r} must be changed by this optimizer only, but others "
@@ -168,7 +201,7 @@ class StepRunner:
     def _speculate(self) -> SpeculativeStep | None:
         """Assumes that nothing is clipped, all is finite, and every tensor that wants a gradient gets one."""
         flat = self._state.flat
-        if flat.changed():
+        if flat.versions_changed():
             return None
         known = {i: tensor.grad for i, tensor in enumerate(flat.tensors) if not tensor.requires_grad}
         active = [i for i, tensor in enumerate(flat.tensors) if tensor.requires_grad or known[i] is not None]
@@ -177,11 +210,5 @@ class StepRunner:
         for tensor, gradient in known.items():
             if gradient is not None:
                 speculative.record(tensor, gradient)
-        speculative.step.release(self._state.updater(plan))
+        speculative.step.release(self._state.updater(plan, speculative.gathered))
         return speculative
-
-    def _validate(self, speculative: SpeculativeStep, plan: Plan) -> bool:
-        assert self.speculator is not None, "the speculative step is its own"
-        valid = speculative.validate(self._state.flat, plan)
-        self.speculator.resolve(correct=valid)
-        return valid
