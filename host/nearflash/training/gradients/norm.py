@@ -105,7 +105,7 @@ def _sums(block: tuple[int, int, torch.Tensor]) -> tuple[NDArray[np.float64], in
 
 
 @cache
-def _run_sums(bf16: bool) -> Callable[..., None]:
+def _run_sums(bf16: bool) -> Callable[..., int]:
     """The loop, of fp32 numbers or of bf16 patterns: fills `sums`, gives the fingerprint."""
     eighth = RUN // 8
 
