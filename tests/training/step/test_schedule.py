@@ -1,6 +1,7 @@
 """The schedule: what overlaps, what is remembered, what a failure leaves behind. Results are those of the model."""
 
 import json
+import signal
 import threading
 import time
 
@@ -133,6 +134,75 @@ def test_an_interrupt_discards_the_step(open_optimizer, monkeypatch, tensor):
     assert optimizer.steps == 0 and torch.equal(before, tensor) and threading.active_count() == threads
 
 
+@pytest.mark.parametrize("place, name", [("store", "commit"), ("flat", "publish")])
+def test_an_interrupt_after_the_commit_waits_for_the_tensors(open_optimizer, monkeypatch, tensor, place, name):
+    """The store was at the next step, the tensors partly: the next step went on from the mix."""
+    optimizer = open_optimizer([tensor], loss_scale="dynamic")
+    set_gradient(tensor, 0)
+    owner = getattr(optimizer._optimizer_state, place)
+    real, main = getattr(owner, name), threading.main_thread().ident
+
+    def interrupted(*args):
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.05)
+        real(*args)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert optimizer.steps == 1 and optimizer._optimizer_state.agrees() and optimizer.loss_scale > 0
+    assert optimizer.state_dict()["state"][0]["nearflash_step"] == 1
+    assert optimizer.metadata == {} and optimizer._runner.loss_scale.good_steps == 1
+
+
+def test_a_failed_publication_is_made_up_for(open_optimizer, tmp_path, monkeypatch, tensor):
+    """The next step takes the tensors from the store first."""
+    optimizer = open_optimizer([tensor])
+    set_gradient(tensor, 0)
+    repair = fail_at(monkeypatch, optimizer._optimizer_state.flat, "publish", 0, MemoryError())
+    before = tensor.detach().clone()
+    with pytest.raises(MemoryError):
+        optimizer.step()
+    repair()
+    assert optimizer.steps == 1 and torch.equal(before, tensor)
+    set_gradient(tensor, 1)
+    optimizer.step()
+    assert_equal(bits(optimizer), undisturbed(open_optimizer, tmp_path / "other", 2))
+    assert optimizer._optimizer_state.agrees()
+
+
+def test_a_step_that_an_interrupt_left_in_flight_is_discarded(open_optimizer, tmp_path, tensor):
+    """Its threads would fill the slots of the next one."""
+    optimizer = open_optimizer([tensor])
+    lost = optimizer._optimizer_state.begin_step()
+    lost.offer(optimizer._optimizer_state.extent_order())
+    set_gradient(tensor, 0)
+    optimizer.step()
+    assert lost.ended
+    assert_equal(bits(optimizer), undisturbed(open_optimizer, tmp_path / "other", 1))
+
+
+def test_no_thread_to_be_had(open_optimizer, monkeypatch, tensor):
+    optimizer = open_optimizer([tensor])
+    set_gradient(tensor, 0)
+    threads = threading.active_count()
+    starts = iter(range(100))
+    real = threading.Thread.start
+
+    def start(thread):
+        if next(starts) >= 2:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(StateError, match="must have threads of its own"):
+            optimizer.step()
+    assert optimizer.steps == 0 and threading.active_count() == threads
+    optimizer.step()
+    assert optimizer.steps == 1
+
+
 def test_device_memory_that_is_too_small(open_optimizer, tmp_path, tensor):
     """Named at construction; nothing of the device stays taken."""
     with open_device("model:update-tiny") as device:
@@ -158,7 +228,11 @@ def test_stages_overlap_and_the_trace_shows_it(open_optimizer, tmp_path, monkeyp
     optimizer.report.timeline.write(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert {name.rstrip(" 0123456789") for name in names} == {"MainThread", *(f"device 0: {s}" for s in STAGES)}
+    assert {name.rstrip(" 0123456789") for name in names} == {
+        "MainThread",
+        "commit",
+        *(f"device 0: {s}" for s in STAGES),
+    }
     spans = {kind: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == kind] for kind in
              ("flash read", "update", "flash write")}  # fmt: skip
     assert {kind: len(found) for kind, found in spans.items()} == dict.fromkeys(spans, EXTENTS)

@@ -294,9 +294,9 @@ class StateStore:
         self._poisoned = True  # A failed flush leaves unknown what the drives hold: only opening again can tell.
         self.each(StateFile.flush)
         self.each(StateFile.confirm)
-        self._poisoned = False
         for file in self._files:
             file.adopt()
+        self._poisoned = False
         self._settled, self._spare_checked, self._spare_written = True, True, False
 
     def _settle(self) -> None:

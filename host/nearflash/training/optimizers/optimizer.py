@@ -24,6 +24,7 @@ from nearflash.training.optimizers.store import OptimizerStore
 from nearflash.training.step.optimizer_state import OptimizerState, arrays_of
 from nearflash.training.step.report import Report
 from nearflash.training.step.step_runner import StepRunner
+from nearflash.training.step.uninterrupted import uninterrupted
 
 __all__ = ["NearStorageOptimizer"]
 
@@ -92,7 +93,15 @@ class NearStorageOptimizer(torch.optim.Optimizer):
                 loss = closure()
         grad_scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
         with self._report.timeline.span("step", step=self.steps + 1):
-            self._runner.step(None if grad_scale is None else float(grad_scale), bool(found_inf))
+            try:
+                self._runner.step(None if grad_scale is None else float(grad_scale), bool(found_inf))
+            except RuntimeError as error:
+                if "start new thread" not in str(error):
+                    raise
+                raise StateError(
+                    f"a step must have threads of its own, and the system gives no more ({error}); see ulimit -u, and "
+                    "the container's limit of processes"
+                ) from error
         self._refresh_handle()
         return loss
 
@@ -106,6 +115,11 @@ class NearStorageOptimizer(torch.optim.Optimizer):
                 'group["params"] must be the tensors that the optimizer was constructed with, in their groups, not '
                 "edited: use add_param_group before the first step, or construct a new optimizer, on another path"
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's: hyper-parameters, and a handle to the store at its step; the state itself stays there."""
+        self._refresh_handle()
+        return super().state_dict()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; updates that backward has begun are discarded."""
@@ -217,6 +231,9 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Close the store, free device memory, and close the devices that the optimizer opened."""
         self._closed = True
+        uninterrupted(self._close, "close")
+
+    def _close(self) -> None:
         self._runner.detach()
         self._optimizer_state.close()
 

@@ -60,6 +60,8 @@ class OptimizerState:
         self._report, self._settings, self._arrays = report, settings, arrays
         self._schedule: Schedule
         self._compressor: Compressor | None = None
+        self.unpublished = False
+        """Whether the store has a step that not all tensors have, since publishing it failed: `reload` comes next."""
         self._paths = settings.paths
         self.flat = self._flatten(groups, settings.new_extent_params)
         exists = [path for path in self._paths if path.exists()]
@@ -102,15 +104,19 @@ class OptimizerState:
 
     def commit(self, tensors: Sequence[int], metadata: Mapping[str, Any]) -> None:
         """Make a finished step, which updated `tensors`, the store's state, then the tensors' contents."""
-        steps = list(self.store.tensor_steps)
+        steps, before = list(self.store.tensor_steps), self.store.steps
         for tensor in tensors:
             steps[tensor] += 1
-        with self._report.timeline.span("commit"):
-            self.store.commit(steps, metadata)
+        try:
+            with self._report.timeline.span("commit"):
+                self.store.commit(steps, metadata)
+        finally:
+            self.unpublished = self.store.steps > before
         if self._compressor is not None:
             self._compressor.commit()
         with self._report.timeline.span("publish"):
             self.flat.publish(tensors)
+        self.unpublished = False
 
     def rollback(self) -> None:
         """The step before, in store and tensors. Raises StateError."""
@@ -135,6 +141,7 @@ class OptimizerState:
         self._schedule.forget()
         self._load_parameters()
         self._load_residual()
+        self.unpublished = False
 
     def agrees(self) -> bool:
         """Whether every tensor is what the store has of it, in the tensor's own dtype."""

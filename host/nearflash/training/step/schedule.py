@@ -58,6 +58,8 @@ class Schedule:
         stream_bytes: of the longest compressed gradient of an extent, 0 where none comes.
         """
         self.store, self.timeline = store, timeline
+        self.step: Step | None = None
+        """The step that was begun last."""
         self.transfers: list[Transfer] = []
         manifest = store.manifest
         slot_bytes = sum(array.extent_bytes(manifest.extents[0]) for array in manifest.arrays)
@@ -89,7 +91,12 @@ class Schedule:
             transfer.forget(before=0)
 
     def begin(self) -> "Step":
-        """Start a step: its reading, that is, of what `offer` gives."""
+        """Start a step: its reading, that is, of what `offer` gives.
+
+        A step before it that an interrupt left in flight is discarded: it would use the same slots.
+        """
+        if self.step is not None and not self.step.ended:
+            self.step.discard()
         return Step(self)
 
 
@@ -104,8 +111,20 @@ class Step:
         self.error: BaseException | None = None
         self._lock = threading.Lock()
         self._discarded = False
-        self._pipelines = [Pipeline(self, schedule, transfer) for transfer in schedule.transfers]
         self.update: Update | None = None
+        self._pipelines = [Pipeline(self, schedule, transfer) for transfer in schedule.transfers]
+        schedule.step = self  # before any thread is there: an interrupt loses none of them
+        try:
+            for pipeline in self._pipelines:
+                pipeline.begin()
+        except BaseException:
+            self.discard()
+            raise
+
+    @property
+    def ended(self) -> bool:
+        """Whether no stage runs any more: all is written, or discarded."""
+        return self._discarded or bool(self._ended)
 
     def offer(self, extents: Iterable[Extent]) -> None:
         """Have extents read, in this order; those that were offered before are left out."""
@@ -139,7 +158,6 @@ class Step:
         """Stop, and leave store and slots as before the step; after an error of a stage, reset the devices."""
         if self._discarded:
             return
-        self._discarded = True
         self.abort()
         self._join()
         self._schedule.store.discard()
@@ -148,6 +166,7 @@ class Step:
             if self.error is not None:
                 with contextlib.suppress(NearflashError):
                     transfer.reset()
+        self._discarded = True
 
     def abort(self, error: BaseException | None = None) -> None:
         """Have all stages stop as soon as they can, because of the error where one is given; from any thread."""
@@ -187,6 +206,9 @@ class Pipeline:
         self._ready = WorkQueue[Slot](producers=READERS, newest_first=newest)
         self._done = WorkQueue[Slot](newest_first=newest)
         self._threads: list[threading.Thread] = []
+
+    def begin(self) -> None:
+        """Start the first stage."""
         for number in range(READERS):
             self._start(f"read {number}", self.extents, self._read, self._ready)
 
@@ -206,7 +228,8 @@ class Pipeline:
     def join(self) -> None:
         """Wait until all threads have ended."""
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:  # else it was never started
+                thread.join()
 
     @property
     def waited(self) -> dict[str, float]:

@@ -21,6 +21,7 @@ from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Step
 from nearflash.training.step.speculation import SpeculativeStep, Speculator
+from nearflash.training.step.uninterrupted import uninterrupted
 
 __all__ = ["StepRunner"]
 
@@ -88,6 +89,9 @@ class StepRunner:
         with ExitStack() as in_flight:
             if speculative is not None:
                 in_flight.enter_context(speculative.step)
+            if self._state.unpublished:
+                self._state.reload()
+                self._load_metadata()
             active = tensors_with_gradient(self._state.flat)
             if self._state.flat.changed():
                 if speculative is not None:
@@ -110,6 +114,9 @@ class StepRunner:
             self._finish(step, plan)
         elif not self._finish_speculative(speculative, plan, dict(zip(active, gradients, strict=True))):
             self._finish(self._begin(in_flight), plan)
+        uninterrupted(lambda: self._commit(active, plan), "commit")
+
+    def _commit(self, active: list[int], plan: Plan) -> None:
         scale = None if self.loss_scale is None else self.loss_scale.updated(overflow=False)
         self._state.commit(active, self.metadata | ({} if scale is None else {_LOSS_SCALE: scale.to_json()}))
         self.loss_scale = scale
