@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from nearflash.abi.errors import (
 )
 from nearflash.device import open_device
 from nearflash.training import NearStorageAdamW
+from nearflash.training.integrations.checkpoints import restore
 
 
 @pytest.fixture
@@ -203,6 +205,40 @@ def test_changes_that_torch_does_not_count(
 
 
 # Files
+
+
+@pytest.mark.parametrize("noticed", ["before", "after"])
+def test_no_room_to_begin_again(tensors, set_gradients, open_optimizer, monkeypatch, noticed):
+    """A group is added and the disk is full: the next step waited for ever, with the old file gone."""
+    optimizer = open_optimizer(tensors[:2])
+    file = optimizer.store.path.read_bytes()
+    if noticed == "before":
+        monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=-(10**9)))
+    else:
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageFullError):
+        optimizer.add_param_group({"params": tensors[4:]})
+    assert len(optimizer.param_groups) == 1
+    set_gradients(tensors, 0)
+    if noticed == "before":
+        assert optimizer.store.path.read_bytes() == file
+        optimizer.step()
+    else:
+        with pytest.raises(StateError, match="must be open"):
+            optimizer.step()
+
+
+def test_restore_onto_a_running_optimizer(trained, tmp_path):
+    """It had replaced the file under it."""
+    optimizer, unchanged = trained
+    optimizer.store.snapshot(tmp_path / "checkpoint" / "nearflash")
+    with pytest.raises(StateError, match="in use"):
+        restore(tmp_path / "checkpoint", optimizer.store.path)
+    unchanged()
 
 
 def test_full_disk_at_creation(tensors, open_optimizer, tmp_path, monkeypatch):

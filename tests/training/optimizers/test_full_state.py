@@ -44,6 +44,9 @@ def test_torch_goes_on_from_it_and_back(tensors, set_gradients, tmp_path, name):
         saved = copy.deepcopy(first.full_state_dict())
     theirs = torch_kind(mine, **options)
     theirs.load_state_dict(saved)
+    if name == "sgd":  # which keeps no step of its own
+        for state in theirs.state.values():
+            state.pop("step", None)
     for step in (2, 3):
         set_gradients(mine, step)
         theirs.step()
@@ -110,6 +113,46 @@ def test_what_does_not_fit_changes_nothing(tensors, set_gradients, open_optimize
         optimizer.load_full_state_dict(sgd.state_dict())
     assert optimizer.steps == 1
     assert_same_state(optimizer.full_state_dict(), before)
+
+
+def test_momentum_of_torch_is_kept(tensors, set_gradients, tmp_path):
+    """torch.optim.SGD's state has no step; it had counted as never updated, so that the momentum was dropped."""
+    theirs = torch.optim.SGD(tensors, lr=1e-2, momentum=0.9)
+    set_gradients(tensors, 0)
+    theirs.step()
+    assert "step" not in theirs.state_dict()["state"][0]
+    mine = copies(tensors)
+    with NearStorageSGD(mine, path=tmp_path / "state", lr=1e-2, momentum=0.9, extent_params=1024) as optimizer:
+        optimizer.load_full_state_dict(theirs.state_dict())
+        for step in (1, 2):
+            for parameters, each in ((tensors, theirs), (mine, optimizer)):
+                set_gradients(parameters, step)
+                each.step()
+    assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-7) for a, b in zip(tensors, mine, strict=True))
+
+
+def test_a_step_that_is_needed_and_missing(tensors, set_gradients, open_optimizer):
+    optimizer = open_optimizer(tensors)
+    theirs = torch.optim.AdamW(copies(tensors))
+    set_gradients(theirs.param_groups[0]["params"], 0)
+    theirs.step()
+    saved = theirs.state_dict()
+    del saved["state"][1]["step"]
+    with pytest.raises(StateError, match=r"state of '0.1' must have a step beside exp_avg, exp_avg_sq"):
+        optimizer.load_full_state_dict(saved)
+    assert optimizer.steps == 0
+
+
+def test_initial_sums_outlive_a_late_write(tensors, tmp_path):
+    """torch's AdaGrad has its sums from the start, at step 0; a tensor that was then written began them anew."""
+    theirs = torch.optim.Adagrad(copies(tensors), lr=1e-2, initial_accumulator_value=0.5)
+    with NearStorageAdagrad(tensors, path=tmp_path / "state", lr=1e-2, extent_params=1024) as optimizer:
+        optimizer.load_full_state_dict(theirs.state_dict())
+        with torch.no_grad():
+            tensors[0].mul_(2)
+        with pytest.raises(StateError, match=r"parameter '0.0' must be changed by this optimizer only"):
+            optimizer.step()
+        assert (optimizer.store.read_array("v") == 0.5).any()
 
 
 def test_stored_arrays_hold_what_is_shown(tensors, set_gradients, open_optimizer):

@@ -100,11 +100,11 @@ class _Campaign:
         phase, kind = self._rng.choice([("backward", "line"), *(("step", kind) for kind in KINDS)])
         before = self._optimizer.steps
         self._optimizer.zero_grad()
-        with self._interrupt(phase, kind, when="backward"):
-            _backward(self._optimizer, self._tensors, before)
+        self._interrupt(
+            "backward", kind if phase == "backward" else None, lambda: _backward(self._optimizer, self._tensors, before)
+        )
         if phase == "step":
-            with self._interrupt(phase, kind, when="step"):
-                self._optimizer.step()
+            self._interrupt(phase, kind, self._optimizer.step)
         if self._optimizer.steps not in (before, before + 1):
             return f"{kind} in {phase} of step {before}: store at step {self._optimizer.steps}"
         if wrong := self._compare(f"{kind} in {phase} of step {before}"):
@@ -116,8 +116,7 @@ class _Campaign:
 
     def _close(self) -> str | None:
         before = self._optimizer.steps
-        with self._interrupt("close", "line", when="close"):
-            self._optimizer.close()
+        self._interrupt("close", self._rng.choice(["line", "timer", "SIGTERM"]), self._optimizer.close)
         self._optimizer.close()
         self._tensors = _tensors()
         self._optimizer = self._open()
@@ -135,16 +134,13 @@ class _Campaign:
                 return f"{what}: {entry.name} is not at the store's step {self._optimizer.steps}"
         return None
 
-    @contextlib.contextmanager
-    def _interrupt(self, phase: str, kind: str, when: str) -> Iterator[None]:
-        """Interrupt what is done inside, where `when` is the phase; it may end before that."""
-        if when != phase:
-            yield
-            return
+    def _interrupt(self, phase: str, kind: str | None, action: Callable[[], Any]) -> None:
+        """Interrupt the action, if a kind is given; it may end before that, or not begin."""
         try:
-            with self._how(phase, kind):
-                yield
+            with self._how(phase, kind) if kind else contextlib.nullcontext():
+                action()
         except (KeyboardInterrupt, _Interrupted):
+            assert kind, "somebody else's"
             self._counts[kind] += 1
             self._phases[phase] += 1
 

@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=str(given.resume) if given.resume else None)
+    trainer.optimizer.optimizer.close()  # which accelerate has wrapped
     return 0
 
 

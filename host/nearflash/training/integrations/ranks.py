@@ -24,7 +24,7 @@ from typing import Any, Self
 import torch
 from torch import distributed
 
-from nearflash.abi.errors import CommandError, NearflashError, NonFiniteError, StateError
+from nearflash.abi.errors import CommandError, NonFiniteError, StateError
 from nearflash.training.gradients.norm import sum_of_squares
 from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.full_state import MASTER
@@ -218,7 +218,7 @@ class RankedOptimizer(torch.optim.Optimizer):
         result, mine = None, None
         try:
             result = call()
-        except NearflashError as error:
+        except BaseException as error:  # of whatever kind: the other ranks wait for this one's word
             mine = error
         failed = [rank for rank, good in enumerate(self._gather(int(mine is None))) if not good]
         if mine is not None:

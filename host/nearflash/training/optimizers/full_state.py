@@ -44,17 +44,17 @@ def load_full_state(flat: FlatParameters, store: StateStore, state: Mapping[int,
     """Make `state` and the tensors' present values (or their `master`) the store's next step.
 
     What a tensor lacks is zero, and so is what compression had left out. fp32 and bf16 state comes back as `full_state`
-    gave it, mx8 rounded once more.
+    gave it, mx8 rounded once more. A tensor with a momentum and no `step`, as torch's SGD has it, had its first update.
     Raises StateError, ShapeError for what does not fit; the store then stays at its step.
     """
     entries = store.manifest.tensors
-    steps = [int(float(state.get(index, {}).get("step", 0))) for index in range(len(entries))]
     for index, given in state.items():
         unknown = set(given) - {"step", MASTER} - {array.torch_name for array in _arrays(store)}
         if index not in range(len(entries)) or any(given[name] is not None for name in unknown):
             raise StateError(
                 f"state must be of {len(entries)} tensors of this optimizer, not {sorted(unknown)} of {index}"
             )
+    steps = [_updates(entry.name, state.get(index, {})) for index, entry in enumerate(entries)]
     try:
         for array in store.manifest.arrays:
             if array.name in HOST_ARRAYS:
@@ -68,6 +68,16 @@ def load_full_state(flat: FlatParameters, store: StateStore, state: Mapping[int,
     except BaseException:
         store.discard()
         raise
+
+
+def _updates(name: str, given: Mapping[str, Any]) -> int:
+    """How many updates a tensor has had."""
+    if (step := given.get("step")) is not None:
+        return int(float(step))
+    held = [key for key, value in given.items() if value is not None and key != MASTER]
+    if any(key != "momentum_buffer" for key in held):
+        raise StateError(f"state of {name!r} must have a step beside {', '.join(held)}: its next update depends on it")
+    return len(held)
 
 
 def _arrays(store: StateStore) -> list[StateArray]:

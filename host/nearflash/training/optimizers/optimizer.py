@@ -24,7 +24,7 @@ from nearflash.training.optimizers.store import OptimizerStore
 from nearflash.training.step.optimizer_state import OptimizerState, arrays_of
 from nearflash.training.step.report import Report
 from nearflash.training.step.step_runner import StepRunner
-from nearflash.training.step.uninterrupted import uninterrupted
+from nearflash.training.step.worker import Worker
 
 __all__ = ["NearStorageOptimizer"]
 
@@ -47,13 +47,15 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         self._settings = settings = Settings.of(type(self).__name__, options)
         self._report = Report() if settings.timeline is None else Report(settings.timeline)
         self._opened: OptimizerState | None = None
-        self._closed = False
+        self._worker = Worker("optimizer")
         super().__init__(params, defaults)
         rules = [self.rule(group, step=1) for group in self.param_groups]
         arrays = arrays_of(rules, settings.compression)
         self._opened = OptimizerState(self.param_groups, arrays, settings, self._report)
         self._store = OptimizerStore(lambda: self._optimizer_state.store, settings.paths)
-        self._runner = StepRunner(self._opened, settings, self._report, lambda: self.param_groups, self.rule)
+        self._runner = StepRunner(
+            self._opened, settings, self._report, lambda: self.param_groups, self.rule, self._worker
+        )
         self._refresh_handle()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -84,7 +86,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         StorageFullError, DeviceError, WaitTimeoutError with store and tensors left at the step before. StateError, too,
         after close().
         """
-        if self._closed:
+        if self._optimizer_state.closed:
             raise StateError("the optimizer must be open, not closed: construct it again with the same path to go on")
         self._check_parameters()
         loss = None
@@ -92,9 +94,17 @@ class NearStorageOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         grad_scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
+        self._worker(
+            lambda: self._step(None if grad_scale is None else float(grad_scale), bool(found_inf)),
+            interrupted=self._runner.interrupt,
+        )
+        self._refresh_handle()
+        return loss
+
+    def _step(self, grad_scale: float | None, found_inf: bool) -> None:
         with self._report.timeline.span("step", step=self.steps + 1):
             try:
-                self._runner.step(None if grad_scale is None else float(grad_scale), bool(found_inf))
+                self._runner.step(grad_scale, found_inf)
             except RuntimeError as error:
                 if "start new thread" not in str(error):
                     raise
@@ -102,8 +112,6 @@ class NearStorageOptimizer(torch.optim.Optimizer):
                     f"a step must have threads of its own, and the system gives no more ({error}); see ulimit -u, and "
                     "the container's limit of processes"
                 ) from error
-        self._refresh_handle()
-        return loss
 
     def _check_parameters(self) -> None:
         """Raise StateError where the groups' tensors are no longer those of construction and add_param_group."""
@@ -123,11 +131,12 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; updates that backward has begun are discarded."""
-        self._runner.discard()
+        if not self._optimizer_state.closed:
+            self._worker(self._runner.discard)
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, until the first step. Raises StateError after it."""
+        """As torch's, until the first step. Raises StateError after it, and what construction raises."""
         if self._opened is not None and self._opened.started:
             raise StateError(
                 f"parameter groups must be complete before the first step, and {self.store.path} is at step "
@@ -135,7 +144,11 @@ class NearStorageOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
         if self._opened is not None:
-            self._runner.recreate()
+            try:
+                self._worker(self._runner.recreate)
+            except BaseException:
+                self.param_groups.pop()
+                raise
             self._refresh_handle()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -213,9 +226,13 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         Raises StateError, ShapeError for what does not fit; nothing was changed then.
         """
         state = self._optimizer_state
-        self._runner.discard()
-        load_full_state(state.flat, state.store, state_dict["state"])
-        state.reload()
+
+        def load() -> None:
+            self._runner.discard()
+            load_full_state(state.flat, state.store, state_dict["state"])
+            state.reload()
+
+        self._worker(load)
         super().load_state_dict(state_dict | {"state": {}})
         self._refresh_handle()
 
@@ -225,13 +242,14 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
         Raises StateError where the step before is not there any more; nothing was changed then.
         """
-        self._runner.rollback()
+        self._worker(self._runner.rollback)
         self._refresh_handle()
 
     def close(self) -> None:
         """Close the store, free device memory, and close the devices that the optimizer opened."""
-        self._closed = True
-        uninterrupted(self._close, "close")
+        if not self._optimizer_state.closed:
+            self._worker(self._close)
+        self._worker.close()
 
     def _close(self) -> None:
         self._runner.detach()

@@ -1,6 +1,7 @@
 """The state of an optimizer's tensors: the store on flash, the devices beside it, and their schedule."""
 
 import contextlib
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.errors import StateError
+from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.abi.optimizers import BLOCK_PARAMS, OptimizerStep, StateFormat
 from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
@@ -60,6 +61,7 @@ class OptimizerState:
         self._report, self._settings, self._arrays = report, settings, arrays
         self._schedule: Schedule
         self._compressor: Compressor | None = None
+        self._closed = False
         self.unpublished = False
         """Whether the store has a step that not all tensors have, since publishing it failed: `reload` comes next."""
         self._paths = settings.paths
@@ -83,8 +85,13 @@ class OptimizerState:
 
     @property
     def started(self) -> bool:
-        """Whether any tensor was ever updated: from then on the store counts, not the tensors."""
-        return any(self.store.tensor_steps)
+        """Whether anything was ever committed, a step or a state that was loaded: from then on the store counts."""
+        return self.store.steps > 0
+
+    @property
+    def closed(self) -> bool:
+        """After `close`, and after a `recreate` that failed."""
+        return self._closed
 
     # A step
 
@@ -93,6 +100,11 @@ class OptimizerState:
         if self._compressor is not None:
             self._compressor.abort()
         return self._schedule.begin()
+
+    def abort_step(self) -> None:
+        """Have the step that was begun last end as soon as it can, whatever it has done; from any thread."""
+        if self._schedule.step is not None:
+            self._schedule.step.abort()
 
     def extent_order(self) -> list[Extent]:
         """The extents in the order that suits the next step."""
@@ -126,15 +138,36 @@ class OptimizerState:
     # Store and tensors
 
     def recreate(self, groups: Sequence[dict[str, Any]]) -> None:
-        """A new store from the tensors as they are now, in the place of the one that was never trained."""
+        """A new store from the tensors as they are now, in the place of the one that was never trained.
+
+        Raises StorageFullError, with the store as it was, where the disk has no room even without that one. Where
+        creation fails later all is closed: the files are gone, in which nothing was trained.
+        """
         flat = self._flatten(groups, self._settings.new_extent_params)
-        self._schedule.close()
-        self.store.close()
-        for path in self._paths:
-            path.unlink()
-        self.flat = flat
-        self._create()
-        self._schedule = self._scheduled()
+        self._check_room(flat)
+        try:
+            self._schedule.close()
+            self.store.close()
+            for path in self._paths:
+                path.unlink()
+            self.flat = flat
+            self._create()
+            self._schedule = self._scheduled()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_room(self, flat: FlatParameters) -> None:
+        manifest, ratio = flat.manifest, self.store.stripe_ratio
+        slot = sum(array.extent_bytes(extent) for array in manifest.arrays for extent in manifest.extents)
+        for path, part in zip(self.store.paths, ratio, strict=True):
+            need = 2 * slot * part // sum(ratio)  # two slots
+            room = shutil.disk_usage(path.parent).free + path.stat().st_size
+            if path.is_file() and room < need:
+                raise StorageFullError(
+                    f"{path} must have room for {need} bytes, not {room}, to begin again with these tensors; free it, "
+                    "or construct a new optimizer on another disk"
+                )
 
     def reload(self) -> None:
         """Bring tensors, device memory and residual to the store's step, which was changed apart from them."""
@@ -152,6 +185,7 @@ class OptimizerState:
 
     def close(self) -> None:
         """Close the store, free device memory, close the devices that were opened here; it may be called twice."""
+        self._closed = True
         self._life.close()
 
     def _flatten(self, groups: Sequence[dict[str, Any]], extent_params: int) -> FlatParameters:

@@ -76,7 +76,9 @@ class Schedule:
             raise
 
     def close(self) -> None:
-        """Give device memory back; it may be called twice."""
+        """Discard what is in flight and give device memory back; it may be called twice."""
+        if self.step is not None and not self.step.ended:
+            self.step.discard()
         for transfer in self.transfers:
             transfer.close()
 

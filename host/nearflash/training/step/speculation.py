@@ -7,7 +7,6 @@ result to the bit, and the next 1, 2, 4, … 64 steps begin without speculation.
 version, as by `dist.all_reduce(p.grad)`, are told by their fingerprints, of what was gathered and what the norm saw.
 """
 
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,11 +14,13 @@ from contextlib import contextmanager
 
 import torch
 
+from nearflash.abi.errors import NearflashError
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Step
+from nearflash.training.step.worker import Worker
 
 __all__ = ["SpeculativeStep", "Speculator"]
 
@@ -59,12 +60,14 @@ class SpeculativeStep:
 class Speculator:
     """Hooks on the tensors that backward gives gradients to; `begin` begins a speculative step, or gives None.
 
-    The first gradient begins one; a second gradient of the same tensor before `claim` makes it a misprediction.
+    The first gradient begins one; a second gradient of the same tensor before `claim` makes it a misprediction. Hooks
+    leave their work to `worker`, which makes all calls but `accumulating`: an interrupt of backward disturbs none.
     """
 
-    def __init__(self, flat: FlatParameters, begin: Callable[[], SpeculativeStep | None], report: Report) -> None:
+    def __init__(
+        self, flat: FlatParameters, begin: Callable[[], SpeculativeStep | None], report: Report, worker: Worker
+    ) -> None:
         self._flat, self._begin, self._report = flat, begin, report
-        self._lock = threading.Lock()
         self._speculative: SpeculativeStep | None = None
         self._arrived: set[int] = set()
         self._ignoring = False
@@ -84,7 +87,8 @@ class Speculator:
         def hook(index: int) -> Callable[[torch.Tensor], None]:
             def arrived(_: torch.Tensor) -> None:
                 if (speculator := me()) is not None:
-                    speculator._on_gradient(index)
+                    final = not speculator._accumulating
+                    worker.later(lambda: speculator._on_gradient(index, final=final))
 
             return arrived
 
@@ -101,11 +105,10 @@ class Speculator:
 
     def claim(self) -> SpeculativeStep | None:
         """The speculative step, for `step` to validate and `resolve`; the next gradient begins another one."""
-        with self._lock:
-            claimed, spoiled, paused = self._speculative, self._ignoring, self._pause
-            self._speculative, self._ignoring = None, False
-            self._arrived.clear()
-            self._pause = max(0, paused - 1)
+        claimed, spoiled = self._speculative, self._ignoring
+        self._speculative, self._ignoring = None, False
+        self._arrived.clear()
+        self._pause = max(0, self._pause - 1)
         if claimed is not None and spoiled:
             claimed.step.discard()
             self.resolve(correct=False)
@@ -122,9 +125,8 @@ class Speculator:
 
     def discard(self) -> None:
         """Forget the speculative step, and the gradients that came."""
-        with self._lock:
-            speculative, self._speculative, self._ignoring = self._speculative, None, False
-            self._arrived.clear()
+        speculative, self._speculative, self._ignoring = self._speculative, None, False
+        self._arrived.clear()
         if speculative is not None:
             speculative.step.discard()
 
@@ -134,28 +136,31 @@ class Speculator:
         for hook in self._hooks:
             hook.remove()
 
-    def _on_gradient(self, tensor: int) -> None:
-        with self._lock:
-            if tensor in self._arrived:
-                self._ignoring = True
-                if self._speculative is not None:
-                    self._speculative.step.abort()
-            if self._ignoring or self._accumulating:
-                return
-            self._arrived.add(tensor)
-            if self._speculative is None and not self._start():
-                self._ignoring = True
-                return
-            self._offer(tensor)
+    def _on_gradient(self, tensor: int, *, final: bool) -> None:
+        if tensor in self._arrived:
+            self._ignoring = True
+            if self._speculative is not None:
+                self._speculative.step.abort()
+        if self._ignoring or not final:
+            return
+        self._arrived.add(tensor)
+        if self._speculative is None and not self._start():
+            self._ignoring = True
+            return
+        self._offer(tensor)
 
     def _start(self) -> bool:
-        self._speculative = None if self._pause else self._begin()
+        try:
+            self._speculative = None if self._pause else self._begin()
+        except (NearflashError, OSError, RuntimeError):  # which `step` will meet, and raise
+            self._speculative = None
         self._missing = Counter(extent.index for extents in self._extents.values() for extent in extents)
         return self._speculative is not None
 
     def _offer(self, tensor: int) -> None:
-        gradient = self._flat.tensors[tensor].grad
-        assert self._speculative is not None and gradient is not None, "a gradient has just come"
+        assert self._speculative is not None, "it was begun"
+        if (gradient := self._flat.tensors[tensor].grad) is None:  # taken away since it came
+            return
         self._speculative.record(tensor, gradient)
         for extent in self._extents[tensor]:
             self._missing[extent.index] -= 1

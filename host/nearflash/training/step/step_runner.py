@@ -21,7 +21,7 @@ from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Step
 from nearflash.training.step.speculation import SpeculativeStep, Speculator
-from nearflash.training.step.uninterrupted import uninterrupted
+from nearflash.training.step.worker import Worker
 
 __all__ = ["StepRunner"]
 
@@ -39,10 +39,13 @@ class StepRunner:
         report: Report,
         groups: Callable[[], Sequence[dict[str, Any]]],
         rule: Rule,
+        worker: Worker,
     ) -> None:
+        """worker: makes all calls that are not short; here, those of hooks."""
         self._state, self._settings, self._report = state, settings, report
-        self._groups, self._rule = groups, rule
+        self._groups, self._rule, self._worker = groups, rule, worker
         self.loss_scale = LossScale.parse(settings.loss_scale)
+        self._interrupted = False
         self.metadata: dict[str, Any] = {}
         """What the store was last committed with, for the training script to read and write."""
         self._load_metadata()
@@ -52,7 +55,7 @@ class StepRunner:
 
     def _attach(self) -> None:
         if self._settings.overlap == "backward":
-            self.speculator = Speculator(self._state.flat, self._speculate, self._report)
+            self.speculator = Speculator(self._state.flat, self._speculate, self._report, self._worker)
 
     def detach(self) -> None:
         """Forget updates that backward has begun, and do not begin others."""
@@ -71,8 +74,10 @@ class StepRunner:
     def recreate(self) -> None:
         """Begin again with the tensors and groups as they are now; nothing was trained yet."""
         self.detach()
-        self._state.recreate(self._groups())
-        self._attach()
+        try:
+            self._state.recreate(self._groups())
+        finally:
+            self._attach()
 
     def rollback(self) -> None:
         """Be at the step before."""
@@ -85,6 +90,7 @@ class StepRunner:
 
         grad_scale: what the gradients were multiplied by, where a GradScaler did that; found_inf: it found overflow.
         """
+        self._interrupted = False
         speculative = self.speculator.claim() if self.speculator is not None else None
         with ExitStack() as in_flight:
             if speculative is not None:
@@ -114,16 +120,24 @@ class StepRunner:
             self._finish(step, plan)
         elif not self._finish_speculative(speculative, plan, dict(zip(active, gradients, strict=True))):
             self._finish(self._begin(in_flight), plan)
-        uninterrupted(lambda: self._commit(active, plan), "commit")
-
-    def _commit(self, active: list[int], plan: Plan) -> None:
+        self._check_interrupted()
         scale = None if self.loss_scale is None else self.loss_scale.updated(overflow=False)
         self._state.commit(active, self.metadata | ({} if scale is None else {_LOSS_SCALE: scale.to_json()}))
         self.loss_scale = scale
         self._report.traffic.add(steps=1, params=plan.params)
 
+    def interrupt(self) -> None:
+        """Have the step that is being made end without effect, unless it is being committed; from any thread."""
+        self._interrupted = True
+        self._state.abort_step()
+
+    def _check_interrupted(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
+
     def _begin(self, in_flight: ExitStack) -> Step:
         """A step that reads ahead, while the gradients are still looked at."""
+        self._check_interrupted()
         step = in_flight.enter_context(self._state.begin_step())
         step.offer(self._state.extent_order())
         return step

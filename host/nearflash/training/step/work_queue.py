@@ -19,20 +19,23 @@ class WorkQueue(Generic[T]):
         """Summed over the consumers, since the start or `measure`."""
         self._items, self._producers = deque(items), producers
         self._add = self._items.appendleft if newest_first else self._items.append
-        self._condition = threading.Condition()
+        # `with` takes this lock, not the condition: an interrupt between two instructions of Condition.__enter__, which
+        # is written in Python, would leave the lock taken.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._measured_from = 0.0
         self._aborted = False
 
     def put(self, item: T) -> None:
         """Add an item; an aborted queue drops it."""
-        with self._condition:
+        with self._lock:
             if not self._aborted:
                 self._add(item)
                 self._condition.notify()
 
     def get(self, prefer: Callable[[T], bool] | None = None) -> T | None:
         """The first item, or the first of those preferred when there are some; None when the queue has ended."""
-        with self._condition:
+        with self._lock:
             start = time.perf_counter()
             self._condition.wait_for(lambda: self._items or self._producers <= 0)
             self.waited_s += max(0.0, time.perf_counter() - max(start, self._measured_from))
@@ -45,18 +48,18 @@ class WorkQueue(Generic[T]):
 
     def end(self) -> None:
         """One producer has no more items."""
-        with self._condition:
+        with self._lock:
             self._producers -= 1
             self._condition.notify_all()
 
     def abort(self) -> None:
         """Forget the items and end."""
-        with self._condition:
+        with self._lock:
             self._items.clear()
             self._producers, self._aborted = 0, True
             self._condition.notify_all()
 
     def measure(self) -> None:
         """Waiting counts from now on."""
-        with self._condition:
+        with self._lock:
             self.waited_s, self._measured_from = 0.0, time.perf_counter()
