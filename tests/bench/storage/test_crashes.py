@@ -9,32 +9,32 @@ from nearflash.storage.state.state_file import StateFile
 
 @pytest.mark.parametrize("files", [1, 2])
 def test_every_image_recovers(tmp_path, files):
-    found = crash_points(tmp_path, files=files, steps=2, images=8, seed=files)
+    found = crash_points(tmp_path, files=files, steps=2, tries=8, seed=files)
     assert found.bad == []
     assert found.points > 1500 and found.newer > 20
 
 
 def test_a_commit_without_its_flush_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(StateFile, "flush", lambda self: None)
-    found = crash_points(tmp_path, files=1, steps=1, images=40, seed=1)
+    found = crash_points(tmp_path, files=1, steps=1, tries=40, seed=1)
     assert any("damaged" in wrong or "not exactly" in wrong for wrong in found.bad)
 
 
 def test_an_undone_step_that_comes_back_is_noticed(tmp_path, monkeypatch):
     real = StateFile._write_superblock
     monkeypatch.setattr(StateFile, "_write_superblock", lambda self, block, alone: real(self, block, alone=False))
-    assert crash_points(tmp_path, files=1, steps=2, images=4, seed=1).bad
+    assert crash_points(tmp_path, files=1, steps=2, tries=4, seed=1).bad
 
 
 def test_files_that_drift_apart_are_noticed(tmp_path, monkeypatch):
     """The second file's superblock is written a step late: what `_level` holds together falls apart."""
     real = StateFile.confirm
     monkeypatch.setattr(StateFile, "confirm", lambda self: real(self) if self.index == 0 else None)
-    assert crash_points(tmp_path, files=2, steps=2, images=4, seed=1).bad
+    assert crash_points(tmp_path, files=2, steps=2, tries=4, seed=1).bad
 
 
 def test_few_pending_blocks_are_tried_in_all_subsets():
     rng = crashes.np.random.default_rng(1)
-    images = [image.any(axis=1).tobytes() for image in crashes._images(4, 0, rng)]
+    images = [image.any(axis=1).tobytes() for image in crashes.images(4, 0, rng)]
     assert len(set(images)) == len(images) == 16
-    assert all(image.shape == (30, 8) for image in crashes._images(30, 10, rng))
+    assert all(image.shape == (30, 8) for image in crashes.images(30, 10, rng))

@@ -18,7 +18,7 @@ from nearflash.bench.storage.history import Oracle, Version, record
 from nearflash.storage.io.direct import BLOCK_BYTES
 from nearflash.storage.state.state_store import StateStore
 
-__all__ = ["Crashes", "crash_points"]
+__all__ = ["Crashes", "apply", "crash_points", "images"]
 
 SECTOR_BYTES = 512
 SECTORS = BLOCK_BYTES // SECTOR_BYTES
@@ -38,8 +38,8 @@ class Crashes:
     bad: list[str] = field(default_factory=list)
 
 
-def crash_points(folder: Path, *, files: int, steps: int, images: int, seed: int) -> Crashes:
-    """Record a history of a state of so many files in `folder`; try about `images` images at each of its points."""
+def crash_points(folder: Path, *, files: int, steps: int, tries: int, seed: int) -> Crashes:
+    """Record a history of a state of so many files in `folder`; try about `tries` images at each of its points."""
     paths, disk, oracle = [folder / f"state-{index}" for index in range(files)], Disk(), Oracle()
     events = record(paths, disk, oracle, steps)
     rng, crashes = np.random.default_rng(seed), Crashes()
@@ -49,19 +49,19 @@ def crash_points(folder: Path, *, files: int, steps: int, images: int, seed: int
         if isinstance(event.what, Write):
             pending.append(event.what)
         elif isinstance(event.what, Flush):
-            _apply(durable, [write for write in pending if write.file == event.what.file])
+            apply(durable, [write for write in pending if write.file == event.what.file])
             pending = [write for write in pending if write.file != event.what.file]
-        for reached in _images(sum(len(write.data) for write in pending) // BLOCK_BYTES, images, rng):
+        for reached in images(sum(len(write.data) for write in pending) // BLOCK_BYTES, tries, rng):
             for content, base in zip(disk.contents, durable, strict=True):
                 content[:] = base
-            _apply(disk.contents, pending, reached)
+            apply(disk.contents, pending, reached)
             crashes.points += 1
             if wrong := _wrong(paths, disk, oracle, event.versions, crashes):
                 crashes.bad.append(f"{files} files, seed {seed}, event {number}, image {crashes.points}: {wrong}")
     return crashes
 
 
-def _apply(
+def apply(
     contents: Sequence[NDArray[np.uint8]], writes: Sequence[Write], reached: NDArray[np.bool_] | None = None
 ) -> None:
     """Put the writes into the files; with `reached` (blocks of all writes, 8) only those sectors."""
@@ -73,7 +73,7 @@ def _apply(
         first += len(target)
 
 
-def _images(blocks: int, count: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
+def images(blocks: int, count: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
     """Which sectors of so many pending blocks reached the drive, (blocks, 8): about `count` choices."""
     if blocks <= EXHAUSTIVE_BLOCKS:
         subsets = [np.array(chosen, bool) for chosen in product((False, True), repeat=blocks)]

@@ -12,15 +12,18 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.options import Option
 from nearflash.bench.storage.crashes import Crashes, crash_points
 from nearflash.bench.storage.faults import Faults, inject
+from nearflash.bench.storage.kv_crashes import kv_crash_points
 
 __all__ = ["run"]
 
-PARTS = ("crashes", "kills", "faults")
+PARTS = ("crashes", "kv", "kills", "faults")
 FILES = (1, 2)
 """Files of a state."""
 STEPS = 5
 IMAGES = 370
 """Images at each point of a history, about."""
+KV_ACTIONS, KV_IMAGES, KV_SEEDS = 120, 6, (1, 2, 3)
+"""Calls of a KV store's life, images at each point of it, lives."""
 KILLS = 30
 """Of training on a state of one file, and as many on one of two."""
 TIMEOUT_S = 300.0
@@ -40,7 +43,7 @@ def run(
     bad: list[str] = []
     for part in parts or PARTS:
         with tempfile.TemporaryDirectory(prefix="nearflash-crash-") as folder:
-            figures, wrong = {"crashes": _crashes, "kills": _kills, "faults": _faults}[part](Path(folder))
+            figures, wrong = {"crashes": _crashes, "kv": _kv, "kills": _kills, "faults": _faults}[part](Path(folder))
         row, bad = {**row, **figures}, [*bad, *wrong]
     for wrong_one in bad[:100]:
         print(wrong_one, file=sys.stderr)
@@ -52,9 +55,20 @@ def _crashes(folder: Path) -> tuple[dict[str, int], list[str]]:
     for files in FILES:
         place = folder / str(files)
         place.mkdir()
-        found.append(crash_points(place, files=files, steps=STEPS, images=IMAGES, seed=files))
+        found.append(crash_points(place, files=files, steps=STEPS, tries=IMAGES, seed=files))
     bad = [wrong for each in found for wrong in each.bad]
     return {"crash_points": sum(each.points for each in found), "bad_recoveries": len(bad)}, bad
+
+
+def _kv(folder: Path) -> tuple[dict[str, int], list[str]]:
+    found = [kv_crash_points(folder / str(seed), actions=KV_ACTIONS, tries=KV_IMAGES, seed=seed) for seed in KV_SEEDS]
+    bad = [wrong for each in found for wrong in each.bad]
+    figures = {
+        "kv_crash_points": sum(each.points for each in found),
+        "kv_erases": sum(each.erases for each in found),
+        "bad_kv_recoveries": len(bad),
+    }
+    return figures, bad
 
 
 def _kills(folder: Path) -> tuple[dict[str, int], list[str]]:

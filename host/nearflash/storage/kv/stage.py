@@ -65,9 +65,9 @@ class Stage:
                 self._pending.popleft().result()
 
     def erase(self, block: int) -> None:
-        """Erase a block after everything staged before."""
+        """Erase a block after everything staged before, which is durable by then."""
         self._hand()
-        self._submit(lambda: self._flash.erase(block))
+        self._submit(lambda: self._erase(block))
 
     def flush(self) -> None:
         """Return when everything staged is programmed."""
@@ -116,6 +116,10 @@ class Stage:
             call()
         except BaseException as error:
             self._error = error
+
+    def _erase(self, block: int) -> None:
+        self._flash.sync()  # the pages that were moved out of it, maybe under the promise of an earlier flush
+        self._flash.erase(block)
 
     def _program(self, start: int, end: int) -> None:
         slots = np.arange(start, end) % self._size
