@@ -24,6 +24,7 @@ __all__ = [
     "StateError",
     "StorageFullError",
     "StreamError",
+    "UncheckedWarning",
     "UnknownDeviceError",
     "UnsupportedError",
     "WaitTimeoutError",
@@ -117,3 +118,7 @@ class ReplayError(NearflashError):
 
 class UnsupportedError(NearflashError, NotImplementedError):
     """What KV on flash cannot do (remove tokens, reorder a batch), or what no device computes."""
+
+
+class UncheckedWarning(UserWarning):
+    """A file of another writer, without checksums: that it is what was written, nothing tells."""

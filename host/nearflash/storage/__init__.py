@@ -1,6 +1,7 @@
 """Direct I/O on flash and the crash-safe state store."""
 
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, aligned_buffer
+from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.direct import DirectFile, aligned_buffer
 from nearflash.storage.state.layout import ARRAYS
 from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray, TensorEntry
 from nearflash.storage.state.state_store import StateStore

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from nearflash.abi.errors import NearflashError
 from nearflash.abi.optimizers import AdamStep, OptimizerStep
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.bandwidth import Probe
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, aligned_buffer
+from nearflash.storage.io.direct import DirectFile, aligned_buffer
 
 __all__ = ["Finding", "Level", "Mount", "State", "preflight"]
 

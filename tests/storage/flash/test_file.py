@@ -14,7 +14,7 @@ from nearflash.abi.errors import CommandError, PageError, StateError, StorageFul
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.page import PageBatch, page_headers, page_keys
-from nearflash.storage.io.direct import PositionalBackend
+from nearflash.storage.io.backend import PositionalBackend
 from nearflash.storage.io.queue import QueueBackend
 
 GEOMETRY = FlashGeometry(4096, 8, 2, 1, 4)

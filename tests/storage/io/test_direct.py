@@ -2,14 +2,18 @@
 
 import errno
 import os
+import signal
+import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, PositionalBackend, aligned_buffer
+from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
+from nearflash.storage.io.direct import DirectFile, aligned_buffer
 
 
 def pattern(blocks, seed=1):
@@ -130,3 +134,89 @@ def test_only_one_holder(tmp_path):
         with pytest.raises(StateError, match="in use by another process"):
             DirectFile.open(tmp_path / "f")
     DirectFile.open(tmp_path / "f").close()
+
+
+def test_a_creation_that_stalled_spares_the_finished_file(tmp_path, monkeypatch):
+    """It had opened the partial file before another process finished it and gave it its name, and then emptied it."""
+    real = DirectFile.lock
+
+    def late(file):
+        monkeypatch.setattr(DirectFile, "lock", real)
+        with DirectFile.open(tmp_path / "x.partial", direct=False) as other:
+            other._reserve(8192)
+        (tmp_path / "x.partial").rename(tmp_path / "x")
+        real(file)
+
+    monkeypatch.setattr(DirectFile, "lock", late)
+    with DirectFile.create(tmp_path / "x.partial", 4096, direct=False) as file:
+        assert file.size_bytes == 4096
+    assert (tmp_path / "x").stat().st_size == 8192 and (tmp_path / "x.partial").stat().st_size == 4096
+
+
+def test_a_file_that_is_always_replaced(tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(bytes(4096))
+    monkeypatch.setattr("os.path.samestat", lambda *_: False)
+    for call in (lambda: DirectFile.open(tmp_path / "x"), lambda: DirectFile.create(tmp_path / "x", 4096)):
+        with pytest.raises(StateError, match="must stay the file that was opened"):
+            call()
+    assert (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_other_kinds_of_files_are_rejected_and_stay(tmp_path, kind):
+    """A device node had been removed."""
+    path = tmp_path / "node"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        try:
+            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("making a device node needs root")
+    for call in (lambda: DirectFile.open(path, direct=False), lambda: DirectFile.create(path, 4096, direct=False)):
+        with pytest.raises(StateError, match="must be a file or a block device"):
+            call()
+    assert path.exists()
+
+
+def test_a_file_that_was_there_stays_when_there_is_no_room(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "x").write_bytes(b"somebody's")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageFullError):
+        DirectFile.create(tmp_path / "x", 4096, direct=False)
+    assert (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("end", ["close", "die"])
+def test_forked_children_keep_no_lock(tmp_path, end):
+    """Workers of a DataLoader had: the state could not be opened again while they lived."""
+    script = (
+        "import os, sys, time; from pathlib import Path; from nearflash.storage.io.direct import DirectFile\n"
+        "file = DirectFile.create(Path(sys.argv[1]), 4096, direct=False)\n"
+        "child = os.fork()\n"
+        "if not child:\n    time.sleep(60); os._exit(0)\n"
+        "print(child, flush=True)\n"
+        "if sys.argv[2] == 'close':\n"
+        "    file.close(); DirectFile.open(Path(sys.argv[1]), direct=False).close(); print('again', flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "x", end], stdout=subprocess.PIPE, text=True)
+    child, *said = done.stdout.split()
+    try:
+        assert said == (["again"] if end == "close" else [])
+        os.kill(int(child), 0)  # it lives
+        DirectFile.open(tmp_path / "x", direct=False).close()
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+
+
+def test_a_child_leaves_the_parents_lock(tmp_path):
+    with DirectFile.create(tmp_path / "x", 4096, direct=False):
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(StateError, match="in use by another process"):
+            DirectFile.open(tmp_path / "x", direct=False)

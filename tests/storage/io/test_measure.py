@@ -4,7 +4,7 @@ import threading
 
 from nearflash.cli import main as cli
 from nearflash.storage.io import measure
-from nearflash.storage.io.direct import PositionalBackend
+from nearflash.storage.io.backend import PositionalBackend
 from nearflash.storage.io.measure import Rate, measure_drive, report
 
 

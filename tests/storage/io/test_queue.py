@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from nearflash.abi.errors import AlignmentError, StateError
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, PositionalBackend, aligned_buffer
+from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
+from nearflash.storage.io.direct import DirectFile, aligned_buffer
 from nearflash.storage.io.queue import QueueBackend
 
 BLOCKS = 50

@@ -10,7 +10,7 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeError, StorageFullError
 from nearflash.storage.flash.file import FileFlash
-from nearflash.storage.io.direct import PositionalBackend
+from nearflash.storage.io.backend import PositionalBackend
 from nearflash.storage.kv import KvLayout, KvShape
 
 

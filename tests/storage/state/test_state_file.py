@@ -5,7 +5,7 @@ import pytest
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.errors import StateError
 from nearflash.storage import StateStore
-from nearflash.storage.io.direct import BLOCK_BYTES
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.sealed import seal
 from nearflash.storage.state.superblock import STATE_VERSION
 

@@ -9,7 +9,7 @@ import pytest
 
 from nearflash.abi.errors import AlignmentError, FormatError, ShapeError, StateError, StorageFullError
 from nearflash.storage import Manifest, StateArray, StateStore, aligned_buffer
-from nearflash.storage.io.direct import BLOCK_BYTES, PositionalBackend
+from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.state.layout import METADATA_BYTES
 
 

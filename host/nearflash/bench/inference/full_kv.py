@@ -19,7 +19,8 @@ from torch import Tensor
 
 from nearflash.abi.errors import StateError
 from nearflash.inference.engines.base import Engine, EngineCounters
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, aligned_buffer
+from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.direct import DirectFile, aligned_buffer
 from nearflash.storage.kv import KvShape
 
 __all__ = ["FullKvEngine"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import StateError
 from nearflash.bench.storage.disk import Disk, Flush, Write
 from nearflash.bench.storage.history import Oracle, Version, record
-from nearflash.storage.io.direct import BLOCK_BYTES
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.state.state_store import StateStore
 
 __all__ = ["Crashes", "apply", "crash_points", "images"]

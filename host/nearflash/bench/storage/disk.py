@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.storage.io.direct import IoBackend
+from nearflash.storage.io.backend import IoBackend
 
 __all__ = ["Disk", "Flush", "Write"]
 

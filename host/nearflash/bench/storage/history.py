@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
 from nearflash.bench.storage.disk import Disk, Flush, Write
-from nearflash.storage.io.direct import IoBackend, aligned_buffer
+from nearflash.storage.io.backend import IoBackend
+from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.state.manifest import Extent, Manifest, StateArray
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.state_store import StateStore

@@ -19,7 +19,7 @@ from nearflash.bench.storage.disk import Disk, Flush, Write
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PageBatch, PageKeys
-from nearflash.storage.io.direct import BLOCK_BYTES
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
 
 __all__ = ["KvCrashes", "kv_crash_points"]

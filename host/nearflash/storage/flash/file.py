@@ -30,7 +30,8 @@ from nearflash.storage.flash.page import (
     page_space,
 )
 from nearflash.storage.flash.spare import SpareRecords
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, IoBackend, aligned_buffer
+from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
+from nearflash.storage.io.direct import DirectFile, aligned_buffer
 from nearflash.storage.io.sealed import is_erased, seal, unseal
 
 __all__ = ["FLASH_VERSION", "FileFlash"]

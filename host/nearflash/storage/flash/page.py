@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearflash.abi.attention.codeword import AUX_BYTES, CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, PageKind
 from nearflash.abi.attention.pages import IndexFormat
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
-from nearflash.storage.io.direct import BLOCK_BYTES, aligned_buffer
+from nearflash.storage.io.direct import aligned_buffer
 
 __all__ = [
     "PAGE_KEY",

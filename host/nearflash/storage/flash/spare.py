@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import AUX_BYTES
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
-from nearflash.storage.io.direct import BLOCK_BYTES, aligned_buffer
+from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.direct import aligned_buffer
 
 __all__ = ["SpareRecords"]
 

@@ -14,7 +14,8 @@ from typing import Self
 
 import numpy as np
 
-from nearflash.storage.io.direct import DirectFile, IoBackend, aligned_buffer
+from nearflash.storage.io.backend import IoBackend
+from nearflash.storage.io.direct import DirectFile, aligned_buffer
 
 __all__ = ["CACHED_BYTES", "Probe"]
 

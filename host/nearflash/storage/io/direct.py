@@ -6,108 +6,34 @@ does it with one blocking call after another, and a back end with queues can rep
 Source: open(2), section NOTES / O_DIRECT; preadv(2).
 """
 
+import contextlib
 import errno
 import fcntl
 import os
+import stat
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
 from nearflash.device.memory import anonymous as aligned_buffer
+from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend, PositionalBackend
 
 __all__ = [
-    "BLOCK_BYTES",
     "DirectFile",
-    "IoBackend",
-    "PositionalBackend",
     "aligned_buffer",
     "flush_directory",
     "partial_of",
 ]
 
-BLOCK_BYTES = 4096
 _Call = Callable[[int, memoryview, int], int]
-_VECTORS = 1024
-"""Memories that one preadv takes (IOV_MAX)."""
+_ATTEMPTS = 8
+"""To open a file that others replace."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class IoBackend(ABC):
-    """Moves bytes between an open file and memory. May raise OSError; returns how many bytes were moved."""
-
-    queued: ClassVar[bool] = False
-    """`read_many` keeps many reads in flight; else it takes a thread for each."""
-
-    @abstractmethod
-    def read(self, fd: int, memory: memoryview, offset: int) -> int:
-        """Fill `memory` from `offset`; fewer bytes than asked for only at the end of the file."""
-
-    def scatter(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
-        """Fill one memory after another from `offset` on; fewer bytes than asked for only at the end of the file."""
-        done = 0
-        for memory in memories:
-            moved = self.read(fd, memory, offset + done)
-            done += moved
-            if moved < len(memory):
-                break
-        return done
-
-    def read_many(self, fd: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
-        """Fill each row of `memory` (p, bytes) from its offset (p,), in any order."""
-        return sum(self.read(fd, row.data, offset) for row, offset in zip(memory, offsets.tolist(), strict=True))
-
-    @abstractmethod
-    def write(self, fd: int, memory: memoryview, offset: int) -> int:
-        """Write all of `memory` at `offset`; fewer bytes only where the file takes no more."""
-
-    @abstractmethod
-    def flush(self, fd: int) -> None:
-        """Return when everything written before is durable."""
-
-
-class PositionalBackend(IoBackend):
-    """One preadv or pwritev after another, continued after short transfers (Python repeats interrupted calls)."""
-
-    def read(self, fd: int, memory: memoryview, offset: int) -> int:
-        """See IoBackend.read."""
-        return self._all(lambda done: os.preadv(fd, [memory[done:]], offset + done), len(memory))
-
-    def scatter(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
-        """See IoBackend.scatter."""
-        total = 0
-        for start in range(0, len(memories), _VECTORS):
-            part = memories[start : start + _VECTORS]
-            size_bytes = sum(map(len, part))
-            done = os.preadv(fd, part, offset + total)
-            total += done if done == size_bytes else super().scatter(fd, part, offset + total)
-        return total
-
-    def write(self, fd: int, memory: memoryview, offset: int) -> int:
-        """See IoBackend.write."""
-        return self._all(lambda done: os.pwritev(fd, [memory[done:]], offset + done), len(memory))
-
-    def flush(self, fd: int) -> None:
-        """See IoBackend.flush."""
-        os.fsync(fd)
-
-    @staticmethod
-    def _all(transfer: Callable[[int], int], size_bytes: int) -> int:
-        done = 0
-        while done < size_bytes:
-            # O_DIRECT takes whole blocks only, so a transfer cut inside a block starts over at that block.
-            reached = done + transfer(done)
-            if reached == size_bytes:
-                return reached
-            if reached // BLOCK_BYTES * BLOCK_BYTES <= done:
-                return done
-            done = reached // BLOCK_BYTES * BLOCK_BYTES
-        return done
 
 
 class DirectFile:
@@ -123,6 +49,8 @@ class DirectFile:
             flags = os.O_EXCL  # which Linux refuses where the device, or a part of it, is mounted
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags | (os.O_DIRECT if direct else 0), 0o600)
+        except FileExistsError:
+            raise
         except OSError as error:
             if error.errno == errno.EINVAL and direct:
                 raise StateError(
@@ -130,19 +58,33 @@ class DirectFile:
                     "move it there, or pass direct=False to go through the page cache"
                 ) from error
             raise StateError(f"{path} cannot be opened ({error.strerror}): check path and permissions") from error
-        self._release = weakref.finalize(self, os.close, self._fd)
+        self._release = weakref.finalize(self, _unlock_and_close, self._fd)
+        _open_files.add(self)
 
     @classmethod
     def create(cls, path: Path, size_bytes: int, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
         """A new or emptied file (mode 0600), locked, with room for all of its bytes; or a block device as it is.
 
-        Raises StorageFullError where the disk has no room (the file is then removed), StateError otherwise.
+        Raises StorageFullError where the disk has no room (the file is then removed, if made here), else StateError.
         """
-        file = cls(path, os.O_CREAT | os.O_NOFOLLOW, direct, backend)
+        flags, made = os.O_NOFOLLOW, True
+        for _ in range(_ATTEMPTS):
+            try:
+                file = cls(path, flags | (os.O_CREAT | os.O_EXCL if made else 0), direct, backend)
+            except FileExistsError:
+                made = False
+                continue
+            if file._locked():
+                break
+            made = True
+        else:
+            raise _replaced(path)
         try:
-            file.lock()
+            file._check_kind()
             file._reserve(size_bytes)
-        except StateError:
+        except BaseException:
+            if made and path.is_file():
+                path.unlink(missing_ok=True)
             file.close()
             raise
         return file
@@ -150,13 +92,31 @@ class DirectFile:
     @classmethod
     def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
         """An existing file, locked against other processes. Raises StateError."""
-        file = cls(path, 0, direct, backend)
+        for _ in range(_ATTEMPTS):
+            file = cls(path, 0, direct, backend)
+            if file._locked():
+                file._check_kind()
+                return file
+        raise _replaced(path)
+
+    def _locked(self) -> bool:
+        """Take the lock; False, and closed, where the path is another file's by now. Raises StateError, closed, too."""
         try:
-            file.lock()
-        except StateError:
-            file.close()
+            self.lock()
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(self._fd), self.path.stat()):
+                    return True
+        except BaseException:
+            self.close()
             raise
-        return file
+        self.close()
+        return False
+
+    def _check_kind(self) -> None:
+        mode = os.fstat(self._fd).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+            self.close()
+            raise StateError(f"{self.path} must be a file or a block device, not a {stat.filemode(mode)}")
 
     @property
     def size_bytes(self) -> int:
@@ -181,7 +141,6 @@ class DirectFile:
             os.ftruncate(self._fd, 0)
             os.posix_fallocate(self._fd, 0, size_bytes)
         except OSError as error:
-            self.path.unlink(missing_ok=True)
             raise self._failure("reserving", size_bytes, 0, error) from error
 
     def read(self, offset: int, memory: NDArray[np.uint8]) -> None:
@@ -221,9 +180,15 @@ class DirectFile:
             raise self._failure("flushing", 0, 0, error) from error
 
     def close(self) -> None:
-        """Close the file and so release its lock; it may be called twice."""
+        """Release the lock and close the file; it may be called twice."""
         self._release()
         self._fd = -1
+
+    def _forked(self) -> None:
+        """In the child of a fork: the file, and its lock, are the parent's alone."""
+        if self._release.detach():
+            os.close(self._fd)
+            self._fd = -1
 
     def __enter__(self) -> Self:
         return self
@@ -257,6 +222,25 @@ class DirectFile:
         if error.errno in _FULL:
             return StorageFullError(f"no room while {where} ({error.strerror}): free that much space and try again")
         return StateError(f"{where} failed ({error.strerror}): check the drive (dmesg, smartctl) and the file")
+
+
+def _unlock_and_close(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)  # closing alone does not, while somebody has a copy of the descriptor
+    os.close(fd)
+
+
+def _close_in_child() -> None:
+    for file in list(_open_files):
+        file._forked()
+
+
+_open_files: "weakref.WeakSet[DirectFile]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _replaced(path: Path) -> StateError:
+    return StateError(f"{path} must stay the file that was opened, but another process replaces it: try again")
 
 
 def partial_of(path: Path) -> Path:

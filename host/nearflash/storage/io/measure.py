@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nearflash.abi.errors import StateError
+from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.bandwidth import Probe
-from nearflash.storage.io.direct import IoBackend
 
 __all__ = ["BLOCK_BYTES", "DEPTHS", "Rate", "measure_drive", "report"]
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
-from nearflash.storage.io.direct import PositionalBackend
+from nearflash.storage.io.backend import PositionalBackend
 
 __all__ = ["QueueBackend"]
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
-from nearflash.storage.io.direct import BLOCK_BYTES, aligned_buffer
+from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.direct import aligned_buffer
 
 __all__ = ["crc32", "is_erased", "is_sealed", "seal", "unseal"]
 

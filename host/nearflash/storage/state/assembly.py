@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
+from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.buffers import BufferPool
-from nearflash.storage.io.direct import IoBackend, partial_of
+from nearflash.storage.io.direct import partial_of
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.stripe import Stripe

@@ -1,9 +1,13 @@
 """The command `nearflash state`: what the state files of an optimizer hold, and where else it can go."""
 
 import argparse
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from nearflash.abi.errors import UncheckedWarning
 
 if TYPE_CHECKING:
     from nearflash.storage.state.state_store import StateStore
@@ -119,7 +123,11 @@ def _import(arguments: argparse.Namespace) -> int:
     from nearflash.storage.state.exchange import import_state
 
     options = {"stripe_ratio": arguments.stripe_ratio, "profile": arguments.profile, "direct": not arguments.buffered}
-    with import_state(arguments.file, arguments.to, **options) as store:
+    with warnings.catch_warnings(record=True, action="always", category=UncheckedWarning) as noticed:
+        store = import_state(arguments.file, arguments.to, **options)
+    for warning in noticed:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    with store:
         _describe(store)
     return 0
 

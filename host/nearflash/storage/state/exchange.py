@@ -3,11 +3,12 @@
 Tensors of the parameters have their own names and are fp32 masters; beside each lie its moments under torch's names
 (`weight.exp_avg`), its scales where a moment has them (`weight.exp_avg.scale`), and `weight.step`, a scalar. What else
 belongs to the state is JSON in the metadata, under `nearflash`: a state that is exported and imported is the same to
-the bit, but for the padding between tensors.
+the bit, but for the padding between tensors. Checksums of header and tensors are compared when it is imported.
 """
 
 import json
 import secrets
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.errors import StateError
+from nearflash.abi.errors import StateError, UncheckedWarning
+from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.state.manifest import ADAM_ARRAYS, EXTENT_PARAMS, Extent, Manifest, StateArray, TensorEntry
 from nearflash.storage.state.safetensors import StoredTensor, TensorFile, write_tensors
@@ -57,10 +59,21 @@ def import_state(
     """A new state from a safetensors file.
 
     One that `export_state` wrote gives everything. Of another one every tensor must be F32; moments of AdamW and steps
-    are taken where they are, else they are zero, and `profile` and `extent_params` count. Raises StateError.
+    are taken where they are, else they are zero, and `profile` and `extent_params` count; it has no checksums, of which
+    UncheckedWarning tells. Raises StateError.
     """
     file = TensorFile(source)
-    about = _about(file, profile, extent_params)
+    if file.checksums is None:
+        if "nearflash" in file.metadata:
+            raise StateError(f"{source} must have the checksums of an export; export the state again")
+        warnings.warn(f"{source} has no checksums, as another program wrote it: its values are taken unchecked",
+                      UncheckedWarning, stacklevel=2)  # fmt: skip
+    try:
+        about = _about(file, profile, extent_params)
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"{source} must describe a state in its metadata, or hold fp32 tensors ({error!r})") from error
     manifest: Manifest = about["manifest"]
     for array in manifest.arrays:
         for tensor in manifest.tensors:
@@ -69,6 +82,8 @@ def import_state(
             if found != wanted and (found or array.name == "p" or "nearflash" in file.metadata):
                 raise StateError(f"{source} must hold {wanted}, not {found}; export the state again")
 
+    seen: dict[str, int] = {}
+
     def fill(name: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         array = manifest.array(name)
         for tensor in manifest.tensors:
@@ -76,7 +91,11 @@ def import_state(
             if first < last and (stored := _stored(manifest, array, tensor).name) in file.tensors:
                 start, stop = array.size_bytes(first - tensor.start), array.size_bytes(last - tensor.start)
                 at = array.size_bytes(first - extent.start)
-                memory[at : at + stop - start] = file.bytes_of(stored)[start:stop]
+                piece = memory[at : at + stop - start]
+                piece[:] = file.bytes_of(stored)[start:stop]
+                seen[stored] = crc32c(piece, seen.get(stored, 0))
+                if last == tensor.start + tensor.params:
+                    file.check(stored, seen[stored])
 
     stamp = Stamp(secrets.token_hex(8), about["profile"], about["steps"], secrets.token_hex(8))
     stripe = Stripe.among(len(paths), stripe_ratio)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from nearflash.storage.io.direct import BLOCK_BYTES
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest
 from nearflash.storage.state.metadata import METADATA_BYTES
 

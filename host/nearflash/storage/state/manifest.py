@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from nearflash.abi.errors import AlignmentError, ShapeError, StateError
 from nearflash.abi.formats import FP32
-from nearflash.storage.io.direct import BLOCK_BYTES
+from nearflash.storage.io.backend import BLOCK_BYTES
 
 __all__ = ["ADAM_ARRAYS", "EXTENT_PARAMS", "Extent", "Manifest", "StateArray", "TensorEntry"]
 

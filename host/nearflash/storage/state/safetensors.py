@@ -2,14 +2,19 @@
 
     header length (8 bytes, little endian) | header (JSON, padded with spaces to 8 bytes) | tensors, one after another
 
+Files that are written here have checksums in their metadata: `crc32c`, a JSON list of one for each tensor, in order,
+and `header_crc32c`, of the header's bytes with zeros in its own place. Other readers pass over them.
+
 Source: the safetensors format, github.com/huggingface/safetensors, README "Format".
 """
 
 import json
 import os
+import secrets
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,12 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError, StorageFullError
-from nearflash.storage.io.direct import flush_directory, partial_of
+from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.direct import flush_directory
 
-__all__ = ["ITEM_BYTES", "StoredTensor", "TensorFile", "write_tensors"]
+__all__ = ["ITEM_BYTES", "Checksums", "StoredTensor", "TensorFile", "write_tensors"]
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U16": 2, "U8": 1}
 """Formats that are read and written here, with the bytes of an element."""
+_HEADER, _TENSORS = "header_crc32c", "crc32c"
+_ZEROS = b'"%s":"%s"' % (_HEADER.encode(), b"0" * 8)
 _LONGEST = 100 << 20
 """Bytes of a header that are believed, as in the format's own reader."""
 
@@ -47,41 +55,101 @@ def write_tensors(
 ) -> int:
     """Write the tensors, whose bytes follow one another in the pieces of `data`; returns the file's bytes.
 
-    The file has its name as soon as it is complete and durable. Raises StateError where it exists or names are twice
-    there, StorageFullError; nothing is left then.
+    The file (mode 0600) has its name as soon as it is complete and durable. Raises StateError where it exists or names
+    are twice there, StorageFullError; nothing is left then.
     """
     names = [tensor.name for tensor in tensors]
     if path.exists() or len(set(names)) < len(names):
         raise StateError(f"{path} must not exist yet, and the names of its {len(names)} tensors must differ")
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                size_bytes = _write(file, path, tensors, metadata, data)
+                file.flush()
+                os.fsync(fd)
+            _give_name(partial, path)
+            flush_directory(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        if isinstance(error, StateError):
+            raise
+        raise StorageFullError(f"{path} cannot be written ({error.strerror}): choose another place") from error
+    return size_bytes
+
+
+def _write(
+    file: BinaryIO,
+    path: Path,
+    tensors: Sequence[StoredTensor],
+    metadata: Mapping[str, str],
+    data: Iterable[NDArray[np.uint8]],
+) -> int:
+    """The header, with zeros for checksums, the tensors, and then the header as it is."""
+    text = _header(tensors, metadata, [0] * len(tensors))
+    file.write(struct.pack("<Q", len(text)) + text)
+    checksums = Checksums(tensors)
+    for piece in data:
+        file.write(piece.data)
+        checksums.add(piece)
+    if not checksums.complete:
+        raise StateError(f"{path} must get {checksums.size_bytes} bytes of tensors, not {checksums.seen_bytes}")
+    file.seek(8)
+    file.write(_header(tensors, metadata, checksums.values))
+    return 8 + len(text) + checksums.size_bytes
+
+
+def _header(tensors: Sequence[StoredTensor], metadata: Mapping[str, str], checksums: Sequence[int]) -> bytes:
+    each = json.dumps([f"{checksum:08x}" for checksum in checksums], separators=(",", ":"))
+    header: dict[str, Any] = {"__metadata__": {**metadata, _TENSORS: each, _HEADER: "0" * 8}}
     end = 0
     for tensor in tensors:
         start, end = end, end + tensor.size_bytes
         header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    partial = partial_of(path)
+    return text.replace(_ZEROS, b'"%s":"%08x"' % (_HEADER.encode(), crc32c(np.frombuffer(text, np.uint8))), 1)
+
+
+def _give_name(partial: Path, path: Path) -> None:
+    """Raise StateError where another file has it by now."""
     try:
-        with partial.open("wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            written = sum(_write(file, piece) for piece in data)
-            if written != end:
-                raise StateError(f"{path} must get {end} bytes of tensors, not {written}")
-            file.flush()
-            os.fsync(file.fileno())
+        os.link(partial, path)
+    except FileExistsError as error:
+        raise StateError(f"{path} must not exist yet: another one was written meanwhile") from error
+    except OSError:  # a file system without links
         partial.rename(path)
-        flush_directory(path.parent)
-    except OSError as error:
-        if isinstance(error, StateError):
-            raise
-        raise StorageFullError(f"{path} cannot be written ({error.strerror}): choose another place") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return 8 + len(text) + end
 
 
-def _write(file: BinaryIO, piece: NDArray[np.uint8]) -> int:
-    return file.write(piece.data)
+class Checksums:
+    """CRC32C of tensors whose bytes come one after another, in pieces."""
+
+    def __init__(self, tensors: Sequence[StoredTensor]) -> None:
+        self._ends = list(accumulate(tensor.size_bytes for tensor in tensors))
+        self.values = [0] * len(tensors)
+        self.seen_bytes = self._tensor = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors."""
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all bytes came, and no more."""
+        return self.seen_bytes == self.size_bytes
+
+    def add(self, piece: NDArray[np.uint8]) -> None:
+        """The next bytes."""
+        at = 0
+        while at < len(piece) and self._tensor < len(self._ends):
+            count = min(self._ends[self._tensor] - self.seen_bytes, len(piece) - at)
+            self.values[self._tensor] = crc32c(piece[at : at + count], self.values[self._tensor])
+            at, self.seen_bytes = at + count, self.seen_bytes + count
+            self._tensor += self.seen_bytes == self._ends[self._tensor]
+        self.seen_bytes += len(piece) - at
 
 
 # Not safetensors.safe_open: for numpy it rejects BF16 tensors unless ml_dtypes is there, and gives no view of the file.
@@ -92,7 +160,7 @@ class TensorFile:
         self.path = path
         try:
             self._read()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
             raise StateError(f"{path} must be a safetensors file ({error}); check the path or copy it again") from error
 
     def _read(self) -> None:
@@ -101,16 +169,38 @@ class TensorFile:
             length = struct.unpack("<Q", file.read(8))[0]
             if length > min(_LONGEST, size_bytes - 8):
                 raise ValueError("the header is longer than the file")
-            header = json.loads(file.read(length))
+            text = file.read(length)
+            header = json.loads(text)
         self.metadata: dict[str, str] = header.pop("__metadata__", {})
         self.tensors = {name: StoredTensor(name, each["dtype"], tuple(each["shape"])) for name, each in header.items()}
         self._offsets = {name: tuple(each["data_offsets"]) for name, each in header.items()}
+        self.checksums = self._checksums(text)
+        """CRC32C of each tensor's bytes; None in files of other writers."""
         start = 8 + length
         self._data = np.memmap(self.path, np.uint8, "r", start) if size_bytes > start else np.zeros(0, np.uint8)
         for name, (first, last) in self._offsets.items():
             known = self.tensors[name].dtype in ITEM_BYTES
             if not 0 <= first <= last <= len(self._data) or (known and last - first != self.tensors[name].size_bytes):
                 raise ValueError(f"{name!r} must lie inside the file, where the header states")
+        if sum(last - first for first, last in self._offsets.values()) != len(self._data):
+            raise ValueError(f"its tensors must fill the {len(self._data)} bytes after the header")
+
+    def _checksums(self, text: bytes) -> dict[str, int] | None:
+        if not {_HEADER, _TENSORS} & self.metadata.keys():
+            return None
+        found = self.metadata[_HEADER]
+        zeros = text.replace(b'"%s":"%s"' % (_HEADER.encode(), found.encode()), _ZEROS, 1)
+        if f"{crc32c(np.frombuffer(zeros, np.uint8)):08x}" != found:
+            raise ValueError("the header is damaged: its checksum is another")
+        values = [int(value, 16) for value in json.loads(self.metadata[_TENSORS])]
+        return dict(zip(self.tensors, values, strict=True))
+
+    def check(self, name: str, checksum: int) -> None:
+        """Raise StateError where a tensor's bytes, whose CRC32C is `checksum`, are not those that were written."""
+        if self.checksums is not None and self.checksums[name] != checksum:
+            raise StateError(
+                f"{self.path}: tensor {name!r} is damaged: its checksum is another; export the state again"
+            )
 
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """The bytes of one tensor, not to be written to."""

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import AlignmentError, StateError
+from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.checksum import crc32c
-from nearflash.storage.io.direct import BLOCK_BYTES, DirectFile, IoBackend, aligned_buffer, flush_directory, partial_of
+from nearflash.storage.io.direct import DirectFile, aligned_buffer, flush_directory, partial_of
 from nearflash.storage.io.sealed import seal, unseal
 from nearflash.storage.state.layout import Layout
 from nearflash.storage.state.manifest import Extent, Manifest

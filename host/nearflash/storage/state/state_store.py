@@ -31,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import ShapeError, StateError
-from nearflash.storage.io.direct import IoBackend, aligned_buffer
+from nearflash.storage.io.backend import IoBackend
+from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.state.assembly import Fill, create_files, discard_files, fill_files, open_files, publish_files
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.metadata import checked_metadata

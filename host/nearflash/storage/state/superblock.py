@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.errors import StateError
-from nearflash.storage.io.direct import BLOCK_BYTES
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.sealed import is_sealed, seal, unseal
 
 __all__ = ["STATE_VERSION", "Stamp", "Superblock", "last_and_previous", "void_block"]

@@ -1,0 +1,91 @@
+"""Who moves bytes between an open file and memory: one blocking call after another, or a back end with queues.
+
+Source: preadv(2), pwritev(2), fsync(2).
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BLOCK_BYTES", "IoBackend", "PositionalBackend"]
+
+BLOCK_BYTES = 4096
+"""Of which offsets, lengths and addresses of direct I/O are multiples."""
+_VECTORS = 1024
+"""Memories that one preadv takes (IOV_MAX)."""
+
+
+class IoBackend(ABC):
+    """Moves bytes between an open file and memory. May raise OSError; returns how many bytes were moved."""
+
+    queued: ClassVar[bool] = False
+    """`read_many` keeps many reads in flight; else it takes a thread for each."""
+
+    @abstractmethod
+    def read(self, fd: int, memory: memoryview, offset: int) -> int:
+        """Fill `memory` from `offset`; fewer bytes than asked for only at the end of the file."""
+
+    def scatter(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
+        """Fill one memory after another from `offset` on; fewer bytes than asked for only at the end of the file."""
+        done = 0
+        for memory in memories:
+            moved = self.read(fd, memory, offset + done)
+            done += moved
+            if moved < len(memory):
+                break
+        return done
+
+    def read_many(self, fd: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
+        """Fill each row of `memory` (p, bytes) from its offset (p,), in any order."""
+        return sum(self.read(fd, row.data, offset) for row, offset in zip(memory, offsets.tolist(), strict=True))
+
+    @abstractmethod
+    def write(self, fd: int, memory: memoryview, offset: int) -> int:
+        """Write all of `memory` at `offset`; fewer bytes only where the file takes no more."""
+
+    @abstractmethod
+    def flush(self, fd: int) -> None:
+        """Return when everything written before is durable."""
+
+
+class PositionalBackend(IoBackend):
+    """One preadv or pwritev after another, continued after short transfers (Python repeats interrupted calls)."""
+
+    def read(self, fd: int, memory: memoryview, offset: int) -> int:
+        """See IoBackend.read."""
+        return self._all(lambda done: os.preadv(fd, [memory[done:]], offset + done), len(memory))
+
+    def scatter(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
+        """See IoBackend.scatter."""
+        total = 0
+        for start in range(0, len(memories), _VECTORS):
+            part = memories[start : start + _VECTORS]
+            size_bytes = sum(map(len, part))
+            done = os.preadv(fd, part, offset + total)
+            total += done if done == size_bytes else super().scatter(fd, part, offset + total)
+        return total
+
+    def write(self, fd: int, memory: memoryview, offset: int) -> int:
+        """See IoBackend.write."""
+        return self._all(lambda done: os.pwritev(fd, [memory[done:]], offset + done), len(memory))
+
+    def flush(self, fd: int) -> None:
+        """See IoBackend.flush."""
+        os.fsync(fd)
+
+    @staticmethod
+    def _all(transfer: Callable[[int], int], size_bytes: int) -> int:
+        done = 0
+        while done < size_bytes:
+            # O_DIRECT takes whole blocks only, so a transfer cut inside a block starts over at that block.
+            reached = done + transfer(done)
+            if reached == size_bytes:
+                return reached
+            if reached // BLOCK_BYTES * BLOCK_BYTES <= done:
+                return done
+            done = reached // BLOCK_BYTES * BLOCK_BYTES
+        return done
