@@ -1,14 +1,15 @@
 import json
+import os
 import stat
 
 import numpy as np
 import pytest
 
 from nearflash.abi.commands import CopyFormat, UpdateCommand
-from nearflash.abi.errors import AddressError, CommandError, DigestError, ReplayError, UnknownDeviceError
+from nearflash.abi.errors import AddressError, CommandError, DigestError, ReplayError, StreamError, UnknownDeviceError
 from nearflash.abi.optimizers import AdamStep
 from nearflash.device import open_device
-from nearflash.device.replay import VARIABLE, RecordingDevice, ReplayDevice
+from nearflash.device.replay import VARIABLE, RecordingDevice, ReplayDevice, sealed_line
 
 N = 1000
 SLOT = 4096
@@ -59,7 +60,7 @@ def test_the_same_host_line_runs_without_the_device(tmp_path, monkeypatch):
 def test_transcript_is_private_text_with_its_origin(transcript):
     assert stat.S_IMODE(transcript.stat().st_mode) == 0o600
     header = json.loads(transcript.read_text(encoding="ascii").splitlines()[0])
-    assert header["magic"] == "nearflash-transcript" and header["version"] == 1
+    assert header["magic"] == "nearflash-transcript" and header["version"] == 2
     assert "model:update-tiny" in header["generator"] and len(header["digest"]) == 16
 
 
@@ -113,17 +114,48 @@ def test_errors_of_the_device_are_raised_again(tmp_path):
     assert str(recorded.value) == str(replayed.value)
 
 
+def test_errors_with_more_than_a_text(tmp_path):
+    """A replayed StreamError was a TypeError, even undamaged."""
+    path = tmp_path / "run.jsonl"
+
+    def fail(ticket, timeout_s):
+        raise StreamError("order of places", 5)
+
+    recorder = RecordingDevice(open_device("model:update-tiny"), path)
+    recorder._device.wait = fail
+    with recorder as device, pytest.raises(StreamError):
+        device.wait(1)
+    with ReplayDevice(path, "update-tiny") as device, pytest.raises(StreamError, match="order of places") as replayed:
+        device.wait(1)
+    assert replayed.value.fault == 5
+
+
+def test_no_pipe_and_no_folder(tmp_path):
+    """To read a pipe had waited for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ReplayError, match="it is no file"):
+        ReplayDevice(tmp_path / "pipe", "update-tiny")
+    for path in (tmp_path / "pipe", tmp_path, tmp_path / "none" / "x"):
+        device = open_device("model:update-tiny")
+        with device, pytest.raises(CommandError, match="record"):
+            RecordingDevice(device, path)
+
+
 def test_foreign_and_damaged_files_are_refused(tmp_path, transcript):
     path = tmp_path / "other"
-    for text in ("", "{}", "[]", '{"magic": "nearflash-transcript", "version": 2}', "\x00"):
+    for text in ("", "{}", "[]", '{"magic": "nearflash-transcript", "version": 1}', "\x00"):
         path.write_text(text)
-        with pytest.raises(ReplayError, match=r"line 1 of|must begin as a nearflash-transcript of version 1"):
+        with pytest.raises(ReplayError, match=r"line 1 of|must begin as a nearflash-transcript of version 2"):
             ReplayDevice(path, "update-tiny")
     with pytest.raises(ReplayError, match="must name a readable transcript"):
         ReplayDevice(tmp_path, "update-tiny")
     lines = transcript.read_text().splitlines()
     cut = [line.replace('"bytes": "', '"bytes": "AAAA') for line in lines]
     transcript.write_text("\n".join(cut))
+    with pytest.raises(ReplayError, match=r"line \d+ of .* is damaged: its checksum is another"):
+        host_line(ReplayDevice(transcript, "update-tiny"))
+    bodies = [{name: value for name, value in json.loads(line).items() if name != "crc32"} for line in cut]
+    transcript.write_text("\n".join(map(sealed_line, bodies)))
     with pytest.raises(ReplayError, match="recorded bytes must be base64 of zlib, 16384 long"):
         host_line(ReplayDevice(transcript, "update-tiny"))
     transcript.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]))

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from nearflash.abi.errors import (
+    CommandError,
     DeviceError,
     FormatError,
+    LostStepWarning,
     NonFiniteError,
     ShapeError,
     StateError,
@@ -239,6 +241,21 @@ def test_restore_onto_a_running_optimizer(trained, tmp_path):
     with pytest.raises(StateError, match="in use"):
         restore(tmp_path / "checkpoint", optimizer.store.path)
     unchanged()
+
+
+def test_an_exact_resume_rejects_a_lost_step(trained, tensors, open_optimizer):
+    optimizer, _ = trained
+    optimizer.close()
+    path = optimizer.store.paths[0]
+    with path.open("r+b") as file:  # step 2 lies in the first block
+        file.seek(100)
+        file.write(b"!")
+    with pytest.raises(StateError, match=r'resume="exact" must find the newest step: .* is at step 1'):
+        open_optimizer(tensors, path=path, resume="exact")
+    with pytest.warns(LostStepWarning), open_optimizer(tensors, path=path, resume=True) as resumed:
+        assert resumed.steps == 1
+    with pytest.raises(CommandError, match="resume must be True"):
+        open_optimizer(tensors, path=path, resume="yes")
 
 
 def test_full_disk_at_creation(tensors, open_optimizer, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ __all__ = [
     "DeviceLostError",
     "DigestError",
     "FormatError",
+    "LostStepWarning",
     "NearflashError",
     "NonFiniteError",
     "PageError",
@@ -122,3 +123,7 @@ class UnsupportedError(NearflashError, NotImplementedError):
 
 class UncheckedWarning(UserWarning):
     """A file of another writer, without checksums: that it is what was written, nothing tells."""
+
+
+class LostStepWarning(UserWarning):
+    """A state opens at the step before its newest one, whose superblock is damaged; the message has both numbers."""

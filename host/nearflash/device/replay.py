@@ -1,8 +1,8 @@
 """Devices recorded and played back: a run on a board becomes a text file that replays without the board.
 
 A transcript is JSON lines: a header (magic, version, generator, build digest), then one line a call: what was asked,
-and what came back or was raised. Bytes sent to the device are kept as SHA-256, bytes from it as they are, in base64 of
-zlib.
+and what came back or was raised. Each line ends with the CRC-32 of the line without it. Bytes sent to the device are
+kept as SHA-256, bytes from it as they are, in base64 of zlib.
 """
 
 import base64
@@ -21,17 +21,23 @@ import numpy as np
 from nearflash.abi import ABI_VERSION, errors
 from nearflash.abi.commands import Command, Completion
 from nearflash.abi.config import config as named_config
-from nearflash.abi.errors import DigestError, NearflashError, ReplayError, UnknownDeviceError
+from nearflash.abi.errors import CommandError, DigestError, NearflashError, ReplayError, StreamError, UnknownDeviceError
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import anonymous
 
-__all__ = ["VARIABLE", "RecordingDevice", "ReplayDevice"]
+__all__ = ["VARIABLE", "RecordingDevice", "ReplayDevice", "sealed_line"]
 
-MAGIC, VERSION = "nearflash-transcript", 1
+MAGIC, VERSION = "nearflash-transcript", 2
 VARIABLE = "NEARFLASH_REPLAY"
 """Environment variable that names the transcript of device `replay`."""
 
 Json: TypeAlias = dict[str, Any]
+_CHECKSUM = "crc32"
+
+
+def sealed_line(line: Json) -> str:
+    """A line of a transcript, with its CRC-32."""
+    return json.dumps(line | {_CHECKSUM: f"{zlib.crc32(json.dumps(line).encode('ascii')):08x}"})
 
 
 class _Journal(ABC):
@@ -46,7 +52,12 @@ class _Journal(ABC):
 
 class _Writer(_Journal):
     def __init__(self, path: Path, identity: Identity) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        if path.exists() and not path.is_file():
+            raise CommandError(f"{path} must be a file or a new one, to record to: it is a folder, a pipe or a device")
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        except OSError as error:
+            raise CommandError(f"{path} cannot be recorded to ({error.strerror}): choose another place") from error
         os.fchmod(descriptor, 0o600)  # a file that was there keeps its mode otherwise
         self._file = os.fdopen(descriptor, "w", encoding="ascii", buffering=1)
         self._write(
@@ -65,7 +76,8 @@ class _Writer(_Journal):
         try:
             answer = do()
         except NearflashError as error:
-            self._write({"ask": question, "error": [type(error).__name__, str(error)]})
+            fault = {"fault": int(error.fault)} if isinstance(error, StreamError) else {}
+            self._write({"ask": question, "error": [type(error).__name__, str(error)], **fault})
             raise
         self._write({"ask": question, "answer": answer})
         return answer
@@ -74,12 +86,14 @@ class _Writer(_Journal):
         self._file.close()
 
     def _write(self, line: Json) -> None:
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(sealed_line(line) + "\n")
 
 
 class _Reader(_Journal):
     def __init__(self, path: Path) -> None:
         self._path = path
+        if path.exists() and not path.is_file():
+            raise ReplayError(f"{VARIABLE} must name a readable transcript, not {str(path)!r}: it is no file")
         try:
             self._lines = path.read_text(encoding="ascii").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -89,6 +103,8 @@ class _Reader(_Journal):
         self.header = self._line()
         if self.header.get("magic") != MAGIC or self.header.get("version") != VERSION:
             raise ReplayError(f"{path} must begin as a {MAGIC} of version {VERSION}, not {str(self.header)[:80]}")
+        if sealed_line(self.header) != self._lines[0]:
+            raise ReplayError(f"line 1 of {path} is damaged: its checksum is another; record it again")
 
     def call(self, question: Json, do: Callable[[], Json]) -> Json:
         number = self._next + 1
@@ -97,10 +113,23 @@ class _Reader(_Journal):
             recorded, asked = _brief(line.get("ask", {}), question), _brief(question, line.get("ask", {}))
             raise self._depart(f"line {number} of {self._path} records {recorded}, the run asks {asked}")
         if "error" in line:
-            name, text = line["error"]
-            raise getattr(errors, name)(text) if name in errors.__all__ else ReplayError(f"{name}: {text}")
-        answer: Json = line["answer"]
+            raise self._error(line["error"], line.get("fault"))
+        answer = line.get("answer")
+        if type(answer) is not dict:
+            raise self._depart(f"line {number} of {self._path} must hold an answer, not {str(answer)[:80]!r}")
         return answer
+
+    def _error(self, recorded: Any, fault: Any) -> Exception:
+        """The recorded error."""
+        if type(recorded) is not list or [type(part) for part in recorded] != [str, str]:
+            return self._depart(f"{self._path} must hold the name and text of an error, not {str(recorded)[:80]!r}")
+        name, text = recorded
+        kind = getattr(errors, name) if name in errors.__all__ else None
+        if not (isinstance(kind, type) and issubclass(kind, NearflashError)):
+            return ReplayError(f"{name}: {text}")
+        if kind is StreamError:
+            return StreamError(text, fault if type(fault) is int else 0)
+        return kind(text)
 
     def close(self, *, failed: bool) -> None:
         if self._next < len(self._lines) and not failed and not self._departure:
@@ -115,10 +144,17 @@ class _Reader(_Journal):
             raise self._depart(f"line {number} of {self._path} must exist: the run asks for more")
         try:
             line = json.loads(self._lines[self._next])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._depart(f"line {number} of {self._path} must be JSON: {error}") from error
         self._next = number
-        return line if isinstance(line, dict) else {}
+        if not isinstance(line, dict):
+            return {}
+        checked = {name: value for name, value in line.items() if name != _CHECKSUM}
+        if number > 1 and sealed_line(checked) != self._lines[number - 1]:
+            raise self._depart(f"line {number} of {self._path} is damaged: its checksum is another; record it again")
+        if number > 1 and type(checked.get("ask")) is not dict:
+            raise self._depart(f"line {number} of {self._path} must hold a question")
+        return checked
 
     def _depart(self, message: str) -> ReplayError:
         """The first departure; clean-up that follows it meets the same error, not a later line."""
@@ -129,6 +165,13 @@ class _Reader(_Journal):
 def _brief(one: Json, other: Json) -> str:
     """The operation, and what differs from the other question."""
     return json.dumps({k: v for k, v in one.items() if k == "op" or k not in other or v != other[k]})
+
+
+def _integer(answer: Json, name: str) -> int:
+    value = answer.get(name)
+    if type(value) is not int:
+        raise ReplayError(f"a transcript must record {name} as an integer, not {str(value)[:80]!r}")
+    return value
 
 
 class _TranscribedBuffer(Buffer):
@@ -150,7 +193,7 @@ class _TranscribedBuffer(Buffer):
         answer = self._journal.call(self._question("from_device", span), lambda: self._up(span))
         try:
             self.host[span] = np.frombuffer(zlib.decompress(base64.b64decode(answer["bytes"])), np.uint8)
-        except (KeyError, ValueError, zlib.error) as error:
+        except (KeyError, ValueError, TypeError, zlib.error) as error:
             raise ReplayError(
                 f"recorded bytes must be base64 of zlib, {span.stop - span.start} long: {error}"
             ) from error
@@ -187,7 +230,7 @@ class _TranscribedDevice(Device):
             inner.append(self._device.allocate(size_bytes))
             return {"address": inner[0].address}
 
-        address = self._journal.call({"op": "allocate", "size_bytes": size_bytes}, do)["address"]
+        address = _integer(self._journal.call({"op": "allocate", "size_bytes": size_bytes}, do), "address")
         return _TranscribedBuffer(self._journal, self.links, address, size_bytes, inner)
 
     def free(self, buffer: Buffer) -> None:
@@ -197,12 +240,12 @@ class _TranscribedDevice(Device):
 
     def submit(self, command: Command) -> int:
         question = {"op": "submit", **command.registers()}
-        ticket: int = self._journal.call(question, lambda: {"ticket": self._device.submit(command)})["ticket"]
-        return ticket
+        return _integer(self._journal.call(question, lambda: {"ticket": self._device.submit(command)}), "ticket")
 
     def wait(self, ticket: int, timeout_s: float = 60.0) -> Completion:
         question = {"op": "wait", "ticket": ticket}
-        return Completion(self._journal.call(question, lambda: self._device.wait(ticket, timeout_s).counters))
+        counters = self._journal.call(question, lambda: self._device.wait(ticket, timeout_s).counters)
+        return Completion({name: _integer(counters, name) for name in counters})
 
     def reset(self) -> None:
         self._journal.call({"op": "reset"}, lambda: self._device.reset() or {})

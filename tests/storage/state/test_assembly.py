@@ -130,3 +130,11 @@ def test_locked_file(pair):
     with StateStore.open(pair), pytest.raises(StateError, match="state-b is in use by another process"):
         StateStore.open(pair[::-1])
     StateStore.open(pair).close()
+
+
+def test_a_round_is_not_endless(tmp_path, small):
+    """1000000000,1 had hung, given or read from a file."""
+    with pytest.raises(
+        StateError, match="stripe_ratio must sum to at most 4096, not 1000000001: give 3,1 for 3000,1000"
+    ):
+        small.create([tmp_path / "a", tmp_path / "b"], small.manifest, stripe_ratio=(10**9, 1))

@@ -224,3 +224,10 @@ def test_files_of_two_stripes_are_not_mixed(pair, tmp_path):
         reshard(store, paths, stripe_ratio=(2, 1)).close()
     with pytest.raises(StateError, match=r"new-1 must be striped \(1, 1\) as .*state-a is, not \(2, 1\)"):
         StateStore.open([pair[0], paths[1]])
+
+
+def test_a_pipe_is_no_export(tmp_path):
+    """To read it had waited for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StateError, match="must be a safetensors file"):
+        import_state(tmp_path / "pipe", [tmp_path / "new"])

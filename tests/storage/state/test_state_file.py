@@ -3,7 +3,7 @@
 import pytest
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.errors import StateError
+from nearflash.abi.errors import LostStepWarning, StateError
 from nearflash.storage import StateStore
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.sealed import seal
@@ -66,3 +66,22 @@ def test_bad_files_are_refused_untouched(path, change, message):
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(StateError, match="not a missing one"):
         StateStore.open([tmp_path / "none"])
+
+
+def test_a_damaged_newest_superblock_is_told(path):
+    """The step before had been opened without a word."""
+    content = bytearray(path.read_bytes())
+    content[BLOCK_BYTES + 100] ^= 1  # of step 3; step 2 lies in the first block
+    path.write_bytes(content)
+    with pytest.warns(LostStepWarning, match="is at step 2; the superblock of step 3 is damaged"):
+        store = StateStore.open(path)
+    with store:
+        assert store.steps == 2
+
+
+def test_a_damaged_older_superblock_is_no_loss(path):
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    with StateStore.open(path) as store:
+        assert store.steps == 3

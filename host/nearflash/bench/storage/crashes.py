@@ -4,6 +4,7 @@ Of the writes since a file's last flush any may have reached the drive, block by
 in part (sectors of 512 bytes). Where few blocks are pending all subsets of them are tried, else random ones.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.errors import StateError
+from nearflash.abi.errors import LostStepWarning, StateError
 from nearflash.bench.storage.disk import Disk, Flush, Write
 from nearflash.bench.storage.history import Oracle, Version, record
 from nearflash.storage.io.backend import BLOCK_BYTES
@@ -94,6 +95,7 @@ def _wrong(
     """Open the image; None where it is exactly at one of the versions, else what is wrong."""
     expected = versions or [(0, 0)]
     try:
+        warnings.simplefilter("ignore", LostStepWarning)  # of superblocks that are torn
         with StateStore.open(paths, direct=False, backend=disk) as store:
             found = oracle.found(store, expected)
             if found is None:

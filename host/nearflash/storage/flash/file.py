@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.pages import PageEntry
-from nearflash.abi.errors import CommandError, StateError
+from nearflash.abi.errors import CommandError, PageError, StateError
 from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import (
@@ -32,7 +32,7 @@ from nearflash.storage.flash.page import (
 from nearflash.storage.flash.spare import SpareRecords
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
-from nearflash.storage.io.sealed import is_erased, seal, unseal
+from nearflash.storage.io.sealed import fields, is_erased, seal, unseal
 
 __all__ = ["FLASH_VERSION", "FileFlash"]
 
@@ -101,7 +101,7 @@ class FileFlash(Flash):
         file = DirectFile.open(path, direct=direct, backend=backend)
         try:
             body = _superblock(file)
-            flash = cls(file, FlashGeometry(**body["geometry"]), body["about"], threads)
+            flash = cls(file, _geometry(file, body["geometry"]), body["about"], threads)
             if file.size_bytes < flash.offset(flash.geometry.pages):
                 raise StateError(f"{path} must have {flash.offset(flash.geometry.pages)} bytes, not {file.size_bytes}")
             flash._load()
@@ -162,6 +162,10 @@ class FileFlash(Flash):
 
     def _read(self, pages: PageNumbers, keys: PageKeys) -> tuple[PageData, NDArray[np.uint32], NDArray[np.uint32]]:
         """Pages, the CRC32C recorded of each, and that of what was read as a page of `keys`."""
+        if len(pages) and not 0 <= pages.min() <= pages.max() < self.geometry.pages:
+            raise PageError(
+                f"pages must be 0 to {self.geometry.pages - 1}, not {int(pages.min())} to {int(pages.max())}"
+            )
         data, size = page_space(len(pages), self.geometry.page_bytes), self.geometry.page_bytes
         aux, checksums = self._spare.get(pages)
         order = np.argsort(pages, kind="stable")
@@ -248,9 +252,23 @@ def _superblock(file: DirectFile) -> dict[str, Any]:
         body = unseal(_KIND, block)
     except StateError as error:
         raise StateError(f"{file.path} must begin with the superblock of a flash: {error}") from error
-    if body["version"] != FLASH_VERSION:
-        raise StateError(f"{file.path} must have version {FLASH_VERSION}, not {body['version']!r}")
+    if body.get("version") != FLASH_VERSION:
+        raise StateError(f"{file.path} must have version {FLASH_VERSION}, not {body.get('version')!r}")
+    fields(f"the superblock of {file.path}", body, version=int, geometry=dict, about=dict)
     return body
+
+
+def _geometry(file: DirectFile, body: dict[str, Any]) -> FlashGeometry:
+    """Raises StateError for what cannot be, or does not fit the file."""
+    what = f"the geometry of {file.path}"
+    geometry = fields(what, body, page_bytes=int, pages_per_block=int, channels=int, luns=int, blocks=int)
+    try:
+        found = FlashGeometry(*geometry)
+    except CommandError as error:
+        raise StateError(f"{what} must describe a flash: {error}") from error
+    if found.blocks * found.block_bytes > file.size_bytes:
+        raise StateError(f"{what} must fit its {file.size_bytes} bytes, not {found.blocks} times {found.block_bytes}")
+    return found
 
 
 def _check_replaceable(path: Path, direct: bool) -> None:

@@ -91,5 +91,5 @@ def described(about: Mapping[str, Any]) -> tuple[KvShape, KvLayout]:
     """Shape and layout as a flash's label (Flash.label) gives them. Raises StateError for another label."""
     try:
         return KvShape(**about["shape"]), KvLayout(**about["layout"])
-    except (KeyError, TypeError, CommandError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, CommandError) as error:
         raise StateError(f"the flash must hold a KV store, not {dict(about)!r}") from error

@@ -17,9 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError, UncheckedWarning
+from nearflash.abi.formats import FP32
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import aligned_buffer
-from nearflash.storage.state.manifest import ADAM_ARRAYS, EXTENT_PARAMS, Extent, Manifest, StateArray, TensorEntry
+from nearflash.storage.io.sealed import fields, integers
+from nearflash.storage.state.manifest import (
+    ADAM_ARRAYS,
+    EXTENT_ALIGNMENT,
+    EXTENT_PARAMS,
+    Extent,
+    Manifest,
+    StateArray,
+    TensorEntry,
+)
 from nearflash.storage.state.safetensors import StoredTensor, TensorFile, write_tensors
 from nearflash.storage.state.state_store import StateStore
 from nearflash.storage.state.stripe import Stripe
@@ -117,7 +127,14 @@ def reshard(
 def _about(file: TensorFile, profile: str, extent_params: int) -> dict[str, Any]:
     if "nearflash" in file.metadata:
         about: dict[str, Any] = json.loads(file.metadata["nearflash"])
-        return about | {"manifest": Manifest.from_json(about["manifest"])}
+        kinds = {"profile": str, "steps": int, "tensor_steps": list, "manifest": dict, "metadata": dict}
+        fields(f"the metadata of {file.path}", about, **kinds)
+        manifest = Manifest.from_json(about["manifest"])
+        if len(integers("tensor_steps", about["tensor_steps"])) != len(manifest.tensors):
+            raise StateError(f"tensor_steps of {file.path} must be of {len(manifest.tensors)} tensors")
+        if manifest.params * FP32.bytes > file.path.stat().st_size + 128 * len(manifest.tensors) + EXTENT_ALIGNMENT * 4:
+            raise StateError(f"{file.path} must hold its {manifest.params} parameters; it was cut short")
+        return about | {"manifest": manifest}
     beside = tuple(f".{name}" for name in (*[array.torch_name for array in ADAM_ARRAYS[1:]], _STEP))
     tensors = [(name, tensor.shape, "float32") for name, tensor in file.tensors.items() if not name.endswith(beside)]
     steps = [_scalar(file, f"{name}.{_STEP}") for name, _, _ in tensors]

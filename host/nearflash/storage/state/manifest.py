@@ -4,6 +4,7 @@ Tensors follow one another, each padded to 32 parameters: 16 fill the widest dev
 the optimizer's profiles equal torch, 32 share a scale in 8-bit arrays. The vector is padded to whole blocks.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -13,8 +14,9 @@ from typing import Any, Self
 from nearflash.abi.errors import AlignmentError, ShapeError, StateError
 from nearflash.abi.formats import FP32
 from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.sealed import fields, integers
 
-__all__ = ["ADAM_ARRAYS", "EXTENT_PARAMS", "Extent", "Manifest", "StateArray", "TensorEntry"]
+__all__ = ["ADAM_ARRAYS", "EXTENT_ALIGNMENT", "EXTENT_PARAMS", "Extent", "Manifest", "StateArray", "TensorEntry"]
 
 TENSOR_ALIGNMENT = 32
 """Parameters to whose multiple each tensor is padded."""
@@ -166,14 +168,28 @@ class Manifest:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the state file."""
-        return asdict(self)
+        """Plain values for the state file, as JSON gives them back."""
+        body: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return body
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Self:
-        """Inverse of `to_json`."""
-        entries = (TensorEntry(t["name"], tuple(t["shape"]), t["dtype"], t["start"]) for t in body["tensors"])
-        return cls(tuple(entries), body["extent_params"], tuple(StateArray(**array) for array in body["arrays"]))
+        """Inverse of `to_json`. Raises StateError for what `pack` does not give."""
+        tensors, extent_params, arrays = fields("a manifest", body, tensors=list, extent_params=int, arrays=list)
+        entries, stored = [], []
+        for tensor in tensors:
+            name, shape, dtype, start = fields("a tensor", tensor, name=str, shape=list, dtype=str, start=int)
+            entries.append(TensorEntry(name, tuple(integers("a tensor's shape", shape)), dtype, start))
+        for array in arrays:
+            kinds = {"name": str, "element_bytes": int, "params_per_element": int, "torch_name": str}
+            stored.append(StateArray(*fields("an array", array, **kinds)))
+        try:
+            packed = cls.pack([(each.name, each.shape, each.dtype) for each in entries], extent_params, stored)
+        except (AlignmentError, ShapeError) as error:
+            raise StateError(f"a manifest must describe a state: {error}") from error
+        if packed.tensors != tuple(entries):
+            raise StateError("tensors of a manifest must lie one after another, each padded to 32 parameters")
+        return packed
 
 
 def _checked(arrays: tuple[StateArray, ...]) -> tuple[StateArray, ...]:
@@ -184,6 +200,7 @@ def _checked(arrays: tuple[StateArray, ...]) -> tuple[StateArray, ...]:
     if len(set(names)) < len(names):
         raise StateError(f"arrays must have different names, not {names}")
     for array in arrays:
-        if min(array.element_bytes, array.params_per_element) < 1 or EXTENT_ALIGNMENT % array.params_per_element:
+        per_element = array.params_per_element
+        if array.element_bytes not in (1, 2, 4) or per_element < 1 or EXTENT_ALIGNMENT % per_element:
             raise StateError(f"{array} must have whole elements in {EXTENT_ALIGNMENT} parameters; choose other sizes")
     return arrays

@@ -26,7 +26,7 @@ from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import flush_directory
 
-__all__ = ["ITEM_BYTES", "Checksums", "StoredTensor", "TensorFile", "write_tensors"]
+__all__ = ["ITEM_BYTES", "Checksums", "StoredTensor", "TensorFile", "checked_header", "write_tensors"]
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U16": 2, "U8": 1}
 """Formats that are read and written here, with the bytes of an element."""
@@ -108,6 +108,14 @@ def _header(tensors: Sequence[StoredTensor], metadata: Mapping[str, str], checks
     for tensor in tensors:
         start, end = end, end + tensor.size_bytes
         header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    return checked_header(header)
+
+
+def checked_header(header: Mapping[str, Any]) -> bytes:
+    """The header's bytes, of whole 8, with their checksum where its metadata has a place for it."""
+    metadata = header.get("__metadata__")
+    if isinstance(metadata, dict) and _HEADER in metadata:
+        header = {**header, "__metadata__": {**metadata, _HEADER: "0" * 8}}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return text.replace(_ZEROS, b'"%s":"%08x"' % (_HEADER.encode(), crc32c(np.frombuffer(text, np.uint8))), 1)
@@ -164,6 +172,8 @@ class TensorFile:
             raise StateError(f"{path} must be a safetensors file ({error}); check the path or copy it again") from error
 
     def _read(self) -> None:
+        if not self.path.is_file():
+            raise FileNotFoundError("there is no such file")
         size_bytes = self.path.stat().st_size
         with self.path.open("rb") as file:
             length = struct.unpack("<Q", file.read(8))[0]
@@ -184,6 +194,9 @@ class TensorFile:
                 raise ValueError(f"{name!r} must lie inside the file, where the header states")
         if sum(last - first for first, last in self._offsets.values()) != len(self._data):
             raise ValueError(f"its tensors must fill the {len(self._data)} bytes after the header")
+
+        if any(type(size) is not int or size < 0 for tensor in self.tensors.values() for size in tensor.shape):
+            raise ValueError("shapes must be of integers of at least 0")
 
     def _checksums(self, text: bytes) -> dict[str, int] | None:
         if not {_HEADER, _TENSORS} & self.metadata.keys():

@@ -6,6 +6,7 @@ The manifest block holds the manifest of the whole state, the stripe and the fil
 checksums of one slot's extents, the tensors' step counts and `metadata`.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.errors import AlignmentError, StateError
+from nearflash.abi.errors import AlignmentError, LostStepWarning, StateError
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile, aligned_buffer, flush_directory, partial_of
-from nearflash.storage.io.sealed import seal, unseal
+from nearflash.storage.io.sealed import fields, integers, seal, unseal
 from nearflash.storage.state.layout import Layout
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.stripe import Stripe
@@ -120,9 +121,12 @@ class StateFile:
         last, other, certain = last_and_previous(file.path, blocks)
         block = _read_checked(file, "manifest", Layout.manifest_offset, last.manifest_bytes, last.manifest_crc32c)
         body = unseal("manifest", block)
-        state = cls(
-            file, Manifest.from_json(body["manifest"]), Stripe(tuple(body["stripe_ratio"])), body["file"], block
-        )
+        what = f"the manifest block of {file.path}"
+        about, ratio, index = fields(what, body, manifest=dict, stripe_ratio=list, file=int)
+        manifest, stripe = Manifest.from_json(about), Stripe(tuple(ratio))
+        if index >= len(stripe.ratio) or manifest.params > file.size_bytes * sum(stripe.ratio):
+            raise StateError(f"{what} must fit its {file.size_bytes} bytes, file {index} of {len(stripe.ratio)}")
+        state = cls(file, manifest, stripe, index, block)
         if file.size_bytes != state.layout.size_bytes:
             raise StateError(
                 f"{file.path} must have {state.layout.size_bytes} bytes, not {file.size_bytes}; restore it from a copy"
@@ -130,7 +134,24 @@ class StateFile:
         state._version, state._other = state._load(last), other
         if not certain and (damage := state.verify()):
             raise StateError(f"one superblock is damaged and the step of the other was written over: {damage[0]}")
+        if not certain and state._newer_was_there():
+            step = last.stamp.step
+            warnings.warn(
+                f"{file.path} is at step {step}; the superblock of step {step + 1} is damaged: power was lost "
+                "in that commit, or the drive has lost it",
+                LostStepWarning,
+                stacklevel=2,
+            )
         return state
+
+    def _newer_was_there(self) -> bool:
+        """Whether the other slot has the table of a later step: some of its tensors had more updates."""
+        offset = self.layout.table_offset(self.version.stamp.step + 1)
+        try:
+            steps = unseal("table", _read(self._file, offset, self.layout.table_bytes))["tensor_steps"]
+            return bool(sum(steps) > sum(self.version.tensor_steps))
+        except (StateError, KeyError, TypeError):
+            return False
 
     def close(self) -> None:
         """Release file and lock. It may be called twice."""
@@ -254,10 +275,20 @@ class StateFile:
     def _load(self, superblock: Superblock) -> Version:
         offset = self.layout.table_offset(superblock.stamp.step)
         table = _read_checked(self._file, "checksum table", offset, superblock.table_bytes, superblock.table_crc32c)
-        body = unseal("table", table)
-        checksums = {(name, extent.index): checksum for name, column in body["checksums"].items()
+        what = f"the checksum table of {self.path}"
+        steps, columns, metadata = fields(
+            what, unseal("table", table), tensor_steps=list, checksums=dict, metadata=dict
+        )
+        integers(f"tensor_steps in {what}", steps)
+        counts = [len(integers(f"checksums in {what}", column)) for column in columns.values()]
+        names = [array.name for array in self.manifest.arrays]
+        if len(steps) != len(self.manifest.tensors) or sorted(columns) != sorted(names) or (
+            counts != [len(self.layout.extents)] * len(names)
+        ):  # fmt: skip
+            raise StateError(f"{what} must be of {len(self.manifest.tensors)} tensors and of arrays {', '.join(names)}")
+        checksums = {(name, extent.index): checksum for name, column in columns.items()
                      for extent, checksum in zip(self.layout.extents, column, strict=True)}  # fmt: skip
-        return Version(superblock, tuple(body["tensor_steps"]), checksums, body["metadata"])
+        return Version(superblock, tuple(steps), checksums, metadata)
 
     def _check_length(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         size_bytes = self.manifest.array(array).extent_bytes(extent)
@@ -276,6 +307,8 @@ def _read(file: DirectFile, offset: int, size_bytes: int) -> NDArray[np.uint8]:
 
 
 def _read_checked(file: DirectFile, name: str, offset: int, size_bytes: int, checksum: int) -> NDArray[np.uint8]:
+    if not BLOCK_BYTES <= size_bytes <= file.size_bytes - offset or size_bytes % BLOCK_BYTES:
+        raise StateError(f"{file.path}: the {name} must lie inside the file, not {size_bytes} bytes at offset {offset}")
     block = _read(file, offset, size_bytes)
     if crc32c(block) != checksum:
         raise StateError(f"{file.path}: the {name} at offset {offset} is damaged; restore the file from a copy")

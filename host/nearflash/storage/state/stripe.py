@@ -7,7 +7,10 @@ from functools import cached_property
 from nearflash.abi.errors import StateError
 from nearflash.storage.state.manifest import Extent
 
-__all__ = ["Stripe"]
+__all__ = ["LONGEST_ROUND", "Stripe"]
+
+LONGEST_ROUND = 1 << 12
+"""Extents of a round."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +20,13 @@ class Stripe:
     ratio: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        positive = all(isinstance(share, int) and share >= 1 for share in self.ratio)
+        positive = all(type(share) is int and share >= 1 for share in self.ratio)
         if not self.ratio or not positive:
             raise StateError(f"stripe_ratio must be an integer of at least 1 for each file, not {self.ratio!r}")
+        if sum(self.ratio) > LONGEST_ROUND:
+            raise StateError(
+                f"stripe_ratio must sum to at most {LONGEST_ROUND}, not {self.ratio!r}: give 3,1 for 3000,1000"
+            )
 
     @classmethod
     def among(cls, files: int, ratio: Iterable[int] | None) -> "Stripe":

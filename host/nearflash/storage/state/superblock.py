@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.io.sealed import is_sealed, seal, unseal
+from nearflash.storage.io.sealed import fields, is_sealed, seal, unseal
 
 __all__ = ["STATE_VERSION", "Stamp", "Superblock", "last_and_previous", "void_block"]
 
@@ -58,12 +58,15 @@ class Superblock:
     def parse(cls, path: Path, body: dict[str, Any]) -> Self:
         """From the body of a block. Raises StateError for a file of another version."""
         for name, ours in (("version", STATE_VERSION), ("abi", ABI_VERSION)):
-            if body[name] != ours:
+            if body.get(name) != ours:
                 raise StateError(
-                    f"{path} must have {name} {ours}, not {body[name]!r}; use the nearflash release that wrote it"
+                    f"{path} must have {name} {ours}, not {body.get(name)!r}; use the nearflash release that wrote it"
                 )
-        values = {name: value for name, value in body.items() if name not in ("version", "abi", "stamp")}
-        return cls(Stamp(**body["stamp"]), **values)
+        sizes = {name: int for name in ("manifest_bytes", "manifest_crc32c", "table_bytes", "table_crc32c")}
+        _, _, stamp, *values = fields(f"the superblock of {path}", body, version=int, abi=int, stamp=dict, **sizes)
+        return cls(
+            Stamp(*fields(f"the stamp of {path}", stamp, identity=str, profile=str, step=int, commit=str)), *values
+        )
 
 
 def void_block(step: int) -> NDArray[np.uint8]:
@@ -86,7 +89,7 @@ def last_and_previous(path: Path, blocks: Sequence[NDArray[np.uint8]]) -> tuple[
             superblock = Superblock.parse(path, body)
             found += [superblock] if superblock.step % 2 == slot else []
         elif body := _body("void", block):
-            valid = body["valid"]
+            (valid,) = fields(f"the void block of {path}", body, valid=int)
     if not found:
         raise StateError(f"{path}: both superblocks are damaged; restore the file from a copy")
     last = max(found, key=lambda superblock: superblock.step)

@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
     profile: Profile | str
     state_format: StateFormat | str
     param_dtype: Literal["fp16", "bf16"] | None
-    resume: bool | Literal["auto"]
+    resume: bool | Literal["auto", "exact"]
     extent_params: int | None
     direct: bool
     timeline: Timeline | None
@@ -83,11 +83,12 @@ class Settings:
     param_dtype: Literal["fp16", "bf16"] | None = field(
         default=None, metadata={DOC: "dtype of the parameters that are not fp32; None: all are fp32."}
     )
-    resume: bool | Literal["auto"] = field(
+    resume: bool | Literal["auto", "exact"] = field(
         default=False,
         metadata={
             DOC: "False makes new files and rejects existing ones. True needs them and loads their parameters into the "
-            'tensors. "auto" resumes where the files exist.'
+            'tensors. "exact" rejects a state whose newest step is damaged; the others open the step before, with a '
+            'LostStepWarning. "auto" resumes where the files exist.'
         },
     )
     extent_params: int | None = field(
@@ -147,6 +148,8 @@ class Settings:
         return cls(**given)
 
     def __post_init__(self) -> None:
+        if self.resume not in (True, False, "auto", "exact"):
+            raise CommandError(f'resume must be True, False, "auto" or "exact", not {self.resume!r}')
         for name, kind in (("profile", Profile), ("state_format", StateFormat)):
             if getattr(self, name) not in list(kind):
                 raise FormatError(f"{name} must be one of {', '.join(kind)}, not {getattr(self, name)!r}")

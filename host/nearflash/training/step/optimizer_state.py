@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.errors import StateError, StorageFullError
+from nearflash.abi.errors import LostStepWarning, StateError, StorageFullError
 from nearflash.abi.optimizers import BLOCK_PARAMS, OptimizerStep, StateFormat
 from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
@@ -74,7 +75,7 @@ class OptimizerState:
         with contextlib.ExitStack() as life:
             devices = [self._open(device, life) for device in settings.devices]
             self._device_of = dict(zip(self._paths, devices, strict=True))
-            if exists or settings.resume is True:
+            if exists or settings.resume in (True, "exact"):
                 self._resume(groups)
             else:
                 self._create()
@@ -207,7 +208,13 @@ class OptimizerState:
         self.flat.note_contents()
 
     def _resume(self, groups: Sequence[dict[str, Any]]) -> None:
-        self.store = store = StateStore.open(self._paths, direct=self._settings.direct)
+        with warnings.catch_warnings():
+            if self._settings.resume == "exact":
+                warnings.simplefilter("error", LostStepWarning)
+            try:
+                self.store = store = StateStore.open(self._paths, direct=self._settings.direct)
+            except LostStepWarning as lost:
+                raise StateError(f'resume="exact" must find the newest step: {lost}') from lost
         with contextlib.ExitStack() as on_error:
             on_error.callback(store.close)
             self.flat = self._flatten(groups, store.manifest.extent_params)

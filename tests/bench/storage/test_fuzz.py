@@ -1,0 +1,21 @@
+"""The bench `fuzz`, small; and that it notices what it is there for."""
+
+from nearflash.bench.storage import fuzz
+from nearflash.storage.state import state_file, superblock
+
+
+def test_every_mutation_is_told_or_harmless():
+    *formats, total = fuzz.run(300)
+    assert [row["format"] for row in formats] == ["state", "export", "flash", "transcript"]
+    assert total["mutations"] == 1200 and total["raw_errors"] == total["silent"] == total["hangs"] == 0
+    assert all(row["rejected"] > 50 for row in formats)
+
+
+def test_an_error_without_a_name_is_counted(monkeypatch):
+    monkeypatch.setattr(superblock, "fields", lambda what, body, **kinds: tuple(body[name] for name in kinds))
+    assert next(fuzz.run(300))["raw_errors"] > 0
+
+
+def test_another_content_is_counted(monkeypatch):
+    monkeypatch.setattr(state_file, "crc32c", lambda data: 0)
+    assert next(fuzz.run(100))["silent"] > 0
