@@ -1,7 +1,7 @@
 """Texts continued with KV near storage: what `nearflash generate` does, as a function."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -67,7 +67,8 @@ def generate(
 
     With several `mini_batches` of prompts each runs in a thread of its own: one computes while another is attended to.
     `chat` wraps each prompt as a user's message by the tokenizer's template. Raises CommandError for no prompts, more
-    mini-batches than prompts, or a tokenizer without a template; what cache, engine and model raise.
+    mini-batches than prompts, or a tokenizer without a template; what cache, engine and model raise. An interrupt ends it
+    with the token that it is at.
     """
     if not prompts:
         raise CommandError("prompts must be at least one, not none")
@@ -90,7 +91,12 @@ def generate(
         return [_until_end(row, model) for row in out[:, batch["input_ids"].shape[1] :].tolist()]
 
     with ThreadPoolExecutor(mini_batches, "mini-batch") as pool:
-        parts = list(pool.map(run, range(mini_batches)))
+        futures = [pool.submit(run, part) for part in range(mini_batches)]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            clock.stopped = True  # after an interrupt, or an error of one of them, the others are not waited for long
+        parts = [future.result() for future in futures]
     tokens = [parts[place % mini_batches][place // mini_batches] for place in range(len(prompts))]
     return Generated(
         tokenizer.batch_decode(tokens, skip_special_tokens=True), tokens, clock.prefill_s, clock.decode_s,
@@ -112,6 +118,8 @@ class _Clock:
     start: float = field(default_factory=perf_counter)
     first: float | None = None
     last: float = 0.0
+    stopped: bool = False
+    """The mini-batches are to end with the token that they are at."""
 
     @property
     def prefill_s(self) -> float:
@@ -139,14 +147,14 @@ class _Clock:
 
 
 class _Tick(StoppingCriteria):
-    """Stops nothing; called at every token."""
+    """Called at every token; stops what the clock says is stopped."""
 
     def __init__(self, clock: _Clock, part: int) -> None:
         self._clock, self._part = clock, part
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         self._clock.tick(self._part)
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        return torch.full((len(input_ids),), self._clock.stopped, dtype=torch.bool, device=input_ids.device)
 
 
 def _as_message(tokenizer: Any, prompt: str) -> str:

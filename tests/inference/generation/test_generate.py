@@ -1,4 +1,6 @@
+import signal
 import threading
+import time
 
 import pytest
 
@@ -96,6 +98,21 @@ def test_an_engines_error_frees_the_sequences(doclm, tokenizer, engine):
     with pytest.raises(DeviceError, match="device must answer"):
         generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=6, mini_batches=2)
     assert not engine.stored
+
+
+def test_the_first_interrupt_ends_it(doclm, tokenizer, engine):
+    """It had been heard when all tokens were there."""
+    told = []
+
+    def report(progress):
+        told.append(progress.step)
+        if progress.step == 3:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.1)
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(doclm, tokenizer, PROMPTS[:1], engine, max_new_tokens=20, progress=report)
+    assert told[-1] <= 5 and not engine.stored
 
 
 def test_prompts_batches_and_templates_are_checked(doclm, tokenizer, engine):

@@ -134,7 +134,5 @@ def test_locked_file(pair):
 
 def test_a_round_is_not_endless(tmp_path, small):
     """1000000000,1 had hung, given or read from a file."""
-    with pytest.raises(
-        StateError, match="stripe_ratio must sum to at most 4096, not 1000000001: give 3,1 for 3000,1000"
-    ):
+    with pytest.raises(StateError, match=r"stripe_ratio must sum to at most 4096, not .*: give 3,1 for 3000,1000"):
         small.create([tmp_path / "a", tmp_path / "b"], small.manifest, stripe_ratio=(10**9, 1))
