@@ -67,8 +67,8 @@ def generate(
 
     With several `mini_batches` of prompts each runs in a thread of its own: one computes while another is attended to.
     `chat` wraps each prompt as a user's message by the tokenizer's template. Raises CommandError for no prompts, more
-    mini-batches than prompts, or a tokenizer without a template; what cache, engine and model raise. An interrupt ends it
-    with the token that it is at.
+    mini-batches than prompts, or a tokenizer without a template; what cache, engine and model raise.
+    An interrupt ends it with the token that it is at.
     """
     if not prompts:
         raise CommandError("prompts must be at least one, not none")
