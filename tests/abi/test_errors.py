@@ -32,7 +32,16 @@ def test_every_error_is_public_and_documented():
     assert all(getattr(errors, name).__doc__ for name in classes)
 
 
-@pytest.mark.parametrize("name", sorted(set(errors.__all__) - {"NearflashError"}))
+WARNINGS = {"LostStepWarning", "UncheckedWarning"}
+
+
+@pytest.mark.parametrize("name", sorted(WARNINGS))
+def test_a_warning_is_no_error(name):
+    warning = getattr(errors, name)
+    assert issubclass(warning, UserWarning) and not issubclass(warning, errors.NearflashError)
+
+
+@pytest.mark.parametrize("name", sorted(set(errors.__all__) - WARNINGS - {"NearflashError"}))
 def test_each_is_caught_as_ours_and_as_the_builtin(name):
     error = getattr(errors, name)
     assert issubclass(error, errors.NearflashError)
