@@ -71,6 +71,13 @@ def test_bad_options(arguments, capsys, option, value, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--batch", "--window", "--rtl-steps", "--lr"])
+def test_counts_that_mean_nothing(arguments, capsys, option):
+    with pytest.raises(SystemExit) as raised:
+        main([*arguments, option, "-1" if option in ("--rtl-steps", "--lr") else "0"])
+    assert raised.value.code == 2 and f"argument {option}: must be a " in capsys.readouterr().err
+
+
 def test_no_waves_without_gateware(tmp_path):
     with open_device("model:update-tiny") as device:
         assert not run.record_waves(device, tmp_path / "update.vcd")

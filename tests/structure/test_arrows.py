@@ -10,18 +10,19 @@ import pytest
 #: First-party packages that a package may import, beside itself. Arrows point down only: a row names rows above it.
 MAY_IMPORT = {
     "abi": set(),
+    "arguments": set(),
     "model": {"abi"},
     "device": {"abi"},
     "weights": {"abi", "device"},
     "storage": {"abi", "device"},
-    "training": {"abi", "device", "storage"},
-    "inference": {"abi", "device", "storage"},
+    "training": {"abi", "arguments", "device", "storage"},
+    "inference": {"abi", "arguments", "device", "storage"},
     "gateware": {"abi"},
     "sim": {"abi", "model", "gateware", "device"},
     "verify": {"abi", "model", "gateware", "device", "sim"},
     "bench": {"abi", "device", "storage", "training", "inference"},
     "sim.bench": {"abi", "model", "gateware", "device", "inference", "sim", "verify", "bench"},
-    "demo": {"abi", "device", "storage", "training", "bench"},
+    "demo": {"abi", "arguments", "device", "storage", "training", "bench"},
     "cli": {"abi", "device", "storage", "training", "bench"},
 }
 #: Parts of a package that may import more.

@@ -133,6 +133,19 @@ def test_what_does_not_fit_is_named(train, folder, tmp_path):
         assert code == 2 and message in err.splitlines()[-1] and "Traceback" not in err, err
 
 
+def test_numbers_that_mean_nothing(train, capsys):
+    for option, value in [("--batch-size", "0"), ("--seq-length", "x"), ("--steps", "-1"), ("--lr", "nan"),
+                          ("--max-grad-norm", "-2"), ("--threads", "0")]:  # fmt: skip
+        with pytest.raises(SystemExit):
+            train(option, value)
+        assert f"argument {option}: must be a " in capsys.readouterr().err
+
+
+def test_places_that_cannot_be_written_are_named(train, tmp_path):
+    code, err = train("--trace", str(tmp_path / "none" / "trace.json"), steps=1)
+    assert code == 2 and err.splitlines()[-1].endswith("trace.json cannot be used: No such file or directory")
+
+
 def test_batches_depend_on_step_and_seed_alone():
     data = Data(torch.arange(40), seq_length=4, batch_size=3, seed=7)
     seen = torch.cat([data.at(step) for step in range(10)])

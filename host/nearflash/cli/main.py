@@ -70,6 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NearflashError as error:
         print(f"nearflash: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"nearflash: {error.filename} cannot be used: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 def make_parser(called: str | None = None, *, everything: bool = False) -> argparse.ArgumentParser:

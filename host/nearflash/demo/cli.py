@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import NearflashError
+from nearflash.arguments import non_negative, positive, rate
 
 __all__ = ["add_options", "demo", "run"]
 
@@ -39,12 +40,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, default=Path("build/demo"), metavar="FOLDER", help="Where state and results go."
     )
     parser.add_argument("--rtl-device", default="verilator:update-tiny", help="Device of the first steps.")
-    parser.add_argument("--rtl-steps", type=int, default=3, help="Number of first steps.")
+    parser.add_argument("--rtl-steps", type=non_negative, default=3, help="Number of first steps.")
     parser.add_argument("--host-device", default="host", help="Device of the remaining steps.")
-    parser.add_argument("--host-steps", type=int, default=17, help="Number of remaining steps.")
-    parser.add_argument("--lr", type=float, default=5e-4, help="Learning rate.")
-    parser.add_argument("--window", type=int, default=256, help="Tokens in a window of text.")
-    parser.add_argument("--batch", type=int, default=4, help="Windows in a batch.")
+    parser.add_argument("--host-steps", type=non_negative, default=17, help="Number of remaining steps.")
+    parser.add_argument("--lr", type=rate, default=5e-4, help="Learning rate.")
+    parser.add_argument("--window", type=positive, default=256, help="Tokens in a window of text.")
+    parser.add_argument("--batch", type=positive, default=4, help="Windows in a batch.")
     parser.add_argument("--no-waves", dest="waves", action="store_false", help="Build no simulator with waves.")
 
 

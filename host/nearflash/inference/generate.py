@@ -66,10 +66,12 @@ def generate(
     """Continue all prompts as one batch, greedily unless `options` of model.generate state otherwise.
 
     With several `mini_batches` of prompts each runs in a thread of its own: one computes while another is attended to.
-    `chat` wraps each prompt as a user's message by the tokenizer's template. Raises CommandError for no prompts, more
-    mini-batches than prompts, or a tokenizer without a template; what cache, engine and model raise.
+    `chat` wraps each prompt as a user's message by the tokenizer's template. Raises CommandError for no prompts, empty
+    ones, more mini-batches than prompts, or a tokenizer without a template; what cache, engine and model raise.
     An interrupt ends it with the token that it is at.
     """
+    if max_new_tokens < 1:
+        raise CommandError(f"max_new_tokens must be 1 or more, not {max_new_tokens!r}")
     if not prompts:
         raise CommandError("prompts must be at least one, not none")
     if not 1 <= mini_batches <= len(prompts):
@@ -85,6 +87,8 @@ def generate(
             texts[part::mini_batches], return_tensors="pt", padding=True, return_token_type_ids=False,
             add_special_tokens=not chat,
         ).to(model.device)  # fmt: skip
+        if batch["input_ids"].shape[1] == 0:
+            raise CommandError("prompts must have a token at least, but all of a mini-batch are empty")
         stops = StoppingCriteriaList([_Tick(clock, part)])
         with NearflashCache(engine) as cache:
             out = model.generate(**batch, past_key_values=cache, stopping_criteria=stops, **settings)

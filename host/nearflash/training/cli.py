@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep, StateFormat
+from nearflash.arguments import non_negative, positive, rate
 
 if TYPE_CHECKING:
     from nearflash.training.finetune import Progress
@@ -75,28 +76,28 @@ def train(subparsers: Any) -> None:
     parser.add_argument(
         "--device", default=["host"], nargs="+", help="Devices: a backend, or a name of `nearflash devices`."
     )
-    parser.add_argument("--steps", type=int, default=100, help="Steps of the state, earlier runs included.")
+    parser.add_argument("--steps", type=non_negative, default=100, help="Steps of the state, earlier runs included.")
     parser.add_argument(
         "--no-resume", action="store_true", help="Stop with an error where a state exists, instead of resuming from it."
     )
     parser.add_argument("--optimizer", default="adamw", choices=_OPTIMIZERS, help="Optimizer.")
-    parser.add_argument("--lr", type=float, default=1e-4, help="Learning rate.")
-    parser.add_argument("--seq-length", type=int, default=256, metavar="N", help="Tokens of a sequence.")
-    parser.add_argument("--batch-size", type=int, default=4, metavar="N", help="Sequences of a step.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the order of sequences.")
+    parser.add_argument("--lr", type=rate, default=1e-4, help="Learning rate.")
+    parser.add_argument("--seq-length", type=positive, default=256, metavar="N", help="Tokens of a sequence.")
+    parser.add_argument("--batch-size", type=positive, default=4, metavar="N", help="Sequences of a step.")
+    parser.add_argument("--seed", type=non_negative, default=0, help="Seed of the order of sequences.")
     parser.add_argument("--dtype", default="bf16", choices=("fp32", "bf16", "fp16"), help="Number format of the model.")
     parser.add_argument(
         "--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat],
         help="Format of the moments.",
     )  # fmt: skip
     parser.add_argument(
-        "--max-grad-norm", type=float, default=1.0, help="Clip the norm of the gradient to this; 0 clips nothing."
+        "--max-grad-norm", type=rate, default=1.0, help="Clip the norm of the gradient to this; 0 clips nothing."
     )
     parser.add_argument("--topk", type=float, metavar="RATIO", help="Send this share of the gradient only.")
     parser.add_argument("--overlap", default="step", choices=("step", "backward"), help="When updates begin.")
     parser.add_argument(
         "--threads",
-        type=int,
+        type=positive,
         metavar="N",
         help="Threads of the processor; else OMP_NUM_THREADS, else those that are idle.",
     )

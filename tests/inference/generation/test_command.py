@@ -37,10 +37,25 @@ def test_errors_say_what_to_do(capsys, tmp_path):
     prompts.write_text("Water\n")
     code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts))
     assert code == 2 and "model must be smollm2 or a folder" in err
-    code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts), "--threads", "0")
-    assert code == 2 and "threads must be at least 1, not 0" in err
     code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts), "--top-k", "0.0")
     assert code == 2 and "top_k must be a count from 1 or a fraction" in err
+
+
+def test_prompts_that_are_not_utf_8(capsys, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_bytes(b"Water \xff\n")
+    code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts))
+    assert code == 2 and err.startswith("nearflash: prompts must be UTF-8, but byte 6 of ")
+
+
+@pytest.mark.parametrize(
+    "option", ["--max-new-tokens", "--mini-batches", "--threads", "--num-devices", "--local-window", "--min-tokens"]
+)
+def test_counts_that_mean_nothing(capsys, option):
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["generate", "--model", "x", "--prompts", "y", option, "-1"])
+    assert raised.value.code == 2
+    assert f"argument {option}: must be a whole number, " in capsys.readouterr().err
 
 
 def test_the_command_alone_loads_no_torch():

@@ -118,6 +118,11 @@ def test_the_first_interrupt_ends_it(doclm, tokenizer, engine):
 def test_prompts_batches_and_templates_are_checked(doclm, tokenizer, engine):
     with pytest.raises(CommandError, match="prompts must be at least one"):
         generate(doclm, tokenizer, [], engine)
+    with pytest.raises(CommandError, match="prompts must have a token at least"):
+        generate(doclm, tokenizer, ["", ""], engine)
+    with pytest.raises(CommandError, match="max_new_tokens must be 1 or more, not 0"):
+        generate(doclm, tokenizer, PROMPTS, engine, max_new_tokens=0)
+    assert not engine.stored
     with pytest.raises(CommandError, match="mini_batches must be 1 to 4, the prompts, not 5"):
         generate(doclm, tokenizer, PROMPTS, engine, mini_batches=5)
     with pytest.raises(CommandError, match="chat must be False for a model whose tokenizer has no template, not True"):

@@ -1,0 +1,33 @@
+"""Types of commands' arguments that are numbers, for argparse; every package with a command shares them."""
+
+import argparse
+import math
+
+__all__ = ["non_negative", "positive", "rate"]
+
+
+def non_negative(text: str, least: int = 0) -> int:
+    """A whole number, 0 or more."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number, {least} or more, not {text!r}")
+    return number
+
+
+def positive(text: str) -> int:
+    """A whole number, 1 or more."""
+    return non_negative(text, 1)
+
+
+def rate(text: str) -> float:
+    """A finite number, 0 or more."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number, 0 or more, not {text!r}")
+    return number
