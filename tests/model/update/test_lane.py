@@ -157,6 +157,24 @@ def test_one_step_is_near_default_torch(profile, weight_decay, ulps, foreach):
     assert np.all(excess <= 1e-6 * update)
 
 
+def test_the_bound_of_deepspeed_is_of_the_larger_p():
+    """Where p crosses to a smaller binade, the result's own ulp is half of what the decay was rounded to."""
+    rng = np.random.default_rng(11)
+    p, g = (rng.standard_normal(1 << 18, dtype=np.float32) for _ in range(2))
+    p *= np.float32(0.02)
+    parameter = torch.nn.Parameter(torch.from_numpy(p.copy()))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-4, weight_decay=0.01)
+    parameter.grad = torch.from_numpy(g)
+    optimizer.step()
+    theirs = parameter.detach().numpy()
+    zero = np.zeros_like(p)
+    new = optimizer_step(AdamStep(1e-4, 1, weight_decay=0.01, profile=Profile.DEEPSPEED), g, p, zero, zero)
+    error, update = np.abs(new.p.astype(np.float64) - theirs), np.abs(theirs.astype(np.float64) - p)
+    after = np.spacing(np.abs(theirs))
+    assert np.any(error - 2 * after > 1e-6 * update)
+    assert np.all(error - 2 * np.maximum(after, np.spacing(np.abs(p))) <= 1e-6 * update)
+
+
 # --- an independent composition, one element at a time ---
 
 
