@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nearflash.training.checks import conformance
     from nearflash.training.gradients.compression import TopK
     from nearflash.training.gradients.scaler import LossScale
     from nearflash.training.optimizers.adagrad import NearStorageAdagrad
@@ -33,9 +34,11 @@ __all__ = [
     "Timeline",
     "TopK",
     "Traffic",
+    "conformance",
 ]
 
 _MODULES = {
+    "conformance": "checks",
     "LossScale": "gradients.scaler",
     "NearStorageAdagrad": "optimizers.adagrad",
     "NearStorageAdam": "optimizers.adam",

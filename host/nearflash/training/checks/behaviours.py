@@ -1,0 +1,319 @@
+"""What training scripts do with an optimizer of torch's, on a small model.
+
+Source: the documented behaviour of torch.optim.Optimizer and of its subclasses.
+"""
+
+import copy
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+__all__ = ["BEHAVIOURS", "Behaviour", "Factory", "Run"]
+
+Factory = Callable[[Any], torch.optim.Optimizer]
+"""An optimizer of parameters, or of groups of them."""
+Behaviour = Callable[["Run"], None]
+BEHAVIOURS: dict[str, Behaviour] = {}
+"""By what they are, in words. They raise ValueError where something is not as torch has it."""
+
+
+class Run:
+    """A model, and the optimizer that trains it."""
+
+    def __init__(self, factory: Factory) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.factory = factory
+        self.tensors = [torch.nn.Parameter(torch.randn(n, generator=generator)) for n in (70, 5, 33)]
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    @property
+    def opened(self) -> torch.optim.Optimizer:
+        """The optimizer, made at its first use."""
+        if self.optimizer is None:
+            self.optimizer = self.factory(self.tensors)
+        return self.optimizer
+
+    def backward(self, step: int, scale: float = 1.0, without: tuple[int, ...] = ()) -> None:
+        """Give the tensors, but those of these numbers, the gradients of a step."""
+        generator = torch.Generator().manual_seed(100 + step)
+        factors = [torch.randn(tensor.shape, generator=generator) for tensor in self.tensors]
+        chosen = [index for index in range(len(self.tensors)) if index not in without]
+        (torch.stack([(self.tensors[i] * factors[i]).sum() for i in chosen]).sum() * scale).backward()
+
+    def step(self, number: int, **options: Any) -> None:
+        """A whole step."""
+        self.opened.zero_grad()
+        self.backward(number, **options)
+        self.opened.step()
+
+
+def _behaviour(text: str) -> Callable[[Behaviour], Behaviour]:
+    def note(function: Behaviour) -> Behaviour:
+        BEHAVIOURS[text] = function
+        return function
+
+    return note
+
+
+# Steps
+
+
+@_behaviour("zero_grad, backward, step")
+def _(run: Run) -> None:
+    for number in range(4):
+        run.step(number)
+
+
+@_behaviour("step(closure)")
+def _(run: Run) -> None:
+    for number in range(3):
+
+        def closure(number: int = number) -> float:
+            run.opened.zero_grad()
+            run.backward(number)
+            return 1.0
+
+        if run.opened.step(closure) != 1.0:
+            raise ValueError("the closure's loss is not returned")
+
+
+@_behaviour("several backward passes a step")
+def _(run: Run) -> None:
+    for number in range(3):
+        run.opened.zero_grad()
+        run.backward(number)
+        run.backward(10 + number)
+        run.opened.step()
+
+
+@_behaviour("parameters without a gradient")
+def _(run: Run) -> None:
+    for number in range(4):
+        run.step(number, without=(number % 3,))
+
+
+@_behaviour("gradients of zeros: zero_grad(set_to_none=False)")
+def _(run: Run) -> None:
+    run.step(0)
+    run.opened.zero_grad(set_to_none=False)
+    run.opened.step()
+
+
+@_behaviour("frozen parameters: requires_grad_(False)")
+def _(run: Run) -> None:
+    run.step(0)
+    run.tensors[1].requires_grad_(False)
+    for number in (1, 2):
+        run.step(number, without=(1,))
+
+
+@_behaviour("a learning-rate scheduler")
+def _(run: Run) -> None:
+    scheduler = torch.optim.lr_scheduler.StepLR(run.opened, 1, 0.5)
+    for number in range(4):
+        run.step(number)
+        scheduler.step()
+
+
+@_behaviour("hooks before and after the step")
+def _(run: Run) -> None:
+    seen = []
+    run.opened.register_step_pre_hook(lambda *_: seen.append("before"))
+    run.opened.register_step_post_hook(lambda *_: seen.append("after"))
+    run.step(0)
+    if seen != ["before", "after"]:
+        raise ValueError(f"hooks were called as {seen}")
+
+
+# Gradients between backward and step
+
+
+@_behaviour("torch.nn.utils.clip_grad_norm_")
+def _(run: Run) -> None:
+    for number in range(3):
+        run.opened.zero_grad()
+        run.backward(number)
+        torch.nn.utils.clip_grad_norm_(run.tensors, 0.5)
+        run.opened.step()
+
+
+@_behaviour("p.grad.data.mul_ (as all_reduce writes)")
+def _(run: Run) -> None:
+    for number in range(3):
+        run.opened.zero_grad()
+        run.backward(number)
+        for tensor in run.tensors:
+            assert tensor.grad is not None, "it has just come"
+            tensor.grad.data.mul_(0.5)
+        run.opened.step()
+
+
+@_behaviour("p.grad = another tensor")
+def _(run: Run) -> None:
+    run.opened.zero_grad()
+    run.backward(0)
+    run.tensors[0].grad = torch.ones_like(run.tensors[0])
+    run.opened.step()
+
+
+@_behaviour("torch.amp.GradScaler, a step with overflow among others")
+def _(run: Run) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for number in range(4):
+        run.opened.zero_grad()
+        scaler.scale(torch.tensor(1.0))
+        run.backward(number, scale=float("inf") if number == 1 else scaler.get_scale())
+        scaler.step(run.opened)
+        scaler.update()
+
+
+# Parameters
+
+
+@_behaviour("parameters written before the first step")
+def _(run: Run) -> None:
+    assert run.opened
+    with torch.no_grad():
+        run.tensors[0].fill_(2.0)
+    run.step(0)
+
+
+@_behaviour("p.data written before the first step")
+def _(run: Run) -> None:
+    assert run.opened
+    run.tensors[0].data.fill_(2.0)
+    run.tensors[1].data = torch.ones(5)
+    run.step(0)
+
+
+@_behaviour("parameters written after a step")
+def _(run: Run) -> None:
+    run.step(0)
+    with torch.no_grad():
+        run.tensors[0].clamp_(-0.1, 0.1)
+    run.step(1)
+
+
+@_behaviour("p.data written after a step")
+def _(run: Run) -> None:
+    run.step(0)
+    run.tensors[0].data.clamp_(-0.1, 0.1)
+    run.step(1)
+
+
+@_behaviour("one Parameter used twice (tied)")
+def _(run: Run) -> None:
+    run.tensors[2] = run.tensors[0]
+    run.optimizer = run.factory(run.tensors[:2])
+    for number in range(3):
+        run.step(number)
+
+
+@_behaviour("two Parameters in the same memory")
+def _(run: Run) -> None:
+    run.tensors[2].data = run.tensors[0].data[:33]
+    run.step(0)
+
+
+# Interrupts and ranks
+
+
+class _Squares(torch.nn.Module):
+    def __init__(self, tensors: list[torch.nn.Parameter]) -> None:
+        super().__init__()
+        self.tensors = torch.nn.ParameterList(tensors)
+
+    def forward(self, scale: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(tensor * tensor).sum() for tensor in self.tensors]).sum() * scale
+
+
+@_behaviour("an interrupt in the closure, then further steps")
+def _(run: Run) -> None:
+    def interrupted() -> float:
+        run.backward(9)
+        raise KeyboardInterrupt
+
+    run.step(0)
+    run.opened.zero_grad()
+    with suppress(KeyboardInterrupt):
+        run.opened.step(interrupted)
+    run.step(1)
+
+
+@_behaviour("DistributedDataParallel")
+def _(run: Run) -> None:
+    module = _Squares(run.tensors)
+    own = not torch.distributed.is_initialized()
+    if own:
+        torch.distributed.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    try:
+        parallel = torch.nn.parallel.DistributedDataParallel(module)
+        for number in range(3):
+            run.opened.zero_grad()
+            parallel(torch.tensor(1.0 + number)).backward()
+            run.opened.step()
+    finally:
+        if own:
+            torch.distributed.destroy_process_group()
+
+
+# Groups
+
+
+@_behaviour("groups with learning rates of their own, edited between steps")
+def _(run: Run) -> None:
+    run.optimizer = run.factory([{"params": run.tensors[:1], "lr": 0.05}, {"params": run.tensors[1:]}])
+    for number in range(3):
+        run.step(number)
+        run.opened.param_groups[1]["lr"] *= 0.5
+
+
+@_behaviour("add_param_group before the first step")
+def _(run: Run) -> None:
+    run.optimizer = run.factory(run.tensors[:2])
+    run.opened.add_param_group({"params": run.tensors[2:], "lr": 0.05})
+    run.step(0)
+
+
+@_behaviour("add_param_group after a step")
+def _(run: Run) -> None:
+    run.optimizer = run.factory(run.tensors[:2])
+    run.step(0)
+    run.opened.add_param_group({"params": run.tensors[2:]})
+    run.step(1)
+
+
+@_behaviour('group["params"] edited')
+def _(run: Run) -> None:
+    run.optimizer = run.factory(run.tensors[:2])
+    run.opened.param_groups[0]["params"].append(run.tensors[2])
+    run.step(0)
+
+
+# State
+
+
+@_behaviour("state_dict, and load_state_dict into the same optimizer")
+def _(run: Run) -> None:
+    run.step(0)
+    saved = copy.deepcopy(run.opened.state_dict())
+    run.opened.param_groups[0]["lr"] = 0.0
+    run.opened.load_state_dict(saved)
+    run.step(1)
+
+
+@_behaviour("load_state_dict at a later step")
+def _(run: Run) -> None:
+    run.step(0)
+    saved = copy.deepcopy(run.opened.state_dict())
+    run.step(1)
+    run.opened.load_state_dict(saved)
+    run.step(2)
+
+
+@_behaviour("copy.deepcopy of the optimizer")
+def _(run: Run) -> None:
+    run.step(0)
+    copy.deepcopy(run.opened)
