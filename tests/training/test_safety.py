@@ -1,11 +1,15 @@
 """Bad input, damage, faults, kills: the last committed step stays, to the bit, and training goes on from it."""
 
+import copy
 import errno
+import gc
 import os
+import pickle
 import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +26,8 @@ from nearflash.abi.errors import (
     StorageFullError,
 )
 from nearflash.device import open_device
-from nearflash.training import NearStorageAdamW
+from nearflash.device.memory import DEFAULT_BYTES
+from nearflash.training import NearStorageAdamW, NearStorageSGD
 from nearflash.training.integrations.checkpoints import restore
 
 
@@ -256,6 +261,71 @@ def test_an_exact_resume_rejects_a_lost_step(trained, tensors, open_optimizer):
         assert resumed.steps == 1
     with pytest.raises(CommandError, match="resume must be True"):
         open_optimizer(tensors, path=path, resume="yes")
+
+
+def test_copies_of_an_optimizer_are_rejected(trained):
+    """They had no state, and trained from nothing."""
+    optimizer, unchanged = trained
+    for call in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(StateError, match="must not be copied or pickled"):
+            call(optimizer)
+    with pytest.raises(StateError, match="state_dict must have state and param_groups"):
+        optimizer.load_state_dict({})
+    unchanged()
+
+
+def test_momentum_that_was_not_stored(tensors, set_gradients, tmp_path):
+    with NearStorageSGD(tensors, path=tmp_path / "state", lr=0.1) as optimizer:
+        set_gradients(tensors, 0)
+        optimizer.step()
+        optimizer.param_groups[0]["momentum"] = 0.9
+        with pytest.raises(CommandError, match="momentum_buffer must be stored from construction on"):
+            optimizer.step()
+        assert optimizer.steps == 1
+
+
+def test_lazy_negatives_and_another_default_device(trained, tensors, open_optimizer, tmp_path):
+    optimizer, _ = trained
+    tensors[0].grad = torch._neg_view(torch.ones(70, 30))
+    optimizer.step()
+    assert optimizer.steps == 3
+    torch.set_default_device("meta")
+    try:
+        other = open_optimizer(tensors, path=tmp_path / "other")
+        other.step()
+    finally:
+        torch.set_default_device("cpu")
+    assert other.steps == 1
+
+
+def test_a_closed_optimizer_gives_device_memory_back(tensors, set_gradients, open_optimizer, tmp_path):
+    """It stayed mapped until the interpreter collected circles, 4 GiB a device."""
+
+    def mapped_bytes():
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    gc.disable()
+    try:
+        optimizer = open_optimizer(tensors, path=tmp_path / "state")
+        for step in range(2):
+            set_gradients(tensors, step)
+            optimizer.step()
+        opened = mapped_bytes()
+        optimizer.close()
+        assert mapped_bytes() < opened - DEFAULT_BYTES // 2
+    finally:
+        gc.enable()
+
+
+def test_places_that_cannot_be(trained, tensors, open_optimizer, tmp_path):
+    optimizer, _ = trained
+    with pytest.raises(StateError, match=r"cannot be a state file .File name too long"):
+        open_optimizer(tensors, path=tmp_path / ("x" * 300))
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StateError, match="cannot be a folder"):
+            optimizer.store.snapshot(folder)
 
 
 def test_full_disk_at_creation(tensors, open_optimizer, tmp_path, monkeypatch):

@@ -17,10 +17,21 @@ from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.direct import flush_directory, partial_of
 from nearflash.storage.state.state_file import StateFile
 
-__all__ = ["copy", "reflink", "snapshot_paths"]
+__all__ = ["copy", "make_folder", "reflink", "snapshot_paths"]
 
 FICLONE = 0x40049409
 """From linux/fs.h: _IOW(0x94, 9, int)."""
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it lies in, durably. Raises StateError."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateError(f"{folder} cannot be a folder ({error.strerror}): choose another place") from error
+    for each in reversed(missing):
+        flush_directory(each.parent)
 
 
 def snapshot_paths(paths: Sequence[Path], folder: Path) -> list[Path]:

@@ -36,7 +36,7 @@ from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.state.assembly import Fill, create_files, discard_files, fill_files, open_files, publish_files
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.metadata import checked_metadata
-from nearflash.storage.state.snapshot import copy, snapshot_paths
+from nearflash.storage.state.snapshot import copy, make_folder, snapshot_paths
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp
@@ -267,7 +267,7 @@ class StateStore:
         Writes may be in flight, but no commit. Raises StateError where a file exists or this one is damaged,
         StorageFullError.
         """
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        make_folder(Path(folder))
         paths = snapshot_paths(self.paths, Path(folder))
         try:
             self.each(lambda file: copy(file, paths[file.index]))

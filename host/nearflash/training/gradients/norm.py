@@ -56,7 +56,7 @@ def squares_and_fingerprints(gradients: Iterable[torch.Tensor]) -> tuple[float, 
     found: list[int] = []
     blocks: list[tuple[int, int, torch.Tensor]] = []
     for index, gradient in enumerate(gradients):
-        values = gradient.detach().reshape(-1)
+        values = gradient.detach().reshape(-1).resolve_neg()
         found.append(0)
         if values.is_cuda:
             for start in range(0, values.numel(), GPU_BLOCK):

@@ -129,6 +129,11 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         self._refresh_handle()
         return super().state_dict()
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise StateError(
+            "an optimizer must not be copied or pickled, as its state is on flash; see store.snapshot, full_state_dict"
+        )
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; updates that backward has begun are discarded."""
         if not self._optimizer_state.closed:
@@ -156,6 +161,8 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
         The state itself is not in the dict: it is in the store. Raises StateError for another store or step.
         """
+        if missing := [key for key in ("state", "param_groups") if key not in state_dict]:
+            raise StateError(f"state_dict must have {' and '.join(missing)}, as `state_dict()` gives it")
         states = list(state_dict["state"].values())
         if not states or not all(_IDENTITY in state for state in states):
             raise StateError(

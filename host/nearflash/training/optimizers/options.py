@@ -12,7 +12,7 @@ from typing import Any, Literal, Required, Self, TypedDict
 import torch
 
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.errors import CommandError, FormatError
+from nearflash.abi.errors import CommandError, FormatError, StateError
 from nearflash.abi.optimizers import Profile, StateFormat
 from nearflash.device import Device
 from nearflash.storage.state.manifest import EXTENT_PARAMS
@@ -186,12 +186,18 @@ class Settings:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The state files, by device."""
+        """The state files, by device. Raises StateError for a name that no file can have."""
         given = [Path(self.path)] if isinstance(self.path, str | Path) else [Path(path) for path in self.path]
-        if len(given) == 1 and given[0].is_dir():
+        try:
+            folders = {path: path.is_dir() for path in given}
+        except OSError as error:
+            raise StateError(
+                f"{error.filename} cannot be a state file ({error.strerror}): choose another path"
+            ) from error
+        if len(given) == 1 and folders[given[0]]:
             given *= len(self.devices)
         same = [given[:index].count(path) for index, path in enumerate(given)]
-        return tuple(path / _name(before) if path.is_dir() else path for path, before in zip(given, same, strict=True))
+        return tuple(path / _name(before) if folders[path] else path for path, before in zip(given, same, strict=True))
 
 
 _COPIES = {None: CopyFormat.NONE, "fp16": CopyFormat.FP16, "bf16": CopyFormat.BF16}

@@ -35,7 +35,7 @@ _WORD_OF = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 def fingerprint(values: torch.Tensor, first: int = 0) -> int:
     """Of elements first, first + 1, … of a tensor, which are `values`: of any shape, 1 to 4 bytes each."""
-    flat = values.detach().reshape(-1)
+    flat = values.detach().reshape(-1).resolve_neg()
     if flat.is_cuda:
         return _on_gpu(flat, first)
     return int(_sum(flat.view(torch.uint8).numpy().view(_WORD_OF[flat.element_size()]), KEYS, first))

@@ -188,6 +188,7 @@ class OptimizerState:
         """Close the store, free device memory, close the devices that were opened here; it may be called twice."""
         self._closed = True
         self._life.close()
+        self._device_of.clear()
 
     def _flatten(self, groups: Sequence[dict[str, Any]], extent_params: int) -> FlatParameters:
         return FlatParameters(groups, self._settings.copy_format, extent_params, self._arrays)

@@ -69,7 +69,7 @@ class FlatParameters:
         self._starts = [entry.start for entry in self.manifest.tensors]
         self._stops = [entry.stop for entry in self.manifest.tensors]
         pinned = any(tensor.is_cuda for tensor in self.tensors)
-        self._next = [torch.empty(t.numel(), dtype=t.dtype, pin_memory=pinned) for t in self.tensors]
+        self._next = [torch.empty(t.numel(), dtype=t.dtype, device="cpu", pin_memory=pinned) for t in self.tensors]
         self._versions: list[int] = []
         self._fingerprints: list[int] = []
         self.note_contents()

@@ -14,6 +14,7 @@ the next step begins, are not read again.
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -79,8 +80,10 @@ class Schedule:
         """Discard what is in flight and give device memory back; it may be called twice."""
         if self.step is not None and not self.step.ended:
             self.step.discard()
+        self.step = None
         for transfer in self.transfers:
             transfer.close()
+        self.transfers.clear()
 
     def order(self) -> list[Extent]:
         """The extents as the next step best takes them: reversed each time, so that the last are the first."""
@@ -201,7 +204,9 @@ class Pipeline:
     """One device's stages for one step."""
 
     def __init__(self, step: Step, schedule: Schedule, transfer: Transfer) -> None:
-        self._step, self._schedule, self._transfer = step, schedule, transfer
+        # No circle: one that is closed gives its memory back at once, not when the interpreter collects.
+        self._step: Step = weakref.proxy(step)
+        self._schedule, self._transfer = schedule, transfer
         self.extents = WorkQueue[Extent]()
         newest = not schedule.keeps  # else what was written first is written over first
         self._free = WorkQueue(transfer.slots, newest_first=newest)

@@ -197,7 +197,18 @@ class StepRunner:
 
     def _plan(self, active: Sequence[int], scalar: float) -> Plan:
         state = self._state
-        return Plan.of(state.flat, self._groups(), active, state.store.tensor_steps, self._rule, scalar)
+        return Plan.of(state.flat, self._groups(), active, state.store.tensor_steps, self._stored_rule, scalar)
+
+    def _stored_rule(self, group: Mapping[str, Any], step: int) -> OptimizerStep:
+        """Raises CommandError for one whose moments are not stored."""
+        rule = self._rule(group, step)
+        stored = {array.name for array in self._state.store.manifest.arrays}
+        if missing := [name for role, name in rule.torch_names.items() if role not in stored]:
+            raise CommandError(
+                f"{', '.join(missing)} must be stored from construction on, but no group had a use for it then; "
+                "construct a new optimizer with these settings, on another path"
+            )
+        return rule
 
     def _accept_changes(self) -> None:
         state = self._state
