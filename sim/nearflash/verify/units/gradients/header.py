@@ -129,6 +129,7 @@ def build_proof(dut: Any = None) -> ProofHarness:
 
 
 _COMMANDS = 120
+_LONG, _RARELY = 1 << 17, 8
 _START_BITS = 69
 _CRC_AT = 8 * (HEADER_BYTES - 4)
 
@@ -169,8 +170,16 @@ class ObservedHeader(wiring.Component):
 
 
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Commands of up to nine words behind the header; the last one has more than a run could bring."""
+    """Commands of up to nine words behind the header; the last one has more than a run could bring.
+
+    Now and then the first one has a bad header and so many words behind it that the upper bits of a count move.
+    """
     commands, starts, words, passed = [], [], [], []
+    if rng.integers(_RARELY) == 0:
+        count = _LONG + int(rng.integers(_LONG))
+        commands.append(_params(rng) | count * WORD_BYTES << 32)
+        starts.append(StreamFault.HEADER << 66)
+        words.append(rng.integers(0, 1 << 64, count, np.uint64))
     for number in range(_COMMANDS):
         params, stream_bytes = _params(rng), HEADER_BYTES + WORD_BYTES * int(rng.integers(10))
         if number == _COMMANDS - 1:

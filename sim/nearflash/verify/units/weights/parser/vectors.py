@@ -38,6 +38,7 @@ __all__ = ["TARGET", "ObservedParser", "command", "commands", "component", "sect
 
 _PORT_BITS, _COLUMNS_MAX = 64, 512
 _MATRICES, _DAMAGED, _HEADERS = 8, 20, 8
+_LONG, _RARELY = 1 << 17, 6
 _PADDING = range(32, HEADER_BYTES - 4)
 """Bytes of a header that nobody looks at."""
 _COMMAND = data.StructLayout({"command": MatrixCommand, "judge": 1})
@@ -151,9 +152,17 @@ def sections(stream: bytes, port_bits: int, columns_max: int) -> tuple[dict[str,
 
 
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Half of the matrices are damaged; the last command has more than a run could bring."""
-    given, texts, ends = [], list[bytes](), []
+    """Half of the matrices are damaged; the last command has more than a run could bring.
+
+    Now and then the first one has no header, and so many words that the upper bits of a count move.
+    """
+    given, texts, ends = [], list[bytes](), list[int]()
     parts, rows = list[dict[str, NDArray[Any]]](), list[int]()
+    if rng.integers(_RARELY) == 0:
+        text, header = rng.bytes(8 * (_LONG + int(rng.integers(_LONG)))), header_of(_random(rng, 1))
+        given.append(command(header, len(text), judge=True))
+        texts.append(text)
+        ends.append(outcome(text, header)[0])
     for _ in range(_MATRICES):
         for text, header in _judged(rng):
             fault, count = outcome(text, header)
