@@ -10,8 +10,11 @@ DTYPES = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16
 
 
 def by_formula(tensor):
-    bits = 8 * tensor.element_size()
-    words = [word % (1 << bits) for word in tensor.reshape(-1).view(DTYPES[tensor.dtype]).tolist()]
+    text = b"".join(
+        (word % (1 << 8 * tensor.element_size())).to_bytes(tensor.element_size(), "little")
+        for word in tensor.reshape(-1).view(DTYPES[tensor.dtype]).tolist()
+    )
+    words = [int.from_bytes(text[i : i + 4], "little") for i in range(0, len(text), 4)]
     keys = KEYS.tolist()
     return sum(word * keys[i % RUN] * (2 * (i // RUN) + 1) for i, word in enumerate(words)) % (1 << 64)
 
@@ -25,6 +28,14 @@ def values(length, dtype=torch.float32, seed=1):
 def test_equal_to_the_formula(dtype, length):
     tensor = values(length, dtype)
     assert fingerprint(tensor) == by_formula(tensor) == fingerprints([tensor])[0]
+
+
+@pytest.mark.parametrize("length", [6, 7])
+def test_numbers_of_16_bits_anywhere_in_memory(length):
+    tensor = values(20, torch.bfloat16)
+    for first in (0, 1, 2, 3):
+        part = tensor[first : first + length]
+        assert fingerprint(part) == by_formula(part) == fingerprint(part.clone())
 
 
 def test_parts_add_up_in_any_order():

@@ -2,9 +2,12 @@
 
 `tensor.data`, numpy views and collectives (`dist.all_reduce(p.grad)`) write without a new version. The fingerprint is
 
-    sum over i of bits(x[i]) · KEYS[i mod RUN] · (2 · (i div RUN) + 1)      modulo 2^64
+    sum over i of w[i] · KEYS[i mod RUN] · (2 · (i div RUN) + 1)      modulo 2^64
 
-with odd 32-bit KEYS. A change of one element always changes it, any other but for one in about 2^32. It is linear, so
+with odd 32-bit KEYS and the tensor's bytes as little-endian words w of 32 bits, the last one filled up with zeros: one
+fp32 number each, or two of 16 bits, since the product is what takes the time.
+
+A change of one element always changes it, any other but for one in about 2^32. It is linear, so
 the parts of a tensor may be summed in any order.
 
 Source: multilinear hashing (Carter and Wegman 1979; Lemire and Kaser, "Strongly universal string hashing is fast").
@@ -25,20 +28,33 @@ from nearflash.device.backends.host.vector.compiled import compiled
 __all__ = ["KEYS", "MODULUS", "RUN", "GradientFingerprints", "fingerprint", "fingerprints"]
 
 RUN = 1 << 10
-"""Elements that share a factor."""
+"""Words that share a factor."""
 KEYS = np.random.Generator(np.random.PCG64(0x6E66)).integers(0, 1 << 32, RUN, dtype=np.uint32) | np.uint32(1)
 MODULUS = 1 << 64
 BLOCK = 1 << 20
 """Elements that a thread takes at once."""
-_WORD_OF = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+_WORD_BYTES = 4
 
 
 def fingerprint(values: torch.Tensor, first: int = 0) -> int:
-    """Of elements first, first + 1, … of a tensor, which are `values`: of any shape, 1 to 4 bytes each."""
-    flat = values.detach().reshape(-1).resolve_neg()
-    if flat.is_cuda:
-        return _on_gpu(flat, first)
-    return int(_sum(flat.view(torch.uint8).numpy().view(_WORD_OF[flat.element_size()]), KEYS, first))
+    """Of elements first, first + 1, … of a tensor, which are `values`: of any shape, 2 or 4 bytes each.
+
+    Those of 2 bytes come in pairs: `first` is even, and the number of values too, but at the tensor's end.
+    """
+    words = _words(values.detach().reshape(-1).resolve_neg())
+    first //= _WORD_BYTES // values.element_size()
+    if words.is_cuda:
+        return _on_gpu(words, first)
+    return int(_sum(words.numpy().view(np.uint32), KEYS, first))
+
+
+def _words(flat: torch.Tensor) -> torch.Tensor:
+    """The int32 words, (n,), of a contiguous tensor; of its own memory where that is possible."""
+    if flat.element_size() == _WORD_BYTES:
+        return flat.view(torch.int32)
+    if flat.numel() % 2:
+        return torch.nn.functional.pad(flat.view(torch.int16), (0, 1)).view(torch.int32)
+    return (flat.clone() if flat.data_ptr() % _WORD_BYTES else flat).view(torch.int32)
 
 
 def fingerprints(tensors: Iterable[torch.Tensor]) -> list[int]:
@@ -79,21 +95,19 @@ def _sum(words: Any, keys: Any, first: Any) -> Any:
     while place < words.size:
         run, phase = divmod(first + place, RUN)
         length = min(RUN - phase, words.size - place)
-        part = np.uint64(0)
+        x, k, part = words[place : place + length], keys[phase : phase + length], np.uint64(0)
         for i in range(length):
-            part += np.uint64(words[place + i]) * np.uint64(keys[phase + i])
+            part += np.uint64(x[i]) * np.uint64(k[i])
         total += part * np.uint64(2 * run + 1)
         place += length
     return total
 
 
-def _on_gpu(flat: torch.Tensor, first: int) -> int:
-    keys = torch.from_numpy(KEYS.astype(np.int64)).to(flat.device)
-    mask = (1 << 8 * flat.element_size()) - 1
+def _on_gpu(given: torch.Tensor, first: int) -> int:
+    keys = torch.from_numpy(KEYS.astype(np.int64)).to(given.device)
     sums = []
-    for start in range(0, flat.numel(), BLOCK):
-        block = flat[start : start + BLOCK]
-        words = block.view({2: torch.int16, 4: torch.int32}[flat.element_size()]).long() & mask
-        place = torch.arange(first + start, first + start + len(block), device=flat.device)
+    for start in range(0, given.numel(), BLOCK):
+        words = given[start : start + BLOCK].long() & 0xFFFFFFFF
+        place = torch.arange(first + start, first + start + len(words), device=given.device)
         sums.append((words * keys[place % RUN] * (2 * (place // RUN) + 1)).sum())
     return sum(torch.stack(sums).tolist()) % MODULUS if sums else 0

@@ -99,19 +99,27 @@ class StepRunner:
                 self._state.reload()
                 self._load_metadata()
             active = tensors_with_gradient(self._state.flat)
+            goes_on = bool(active) and not found_inf
+            step = None if speculative is None else speculative.step
+            if step is None and goes_on:
+                step = self._begin(in_flight)  # reads while contents and gradients are looked at
             if self._state.flat.changed():
-                if speculative is not None:
-                    speculative.step.discard()
-                speculative = None
+                if step is not None:
+                    step.discard()
+                speculative = step = None
                 self._accept_changes()
-            if active and not found_inf:
-                self._advance(active, speculative, grad_scale, in_flight)
+            if goes_on:
+                self._advance(active, step or self._begin(in_flight), speculative, grad_scale, in_flight)
 
     def _advance(
-        self, active: list[int], speculative: SpeculativeStep | None, grad_scale: float | None, in_flight: ExitStack
+        self,
+        active: list[int],
+        step: Step,
+        speculative: SpeculativeStep | None,
+        grad_scale: float | None,
+        in_flight: ExitStack,
     ) -> None:
         """`in_flight`: discards, at its end, the steps in it that have not come to theirs."""
-        step = self._begin(in_flight) if speculative is None else speculative.step
         scalar, gradients = self._look_at(active, grad_scale)
         if scalar is None:
             return
