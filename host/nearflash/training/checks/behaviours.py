@@ -217,16 +217,7 @@ def _(run: Run) -> None:
     run.step(0)
 
 
-# Interrupts and ranks
-
-
-class _Squares(torch.nn.Module):
-    def __init__(self, tensors: list[torch.nn.Parameter]) -> None:
-        super().__init__()
-        self.tensors = torch.nn.ParameterList(tensors)
-
-    def forward(self, scale: torch.Tensor) -> torch.Tensor:
-        return torch.stack([(tensor * tensor).sum() for tensor in self.tensors]).sum() * scale
+# Interrupts
 
 
 @_behaviour("an interrupt in the closure, then further steps")
@@ -240,23 +231,6 @@ def _(run: Run) -> None:
     with suppress(KeyboardInterrupt):
         run.opened.step(interrupted)
     run.step(1)
-
-
-@_behaviour("DistributedDataParallel")
-def _(run: Run) -> None:
-    module = _Squares(run.tensors)
-    own = not torch.distributed.is_initialized()
-    if own:
-        torch.distributed.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
-    try:
-        parallel = torch.nn.parallel.DistributedDataParallel(module)
-        for number in range(3):
-            run.opened.zero_grad()
-            parallel(torch.tensor(1.0 + number)).backward()
-            run.opened.step()
-    finally:
-        if own:
-            torch.distributed.destroy_process_group()
 
 
 # Groups
