@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,14 @@ def tensors_with_gradient(flat: FlatParameters) -> list[int]:
 
 def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
     """Sum of the squares of the gradients, each first rounded to fp32; not finite where one of them is not."""
-    return squares_and_fingerprints(gradients)[0]
+    return squares_and_fingerprints(gradients, marked=False)[0]
 
 
-def squares_and_fingerprints(gradients: Iterable[torch.Tensor]) -> tuple[float, list[int]]:
-    """As sum_of_squares; beside it, of each gradient, the fingerprint of its values in fp32, from the same pass."""
+def squares_and_fingerprints(gradients: Iterable[torch.Tensor], *, marked: bool = True) -> tuple[float, list[int]]:
+    """As sum_of_squares; beside it, of each gradient, the fingerprint of its values in fp32, from the same pass.
+
+    Not `marked`: fingerprints are 0.
+    """
     sums: list[float] = []
     found: list[int] = []
     blocks: list[tuple[int, int, torch.Tensor]] = []
@@ -62,11 +65,11 @@ def squares_and_fingerprints(gradients: Iterable[torch.Tensor]) -> tuple[float, 
             for start in range(0, values.numel(), GPU_BLOCK):
                 part = values[start : start + GPU_BLOCK].float()
                 sums.append(float(part.double().square().sum()))
-                found[index] += fingerprint(part, start)
+                found[index] += fingerprint(part, start) if marked else 0
         else:
             blocks += [(index, place, part) for place, part in enumerate(values.split(BLOCK)) if part.numel()]
     with ThreadPoolExecutor(os.cpu_count(), initializer=set_ieee_arithmetic) as pool:
-        for (index, _, _), (runs, mark) in zip(blocks, pool.map(_sums, blocks), strict=True):
+        for (index, _, _), (runs, mark) in zip(blocks, pool.map(partial(_sums, marked), blocks), strict=True):
             sums += runs.tolist()
             found[index] += mark
     total = sum(sums)
@@ -94,19 +97,19 @@ def reject_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
     )
 
 
-def _sums(block: tuple[int, int, torch.Tensor]) -> tuple[NDArray[np.float64], int]:
+def _sums(marked: bool, block: tuple[int, int, torch.Tensor]) -> tuple[NDArray[np.float64], int]:
     """Sums of the squares of each run of block number `place`, and its part of the tensor's fingerprint."""
     _, place, part = block
     bf16 = part.dtype is torch.bfloat16
     values = (part.contiguous().view(torch.int16) if bf16 else part.float()).numpy()
     sums = np.empty(-(-values.size // RUN), np.float64)
-    mark = int(_run_sums(bf16)(values, sums, KEYS, place * (BLOCK // RUN)))
+    mark = int(_run_sums(bf16, marked)(values, sums, KEYS, place * (BLOCK // RUN)))
     return sums, mark << 16 if bf16 else mark  # an fp32 number has bf16's bits above 16 zeros
 
 
 @cache
-def _run_sums(bf16: bool) -> Callable[..., int]:
-    """The loop, of fp32 numbers or of bf16 patterns: fills `sums`, gives the fingerprint."""
+def _run_sums(bf16: bool, marked: bool) -> Callable[..., int]:
+    """The loop, of fp32 numbers or of bf16 patterns: fills `sums`, gives the fingerprint, 0 where none is wanted."""
     eighth = RUN // 8
 
     @compiled
@@ -139,10 +142,11 @@ def _run_sums(bf16: bool) -> Callable[..., int]:
                     part[i] += part[half + i]
                 half //= 2
             sums[run] = part[0]
-            words = np.uint64(0)
-            for i in range(RUN):
-                words += word(x[i]) * np.uint64(keys[i])
-            mark += words * np.uint64(2 * (first_run + run) + 1)
+            if marked:
+                words = np.uint64(0)
+                for i in range(RUN):
+                    words += word(x[i]) * np.uint64(keys[i])
+                mark += words * np.uint64(2 * (first_run + run) + 1)
         return mark
 
     return compiled(loop)

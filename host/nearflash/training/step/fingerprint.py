@@ -57,10 +57,10 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
     return (flat.clone() if flat.data_ptr() % _WORD_BYTES else flat).view(torch.int32)
 
 
-def fingerprints(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """One for each tensor; those in host memory on all cores."""
+def fingerprints(tensors: Iterable[torch.Tensor], threads: int | None = None) -> list[int]:
+    """One for each tensor; those in host memory on so many threads, on all cores by default."""
     tensors = list(tensors)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         futures = []
         for tensor in tensors:
             flat = tensor.detach().reshape(-1)

@@ -193,9 +193,9 @@ class FlatParameters:
         """Whether tensors were changed by others, as far as torch counts versions; at once."""
         return self._versions != [tensor._version for tensor in self.tensors]
 
-    def changed(self) -> list[str]:
-        """Names of tensors that were changed by others, in whatever way; reads them all."""
-        today = fingerprints(self.tensors)
+    def changed(self, threads: int | None = None) -> list[str]:
+        """Names of tensors that were changed by others, in whatever way; reads them all, on so many threads."""
+        today = fingerprints(self.tensors, threads)
         versions = [tensor._version for tensor in self.tensors]
         known = zip(self.entries, self._versions, versions, self._fingerprints, today, strict=True)
         return [entry.name for entry, version, now, mark, new in known if version != now or mark != new]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -99,40 +100,41 @@ class StepRunner:
                 self._state.reload()
                 self._load_metadata()
             active = tensors_with_gradient(self._state.flat)
+            if not self._state.started and self._state.flat.changed():
+                if speculative is not None:
+                    speculative.step.discard()
+                    speculative = None
+                self.recreate()
             goes_on = bool(active) and not found_inf
-            step = None if speculative is None else speculative.step
-            if step is None and goes_on:
-                step = self._begin(in_flight)  # reads while contents and gradients are looked at
-            if self._state.flat.changed():
-                if step is not None:
-                    step.discard()
-                speculative = step = None
-                self._accept_changes()
-            if goes_on:
-                self._advance(active, step or self._begin(in_flight), speculative, grad_scale, in_flight)
+            if not goes_on or not self._advance(active, speculative, grad_scale, in_flight):
+                self._accept(self._state.flat.changed())
 
     def _advance(
         self,
         active: list[int],
-        step: Step,
         speculative: SpeculativeStep | None,
         grad_scale: float | None,
         in_flight: ExitStack,
-    ) -> None:
-        """`in_flight`: discards, at its end, the steps in it that have not come to theirs."""
+    ) -> bool:
+        """Whether there was a step, not one to be skipped; `in_flight` discards, at its end, what is not finished."""
+        step = self._begin(in_flight) if speculative is None else speculative.step  # it reads, from here on
         scalar, gradients = self._look_at(active, grad_scale)
         if scalar is None:
-            return
+            return False
         plan = self._plan(active, scalar)
-        if speculative is None:
-            self._finish(step, plan)
-        elif not self._finish_speculative(speculative, plan, dict(zip(active, gradients, strict=True))):
-            self._finish(self._begin(in_flight), plan)
+        with ThreadPoolExecutor(1, "contents") as pool:  # beside the step, which mostly waits for the disk
+            changed = pool.submit(self._state.flat.changed, threads=1)
+            if speculative is None:
+                self._finish(step, plan)
+            elif not self._finish_speculative(speculative, plan, dict(zip(active, gradients, strict=True))):
+                self._finish(self._begin(in_flight), plan)
+            self._accept(changed.result())
         self._check_interrupted()
         scale = None if self.loss_scale is None else self.loss_scale.updated(overflow=False)
         self._state.commit(active, self.metadata | ({} if scale is None else {_LOSS_SCALE: scale.to_json()}))
         self.loss_scale = scale
         self._report.traffic.add(steps=1, params=plan.params)
+        return True
 
     def interrupt(self) -> None:
         """Have the step that is being made end without effect, unless it is being committed; from any thread."""
@@ -185,7 +187,8 @@ class StepRunner:
         flat = self._state.flat
         with self._report.timeline.span("norm"):
             gradients = [grad for index in active if (grad := flat.tensors[index].grad) is not None]
-            total, marks = squares_and_fingerprints(gradients)
+            # Only what was gathered during backward is compared with what the gradients are now.
+            total, marks = squares_and_fingerprints(gradients, marked=self.speculator is not None)
             if self._settings.sum_of_squares is not None:
                 total = self._settings.sum_of_squares(gradients)
         if not math.isfinite(total):
@@ -218,15 +221,16 @@ class StepRunner:
             )
         return rule
 
-    def _accept_changes(self) -> None:
+    def _accept(self, changed: Sequence[str]) -> None:
+        """Raise StateError for tensors that others wrote to, unless they hold what the store does."""
         state = self._state
-        if not state.started:
-            self.recreate()
-        elif state.agrees():  # a checkpoint of this very step was loaded
+        if not changed:
+            return
+        if state.agrees():  # a checkpoint of this very step was loaded
             state.flat.note_contents()
         else:
             raise StateError(
-                f"parameter {state.flat.changed()[0]!r} must be changed by this optimizer only, but others "
+                f"parameter {changed[0]!r} must be changed by this optimizer only, but others "
                 f"wrote to it after step {state.store.steps} and the stored master would undo that; construct a "
                 "new optimizer from the tensors"
             )
