@@ -90,7 +90,7 @@ def generate(
         if batch["input_ids"].shape[1] == 0:
             raise CommandError("prompts must have a token at least, but all of a mini-batch are empty")
         stops = StoppingCriteriaList([_Tick(clock, part)])
-        with NearflashCache(engine) as cache:
+        with NearflashCache(engine, model.config) as cache:
             out = model.generate(**batch, past_key_values=cache, stopping_criteria=stops, **settings)
         return [_until_end(row, model) for row in out[:, batch["input_ids"].shape[1] :].tolist()]
 

@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.attention import attach
+from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.storage.kv import KvShape
 
 __all__ = ["DTYPES", "SMOLLM2", "kv_shape", "load_model", "silent_transformers"]
@@ -54,14 +55,8 @@ def silent_transformers() -> Iterator[None]:
 
 
 def kv_shape(model: Any) -> KvShape:
-    """Layers, KV heads and head dimension of a model. Raises CommandError for a dimension that pages do not take."""
-    config = model.config.get_text_config(decoder=True)
-    heads = config.num_attention_heads
-    return KvShape(
-        config.num_hidden_layers,
-        getattr(config, "num_key_value_heads", None) or heads,
-        getattr(config, "head_dim", None) or config.hidden_size // heads,
-    )
+    """K and V on flash: layers with full attention, KV heads, head dimension. Raises as `kv_shape_of` does."""
+    return kv_shape_of(model.config)
 
 
 def _source(name: str) -> tuple[Path, dict[str, str]]:

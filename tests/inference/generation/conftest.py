@@ -46,18 +46,38 @@ class ArrayEngine(Engine):
     def kv(self, sequence, layer):
         return [np.concatenate(arrays, 1) for arrays in zip(*self.stored[sequence][layer], strict=True)]
 
-    def attend(self, layer, sequences, q, scaling=None):
+    def fork(self, sequence):
+        self._next += 1
+        self.stored[self._next] = {layer: list(arrays) for layer, arrays in self.stored[sequence].items()}
+        return self._next
+
+    def crop(self, sequence, length):
+        for layer in self.stored[sequence]:
+            k, v = self.kv(sequence, layer)
+            assert 0 <= length <= k.shape[1]
+            self.stored[sequence][layer] = [(k[:, :length], v[:, :length])]
+
+    def attend(self, layer, sequences, q, scaling=None, *, softcap=None, sinks=None):
         self._fail()
-        out = np.zeros(q.shape, np.float32)
-        q = q.astype(np.float32)
+        several = q[:, :, None] if q.ndim == 4 else q
+        out = np.zeros(several.shape, np.float32)
         for row, sequence in enumerate(sequences):
             k, v = (x.astype(np.float32) for x in self.kv(sequence, layer))
-            score = np.einsum("hgd,htd->hgt", q[row], k) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+            new, tokens = several.shape[2], k.shape[1]
+            factor = q.shape[-1] ** -0.5 if scaling is None else scaling
+            score = np.einsum("htgd,hsd->htgs", several[row].astype(np.float32), k) * factor
+            if softcap is not None:
+                score = softcap * np.tanh(score / softcap)
+            score[
+                np.broadcast_to(np.arange(tokens) > np.arange(tokens - new, tokens)[:, None, None], score.shape)
+            ] = -1e30
+            if sinks is not None:
+                score = np.concatenate([score, np.broadcast_to(sinks[:, None, :, None], (*score.shape[:3], 1))], -1)
             p = np.exp(score - score.max(-1, keepdims=True))
-            out[row] = np.einsum("hgt,htd->hgd", p / p.sum(-1, keepdims=True), v)
+            out[row] = np.einsum("htgs,hsd->htgd", (p / p.sum(-1, keepdims=True))[..., :tokens], v)
             self._counters.heads += self.kv_heads
             self._counters.count("token", k.size * 4)
-        return out
+        return out.reshape(q.shape)
 
     def _fail(self):
         if self.broken:

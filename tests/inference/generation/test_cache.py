@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from nearflash.abi.errors import NonFiniteError, ShapeError, StorageFullError, UnsupportedError
+from nearflash.abi.errors import CommandError, NonFiniteError, ShapeError, StorageFullError, UnsupportedError
 from nearflash.inference.cache.cache import NearflashCache
 
 PROMPTS = [
@@ -91,23 +91,23 @@ def test_a_prompt_of_one_token_is_decode(make_model, make_engine):
     )
 
 
-def test_more_tokens_follow_one_by_one(make_model, make_engine):
-    """A second turn: the conversation so far is stored, the new tokens go in with prefill_chunk_size=1."""
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk_size": 1}, {"prefill_chunk_size": 3}])
+def test_a_second_turn_adds_several_tokens(make_model, make_engine, options):
+    """The conversation so far is stored; of the new tokens some are padding."""
     model, inputs = make_model(), random_inputs([6, 4])
-    follow = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    follow, seen = torch.tensor([[5, 6, 7, 11], [0, 0, 9, 10]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
 
     def second_turn(cache, **options):
         first = torch.tensor(tokens_of(model, inputs, cache))
         ids = torch.cat([inputs["input_ids"], first, follow], 1)
-        mask = torch.cat([inputs["attention_mask"], torch.ones(2, 9, dtype=torch.int64)], 1)
+        mask = torch.cat([inputs["attention_mask"], torch.ones_like(first), seen], 1)
         return tokens_of(model, {"input_ids": ids, "attention_mask": mask}, cache, **options)
 
-    own = second_turn(DynamicCache(config=model.config))
-    assert second_turn(NearflashCache(make_engine(2)), prefill_chunk_size=1) == own
-    with pytest.raises(
-        UnsupportedError, match=r"without 4 new tokens at once after 11 stored ones: pass prefill_chunk"
-    ):
-        second_turn(NearflashCache(make_engine(2)))
+    engine = make_engine(2)
+    cache = NearflashCache(engine)
+    assert second_turn(cache, **options) == second_turn(RoundedCache(config=model.config))
+    assert cache.lengths == [6 + 6 + 4 + 5, 4 + 6 + 2 + 5]
+    assert [engine.kv(sequence, 1)[0].shape[1] for sequence in cache.sequences] == cache.lengths
 
 
 def test_padding_that_comes_one_by_one_is_not_stored(make_model, make_engine):
@@ -129,23 +129,116 @@ def test_a_reset_cache_takes_another_batch(make_model, make_engine):
     assert tokens_of(model, inputs, cache) == tokens_of(model, inputs, DynamicCache(config=model.config))
 
 
-def test_beams_and_crops_and_copies_are_refused(make_model, make_engine):
+def logits_of(model, ids, cache):
+    with torch.no_grad():
+        return model(ids, past_key_values=cache).logits[:, -1]
+
+
+def test_a_cropped_cache_goes_on_as_if_the_tokens_had_never_been(make_model, make_engine):
     model, engine = make_model(), make_engine(2)
-    inputs = random_inputs([4, 2])
-    with pytest.raises(UnsupportedError, match="KV on flash must be used without reordering, which beam search needs"):
-        tokens_of(model, inputs, NearflashCache(engine), num_beams=2)
+    inputs, ids = random_inputs([6, 3]), torch.tensor([[5, 6, 7], [8, 9, 10]])
+    with NearflashCache(engine) as cache, NearflashCache(engine) as other:
+        for each in (cache, other):
+            with torch.no_grad():
+                model(**inputs, past_key_values=each)
+        logits_of(model, ids, cache)
+        cache.crop(-2)
+        logits_of(model, ids[:, :1], other)
+        assert cache.lengths == other.lengths == [7, 4] and cache.get_seq_length() == 7 and cache.is_croppable
+        assert torch.equal(logits_of(model, ids[:, 1:2], cache), logits_of(model, ids[:, 1:2], other))
+        for wrong in (1, -9):
+            with pytest.raises(CommandError, match=rf"tokens_to_remove must be -8 to 0, not {wrong}"):
+                cache.crop(wrong)
+        cache.crop(-8)
+        assert cache.sequences == [] and cache.get_seq_length() == 0
+        with torch.no_grad():
+            model(**inputs, past_key_values=cache)
+        assert cache.lengths == [6, 3]
+
+
+def test_rows_are_repeated_selected_and_reordered_without_copies_of_what_is_stored(make_model, make_engine):
+    model, engine = make_model(), make_engine(2)
     with NearflashCache(engine) as cache:
-        tokens_of(model, inputs, cache)
-        assert not cache.is_croppable and not cache.is_compileable
-        with pytest.raises(UnsupportedError, match="without crop: generate without an assistant"):
-            cache.crop(-1)
-        with pytest.raises(UnsupportedError, match="without a copy"):
-            copy.deepcopy(cache)
-        with pytest.raises(UnsupportedError, match="without repeated rows"):
-            cache.batch_repeat_interleave(2)
-        with pytest.raises(UnsupportedError, match="without a selection of rows"):
-            cache.batch_select_indices(torch.tensor([0]))
+        with torch.no_grad():
+            model(**random_inputs([6, 3]), past_key_values=cache)
+        first, second = cache.batch_sequences(2)
+        cache.batch_repeat_interleave(2)
+        assert cache.lengths == [6, 6, 3, 3] and len(set(cache.sequences)) == 4
+        cache.batch_select_indices(torch.tensor([True, False, True, False]))
+        assert cache.sequences == [first, second] and sorted(engine.stored) == [first, second]
+        cache.reorder_cache(torch.tensor([1, 1]))
+        assert cache.lengths == [3, 3] and cache.sequences[0] == second and first not in engine.stored
         assert cache.get_max_length() == cache.get_max_cache_shape() == cache.layers[0].get_max_cache_shape() == -1
+        assert not cache.is_compileable
+    assert not engine.stored
+
+
+def test_a_copy_goes_on_by_itself(make_model, make_engine):
+    """As prompts are used again in transformers: one prefill, a copy for each question."""
+    model, engine = make_model(), make_engine(2)
+    inputs = random_inputs([7])
+    with NearflashCache(engine) as prompt:
+        with torch.no_grad():
+            model(**inputs, past_key_values=prompt)
+        copies = [copy.deepcopy(prompt) for _ in range(2)]
+        answers = [logits_of(model, torch.tensor([[token]]), each) for token, each in zip((5, 6), copies, strict=True)]
+        assert prompt.lengths == [7] and copies[0].lengths == copies[1].lengths == [8]
+        for token, answer in zip((5, 6), answers, strict=True):
+            own = DynamicCache(config=model.config)
+            logits_of(model, inputs["input_ids"], own)
+            torch.testing.assert_close(answer, logits_of(model, torch.tensor([[token]]), own), rtol=1e-2, atol=1e-2)
+        for each in copies:
+            each.reset()
+        assert sorted(engine.stored) == prompt.sequences
+
+
+def test_sequences_that_the_engine_holds_become_a_cache(make_model, make_engine):
+    model, engine = make_model(), make_engine(2)
+    inputs, follow = random_inputs([6, 3]), torch.tensor([[5, 6], [7, 8]])
+    mask = torch.cat([inputs["attention_mask"], torch.ones(2, 2, dtype=torch.int64)], 1)
+    with NearflashCache(engine) as cache:
+        with torch.no_grad():
+            model(**inputs, past_key_values=cache)
+            cache.behind.wait()
+            sequences = [engine.fork(sequence) for sequence in cache.sequences]
+            one = model(follow, attention_mask=mask, past_key_values=cache).logits
+    with NearflashCache.of_sequences(engine, model.config, sequences, [6, 3]) as again, torch.no_grad():
+        assert torch.equal(model(follow, attention_mask=mask, past_key_values=again).logits, one)
+    assert not engine.stored
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_a_call_that_fails_is_undone_and_can_be_repeated(make_model, make_engine, new):
+    """The store is full in the second layer: the first one has the tokens already."""
+    model, engine = make_model(), make_engine(2)
+    ids = torch.tensor([[5, 6, 7], [8, 9, 10]])[:, :new]
+    with NearflashCache(engine) as cache:
+        with torch.no_grad():
+            model(**random_inputs([6, 3]), past_key_values=cache)
+        cache.behind.wait()
+        engine.room = 2 * 2 * 16 * new
+        with pytest.raises(StorageFullError, match="flash must have room"):
+            logits_of(model, ids, cache)
+        cache.rewind()
+        assert cache.lengths == [6, 3] and cache.get_seq_length() == 6
+        assert [engine.kv(row, layer)[0].shape[1] for row in cache.sequences for layer in (0, 1)] == [6, 6, 3, 3]
+        engine.room = 1 << 20
+        again = logits_of(model, ids, cache)
+        with NearflashCache(engine) as other:
+            with torch.no_grad():
+                model(**random_inputs([6, 3]), past_key_values=other)
+            assert torch.equal(logits_of(model, ids, other), again)
+
+
+def test_a_first_call_that_fails_is_undone(make_model, make_engine):
+    model, engine = make_model(), make_engine(2)
+    engine.room = 100
+    cache = NearflashCache(engine)
+    with torch.no_grad(), pytest.raises(StorageFullError):
+        model(**random_inputs([4, 2]), past_key_values=cache)
+        cache.behind.wait()
+    cache.rewind()
+    assert not engine.stored and cache.get_seq_length() == 0
 
 
 def test_another_batch_size_is_refused(make_model, make_engine):

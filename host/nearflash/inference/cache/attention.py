@@ -8,67 +8,99 @@ a name with `flash` for a kernel of FlashAttention, wherever in the name that st
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from nearflash.abi.errors import UnsupportedError
+from nearflash.inference.cache.decoder import check_decoder
 
 __all__ = ["NAME", "attach", "near_storage_attention"]
 
 NAME = "near_storage"
 """For `attn_implementation`."""
 
-_REFUSED = ("position_bias", "s_aux", "sliding_window", "softcap")
-
 
 def near_storage_attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
+    query: Tensor,
     key: Any,
     value: Any,
-    attention_mask: torch.Tensor | None,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Attention as transformers calls it: query (batch, heads, t, d) -> (batch, t, heads, d).
 
-    Keys of a NearflashCache go to its engine, and decode attends there; prefill, and keys of any other cache, are for
-    scaled_dot_product_attention. Raises UnsupportedError for attention that is more than a softmax over all tokens
-    before, and what the cache and its engine raise.
+    Keys of a NearflashCache's flash layer go to its engine, which attends to what is stored; prefill, and keys of any
+    other cache, are computed here. softcap: logits become softcap·tanh(logit/softcap) (Gemma 2). s_aux (heads,): logits
+    that join the softmax and have no value, attention sinks (gpt-oss). Raises UnsupportedError for attention that is
+    more than that over all tokens before, and what the cache and its engine raise.
     """
     tokens = getattr(key, "near_storage", None)
     if tokens is not None:
-        used = [name for name in _REFUSED if kwargs.get(name) is not None]
-        if used or not getattr(module, "is_causal", True):
-            raise UnsupportedError(f"attention near storage must be causal, without {', '.join(used) or 'exception'}")
+        _check_flash_layer(module, kwargs)
         kept = _kept(attention_mask, query.shape[2])
-        if not isinstance(key, torch.Tensor):
-            return tokens.attend(query, kept, scaling).transpose(1, 2).contiguous(), None
+        if not isinstance(key, Tensor):
+            return tokens.attend(query, kept, scaling, softcap, s_aux).transpose(1, 2).contiguous(), None
         tokens.append_in_background(kept)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    if softcap is None and s_aux is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    return _attention(query, key, value, attention_mask, scaling, softcap, s_aux).transpose(1, 2).contiguous(), None
 
 
 def attach(model: Any) -> Any:
     """The model, set to attend near storage where a NearflashCache is passed to it.
 
-    Raises UnsupportedError for a model with other than full causal attention, or a compiled one.
+    Raises UnsupportedError, saying why, for a model that it cannot serve, or a compiled one.
     """
     if isinstance(model, torch._dynamo.OptimizedModule):
         raise UnsupportedError("model must be attached before torch.compile, and called uncompiled with KV on flash")
-    config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if model.config.is_encoder_decoder or kinds != {"full_attention"} or window is not None:
-        raise UnsupportedError(
-            f"model must be a decoder with full attention in every layer, not {model.config.model_type!r} "
-            f"with {', '.join(sorted(kinds))}, window {window}"
-        )
+    check_decoder(model)
     model.set_attn_implementation(NAME)
     return model
 
 
-def _kept(mask: torch.Tensor | None, new: int) -> torch.Tensor | None:
+def _check_flash_layer(module: torch.nn.Module, options: dict[str, Any]) -> None:
+    if options.get("sliding_window") is not None:
+        raise UnsupportedError(
+            "attention near storage must be over all tokens, not a sliding window: pass the model's configuration, "
+            "NearflashCache(engine, model.config)"
+        )
+    if options.get("position_bias") is not None or not getattr(module, "is_causal", True):
+        raise UnsupportedError("attention near storage must be causal, without position_bias")
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Softmax attention with softcap and sinks, (batch, heads, t, d), in fp32; without a mask it is causal."""
+    batch, heads, new, dim = query.shape
+    kv_heads, total = key.shape[1], key.shape[2]
+    q = query.float().reshape(batch, kv_heads, heads // kv_heads * new, dim)
+    logits = (q @ key.float().mT).reshape(batch, heads, new, total) * (dim**-0.5 if scaling is None else scaling)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if mask is None:
+        mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
+    lowest = torch.finfo(logits.dtype).min
+    logits = logits.masked_fill(~mask, lowest) if mask.dtype == torch.bool else logits + mask
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.float().reshape(1, -1, 1, 1).expand(batch, -1, new, 1)], dim=-1)
+    weights = logits.softmax(dim=-1)[..., :total].reshape(batch, kv_heads, -1, total)
+    return (weights @ value.float()).reshape(batch, heads, new, -1).to(query.dtype)
+
+
+def _kept(mask: Tensor | None, new: int) -> Tensor | None:
     """(batch, new): new tokens that the last query sees; None where it sees all."""
     if mask is None:
         return None

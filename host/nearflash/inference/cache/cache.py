@@ -1,48 +1,88 @@
 """A transformers cache whose keys and values lie on flash.
 
     model = attach(model)
-    model.generate(**inputs, past_key_values=NearflashCache(engine))
+    model.generate(**inputs, past_key_values=NearflashCache(engine, model.config))
 
 Queries, K and V go to the engine as fp16, whatever the model computes in: of an fp16 model they are the model's own
-bits; of a bf16 or fp32 model each is rounded once (to 11 significant bits; beyond 65504: NonFiniteError). That is so in
-decode only: the first call attends to the model's own tensors.
+bits; of a bf16 or fp32 model each is rounded once (to 11 significant bits; beyond 65504: NonFiniteError). That is so
+for what follows stored tokens; the first call attends to the model's own tensors.
 """
 
-from functools import partial
+import copy
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
 
-from nearflash.abi.errors import NonFiniteError, ShapeError, UnsupportedError
+from nearflash.abi.errors import CommandError, NearflashError, ShapeError, UnsupportedError
+from nearflash.inference.cache.decoder import flash_layers, own_layer
+from nearflash.inference.cache.layer import FlashLayer
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.engines.write_behind import WriteBehind
 
-__all__ = ["NearflashCache", "NewTokens"]
+__all__ = ["NearflashCache"]
 
 
 class NearflashCache(Cache):
     """KV of one batch of sequences in an engine; a new one for each new batch, or after `reset`.
 
-    The first call for a batch (prefill) computes with the tensors of the call and appends them behind the computation,
-    `write_behind` layers deep; later calls bring one token for each sequence and attend in the engine. Tokens that the
-    attention mask hides (padding) are not stored, so sequences of unequal length share a batch. More new tokens for
-    what is stored go in with `generate(..., prefill_chunk_size=1)`.
+    `config`, the model's, says which layers have full attention: those are the engine's; the others keep transformers'
+    own cache layers, in memory. Without it all layers are the engine's.
 
-    Raises UnsupportedError for what stored KV cannot do: crop, reordering (beam search), several tokens behind stored
-    ones, torch.compile; NonFiniteError for q, K or V beyond fp16; ShapeError for another batch size; what the engine
-    raises. After an error of the engine only `reset` helps. Use as a context manager, or `reset` when done: both free
-    the sequences.
+    The first call for a batch (prefill) computes with the tensors of the call and appends them beside the computation,
+    `write_behind` layers deep; later calls bring any number of tokens for each sequence and attend in the engine.
+    Tokens that the attention mask hides (padding) are not stored, so sequences of unequal length share a batch.
+    `crop`, `reorder_cache` (beam search), repeated and selected rows and copies share what is stored: nothing is
+    written twice.
+
+    Raises UnsupportedError for torch.compile; NonFiniteError for q, K or V beyond fp16; ShapeError for another batch
+    size; CommandError for a crop beyond what is stored; what the engine raises. After an error in the middle of a call
+    `rewind` goes back to before it, or `reset`. Use as a context manager, or `reset` when done: both free sequences.
     """
 
-    def __init__(self, engine: Engine, *, write_behind: int = 2) -> None:
-        super().__init__(layer_class_to_replicate=lambda: _Layer(self, len(self.layers)))
+    def __init__(self, engine: Engine, config: PreTrainedConfig | None = None, *, write_behind: int = 2) -> None:
         self.engine = engine
         self.behind = WriteBehind(write_behind)
         self.sequences: list[int] = []
         """The engine's number of each row of the batch."""
+        self._config = config
+        self._columns: NDArray[np.bool_] = np.zeros((0, 0), bool)
+        """Which tokens of each row are stored, (batch, columns); the others are padding."""
+        self._before = 0
+        """Columns before the last call."""
+        if config is None:
+            super().__init__(layer_class_to_replicate=lambda: FlashLayer(self, len(self.layers), len(self.layers)))
+        else:
+            super().__init__(layers=self._empty_layers(config))
+
+    @classmethod
+    def of_sequences(
+        cls, engine: Engine, config: PreTrainedConfig, sequences: Sequence[int], tokens: Sequence[int]
+    ) -> Self:
+        """A cache over sequences that the engine holds already, of so many `tokens` each; it frees them in the end.
+
+        Rows count as padded on the left to the longest. Raises UnsupportedError for a model with other layers, too.
+        """
+        cache = cls(engine, config)
+        if any(not isinstance(layer, FlashLayer) for layer in cache.layers):
+            raise UnsupportedError(
+                "stored sequences must be of a model with full attention in every layer: those of others are not stored"
+            )
+        longest = max(tokens, default=0)
+        cache.sequences = list(sequences)
+        cache._columns = np.arange(longest) >= longest - np.array(tokens, np.int64)[:, None]
+        for layer in cache.layers:
+            layer.length, layer.is_initialized = longest, True
+        return cache
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens stored of each row, padding not counted."""
+        return [int(count) for count in self._columns.sum(axis=1)]
 
     def get_max_cache_shape(self, layer_idx: int | None = None) -> int:
         """No limit; transformers' earlier name of get_max_length."""
@@ -55,17 +95,53 @@ class NearflashCache(Cache):
     def reset(self) -> None:
         """Forget the batch and free its sequences."""
         self.behind.close()
-        self.layers.clear()
+        self.layers[:] = [] if self._config is None else self._empty_layers(self._config)
+        self._columns, self._before = np.zeros((0, 0), bool), 0
         while self.sequences:
             self.engine.free(self.sequences.pop())
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens of each row: a negative number of them, as transformers' caches take it.
+
+        Raises CommandError for more than there are.
+        """
+        length = self._columns.shape[1] + tokens_to_remove
+        if tokens_to_remove > 0 or length < 0:
+            raise CommandError(f"tokens_to_remove must be {-self._columns.shape[1]} to 0, not {tokens_to_remove!r}")
+        self._cut(length)
+
+    def rewind(self) -> None:
+        """Be as before the last call, of which an error may have left a part; what was stored before it stays."""
+        self._cut(self._before)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Row i goes on from what row beam_idx[i] was."""
+        super().reorder_cache(beam_idx)
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times."""
+        super().batch_repeat_interleave(repeats)
+        self._select([row for row in range(len(self.sequences)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """These rows alone."""
+        super().batch_select_indices(indices)
+        self._select(np.arange(len(self.sequences))[indices.cpu().numpy()].tolist())
 
     def batch_sequences(self, batch: int) -> list[int]:
         """The sequences of a batch of this size, made where there are none. Raises ShapeError for another size."""
         if not self.sequences:
             self.sequences = [self.engine.add() for _ in range(batch)]
+            self._columns = np.zeros((batch, 0), bool)
         if batch != len(self.sequences):
             raise ShapeError(f"batch must have {len(self.sequences)} sequences as before, not {batch}; or reset first")
         return self.sequences
+
+    def note_columns(self, columns: NDArray[np.bool_]) -> None:
+        """Of a call that begins: which of the new tokens are stored, (batch, t)."""
+        self._before = self._columns.shape[1]
+        self._columns = np.concatenate([self._columns, columns], axis=1)
 
     def __enter__(self) -> Self:
         return self
@@ -73,154 +149,54 @@ class NearflashCache(Cache):
     def __exit__(self, *_: object) -> None:
         self.reset()
 
-    def __deepcopy__(self, _: object) -> Self:
-        raise _unsupported("a copy", "make another NearflashCache")
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A cache that goes on by itself from here; it shares what is stored."""
+        self.behind.wait()
+        other = type(self)(self.engine, self._config)
+        memo[id(self)] = other
+        other.sequences = [self.engine.fork(sequence) for sequence in self.sequences]
+        other._columns, other._before = self._columns.copy(), self._before
+        other.layers[:] = [
+            layer.copy_for(other) if isinstance(layer, FlashLayer) else copy.deepcopy(layer, memo)
+            for layer in self.layers
+        ]
+        return other
 
+    def _empty_layers(self, config: PreTrainedConfig) -> list[Any]:
+        places = {number: place for place, number in enumerate(flash_layers(config))}
+        count = config.get_text_config(decoder=True).num_hidden_layers
+        return [
+            FlashLayer(self, number, places[number]) if number in places else own_layer(config, number)
+            for number in range(count)
+        ]
 
-class NewTokens:
-    """K and V (batch, kv_heads, t, d) of one call, until the attention function gives them to the engine.
+    def _cut(self, length: int) -> None:
+        """Keep the first columns alone."""
+        try:
+            self.behind.wait()
+        except (NearflashError, OSError):  # of a call that is undone
+            self.behind.close()
+        if not length:
+            self.reset()
+            return
+        for layer in self.layers:
+            layer.crop(length - layer.get_seq_length())
+        self._columns = self._columns[:, :length]
+        self._before = length
+        for sequence, tokens in zip(self.sequences, self.lengths, strict=True):
+            self.engine.crop(sequence, tokens)
 
-    In decode it stands where keys and values would; in prefill it is the attribute `near_storage` of the real keys.
-    """
-
-    def __init__(self, layer: "_Layer", key: torch.Tensor, value: torch.Tensor) -> None:
-        self.layer, self.key, self.value = layer, key, value
-
-    @property
-    def near_storage(self) -> "NewTokens":
-        """Itself: found alike on real keys and in their place."""
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        raise _unsupported(
-            f"another attention function (it asks for {name!r})", "use nearflash.inference.attach(model)"
-        )
-
-    def append_in_background(self, kept: torch.Tensor | None) -> None:
-        """Append behind the computation. `kept` (batch, t): tokens that are no padding; None: all."""
-        cache = self.layer.cache
-        self.layer.waiting = None
-        cache.batch_sequences(len(self.key))
-        cache.behind.submit(partial(self._append, kept))
-
-    def attend(self, query: torch.Tensor, kept: torch.Tensor | None, scaling: float | None) -> torch.Tensor:
-        """Append, then attend with query (batch, heads, 1, d); the output, alike. Zero for a row without any token."""
-        layer, engine = self.layer, self.layer.cache.engine
-        layer.waiting = None
-        layer.cache.behind.wait()
-        sequences = layer.cache.batch_sequences(len(query))
-        self._append(kept)
-        batch, heads, _, dim = query.shape
-        q = _fp16("query", layer.index, query).reshape(batch, engine.kv_heads, heads // engine.kv_heads, dim)
-        full = [row for row, tokens in enumerate(layer.tokens) if tokens]
-        out = np.zeros(q.shape, np.float32)
-        if full:
-            out[full] = engine.attend(layer.index, [sequences[row] for row in full], q[full], scaling)
-        return torch.from_numpy(out).reshape(query.shape).to(query)
-
-    def _append(self, kept: torch.Tensor | None) -> None:
-        layer = self.layer
-        k, v = (_fp16(name, layer.index, x) for name, x in (("key", self.key), ("value", self.value)))
-        chosen = [slice(None)] * len(k) if kept is None else list(kept.cpu().numpy())
-        layer.tokens = layer.tokens or [0] * len(k)
-        for row, (sequence, columns) in enumerate(zip(layer.cache.sequences, chosen, strict=True)):
-            new_k, new_v = k[row][:, columns], v[row][:, columns]
-            if new_k.shape[1]:
-                layer.cache.engine.append(sequence, layer.index, new_k, new_v)
-                layer.tokens[row] += new_k.shape[1]
-
-
-class _Layer(CacheLayerMixin):
-    """One layer of the model: it counts tokens (padding too) and hands them on."""
-
-    def __init__(self, cache: NearflashCache, index: int) -> None:
-        super().__init__()
-        self.cache, self.index = cache, index
-        self.length = 0
-        self.tokens: list[int] = []
-        """Tokens stored, by row."""
-        self.waiting: NewTokens | None = None
-        """What no attention function has taken yet."""
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to allocate."""
-        self.is_initialized = True
-
-    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Real tensors in the first call of several tokens; in decode twice what the attention function takes."""
-        if torch.compiler.is_compiling():
-            _refuse_compilation()
-        if self.waiting is not None:
-            raise _unsupported("another attention function", "use nearflash.inference.attach(model)")
-        tokens = key_states.shape[-2]
-        if tokens > 1 and self.length:
-            raise _unsupported(
-                f"{tokens} new tokens at once after {self.length} stored ones",
-                "pass prefill_chunk_size=1 to generate, or all tokens with a new cache",
-            )
-        self.is_initialized = True
-        self.length += tokens
-        self.waiting = NewTokens(self, key_states, value_states)
-        if tokens == 1:
-            return self.waiting, self.waiting
-        key_states.near_storage = self.waiting
-        return key_states, value_states
-
-    def get_seq_length(self) -> int:
-        """Tokens of each row, padding included."""
-        return self.length
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(length, offset) of the keys that a mask is for."""
-        return self.length + query_length, 0
-
-    def get_max_length(self) -> int:
-        """No limit but the flash's: -1."""
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        """No limit; transformers' earlier name of get_max_length."""
-        return -1
-
-    def offload(self) -> None:
-        """Nothing: it is on flash already."""
-
-    def prefetch(self) -> None:
-        """Nothing: it stays on flash."""
-
-    def reset(self) -> None:
-        """Unsupported for one layer."""
-        raise _unsupported("a reset of one layer", "reset the cache")
-
-    def crop(self, *_: Any) -> None:
-        """Unsupported: pages are programmed once."""
-        raise _unsupported("crop", "generate without an assistant, or start with a new cache")
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Unsupported: beams would share pages."""
-        raise _unsupported("reordering, which beam search needs", "generate with num_beams=1")
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Unsupported: rows would share pages."""
-        raise _unsupported("repeated rows", "repeat the prompts")
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Unsupported: rows are sequences of the engine."""
-        raise _unsupported("a selection of rows", "start with a new cache")
-
-
-def _unsupported(what: str, advice: str) -> UnsupportedError:
-    return UnsupportedError(f"KV on flash must be used without {what}: {advice}")
-
-
-@torch.compiler.disable(reason="KV on flash must be used without torch.compile")
-def _refuse_compilation() -> None:
-    raise _unsupported("torch.compile", "call the model itself")
-
-
-def _fp16(name: str, layer: int, states: torch.Tensor) -> NDArray[np.float16]:
-    stored = states.detach().to("cpu", torch.float16).contiguous()
-    if not torch.isfinite(stored).all():
-        largest = states.abs().max().item()
-        raise NonFiniteError(f"{name} of layer {layer} must be finite in fp16 (at most 65504), not {largest:g}")
-    return stored.numpy()
+    def _select(self, rows: list[int]) -> None:
+        """The batch is now these rows of it: the first use of each keeps its sequence, others are forks."""
+        self.behind.wait()
+        left, chosen = list(self.sequences), []
+        for row in rows:
+            own = self.sequences[row]
+            if own in left:
+                left.remove(own)
+                chosen.append(own)
+            else:
+                chosen.append(self.engine.fork(own))
+        for sequence in left:
+            self.engine.free(sequence)
+        self.sequences, self._columns = chosen, self._columns[rows]

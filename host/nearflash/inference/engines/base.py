@@ -10,6 +10,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.abi.errors import UnsupportedError
+
 __all__ = ["Engine", "EngineCounters"]
 
 
@@ -76,6 +78,17 @@ class Engine(ABC):
     @abstractmethod
     def free(self, sequence: int) -> None:
         """Forget a sequence; its pages may be erased."""
+
+    def fork(self, sequence: int) -> int:
+        """A new sequence with the tokens of this one; what is stored is shared. Raises UnsupportedError without it."""
+        raise UnsupportedError(f"engine must be one that forks sequences, not {self.name}")
+
+    def crop(self, sequence: int, length: int) -> None:
+        """Keep the first `length` tokens of a sequence, in every layer.
+
+        Raises CommandError for more than every layer has; UnsupportedError without it.
+        """
+        raise UnsupportedError(f"engine must be one that crops sequences, not {self.name}")
 
     @abstractmethod
     def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:

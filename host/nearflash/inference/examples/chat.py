@@ -27,7 +27,7 @@ class Conversation:
 
     def __init__(self, model: Any, tokenizer: Any, engine: Engine) -> None:
         self._model, self._tokenizer = attach(model), tokenizer
-        self._cache = NearflashCache(engine)
+        self._cache = NearflashCache(engine, model.config)
         self._messages: list[dict[str, str]] = []
         self._text = ""
         self.tokens: list[int] = []

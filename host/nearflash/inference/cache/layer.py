@@ -1,0 +1,186 @@
+"""One layer of a NearflashCache whose K and V are on flash, and the new tokens of a call on their way there."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from nearflash.abi.errors import NonFiniteError, UnsupportedError
+
+if TYPE_CHECKING:
+    from nearflash.inference.cache.cache import NearflashCache
+
+__all__ = ["FlashLayer", "NewTokens", "unsupported"]
+
+
+class NewTokens:
+    """K and V (batch, kv_heads, t, d) of one call, until the attention function gives them to the engine.
+
+    Behind stored tokens it stands where keys and values would; in the first call it is the attribute `near_storage` of
+    the real keys.
+    """
+
+    def __init__(self, layer: "FlashLayer", key: Tensor, value: Tensor) -> None:
+        self.layer, self.key, self.value = layer, key, value
+
+    @property
+    def near_storage(self) -> "NewTokens":
+        """Itself: found alike on real keys and in their place."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        raise unsupported(f"another attention function (it asks for {name!r})", "use nearflash.inference.attach(model)")
+
+    def append_in_background(self, kept: Tensor | None) -> None:
+        """Append beside the computation. `kept` (batch, t): tokens that are no padding; None: all."""
+        columns = self._columns(kept)
+        self.layer.cache.behind.submit(partial(self._append, columns))
+
+    def attend(
+        self, query: Tensor, kept: Tensor | None, scaling: float | None, softcap: float | None, sinks: Tensor | None
+    ) -> Tensor:
+        """Append, then attend with query (batch, heads, t, d); the output, alike. Zero for tokens that are padding."""
+        layer, engine = self.layer, self.layer.cache.engine
+        layer.cache.behind.wait()
+        columns = self._columns(kept)
+        self._append(columns)
+        batch, heads, new, dim = query.shape
+        grouped = (engine.kv_heads, heads // engine.kv_heads)
+        # (batch, kv_heads, t, g, d)
+        q = np.moveaxis(_fp16("query", layer.number, query).reshape(batch, *grouped, new, dim), 3, 2)
+        options: dict[str, Any] = {}
+        if softcap is not None:
+            options["softcap"] = softcap
+        if sinks is not None:
+            options["sinks"] = sinks.detach().float().cpu().numpy().reshape(grouped)
+        out = np.zeros(q.shape, np.float32)
+        counts = columns.sum(axis=1)
+        for count in np.unique(counts[counts > 0]).tolist():
+            rows = np.flatnonzero(counts == count)
+            places = rows[:, None], np.nonzero(columns[rows])[1].reshape(len(rows), count)
+            own = np.moveaxis(q, 2, 1)[places]  # (rows, count, kv_heads, g, d)
+            sequences = [layer.cache.sequences[row] for row in rows]
+            one = own[:, 0] if count == 1 else np.ascontiguousarray(np.moveaxis(own, 1, 2))
+            done = engine.attend(layer.place, sequences, one, scaling, **options)
+            np.moveaxis(out, 2, 1)[places] = done[:, None] if count == 1 else np.moveaxis(done, 2, 1)
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(out, 2, 3))).reshape(query.shape).to(query)
+
+    def _columns(self, kept: Tensor | None) -> NDArray[np.bool_]:
+        """(batch, t): which of the new tokens are stored; the layer and its cache know of them from now on."""
+        batch, _, new, _ = self.key.shape
+        layer = self.layer
+        layer.waiting = None
+        layer.cache.batch_sequences(batch)
+        columns = np.ones((batch, new), bool) if kept is None else kept.cpu().numpy()
+        if layer.place == 0:
+            layer.cache.note_columns(columns)
+        return columns
+
+    def _append(self, columns: NDArray[np.bool_]) -> None:
+        layer = self.layer
+        k, v = (_fp16(name, layer.number, x) for name, x in (("key", self.key), ("value", self.value)))
+        for sequence, new_k, new_v, own in zip(layer.cache.sequences, k, v, columns, strict=True):
+            if own.any():
+                whole = slice(None) if own.all() else own
+                layer.cache.engine.append(sequence, layer.place, new_k[:, whole], new_v[:, whole])
+
+
+class FlashLayer(CacheLayerMixin):
+    """Layer `number` of the model, the engine's layer `place`: counts columns (padding, too), and hands them on."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, cache: "NearflashCache", number: int, place: int) -> None:
+        super().__init__()
+        self.cache, self.number, self.place = cache, number, place
+        self.length = 0
+        self.waiting: NewTokens | None = None
+        """What no attention function has taken yet."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to allocate."""
+        self.is_initialized = True
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Real tensors in a first call of several tokens; else twice what the attention function takes."""
+        if torch.compiler.is_compiling():
+            _refuse_compilation()
+        if self.waiting is not None:
+            raise unsupported("another attention function", "use nearflash.inference.attach(model)")
+        new, before = key_states.shape[-2], self.length
+        self.is_initialized = True
+        self.length += new
+        self.waiting = NewTokens(self, key_states, value_states)
+        if before or new == 1:
+            return self.waiting, self.waiting
+        key_states.near_storage = self.waiting
+        return key_states, value_states
+
+    def copy_for(self, cache: "NearflashCache") -> "FlashLayer":
+        """The same layer of another cache."""
+        other = FlashLayer(cache, self.number, self.place)
+        other.length, other.is_initialized = self.length, self.is_initialized
+        return other
+
+    def get_seq_length(self) -> int:
+        """Tokens of each row, padding included."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(length, offset) of the keys that a mask is for."""
+        return self.length + query_length, 0
+
+    def get_max_length(self) -> int:
+        """No limit but the flash's: -1."""
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """No limit; transformers' earlier name of get_max_length."""
+        return -1
+
+    def offload(self) -> None:
+        """Nothing: it is on flash already."""
+
+    def prefetch(self) -> None:
+        """Nothing: it stays on flash."""
+
+    def reset(self) -> None:
+        """Unsupported for one layer."""
+        raise unsupported("a reset of one layer", "reset the cache")
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Count fewer columns; the cache crops its sequences, all layers at once."""
+        self.length += tokens_to_remove
+        self.waiting = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Nothing: rows are the cache's."""
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Nothing: rows are the cache's."""
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Nothing: rows are the cache's."""
+
+
+def unsupported(what: str, advice: str) -> UnsupportedError:
+    """The error of what KV on flash is not for, with what to do in its place."""
+    return UnsupportedError(f"KV on flash must be used without {what}: {advice}")
+
+
+@torch.compiler.disable(reason="KV on flash must be used without torch.compile")
+def _refuse_compilation() -> None:
+    raise unsupported("torch.compile", "call the model itself")
+
+
+def _fp16(name: str, layer: int, states: Tensor) -> NDArray[np.float16]:
+    stored = states.detach().to("cpu", torch.float16).contiguous()
+    if not torch.isfinite(stored).all():
+        largest = states.abs().max().item()
+        raise NonFiniteError(f"{name} of layer {layer} must be finite in fp16 (at most 65504), not {largest:g}")
+    return stored.numpy()
