@@ -1,6 +1,7 @@
 """`nearflash devices`: which devices there are, and the rates of a drive."""
 
 import argparse
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,24 @@ def add(subparsers: Any) -> None:
     kernels = sorted({build.kernel for build in CONFIGS.values()})
     parser.add_argument("--kernel", choices=kernels, help="List only devices of this kernel.")
     parser.add_argument(
-        "--measure", type=Path, metavar="FOLDER", help="Measure direct I/O in this folder instead, with 256 MiB."
+        "--measure",
+        type=Path,
+        metavar="FOLDER",
+        help="Measure direct I/O in this folder instead, with 256 MiB, and keep the rates: generate estimates by them.",
     )
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.measure:
-        from nearflash.storage.io.measure import measure_drive, report
+        from nearflash.storage.io.measure import measure_drive, measure_random, report
+        from nearflash.storage.io.profile import keep_profile
 
-        for line in report(measure_drive(arguments.measure)):
+        rates = [*measure_drive(arguments.measure), *measure_random(arguments.measure)]
+        for line in report(rates):
             print(line)
+        today = datetime.now(UTC).date().isoformat()
+        print(f"kept in {keep_profile(arguments.measure, rates, today)}")
         return 0
     from nearflash.device.registry import available_devices, device_class, open_device
 

@@ -5,7 +5,8 @@ import threading
 from nearflash.cli import main as cli
 from nearflash.storage.io import measure
 from nearflash.storage.io.backend import PositionalBackend
-from nearflash.storage.io.measure import Rate, measure_drive, report
+from nearflash.storage.io.measure import Rate, measure_drive, measure_random, report
+from nearflash.storage.io.profile import known_profile
 
 
 class Counting(PositionalBackend):
@@ -52,11 +53,25 @@ def test_report():
     assert lines[4] == "fastest read: 1024 KiB, 8 in flight, 3.00 GB/s"
 
 
+def test_pages_at_random_places(tmp_path):
+    rates = list(measure_random(tmp_path, pages=(4096, 16384), depths=(1, 4), file_bytes=1 << 20, repeats=2))
+    assert [(r.call, r.block_bytes, r.depth) for r in rates] == [
+        ("random", page, depth) for depth in (1, 4) for page in (4096, 16384)
+    ]
+    assert all(0 < r.low <= r.median <= r.high for r in rates) and list(tmp_path.iterdir()) == []
+
+
 def test_devices_measure(tmp_path, capsys, monkeypatch):
+    state = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
     rates = [Rate(call, 4096, 1, 1.0, 1.0, 1.0) for call in ("write", "read")]
     monkeypatch.setattr(measure, "measure_drive", lambda folder: rates if folder == tmp_path else [])
+    monkeypatch.setattr(measure, "measure_random", lambda folder: [Rate("random", 4096, 32, 0.5, 0.5, 0.5)])
     assert cli.main(["devices", "--measure", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "fastest read: 4 KiB, 1 in flight, 1.00 GB/s"
+    *_, random, kept = capsys.readouterr().out.splitlines()
+    assert random == "fastest random: 4 KiB, 32 in flight, 0.50 GB/s"
+    assert kept == f"kept in {state / 'nearflash' / 'drives.json'}"
+    assert known_profile(tmp_path).rates == (*rates, Rate("random", 4096, 32, 0.5, 0.5, 0.5))
 
 
 def test_no_such_folder(tmp_path, capsys):

@@ -1,20 +1,30 @@
 """How fast a drive reads and writes by direct I/O, by the bytes of a request and the requests in flight."""
 
 import statistics
+import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.bandwidth import Probe
+from nearflash.storage.io.direct import DirectFile, aligned_buffer
+from nearflash.storage.io.queue import QueueBackend
 
-__all__ = ["BLOCK_BYTES", "DEPTHS", "Rate", "measure_drive", "report"]
+__all__ = ["BLOCK_BYTES", "DEPTHS", "PAGE_BYTES", "QUEUE_DEPTHS", "Rate", "measure_drive", "measure_random", "report"]
 
 BLOCK_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 DEPTHS = (1, 2, 4, 8)
 FILE_BYTES = 256 << 20
 REPEATS = 5
+PAGE_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10)
+QUEUE_DEPTHS = (1, 8, 32, 128)
+_RANDOM_BYTES = 32 << 20
+"""Read at random places in one repeat."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +32,10 @@ class Rate:
     """GB/s (10^9 bytes) of one kind of request: median of the repeats, slowest and fastest."""
 
     call: str
-    """read, or write (the flush at the end included)."""
+    """read, write (the flush at the end included), or random: reads at random places."""
     block_bytes: int
     depth: int
-    """Threads, so requests in flight."""
+    """Requests in flight: of threads, at random places of one thread with the kernel's queue."""
     median: float
     low: float
     high: float
@@ -58,10 +68,44 @@ def measure_drive(
                     yield Rate(call, block_bytes, depth, statistics.median(rates), min(rates), max(rates))
 
 
+def measure_random(
+    folder: Path,
+    *,
+    pages: Sequence[int] = PAGE_BYTES,
+    depths: Sequence[int] = QUEUE_DEPTHS,
+    file_bytes: int = FILE_BYTES,
+    repeats: int = REPEATS,
+) -> Iterator[Rate]:
+    """Reads of pages at random places of a file of `file_bytes`, as decode reads KV pages; the file is removed.
+
+    Raises StateError, StorageFullError.
+    """
+    with tempfile.TemporaryDirectory(prefix=".nearflash-probe-", dir=folder) as inside:
+        path, draw, block = Path(inside) / "pages", np.random.default_rng(0), aligned_buffer(max(pages))
+        block[:] = np.frombuffer(draw.bytes(len(block)), np.uint8)
+        with DirectFile.create(path, file_bytes) as file:
+            for offset in range(0, file_bytes, len(block)):
+                file.write(offset, block[: file_bytes - offset])
+            file.flush()
+        for depth in depths:
+            with DirectFile.open(path, backend=QueueBackend(depth)) as file:
+                for page_bytes in pages:
+                    count = max(min(_RANDOM_BYTES, file_bytes) * min(depth, 8) // 8 // page_bytes, 1)
+                    memory = aligned_buffer(count * page_bytes).reshape(count, page_bytes)
+                    rates = []
+                    for _ in range(repeats):
+                        offsets = draw.integers(0, file_bytes // page_bytes, count) * page_bytes
+                        start = time.perf_counter()
+                        file.read_many(offsets, memory)
+                        rates.append(memory.nbytes / (time.perf_counter() - start) / 1e9)
+                    yield Rate("random", page_bytes, depth, statistics.median(rates), min(rates), max(rates))
+
+
 def report(rates: Iterable[Rate]) -> Iterator[str]:
     """A line for each rate, with its share of the fastest of its call; then the fastest of each."""
     measured = list(rates)
-    best = {call: max((r for r in measured if r.call == call), key=lambda r: r.median) for call in ("write", "read")}
+    calls = dict.fromkeys(rate.call for rate in measured)
+    best = {call: max((r for r in measured if r.call == call), key=lambda r: r.median) for call in calls}
     for rate in measured:
         share = rate.median / best[rate.call].median
         yield (

@@ -77,8 +77,14 @@ def fields(what: str, body: Any, **kinds: type) -> tuple[Any, ...]:
         raise StateError(f"{what} must be an object of {', '.join(kinds)}, not of {str(found)[:_SHOWN]}")
     for name, kind in kinds.items():
         if type(body[name]) is not kind or (kind is int and body[name] < 0):
-            wanted = {int: "an integer of at least 0", str: "a string", list: "a list", dict: "an object"}[kind]
-            raise StateError(f"{what} must have {wanted} as {name}, not {repr(body[name])[:_SHOWN]}")
+            wanted = {
+                int: "an integer of at least 0",
+                float: "a number",
+                str: "a string",
+                list: "a list",
+                dict: "an object",
+            }
+            raise StateError(f"{what} must have {wanted[kind]} as {name}, not {repr(body[name])[:_SHOWN]}")
     return tuple(body[name] for name in kinds)
 
 
