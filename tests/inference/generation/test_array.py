@@ -108,7 +108,7 @@ def test_a_full_flash_spoils_the_sequence_alone(filled):
 
 
 def test_a_damaged_page_is_no_lost_device(filled, monkeypatch):
-    def damaged(*_):
+    def damaged(*_, **__):
         raise PageError("page must be whole")
 
     with monkeypatch.context() as patched:

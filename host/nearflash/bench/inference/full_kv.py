@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearflash.abi.errors import StateError
+from nearflash.abi.errors import StateError, UnsupportedError
 from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
@@ -87,8 +87,13 @@ class FullKvEngine(Engine):
             if layer in self._kept:
                 self._kept[layer][:] = self._filling
 
-    def attend(self, layer: int, sequences: Sequence[int], q: F16, scaling: float | None = None) -> NDArray[np.float32]:
-        """See Engine.attend."""
+    def attend(
+        self, layer: int, sequences: Sequence[int], q: F16, scaling: float | None = None, *,
+        softcap: float | None = None, sinks: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """See Engine.attend. Of one token at a time, without softcap and sinks: UnsupportedError."""
+        if q.ndim != 4 or softcap is not None or sinks is not None:
+            raise UnsupportedError("attention of the bench must be of one token, without softcap and sinks")
         scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
         read = self._kept[layer] if layer in self._kept else self._read(layer)
         with self._counters.timed("attend"), torch.no_grad():

@@ -92,12 +92,20 @@ class CsdArray(Engine):
         self._torn.discard(sequence)
 
     def attend(
-        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
-    ) -> NDArray[np.float32]:
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None, *,
+        softcap: float | None = None, sinks: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
         """Outputs of all engines, head by head. See Engine.attend."""
         self._check(q, 1)
         numbers = list(zip(*(self._usable(sequence) for sequence in sequences), strict=True))
-        outs = self._each(lambda i: self.engines[i].attend(layer, numbers[i], q[:, self._own(i)], scaling))
+
+        def attend(place: int) -> NDArray[np.float32]:
+            own = self._own(place)
+            return self.engines[place].attend(
+                layer, numbers[place], q[:, own], scaling, softcap=softcap, sinks=None if sinks is None else sinks[own]
+            )
+
+        outs = self._each(attend)
         return np.concatenate(outs, axis=1)
 
     @property

@@ -99,12 +99,16 @@ class Engine(ABC):
 
     @abstractmethod
     def attend(
-        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
-    ) -> NDArray[np.float32]:
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None, *,
+        softcap: float | None = None, sinks: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
         """Attention of each sequence's last token over all tokens appended, that one included.
 
         q and the result (fp32, of a precision that is the engine's) are (len(sequences), kv_heads, g, d); `scaling` of
-        q·K is 1/sqrt(d) by default.
+        q·K is 1/sqrt(d) by default. Or (len(sequences), kv_heads, t, g, d), of the last t tokens, each of which sees
+        the tokens up to itself: then all are read, whatever the policy. With `softcap` logits are softcap·tanh(logit /
+        softcap). sinks (kv_heads, g): logits that join the softmax and have no value. Raises UnsupportedError where the
+        engine has neither; ShapeError for more tokens than there are.
         """
 
     @property

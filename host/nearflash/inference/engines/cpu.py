@@ -2,6 +2,8 @@
 
     index rows of the chosen dims ─► approximate logits ─► chosen tokens ─► their groups ─► attention
 
+Several tokens of a sequence attend to all tokens before them: every page is read once for all of them.
+
 A thread of its own reads: the groups of one sequence come while another's index is scored, or its groups are attended
 to. (More threads that compute would wait for one another's hold of the interpreter.) The numbers are those of
 docs/contracts/attention.md, 1, without its rounding to fixed point; pages are read whole, and checked.
@@ -18,10 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.attention.codeword import PageKind
+from nearflash.abi.errors import ShapeError
 from nearflash.inference.engines.base import EngineCounters
 from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
 from nearflash.inference.engines.index_rows import IndexCache, IndexRows, score_rows
 from nearflash.inference.engines.page_cache import PageCache
+from nearflash.inference.engines.softmax import OnlineSoftmax, capped, with_sinks
 from nearflash.inference.engines.store import StoreEngine
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import Scan, choose_tokens, scan_of
@@ -34,9 +38,21 @@ __all__ = ["CpuEngine"]
 Ints = NDArray[np.int64]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_LOGITS = 1 << 24
+"""At once, where several tokens attend: what bounds the memory of a call."""
 _APART_TOKENS = 16_384
 """From here on, where no groups are kept in memory, each head is a part of its own: the groups of one come while
 another is scored or computed."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Of the softmax."""
+
+    scaling: float
+    softcap: float | None
+    sinks: Tensor | None
+    """(kv_heads, g)."""
 
 
 @dataclass
@@ -52,12 +68,13 @@ class _PartScan:
     suffix: Future[NDArray[np.float16]]
     """K (H, t, d) of the tokens after the index."""
 
-    def logits(self, q: Tensor, scaling: float) -> Tensor:
+    def logits(self, q: Tensor, form: "_Form") -> Tensor:
         """(H, g, S) of q (H, g, d)."""
         near = q.gather(2, self.places[:, None].expand(-1, q.shape[1], -1))
         keys = torch.from_numpy(self.suffix.result()).float()
         scores = [score_rows(near, self.index.result(), self.scan.form), q * self.score_dims[:, None] @ keys.mT]
-        return torch.cat(scores, dim=2) * logit_scales(q, self.score_dims, scaling)[..., None]
+        scales = logit_scales(q, self.score_dims, form.scaling)
+        return capped(torch.cat(scores, dim=2) * scales[..., None], form.softcap)
 
 
 @dataclass
@@ -103,23 +120,29 @@ class CpuEngine(StoreEngine):
         self._asked: list[Future[object]] = []
 
     def attend(
-        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
-    ) -> NDArray[np.float32]:
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None, *,
+        softcap: float | None = None, sinks: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
         """See Engine.attend."""
         out = np.empty(q.shape, np.float32)
         scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
+        form = _Form(scaling, softcap, None if sinks is None else torch.from_numpy(sinks))
         with self._lock, self._counters.timed("attend"):
             try:
+                if q.ndim == 5:
+                    for row, number in enumerate(sequences):
+                        out[row] = self._several(layer, number, torch.from_numpy(q[row].astype(np.float32)), form)
+                    return out
                 # Everything that scans need is asked for first; then each part's groups, as soon as they are chosen.
                 parts = [part for row, number in enumerate(sequences) for part in self._parts(layer, number, row, q)]
                 for part in parts:
-                    self._choose(part, scaling)
+                    self._choose(part, form)
                 for part in parts:
-                    out[part.row, part.reads.heads] = self._output(part, scaling)
+                    out[part.row, part.reads.heads] = self._output(part, form)
             finally:
                 wait(self._asked)  # after a failure too: the store is not read while it is written to
                 self._asked.clear()
-            self._counters.heads += len(sequences) * self.kv_heads
+                self._counters.heads += len(sequences) * self.kv_heads
         return out
 
     @property
@@ -161,12 +184,39 @@ class CpuEngine(StoreEngine):
             parts.append(part)
         return parts
 
-    def _choose(self, part: "_Part", scaling: float) -> None:
+    def _several(self, layer: int, sequence: int, q: Tensor, form: _Form) -> NDArray[np.float32]:
+        """(H, t, g, d) of q, alike, of the sequence's last t tokens: dense."""
+        stored, layout = self.store.layer(sequence, layer), self.store.layout
+        heads, new, group, _ = q.shape
+        if new > stored.tokens:
+            raise ShapeError(f"q must be of at most the {stored.tokens} tokens that sequence {sequence} has, not {new}")
+        reads = SequenceReads(self.store, stored, list(range(heads)), self._read)
+        full = stored.flash_tokens // layout.group_tokens
+        most = max(_LOGITS // (heads * new * group * layout.group_tokens), 1)
+        parts = [range(first, min(first + most, full)) for first in range(0, full, most)]
+        softmax = OnlineSoftmax(q * form.scaling, stored.tokens, form.softcap, form.sinks)
+
+        def ask(groups: range) -> Future[Groups]:
+            wanted = np.zeros((heads, full), bool)
+            wanted[:, groups.start : groups.stop] = True
+            return self._ask(reads.groups, wanted, self._groups)
+
+        asked = [ask(groups) for groups in parts[:1]]
+        for number, groups in enumerate(parts):
+            if number + 1 < len(parts):
+                asked.append(ask(parts[number + 1]))  # the next part is read while this one is computed
+            pages = torch.from_numpy(asked.pop(0).result().data).float().unflatten(0, (heads, len(groups)))
+            softmax.add(*self._values(pages), groups.start * layout.group_tokens)
+        k, v = (torch.from_numpy(suffix).float() for suffix in (stored.suffix_k, stored.suffix_v))
+        softmax.add(k, v, stored.flash_tokens)
+        return softmax.result().numpy()
+
+    def _choose(self, part: "_Part", form: _Form) -> None:
         """Choose tokens, and ask for their groups."""
         stored, layout = part.reads.stored, self.store.layout
         part.chosen = torch.ones(len(part.q), stored.tokens, dtype=torch.bool)
         if part.scan is not None:
-            logits = part.scan.logits(part.q, scaling)
+            logits = part.scan.logits(part.q, form)
             probabilities = logits.softmax(dim=-1)
             top_k = part.policy.resolve(stored.tokens, part.q.shape[-1], layout).top_k
             counts = torch.tensor([stored.tokens]), torch.tensor([top_k])
@@ -176,7 +226,7 @@ class CpuEngine(StoreEngine):
         part.grouped = part.chosen[:, : full * layout.group_tokens].unflatten(1, (full, layout.group_tokens))
         part.groups = self._ask(part.reads.groups, part.grouped.any(dim=-1).numpy(), self._groups)
 
-    def _output(self, part: "_Part", scaling: float) -> NDArray[np.float32]:
+    def _output(self, part: "_Part", form: _Form) -> NDArray[np.float32]:
         """(H, g, d)."""
         stored, groups = part.reads.stored, part.groups.result()
         heads, counts = np.array(part.reads.heads), [len(number) for number in groups.number]
@@ -190,12 +240,14 @@ class CpuEngine(StoreEngine):
             number = torch.from_numpy(np.stack(groups.number[own]))
             grouped = part.grouped[torch.arange(own.start, own.stop)[:, None], number].flatten(1)
             taken = torch.cat([grouped, part.chosen[own, part.grouped[0].numel() :]], dim=1)
-            outs.append(_attend(part.q[own] * scaling, (k, next(suffixes)), (v, next(suffixes)), taken))
-        out = torch.cat(outs)
-        if part.alpha is None:
-            return out.numpy()
-        mean = torch.from_numpy(stored.v_mean[part.reads.heads])[:, None]
-        return (part.alpha * out + (1 - part.alpha) * mean).numpy()
+            q = part.q[own] * form.scaling
+            outs.append(_attend(q, (k, next(suffixes)), (v, next(suffixes)), taken, form.softcap))
+        out, log_sum = (torch.cat(each) for each in zip(*outs, strict=True))
+        if part.alpha is not None:
+            mean = torch.from_numpy(stored.v_mean[part.reads.heads])[:, None]
+            out = part.alpha * out + (1 - part.alpha) * mean
+        sinks = None if form.sinks is None else form.sinks[part.reads.heads]
+        return with_sinks(out, log_sum, part.alpha, sinks).numpy()
 
     def _values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         """K and V (H, tokens, d) in the elements (H, groups, …) of pages; views where the pages are full."""
@@ -218,13 +270,16 @@ class CpuEngine(StoreEngine):
             return self.store.read(pages, keys)
 
 
-def _attend(q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...], taken: Tensor) -> Tensor:
+def _attend(
+    q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...], taken: Tensor, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """Softmax attention of scaled q (H, g, d) to the `taken` (H, t) of the tokens of k, and of v, one after the other.
 
-    k, v: (H, tokens, d) each.
+    k, v: (H, tokens, d) each. Beside the output the logarithm of the sum of exponentials, (H, g, 1).
     """
-    logits = torch.cat([q @ part.mT for part in k], dim=2)
+    logits = capped(torch.cat([q @ part.mT for part in k], dim=2), softcap)
     if not taken.all():
         logits = logits.masked_fill(~taken[:, None], -torch.inf)
-    weights = logits.softmax(dim=2).split([part.shape[1] for part in v], dim=2)
-    return weights[0] @ v[0] + weights[1] @ v[1]
+    log_sum = logits.logsumexp(dim=2, keepdim=True)
+    weights = (logits - log_sum).exp().split([part.shape[1] for part in v], dim=2)
+    return weights[0] @ v[0] + weights[1] @ v[1], log_sum

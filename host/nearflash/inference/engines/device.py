@@ -4,7 +4,7 @@ KV page groups and index pages are read where the store's flash has them; what o
 is sealed into the device's, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,15 @@ from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.config import AttendConfig
-from nearflash.abi.errors import CommandError, DeviceError, NearflashError, NonFiniteError, PageError
+from nearflash.abi.errors import (
+    CommandError,
+    DeviceError,
+    NearflashError,
+    NonFiniteError,
+    PageError,
+    ShapeError,
+    UnsupportedError,
+)
 from nearflash.device.base import Device
 from nearflash.device.drivers.attend import Head, HeadOutput, attend, most_contexts
 from nearflash.inference.engines.base import EngineCounters
@@ -52,17 +60,24 @@ class DeviceEngine(StoreEngine):
         self._references: dict[PageTag, tuple[int, ...]] = {}
 
     def attend(
-        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None
-    ) -> NDArray[np.float32]:
-        """See Engine.attend."""
+        self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None, *,
+        softcap: float | None = None, sinks: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """See Engine.attend; several tokens are as many heads for the device, of fewer tokens each."""
+        if softcap is not None or sinks is not None:
+            raise UnsupportedError(
+                f"attention on {self.name} must be without softcap and sinks, which its kernel has not; use device cpu"
+            )
+        several = q.ndim == 5
         with self._lock:
             with self._counters.timed("place"):
                 stored = [self.store.layer(sequence, layer) for sequence in sequences]
                 suffixes = [self._suffixes.entries(one) for one in stored]
                 heads = [
-                    self._head(one, head, queries[head], suffixes[row][head], scaling)
+                    self._head(one, head, own, suffixes[row][head], scaling, tokens, several)
                     for row, (one, queries) in enumerate(zip(stored, q, strict=True))
                     for head in range(self.kv_heads)
+                    for tokens, own in _by_token(one.tokens, queries[head] if several else queries[head][None])
                 ]
             with self._counters.timed("attend"):
                 done = attend(self.device, heads, contexts=most_contexts(self._config, heads))
@@ -72,7 +87,7 @@ class DeviceEngine(StoreEngine):
                 if result.completion.faults:
                     raise _error(head.descriptor.page_tag, result)
                 if head.descriptor.mode & Mode.DENSE:
-                    self._references[head.descriptor.page_tag] = _reference(result.completion.maximum[: q.shape[2]])
+                    self._references[head.descriptor.page_tag] = _reference(result.completion.maximum[: q.shape[-2]])
             self._counters.heads += len(heads)
             return np.stack([result.value() for result in done.heads]).reshape(q.shape).astype(np.float32)
 
@@ -93,19 +108,27 @@ class DeviceEngine(StoreEngine):
             del self._references[page_tag]
 
     def _head(
-        self, stored: StoredHead, head: int, q: NDArray[np.float16], suffix: NDArray[np.uint64], scaling: float | None
-    ) -> Head:
+        self, stored: StoredHead, head: int, q: NDArray[np.float16], suffix: NDArray[np.uint64], scaling: float | None,
+        tokens: int, dense: bool,
+    ) -> Head:  # fmt: skip
         page_tag = PageTag(stored.page_tag.sequence, stored.page_tag.layer, head)
-        policy = self._policy_at(page_tag.layer, head)
+        policy = AttentionPolicy() if dense else self._policy_at(page_tag.layer, head)
         descriptor = policy.descriptor(
-            page_tag, self.store.shape.dim, stored.tokens, len(q), self.store.layout,
+            page_tag, self.store.shape.dim, tokens, len(q), self.store.layout,
             scaling=scaling, reference=self._references.get(page_tag, ()),
         )  # fmt: skip
         index = stored.index_pages[head] if not descriptor.mode & Mode.DENSE else stored.index_pages[head, :0]
         pages = stored.token_pages[head, : stored.flash_tokens // self.store.layout.group_tokens]
         self.store.count_reads(np.concatenate([pages, index]))
-        tokens = np.concatenate([self.store.table(pages), suffix])
-        return Head(descriptor, q, stored.v_mean[head], tokens, self.store.table(index))
+        groups = np.concatenate([self.store.table(pages), suffix])[: -(-tokens // self.store.layout.group_tokens)]
+        return Head(descriptor, q, stored.v_mean[head], groups, self.store.table(index))
+
+
+def _by_token(tokens: int, q: NDArray[np.float16]) -> Iterator[tuple[int, NDArray[np.float16]]]:
+    """Of the last tokens' q (t, g, d): how many tokens each sees, and its own (g, d)."""
+    if len(q) > tokens:
+        raise ShapeError(f"q must be of at most the {tokens} tokens that the sequence has, not {len(q)}")
+    yield from enumerate(q, tokens - len(q) + 1)
 
 
 def _reference(maximum: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=0.5, top_k=0.25, t
 
 
 class Conversation:
-    """Turns of a user and a model. The first turn is prefilled; tokens of later ones go in one by one."""
+    """Turns of a user and a model: only what is new is computed, the history is on flash."""
 
     def __init__(self, model: Any, tokenizer: Any, engine: Engine) -> None:
         self._model, self._tokenizer = attach(model), tokenizer
@@ -42,7 +42,6 @@ class Conversation:
         out = self._model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=self._cache, do_sample=False,
             max_new_tokens=max_new_tokens, pad_token_id=self._tokenizer.pad_token_id,
-            prefill_chunk_size=1 if self._cache.get_seq_length() else None,
         )  # fmt: skip
         new = out[0, len(self.tokens) :].tolist()
         self.tokens += new
