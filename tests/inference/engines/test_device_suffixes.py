@@ -30,7 +30,7 @@ def test_entries_point_to_sealed_groups(make_store, make_layout, shape, filled, 
             space = (0, 0), (0, groups.stop * 8 - k.shape[1]), (0, 0)
             full = [np.pad(x[:, stored.flash_tokens :], space) for x in (k, v)]
             want = sealed_codewords(store.pages.token_pages(store.pages.token_keys(number, 1, groups), *full))
-            memory = suffixes._suffixes[stored.page_tag].buffer
+            memory = suffixes._suffixes[number, 1].buffer
             for word, page in zip(entries.reshape(-1), want, strict=True):
                 entry = PageEntry.unpack(int(word))
                 place = entry.address - memory.address

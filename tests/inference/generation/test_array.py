@@ -101,7 +101,7 @@ def test_a_full_flash_spoils_the_sequence_alone(filled):
     with pytest.raises(StorageFullError) as raised:
         filled.append(2, 0, draw(rng, 4, 1, 8), draw(rng, 4, 1, 8))
     assert raised.value.__notes__ == ["on device 0 (csd0) with KV heads [0, 1)"]
-    with pytest.raises(StateError, match="sequence 2 must be freed: some devices hold tokens that others rejected"):
+    with pytest.raises(StateError, match="sequence 2 must be cropped or freed: some devices hold"):
         filled.attend(0, [2], np.ones((1, 4, 1, 8), np.float16))
     filled.free(2)
     assert filled.attend(0, [1], np.ones((1, 4, 1, 8), np.float16)).shape == (1, 4, 1, 8)

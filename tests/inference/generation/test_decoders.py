@@ -6,6 +6,7 @@ tie would else decide.
 
 import copy
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.cache.decoder import flash_layers, kv_shape_of
+from nearflash.inference.engines.setup import open_engine
+from nearflash.inference.policy.policy import AttentionPolicy
 
 SMALL = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -102,6 +105,7 @@ def both(request):
 
 
 def test_sixty_four_tokens_of_three_unequal_prompts_are_those_of_the_models_own_cache(both, make_engine):
+    """By the engine in plain arrays, and by the one on a flash."""
     model, attached = both
     inputs = inputs_of([9, 4, 13])
     own = generate(model, inputs, DynamicCache(config=model.config))
@@ -110,20 +114,25 @@ def test_sixty_four_tokens_of_three_unequal_prompts_are_those_of_the_models_own_
     with NearflashCache(engine, attached.config) as cache:
         assert generate(attached, inputs, cache) == own
         assert [sorted(layers) for layers in engine.stored.values()] == [list(range(len(flash)))] * (3 if flash else 0)
+    if flash:
+        with open_engine(kv_shape_of(model.config), AttentionPolicy(), tokens=80, sequences=3) as engine:
+            assert generate(attached, inputs, NearflashCache(engine, attached.config)) == own
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-oss"])
 class TestSearch:
     """What transformers' generate does beside one token after another."""
 
-    @pytest.fixture
-    def run(self, family, make_engine):
+    @pytest.fixture(params=["arrays", "flash"])
+    def run(self, request, family, make_engine):
         model = make(family)
         attached = attach(copy.deepcopy(model))
+        arrays = request.param == "arrays"
+        flash = partial(open_engine, kv_shape_of(model.config), AttentionPolicy(), tokens=50, sequences=9)
 
         def both(lengths, **options):
             inputs, found = inputs_of(lengths), []
-            engine = make_engine(2)
+            engine = make_engine(2) if arrays else flash()
             for own, cache in (
                 (model, DynamicCache(config=model.config)),
                 (attached, NearflashCache(engine, model.config)),
@@ -131,7 +140,8 @@ class TestSearch:
                 torch.manual_seed(5)
                 found.append(generate(own, inputs, cache, 24, **options))
             cache.reset()
-            assert not engine.stored
+            assert not (engine.stored if arrays else engine.store.lengths)
+            engine.close()
             return found
 
         return both

@@ -93,7 +93,7 @@ def stored() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         groups = range(at.tokens // size)
         pages = at.token_pages[..., None] + np.arange(store.layout.group_pages)
         last = len(groups) * size
-        read = store.read(pages.reshape(-1), store.pages.token_keys(sequence, layer, groups).reshape(-1))
+        read = store.read(pages.reshape(-1), store.pages.token_keys(at.token_tags, layer, groups).reshape(-1))
         parts = zip(token_values(store, read.data), (at.suffix_k, at.suffix_v), strict=True)
         return tuple(
             np.concatenate([full.reshape(shape.kv_heads, last, shape.dim), suffix[:, last - at.flash_tokens :]], axis=1)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nearflash.abi.errors import StorageFullError
+from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.kv.statistics import Cause
 
 LAYERS, GROUP, BLOCK = 2, 16, 64
@@ -17,23 +18,37 @@ class Expected:
     def __init__(self, store, seed):
         self.store, self.rng = store, np.random.default_rng(seed)
         self.sequences = {}
-        self.host_bytes = self.refused = 0
+        self.host_bytes = self.refused = self.forks = 0
 
     def act(self):
         """One random call."""
-        action = self.rng.choice(["add", "append", "append", "append", "token", "free", "flush"])
+        action = self.rng.choice(["add", "append", "append", "append", "token", "free", "flush", "fork", "crop"])
         if action == "add" or not self.sequences:
             shape = self.store.shape
             nothing = np.zeros((shape.kv_heads, 0, shape.dim), np.float16)
             self.sequences[self.store.add()] = [(nothing, nothing)] * LAYERS
         elif action in ("append", "token"):
             self.append(1 if action == "token" else int(self.rng.integers(0, 150)))
+        elif action in ("fork", "crop"):
+            self.cut(action == "fork")
         elif action == "free":
             number = int(self.rng.choice(list(self.sequences)))
             del self.sequences[number]
             self.store.free(number)
         else:
             self.store.flush()
+
+    def cut(self, fork):
+        """Crop a sequence, and then maybe fork it."""
+        number = int(self.rng.choice(list(self.sequences)))
+        layers = self.sequences[number]
+        least = min(k.shape[1] for k, _ in layers)
+        length = int(self.rng.choice([least, max(least - 1, 0), self.rng.integers(0, least + 1)]))
+        self.store.crop(number, length)
+        self.sequences[number] = [(k[:, :length], v[:, :length]) for k, v in layers]
+        if fork:
+            self.forks += 1
+            self.sequences[self.store.fork(number)] = list(self.sequences[number])
 
     def append(self, tokens):
         number, layer = int(self.rng.choice(list(self.sequences))), int(self.rng.integers(LAYERS))
@@ -64,15 +79,18 @@ class Expected:
                 assert np.array_equal(at.suffix_k, k[:, at.flash_tokens :])
                 assert np.array_equal(at.suffix_v, v[:, at.flash_tokens :])
                 assert at.token_pages.shape[1] == at.tokens // GROUP
+                mean = v.sum(axis=1, dtype=np.float64) / max(at.tokens, 1)
+                assert np.array_equal(at.v_mean, mean.astype(np.float32))
                 blocks = range(at.tokens // BLOCK)
-                keys = store.pages.index_keys(number, layer, blocks)
+                keys = store.pages.index_keys(at.index_tags, layer, blocks)
                 read = store.read(at.index_pages.reshape(-1), keys.reshape(-1))
                 direct = store.pages.index_pages(keys, k[:, : len(blocks) * BLOCK])
                 assert np.array_equal(read.data, direct.data) and np.array_equal(read.aux, direct.aux)
                 groups = at.token_pages[..., None] + np.arange(store.layout.group_pages)
                 used += [*groups.reshape(-1).tolist(), *at.index_pages.reshape(-1).tolist()]
         counts = store.statistics
-        assert len(set(used)) == len(used) == counts.live_pages
+        assert len(set(used)) == counts.live_pages
+        assert len(set(used)) == len(used) or self.forks
         assert counts.host_bytes == self.host_bytes
 
 
@@ -106,13 +124,37 @@ def test_random_calls(make_store, stored, interleaved, channels, luns, blocks, b
 def test_random_calls_on_nand(make_store, stored, interleaved):
     with make_store(nand=True, interleaved=interleaved, blocks=3, pages_per_block=4, read_limit=1) as store:
         expected = Expected(store, seed=9)
-        for step in range(60):
+        for step in range(150):
             expected.act()
             if step % 20 == 0:
                 expected.check(stored)
         expected.check(stored)
         programmed = store.statistics.programmed
         assert programmed[Cause.COLLECTION] + programmed[Cause.DISTURB] > 0
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_no_key_ever_has_two_contents_on_a_file(make_store, stored, interleaved, monkeypatch):
+    """Whatever was programmed since the start: so a scan of its records cannot take one page for another."""
+    contents = {}
+
+    def program(flash, pages, batch):
+        for key, page in zip(batch.keys, batch.data, strict=True):
+            assert contents.setdefault(key.tobytes(), page.tobytes()) == page.tobytes()
+        write(flash, pages, batch)
+
+    write = FileFlash.program
+    monkeypatch.setattr(FileFlash, "program", program)
+    for seed in range(3):
+        contents.clear()
+        with make_store(interleaved=interleaved, blocks=24, suffix_bytes=2 * TAIL_BYTES) as store:
+            expected = Expected(store, seed)
+            for step in range(150):
+                expected.act()
+                if step % 25 == 0:
+                    expected.check(stored)
+            expected.check(stored)
+            assert expected.forks and contents
 
 
 def test_wear_is_even(make_store, draw):

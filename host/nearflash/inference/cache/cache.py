@@ -108,11 +108,11 @@ class NearflashCache(Cache):
         length = self._columns.shape[1] + tokens_to_remove
         if tokens_to_remove > 0 or length < 0:
             raise CommandError(f"tokens_to_remove must be {-self._columns.shape[1]} to 0, not {tokens_to_remove!r}")
-        self._cut(length)
+        self._truncate(length)
 
     def rewind(self) -> None:
         """Be as before the last call, of which an error may have left a part; what was stored before it stays."""
-        self._cut(self._before)
+        self._truncate(self._before)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i goes on from what row beam_idx[i] was."""
@@ -170,7 +170,7 @@ class NearflashCache(Cache):
             for number in range(count)
         ]
 
-    def _cut(self, length: int) -> None:
+    def _truncate(self, length: int) -> None:
         """Keep the first columns alone."""
         try:
             self.behind.wait()

@@ -45,6 +45,7 @@ class NewTokens:
     ) -> Tensor:
         """Append, then attend with query (batch, heads, t, d); the output, alike. Zero for tokens that are padding."""
         layer, engine = self.layer, self.layer.cache.engine
+        layer.waiting = None
         layer.cache.behind.wait()
         columns = self._columns(kept)
         self._append(columns)

@@ -46,8 +46,8 @@ class CsdArray(Engine):
 
     Raises DeviceLostError, with device, KV heads and sequences in its message, when an engine's device or flash fails,
     and for every call but `free` and `close` afterwards: a sequence is of no use without some of its heads. A flash
-    that is full leaves the sequence appended on other devices: it can only be freed (StateError). What an engine
-    raises for one page or operand has a note that names the device.
+    that is full leaves the sequence appended on other devices: it can be cropped or freed, all else is StateError. What
+    an engine raises for one page or operand has a note that names the device.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -82,6 +82,29 @@ class CsdArray(Engine):
             except _LOSSES:
                 if self._lost is None:
                     raise
+
+    def fork(self, sequence: int) -> int:
+        """See Engine.fork: on every device, or on none."""
+        numbers, made = self._usable(sequence), dict[int, int]()
+
+        def fork(place: int) -> None:
+            made[place] = self.engines[place].fork(numbers[place])
+
+        try:
+            self._each(fork)
+        except BaseException:
+            for place, number in made.items() if self._lost is None else ():
+                self.engines[place].free(number)
+            raise
+        other = next(self._next)
+        self._numbers[other] = tuple(made[place] for place in range(len(self.engines)))
+        return other
+
+    def crop(self, sequence: int, length: int) -> None:
+        """See Engine.crop. A sequence that some devices rejected tokens of is whole again."""
+        numbers = self._numbers[sequence]
+        self._each(lambda i: self.engines[i].crop(numbers[i], length))
+        self._torn.discard(sequence)
 
     def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
         """Store each engine's heads of k and v. See Engine.append."""
@@ -128,7 +151,9 @@ class CsdArray(Engine):
 
     def _usable(self, sequence: int) -> tuple[int, ...]:
         if sequence in self._torn and self._lost is None:
-            raise StateError(f"sequence {sequence} must be freed: some devices hold tokens that others rejected")
+            raise StateError(
+                f"sequence {sequence} must be cropped or freed: some devices hold tokens that others rejected"
+            )
         return self._numbers[sequence]
 
     def _each(self, call: Callable[[int], _T]) -> list[_T]:

@@ -160,6 +160,14 @@ class CpuEngine(StoreEngine):
         self._reader.shutdown()
         super().close()
 
+    def _share(self, sequence: int, other: int) -> None:
+        self._index.share(sequence, other)
+
+    def _truncate(self, sequence: int, length: int) -> None:
+        layout = self.store.layout
+        self._index.truncate(sequence, length // layout.block_tokens)
+        self._groups.truncate(sequence, length // layout.group_tokens)
+
     def _forget(self, sequence: int) -> None:
         self._index.drop(sequence)
         self._groups.drop(sequence)

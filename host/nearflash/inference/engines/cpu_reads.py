@@ -39,23 +39,27 @@ class SequenceReads:
 
     def groups(self, wanted: Bools, memory: PageCache) -> Groups:
         """The `wanted` (heads, full groups), of which some may be in memory."""
-        page_tag, (rows, number) = self.stored.page_tag, np.nonzero(wanted)
+        rows, number = np.nonzero(wanted)
         heads, pages = np.array(self.heads, np.int64)[rows], self._store.layout.group_pages
         data = memory.take(
-            page_tag.sequence, page_tag.layer, heads, number, lambda at: self._groups(heads[at], number[at], pages)
+            self.stored.sequence,
+            self.stored.page_tag.layer,
+            heads,
+            number,
+            lambda at: self._groups(heads[at], number[at], pages),
         )
         return Groups(np.split(number, np.cumsum(wanted.sum(axis=1))[:-1]), data)
 
     def index(self, dims: Ints, memory: IndexCache) -> IndexRows:
         """Rows of all whole blocks over `dims` (heads, r)."""
-        page_tag, blocks = self.stored.page_tag, self.tokens // self._store.layout.block_tokens
-        kept = memory.get(page_tag.sequence, page_tag.layer)
+        key, blocks = (self.stored.sequence, self.stored.page_tag.layer), self.tokens // self._store.layout.block_tokens
+        kept = memory.get(*key)
         have = kept.codes.shape[1] if kept else 0
         pages, heads = self._store.pages.index_layout, self._store.shape.kv_heads
         if have < blocks and memory.has_room(rows_bytes(pages, heads, blocks - have)):
             new = self._blocks(range(have, blocks))
             kept = kept.with_blocks(new) if kept else new
-            memory.put(page_tag.sequence, page_tag.layer, kept)
+            memory.put(*key, kept)
             have = blocks
         if kept is None:
             return self._chosen_rows(dims, range(blocks))
@@ -78,9 +82,10 @@ class SequenceReads:
 
     def _groups(self, heads: Ints, number: Ints, pages: int) -> F16:
         """The first `pages` pages of groups (n,), (n, elements)."""
-        page_tag, layout, parts = self.stored.page_tag, self._store.layout, np.arange(pages)
+        layer, layout, parts = self.stored.page_tag.layer, self._store.layout, np.arange(pages)
         first = parts * (layout.page_bytes // CODEWORD_BYTES)
-        keys = page_keys(page_tag.sequence, page_tag.layer, heads[:, None], number[:, None], PageKind.TOKEN, first)
+        tags = self.stored.token_tags[number][:, None]
+        keys = page_keys(tags, layer, heads[:, None], number[:, None], PageKind.TOKEN, first)
         places = self.stored.token_pages[heads, number][:, None] + parts
         data = self._read(PageKind.TOKEN, places.reshape(-1), keys.reshape(-1)).data
         return data.reshape(len(number), pages * layout.page_bytes).view(np.float16)
@@ -108,6 +113,6 @@ class SequenceReads:
         return IndexRows(data[..., :size][slot, lines], factors)
 
     def _index_pages(self, heads: Ints, indices: Ints) -> PageData:
-        page_tag = self.stored.page_tag
-        keys = page_keys(page_tag.sequence, page_tag.layer, heads, indices, PageKind.INDEX)
+        tags = self.stored.index_tags[indices // self._store.pages.index_layout.pages]
+        keys = page_keys(tags, self.stored.page_tag.layer, heads, indices, PageKind.INDEX)
         return self._read(PageKind.INDEX, self.stored.index_pages[heads, indices], keys)

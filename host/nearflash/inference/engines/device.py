@@ -57,7 +57,8 @@ class DeviceEngine(StoreEngine):
         super().__init__(store, policy, first_head, device.identity.name)
         self.device, self._config = device, config
         self._suffixes = DeviceSuffixes(device, store, config.channels)
-        self._references: dict[PageTag, tuple[int, ...]] = {}
+        self._references: dict[tuple[int, PageTag], tuple[int, ...]] = {}
+        """By sequence and page tag, which forks have in common."""
 
     def attend(
         self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None, *,
@@ -83,11 +84,14 @@ class DeviceEngine(StoreEngine):
                 done = attend(self.device, heads, contexts=most_contexts(self._config, heads))
             for batch in done.batches:
                 self._counters.count("codeword", batch.counters["codewords_asked"] * CODEWORD_BYTES)
-            for head, result in zip(heads, done.heads, strict=True):
+            owners = np.repeat(sequences, len(heads) // max(len(sequences), 1)).tolist()
+            for owner, head, result in zip(owners, heads, done.heads, strict=True):
                 if result.completion.faults:
                     raise _error(head.descriptor.page_tag, result)
                 if head.descriptor.mode & Mode.DENSE:
-                    self._references[head.descriptor.page_tag] = _reference(result.completion.maximum[: q.shape[-2]])
+                    self._references[owner, head.descriptor.page_tag] = _reference(
+                        result.completion.maximum[: q.shape[-2]]
+                    )
             self._counters.heads += len(heads)
             return np.stack([result.value() for result in done.heads]).reshape(q.shape).astype(np.float32)
 
@@ -104,8 +108,11 @@ class DeviceEngine(StoreEngine):
 
     def _forget(self, sequence: int) -> None:
         self._suffixes.free(sequence)
-        for page_tag in [page_tag for page_tag in self._references if page_tag.sequence == sequence]:
-            del self._references[page_tag]
+        for place in [place for place in self._references if place[0] == sequence]:
+            del self._references[place]
+
+    def _truncate(self, sequence: int, length: int) -> None:
+        self._suffixes.free(sequence)
 
     def _head(
         self, stored: StoredHead, head: int, q: NDArray[np.float16], suffix: NDArray[np.uint64], scaling: float | None,
@@ -115,7 +122,7 @@ class DeviceEngine(StoreEngine):
         policy = AttentionPolicy() if dense else self._policy_at(page_tag.layer, head)
         descriptor = policy.descriptor(
             page_tag, self.store.shape.dim, tokens, len(q), self.store.layout,
-            scaling=scaling, reference=self._references.get(page_tag, ()),
+            scaling=scaling, reference=self._references.get((stored.sequence, page_tag), ()),
         )  # fmt: skip
         index = stored.index_pages[head] if not descriptor.mode & Mode.DENSE else stored.index_pages[head, :0]
         pages = stored.token_pages[head, : stored.flash_tokens // self.store.layout.group_tokens]

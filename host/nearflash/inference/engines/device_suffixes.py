@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import SEALED_BYTES, PageTag
+from nearflash.abi.attention.codeword import SEALED_BYTES
 from nearflash.device.base import Buffer, Device
 from nearflash.storage.flash.memory import memory_entries
 from nearflash.storage.flash.page import sealed_codewords
@@ -31,7 +31,8 @@ class DeviceSuffixes:
     def __init__(self, device: Device, store: KvStore, channels: int) -> None:
         self._device, self._store, self._channels = device, store, channels
         self._group_bytes = store.layout.group_pages * store.layout.page_codewords * SEALED_BYTES
-        self._suffixes: dict[PageTag, _Suffix] = {}
+        self._suffixes: dict[tuple[int, int], _Suffix] = {}
+        """By sequence and layer."""
 
     def entries(self, stored: StoredHead) -> NDArray[np.uint64]:
         """Page entries (heads, groups) of the groups in memory, the last one filled up with zeros."""
@@ -39,27 +40,27 @@ class DeviceSuffixes:
         first, end = stored.flash_tokens // size, -(-stored.tokens // size)
         if first == end:
             return np.zeros((heads, 0), np.uint64)
-        suffix = self._suffix(stored.page_tag, first, end - first)
+        suffix = self._suffix((stored.sequence, stored.page_tag.layer), first, end - first)
         if first + suffix.full < end:
             self._write(suffix, stored, range(first + suffix.full, end))
         suffix.full = stored.tokens // size - first
         head, group = np.ogrid[:heads, first:end]
         addresses = suffix.buffer.address + ((group - first) * heads + head) * self._group_bytes
-        return memory_entries(addresses, (group + head + stored.page_tag.sequence) % self._channels)
+        return memory_entries(addresses, (group + head + stored.sequence) % self._channels)
 
     def free(self, sequence: int | None = None) -> None:
         """Release the buffers of a sequence, or all."""
-        for page_tag in [page_tag for page_tag in self._suffixes if sequence in (None, page_tag.sequence)]:
-            self._device.free(self._suffixes.pop(page_tag).buffer)
+        for place in [place for place in self._suffixes if sequence in (None, place[0])]:
+            self._device.free(self._suffixes.pop(place).buffer)
 
-    def _suffix(self, page_tag: PageTag, first: int, groups: int) -> _Suffix:
+    def _suffix(self, place: tuple[int, int], first: int, groups: int) -> _Suffix:
         """Room for so many groups from number `first` on."""
-        suffix, one = self._suffixes.get(page_tag), self._store.shape.kv_heads * self._group_bytes
+        suffix, one = self._suffixes.get(place), self._store.shape.kv_heads * self._group_bytes
         if suffix is None or suffix.buffer.size_bytes < groups * one:
             if suffix is not None:
-                self._device.free(self._suffixes.pop(page_tag).buffer)
+                self._device.free(self._suffixes.pop(place).buffer)
             most = self._store.layout.block_tokens // self._store.layout.group_tokens
-            suffix = self._suffixes[page_tag] = _Suffix(self._device.allocate(min(2 * groups - 1, most) * one), first)
+            suffix = self._suffixes[place] = _Suffix(self._device.allocate(min(2 * groups - 1, most) * one), first)
         if suffix.first != first:
             suffix.first, suffix.full = first, 0
         return suffix

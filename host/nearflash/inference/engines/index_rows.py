@@ -106,6 +106,18 @@ class IndexCache:
         self.size_bytes += rows.size_bytes - (before.size_bytes if before else 0)
         self._kept[sequence, layer] = rows
 
+    def truncate(self, sequence: int, blocks: int) -> None:
+        """Keep a sequence's first blocks alone."""
+        for (number, layer), rows in list(self._kept.items()):
+            if number == sequence and rows.codes.shape[1] > blocks:
+                self.put(number, layer, IndexRows(rows.codes[:, :blocks].copy(), rows.factors[:, :blocks].copy()))
+
+    def share(self, sequence: int, other: int) -> None:
+        """Another sequence has the same blocks; what is kept of them counts once for each."""
+        for (number, layer), rows in list(self._kept.items()):
+            if number == sequence and self.has_room(rows.size_bytes):
+                self.put(other, layer, rows)
+
     def drop(self, sequence: int) -> None:
         """Forget a sequence."""
         for key in [key for key in self._kept if key[0] == sequence]:

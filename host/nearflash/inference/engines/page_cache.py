@@ -76,6 +76,15 @@ class PageCache:
         self._holds[taken] = np.stack(np.broadcast_arrays(sequence, layer, heads[kept], groups[kept]), axis=-1)
         return data
 
+    def truncate(self, sequence: int, groups: int) -> None:
+        """Keep of a sequence only groups below this one."""
+        for key, table in self._places.items():
+            if key[0] == sequence:
+                places = table[:, groups:][table[:, groups:] >= 0]
+                table[:, groups:] = _NEVER
+                self._used[places] = _NEVER
+                self._free += places.tolist()
+
     def drop(self, sequence: int) -> None:
         """Forget a sequence."""
         for key in [key for key in self._places if key[0] == sequence]:

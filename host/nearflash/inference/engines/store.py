@@ -35,6 +35,19 @@ class StoreEngine(Engine):
             self._forget(sequence)
             self.store.free(sequence)
 
+    def fork(self, sequence: int) -> int:
+        """See Engine.fork."""
+        with self._lock:
+            other = self.store.fork(sequence)
+            self._share(sequence, other)
+            return other
+
+    def crop(self, sequence: int, length: int) -> None:
+        """See Engine.crop."""
+        with self._lock:
+            self.store.crop(sequence, length)
+            self._truncate(sequence, length)
+
     def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
         """See Engine.append."""
         with self._lock, self._counters.timed("append"):
@@ -51,6 +64,12 @@ class StoreEngine(Engine):
 
     def _forget(self, sequence: int) -> None:
         """Drop what is kept of a sequence beside the store."""
+
+    def _share(self, sequence: int, other: int) -> None:
+        """`other` is a fork of a sequence: what is kept beside the store may serve both."""
+
+    def _truncate(self, sequence: int, length: int) -> None:
+        """Drop what is kept beside the store of tokens from `length` on."""
 
     def _policy_at(self, layer: int, head: int) -> AttentionPolicy:
         """The policy of the store's KV head `head`."""

@@ -25,6 +25,9 @@ class Flash(ABC):
     concurrent: ClassVar[bool] = False
     """One thread may program and erase while others read other pages."""
 
+    durable: ClassVar[bool] = False
+    """Its pages outlast the program that made them."""
+
     @abstractmethod
     def program(self, pages: PageNumbers, batch: PageBatch) -> None:
         """Write pages: within a block in rising order, each once between two erases.

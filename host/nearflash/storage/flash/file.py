@@ -55,6 +55,7 @@ class FileFlash(Flash):
     """
 
     concurrent = True
+    durable = True
     about: Mapping[str, Any]
     """What the flash holds (`label`): JSON values; empty before."""
 

@@ -1,7 +1,7 @@
 """Pages of full KV page groups and index blocks of one layer, for all heads at once, and K and V out of pages."""
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.attention.pages import IndexFormat
@@ -24,17 +24,17 @@ class PageMaker:
         self.index_layout = layout.index_layout(shape.dim)
         layout.token_layout(shape.dim)
 
-    def token_keys(self, sequence: int, layer: int, groups: range) -> PageKeys:
-        """(heads, groups, pages of a group)."""
+    def token_keys(self, tags: ArrayLike, layer: int, groups: range) -> PageKeys:
+        """(heads, groups, pages of a group); tags: the number that each group's pages go by, or one for all."""
         first = np.arange(self.layout.group_pages) * self.layout.page_codewords
         heads = np.arange(self.shape.kv_heads)[:, None, None]
-        return page_keys(sequence, layer, heads, np.asarray(groups)[:, None], PageKind.TOKEN, first)
+        return page_keys(_column(tags), layer, heads, np.asarray(groups)[:, None], PageKind.TOKEN, first)
 
-    def index_keys(self, sequence: int, layer: int, blocks: range) -> PageKeys:
-        """(heads, blocks, pages of a block)."""
+    def index_keys(self, tags: ArrayLike, layer: int, blocks: range) -> PageKeys:
+        """(heads, blocks, pages of a block); tags: the number that each block's pages go by, or one for all."""
         pages = self.index_layout.pages
         heads, indices = np.arange(self.shape.kv_heads), np.arange(blocks.start * pages, blocks.stop * pages)
-        return page_keys(sequence, layer, heads[:, None, None], indices.reshape(-1, pages), PageKind.INDEX)
+        return page_keys(_column(tags), layer, heads[:, None, None], indices.reshape(-1, pages), PageKind.INDEX)
 
     def token_pages(self, keys: PageKeys, k: F16, v: F16) -> PageBatch:
         """Pages of full groups: k and v (heads, groups·n, d); in the order of `keys`, as token_keys gives them."""
@@ -48,6 +48,11 @@ class PageMaker:
         aux = np.zeros((len(flat), self.layout.page_codewords, 8), np.uint8)
         aux[..., _HEADER] = page_headers(flat, self.layout.page_bytes, n, IndexFormat.FP16)
         return PageBatch(flat, data, aux)
+
+    def values(self, data: NDArray[np.uint8]) -> F16:
+        """K and V (2, groups, n, d) of full groups, their pages one after the other: (pages, page_bytes)."""
+        places = data.reshape(-1, self.layout.group_pages * self.layout.page_bytes).view(np.float16)
+        return np.stack([self._values(places, value) for value in (0, 1)])
 
     def k_values(self, data: NDArray[np.uint8]) -> F16:
         """k (groups, n, d), a view into the first pages of full groups, (groups, page_bytes)."""
@@ -78,3 +83,7 @@ class PageMaker:
             return places[..., : 2 * n * dim].reshape(*places.shape[:-1], n, 2, dim)[..., value, :]
         start = value * self.layout.page_bytes // 2
         return places[..., start : start + n * dim].reshape(*places.shape[:-1], n, dim)
+
+
+def _column(tags: ArrayLike) -> NDArray[np.int64]:
+    return np.asarray(tags, np.int64).reshape(-1, 1)

@@ -17,14 +17,14 @@ from nearflash.storage.kv.statistics import Cause
 __all__ = ["Moved", "PagePool"]
 
 Queues = NDArray[np.int64]
-Moved = Callable[[PageKeys, PageNumbers], None]
+Moved = Callable[[PageKeys, PageNumbers, PageNumbers], None]
 
 
 class PagePool:
     """The pages of one user of a flash, which is used for nothing else.
 
-    `moved(keys, pages)` is called when pages have got other numbers. Where a page is not on the flash yet, it is read
-    from the stage.
+    `moved(keys, old, new)` is called when pages have got other numbers. Where a page is not on the flash yet, it is
+    read from the stage.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class PagePool:
             kind, queues = self.space.kind(block), np.full(len(old), block % self.flash.geometry.lun_queues)
             self.space.close(block)
             new = self.put(kind, PageBatch(keys, read.data, read.aux), queues, cause)
-            self.space.release(old)
-            self._moved(keys, new)
+            self.space.replace(old, new)
+            self._moved(keys, old, new)
         self.space.close(block)
         self.stage.erase(block)
         self.space.erase(block)

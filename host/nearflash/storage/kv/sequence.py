@@ -1,12 +1,14 @@
 """One sequence: how many tokens each layer has, where their pages are, and what of them is in memory."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.kv.layout import KvLayout, KvShape
 
-__all__ = ["PageTable", "StoredSequence"]
+__all__ = ["PageTable", "StoredSequence", "Tags"]
 
 
 class PageTable:
@@ -31,12 +33,53 @@ class PageTable:
         self._pages[:, self._count : end] = pages
         self._count = end
 
+    def truncate(self, count: int) -> PageNumbers:
+        """Keep the first page indices; those of the others, (heads, dropped)."""
+        dropped = self._pages[:, count : self._count].copy()
+        self._count = min(count, self._count)
+        return dropped
+
+    def replace(self, place: tuple[int, int], old: int, new: int) -> None:
+        """A page of (head, page index) has another number, where the table still has it."""
+        if place[1] < self._count and self._pages[place] == old:
+            self._pages[place] = new
+
+    def copy(self) -> "PageTable":
+        """The same pages, in a table of its own."""
+        other = PageTable(len(self._pages))
+        other.extend(self.pages)
+        return other
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The numbers that pages go by in their headers: one from each start on, a KV page group's or an index block's."""
+
+    starts: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        """Of pages to come."""
+        return self.numbers[-1]
+
+    def of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of groups, or blocks, by number."""
+        return np.array(self.numbers, np.int64)[np.searchsorted(self.starts, places, side="right") - 1]
+
+    def then(self, start: int, number: int) -> "Tags":
+        """With another number from `start` on."""
+        kept = [(at, old) for at, old in zip(self.starts, self.numbers, strict=True) if at < start]
+        starts, numbers = zip(*kept, (start, number), strict=True)
+        return Tags(starts, numbers)
+
 
 class StoredSequence:
     """State of one sequence, by layer. After the last multiple of `suffix_tokens` (n or T) tokens are in memory."""
 
-    def __init__(self, shape: KvShape, layout: KvLayout, suffix_tokens: int) -> None:
+    def __init__(self, shape: KvShape, layout: KvLayout, suffix_tokens: int, tag: int) -> None:
         heads, dim = shape.kv_heads, shape.dim
+        self.token_tags = self.index_tags = Tags((0,), (tag,))
         self.lengths = np.zeros(shape.layers, np.int64)
         """Tokens of each layer."""
         self.suffix_tokens = suffix_tokens
@@ -72,6 +115,15 @@ class StoredSequence:
         if size > self.suffix_tokens:
             self._suffixes[:, layer, :, :left] = kv[:, :, size - left :]
         self.lengths[layer] += size - used
+
+    def memory_start(self, layer: int) -> int:
+        """The first token that is in memory."""
+        return int(self.lengths[layer]) // self.suffix_tokens * self.suffix_tokens
+
+    def set_suffix(self, layer: int, kv: NDArray[np.float16], tokens: int) -> None:
+        """The layer has so many tokens, of which kv (2, heads, u, d) are those in memory."""
+        self._suffixes[:, layer, :, : kv.shape[2]] = kv
+        self.lengths[layer] = tokens
 
     def pages(self, group_pages: int) -> NDArray[np.int64]:
         """All pages of the sequence."""

@@ -29,7 +29,8 @@ class BlockSpace:
         self._geometry, self._size = geometry, geometry.pages_per_block
         self.keys: PageKeys = np.zeros(geometry.pages, PAGE_KEY)
         """Whose each live page is."""
-        self.live = np.zeros(geometry.pages, bool)
+        self._users = np.zeros(geometry.pages, np.int32)
+        """Sequences that each page belongs to; none: it is dead."""
         self.erases = np.zeros(geometry.blocks, np.int64)
         self.reads = np.zeros(geometry.blocks, np.int64)
         """Page reads of each block since its erase."""
@@ -83,7 +84,7 @@ class BlockSpace:
     def pages_of(self, block: int) -> PageNumbers:
         """The live pages of a block, rising."""
         start = block * self._size
-        return start + np.flatnonzero(self.live[start : start + self._size])
+        return start + np.flatnonzero(self._users[start : start + self._size])
 
     # What changes
 
@@ -105,14 +106,24 @@ class BlockSpace:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def own(self, pages: PageNumbers, keys: PageKeys) -> None:
-        """Pages taken are now live, and these are their keys."""
-        self.live[pages], self.keys[pages] = True, keys
+        """Pages taken are now live, of one sequence, and these are their keys."""
+        self._users[pages], self.keys[pages] = 1, keys
         self._count(pages, 1)
 
+    def share(self, pages: PageNumbers) -> None:
+        """Live pages are now of one sequence more."""
+        self._users[pages] += 1
+
     def release(self, pages: PageNumbers) -> None:
-        """Pages are no longer needed."""
-        self.live[pages] = False
-        self._count(pages, -1)
+        """A sequence no longer needs its pages; those that no other has are dead."""
+        self._users[pages] -= 1
+        self._count(pages[self._users[pages] == 0], -1)
+
+    def replace(self, old: PageNumbers, new: PageNumbers) -> None:
+        """Live pages have been moved to `new`, which are of as many sequences; the old ones are dead."""
+        self._users[new] = self._users[old]
+        self._users[old] = 0
+        self._count(old, -1)
 
     def close(self, block: int) -> None:
         """Take no further pages of a block."""

@@ -15,7 +15,7 @@ from nearflash.storage.flash.page import PageData, PageKeys
 from nearflash.storage.kv.layout import KvLayout, KvShape
 from nearflash.storage.kv.pages import PageMaker
 from nearflash.storage.kv.pool import PagePool
-from nearflash.storage.kv.sequence import StoredSequence
+from nearflash.storage.kv.sequences import Sequences
 from nearflash.storage.kv.statistics import Cause, KvStatistics
 
 __all__ = ["KvStore", "StoredHead"]
@@ -37,13 +37,19 @@ class StoredHead:
     Page numbers and views hold until the store's next `append`, `free` or `flush`.
     """
 
+    sequence: int
+    """Its number in the store."""
     page_tag: PageTag
-    """Of the first head."""
+    """Of the first head, for pages to come."""
     tokens: int
     """S."""
     token_pages: PageNumbers
     """Of the full KV page groups; of separate ones K's page, V's being the next."""
     index_pages: PageNumbers
+    token_tags: NDArray[np.int64]
+    """Of each full group: the sequence in its page tag, another one's after a fork, or another after a crop."""
+    index_tags: NDArray[np.int64]
+    """Of each index block."""
     suffix_k: F16
     """(u, d): the last tokens, which are in memory."""
     suffix_v: F16
@@ -85,12 +91,14 @@ class KvStore:
         self.flash, self.shape, self.layout = flash, shape, layout
         self.pages = PageMaker(shape, layout)
         self._pool = PagePool(
-            flash, self._moved, buffer_bytes=buffer_bytes, background=background, read_limit=read_limit
+            flash, lambda *moved: self._sequences.moved(*moved), buffer_bytes=buffer_bytes, background=background,
+            read_limit=read_limit,
+        )  # fmt: skip
+        self._sequences = Sequences(
+            self.pages, self._pool.space, self.read, suffix_bytes=suffix_bytes, durable=flash.durable
         )
         flash.label({"shape": asdict(shape), "layout": asdict(layout)})
-        self._sequences: dict[int, StoredSequence] = {}
-        self._suffix_bytes = suffix_bytes
-        self._next = self._host_bytes = 0
+        self._host_bytes = 0
         self._open = True
 
     # Sequences
@@ -98,26 +106,34 @@ class KvStore:
     @property
     def lengths(self) -> Mapping[int, int]:
         """Tokens that every layer has, by sequence."""
-        return {number: int(sequence.lengths.min()) for number, sequence in self._sequences.items()}
+        return {number: int(self._sequences[number].lengths.min()) for number in self._sequences}
 
     def add(self) -> int:
         """A new sequence's number."""
-        number, self._next = self._next, self._next + 1
-        whole, least = self.layout.block_tokens, self.layout.group_tokens
-        kept = sum(sequence.suffix_tokens == whole for sequence in self._sequences.values())
-        has_room = (kept + 1) * whole * self.shape.token_bytes <= self._suffix_bytes
-        self._sequences[number] = StoredSequence(self.shape, self.layout, whole if has_room else least)
-        return number
+        return self._sequences.add()
+
+    def fork(self, sequence: int) -> int:
+        """A new sequence with the tokens of this one: what is on flash is shared, what is in memory copied.
+
+        Raises CommandError for one that is not there, or has more tokens in some layers than in others.
+        """
+        return self._sequences.fork(sequence)
+
+    def crop(self, sequence: int, length: int) -> None:
+        """Keep the first `length` tokens in every layer; the group that is cut is in memory again.
+
+        Raises CommandError for more than every layer has, PageError for pages that cannot be read; nothing is changed.
+        """
+        self._sequences.crop(sequence, length)
 
     @property
     def suffix_bytes(self) -> int:
         """Memory for unindexed suffixes, and for the last groups of the other sequences."""
-        return sum(sequence.suffix_bytes for sequence in self._sequences.values())
+        return self._sequences.suffix_bytes
 
     def free(self, sequence: int) -> None:
         """Forget a sequence; its pages are erased when their blocks are needed. Raises CommandError."""
-        self._pool.space.release(self._sequence(sequence).pages(self.layout.group_pages))
-        del self._sequences[sequence]
+        self._sequences.free(sequence)
 
     # Writing
 
@@ -127,7 +143,7 @@ class KvStore:
         Raises CommandError, ShapeError and FormatError; StorageFullError before anything changed; what a program or
         an erase raised before, and PageError where pages that must be moved or indexed cannot be read.
         """
-        state = self._sequence(sequence)
+        state = self._sequences[sequence]
         self._check(layer, k, v)
         self._pool.reclaim()
         start, size, block = int(state.lengths[layer]), self.layout.group_tokens, self.layout.block_tokens
@@ -200,18 +216,16 @@ class KvStore:
 
     # Parts
 
-    def _sequence(self, number: int) -> StoredSequence:
-        if number not in self._sequences:
-            raise CommandError(f"sequence must be one that was added and not freed, not {number!r}")
-        return self._sequences[number]
-
     def _stored(self, sequence: int, layer: int, first: int, heads: int | slice) -> StoredHead:
-        state = self._sequence(sequence)
+        state = self._sequences[sequence]
         self._check_layer(layer)
         tokens = int(state.lengths[layer])
         suffix_k, suffix_v = state.suffix(layer)
+        groups, pages = state.tokens[layer].pages[heads], state.index[layer].pages[heads]
+        blocks = pages.shape[-1] // self.pages.index_layout.pages
         return StoredHead(
-            PageTag(sequence, layer, first), tokens, state.tokens[layer].pages[heads], state.index[layer].pages[heads],
+            sequence, PageTag(state.token_tags.last, layer, first), tokens, groups, pages,
+            state.token_tags.of(np.arange(groups.shape[-1])), state.index_tags.of(np.arange(blocks)),
             suffix_k[heads], suffix_v[heads],
             (state.v_sum[layer, heads] / max(tokens, 1)).astype(np.float32),
         )  # fmt: skip
@@ -233,7 +247,10 @@ class KvStore:
     def _store(self, sequence: int, layer: int, groups: range, blocks: range, kv: F16) -> None:
         """Store KV page groups and index blocks; kv (2, heads, t, d) begin with the tokens in memory."""
         state, size = self._sequences[sequence], self.layout.group_tokens
-        keys = self.pages.token_keys(sequence, layer, groups), self.pages.index_keys(sequence, layer, blocks)
+        keys = (
+            self.pages.token_keys(state.token_tags.last, layer, groups),
+            self.pages.index_keys(state.index_tags.last, layer, blocks),
+        )
         queues = self._token_queues(keys[0]), self._index_queues(keys[1])
         self._pool.make_room(np.stack([np.bincount(one, minlength=self.flash.geometry.lun_queues) for one in queues]))
         first = int(state.lengths[layer]) // state.suffix_tokens * state.suffix_tokens
@@ -251,8 +268,10 @@ class KvStore:
         if first >= start:
             return k[:, first - start : end - start]
         groups = range(first // self.layout.group_tokens, start // self.layout.group_tokens)
-        pages = self._sequences[sequence].tokens[layer].pages[:, groups.start : groups.stop]
-        keys = self.pages.token_keys(sequence, layer, groups)[..., 0]
+        state = self._sequences[sequence]
+        pages = state.tokens[layer].pages[:, groups.start : groups.stop]
+        tags = state.token_tags.of(np.arange(groups.start, groups.stop))
+        keys = self.pages.token_keys(tags, layer, groups)[..., 0]
         read = self.read(pages.reshape(-1), keys.reshape(-1))
         stored = self.pages.k_values(read.data).reshape(self.shape.kv_heads, start - first, self.shape.dim)
         return np.concatenate([stored, k[:, : end - start]], axis=1)
@@ -271,11 +290,3 @@ class KvStore:
         lun = (turn // geometry.channels + keys["index"] % pages) % geometry.luns
         queues: NDArray[np.int64] = (turn % geometry.channels + geometry.channels * lun).reshape(-1)
         return queues
-
-    def _moved(self, keys: PageKeys, pages: PageNumbers) -> None:
-        """Pages have other numbers: V's are found by K's."""
-        for key, page in zip(keys, pages.tolist(), strict=True):
-            if not key["first"]:
-                state = self._sequences[int(key["sequence"])]
-                table = (state.tokens if key["kind"] == PageKind.TOKEN else state.index)[int(key["layer"])]
-                table.pages[key["head"], key["index"]] = page

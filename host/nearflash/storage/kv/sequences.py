@@ -1,0 +1,174 @@
+"""The sequences of a store: made, forked, cropped and freed; which of them hold a page.
+
+Pages are programmed once, so forks share them, and a crop gives pages back but writes none. On a flash that outlasts
+its user no two pages have the same key and other contents: after a fork or a crop what follows goes by another number.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.attention.codeword import PageKind
+from nearflash.abi.errors import CommandError
+from nearflash.storage.flash.geometry import PageNumbers
+from nearflash.storage.flash.page import PageData, PageKeys
+from nearflash.storage.kv.layout import KvLayout
+from nearflash.storage.kv.pages import F16, PageMaker
+from nearflash.storage.kv.sequence import StoredSequence
+from nearflash.storage.kv.space import BlockSpace
+
+__all__ = ["Sequences"]
+
+_READ_BYTES = 16 << 20
+"""Pages that a crop reads at once."""
+
+
+class Sequences:
+    """Their states by number; `durable`: the flash outlasts its user. `suffix_bytes` as KvStore takes it."""
+
+    def __init__(
+        self, pages: PageMaker, space: BlockSpace, read: Callable[[PageNumbers, PageKeys], PageData], *,
+        suffix_bytes: int, durable: bool,
+    ) -> None:  # fmt: skip
+        self._maker, self._space, self._read = pages, space, read
+        self._suffix_bytes, self._durable = suffix_bytes, durable
+        self._states: dict[int, StoredSequence] = {}
+        self._holders: dict[int, set[int]] = {}
+        """Sequences with pages that go by a number."""
+        self._next = 0
+
+    def __getitem__(self, number: int) -> StoredSequence:
+        """Raises CommandError for one that is not there."""
+        if number not in self._states:
+            raise CommandError(f"sequence must be one that was added and not freed, not {number!r}")
+        return self._states[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._states)
+
+    @property
+    def suffix_bytes(self) -> int:
+        """Memory for unindexed suffixes, and for the last groups of the other sequences."""
+        return sum(state.suffix_bytes for state in self._states.values())
+
+    def add(self) -> int:
+        """A new one's number."""
+        number = self._number()
+        self._hold(number, StoredSequence(self._maker.shape, self._layout, self._suffix_tokens(), number))
+        return number
+
+    def fork(self, number: int) -> int:
+        """A new one that holds the same tokens. Raises CommandError while some layers have more tokens than others."""
+        parent = self[number]
+        tokens = int(parent.lengths.max())
+        if parent.lengths.min() < tokens:
+            raise CommandError(f"sequence {number} must have as many tokens in every layer to be forked; crop it first")
+        own = self._number()
+        whole = self._suffix_tokens()
+        child = StoredSequence(self._maker.shape, self._layout, min(whole, parent.suffix_tokens), own)
+        child.token_tags, child.index_tags = parent.token_tags, parent.index_tags
+        if self._durable:
+            child.token_tags = parent.token_tags.then(tokens // self._layout.group_tokens, own)
+            child.index_tags = parent.index_tags.then(tokens // self._layout.block_tokens, own)
+        child.tokens, child.index = [[table.copy() for table in tables] for tables in (parent.tokens, parent.index)]
+        child.v_sum = parent.v_sum.copy()
+        for layer in range(self._maker.shape.layers):
+            used = tokens % child.suffix_tokens
+            kv = parent.suffix(layer)
+            child.set_suffix(layer, kv[:, :, kv.shape[2] - used :], tokens)
+        self._space.share(child.pages(self._layout.group_pages))
+        self._hold(own, child)
+        return own
+
+    def crop(self, number: int, length: int) -> None:
+        """Keep the first `length` tokens.
+
+        Raises CommandError for more than every layer has, PageError; then nothing is changed.
+        """
+        state = self[number]
+        if not 0 <= length <= int(state.lengths.min()):
+            raise CommandError(
+                f"length must be 0 to {int(state.lengths.min())}, the tokens of sequence {number}, not {length!r}"
+            )
+        layers = range(self._maker.shape.layers)
+        start = length // state.suffix_tokens * state.suffix_tokens
+        kept = [self._tokens(number, layer, start, length) for layer in layers]
+        sums = [self._v_sum(number, layer, length) for layer in layers]
+        groups, blocks = length // self._layout.group_tokens, length // self._layout.block_tokens
+        if self._durable and any(table.pages.shape[1] > groups for table in state.tokens):
+            tag = self._number()
+            state.token_tags, state.index_tags = state.token_tags.then(groups, tag), state.index_tags.then(blocks, tag)
+            self._hold(number, state)
+        dropped = []
+        for layer in layers:
+            tokens = state.tokens[layer].truncate(groups).reshape(-1, 1) + np.arange(self._layout.group_pages)
+            dropped += [tokens.ravel(), state.index[layer].truncate(blocks * self._maker.index_layout.pages).ravel()]
+            state.set_suffix(layer, kept[layer], length)
+            state.v_sum[layer] -= sums[layer]
+        self._space.release(np.concatenate(dropped))
+
+    def free(self, number: int) -> None:
+        """Forget one; pages that no other holds are dead. Raises CommandError."""
+        self._space.release(self[number].pages(self._layout.group_pages))
+        del self._states[number]
+        self._holders = {tag: left for tag, holders in self._holders.items() if (left := holders - {number})}
+
+    def moved(self, keys: PageKeys, old: PageNumbers, new: PageNumbers) -> None:
+        """Pages have other numbers: V's are found by K's."""
+        for key, before, after in zip(keys, old.tolist(), new.tolist(), strict=True):
+            if key["first"]:
+                continue
+            place = int(key["head"]), int(key["index"])
+            for number in self._holders.get(int(key["sequence"]), ()):
+                state = self._states[number]
+                table = (state.tokens if key["kind"] == PageKind.TOKEN else state.index)[int(key["layer"])]
+                table.replace(place, before, after)
+
+    @property
+    def _layout(self) -> KvLayout:
+        return self._maker.layout
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _hold(self, number: int, state: StoredSequence) -> None:
+        self._states[number] = state
+        for tag in (*state.token_tags.numbers, *state.index_tags.numbers):
+            self._holders.setdefault(tag, set()).add(number)
+
+    def _suffix_tokens(self) -> int:
+        """T where there is memory for one more suffix of that length, else n."""
+        whole = self._layout.block_tokens
+        kept = sum(state.suffix_tokens == whole for state in self._states.values())
+        has_room = (kept + 1) * whole * self._maker.shape.token_bytes <= self._suffix_bytes
+        return whole if has_room else self._layout.group_tokens
+
+    def _v_sum(self, number: int, layer: int, length: int) -> NDArray[np.float64]:
+        """Of the values of all tokens from `length` on, (heads, d)."""
+        state, shape = self[number], self._maker.shape
+        group_bytes = shape.kv_heads * self._layout.group_pages * self._layout.page_bytes
+        step = max(_READ_BYTES // group_bytes, 1) * self._layout.group_tokens
+        total, end = np.zeros((shape.kv_heads, shape.dim)), int(state.lengths[layer])
+        for first in range(length, end, step):
+            v = self._tokens(number, layer, first, min(first + step, end))[1]
+            total += v.sum(axis=1, dtype=np.float64)
+        return total
+
+    def _tokens(self, number: int, layer: int, first: int, end: int) -> F16:
+        """K and V of tokens [first, end), (2, heads, t, d), from memory or their pages. Raises PageError."""
+        state, size = self[number], self._layout.group_tokens
+        memory = state.memory_start(layer)
+        parts = []
+        if first < min(end, memory):
+            groups = range(first // size, -(-min(end, memory) // size))
+            numbers = state.tokens[layer].pages[:, groups.start : groups.stop, None]
+            keys = self._maker.token_keys(state.token_tags.of(np.arange(groups.start, groups.stop)), layer, groups)
+            read = self._read((numbers + np.arange(self._layout.group_pages)).reshape(-1), keys.reshape(-1))
+            kv = self._maker.values(read.data).reshape(2, len(numbers), len(groups) * size, -1)
+            parts.append(kv[:, :, first - groups.start * size : min(end, memory) - groups.start * size])
+        if end > memory:
+            parts.append(state.suffix(layer)[:, :, max(first - memory, 0) : end - memory])
+        empty = np.zeros((2, self._maker.shape.kv_heads, 0, self._maker.shape.dim), np.float16)
+        return np.concatenate([empty, *parts], axis=2)
