@@ -9,3 +9,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         help="devices that tests/system runs on, for example verilator:update-tiny; may be given several times",
     )
+
+
+@pytest.fixture(scope="module")
+def tiny_model():
+    """A random model of two layers, its attention to be replaced."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from nearflash.inference.policy.window import NAME
+
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=512, attn_implementation=NAME,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()

@@ -26,6 +26,7 @@ GROUPS = {
     "use": {
         "train": "Fine-tune a model with its optimizer state on flash.",
         "generate": "Continue prompts with the KV cache on flash.",
+        "calibrate": "Find the attention policy of a model, by KV head.",
         "preflight": "Check whether optimizer state fits a drive, how fast it is, and how long it lasts.",
         "state": "Show, verify, copy or convert the state files of an optimizer.",
         "kv": "Show or verify the file of a KV cache.",

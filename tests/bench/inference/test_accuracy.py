@@ -9,8 +9,9 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.accuracy import _delta, measure, run
 from nearflash.bench.inference.recommended import MODES, recommended, sweep
 from nearflash.bench.inference.settings import baseline, by_policy
-from nearflash.bench.inference.subjects import MODELS_VARIABLE, SUBJECTS, of_files, subject
+from nearflash.bench.inference.subjects import MODELS_VARIABLE, SUBJECTS, subject
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.policy.texts import token_ids
 from nearflash.storage.kv import KvLayout
 
 
@@ -49,8 +50,7 @@ def test_rows_count_what_is_in_memory(tiny_model, ids):
         AttentionPolicy(), AttentionPolicy("sparf-page", score_dims=4, top_k=0.25, local_window=8, keep_tail=True),
     )]  # fmt: skip
     settings += [baseline("local", 0.5), baseline("h2o", 0.5)]
-    name = "SmolLM2-135M-Instruct"
-    rows = list(measure(name, tiny_model, settings, [ids, ids.flip(0)], window=20))
+    rows = list(measure("tiny", tiny_model, settings, [ids, ids.flip(0)], window=20))
     dense, page, local, h2o = rows
     share = np.mean([128 / tokens for tokens in range(150, 170)])
     assert dense["flash_fraction"] == pytest.approx(share) and dense["memory_fraction"] >= 1 - share
@@ -70,13 +70,13 @@ def test_files_are_cut_to_their_beginning(tmp_path):
     (tmp_path / "long").write_text("ab c " * 4096)
     (tmp_path / "short").write_text("ab c")
     (tmp_path / "latin").write_bytes(b"caf\xe9")
-    assert next(of_files(Words(), [tmp_path / "long"])).tolist() == [2, 1] * 2048
+    assert next(token_ids(Words(), [tmp_path / "long"], 4096)).tolist() == [2, 1] * 2048
     for name, match in (("short", "4096 tokens at least, not the 2 of"), ("latin", "UTF-8"), ("none", "No such file")):
         with pytest.raises(CommandError, match=match):
-            next(of_files(Words(), [tmp_path / name]))
+            next(token_ids(Words(), [tmp_path / name], 4096))
 
 
-@pytest.mark.parametrize("model", SUBJECTS)
-def test_every_mode_has_a_setting(model):
-    assert [recommended(model, mode).mode for mode in MODES] == [str(mode) for mode in MODES]
-    assert {setting.mode for setting in sweep(model)} == set(MODES) - {"dense", "sparq"}
+def test_every_mode_has_a_setting(tiny_model):
+    config = tiny_model.config
+    assert [recommended(config, mode).mode for mode in MODES] == [str(mode) for mode in MODES]
+    assert {setting.mode for setting in sweep(config)} == set(MODES) - {"dense", "sparq"}

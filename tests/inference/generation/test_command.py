@@ -1,4 +1,5 @@
 import argparse
+import io
 import subprocess
 import sys
 
@@ -6,6 +7,11 @@ import pytest
 
 import nearflash.inference.cli
 from nearflash.cli import main as cli
+from nearflash.inference.console import estimate
+from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.storage.io.measure import Rate
+from nearflash.storage.io.profile import keep_profile
+from nearflash.storage.kv import KvShape
 
 
 def run(capsys, *argv):
@@ -37,8 +43,59 @@ def test_errors_say_what_to_do(capsys, tmp_path):
     prompts.write_text("Water\n")
     code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts))
     assert code == 2 and "model must be smollm2 or a folder" in err
-    code, _, err = run(capsys, "generate", "--model", "x", "--prompts", str(prompts), "--top-k", "0.0")
-    assert code == 2 and "top_k must be a count from 1 or a fraction" in err
+    given = ("generate", "--model", "x", "--prompts", str(prompts))
+    for options, match in (
+        (("--attention", "sparf", "--top-k", "0.0"), "top_k must be a count from 1 or a fraction"),
+        (("--top-k", "0.5", "--keep-tail"), "top_k, keep_tail must be given with --attention, whose settings they are"),
+        (("--attention", "dense", "--policy", "auto"), "policy must be left out where attention is given"),
+        (("--sampling-top-p", "0.5"), "sampling_top_p must be given with a temperature above 0"),
+        (("--temperature", "1", "--sampling-top-p", "2"), "sampling_top_p must be above 0 and at most 1, not 2.0"),
+        (("--temperature", "1", "--mini-batches", "2"), "mini_batches must be 1 where tokens are drawn"),
+        (("Water",), "prompts must be left out where a prompt is given"),
+    ):
+        code, _, err = run(capsys, *given, *options)
+        assert code == 2 and match in err
+    prompts.write_text("Water\nFire\n")
+    code, _, err = run(capsys, *given, "--stream")
+    assert code == 2 and "stream must be of one prompt, not of 2" in err
+
+
+def test_a_prompt_from_an_argument_or_standard_input(capsys, monkeypatch, doclm_folder):
+    settings = ("generate", "--model", str(doclm_folder), "--max-new-tokens", "4")
+    code, out, err = run(capsys, *settings, "Water is")
+    assert code == 0 and out.startswith("Water is") and "token 4/4" in err
+    assert "policy: dense, as no sequence exceeds 1024 tokens" in err and "MB are written to a temporary file" in err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Water is\n"))
+    assert run(capsys, *settings)[:2] == (0, out)
+    streamed = run(capsys, *settings, "Water is", "--stream")
+    assert streamed[0] == 0 and streamed[1].strip() == out.strip() and "token 4/4" not in streamed[2]
+    for text, match in (("  \n", "prompt must be a text, not empty"), (None, "prompt must be given: as an argument")):
+        terminal = io.StringIO(text or "")
+        terminal.isatty = lambda text=text: text is None
+        monkeypatch.setattr(sys, "stdin", terminal)
+        code, _, err = run(capsys, *settings)
+        assert code == 2 and match in err
+
+
+def test_a_seed_decides_what_is_drawn(capsys, doclm_folder):
+    settings = ("generate", "--model", str(doclm_folder), "Water is", "--max-new-tokens", "8", "--temperature", "2")
+    texts = [run(capsys, *settings, "--seed", seed)[1] for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_the_estimate_names_rates_that_were_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    shape, policy = KvShape(30, 3, 64), AttentionPolicy("sparf-page")
+    first, unknown = estimate(shape, policy, 32000, 4, tmp_path / "kv", "cpu")
+    assert first.startswith("K and V of up to 32000 tokens x 4: up to 3317.8 MB are written to ") and "kv (" in first
+    assert (
+        unknown == f"the drive's rates are not known: nearflash devices --measure {tmp_path} keeps them for estimates"
+    )
+    keep_profile(tmp_path, [Rate("read", 1 << 20, 2, 3.0, 3.0, 3.0)], "2026-02-03")
+    _, known = estimate(shape, policy, 32000, 4, tmp_path / "kv", "cpu")
+    assert known.startswith("at its 3.0 GB/s (measured 2026-02-03) reading all K and V would take 0.246 s a token")
+    assert list(estimate(shape, policy, 32000, 4, None, "verilator")) == []
+    assert len(list(estimate(shape, policy, 100, 1, None, "cpu"))) == 1
 
 
 def test_prompts_that_are_not_utf_8(capsys, tmp_path):

@@ -23,20 +23,24 @@ from torch import Tensor
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference import retrieval
-from nearflash.bench.inference.recommended import recommended, sweep
+from nearflash.bench.inference.recommended import MODES, recommended, sweep
 from nearflash.bench.inference.settings import Setting
 from nearflash.bench.inference.subjects import (
     DOCLM,
     MODELS_VARIABLE,
     SUBJECTS,
+    TOKENS,
     held_out,
     model_folder,
-    of_files,
     subject,
 )  # fmt: skip
-from nearflash.bench.inference.window import FlashUse, Prefix
 from nearflash.bench.options import Option
+from nearflash.inference.cache.decoder import kv_shape_of
+from nearflash.inference.models import load_model
+from nearflash.inference.policy.choose import AUTO, choose_policy
 from nearflash.inference.policy.policy import AttentionMode
+from nearflash.inference.policy.texts import token_ids
+from nearflash.inference.policy.window import NAME, FlashUse, Prefix
 
 __all__ = ["measure", "run"]
 
@@ -65,12 +69,24 @@ def run(
         Sequence[Path],
         Option("Measure on these UTF-8 files too, of 4,096 tokens or more.", Path, many=True, metavar="FILE"),
     ] = (),
+    model: Annotated[
+        str | None,
+        Option("Measure this model alone, a folder or smollm2, on the files of --texts.", metavar="DIR"),
+    ] = None,
+    policy: Annotated[str, Option("With --model: a policy file, or auto.", metavar="FILE")] = AUTO,
+    tokens: Annotated[int, Option("With --model: tokens of each text.", int, metavar="N")] = TOKENS,
 ) -> Iterator[dict[str, Any]]:
     """Rows of `parts`: models' names and `retrieval` (default: all); for SmolLM2 the files `texts`, too.
 
-    With `mode` only the recommended setting of that mode, on all texts, else all of the sweep, on some. Raises
+    With `mode` only the recommended setting of that mode, on all texts, else all of the sweep, on some. With `model`
+    the setting of `policy`, or of `mode`, on the first `tokens` tokens of the files `texts`. Raises
     CommandError for other names, and for files that cannot be used.
     """
+    if mode is not None and mode not in MODES:
+        raise CommandError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+    if model is not None:
+        yield from _own(model, policy, mode, texts, tokens)
+        return
     known = {*SUBJECTS, "retrieval"}
     if parts is not None and not set(parts) <= known:
         raise CommandError(f"parts must be of {', '.join(sorted(known))}, not {', '.join(parts)}")
@@ -78,17 +94,31 @@ def run(
     for name in SUBJECTS:
         if parts is not None and name not in parts:
             continue
-        settings = sweep(name) if mode is None else [recommended(name, mode)]
         files = () if name == DOCLM else texts
         if folder is None and not files:
             yield {"model": name, "mode": mode, "skipped": f"set {MODELS_VARIABLE} to the folder with its texts"}
             continue
-        model, tokenizer = subject(name, folder)
+        loaded, tokenizer = subject(name, folder)
+        settings = sweep(loaded.config) if mode is None else [recommended(loaded.config, mode)]
         numbers = _REPORTED[name][: _SWEPT if mode is None else None]
         own = held_out(name, tokenizer, folder, list(numbers)) if folder else ()
-        yield from measure(name, model, settings, chain(own, of_files(tokenizer, files)))
+        yield from measure(name, loaded, settings, chain(own, token_ids(tokenizer, files, TOKENS)))
     if parts is None or "retrieval" in parts:
         yield from retrieval.measure(mode)
+
+
+def _own(name: str, policy: str, mode: str | None, texts: Sequence[Path], tokens: int) -> Iterator[dict[str, Any]]:
+    """Rows of a model of the user's."""
+    if not texts:
+        raise CommandError("texts must be given with model: UTF-8 files as it will read them")
+    if tokens <= _WINDOW:
+        raise CommandError(f"tokens must be more than {_WINDOW}, those that are measured, not {tokens}")
+    loaded, tokenizer = load_model(name)
+    setting = recommended(loaded.config, mode or AttentionMode.SPARF_PAGE, policy)
+    _, _, sentence = choose_policy(loaded.config, kv_shape_of(loaded.config), 1 << 20, policy)
+    loaded.set_attn_implementation(NAME)
+    for row in measure(name, loaded, [setting], token_ids(tokenizer, texts, tokens)):
+        yield row | {"policy": sentence}
 
 
 @dataclass
@@ -103,7 +133,7 @@ def measure(
     name: str, model: Any, settings: Sequence[Setting], texts: Iterable[Tensor], window: int = _WINDOW
 ) -> Iterator[dict[str, Any]]:
     """A row for each setting, of the last `window` tokens of texts (token ids, as many each); `model` of `subject`."""
-    attend_dense, every = recommended(name, AttentionMode.DENSE), any(setting.history for setting in settings)
+    attend_dense, every = recommended(model.config, AttentionMode.DENSE), any(setting.history for setting in settings)
     dense = _Losses()
     found = [_Losses() for _ in settings]
     seen = range(0)

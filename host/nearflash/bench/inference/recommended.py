@@ -4,45 +4,59 @@
 calibrated by head where there is a calibration. Budgets of the baselines are what `sparf-page` reads, or more.
 """
 
-from nearflash.abi.attention.pages import IndexFormat
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.attention.pages import IndexFormat, TokenLayout
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.settings import BASELINES, Setting, baseline, by_policy
-from nearflash.inference.policy.calibrated import calibrated
+from nearflash.inference.cache.decoder import kv_shape_of
+from nearflash.inference.engines.setup import default_layout
+from nearflash.inference.policy.choose import AUTO, choose_policy
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.kv import KvLayout
 
 __all__ = ["MODES", "recommended", "sweep"]
 
 MODES = (*AttentionMode, *BASELINES)
-_DIM = {"SmolLM2-135M-Instruct": 64, "doclm-30m": 128}
 _LOCAL = 64
 _BASELINE_BUDGET = 0.2
+_LONG = 1 << 20
+"""Tokens: settings are those of a long context."""
 
 
-def recommended(model: str, mode: str) -> Setting:
-    """The setting of a mode that a user should begin with. Raises CommandError for a mode that is not in MODES."""
+def recommended(config: Any, mode: str, policy: str | Path = AUTO) -> Setting:
+    """The setting of a mode that a user of this model should begin with.
+
+    config: the model's; policy: a policy file for `sparf-page`, or "auto". Raises CommandError for a mode that is not
+    in MODES, StateError for a policy file that cannot be used.
+    """
     if mode not in MODES:
         raise CommandError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     if mode in BASELINES:
         return baseline(mode, _BASELINE_BUDGET)
-    dim = _DIM[model]
+    dim = kv_shape_of(config).dim
     if mode == AttentionMode.DENSE:
         return by_policy(AttentionPolicy(), _published_layout(dim), dim)
     if mode == AttentionMode.SPARF_PAGE:
-        policy, layout = calibrated(model)
-        return by_policy(policy, layout, dim)
+        return by_policy(*_page(config, policy), dim)
     return _published(AttentionMode(mode), dim, 1 / 16)
 
 
-def sweep(model: str) -> list[Setting]:
+def sweep(config: Any) -> list[Setting]:
     """All settings that a full run measures."""
-    dim = _DIM[model]
-    policy, layout = calibrated(model)
+    dim, (policy, layout) = kv_shape_of(config).dim, _page(config, AUTO)
     published = [_published(AttentionMode.SPARF, dim, top_k) for top_k in (1 / 32, 1 / 16, 1 / 8)]
     by_logits = _published(AttentionMode.SPARF, dim, 1 / 16, by_probability=False)
     alike = [_alike(dim, layout, top_p) for top_p in (0.9, 0.95)]
     baselines = [baseline(mode, top_k) for mode in BASELINES for top_k in (0.1, 0.2, 0.4)]
     return [*published, by_logits, *alike, by_policy(policy, layout, dim), *baselines]
+
+
+def _page(config: Any, policy: str | Path) -> tuple[AttentionPolicy, KvLayout]:
+    shape = kv_shape_of(config)
+    chosen, layout, _ = choose_policy(config, shape, _LONG, policy)
+    return chosen, layout or default_layout(shape.dim, chosen, _LONG)
 
 
 def _published(mode: AttentionMode, dim: int, top_k: float, *, by_probability: bool = True) -> Setting:
@@ -53,9 +67,10 @@ def _published(mode: AttentionMode, dim: int, top_k: float, *, by_probability: b
 
 def _published_layout(dim: int) -> KvLayout:
     """K and V apart, pages of 4 KiB filled with tokens, a fp16 index of two dims a page."""
-    return KvLayout(2048 // dim, False, 1024, IndexFormat.FP16, 4096)
+    return KvLayout(TokenLayout.capacity(4096, dim, False), False, 1024, IndexFormat.FP16, 4096)
 
 
 def _alike(dim: int, layout: KvLayout, top_p: float) -> Setting:
     """Pages by mass with the same r and tau for every head."""
-    return by_policy(AttentionPolicy(AttentionMode.SPARF_PAGE, 32, 0.25, top_p, _LOCAL, keep_tail=True), layout, dim)
+    policy = AttentionPolicy(AttentionMode.SPARF_PAGE, dim // 2, 0.25, top_p, _LOCAL, keep_tail=True)
+    return by_policy(policy, layout, dim)

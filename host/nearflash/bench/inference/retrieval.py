@@ -15,8 +15,8 @@ from torch import Tensor
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.recommended import recommended
 from nearflash.bench.inference.settings import Setting
-from nearflash.bench.inference.window import NAME, FlashUse, Prefix
 from nearflash.inference.models import SMOLLM2, load_model
+from nearflash.inference.policy.window import NAME, FlashUse, Prefix
 
 __all__ = ["measure", "prompt"]
 
@@ -64,7 +64,7 @@ def measure(mode: str | None, tokens: tuple[int, ...] = (4096,), prompts: int = 
         yield {"model": _MODEL, "task": "retrieval", "skipped": str(missing)}
         return
     model.set_attn_implementation(NAME)
-    settings = [recommended(_MODEL, each) for each in modes]
+    settings = [recommended(model.config, each) for each in modes]
     for count in tokens:
         found: list[list[bool]] = [[] for _ in settings]
         uses: list[list[FlashUse]] = [[] for _ in settings]

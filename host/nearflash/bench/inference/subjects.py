@@ -6,7 +6,7 @@ own tokens, cut to 4,096. Texts with even numbers are for finding settings, thos
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from nearflash.abi.errors import CommandError
-from nearflash.bench.inference.window import NAME
 from nearflash.inference.models import SMOLLM2, load_model
+from nearflash.inference.policy.window import NAME
 
-__all__ = ["DOCLM", "MODELS_VARIABLE", "SUBJECTS", "TOKENS", "held_out", "model_folder", "of_files", "subject"]
+__all__ = ["DOCLM", "MODELS_VARIABLE", "SUBJECTS", "TOKENS", "held_out", "model_folder", "subject"]
 
 MODELS_VARIABLE = "NEARFLASH_MODELS"
 """Environment variable: folder with doclm-30m and eval_tokens.npy."""
@@ -58,16 +58,3 @@ def held_out(name: str, tokenizer: Any, folder: Path, numbers: list[int]) -> Ite
     for number in numbers:
         text = writer.decode(rows[2 * number : 2 * number + 2].reshape(-1), skip_special_tokens=True)
         yield torch.tensor(tokenizer(text, verbose=False)["input_ids"][:TOKENS])
-
-
-def of_files(tokenizer: Any, files: Sequence[Path]) -> Iterator[Tensor]:
-    """Token ids (TOKENS,) of the beginnings of files. Raises CommandError for one that is too short, or no UTF-8."""
-    for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"texts must be readable UTF-8 files, not {str(file)!r}: {error}") from error
-        ids = tokenizer(text, verbose=False)["input_ids"][:TOKENS]
-        if len(ids) < TOKENS:
-            raise CommandError(f"texts must have {TOKENS} tokens at least, not the {len(ids)} of {str(file)!r}")
-        yield torch.tensor(ids)

@@ -80,6 +80,7 @@ def fields(what: str, body: Any, **kinds: type) -> tuple[Any, ...]:
             wanted = {
                 int: "an integer of at least 0",
                 float: "a number",
+                bool: "true or false",
                 str: "a string",
                 list: "a list",
                 dict: "an object",

@@ -14,8 +14,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from nearflash.abi.errors import UnsupportedError
+from nearflash.inference.cache.attention import near_storage_attention
+from nearflash.inference.cache.decoder import flash_layers
 
 __all__ = ["NAME", "Attend", "FlashUse", "HeadWindow", "Prefix"]
 
@@ -54,6 +57,7 @@ class HeadWindow:
     """What one KV head has to attend with: N = 1, P positions (shapes as in nearflash.inference.sparse.attention)."""
 
     layer: int
+    """Of those on flash: layers with full attention."""
     head: int
     q: Tensor
     """(1, P, g, d)."""
@@ -78,7 +82,7 @@ class Prefix:
     """
 
     def __init__(self, model: Any, ids: Tensor, *, history: bool = True) -> None:
-        self._model, self._with_history = model, history
+        self._model, self._with_history, self.config = model, history, model.config
         self._history: dict[tuple[int, int], Tensor] = {}
         self._cache = DynamicCache(config=model.config)
         self._prefill(ids)
@@ -92,7 +96,8 @@ class Prefix:
     def logits(self, window: Tensor, attend: Attend, *, gradients: bool = False) -> tuple[Tensor, FlashUse]:
         """Logits (P, vocabulary) after each token of the window (P,), and the flash bytes of all heads."""
         uses: list[FlashUse] = []
-        options = {"attend": attend, "uses": uses, "history": self._history}
+        places = {number: place for place, number in enumerate(flash_layers(self.config))}
+        options = {"attend": attend, "uses": uses, "history": self._history, "places": places}
         with torch.set_grad_enabled(gradients):
             done = self._model(window[None], past_key_values=self._cache, **options)
         self._cache.crop(-len(window))
@@ -112,17 +117,21 @@ def _attention(
     positions, total = query.shape[2], key.shape[2]
     seen = torch.arange(total - positions + 1, total + 1)
     grouped = query[0].unflatten(0, (key.shape[1], -1)).transpose(1, 2)  # (KV heads, P, g, d)
-    if attend is None:
+    if attend is None or options.get("sliding_window") is not None:
         if history is not None:
             for head, q in enumerate(grouped):
                 sums = history.setdefault((module.layer_idx, head), torch.zeros(1, options["prefix"]))
                 sums[0, :total] += _column_sums(q[::_HISTORY_STEP] * scaling, key[0, head], seen[::_HISTORY_STEP])
-        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)
+        return near_storage_attention(module, query, key, value, mask, scaling, **options)
+    if options.get("softcap") is not None or options.get("s_aux") is not None:
+        raise UnsupportedError("attention that is replaced must be without softcap and sinks")
     outs = []
     for head, q in enumerate(grouped):
         own = slice(head, head + 1)
         past = torch.nn.functional.pad(history[module.layer_idx, head], (0, positions)) if history else None
-        given = HeadWindow(module.layer_idx, head, q[None], key[0, own], value[0, own], seen, scaling, past)
+        given = HeadWindow(
+            options["places"][module.layer_idx], head, q[None], key[0, own], value[0, own], seen, scaling, past
+        )
         out, use = attend(given)
         outs.append(out[0])
         options["uses"].append(use)

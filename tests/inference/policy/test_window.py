@@ -5,8 +5,8 @@ import torch
 
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.bench.inference.settings import BASELINES, baseline, by_policy
-from nearflash.bench.inference.window import FlashUse, Prefix
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.policy.window import FlashUse, Prefix
 from nearflash.storage.kv import KvLayout
 
 LAYOUT = KvLayout(16, False, 32, IndexFormat.INT8, 4096)

@@ -1,19 +1,15 @@
 """score_dims and top_p for every KV head of a model: many bytes where they help much, few where they do not.
 
-    python -m nearflash.bench.inference.calibrate MODEL --fraction F [--texts FILE...]
-
-On texts with even numbers (and files), dense attention runs. For each head and position, g is the gradient of the log
+On texts, dense attention runs. For each head and position, g is the gradient of the log
 probability of next tokens, sampled as the model predicts them, with respect to the head's output. An output that is off
 by e then costs (g·e)^2 / 2 nats: to second order its part in the divergence from the dense prediction (the Fisher
 information). Beside it every head is approximated with each of some r (score_dims) and tau (top_p), which gives e, and
 the share of dense attention's bytes that index and chosen groups take of flash. Each head gets the (r, tau) with the
-least divergence + W · share: one W for all heads is what spends a given total, F, best. Writes the file that
-`nearflash.inference.policy.calibrated` reads.
+least divergence + W · share: one W for all heads is what spends a given total, F, best.
 """
 
-import argparse
+import zipfile
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,23 +18,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from nearflash.abi.attention.pages import IndexFormat
-from nearflash.bench.inference.subjects import DOCLM, SUBJECTS, held_out, model_folder, of_files, subject
-from nearflash.bench.inference.window import FlashUse, HeadWindow, Prefix
-from nearflash.inference.policy.calibrated import write_calibrated
+from nearflash.abi.errors import CommandError, StateError
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.inference.policy.window import FlashUse, HeadWindow, Prefix
 from nearflash.inference.sparse.attention import approximate_logits, choose_tokens, scan_of
 from nearflash.storage.kv import KvLayout
 
-__all__ = ["Calibration", "main"]
+__all__ = ["WINDOW", "Calibration", "score_dims_of"]
 
-_TEXTS = {"SmolLM2-135M-Instruct": (0, 14, 26, 30), DOCLM: (0, 32, 16, 54, 8, 24)}
 _TOP_P = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995)
 _SCORE_DIMS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 """Shares of d."""
-_LAYOUTS = {name: KvLayout(16 if name != DOCLM else 8, True, 1024, IndexFormat.INT4, 4096) for name in SUBJECTS}
 _BASE = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=1.0, local_window=64, keep_tail=True)
-_WINDOW, _STEP, _DRAWS = 256, 8, 3
+WINDOW = 256
+"""Tokens at the end of a text whose attention is looked at."""
+_STEP, _DRAWS = 8, 3
 _HALVINGS = 40
 _Tables = dict[tuple[int, int], NDArray[np.float64]]
 _LEAST = 1e-30
@@ -56,13 +50,51 @@ class _Seen:
     """Zeros added to `out`: their gradient is its."""
 
 
+def score_dims_of(dim: int) -> tuple[int, ...]:
+    """The r that each head is tried with."""
+    return tuple(sorted({max(round(share * dim), 1) for share in _SCORE_DIMS}))
+
+
 class Calibration:
-    """Divergence and share of flash bytes of every (layer, KV head, r, tau), means over what was added."""
+    """Divergence and share of flash bytes of every (layer, KV head, r, tau), means over what was added.
+
+    Layers are numbered as on flash: those with full attention. Raises CommandError without a text.
+    """
 
     def __init__(self, layout: KvLayout, score_dims: tuple[int, ...]) -> None:
         self._layout, self._score_dims = layout, score_dims
         self._seen: list[_Seen] = []
         self._tables: dict[tuple[int, int], list[NDArray[np.float64]]] = {}
+
+    @property
+    def windows(self) -> int:
+        """How many were added."""
+        return min(map(len, self._tables.values()), default=0)
+
+    def save(self, path: Path, key: str) -> None:
+        """Keep what was found, to go on from; `key` says what it was found for."""
+        places = sorted(self._tables)
+        tables = np.array([self._tables[place] for place in places])
+        with path.open("wb") as out:
+            path.chmod(0o600)
+            np.savez(out, key=np.array(key), places=np.array(places), tables=tables)
+
+    def resume(self, path: Path, key: str) -> bool:
+        """Go on from what `save` kept; False where there is none of this key. Raises StateError for a damaged file."""
+        if not path.exists():
+            return False
+        try:
+            with path.open("rb") as source, np.load(source, allow_pickle=False) as kept:
+                if str(kept["key"]) != key:
+                    return False
+                places, tables = kept["places"].tolist(), kept["tables"]
+                expected = (len(places), 2, len(self._score_dims), len(_TOP_P))
+                if (tables.shape[0], *tables.shape[2:]) != expected or not np.isfinite(tables).all():
+                    raise ValueError(f"tables of {tables.shape}")
+                self._tables = {(layer, head): list(own) for (layer, head), own in zip(places, tables, strict=True)}
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise StateError(f"{path} must be what an interrupted calibration kept ({error}); remove it") from error
+        return True
 
     def add(self, prefix: Prefix, window: Tensor, seed: int = 0) -> None:
         """Add the window of a text; the model's parameters must not require gradients."""
@@ -78,6 +110,8 @@ class Calibration:
 
     def policy(self, fraction: float) -> tuple[AttentionPolicy, float, float]:
         """The policy that takes at most this share of flash bytes; the share, a mean over heads, and the divergence."""
+        if not self._tables:
+            raise CommandError("texts must be at least one, not none")
         means = {place: np.mean(tables, axis=0) for place, tables in self._tables.items()}
         least, most = -12.0, 3.0  # log10 of W
         for _ in range(_HALVINGS):
@@ -157,31 +191,3 @@ class _GroupSums:
 
     def _grouped(self, values: Tensor) -> Tensor:
         return pad(values, (0, self._space)).unflatten(-1, (-1, self._each))
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Calibrate one model and write its file."""
-    parser = argparse.ArgumentParser("calibrate", description="score_dims and top_p for every KV head of a model.")
-    parser.add_argument("model", choices=sorted(SUBJECTS))
-    parser.add_argument("--fraction", type=float, default=0.2, help="share of dense bytes to read on flash")
-    parser.add_argument("--texts", type=Path, nargs="+", default=[], help="UTF-8 files of 4,096 tokens or more")
-    arguments = parser.parse_args(argv)
-    folder = model_folder()
-    if folder is None:
-        parser.error("NEARFLASH_MODELS must name the folder with the texts")
-    model, tokenizer = subject(arguments.model, folder)
-    model.requires_grad_(False)
-    layout, dim = _LAYOUTS[arguments.model], model.config.head_dim
-    calibration = Calibration(layout, tuple(round(share * dim) for share in _SCORE_DIMS))
-    own = held_out(arguments.model, tokenizer, folder, list(_TEXTS[arguments.model]))
-    for ids in chain(own, of_files(tokenizer, arguments.texts)):
-        calibration.add(Prefix(model, ids[:-_WINDOW], history=False), ids[-_WINDOW:])
-    policy, share, divergence = calibration.policy(arguments.fraction)
-    files = " ".join(path.name for path in arguments.texts)
-    made_by = f"nearflash.bench.inference.calibrate {arguments.model} --fraction {arguments.fraction}"
-    path = write_calibrated(arguments.model, policy, layout, f"{made_by} --texts {files}" if files else made_by)
-    print(f"{path}: {share:.3f} of dense bytes on flash, divergence {divergence:.4f} nats a token")
-
-
-if __name__ == "__main__":
-    main()

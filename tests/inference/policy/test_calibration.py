@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.bench.inference.calibrate import Calibration
 from nearflash.bench.inference.settings import by_policy
-from nearflash.bench.inference.window import Prefix
+from nearflash.inference.policy.calibration import Calibration
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.policy.window import Prefix
 from nearflash.storage.kv import KvLayout
 
 LAYOUT = KvLayout(16, True, 256, IndexFormat.FP16, 4096)

@@ -1,0 +1,173 @@
+"""Policy files: what `nearflash calibrate` found for a model: score_dims and top_p of every KV head, the page layout.
+
+JSON, read strictly. A file belongs to a model by the digest of what decides its K and V: kind, sizes, layer types and
+rotary settings of the configuration. Shipped files lie in the folder `calibrated`, the user's own in
+$XDG_DATA_HOME/nearflash/policies (~/.local/share by default). Loads no torch.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.attention.pages import IndexFormat
+from nearflash.abi.errors import CommandError, StateError
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.storage.io.sealed import fields
+from nearflash.storage.kv import KvLayout, KvShape
+
+__all__ = ["PolicyFile", "find_policy", "model_digest", "own_folder", "policy_files"]
+
+_VERSION = 1
+_SHIPPED = Path(__file__).with_name("calibrated")
+_DECISIVE = (
+    "model_type", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size",
+    "intermediate_size", "vocab_size", "layer_types", "sliding_window", "rope_parameters",
+)  # fmt: skip
+"""Fields of a configuration that decide K and V."""
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """A policy for a model, and what is known of it."""
+
+    model: str
+    """Its name, for people."""
+    digest: str
+    """Of its configuration: `model_digest`."""
+    policy: AttentionPolicy
+    """`sparf-page`, with an override for every (layer, KV head) on flash."""
+    layout: KvLayout
+    flash_fraction: float
+    """Predicted: flash bytes as a fraction of those of all K and V."""
+    divergence: float
+    """Predicted: from dense attention's predictions, nats a token."""
+    made_by: str
+    """The command."""
+
+    @classmethod
+    def read(cls, path: Path, shape: KvShape | None = None, digest: str | None = None) -> "PolicyFile":
+        """Raises StateError, naming file and field, for what is damaged, of another version, of another model (its
+        digest) or does not fit the shape."""
+        what = f"policy file {path}"
+        try:
+            body = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise StateError(f"{what} must be readable JSON: {error}") from error
+        version, model, found, made_by, fraction, divergence, layout, *settings = fields(
+            what, body, version=int, model=str, digest=str, made_by=str, flash_fraction=float, divergence=float,
+            layout=dict, top_k=float, local_window=int, keep_tail=bool, score_dims=list, top_p=list,
+        )  # fmt: skip
+        if version != _VERSION:
+            raise StateError(f"{what} must have version {_VERSION}, not {version}")
+        if digest is not None and found != digest:
+            raise StateError(f"{what} must be for this model's configuration, but it is for {model!r}: calibrate it")
+        try:
+            own = cls(model, found, _policy(*settings), _layout(what, layout), fraction, divergence, made_by)
+            if shape is not None:
+                own._check(shape)
+        except (CommandError, ValueError) as error:
+            raise StateError(f"{what} must have settings that make sense: {error}") from error
+        return own
+
+    def write(self, path: Path) -> None:
+        """Write the file (mode 0600) at once or not at all. Raises StateError."""
+        table = self._table()
+        body = {
+            "version": _VERSION, "model": self.model, "digest": self.digest, "made_by": self.made_by,
+            "flash_fraction": float(self.flash_fraction), "divergence": float(self.divergence),
+            "layout": asdict(self.layout) | {"index_format": self.layout.index_format.name},
+            "top_k": float(self.policy.top_k), "local_window": self.policy.local_window,
+            "keep_tail": self.policy.keep_tail,
+            "score_dims": [[each.score_dims for each in row] for row in table],
+            "top_p": [[each.top_p for each in row] for row in table],
+        }  # fmt: skip
+        text = json.dumps(body, indent=1).replace("\n   ", " ").replace("\n  ]", "]") + "\n"
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "w") as out:
+                out.write(text)
+            partial.replace(path)
+        except OSError as error:
+            raise StateError(f"policy file {path} must be writable: {error.strerror}") from error
+
+    def _table(self) -> list[list[AttentionPolicy]]:
+        """By layer and head."""
+        layers = 1 + max(key[0] for key in self.policy.overrides if isinstance(key, tuple))
+        heads = len(self.policy.overrides) // layers
+        return [[self.policy.at(layer, head) for head in range(heads)] for layer in range(layers)]
+
+    def _check(self, shape: KvShape) -> None:
+        table = self._table()
+        if (len(table), len(table[0])) != (shape.layers, shape.kv_heads):
+            raise CommandError(
+                f"score_dims must be of {shape.layers} layers and {shape.kv_heads} KV heads, not of {len(table)} and "
+                f"{len(table[0])}"
+            )
+        self.layout.token_layout(shape.dim)
+        self.layout.index_layout(shape.dim)
+        for own in self.policy.overrides.values():
+            own.resolve(1, shape.dim, self.layout)
+
+
+def model_digest(config: Any) -> str:
+    """Digest (16 hexadecimal digits) of what decides K and V in a transformers configuration."""
+    text = config.get_text_config(decoder=True).to_dict()
+    decisive = {name: text[name] for name in _DECISIVE if text.get(name) is not None}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def own_folder() -> Path:
+    """Where the user's policy files lie."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return Path(base if base else Path.home() / ".local" / "share") / "nearflash" / "policies"
+
+
+def policy_files() -> Iterator[Path]:
+    """The user's files, then the shipped ones."""
+    for folder in (own_folder(), _SHIPPED):
+        yield from sorted(folder.glob("*.json"))
+
+
+def find_policy(digest: str, shape: KvShape | None = None) -> tuple[Path, PolicyFile] | None:
+    """The file that belongs to a model; of several the user's own. Raises StateError for a damaged one of the model."""
+    for path in policy_files():
+        try:
+            own = json.loads(path.read_text("utf-8")).get("digest")
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue  # nothing says that it is this model's
+        if own == digest:
+            return path, PolicyFile.read(path, shape, digest)
+    return None
+
+
+def _policy(
+    top_k: float, local_window: int, keep_tail: bool, score_dims: list[Any], top_p: list[Any]
+) -> AttentionPolicy:
+    base = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=top_k, local_window=local_window, keep_tail=keep_tail)
+    heads: dict[int | tuple[int, int], AttentionPolicy] = {}
+    for layer, row in enumerate(zip(score_dims, top_p, strict=True)):
+        if any(type(each) is not list for each in row) or len(row[0]) != len(score_dims[0]):
+            raise CommandError("score_dims and top_p must be lists of as many numbers for each layer")
+        for head, (r, tau) in enumerate(zip(*row, strict=True)):
+            if type(r) is not int or type(tau) is not float:
+                raise CommandError(f"score_dims must be counts and top_p numbers, not {r!r:.40} and {tau!r:.40}")
+            heads[layer, head] = replace(base, score_dims=r, top_p=tau)
+    if not heads:
+        raise CommandError("score_dims must be of a layer and a KV head at least")
+    return replace(base, overrides=heads)
+
+
+def _layout(what: str, body: Any) -> KvLayout:
+    group, interleaved, block, form, page = fields(
+        f"the layout in {what}", body, group_tokens=int, interleaved=bool, block_tokens=int, index_format=str,
+        page_bytes=int,
+    )  # fmt: skip
+    if form not in IndexFormat.__members__ or not group or not block or not page:
+        raise CommandError(f"layout must have sizes above 0 and an index format, not {body!r:.200}")
+    return KvLayout(group, interleaved, block, IndexFormat[form], page)
