@@ -1,5 +1,7 @@
 """Options of the whole test run."""
 
+import signal
+
 import pytest
 
 
@@ -9,6 +11,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         help="devices that tests/system runs on, for example verilator:update-tiny; may be given several times",
     )
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores it, and Python then raises no KeyboardInterrupt, which tests of interrupts need.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")

@@ -129,3 +129,19 @@ def test_close_closes_every_engine(filled):
     filled.close()
     filled.close()
     assert [engine.closed for engine in filled.engines] == [2, 2]
+
+
+def test_a_crop_that_one_device_rejects_leaves_nothing_that_can_be_attended_to(filled, monkeypatch):
+    """The parts differ in length then: only another crop, or free, goes on."""
+
+    def damaged(*_):
+        raise PageError("page must be whole")
+
+    length = filled.engines[0].kv(filled._numbers[1][0], 0)[0].shape[1]
+    with monkeypatch.context() as patched, pytest.raises(PageError):
+        patched.setattr(filled.engines[1], "crop", damaged)
+        filled.crop(1, length - 1)
+    with pytest.raises(StateError, match="sequence 1 must be cropped or freed"):
+        filled.attend(0, [1], np.ones((1, 4, 1, 8), np.float16))
+    filled.crop(1, length - 2)
+    filled.attend(0, [1], np.ones((1, 4, 1, 8), np.float16))

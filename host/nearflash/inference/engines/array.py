@@ -103,6 +103,7 @@ class CsdArray(Engine):
     def crop(self, sequence: int, length: int) -> None:
         """See Engine.crop. A sequence that some devices rejected tokens of is whole again."""
         numbers = self._numbers[sequence]
+        self._torn.add(sequence)
         self._each(lambda i: self.engines[i].crop(numbers[i], length))
         self._torn.discard(sequence)
 
