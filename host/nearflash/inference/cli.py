@@ -20,6 +20,9 @@ _EXAMPLES = """examples:
   Answer each line of a file, or what another program writes:
     nearflash generate --model smollm2 --chat --prompts prompts.txt
     echo "Why is the sky blue?" | nearflash generate --model smollm2 --chat
+  Talk, and go on with it tomorrow:
+    nearflash generate --model smollm2 --chat --session talk.kv "Who was Ada Lovelace?"
+    nearflash generate --model smollm2 --chat --session talk.kv "And what did she write?"
   Read the KV page groups that hold 95 % of the attention, at most a quarter of them:
     nearflash generate --model smollm2 --chat --prompts prompts.txt --attention sparf-page --top-p 0.95 --top-k 0.25
   Attend on the simulated gateware, its pages on simulated NAND:
@@ -107,6 +110,12 @@ def _add_storage(group: Any) -> None:
         help="Distribute the KV heads over N devices (default: %(default)s).")  # fmt: skip
     add("--path", type=Path, metavar="FILE",
         help="Keep the pages of device cpu in this file (default: a temporary file).")  # fmt: skip
+    add("--session", type=Path, metavar="FILE",
+        help="Keep K and V of the prompt and its text in FILE, and go on from there next time: with --chat the "
+        "conversation, else what the prompt shares with the text so far is not computed again.")  # fmt: skip
+    add("--session-tokens", type=positive, metavar="N",
+        help="Make a new session's file large enough for N tokens (default: as many as the model has positions for).",
+    )  # fmt: skip
     add("--cache-size", type=_size, default=256 << 20, metavar="BYTES",
         help="Keep index and KV page groups that device cpu has read in this much memory, as 512M or 2G (default: "
         "256M).")  # fmt: skip
@@ -123,42 +132,67 @@ def _generate(arguments: argparse.Namespace) -> int:
         raise CommandError(f"stream must be of one prompt, not of {len(prompts)}")
     by_hand = _by_hand(arguments)
     sampling = _sampling(arguments)
+    if arguments.session is not None:
+        _check_session(arguments, prompts)
     set_threads(arguments.threads)  # before torch is imported
 
     from nearflash.inference.engines.setup import open_engine
     from nearflash.inference.generate import generate as continued
-    from nearflash.inference.models import kv_shape, load_model, silent_transformers
+    from nearflash.inference.models import kv_shape, load_model, model_positions, silent_transformers
     from nearflash.inference.policy.choose import AUTO, choose_policy
+    from nearflash.inference.session import Session
+    from nearflash.storage.kv import kept_layout
 
     with nullcontext() if arguments.verbose else silent_transformers():
         model, tokenizer = load_model(arguments.model, arguments.dtype, verbose=arguments.verbose)
         shape = kv_shape(model)
+        own = dict(max_new_tokens=arguments.max_new_tokens, seed=arguments.seed if sampling else None, **sampling,
+                   stream=sys.stdout if arguments.stream else None,
+                   progress=None if arguments.stream else report_progress)  # fmt: skip
         longest = max(map(len, tokenizer(prompts)["input_ids"])) + _TEMPLATE_TOKENS * arguments.chat
-        tokens, layout = longest + arguments.max_new_tokens, None
+        tokens, layout, path = longest + arguments.max_new_tokens, None, arguments.path
+        if arguments.session is not None:
+            tokens, path = arguments.session_tokens or model_positions(model.config), arguments.session
+            layout = kept_layout(path)
         if by_hand is None:
-            policy, layout, sentence = choose_policy(model.config, shape, tokens, arguments.policy or AUTO)
+            chosen = choose_policy(model.config, shape, tokens, arguments.policy or AUTO, stored=layout)
+            policy, layout, sentence = chosen[0], layout or chosen[1], chosen[2]
         else:
             policy, sentence = by_hand, f"policy: {by_hand.mode}, as the options say"
         print(sentence, file=sys.stderr)
-        for line in estimate(shape, policy, tokens, len(prompts), arguments.path, arguments.device):
+        for line in estimate(shape, policy, tokens, len(prompts), path, arguments.device):
             print(line, file=sys.stderr)
         with open_engine(
             shape, policy, tokens=tokens, sequences=len(prompts), device=arguments.device, layout=layout,
-            num_devices=arguments.num_devices, path=arguments.path, nand_block_pages=arguments.nand_block_pages,
-            cache_bytes=arguments.cache_size,
+            num_devices=arguments.num_devices, path=path, nand_block_pages=arguments.nand_block_pages,
+            cache_bytes=arguments.cache_size, keep=arguments.session is not None,
         ) as engine:  # fmt: skip
             if arguments.stream:
                 print("" if arguments.chat else prompts[0], end="", flush=True)
-            done = continued(
-                model, tokenizer, prompts, engine, max_new_tokens=arguments.max_new_tokens, chat=arguments.chat,
-                mini_batches=arguments.mini_batches, progress=None if arguments.stream else report_progress,
-                stream=sys.stdout if arguments.stream else None, seed=arguments.seed if sampling else None,
-                **sampling,
-            )  # fmt: skip
+            if arguments.session is None:
+                done = continued(
+                    model, tokenizer, prompts, engine, chat=arguments.chat, mini_batches=arguments.mini_batches, **own
+                )
+            else:
+                session = Session(model, tokenizer, engine)
+                before = len(session.tokens)
+                done = (session.reply if arguments.chat else session.generate)(prompts[0], **own)
+                print(
+                    f"session: {before} tokens before; K and V of {done.reused_tokens} of them are used again",
+                    file=sys.stderr,
+                )
     for prompt, text in () if arguments.stream else zip(prompts, done.texts, strict=True):
         print(f"{prompt}{' => ' if arguments.chat else ''}{text}\n")
     print(summary(done), file=sys.stderr)
     return 0
+
+
+def _check_session(arguments: argparse.Namespace, prompts: list[str]) -> None:
+    """Raise CommandError for options that a session does not go with."""
+    if len(prompts) > 1 or arguments.mini_batches > 1:
+        raise CommandError(f"session must be of one prompt, not of {len(prompts)}")
+    if arguments.path is not None or arguments.device != "cpu" or arguments.num_devices > 1:
+        raise CommandError("session must be given without path, and with one device cpu: its file is where K and V lie")
 
 
 def _by_hand(arguments: argparse.Namespace) -> AttentionPolicy | None:

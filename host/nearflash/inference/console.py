@@ -13,7 +13,8 @@ from nearflash.storage.io.profile import known_profile
 from nearflash.storage.kv import KvShape
 
 if TYPE_CHECKING:
-    from nearflash.inference.generate import Generated, Progress
+    from nearflash.inference.generate import Generated
+    from nearflash.inference.progress import Progress
 
 __all__ = ["estimate", "read_prompts", "report_progress", "summary"]
 

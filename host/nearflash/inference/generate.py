@@ -2,35 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList, TextStreamer
+from transformers import StoppingCriteriaList
 
 from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import Engine, EngineCounters
+from nearflash.inference.progress import Clock, Progress, TextOut, Tick
 
-__all__ = ["Generated", "Progress", "generate"]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a generation is."""
-
-    step: int
-    """Tokens of each sequence, of the mini-batch that is behind most."""
-    steps: int
-    """Of these at most."""
-    tokens_per_s: float
-    """All sequences' together, since the first token."""
-    flash_bytes_per_token: float
-    """Asked for attention so far, by token after the first ones."""
-    remaining_s: float
-    """Time left at this rate, if no sequence ends early."""
+__all__ = ["Generated", "generate", "until_end"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +30,8 @@ class Generated:
     """From then on."""
     counters: EngineCounters
     """Of the engine, for these prompts alone."""
+    reused_tokens: int = 0
+    """Of the prompts, whose K and V were stored already."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -84,7 +70,7 @@ def generate(
     texts = [_as_message(tokenizer, prompt) for prompt in prompts] if chat else list(prompts)
     settings = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id} | options
     before = engine.counters + EngineCounters()
-    clock = _Clock(engine, before, len(prompts), mini_batches, max_new_tokens, progress)
+    clock = Clock(engine, before, len(prompts), mini_batches, max_new_tokens, progress)
 
     def run(part: int) -> list[list[int]]:
         batch = tokenizer(
@@ -93,11 +79,11 @@ def generate(
         ).to(model.device)  # fmt: skip
         if batch["input_ids"].shape[1] == 0:
             raise CommandError("prompts must have a token at least, but all of a mini-batch are empty")
-        stops = StoppingCriteriaList([_Tick(clock, part)])
+        stops = StoppingCriteriaList([Tick(clock, part)])
         with NearflashCache(engine, model.config) as cache:
-            shown = None if stream is None else _Streamer(tokenizer, stream)
+            shown = None if stream is None else TextOut(tokenizer, stream)
             out = model.generate(**batch, past_key_values=cache, stopping_criteria=stops, streamer=shown, **settings)
-        return [_until_end(row, model) for row in out[:, batch["input_ids"].shape[1] :].tolist()]
+        return [until_end(row, model) for row in out[:, batch["input_ids"].shape[1] :].tolist()]
 
     if seed is not None:
         torch.manual_seed(seed)
@@ -115,71 +101,6 @@ def generate(
     )  # fmt: skip
 
 
-@dataclass
-class _Clock:
-    """Times the steps of all mini-batches, and reports how far they are."""
-
-    engine: Engine
-    before: EngineCounters
-    sequences: int
-    mini_batches: int
-    max_new_tokens: int
-    report: Callable[[Progress], None] | None
-    steps: dict[int, int] = field(default_factory=dict)
-    start: float = field(default_factory=perf_counter)
-    first: float | None = None
-    last: float = 0.0
-    stopped: bool = False
-    """The mini-batches are to end with the token that they are at."""
-
-    @property
-    def prefill_s(self) -> float:
-        return (self.first or self.last or self.start) - self.start
-
-    @property
-    def decode_s(self) -> float:
-        return self.last - (self.first or self.last)
-
-    def tick(self, part: int) -> None:
-        """A mini-batch has one token more."""
-        self.steps[part] = self.steps.get(part, 0) + 1
-        self.last = perf_counter()
-        if len(self.steps) < self.mini_batches:
-            return
-        step = min(self.steps.values())
-        if self.first is None:
-            self.first = self.last
-        if self.report is not None:
-            per_step_s = self.decode_s / max(step - 1, 1)
-            rate = self.sequences / per_step_s if step > 1 else 0.0
-            flash_bytes = sum((self.engine.counters - self.before).flash_bytes.values())
-            per_token = flash_bytes / max((step - 1) * self.sequences, 1)
-            self.report(Progress(step, self.max_new_tokens, rate, per_token, per_step_s * (self.max_new_tokens - step)))
-
-
-class _Streamer(TextStreamer):
-    """Writes whole words of the reply as they come."""
-
-    def __init__(self, tokenizer: Any, out: TextIO) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._out = out
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """See TextStreamer."""
-        print(text, end="\n" if stream_end else "", file=self._out, flush=True)
-
-
-class _Tick(StoppingCriteria):
-    """Called at every token; stops what the clock says is stopped."""
-
-    def __init__(self, clock: _Clock, part: int) -> None:
-        self._clock, self._part = clock, part
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self._clock.tick(self._part)
-        return torch.full((len(input_ids),), self._clock.stopped, dtype=torch.bool, device=input_ids.device)
-
-
 def _as_message(tokenizer: Any, prompt: str) -> str:
     if not tokenizer.chat_template:
         raise CommandError("chat must be False for a model whose tokenizer has no template, not True")
@@ -187,7 +108,7 @@ def _as_message(tokenizer: Any, prompt: str) -> str:
     return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
-def _until_end(tokens: list[int], model: Any) -> list[int]:
+def until_end(tokens: list[int], model: Any) -> list[int]:
     """Tokens up to the first end-of-text token, that one included."""
     ends = model.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends or ())

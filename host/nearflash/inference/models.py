@@ -15,7 +15,7 @@ from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.storage.kv import KvShape
 
-__all__ = ["DTYPES", "SMOLLM2", "kv_shape", "load_model", "silent_transformers"]
+__all__ = ["DTYPES", "SMOLLM2", "kv_shape", "load_model", "model_positions", "silent_transformers"]
 
 SMOLLM2 = "smollm2"
 """The name for `load_model`: SmolLM2-135M-Instruct, 4-bit weights that are unpacked when loaded."""
@@ -57,6 +57,11 @@ def silent_transformers() -> Iterator[None]:
 def kv_shape(model: Any) -> KvShape:
     """K and V on flash: layers with full attention, KV heads, head dimension. Raises as `kv_shape_of` does."""
     return kv_shape_of(model.config)
+
+
+def model_positions(config: Any) -> int:
+    """Tokens that a model was made for; 32,768 where its configuration does not say."""
+    return int(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or 32_768)
 
 
 def _source(name: str) -> tuple[Path, dict[str, str]]:

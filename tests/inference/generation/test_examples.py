@@ -5,8 +5,8 @@ import torch
 from transformers import DynamicCache
 
 from nearflash.inference.examples import chat, summarise
-from nearflash.inference.examples.chat import Conversation
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.session import Session
 
 SENTENCE = "The committee met in the spring of that year and decided that the old bridge had to be mended. "
 
@@ -27,11 +27,11 @@ def test_summarise_prints_each_file(capsys, tmp_path, doclm_folder):
 
 
 def test_a_later_turn_gives_what_the_whole_history_gives(doclm, tokenizer, engine):
-    with Conversation(doclm, tokenizer, engine) as conversation:
-        conversation.say(SENTENCE * 3, max_new_tokens=4)
+    with Session(doclm, tokenizer, engine) as conversation:
+        conversation.reply(SENTENCE * 3, max_new_tokens=4)
         stored = engine.kv(1, 0)[0].shape[1]
         assert stored == len(conversation.tokens) - 1
-        conversation.say(" What did they decide?", max_new_tokens=5)
+        conversation.reply(" What did they decide?", max_new_tokens=5)
         history, reply = torch.tensor([conversation.tokens[:-5]]), conversation.tokens[-5:]
     own = doclm.generate(
         history, past_key_values=DynamicCache(config=doclm.config), max_new_tokens=5, do_sample=False, pad_token_id=0
@@ -44,8 +44,8 @@ def test_a_later_turn_gives_what_the_whole_history_gives(doclm, tokenizer, engin
 
 def test_chat_answers_each_line(capsys, monkeypatch, doclm_folder):
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\nAnd then?\n"))
-    say = Conversation.say
-    monkeypatch.setattr(Conversation, "say", lambda self, line: say(self, line, 3))
+    reply = Session.reply
+    monkeypatch.setattr(Session, "reply", lambda self, line, **options: reply(self, line, max_new_tokens=3))
     assert chat.main(["--model", str(doclm_folder), "--tokens", "64"]) == 0
     assert capsys.readouterr().out.count("\n") >= 2
 

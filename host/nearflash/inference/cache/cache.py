@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from nearflash.abi.errors import CommandError, NearflashError, ShapeError, UnsupportedError
-from nearflash.inference.cache.decoder import flash_layers, own_layer
+from nearflash.abi.errors import CommandError, NearflashError, ShapeError
+from nearflash.inference.cache.decoder import check_all_layers, flash_layers, own_layer
 from nearflash.inference.cache.layer import FlashLayer
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.engines.write_behind import WriteBehind
@@ -67,11 +67,8 @@ class NearflashCache(Cache):
 
         Rows count as padded on the left to the longest. Raises UnsupportedError for a model with other layers, too.
         """
+        check_all_layers(config)
         cache = cls(engine, config)
-        if any(not isinstance(layer, FlashLayer) for layer in cache.layers):
-            raise UnsupportedError(
-                "stored sequences must be of a model with full attention in every layer: those of others are not stored"
-            )
         longest = max(tokens, default=0)
         cache.sequences = list(sequences)
         cache._columns = np.arange(longest) >= longest - np.array(tokens, np.int64)[:, None]

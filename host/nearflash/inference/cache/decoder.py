@@ -8,7 +8,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.storage.kv import KvShape
 
-__all__ = ["check_decoder", "flash_layers", "kv_shape_of", "own_layer"]
+__all__ = ["check_decoder", "check_all_layers", "flash_layers", "kv_shape_of", "own_layer"]
 
 _FULL = "full_attention"
 
@@ -57,6 +57,15 @@ def check_decoder(model: Any) -> None:
     if reason := _obstacle(model, config, config.get_text_config(decoder=True)):
         raise UnsupportedError(
             f"model must be a decoder with plain softmax attention, but {config.model_type!r} {reason}"
+        )
+
+
+def check_all_layers(config: PreTrainedConfig) -> None:
+    """Raise UnsupportedError for a model of which some layers are not on flash."""
+    layers = config.get_text_config(decoder=True).num_hidden_layers
+    if len(flash_layers(config)) < layers:
+        raise UnsupportedError(
+            "stored sequences must be of a model with full attention in every layer: those of others are not stored"
         )
 
 

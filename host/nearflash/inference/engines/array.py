@@ -1,6 +1,6 @@
 """KV heads over several devices: each holds some heads of every layer, and attends to them alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, count, pairwise
 from typing import TypeVar
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import (
+    CommandError,
     ConfigError,
     DeviceError,
     DeviceLostError,
@@ -74,7 +75,8 @@ class CsdArray(Engine):
 
     def free(self, sequence: int) -> None:
         """Forget a sequence on every device that still works."""
-        numbers = self._numbers.pop(sequence)
+        numbers = self._known(sequence)
+        del self._numbers[sequence]
         self._torn.discard(sequence)
         for engine, number in zip(self.engines, numbers, strict=True):
             try:
@@ -102,7 +104,7 @@ class CsdArray(Engine):
 
     def crop(self, sequence: int, length: int) -> None:
         """See Engine.crop. A sequence that some devices rejected tokens of is whole again."""
-        numbers = self._numbers[sequence]
+        numbers = self._known(sequence)
         self._torn.add(sequence)
         self._each(lambda i: self.engines[i].crop(numbers[i], length))
         self._torn.discard(sequence)
@@ -133,6 +135,15 @@ class CsdArray(Engine):
         return np.concatenate(outs, axis=1)
 
     @property
+    def lengths(self) -> Mapping[int, int]:
+        """See Engine.lengths."""
+        each = [engine.lengths for engine in self.engines]
+        return {
+            sequence: min(lengths[number] for lengths, number in zip(each, numbers, strict=True))
+            for sequence, numbers in self._numbers.items()
+        }
+
+    @property
     def counters(self) -> EngineCounters:
         """The sum of the engines': seconds are those of engines at work side by side."""
         return sum((engine.counters for engine in self.engines), EngineCounters())
@@ -155,6 +166,11 @@ class CsdArray(Engine):
             raise StateError(
                 f"sequence {sequence} must be cropped or freed: some devices hold tokens that others rejected"
             )
+        return self._known(sequence)
+
+    def _known(self, sequence: int) -> tuple[int, ...]:
+        if sequence not in self._numbers:
+            raise CommandError(f"sequence must be one that was added and not freed, not {sequence!r}")
         return self._numbers[sequence]
 
     def _each(self, call: Callable[[int], _T]) -> list[_T]:

@@ -1,11 +1,11 @@
 """What computes attention over stored KV: the interface of CpuEngine, DeviceEngine and CsdArray."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +110,27 @@ class Engine(ABC):
         softcap). sinks (kv_heads, g): logits that join the softmax and have no value. Raises UnsupportedError where the
         engine has neither; ShapeError for more tokens than there are.
         """
+
+    @property
+    def lengths(self) -> Mapping[int, int]:
+        """Tokens that every layer has, by sequence. Raises UnsupportedError without it."""
+        raise UnsupportedError(f"engine must be one that lists sequences, not {self.name}")
+
+    @property
+    def is_kept(self) -> bool:
+        """Its sequences outlast it."""
+        return False
+
+    @property
+    def notes(self) -> Mapping[int, Mapping[str, Any]]:
+        """What `note` was given of each sequence that outlasts the engine; nothing where none does."""
+        return {}
+
+    def note(self, sequence: int, info: Mapping[str, Any]) -> None:  # noqa: B027
+        """Keep info (JSON values) with a sequence, where that outlasts the engine. Raises CommandError, StateError."""
+
+    def flush(self) -> None:  # noqa: B027
+        """Return when what was appended is durable, where it outlasts the engine: all full KV page groups."""
 
     @property
     @abstractmethod

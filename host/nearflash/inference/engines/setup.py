@@ -7,6 +7,7 @@ from functools import partial
 from itertools import accumulate
 from math import lcm
 from pathlib import Path
+from typing import Any
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.attention.pages import IndexFormat, TokenLayout
@@ -23,7 +24,7 @@ from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
 from nearflash.storage.io.queue import QueueBackend
-from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore
+from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore, kept_store
 
 __all__ = ["CPU", "default_layout", "flash_geometry", "open_engine", "split_cache"]
 
@@ -41,7 +42,7 @@ _SPARE_BLOCKS = 4
 def open_engine(
     shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = CPU, num_devices: int = 1,
     path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, cache_bytes: int = 0,
-    suffix_bytes: int = DEFAULT_SUFFIX_BYTES,
+    suffix_bytes: int = DEFAULT_SUFFIX_BYTES, keep: bool = False,
 ) -> Engine:  # fmt: skip
     """An engine with room for `sequences` of up to `tokens` tokens each; of several devices a CsdArray.
 
@@ -50,9 +51,13 @@ def open_engine(
     `cache_bytes` stay in memory, the index before KV page groups. Any other device keeps pages in its memory; or on its
     NAND, where `nand_block_pages` gives the pages of one of its blocks.
     Unindexed suffixes stay in memory up to `suffix_bytes` (KvStore), unless their pages are in a device's memory.
+    With `keep` the sequences in `path` outlast the engine, a crash too: where the file is there it is opened, as large
+    as it is, and `lengths` has what it holds (nearflash.storage.kv.kept_store).
     Raises CommandError for a path or NAND where there is none, ConfigError for more devices than KV heads, what opening
     raises.
     """
+    if keep and (path is None or num_devices > 1):
+        raise CommandError("keep must be False without a path, and with several devices: there sequences are not kept")
     if device != CPU and path is not None:
         raise CommandError(f"path must be given with device {CPU} alone, not with {device!r}: it has its own memory")
     if device == CPU and nand_block_pages:
@@ -66,7 +71,7 @@ def open_engine(
             file = path if path is None or num_devices == 1 else path.with_name(f"{path.name}.{place}")
             if device == CPU:
                 room = cache_bytes // num_devices, suffix_bytes // num_devices
-                engines.append(_cpu(own, policy, layout, tokens, sequences, file, end - count, *room))
+                engines.append(_cpu(own, policy, layout, tokens, sequences, file, end - count, *room, keep))
             else:
                 flash = partial(_device_flash, own, layout, tokens, sequences, nand_block_pages)
                 kept = suffix_bytes // num_devices if nand_block_pages else 0
@@ -116,16 +121,20 @@ def _cpu(
     first: int,
     cache_bytes: int,
     suffix_bytes: int,
+    keep: bool,
 ) -> Engine:
     from nearflash.inference.engines.cpu import CpuEngine
 
     geometry = flash_geometry(shape, layout, tokens, sequences, channels=1)
-    if path is not None:
-        flash, name = FileFlash.create(path, geometry, backend=QueueBackend()), f"cpu on {path}"
-    else:
+    options: dict[str, Any] = {"background": True, "suffix_bytes": suffix_bytes}
+    name = CPU if path is None else f"cpu on {path}"
+    if path is None:
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
-            flash, name = FileFlash.create(Path(folder) / "kv", geometry, direct=False), CPU
-    store = KvStore(flash, shape, layout, background=True, suffix_bytes=suffix_bytes)
+            store = KvStore(FileFlash.create(Path(folder) / "kv", geometry, direct=False), shape, layout, **options)
+    elif keep:
+        store = kept_store(path, shape, layout, geometry, backend=QueueBackend(), **options)
+    else:
+        store = KvStore(FileFlash.create(path, geometry, backend=QueueBackend()), shape, layout, **options)
     index, groups = split_cache(cache_bytes, shape, layout, tokens, sequences)
     return CpuEngine(store, policy, first_head=first, index_cache_bytes=index, page_cache_bytes=groups, name=name)
 

@@ -1,6 +1,8 @@
 """What engines over a KvStore share: sequences, appended tokens, one call at a time."""
 
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +54,33 @@ class StoreEngine(Engine):
         """See Engine.append."""
         with self._lock, self._counters.timed("append"):
             self.store.append(sequence, layer, k, v)
+
+    @property
+    def lengths(self) -> Mapping[int, int]:
+        """See Engine.lengths."""
+        return self.store.lengths
+
+    @property
+    def is_kept(self) -> bool:
+        """See Engine.is_kept."""
+        return self.store.is_kept
+
+    @property
+    def notes(self) -> Mapping[int, Mapping[str, Any]]:
+        """See Engine.notes."""
+        return self.store.notes
+
+    def note(self, sequence: int, info: Mapping[str, Any]) -> None:
+        """See Engine.note."""
+        with self._lock:
+            if self.store.is_kept:
+                self.store.note(sequence, info)
+
+    def flush(self) -> None:
+        """See Engine.flush."""
+        with self._lock:
+            if self.store.is_kept:
+                self.store.flush()
 
     @property
     def counters(self) -> EngineCounters:

@@ -49,12 +49,16 @@ def _status(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from nearflash.storage.flash.file import FileFlash
+    from nearflash.storage.kv.kept import kept_sequences
     from nearflash.storage.kv.layout import described
 
     with FileFlash.open(arguments.file, direct=not arguments.buffered) as flash:
         shape, layout = described(flash.about)
         geometry = flash.geometry
         _, _, erased = flash.headers(np.arange(geometry.pages))
+        sequences = kept_sequences(flash) if "store" in flash.about else {}
     print(f"{shape}\n{layout}\n{geometry}")
+    for sequence, tokens in sequences.items():
+        print(f"sequence {sequence}: {tokens} tokens in whole KV page groups")
     print(f"{arguments.file}: {geometry.pages} pages, {int((~erased).sum())} programmed, {int(erased.sum())} erased")
     return 0

@@ -13,9 +13,11 @@ from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import CommandError
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.flash.page import PageData, PageKeys
+from nearflash.storage.kv.journal import SequenceJournal
 from nearflash.storage.kv.layout import KvLayout
 from nearflash.storage.kv.pages import F16, PageMaker
-from nearflash.storage.kv.sequence import StoredSequence
+from nearflash.storage.kv.recovery import FoundPages
+from nearflash.storage.kv.sequence import StoredSequence, Tags
 from nearflash.storage.kv.space import BlockSpace
 
 __all__ = ["Sequences"]
@@ -25,14 +27,14 @@ _READ_BYTES = 16 << 20
 
 
 class Sequences:
-    """Their states by number; `durable`: the flash outlasts its user. `suffix_bytes` as KvStore takes it."""
+    """Their states by number; `durable`: the flash outlasts its user. Other options are KvStore's."""
 
     def __init__(
         self, pages: PageMaker, space: BlockSpace, read: Callable[[PageNumbers, PageKeys], PageData], *,
-        suffix_bytes: int, durable: bool,
+        suffix_bytes: int, durable: bool, journal: SequenceJournal | None = None,
     ) -> None:  # fmt: skip
         self._maker, self._space, self._read = pages, space, read
-        self._suffix_bytes, self._durable = suffix_bytes, durable
+        self._suffix_bytes, self._durable, self._journal = suffix_bytes, durable, journal
         self._states: dict[int, StoredSequence] = {}
         self._holders: dict[int, set[int]] = {}
         """Sequences with pages that go by a number."""
@@ -55,7 +57,9 @@ class Sequences:
     def add(self) -> int:
         """A new one's number."""
         number = self._number()
-        self._hold(number, StoredSequence(self._maker.shape, self._layout, self._suffix_tokens(), number))
+        state = StoredSequence(self._maker.shape, self._layout, self._suffix_tokens(), number)
+        self._note(number, state.token_tags, state.index_tags)
+        self._hold(number, state)
         return number
 
     def fork(self, number: int) -> int:
@@ -77,6 +81,7 @@ class Sequences:
             used = tokens % child.suffix_tokens
             kv = parent.suffix(layer)
             child.set_suffix(layer, kv[:, :, kv.shape[2] - used :], tokens)
+        self._note(own, child.token_tags, child.index_tags)
         self._space.share(child.pages(self._layout.group_pages))
         self._hold(own, child)
         return own
@@ -94,23 +99,28 @@ class Sequences:
         layers = range(self._maker.shape.layers)
         start = length // state.suffix_tokens * state.suffix_tokens
         kept = [self._tokens(number, layer, start, length) for layer in layers]
-        sums = [self._v_sum(number, layer, length) for layer in layers]
+        sums = [self._v_sum_of_first(number, layer, length) for layer in layers]
         groups, blocks = length // self._layout.group_tokens, length // self._layout.block_tokens
         if self._durable and any(table.pages.shape[1] > groups for table in state.tokens):
             tag = self._number()
-            state.token_tags, state.index_tags = state.token_tags.then(groups, tag), state.index_tags.then(blocks, tag)
+            tags = state.token_tags.then(groups, tag), state.index_tags.then(blocks, tag)
+            self._note(number, *tags)
+            state.token_tags, state.index_tags = tags
             self._hold(number, state)
         dropped = []
         for layer in layers:
             tokens = state.tokens[layer].truncate(groups).reshape(-1, 1) + np.arange(self._layout.group_pages)
             dropped += [tokens.ravel(), state.index[layer].truncate(blocks * self._maker.index_layout.pages).ravel()]
             state.set_suffix(layer, kept[layer], length)
-            state.v_sum[layer] -= sums[layer]
+            state.v_sum[layer] = sums[layer]
         self._space.release(np.concatenate(dropped))
 
     def free(self, number: int) -> None:
         """Forget one; pages that no other holds are dead. Raises CommandError."""
-        self._space.release(self[number].pages(self._layout.group_pages))
+        pages = self[number].pages(self._layout.group_pages)
+        if self._journal is not None:
+            self._journal.free(number)
+        self._space.release(pages)
         del self._states[number]
         self._holders = {tag: left for tag, holders in self._holders.items() if (left := holders - {number})}
 
@@ -124,6 +134,64 @@ class Sequences:
                 state = self._states[number]
                 table = (state.tokens if key["kind"] == PageKind.TOKEN else state.index)[int(key["layer"])]
                 table.replace(place, before, after)
+
+    def restore(self, found: FoundPages) -> None:
+        """The sequences of the journal, their pages as they were found; the index may lack blocks at the end.
+
+        What comes next goes by a number of its own: pages that were left out here may lie there. Raises PageError.
+        """
+        assert self._journal is not None, "called with a journal"
+        entries, sums = dict(self._journal.entries), self._journal.sums or {}
+        tags = (tag for one in entries.values() for tag in (*one.token_tags.numbers, *one.index_tags.numbers))
+        self._next = max(*found.numbers, *entries, *tags, -1, -1) + 1
+        size, block = self._layout.group_tokens, self._layout.block_tokens
+        for number, entry in entries.items():
+            state = StoredSequence(self._maker.shape, self._layout, self._suffix_tokens(), number)
+            state.token_tags, state.index_tags = entry.token_tags, entry.index_tags
+            groups = found.tables(PageKind.TOKEN, state.token_tags)
+            index = found.tables(PageKind.INDEX, state.index_tags)
+            count = min(pages.shape[1] for pages in groups)
+            blocks = count * size // block
+            for layer, table in enumerate(groups):
+                state.tokens[layer].extend(table[:, :count])
+                state.index[layer].extend(index[layer][:, : blocks * self._maker.index_layout.pages])
+            state.lengths[:] = count * size
+            self._states[number] = state
+        pages = [state.pages(self._layout.group_pages) for state in self._states.values()]
+        self._space.restore(found.ends, found.kinds, np.concatenate([np.zeros(0, np.int64), *pages]), found.keys)
+        for number, state in self._states.items():
+            tokens, tag = int(state.lengths[0]), self._number()
+            known, v_sum = sums.get(number, (-1, np.zeros(0)))
+            is_known = known == tokens and v_sum.size == state.v_sum.size
+            for layer in range(self._maker.shape.layers):
+                first = state.memory_start(layer)
+                state.set_suffix(layer, self._programmed(number, layer, first, tokens), tokens)
+                if not is_known:
+                    state.v_sum[layer] = self._v_sum(number, layer, 0, tokens)
+            if is_known:
+                state.v_sum[:] = v_sum.reshape(state.v_sum.shape)
+            own = state.token_tags.then(tokens // size, tag), state.index_tags.then(tokens // block, tag)
+            self._note(number, *own)
+            state.token_tags, state.index_tags = own
+            self._hold(number, state)
+
+    def group_sums(self) -> dict[int, tuple[int, NDArray[np.float64]]]:
+        """Tokens of whole KV page groups, and the sums of their V, by sequence, of those whose layers are as long."""
+        sums, size = {}, self._layout.group_tokens
+        for number, state in self._states.items():
+            tokens = int(state.lengths[0])
+            if (state.lengths == tokens).all():
+                whole = tokens // size * size
+                last = [
+                    self._tokens(number, layer, whole, tokens)[1].sum(axis=1, dtype=np.float64)
+                    for layer in range(self._maker.shape.layers)
+                ]
+                sums[number] = whole, state.v_sum - np.stack(last)
+        return sums
+
+    def _note(self, number: int, token_tags: Tags, index_tags: Tags) -> None:
+        if self._journal is not None:
+            self._journal.place(number, token_tags, index_tags)
 
     @property
     def _layout(self) -> KvLayout:
@@ -145,30 +213,41 @@ class Sequences:
         has_room = (kept + 1) * whole * self._maker.shape.token_bytes <= self._suffix_bytes
         return whole if has_room else self._layout.group_tokens
 
-    def _v_sum(self, number: int, layer: int, length: int) -> NDArray[np.float64]:
-        """Of the values of all tokens from `length` on, (heads, d)."""
-        state, shape = self[number], self._maker.shape
+    def _v_sum_of_first(self, number: int, layer: int, length: int) -> NDArray[np.float64]:
+        """Of the values of the first `length` tokens, (heads, d), by the shorter of the two ways. Sums are exact."""
+        end, every = int(self[number].lengths[layer]), self[number].v_sum[layer]
+        if 2 * length < end:
+            return self._v_sum(number, layer, 0, length)
+        kept: NDArray[np.float64] = every - self._v_sum(number, layer, length, end)
+        return kept
+
+    def _v_sum(self, number: int, layer: int, start: int, end: int) -> NDArray[np.float64]:
+        """Of the values of tokens [start, end), (heads, d)."""
+        shape = self._maker.shape
         group_bytes = shape.kv_heads * self._layout.group_pages * self._layout.page_bytes
         step = max(_READ_BYTES // group_bytes, 1) * self._layout.group_tokens
-        total, end = np.zeros((shape.kv_heads, shape.dim)), int(state.lengths[layer])
-        for first in range(length, end, step):
+        total = np.zeros((shape.kv_heads, shape.dim))
+        for first in range(start, end, step):
             v = self._tokens(number, layer, first, min(first + step, end))[1]
             total += v.sum(axis=1, dtype=np.float64)
         return total
 
     def _tokens(self, number: int, layer: int, first: int, end: int) -> F16:
         """K and V of tokens [first, end), (2, heads, t, d), from memory or their pages. Raises PageError."""
-        state, size = self[number], self._layout.group_tokens
-        memory = state.memory_start(layer)
-        parts = []
-        if first < min(end, memory):
-            groups = range(first // size, -(-min(end, memory) // size))
-            numbers = state.tokens[layer].pages[:, groups.start : groups.stop, None]
-            keys = self._maker.token_keys(state.token_tags.of(np.arange(groups.start, groups.stop)), layer, groups)
-            read = self._read((numbers + np.arange(self._layout.group_pages)).reshape(-1), keys.reshape(-1))
-            kv = self._maker.values(read.data).reshape(2, len(numbers), len(groups) * size, -1)
-            parts.append(kv[:, :, first - groups.start * size : min(end, memory) - groups.start * size])
-        if end > memory:
-            parts.append(state.suffix(layer)[:, :, max(first - memory, 0) : end - memory])
-        empty = np.zeros((2, self._maker.shape.kv_heads, 0, self._maker.shape.dim), np.float16)
-        return np.concatenate([empty, *parts], axis=2)
+        memory = self[number].memory_start(layer)
+        stored = self._programmed(number, layer, first, min(end, memory))
+        if end <= memory:
+            return stored
+        return np.concatenate([stored, self[number].suffix(layer)[:, :, max(first - memory, 0) : end - memory]], axis=2)
+
+    def _programmed(self, number: int, layer: int, first: int, end: int) -> F16:
+        """K and V of tokens [first, end) from their pages, (2, heads, t, d). Raises PageError."""
+        state, size, shape = self[number], self._layout.group_tokens, self._maker.shape
+        if first >= end:
+            return np.zeros((2, shape.kv_heads, 0, shape.dim), np.float16)
+        groups = range(first // size, -(-end // size))
+        numbers = state.tokens[layer].pages[:, groups.start : groups.stop, None]
+        keys = self._maker.token_keys(state.token_tags.of(np.arange(groups.start, groups.stop)), layer, groups)
+        read = self._read((numbers + np.arange(self._layout.group_pages)).reshape(-1), keys.reshape(-1))
+        kv = self._maker.values(read.data).reshape(2, shape.kv_heads, len(groups) * size, shape.dim)
+        return kv[:, :, first - groups.start * size : end - groups.start * size]

@@ -88,6 +88,23 @@ class BlockSpace:
 
     # What changes
 
+    def restore(self, ends: NDArray[np.int64], kinds: NDArray[np.int64], pages: PageNumbers, keys: PageKeys) -> None:
+        """A flash that was in use: pages of each block up to its end are taken, `pages` are live, once for each time
+        that they stand there; keys: of every page of the flash. Of a kind and LUN queue one block goes on being filled.
+        """
+        used = np.flatnonzero(ends)
+        self._taken[used], self._kind[used], self.keys[:] = ends[used], kinds[used], keys
+        np.subtract.at(self._queue_free, used % self._geometry.lun_queues, 1)
+        np.add.at(self._users, pages, 1)
+        self._count(np.unique(pages), 1)
+        for block in used[self._taken[used] < self._size].tolist():
+            place = self._kind[block], block % self._geometry.lun_queues
+            self._taken[block] += self._taken[block] % 2  # pages of separate groups are pairs
+            if self._open[place] == _NONE and self._taken[block] < self._size:
+                self._open[place] = block
+            else:
+                self._taken[block] = self._size  # what was not taken is dead
+
     def take(self, kind: PageKind, queue: int, count: int) -> PageNumbers:
         """The next `count` pages of a LUN queue; live only after `own`. There must be room (`lacking`)."""
         parts = []

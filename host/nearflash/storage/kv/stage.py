@@ -64,6 +64,10 @@ class Stage:
             while self._staged - self._programmed == self._size and self._pending:
                 self._pending.popleft().result()
 
+    def hand_over(self) -> None:
+        """Begin to program what is staged; without a background do it."""
+        self._hand()
+
     def erase(self, block: int) -> None:
         """Erase a block after everything staged before, which is durable by then."""
         self._hand()

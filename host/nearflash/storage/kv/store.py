@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,11 @@ from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeErro
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.flash.page import PageData, PageKeys
+from nearflash.storage.kv.journal import SequenceJournal
 from nearflash.storage.kv.layout import KvLayout, KvShape
 from nearflash.storage.kv.pages import PageMaker
 from nearflash.storage.kv.pool import PagePool
+from nearflash.storage.kv.recovery import FoundPages
 from nearflash.storage.kv.sequences import Sequences
 from nearflash.storage.kv.statistics import Cause, KvStatistics
 
@@ -72,12 +74,17 @@ class KvStore:
     A sequence's unindexed suffix (K and V after its last whole index block) stays in memory, beside being programmed,
     where `suffix_bytes` have room when the sequence is added: T · shape.token_bytes for each.
 
-    Raises CommandError where layout, shape and flash do not fit together.
+    With a `journal` sequences outlast the store: those in it are there again with their whole KV page groups, by the
+    same numbers, and pages are programmed as soon as they are staged. The journal is then the store's own.
+
+    Raises CommandError where layout, shape and flash do not fit together; PageError where pages of the journal's
+    sequences cannot be read.
     """
 
     def __init__(
         self, flash: Flash, shape: KvShape, layout: KvLayout, *, buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         background: bool = False, read_limit: int = DEFAULT_READ_LIMIT, suffix_bytes: int = DEFAULT_SUFFIX_BYTES,
+        journal: SequenceJournal | None = None,
     ) -> None:  # fmt: skip
         geometry = flash.geometry
         if geometry.page_bytes != layout.page_bytes:
@@ -94,12 +101,18 @@ class KvStore:
             flash, lambda *moved: self._sequences.moved(*moved), buffer_bytes=buffer_bytes, background=background,
             read_limit=read_limit,
         )  # fmt: skip
+        self._journal = journal
         self._sequences = Sequences(
-            self.pages, self._pool.space, self.read, suffix_bytes=suffix_bytes, durable=flash.durable
+            self.pages, self._pool.space, self.read, suffix_bytes=suffix_bytes, durable=flash.durable, journal=journal
         )
-        flash.label({"shape": asdict(shape), "layout": asdict(layout)})
         self._host_bytes = 0
         self._open = True
+        if journal is None:
+            flash.label({"shape": asdict(shape), "layout": asdict(layout)})
+        else:
+            self._sequences.restore(FoundPages(flash, shape, layout, verify=journal.sums is None))
+            flash.label({"shape": asdict(shape), "layout": asdict(layout), "store": journal.store})
+            self._complete_index()
 
     # Sequences
 
@@ -135,6 +148,26 @@ class KvStore:
         """Forget a sequence; its pages are erased when their blocks are needed. Raises CommandError."""
         self._sequences.free(sequence)
 
+    def note(self, sequence: int, info: Mapping[str, Any]) -> None:
+        """Keep what the user says of a sequence (JSON values) in the journal, in place of what was said before.
+
+        Raises CommandError for a sequence that is not there, or without a journal.
+        """
+        self._sequences[sequence]
+        if self._journal is None:
+            raise CommandError("notes must be of a store with a journal")
+        self._journal.note(sequence, info)
+
+    @property
+    def is_kept(self) -> bool:
+        """Sequences outlast the store: it has a journal."""
+        return self._journal is not None
+
+    @property
+    def notes(self) -> Mapping[int, Mapping[str, Any]]:
+        """What was said of each sequence; nothing without a journal."""
+        return {} if self._journal is None else {number: one.info for number, one in self._journal.entries.items()}
+
     # Writing
 
     def append(self, sequence: int, layer: int, k: F16, v: F16) -> None:
@@ -152,12 +185,16 @@ class KvStore:
         kv = state.with_suffix(layer, np.stack([k, v]))
         if groups:
             self._store(sequence, layer, groups, blocks, kv)
+            if self._journal is not None:
+                self._pool.stage.hand_over()
         state.extend(layer, kv)
         state.v_sum[layer] += v.sum(axis=1, dtype=np.float64)
         self._host_bytes += k.nbytes + v.nbytes
 
     def flush(self) -> None:
         """Program what is staged, and return when it is durable. Groups that are not full are in memory alone."""
+        if self._journal is not None:
+            self._journal.sync()
         self._pool.reclaim()
         self._pool.flush()
 
@@ -166,8 +203,18 @@ class KvStore:
 
         Raises what programming raised, unless an earlier call did.
         """
-        if self._open:
-            self._open = False
+        if not self._open:
+            return
+        self._open = False
+        if self._journal is None:
+            self._pool.close()
+            return
+        sums = None
+        try:
+            self._pool.flush()
+            sums = self._sequences.group_sums()
+        finally:
+            self._journal.close(sums)
             self._pool.close()
 
     # Reading
@@ -275,6 +322,26 @@ class KvStore:
         read = self.read(pages.reshape(-1), keys.reshape(-1))
         stored = self.pages.k_values(read.data).reshape(self.shape.kv_heads, start - first, self.shape.dim)
         return np.concatenate([stored, k[:, : end - start]], axis=1)
+
+    def _complete_index(self) -> None:
+        """Make the index blocks that a sequence lacks, whose user died between KV page groups and index."""
+        each = self.pages.index_layout.pages
+        for sequence in self._sequences:
+            state = self._sequences[sequence]
+            for layer in range(self.shape.layers):
+                start = int(state.lengths[layer])
+                blocks = range(state.index[layer].pages.shape[1] // each, start // self.layout.block_tokens)
+                if not blocks:
+                    continue
+                keys = self.pages.index_keys(state.index_tags.of(np.arange(blocks.start, blocks.stop)), layer, blocks)
+                queues = self._index_queues(keys)
+                need = np.zeros((len(PageKind), self.flash.geometry.lun_queues), np.int64)
+                need[PageKind.INDEX] = np.bincount(queues, minlength=need.shape[1])
+                self._pool.make_room(need)
+                k = self._indexed(sequence, layer, np.zeros((self.shape.kv_heads, 0, self.shape.dim), np.float16),
+                                  blocks.stop * self.layout.block_tokens, blocks)  # fmt: skip
+                pages = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys, k), queues, Cause.INDEX)
+                state.index[layer].extend(pages.reshape(self.shape.kv_heads, keys[0].size))
 
     def _token_queues(self, keys: PageKeys) -> NDArray[np.int64]:
         """The LUN queue of each page: a head's groups go round channels and luns."""

@@ -43,7 +43,7 @@ def pieces(lengths):
 
 
 @pytest.mark.parametrize("idle_percent", [0, 50])
-def test_whole_sums_equal_the_model(unit, fp16_bits, signed_integers, idle_percent):
+def test_group_sums_equal_the_model(unit, fp16_bits, signed_integers, idle_percent):
     lengths = np.random.default_rng(1).integers(1, 65, 600)
     a, b = (fp16_bits(lengths.sum() * LANES, seed) for seed in (2, 3))
     got = run(unit, a, b, lengths, idle_percent=idle_percent)

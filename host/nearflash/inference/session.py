@@ -1,0 +1,214 @@
+"""A conversation, or a long text, whose K and V are computed once: each prompt brings only what is new of it.
+
+    with open_engine(shape, policy, tokens=8192, sequences=1, path=Path("chat.kv"), keep=True) as engine:
+        print(Session(model, tokenizer, engine).reply("Why is the sky blue?").texts[0])
+
+With an engine that keeps its sequences (`keep=True`) it goes on in another process tomorrow, and after a crash: then
+with every whole KV page group that was stored.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any, TextIO
+
+import torch
+from transformers import StoppingCriteriaList
+
+from nearflash.abi.errors import CommandError, StateError
+from nearflash.inference.cache.attention import attach
+from nearflash.inference.cache.cache import NearflashCache
+from nearflash.inference.cache.decoder import check_all_layers
+from nearflash.inference.engines.base import Engine, EngineCounters
+from nearflash.inference.generate import Generated, until_end
+from nearflash.inference.policy.files import model_digest
+from nearflash.inference.progress import Clock, Progress, TextOut, Tick
+from nearflash.storage.io.sealed import fields, integers
+
+__all__ = ["Session"]
+
+_SAMPLED = 256
+"""Elements of each parameter that go into a model's digest."""
+
+
+class Session:
+    """The one sequence of an engine, continued prompt by prompt. Calls come from one thread.
+
+    Raises StateError where the engine holds a session of another model (its configuration, dtype or weights) or
+    tokenizer, or sequences that are none; what `attach` raises.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, engine: Engine) -> None:
+        self._model, self._tokenizer, self._engine = attach(model), tokenizer, engine
+        self._digests = {"model": _weights_digest(model), "tokenizer": _tokenizer_digest(tokenizer)}
+        self._cache: NearflashCache | None = None
+        self._sequence: int | None = None
+        self._text = ""
+        self._finished = 0
+        """Leading tokens that are those of `_text`, of turns that came to their end."""
+        self.messages: list[dict[str, str]] = []
+        """Of the conversation: `role` and `content`."""
+        self.tokens: list[int] = []
+        """All so far, replies too; after an error those that were to be continued."""
+        if engine.is_kept:
+            check_all_layers(model.config)
+            self._restore()
+
+    @property
+    def stored_tokens(self) -> int:
+        """Leading ones of `tokens` whose K and V are stored, so far as is known."""
+        if self._cache is not None and self._cache.sequences:
+            return self._cache.lengths[0]
+        return 0 if self._sequence is None else min(self._engine.lengths[self._sequence], len(self.tokens))
+
+    def reply(self, message: str, **options: Any) -> Generated:
+        """The model's reply to a user's message, by the tokenizer's template; `options` as `generate` takes them.
+
+        A message that ends in an error, or an interrupt, counts as not said.
+        """
+        messages = [*self.messages, {"role": "user", "content": message}]
+        text = self._rendered(messages)
+        if self._finished and text.startswith(self._text):
+            tokens = (
+                self.tokens[: self._finished]
+                + self._tokenizer(text[len(self._text) :], add_special_tokens=False)["input_ids"]
+            )
+        else:
+            tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        done = self._continue(tokens, **options)
+        self.messages = [*messages, {"role": "assistant", "content": done.texts[0]}]
+        self._finish(text + str(self._tokenizer.decode(done.tokens[0])))
+        return done
+
+    def generate(self, prompt: str, **options: Any) -> Generated:
+        """Continue a text, greedily unless `options` of model.generate state otherwise. What its beginning shares with
+        the tokens so far is not computed again; it takes their place.
+
+        Options of ours: `max_new_tokens` (64), `progress`, `stream` and `seed`, as in nearflash.inference.generate.
+        Raises CommandError for an empty prompt, StorageFullError where the engine has no room: what was stored stays.
+        """
+        done = self._continue(self._tokenizer(prompt)["input_ids"], **options)
+        self.messages = []
+        self._finish("")
+        return done
+
+    def close(self) -> None:
+        """Free what is stored, unless the engine keeps it."""
+        if self._cache is not None and not self._engine.is_kept:
+            self._cache.reset()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Parts
+
+    def _continue(
+        self, prompt: Sequence[int], *, max_new_tokens: int = 64, progress: Callable[[Progress], None] | None = None,
+        stream: TextIO | None = None, seed: int | None = None, **options: Any,
+    ) -> Generated:  # fmt: skip
+        if max_new_tokens < 1:
+            raise CommandError(f"max_new_tokens must be 1 or more, not {max_new_tokens!r}")
+        if not prompt:
+            raise CommandError("prompt must have a token at least, not none")
+        prompt = list(prompt)
+        before = self._engine.counters + EngineCounters()
+        clock = Clock(self._engine, before, 1, 1, max_new_tokens, progress)
+        reused = self._reuse(prompt)
+        cache = self._cache
+        assert cache is not None, "made by _reuse"
+        settings = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": self._tokenizer.pad_token_id}
+        ids = torch.tensor([prompt], device=self._model.device)
+        if seed is not None:
+            torch.manual_seed(seed)
+        try:
+            out = self._model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
+                stopping_criteria=StoppingCriteriaList([Tick(clock, 0)]),
+                streamer=None if stream is None else TextOut(self._tokenizer, stream), **(settings | options),
+            )  # fmt: skip
+            cache.behind.wait()
+        except BaseException:
+            cache.behind.close()
+            self._cache = None  # its layers may differ in length
+            raise
+        new = until_end(out[0, len(prompt) :].tolist(), self._model)
+        self.tokens = prompt + new
+        texts = self._tokenizer.batch_decode([new], skip_special_tokens=True)
+        return Generated(texts, [new], clock.prefill_s, clock.decode_s, self._engine.counters - before, reused)
+
+    def _reuse(self, prompt: list[int]) -> int:
+        """Have the cache hold what the prompt, all but its last token, shares with what is stored; so many tokens."""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, prompt[:-1], strict=False)))
+        stored = self.stored_tokens
+        reused = min(same, stored)
+        if self._cache is None and self._sequence is not None and reused:
+            self._engine.crop(self._sequence, reused)
+            self._cache = NearflashCache.of_sequences(self._engine, self._model.config, [self._sequence], [reused])
+        elif self._cache is None:
+            if self._sequence is not None:
+                self._engine.free(self._sequence)
+            self._cache = NearflashCache(self._engine, self._model.config)
+        elif reused < stored:
+            self._cache.crop(reused - stored)
+        self._sequence = self._cache.batch_sequences(1)[0]
+        self.tokens, self._finished = prompt, self._finished if same >= self._finished else 0
+        self._note()  # before anything is stored that these tokens do not account for
+        return reused
+
+    def _finish(self, text: str) -> None:
+        """The turn has come to its end: the conversation's text is this."""
+        self._text, self._finished = text, len(self.tokens) if text else 0
+        self._note()
+        self._engine.flush()
+
+    def _note(self) -> None:
+        assert self._sequence is not None, "made by _reuse"
+        own = {"tokens": self.tokens, "finished": self._finished, "text": self._text, "messages": self.messages}
+        self._engine.note(self._sequence, self._digests | own)
+
+    def _restore(self) -> None:
+        what = f"the session on {self._engine.name}"
+        noted = {sequence: info for sequence, info in self._engine.notes.items() if info}
+        if len(noted) > 1:
+            raise StateError(f"{what} must be of one sequence, not of {len(noted)}: they are another program's")
+        for sequence, info in noted.items():
+            model, tokenizer, tokens, finished, text, messages = fields(
+                what, info, model=str, tokenizer=str, tokens=list, finished=int, text=str, messages=list
+            )
+            for name, own in (("model", model), ("tokenizer", tokenizer)):
+                if own != self._digests[name]:
+                    raise StateError(f"{what} must be of this {name}, but it is another one's: K and V would not fit")
+            self.tokens, self._text = integers(f"tokens of {what}", tokens), text
+            for message in messages:
+                fields(f"a message of {what}", message, role=str, content=str)
+            if finished > len(tokens):
+                raise StateError(f"{what} must have at most {len(tokens)} finished tokens, not {finished}")
+            self.messages, self._sequence, self._finished = messages, sequence, finished
+        for sequence in set(self._engine.lengths) - set(noted):
+            self._engine.free(sequence)  # of somebody who died before saying what it was
+
+    def _rendered(self, messages: list[dict[str, str]]) -> str:
+        """The conversation as the model reads it, up to where its reply begins."""
+        if self._tokenizer.chat_template:
+            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        return "\n".join(f"{one['role']}:{one['content']}" for one in messages) + "\nassistant:"
+
+
+def _weights_digest(model: Any) -> str:
+    """Of configuration, dtype, and some elements of every parameter: another training gives another one."""
+    digest = hashlib.sha256(f"{model_digest(model.config)} {model.dtype}".encode())
+    for name, values in model.named_parameters():
+        flat = values.detach().reshape(-1)
+        some = flat[:: max(flat.numel() // _SAMPLED, 1)][:_SAMPLED].float().cpu().contiguous()
+        digest.update(name.encode())
+        digest.update(some.numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    words = json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return hashlib.sha256(f"{type(tokenizer).__name__} {words}".encode()).hexdigest()[:32]

@@ -1,0 +1,86 @@
+"""A store whose sequences outlast it: made where its file is not there yet, else opened as it was left."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.attention.codeword import PageKind
+from nearflash.abi.errors import CommandError, StateError
+from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.flash.geometry import FlashGeometry
+from nearflash.storage.io.backend import IoBackend
+from nearflash.storage.kv.journal import SequenceJournal, journal_path
+from nearflash.storage.kv.layout import KvLayout, KvShape, described
+from nearflash.storage.kv.recovery import FoundPages
+from nearflash.storage.kv.store import KvStore
+
+__all__ = ["kept_layout", "kept_sequences", "kept_store"]
+
+
+def kept_layout(path: Path, **options: Any) -> KvLayout | None:
+    """The page layout of a kept store; None where there is none yet. `options` are FileFlash.open's.
+
+    Raises StateError for a file that holds something else, or is in use.
+    """
+    if not path.exists():
+        return None
+    with FileFlash.open(path, **options) as flash:
+        return described(flash.about)[1] if flash.about else None
+
+
+def kept_store(
+    path: Path, shape: KvShape, layout: KvLayout, geometry: FlashGeometry, *, direct: bool = True,
+    backend: IoBackend | None = None, **options: Any,
+) -> KvStore:  # fmt: skip
+    """The store in the file `path`, its journal beside it (`journal_path`); `options` are KvStore's.
+
+    A new one has room as `geometry` says. Raises StateError for a file of another shape or layout, one whose sequences
+    were not kept, or whose journal is damaged; CommandError for a block device.
+    """
+    if path.is_block_device():
+        raise CommandError(f"sequences must be kept in a file, beside which their journal lies, not on {path}")
+    flash = None
+    if path.exists():
+        flash = FileFlash.open(path, direct=direct, backend=backend)
+    try:
+        if flash is None or not flash.about:  # nothing, or what somebody who died had begun
+            if flash is not None:
+                flash.close()
+            store = uuid.uuid4().hex
+            flash = FileFlash.create(path, geometry, direct=direct, backend=backend)
+            journal = SequenceJournal.create(journal_path(path), store)
+        else:
+            _check(path, flash, shape, layout)
+            journal = SequenceJournal.open(journal_path(path), flash.about["store"])
+        try:
+            return KvStore(flash, shape, layout, journal=journal, **options)
+        except BaseException:
+            journal.close(journal.sums)
+            raise
+    except BaseException:
+        if flash is not None:
+            flash.close()
+        raise
+
+
+def kept_sequences(flash: FileFlash) -> dict[int, int]:
+    """Tokens in whole KV page groups of each sequence of a kept store, by their headers; nothing is changed.
+
+    Raises StateError for a damaged journal.
+    """
+    shape, layout = described(flash.about)
+    entries, _ = SequenceJournal.read(journal_path(flash.path), flash.about["store"])
+    found = FoundPages(flash, shape, layout, verify=False)
+    return {
+        number: min(table.shape[1] for table in found.tables(PageKind.TOKEN, entry.token_tags)) * layout.group_tokens
+        for number, entry in entries.items()
+    }
+
+
+def _check(path: Path, flash: FileFlash, shape: KvShape, layout: KvLayout) -> None:
+    found = described(flash.about)
+    for name, own, wanted in zip(("K and V", "pages"), found, (shape, layout), strict=True):
+        if own != wanted:
+            raise StateError(f"{path} must hold {name} as {wanted}, not as {own}: they are another model's or policy's")
+    if type(flash.about.get("store")) is not str:
+        raise StateError(f"{path} must be of a store that keeps its sequences; nothing says which are in this one")
