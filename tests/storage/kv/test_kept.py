@@ -13,6 +13,7 @@ from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.kv import KvLayout, KvShape, KvStore, kept_layout, kept_store
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
+from nearflash.storage.kv.stage import Stage
 
 SHAPE = KvShape(layers=2, kv_heads=3, dim=32)
 GEOMETRY = FlashGeometry(4096, 16, 2, 2, 64)
@@ -152,6 +153,50 @@ def test_pages_that_a_power_cut_damaged_end_the_sequence_before_them(reopen, dra
         die(store)
     with reopen() as store:
         check(stored, store, number, kv, 192)
+
+
+def test_a_collection_that_was_cut_off_leaves_a_block_to_go_on_with(tmp_path, draw, stored, monkeypatch):
+    """Power went between the copies and the erase: no block was free, and the store could not be written to again."""
+    geometry = FlashGeometry(4096, 16, 1, 1, 12)
+    kv, other = draw(1, 300), draw(2, 300)
+
+    def reopen():
+        return kept_store(tmp_path / "kv", SHAPE, layout_of(), geometry)
+
+    class Cut(Exception):
+        pass
+
+    def cut(stage, block):
+        raise Cut
+
+    with reopen() as store:
+        keep, gone = store.add(), store.add()
+        with monkeypatch.context() as patch:
+            patch.setattr(Stage, "erase", cut)
+            for end in range(10, 300, 10):
+                try:
+                    grow(store, keep, kv, end - 10, end)
+                    grow(store, gone, other, end - 10, end)
+                except Cut:
+                    break
+                if end == 100:
+                    store.crop(gone, 0)
+                    gone = store.add()
+                    other = tuple(np.roll(x, end, axis=1) for x in other)
+            else:
+                pytest.fail("nothing was collected")
+            store.flush()
+            die(store)
+    for _ in range(3):
+        with reopen() as store:
+            tokens = store.lengths[keep]
+            assert tokens >= end - 30
+            check(stored, store, keep, kv, tokens)
+            for number in set(store.lengths) - {keep}:
+                store.free(number)
+            again = store.add()
+            grow(store, again, other, 0, 90)
+            check(stored, store, again, other, 90)
 
 
 @pytest.mark.parametrize("keep", range(0, 9))

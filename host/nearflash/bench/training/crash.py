@@ -12,6 +12,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.options import Option
 from nearflash.bench.storage.crashes import Crashes, crash_points
 from nearflash.bench.storage.faults import Faults, inject
+from nearflash.bench.storage.kept_crashes import kept_crash_points
 from nearflash.bench.storage.kv_crashes import kv_crash_points
 
 __all__ = ["run"]
@@ -24,6 +25,8 @@ IMAGES = 370
 """Images at each point of a history, about."""
 KV_ACTIONS, KV_IMAGES, KV_SEEDS = 120, 6, (1, 2, 3)
 """Calls of a KV store's life, images at each point of it, lives."""
+KEPT_ACTIONS = 60
+"""Of one whose sequences outlast it, with forks and crops; an image takes longer, as the store is opened."""
 KILLS = 30
 """Of training on a state of one file, and as many on one of two."""
 TIMEOUT_S = 300.0
@@ -63,7 +66,13 @@ def _crashes(folder: Path) -> tuple[dict[str, int], list[str]]:
 def _kv(folder: Path) -> tuple[dict[str, int], list[str]]:
     found = [kv_crash_points(folder / str(seed), actions=KV_ACTIONS, tries=KV_IMAGES, seed=seed) for seed in KV_SEEDS]
     bad = [wrong for each in found for wrong in each.bad]
+    kept = [
+        kept_crash_points(folder / f"kept-{seed}", actions=KEPT_ACTIONS, tries=KV_IMAGES, seed=seed)
+        for seed in KV_SEEDS
+    ]
+    bad += [wrong for each in kept for wrong in each.bad]
     figures = {
+        "kept_crash_points": sum(each.points for each in kept),
         "kv_crash_points": sum(each.points for each in found),
         "kv_erases": sum(each.erases for each in found),
         "bad_kv_recoveries": len(bad),

@@ -8,7 +8,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.storage.kv import KvShape
 
-__all__ = ["check_decoder", "check_all_layers", "flash_layers", "kv_shape_of", "own_layer"]
+__all__ = ["check_all_layers", "check_decoder", "flash_layers", "kv_shape_of", "own_layer"]
 
 _FULL = "full_attention"
 

@@ -23,6 +23,7 @@ __all__ = ["FoundPages"]
 _READ_BYTES = 64 << 20
 """Pages that are read at once to see whether they are valid."""
 _NONE = -1
+_NO_BLOCKS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class FoundPages:
         places = (~erased).reshape(geometry.blocks, -1) * np.arange(1, geometry.pages_per_block + 1)
         self.ends = places.max(axis=1)
         """Pages of each block that have been programmed, or lie before one that was."""
+        self._geometry = geometry
         first = np.where(known, keys["kind"], len(PageKind)).reshape(geometry.blocks, -1).min(axis=1)
         self.kinds = np.where(first == len(PageKind), int(PageKind.TOKEN), first)
         """Of each block's pages, where it has any."""
@@ -71,10 +73,27 @@ class FoundPages:
             for kind, own in ((PageKind.TOKEN, whole), (PageKind.INDEX, known & (keys["kind"] == PageKind.INDEX)))
         }
 
-    def tables(self, kind: PageKind, tags: Tags) -> list[PageNumbers]:
+    def redundant_blocks(self, live: PageNumbers) -> NDArray[np.int64]:
+        """A block of each LUN queue that has none free or dead: one whose `live` pages all have copies elsewhere.
+
+        Where garbage collection was cut off, between the copies and the erase, there is one.
+        """
+        blocks, queues = self._geometry.blocks, self._geometry.lun_queues
+        lost, spare = np.zeros(blocks, np.int64), self.ends == 0
+        np.add.at(lost, live // self._geometry.pages_per_block, 1)
+        spare |= lost == 0
+        for kind in self._kinds.values():
+            _, place, counts = np.unique(kind.keys, return_inverse=True, return_counts=True)
+            copied = np.intersect1d(live, kind.pages[counts[place] > 1])
+            np.subtract.at(lost, copied // self._geometry.pages_per_block, 1)
+        full = [queue for queue in range(queues) if not spare[queue::queues].any()]
+        found = (np.flatnonzero(lost[queue::queues] == 0)[:1] * queues + queue for queue in full)
+        return np.concatenate([np.zeros(0, np.int64), *found])
+
+    def tables(self, kind: PageKind, tags: Tags, avoid: NDArray[np.int64] = _NO_BLOCKS) -> list[PageNumbers]:
         """The pages of a sequence that goes by `tags`: of each layer (heads, leading page indices that all heads have).
 
-        Of separate groups K's page, of index blocks every page.
+        Of separate groups K's page, of index blocks every page; of pages that are there twice not those in `avoid`.
         """
         each = self._layout.index_layout(self._shape.dim).pages if kind is PageKind.INDEX else 1
         found, ends = self._kinds[kind], [*tags.starts[1:], None]
@@ -85,6 +104,8 @@ class FoundPages:
             inside = (own >= start * each) & (own < (np.inf if end is None else end * each))
             parts.append((found.keys[span][inside], found.pages[span][inside]))
         keys, pages = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
+        later = np.argsort(~np.isin(pages // self._geometry.pages_per_block, avoid), kind="stable")
+        keys, pages = keys[later], pages[later]  # of several pages for one place the last one stays
         # Bad headers must not decide how large the table is: no index can be above the number of pages.
         count = min(int(keys["index"].max(initial=0)) + 1, len(pages)) if len(keys) else 0
         near = keys["index"] < count

@@ -4,7 +4,7 @@ Pages are programmed once, so forks share them, and a crop gives pages back but 
 its user no two pages have the same key and other contents: after a fork or a crop what follows goes by another number.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import CommandError
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.flash.page import PageData, PageKeys
-from nearflash.storage.kv.journal import SequenceJournal
+from nearflash.storage.kv.journal import JournalEntry, SequenceJournal
 from nearflash.storage.kv.layout import KvLayout
 from nearflash.storage.kv.pages import F16, PageMaker
 from nearflash.storage.kv.recovery import FoundPages
@@ -145,20 +145,10 @@ class Sequences:
         tags = (tag for one in entries.values() for tag in (*one.token_tags.numbers, *one.index_tags.numbers))
         self._next = max(*found.numbers, *entries, *tags, -1, -1) + 1
         size, block = self._layout.group_tokens, self._layout.block_tokens
-        for number, entry in entries.items():
-            state = StoredSequence(self._maker.shape, self._layout, self._suffix_tokens(), number)
-            state.token_tags, state.index_tags = entry.token_tags, entry.index_tags
-            groups = found.tables(PageKind.TOKEN, state.token_tags)
-            index = found.tables(PageKind.INDEX, state.index_tags)
-            count = min(pages.shape[1] for pages in groups)
-            blocks = count * size // block
-            for layer, table in enumerate(groups):
-                state.tokens[layer].extend(table[:, :count])
-                state.index[layer].extend(index[layer][:, : blocks * self._maker.index_layout.pages])
-            state.lengths[:] = count * size
-            self._states[number] = state
-        pages = [state.pages(self._layout.group_pages) for state in self._states.values()]
-        self._space.restore(found.ends, found.kinds, np.concatenate([np.zeros(0, np.int64), *pages]), found.keys)
+        pages = self._tables(found, entries, np.zeros(0, np.int64))
+        if (avoid := found.redundant_blocks(pages)).size:
+            pages = self._tables(found, entries, avoid)
+        self._space.restore(found.ends, found.kinds, pages, found.keys)
         for number, state in self._states.items():
             tokens, tag = int(state.lengths[0]), self._number()
             known, v_sum = sums.get(number, (-1, np.zeros(0)))
@@ -174,6 +164,26 @@ class Sequences:
             self._note(number, *own)
             state.token_tags, state.index_tags = own
             self._hold(number, state)
+
+    def _tables(
+        self, found: FoundPages, entries: Mapping[int, JournalEntry], avoid: NDArray[np.int64]
+    ) -> PageNumbers:  # fmt: skip
+        """Set the states of sequences as they are found; their pages, once for each sequence that holds them."""
+        size, block = self._layout.group_tokens, self._layout.block_tokens
+        for number, entry in entries.items():
+            state = StoredSequence(self._maker.shape, self._layout, self._suffix_tokens(), number)
+            state.token_tags, state.index_tags = entry.token_tags, entry.index_tags
+            groups = found.tables(PageKind.TOKEN, state.token_tags, avoid)
+            index = found.tables(PageKind.INDEX, state.index_tags, avoid)
+            count = min(table.shape[1] for table in groups)
+            blocks = count * size // block
+            for layer, table in enumerate(groups):
+                state.tokens[layer].extend(table[:, :count])
+                state.index[layer].extend(index[layer][:, : blocks * self._maker.index_layout.pages])
+            state.lengths[:] = count * size
+            self._states[number] = state
+        each = [state.pages(self._layout.group_pages) for state in self._states.values()]
+        return np.concatenate([np.zeros(0, np.int64), *each])
 
     def group_sums(self) -> dict[int, tuple[int, NDArray[np.float64]]]:
         """Tokens of whole KV page groups, and the sums of their V, by sequence, of those whose layers are as long."""

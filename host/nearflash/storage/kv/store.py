@@ -324,24 +324,35 @@ class KvStore:
         return np.concatenate([stored, k[:, : end - start]], axis=1)
 
     def _complete_index(self) -> None:
-        """Make the index blocks that a sequence lacks, whose user died between KV page groups and index."""
+        """Make the index blocks that a sequence lacks, whose user died between KV page groups and index.
+
+        One for which there is no room ends before them.
+        """
         each = self.pages.index_layout.pages
         for sequence in self._sequences:
             state = self._sequences[sequence]
             for layer in range(self.shape.layers):
-                start = int(state.lengths[layer])
-                blocks = range(state.index[layer].pages.shape[1] // each, start // self.layout.block_tokens)
-                if not blocks:
-                    continue
-                keys = self.pages.index_keys(state.index_tags.of(np.arange(blocks.start, blocks.stop)), layer, blocks)
-                queues = self._index_queues(keys)
-                need = np.zeros((len(PageKind), self.flash.geometry.lun_queues), np.int64)
-                need[PageKind.INDEX] = np.bincount(queues, minlength=need.shape[1])
-                self._pool.make_room(need)
-                k = self._indexed(sequence, layer, np.zeros((self.shape.kv_heads, 0, self.shape.dim), np.float16),
-                                  blocks.stop * self.layout.block_tokens, blocks)  # fmt: skip
-                pages = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys, k), queues, Cause.INDEX)
-                state.index[layer].extend(pages.reshape(self.shape.kv_heads, keys[0].size))
+                have, needed = (
+                    state.index[layer].pages.shape[1] // each,
+                    int(state.lengths[layer]) // self.layout.block_tokens,
+                )
+                try:
+                    if have < needed:
+                        self._make_index(sequence, layer, range(have, needed))
+                except StorageFullError:
+                    self._sequences.crop(sequence, (have + 1) * self.layout.block_tokens - self.layout.group_tokens)
+
+    def _make_index(self, sequence: int, layer: int, blocks: range) -> None:
+        state = self._sequences[sequence]
+        keys = self.pages.index_keys(state.index_tags.of(np.arange(blocks.start, blocks.stop)), layer, blocks)
+        queues = self._index_queues(keys)
+        need = np.zeros((len(PageKind), self.flash.geometry.lun_queues), np.int64)
+        need[PageKind.INDEX] = np.bincount(queues, minlength=need.shape[1])
+        self._pool.make_room(need)
+        nothing = np.zeros((self.shape.kv_heads, 0, self.shape.dim), np.float16)
+        k = self._indexed(sequence, layer, nothing, blocks.stop * self.layout.block_tokens, blocks)
+        pages = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys, k), queues, Cause.INDEX)
+        state.index[layer].extend(pages.reshape(self.shape.kv_heads, keys[0].size))
 
     def _token_queues(self, keys: PageKeys) -> NDArray[np.int64]:
         """The LUN queue of each page: a head's groups go round channels and luns."""
