@@ -11,7 +11,6 @@ docs/contracts/attention.md, 1, without its rounding to fixed point; pages are r
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -22,14 +21,13 @@ from torch import Tensor
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import ShapeError
 from nearflash.inference.engines.base import EngineCounters
+from nearflash.inference.engines.cpu_heads import AttentionForm, Heads
 from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
-from nearflash.inference.engines.index_rows import IndexCache, IndexRows, score_rows
+from nearflash.inference.engines.index_rows import IndexCache
 from nearflash.inference.engines.page_cache import PageCache
-from nearflash.inference.engines.softmax import OnlineSoftmax, capped, with_sinks
+from nearflash.inference.engines.softmax import OnlineSoftmax
 from nearflash.inference.engines.store import StoreEngine
 from nearflash.inference.policy.policy import AttentionPolicy
-from nearflash.inference.sparse.attention import Scan, choose_tokens, scan_of
-from nearflash.inference.sparse.selection import logit_scales, top_dims
 from nearflash.storage.flash.page import PageData, PageKeys
 from nearflash.storage.kv import KvStore
 
@@ -43,58 +41,6 @@ _LOGITS = 1 << 24
 _APART_TOKENS = 16_384
 """From here on, where no groups are kept in memory, each head is a part of its own: the groups of one come while
 another is scored or computed."""
-
-
-@dataclass(frozen=True)
-class _Form:
-    """Of the softmax."""
-
-    scaling: float
-    softcap: float | None
-    sinks: Tensor | None
-    """(kv_heads, g)."""
-
-
-@dataclass
-class _PartScan:
-    """A scan on its way."""
-
-    scan: Scan
-    score_dims: Tensor
-    """(H, d) bool."""
-    places: Tensor
-    """The same as indices, (H, r)."""
-    index: Future[IndexRows]
-    suffix: Future[NDArray[np.float16]]
-    """K (H, t, d) of the tokens after the index."""
-
-    def logits(self, q: Tensor, form: "_Form") -> Tensor:
-        """(H, g, S) of q (H, g, d)."""
-        near = q.gather(2, self.places[:, None].expand(-1, q.shape[1], -1))
-        keys = torch.from_numpy(self.suffix.result()).float()
-        scores = [score_rows(near, self.index.result(), self.scan.form), q * self.score_dims[:, None] @ keys.mT]
-        scales = logit_scales(q, self.score_dims, form.scaling)
-        return capped(torch.cat(scores, dim=2) * scales[..., None], form.softcap)
-
-
-@dataclass
-class _Part:
-    """Some heads of one sequence in a call."""
-
-    row: int
-    reads: SequenceReads
-    q: Tensor
-    """(H, g, d)."""
-    policy: AttentionPolicy
-    scan: _PartScan | None = None
-    """None: dense."""
-    chosen: Tensor = field(init=False)
-    """Tokens, (H, S) bool."""
-    grouped: Tensor = field(init=False)
-    """Those of groups that are not in memory, (H, groups, n)."""
-    alpha: Tensor | None = None
-    """(H, g, 1)."""
-    groups: Future[Groups] = field(init=False)
 
 
 class CpuEngine(StoreEngine):
@@ -125,20 +71,19 @@ class CpuEngine(StoreEngine):
     ) -> NDArray[np.float32]:  # fmt: skip
         """See Engine.attend."""
         out = np.empty(q.shape, np.float32)
-        scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
-        form = _Form(scaling, softcap, None if sinks is None else torch.from_numpy(sinks))
+        form = AttentionForm(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sinks)
         with self._lock, self._counters.timed("attend"):
             try:
                 if q.ndim == 5:
                     for row, number in enumerate(sequences):
                         out[row] = self._several(layer, number, torch.from_numpy(q[row].astype(np.float32)), form)
                     return out
-                # Everything that scans need is asked for first; then each part's groups, as soon as they are chosen.
+                # Everything that scores need is asked for first; then each part's groups, as soon as they are chosen.
                 parts = [part for row, number in enumerate(sequences) for part in self._parts(layer, number, row, q)]
                 for part in parts:
-                    self._choose(part, form)
+                    part.choose(self._ask, self._groups, form)
                 for part in parts:
-                    out[part.row, part.reads.heads] = self._output(part, form)
+                    out[part.row, part.reads.heads] = part.attend(form)
             finally:
                 wait(self._asked)  # after a failure too: the store is not read while it is written to
                 self._asked.clear()
@@ -172,8 +117,8 @@ class CpuEngine(StoreEngine):
         self._index.drop(sequence)
         self._groups.drop(sequence)
 
-    def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list["_Part"]:
-        """The heads of a sequence by the policy that they follow; their scans' reads asked for."""
+    def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list[Heads]:
+        """The heads of a sequence by the policy that they follow; what their scores need is asked for."""
         stored = self.store.layer(sequence, layer)
         apart = stored.tokens >= _APART_TOKENS and not self._groups.keeps
         heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
@@ -182,17 +127,12 @@ class CpuEngine(StoreEngine):
         parts = []
         for (policy, _), own in heads.items():
             reads = SequenceReads(self.store, stored, own, self._read)
-            part = _Part(row, reads, torch.from_numpy(q[row, own].astype(np.float32)), policy)
-            scan = scan_of(policy, self.store.shape.dim, self.store.layout)
-            if scan is not None:
-                dims = top_dims(part.q, scan.score_dims)
-                places = dims.nonzero()[:, 1].reshape(len(own), scan.score_dims)
-                index = self._ask(reads.index, places.numpy(), self._index)
-                part.scan = _PartScan(scan, dims, places, index, self._ask(reads.suffix))
+            part = Heads(row, reads, q[row, own].astype(np.float32), policy, self.store.layout)
+            part.ask(self._ask, self._index)
             parts.append(part)
         return parts
 
-    def _several(self, layer: int, sequence: int, q: Tensor, form: _Form) -> NDArray[np.float32]:
+    def _several(self, layer: int, sequence: int, q: Tensor, form: AttentionForm) -> NDArray[np.float32]:
         """(H, t, g, d) of q, alike, of the sequence's last t tokens: dense."""
         stored, layout = self.store.layer(sequence, layer), self.store.layout
         heads, new, group, _ = q.shape
@@ -202,7 +142,9 @@ class CpuEngine(StoreEngine):
         full = stored.flash_tokens // layout.group_tokens
         most = max(_LOGITS // (heads * new * group * layout.group_tokens), 1)
         parts = [range(first, min(first + most, full)) for first in range(0, full, most)]
-        softmax = OnlineSoftmax(q * form.scaling, stored.tokens, form.softcap, form.sinks)
+        softmax = OnlineSoftmax(
+            q * form.scaling, stored.tokens, form.softcap, None if form.sinks is None else torch.from_numpy(form.sinks)
+        )
 
         def ask(groups: range) -> Future[Groups]:
             wanted = np.zeros((heads, full), bool)
@@ -213,49 +155,11 @@ class CpuEngine(StoreEngine):
         for number, groups in enumerate(parts):
             if number + 1 < len(parts):
                 asked.append(ask(parts[number + 1]))  # the next part is read while this one is computed
-            pages = torch.from_numpy(asked.pop(0).result().data).float().unflatten(0, (heads, len(groups)))
+            pages = torch.from_numpy(asked.pop(0).result().gathered()).float().unflatten(0, (heads, len(groups)))
             softmax.add(*self._values(pages), groups.start * layout.group_tokens)
         k, v = (torch.from_numpy(suffix).float() for suffix in (stored.suffix_k, stored.suffix_v))
         softmax.add(k, v, stored.flash_tokens)
         return softmax.result().numpy()
-
-    def _choose(self, part: "_Part", form: _Form) -> None:
-        """Choose tokens, and ask for their groups."""
-        stored, layout = part.reads.stored, self.store.layout
-        part.chosen = torch.ones(len(part.q), stored.tokens, dtype=torch.bool)
-        if part.scan is not None:
-            logits = part.scan.logits(part.q, form)
-            probabilities = logits.softmax(dim=-1)
-            top_k = part.policy.resolve(stored.tokens, part.q.shape[-1], layout).top_k
-            counts = torch.tensor([stored.tokens]), torch.tensor([top_k])
-            part.chosen = choose_tokens(logits[:, None], probabilities[:, None], *counts, part.scan.scan)[:, 0]
-            part.alpha = (part.chosen[:, None].float() @ probabilities.mT).mT  # a quarter of the time of the other way
-        full = stored.flash_tokens // layout.group_tokens
-        part.grouped = part.chosen[:, : full * layout.group_tokens].unflatten(1, (full, layout.group_tokens))
-        part.groups = self._ask(part.reads.groups, part.grouped.any(dim=-1).numpy(), self._groups)
-
-    def _output(self, part: "_Part", form: _Form) -> NDArray[np.float32]:
-        """(H, g, d)."""
-        stored, groups = part.reads.stored, part.groups.result()
-        heads, counts = np.array(part.reads.heads), [len(number) for number in groups.number]
-        # Heads at once where they have as many groups each, else one by one.
-        alike = [slice(0, len(heads))] if min(counts) == max(counts) else [slice(h, h + 1) for h in range(len(heads))]
-        outs, starts = [], np.cumsum([0, *counts])
-        for own in alike:
-            pages = torch.from_numpy(groups.data[starts[own.start] : starts[own.stop]]).float()
-            k, v = self._values(pages.unflatten(0, (own.stop - own.start, counts[own.start])))
-            suffixes = (torch.from_numpy(suffix[heads[own]]).float() for suffix in (stored.suffix_k, stored.suffix_v))
-            number = torch.from_numpy(np.stack(groups.number[own]))
-            grouped = part.grouped[torch.arange(own.start, own.stop)[:, None], number].flatten(1)
-            taken = torch.cat([grouped, part.chosen[own, part.grouped[0].numel() :]], dim=1)
-            q = part.q[own] * form.scaling
-            outs.append(_attend(q, (k, next(suffixes)), (v, next(suffixes)), taken, form.softcap))
-        out, log_sum = (torch.cat(each) for each in zip(*outs, strict=True))
-        if part.alpha is not None:
-            mean = torch.from_numpy(stored.v_mean[part.reads.heads])[:, None]
-            out = part.alpha * out + (1 - part.alpha) * mean
-        sinks = None if form.sinks is None else form.sinks[part.reads.heads]
-        return with_sinks(out, log_sum, part.alpha, sinks).numpy()
 
     def _values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         """K and V (H, tokens, d) in the elements (H, groups, …) of pages; views where the pages are full."""
@@ -276,18 +180,3 @@ class CpuEngine(StoreEngine):
         self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
         with self._counters.timed("read"):
             return self.store.read(pages, keys)
-
-
-def _attend(
-    q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...], taken: Tensor, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """Softmax attention of scaled q (H, g, d) to the `taken` (H, t) of the tokens of k, and of v, one after the other.
-
-    k, v: (H, tokens, d) each. Beside the output the logarithm of the sum of exponentials, (H, g, 1).
-    """
-    logits = capped(torch.cat([q @ part.mT for part in k], dim=2), softcap)
-    if not taken.all():
-        logits = logits.masked_fill(~taken[:, None], -torch.inf)
-    log_sum = logits.logsumexp(dim=2, keepdim=True)
-    weights = (logits - log_sum).exp().split([part.shape[1] for part in v], dim=2)
-    return weights[0] @ v[0] + weights[1] @ v[1], log_sum

@@ -26,8 +26,20 @@ class Groups:
 
     number: list[Ints]
     """Which groups, rising, of each head."""
-    data: F16
-    """Their pages, one head's behind the other's, (groups, elements of a group's pages)."""
+    places: Ints
+    """Of each, one head's behind the other's: its row in `kept`, or -1 - its row in `new`."""
+    kept: F16
+    """Pages in memory, (rows, elements of a group's pages)."""
+    new: F16
+
+    def gathered(self) -> F16:
+        """All of them, (groups, elements)."""
+        if (self.places < 0).all():
+            return self.new[-1 - self.places]
+        data = self.kept[np.maximum(self.places, 0)]
+        read = self.places < 0
+        data[read] = self.new[-1 - self.places[read]]
+        return data
 
 
 class SequenceReads:
@@ -41,17 +53,17 @@ class SequenceReads:
         """The `wanted` (heads, full groups), of which some may be in memory."""
         rows, number = np.nonzero(wanted)
         heads, pages = np.array(self.heads, np.int64)[rows], self._store.layout.group_pages
-        data = memory.take(
+        places, new = memory.take(
             self.stored.sequence,
             self.stored.page_tag.layer,
             heads,
             number,
             lambda at: self._groups(heads[at], number[at], pages),
         )
-        return Groups(np.split(number, np.cumsum(wanted.sum(axis=1))[:-1]), data)
+        return Groups(np.split(number, np.cumsum(wanted.sum(axis=1))[:-1]), places, memory.data, new)
 
-    def index(self, dims: Ints, memory: IndexCache) -> IndexRows:
-        """Rows of all whole blocks over `dims` (heads, r)."""
+    def index(self, dims: Ints, memory: IndexCache) -> tuple[IndexRows, Ints]:
+        """Rows of all whole blocks, and which of them are those over `dims` (heads, r)."""
         key, blocks = (self.stored.sequence, self.stored.page_tag.layer), self.tokens // self._store.layout.block_tokens
         kept = memory.get(*key)
         have = kept.codes.shape[1] if kept else 0
@@ -61,10 +73,11 @@ class SequenceReads:
             kept = kept.with_blocks(new) if kept else new
             memory.put(*key, kept)
             have = blocks
-        if kept is None:
-            return self._chosen_rows(dims, range(blocks))
-        rows = kept.of(self.heads, dims)
-        return rows if have == blocks else rows.with_blocks(self._chosen_rows(dims, range(have, blocks)))
+        if kept is not None and have == blocks:
+            return kept.of(self.heads), dims
+        places = np.broadcast_to(np.arange(dims.shape[1]), dims.shape)
+        rows = self._chosen_rows(dims, range(have, blocks))
+        return (rows if kept is None else kept.over(self.heads, dims).with_blocks(rows)), places
 
     def suffix(self) -> F16:
         """K (heads, t, d) of the tokens after the whole blocks."""

@@ -1,16 +1,14 @@
-"""Rows of the index over the dims of a scan: where they lie, and scores from them."""
+"""Rows of the index over the dims of a scan: where they lie in pages, and what is kept of them."""
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from nearflash.abi.attention.pages import IndexFormat, IndexLayout
+from nearflash.abi.attention.pages import IndexLayout
 from nearflash.storage.flash.page import PageData
 
-__all__ = ["IndexCache", "IndexRows", "rows_bytes", "rows_of_pages", "score_rows"]
+__all__ = ["IndexCache", "IndexRows", "rows_bytes", "rows_of_pages"]
 
 Bytes = NDArray[np.uint8]
 F16 = NDArray[np.float16]
@@ -30,7 +28,12 @@ class IndexRows:
         """Memory that they take."""
         return self.codes.nbytes + self.factors.nbytes
 
-    def of(self, heads: list[int], dims: NDArray[np.int64]) -> "IndexRows":
+    def of(self, heads: list[int]) -> "IndexRows":
+        """The rows of `heads`; views where these follow one another."""
+        own = slice(heads[0], heads[-1] + 1) if heads == list(range(heads[0], heads[-1] + 1)) else heads
+        return IndexRows(self.codes[own], self.factors[own])
+
+    def over(self, heads: list[int], dims: NDArray[np.int64]) -> "IndexRows":
         """Copies of the rows of `heads` over `dims` (heads, r)."""
         at = np.array(heads)[:, None], slice(None), dims
         codes, factors = np.swapaxes(self.codes[at], 1, 2), np.swapaxes(self.factors[at], 1, 2)
@@ -55,33 +58,6 @@ def rows_of_pages(read: PageData, layout: IndexLayout, heads: int) -> IndexRows:
     aux = read.aux[:, : layout.rows * layout.row_codewords].reshape(*shape, layout.row_codewords, 8)
     factors = np.ascontiguousarray(aux[:, :, : layout.dim, 0, :4]).view(np.float16)
     return IndexRows(np.ascontiguousarray(codes), factors)
-
-
-def score_rows(q: Tensor, rows: IndexRows, form: IndexFormat) -> Tensor:
-    """Scores (H, g, B·T) of q (H, g, r) against the rows, in fp32."""
-    codes = torch.from_numpy(rows.codes)
-    if not codes.shape[1]:
-        return q.new_zeros(*q.shape[:2], 0)
-    if form is IndexFormat.FP16:
-        return (q[:, None] @ codes.view(torch.float16).float()).transpose(1, 2).flatten(2)
-    scale, zero = torch.from_numpy(rows.factors).float().unbind(-1)
-    weights = q[:, None] * scale[:, :, None]
-    zeros = (zero[:, :, None] * q[:, None]).sum(dim=-1, keepdim=True)  # (H, B, g, 1)
-    if form is not IndexFormat.INT4:
-        return _products(codes, weights, zeros).transpose(1, 2).flatten(2)
-    # A byte is its low code and 16 times its high one: nothing has to be unpacked but the low codes.
-    low = _products(codes & 15, weights, zeros)
-    both = _products(codes, weights / 16, zeros * (17 / 16))
-    scores = torch.empty(*q.shape[:2], codes.shape[1], codes.shape[3], 2)
-    scores[..., 0] = low.transpose(1, 2)
-    torch.sub(both.transpose(1, 2), low.transpose(1, 2), alpha=1 / 16, out=scores[..., 1])
-    return scores.flatten(2)
-
-
-def _products(codes: Tensor, weights: Tensor, added: Tensor) -> Tensor:
-    """added (H, B, g, 1) + weights (H, B, g, r) @ codes (H, B, r, n)."""
-    products = torch.baddbmm(added.flatten(0, 1), weights.flatten(0, 1), codes.float().flatten(0, 1))
-    return products.unflatten(0, codes.shape[:2])
 
 
 class IndexCache:

@@ -11,7 +11,6 @@ come in a circle, would have thrown out each just before its turn.
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 __all__ = ["PageCache"]
@@ -53,10 +52,21 @@ class PageCache:
         """Memory that groups take."""
         return (len(self._used) - len(self._free)) * self._group_bytes
 
-    def take(self, sequence: int, layer: int, heads: Ints, groups: Ints, read: Callable[[Ints], F16]) -> F16:
-        """The groups (n, elements) of `heads` and `groups` (n,); `read` reads those at the indices it is given."""
+    @property
+    def data(self) -> F16:
+        """The places' groups, (places, elements)."""
+        return self._data
+
+    def take(
+        self, sequence: int, layer: int, heads: Ints, groups: Ints, read: Callable[[Ints], F16]
+    ) -> tuple[Ints, F16]:
+        """Where the groups of `heads` and `groups` (n,) are: their places, or -1 - the row of those that were read.
+
+        `read` reads those at the indices it is given; what it read is beside. Places hold until other groups of this
+        sequence and layer are taken, or of another turn.
+        """
         if not self.keeps or not len(heads):
-            return read(np.arange(len(heads)))
+            return -1 - np.arange(len(heads)), read(np.arange(len(heads)))
         key = sequence, layer, int(heads[0])
         before, self._turn = self._turns.get(key, 0), self._turn + 1
         self._turns[key] = self._turn
@@ -64,17 +74,15 @@ class PageCache:
         places = table[heads, groups]
         here, lacking = np.flatnonzero(places >= 0), np.flatnonzero(places < 0)
         self._used[places[here]] = self._turn
-        new = read(lacking) if len(lacking) else None
-        # torch lets other threads run meanwhile, numpy does not.
-        data: F16 = torch.from_numpy(self._data).index_select(0, torch.from_numpy(places.clip(0))).numpy()
-        if new is None:
-            return data
-        data[lacking] = new
+        if not len(lacking):
+            return places, self._data[:0]
+        new = read(lacking)
+        places[lacking] = -1 - np.arange(len(lacking))
         taken = self._room(len(lacking), before)
         kept = lacking[: len(taken)]
         self._data[taken], self._used[taken], table[heads[kept], groups[kept]] = new[: len(taken)], self._turn, taken
         self._holds[taken] = np.stack(np.broadcast_arrays(sequence, layer, heads[kept], groups[kept]), axis=-1)
-        return data
+        return places, new
 
     def truncate(self, sequence: int, groups: int) -> None:
         """Keep of a sequence only groups below this one."""
