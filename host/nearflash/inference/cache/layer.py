@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from nearflash.abi.errors import NonFiniteError, UnsupportedError
+from nearflash.inference.engines.kernels import are_finite
 
 if TYPE_CHECKING:
     from nearflash.inference.cache.cache import NearflashCache
@@ -51,13 +52,17 @@ class NewTokens:
         self._append(columns)
         batch, heads, new, dim = query.shape
         grouped = (engine.kv_heads, heads // engine.kv_heads)
-        # (batch, kv_heads, t, g, d)
-        q = np.moveaxis(_fp16("query", layer.number, query).reshape(batch, *grouped, new, dim), 3, 2)
         options: dict[str, Any] = {}
         if softcap is not None:
             options["softcap"] = softcap
         if sinks is not None:
             options["sinks"] = sinks.detach().float().cpu().numpy().reshape(grouped)
+        states = _fp16("query", layer.number, query)
+        if new == 1 and kept is None:
+            one = states.reshape(batch, *grouped, dim)
+            attended = engine.attend(layer.place, layer.cache.sequences, one, scaling, **options)
+            return torch.from_numpy(attended).reshape(query.shape).to(query)
+        q = np.moveaxis(states.reshape(batch, *grouped, new, dim), 3, 2)  # (batch, kv_heads, t, g, d)
         out = np.zeros(q.shape, np.float32)
         counts = columns.sum(axis=1)
         for count in np.unique(counts[counts > 0]).tolist():
@@ -180,8 +185,8 @@ def _refuse_compilation() -> None:
 
 
 def _fp16(name: str, layer: int, states: Tensor) -> NDArray[np.float16]:
-    stored = states.detach().to("cpu", torch.float16).contiguous()
-    if not torch.isfinite(stored).all():
+    stored: NDArray[np.float16] = states.detach().to("cpu", torch.float16).contiguous().numpy()
+    if not are_finite(stored.reshape(-1).view(np.uint16)):
         largest = states.abs().max().item()
         raise NonFiniteError(f"{name} of layer {layer} must be finite in fp16 (at most 65504), not {largest:g}")
-    return stored.numpy()
+    return stored

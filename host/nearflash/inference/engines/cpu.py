@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import ShapeError
+from nearflash.inference.engines import kernels
 from nearflash.inference.engines.base import EngineCounters
 from nearflash.inference.engines.cpu_heads import AttentionForm, Heads
 from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
@@ -27,13 +28,14 @@ from nearflash.inference.engines.index_rows import IndexCache
 from nearflash.inference.engines.page_cache import PageCache
 from nearflash.inference.engines.softmax import OnlineSoftmax
 from nearflash.inference.engines.store import StoreEngine
-from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.flash.page import PageData, PageKeys
 from nearflash.storage.kv import KvStore
 
 __all__ = ["CpuEngine"]
 
 Ints = NDArray[np.int64]
+_NO_SINKS = np.zeros((0, 0), np.float32)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _LOGITS = 1 << 24
@@ -64,6 +66,7 @@ class CpuEngine(StoreEngine):
         self._groups = PageCache(page_cache_bytes, store.layout.group_pages * store.layout.page_bytes)
         self._reader = ThreadPoolExecutor(1, "kv-reader")
         self._asked: list[Future[object]] = []
+        self._tails: dict[int, bool] = {}
 
     def attend(
         self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None, *,
@@ -79,7 +82,10 @@ class CpuEngine(StoreEngine):
                         out[row] = self._several(layer, number, torch.from_numpy(q[row].astype(np.float32)), form)
                     return out
                 # Everything that scores need is asked for first; then each part's groups, as soon as they are chosen.
-                parts = [part for row, number in enumerate(sequences) for part in self._parts(layer, number, row, q)]
+                parts: list[Heads] = []
+                for row, number in enumerate(sequences):
+                    if not self._attend_memory(layer, number, q[row], form, out[row]):
+                        parts += self._parts(layer, number, row, q)
                 for part in parts:
                     part.choose(self._ask, self._groups, form)
                 for part in parts:
@@ -116,6 +122,28 @@ class CpuEngine(StoreEngine):
     def _forget(self, sequence: int) -> None:
         self._index.drop(sequence)
         self._groups.drop(sequence)
+
+    def _attend_memory(
+        self, layer: int, sequence: int, q: NDArray[np.float16], form: AttentionForm, out: NDArray[np.float32]
+    ) -> bool:
+        """Attend to a sequence whose tokens are all in memory and all taken; False where that is not so."""
+        found = self.store.memory(sequence, layer)
+        if found is None or not self._takes_tail(layer):
+            return False
+        suffixes, tokens = found
+        sinks = _NO_SINKS if form.sinks is None else form.sinks
+        softcap = np.float32(form.softcap or 0.0)
+        kernels.attend_memory(
+            q.view(np.uint16), suffixes.view(np.uint16), layer, tokens, np.float32(form.scaling), softcap, sinks, out
+        )
+        return True
+
+    def _takes_tail(self, layer: int) -> bool:
+        """Whether all heads of a layer take all tokens after the last whole index block."""
+        if layer not in self._tails:
+            policies = [self._policy_at(layer, head) for head in range(self.kv_heads)]
+            self._tails[layer] = all(one.mode is AttentionMode.DENSE or one.keep_tail for one in policies)
+        return self._tails[layer]
 
     def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list[Heads]:
         """The heads of a sequence by the policy that they follow; what their scores need is asked for."""

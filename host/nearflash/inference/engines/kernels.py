@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-__all__ = ["attend", "choose", "finish", "score_index", "score_keys", "start", "weigh"]
+__all__ = ["are_finite", "attend", "attend_memory", "choose", "finish", "score_index", "score_keys", "start", "weigh"]
 
 _TILE = 64
 """Tokens whose logits are held at once."""
@@ -200,6 +200,37 @@ def attend(
                 _widen(values, v_at[run] + (begin + t) * stride, row)
                 for a in range(group):
                     _add(logits[a, t], row, out[a])
+
+
+@_compiled
+def attend_memory(
+    q: Any, suffixes: Any, layer: Any, tokens: Any, scaling: Any, softcap: Any, sinks: Any, out: Any
+) -> None:  # fmt: skip
+    """Attention of q (H, g, d) fp16 to a layer's `tokens`, all of them in memory: suffixes (2, layers, H, T, d) fp16.
+
+    sinks (H, g), or (0, 0): none. out: (H, g, d) fp32.
+    """
+    heads, group, dim = q.shape
+    wide = np.empty((group, dim), np.float32)
+    largest, total, alpha = np.empty(group, np.float32), np.empty(group, np.float32), np.ones(group, np.float32)
+    start_at, mean, every = np.zeros(1, np.int64), np.zeros(dim, np.float32), np.zeros((0, 0), np.bool_)
+    for head in range(heads):
+        for a in range(group):
+            _widen(q[head, a], 0, wide[a])
+            _scale(scaling, wide[a])
+        start(largest, total, out[head])
+        keys, values = suffixes[0, layer, head].reshape(-1), suffixes[1, layer, head].reshape(-1)
+        attend(wide, keys, values, start_at, start_at, dim, tokens, every, softcap, largest, total, out[head])
+        finish(sinks[head] if len(sinks) else mean[:0], alpha, mean, largest, total, out[head])
+
+
+@_compiled
+def are_finite(words: Any) -> Any:
+    """Whether no fp16 number of a flat array is an infinity or NaN."""
+    wrong = 0
+    for i in range(len(words)):
+        wrong += np.uint16(words[i] & np.uint16(0x7C00)) == np.uint16(0x7C00)
+    return wrong == 0
 
 
 @_compiled

@@ -99,6 +99,11 @@ class StoredSequence:
         """K and V in memory, (2, heads, u, d): a view."""
         return self._suffixes[:, layer, :, : self.lengths[layer] % self.suffix_tokens]
 
+    def memory(self, layer: int) -> tuple[NDArray[np.float16], int] | None:
+        """The suffixes of all layers, (2, layers, heads, T, d), and this one's tokens; None where some are on flash."""
+        tokens = int(self.lengths[layer])
+        return (self._suffixes, tokens) if tokens < self.suffix_tokens else None
+
     def with_suffix(self, layer: int, kv: NDArray[np.float16]) -> NDArray[np.float16]:
         """K and V in memory, and kv (2, heads, t, d) after them; nothing that counts is changed."""
         used = int(self.lengths[layer]) % self.suffix_tokens
@@ -107,6 +112,13 @@ class StoredSequence:
             return np.concatenate([self.suffix(layer), kv], axis=2)
         self._suffixes[:, layer, :, used:end] = kv
         return self._suffixes[:, layer, :, :end]
+
+    def push(self, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
+        """The layer goes on with k and v (heads, t, d), which fit beside what is in memory."""
+        used = int(self.lengths[layer]) % self.suffix_tokens
+        end = used + k.shape[1]
+        self._suffixes[0, layer, :, used:end], self._suffixes[1, layer, :, used:end] = k, v
+        self.lengths[layer] += k.shape[1]
 
     def extend(self, layer: int, kv: NDArray[np.float16]) -> None:
         """The layer now ends with kv (2, heads, u + t, d), as `with_suffix` gave it."""

@@ -181,12 +181,16 @@ class KvStore:
         self._pool.reclaim()
         start, size, block = int(state.lengths[layer]), self.layout.group_tokens, self.layout.block_tokens
         end = start + k.shape[1]
+        if start // size == end // size:
+            state.push(layer, k, v)
+            state.v_sum[layer] += v[:, 0] if k.shape[1] == 1 else v.sum(axis=1, dtype=np.float64)
+            self._host_bytes += k.nbytes + v.nbytes
+            return
         groups, blocks = range(start // size, end // size), range(start // block, end // block)
         kv = state.with_suffix(layer, np.stack([k, v]))
-        if groups:
-            self._store(sequence, layer, groups, blocks, kv)
-            if self._journal is not None:
-                self._pool.stage.hand_over()
+        self._store(sequence, layer, groups, blocks, kv)
+        if self._journal is not None:
+            self._pool.stage.hand_over()
         state.extend(layer, kv)
         state.v_sum[layer] += v.sum(axis=1, dtype=np.float64)
         self._host_bytes += k.nbytes + v.nbytes
@@ -228,6 +232,13 @@ class KvStore:
     def layer(self, sequence: int, layer: int) -> StoredHead:
         """Where K and V of all heads of a layer are. Raises CommandError."""
         return self._stored(sequence, layer, 0, slice(None))
+
+    def memory(self, sequence: int, layer: int) -> tuple[F16, int] | None:
+        """Where all tokens of a layer are in memory: (2, layers, heads, T, d), and how many they are; else None.
+
+        Raises CommandError.
+        """
+        return self._sequences[sequence].memory(layer)
 
     def read(self, pages: PageNumbers, expected: PageKeys) -> PageData:
         """Pages as `head` gave them, from flash or from the stage. Raises PageError that names the tokens lost."""
