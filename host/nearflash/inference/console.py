@@ -100,8 +100,9 @@ def summary(done: "Generated") -> str:
     """Rates, seconds by phase, bytes by kind."""
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in done.counters.seconds.items())
     kinds = ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in done.counters.flash_bytes.items())
+    per_token = f"{done.flash_bytes_per_token / 1e6:.3f} MB of flash a token, in all {kinds}"
     return (
         f"{sum(map(len, done.tokens))} tokens: prefill {done.prefill_s:.1f} s, decode {done.decode_s:.1f} s, "
         f"{done.tokens_per_s:.1f} tokens/s; engine: {phases}\n"
-        f"{done.flash_bytes_per_token / 1e6:.3f} MB of flash a token, in all {kinds or 'none'}"
+        f"{per_token if kinds else 'all K and V that were attended to were in memory: no flash was read'}"
     )

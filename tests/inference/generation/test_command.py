@@ -26,11 +26,14 @@ def test_prompts_are_continued(capsys, tmp_path, doclm_folder):
     settings = ("generate", "--model", str(doclm_folder), "--prompts", str(prompts), "--max-new-tokens", "4")
     code, out, err = run(capsys, *settings)
     assert code == 0 and out.startswith("The committee met in the spring") and "\nWater" in out
-    assert "token 4/4  " in err and "\n8 tokens: prefill" in err and " MB of flash a token, in all token " in err
+    assert "token 4/4  " in err and "\n8 tokens: prefill" in err and "no flash was read" in err
     page = run(capsys, *settings, "--attention", "sparf-page", "--score-dims", "64", "--top-k", "0.1",
                "--num-devices", "2", "--path", str(tmp_path / "kv"), "--mini-batches", "2", "--dtype", "fp16",
                "--threads", "1")  # fmt: skip
     assert page[:2] == (0, out) and (tmp_path / "kv.1").exists()
+    prompts.write_text("The committee met in the spring. " * 80)
+    _, _, err = run(capsys, *settings)
+    assert " MB of flash a token, in all token " in err
 
 
 def test_errors_say_what_to_do(capsys, tmp_path):

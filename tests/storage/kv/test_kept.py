@@ -1,8 +1,11 @@
 """Stores that are closed, or die, and are opened again: which tokens are there, and what is an error."""
 
+import errno
 import json
+import os
 import stat
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -328,6 +331,46 @@ def test_notes_need_a_journal_and_a_sequence(reopen, make_store):
             store.note(store.add(), {})
     with reopen() as store, pytest.raises(CommandError, match="sequence"):
         store.note(4, {})
+
+
+@pytest.mark.parametrize("call", ["write", "replace", "fsync"])
+def test_a_journal_that_cannot_be_made_leaves_nothing_behind(reopen, tmp_path, monkeypatch, call):
+    """No open file (which the garbage collector closes with a warning), no partial one; what was there stays."""
+    with reopen() as store:
+        store.add()
+    before = journal_path(reopen.path).read_bytes()
+    store_id = json.loads(before.splitlines()[0][9:])["store"]
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    opened = []
+    real = os.fdopen
+    monkeypatch.setattr(os, "fdopen", lambda *a, **k: opened.append(real(*a, **k)) or opened[-1])
+    if call == "replace":
+        monkeypatch.setattr(Path, "replace", fail)
+    elif call == "fsync":
+        monkeypatch.setattr("nearflash.storage.kv.journal.os.fsync", fail)
+    else:
+        monkeypatch.setattr(SequenceJournal, "_put", fail)
+    with pytest.raises(StateError, match="must be writable: No space left"):
+        SequenceJournal.open(journal_path(reopen.path), store_id)
+    assert opened and all(file.closed for file in opened)
+    assert journal_path(reopen.path).read_bytes() == before and not list(tmp_path.glob("*.partial"))
+
+
+def test_a_journal_that_cannot_be_closed_is_released(tmp_path, monkeypatch):
+    journal = SequenceJournal.create(tmp_path / "journal", "id")
+    out = journal._out
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("nearflash.storage.kv.journal.os.fsync", fail)
+    with pytest.raises(StateError, match="must be writable: Input/output error"):
+        journal.close({})
+    assert out.closed
+    journal.close({})
 
 
 def test_a_journal_that_cannot_be_written_changes_no_sequence(reopen, draw, stored, monkeypatch):

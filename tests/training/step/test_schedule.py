@@ -243,8 +243,10 @@ def test_stages_overlap_and_the_trace_shows_it(open_optimizer, tmp_path, monkeyp
 def test_stalls_name_the_slow_stage(open_optimizer, monkeypatch, tensor, slow, reason):
     optimizer = open_optimizer([tensor])
     store, device = optimizer._optimizer_state.store, optimizer._optimizer_state._schedule.transfers[0].device
-    delay(monkeypatch, device if slow == "run" else store, slow, 0.03)
     set_gradient(tensor, 0)
+    optimizer.step()  # compiles
+    delay(monkeypatch, device if slow == "run" else store, slow, 0.1)
+    set_gradient(tensor, 1)
     optimizer.step()
     fractions = optimizer.report.stalls.fractions
     assert set(fractions) == {"gradients", "read", "update", "write"}

@@ -45,9 +45,11 @@ def kept_crash_points(path: Path, *, actions: int, tries: int, seed: int) -> KvC
     """Record a life of so many calls of a kept store at `path`; try about `tries` images at each of its points."""
     disk, crashes = Disk(), KvCrashes()
     life = _Life(path, disk, seed)
-    for _ in range(actions):
-        life.act()
-    crashes.erases = life.close()
+    try:
+        for _ in range(actions):
+            life.act()
+    finally:
+        crashes.erases = life.close()
     journal = journal_path(path).read_bytes()
     rng = np.random.default_rng(seed)
     durable, pending = np.zeros_like(disk.contents[0]), list[Write]()

@@ -13,7 +13,7 @@ from nearflash.inference.engines.index_rows import IndexRows
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvLayout
 
-__all__ = ["AttentionForm", "Heads", "is_whole"]
+__all__ = ["AttentionForm", "Heads", "takes_all"]
 
 F32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]
@@ -33,7 +33,7 @@ class AttentionForm:
     """(kv_heads, g)."""
 
 
-def is_whole(policy: AttentionPolicy, tokens: int, dim: int, layout: KvLayout) -> bool:
+def takes_all(policy: AttentionPolicy, tokens: int, dim: int, layout: KvLayout) -> bool:
     """Whether the policy (without its overrides) takes all of so many tokens, whatever they are."""
     resolved = policy.resolve(tokens, dim, layout)
     if not resolved.score_dims or resolved.local_window >= tokens:
@@ -50,7 +50,7 @@ class Heads:
     def __init__(self, row: int, reads: SequenceReads, q: F32, policy: AttentionPolicy, layout: KvLayout) -> None:
         self.row, self.reads, self.policy = row, reads, policy
         self._q, self._layout = q, layout
-        self._whole = is_whole(policy, reads.tokens, q.shape[-1], layout)
+        self._takes_all = takes_all(policy, reads.tokens, q.shape[-1], layout)
         self._chosen: Bools | None = None
         """Tokens, (H, S); None: all, or all of a group."""
         self._tail: Bools | None = None
@@ -62,7 +62,7 @@ class Heads:
 
     def ask(self, ask: Callable[..., Future], index: object) -> None:
         """Ask for what the scores need; index: the engine's IndexCache."""
-        if self._whole:
+        if self._takes_all:
             return
         count = self.policy.resolve(self.reads.tokens, self._q.shape[-1], self._layout).score_dims
         self._dims = _top_dims(self._q, count)
@@ -72,7 +72,7 @@ class Heads:
         """Choose tokens, and ask for their groups; groups: the engine's PageCache."""
         stored, layout = self.reads.stored, self._layout
         full = stored.flash_tokens // layout.group_tokens
-        if self._whole:
+        if self._takes_all:
             wanted = np.ones((len(self._q), full), bool)
         else:
             wanted = self._choose(full, form)

@@ -127,17 +127,22 @@ class SequenceJournal:
     def sync(self) -> None:
         """Return when everything noted is durable."""
         if self._out is not None:
-            os.fsync(self._out.fileno())
+            try:
+                os.fsync(self._out.fileno())
+            except OSError as error:
+                raise self._unwritable(error) from error
 
     def close(self, sums: Sums | None) -> None:
         """Note, unless `sums` is None, that all pages are programmed, and release the file; it may be called twice."""
         if self._out is None:
             return
-        if sums is not None:
-            self._put({"closed": {str(one): [tokens, _text(v_sum)] for one, (tokens, v_sum) in sums.items()}})
-            self.sync()
-        self._out.close()
-        self._out = None
+        try:
+            if sums is not None:
+                self._put({"closed": {str(one): [tokens, _text(v_sum)] for one, (tokens, v_sum) in sums.items()}})
+                self.sync()
+        finally:
+            self._out.close()
+            self._out = None
 
     def _body(self, number: int, line: bytes, *, last: bool) -> Any:
         """What a line says; None for the last one, if it is torn (or empty, as behind a line's end)."""
@@ -190,8 +195,12 @@ class SequenceJournal:
             self.sync()
             partial.replace(self.path)
             flush_directory(self.path.parent)
-        except OSError as error:
-            raise self._unwritable(error) from error
+        except BaseException as error:
+            self.close(None)
+            partial.unlink(missing_ok=True)
+            if isinstance(error, OSError) and not isinstance(error, StateError):
+                raise self._unwritable(error) from error
+            raise
 
     def _put(self, body: Mapping[str, Any]) -> None:
         text = json.dumps(body, separators=(",", ":")).encode()
