@@ -18,6 +18,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_state_of_the_users(tmp_path_factory):
+    """The rates of this machine's drives, and its user's calibrations, would decide what tests see."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+            patch.setenv(name, str(folder))
+        yield
+
+
 @pytest.fixture(scope="module")
 def tiny_model():
     """A random model of two layers, its attention to be replaced."""

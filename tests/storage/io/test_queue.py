@@ -1,6 +1,7 @@
 """Reads through the kernel's queue."""
 
 import errno
+import threading
 
 import numpy as np
 import pytest
@@ -84,3 +85,30 @@ def test_no_queue(monkeypatch):
     monkeypatch.undo()
     with pytest.raises(StateError, match="a queue of 1000000000 reads cannot be had"):
         QueueBackend(depth=1_000_000_000)
+
+
+def test_callers_at_once_have_queues_of_their_own(tmp_path, data):
+    """Each gets its own rows, whoever is first; a failure of one is no other's."""
+    order = [np.random.default_rng(seed).permutation(BLOCKS) for seed in range(6)]
+    wrong, backend = [], QueueBackend(depth=8)
+    with DirectFile.create(tmp_path / "f", data.nbytes, backend=backend) as file:
+        file.write(0, data.reshape(-1))
+
+        def work(number):
+            back = aligned_buffer(data.nbytes).reshape(data.shape)
+            for turn in range(20):
+                back[:] = 0
+                if number == 5 and turn % 2:
+                    with pytest.raises(StateError, match="cut short"):
+                        file.read_many(np.array([0, data.nbytes]), back[:2])
+                    continue
+                file.read_many(order[number] * BLOCK_BYTES, back)
+                if not np.array_equal(back, data[order[number]]):
+                    wrong.append((number, turn))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong and 1 <= len(backend._idle) <= 6

@@ -15,6 +15,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import aligned_buffer
+from nearflash.storage.io.reuse import reused_buffer
 
 __all__ = [
     "PAGE_KEY",
@@ -94,10 +95,7 @@ def page_array(pages: int, page_bytes: int) -> Bytes:
 
 def page_space(pages: int, page_bytes: int) -> Bytes:
     """As `page_array`, with any content: memory that was in use before is had without page faults."""
-    size = pages * page_bytes
-    memory = np.empty(size + BLOCK_BYTES, np.uint8)
-    start = -memory.ctypes.data % BLOCK_BYTES
-    return memory[start : start + size].reshape(pages, page_bytes)
+    return reused_buffer(pages * page_bytes).reshape(pages, page_bytes)
 
 
 def page_headers(keys: PageKeys, page_bytes: int, tokens: int, form: IndexFormat) -> Bytes:

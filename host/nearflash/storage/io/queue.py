@@ -33,7 +33,8 @@ _EVENT = np.dtype([("data", "<u8"), ("request", "<u8"), ("result", "<i8"), ("mor
 
 
 class QueueBackend(PositionalBackend):
-    """Reads of many pages go through a queue of `depth` places, one caller at a time; all else one by one.
+    """Reads of many pages go through a queue of `depth` places, all else one by one; of several callers at once each
+    has a queue of its own.
 
     Raises StateError where there is no such queue.
     """
@@ -45,19 +46,33 @@ class QueueBackend(PositionalBackend):
             raise StateError(f"a queue of reads needs Linux on {' or '.join(_CALLS)}, not {platform.platform()}")
         self._depth = depth
         self._setup, self._destroy, self._wait, self._submit = _CALLS[platform.machine()]
-        self._libc, self._context, self._lock = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong(0), threading.Lock()
-        try:
-            self._call(self._setup, ctypes.c_long(depth), ctypes.byref(self._context))
-        except OSError as error:
-            raise StateError(f"a queue of {depth} reads cannot be had ({error.strerror}): see fs.aio-max-nr") from error
-        weakref.finalize(self, self._libc.syscall, ctypes.c_long(self._destroy), self._context)
+        self._libc, self._lock = ctypes.CDLL(None, use_errno=True), threading.Lock()
+        self._idle = [self._queue()]
+        """Queues that no caller has."""
 
     def read_many(self, fd: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
         """See IoBackend.read_many."""
         with self._lock:
-            return self._read(fd, memory, offsets)
+            queue = self._idle.pop() if self._idle else None
+        queue = queue or self._queue()
+        try:
+            return self._read(queue, fd, memory, offsets)
+        finally:
+            with self._lock:
+                self._idle.append(queue)
 
-    def _read(self, fd: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
+    def _queue(self) -> ctypes.c_ulong:
+        context = ctypes.c_ulong(0)
+        try:
+            self._call(self._setup, ctypes.c_long(self._depth), ctypes.byref(context))
+        except OSError as error:
+            raise StateError(
+                f"a queue of {self._depth} reads cannot be had ({error.strerror}): see fs.aio-max-nr"
+            ) from error
+        weakref.finalize(self, self._libc.syscall, ctypes.c_long(self._destroy), context)
+        return context
+
+    def _read(self, queue: ctypes.c_ulong, fd: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
         count = len(offsets)
         requests, events = np.zeros(count, _REQUEST), np.zeros(self._depth, _EVENT)
         requests["fd"], requests["size"], requests["offset"] = fd, memory.shape[1], offsets
@@ -69,12 +84,12 @@ class QueueBackend(PositionalBackend):
                 place = ctypes.c_void_p(addresses.ctypes.data + 8 * asked)
                 room = ctypes.c_long(min(count - asked, self._depth - (asked - done)))
                 try:
-                    asked += self._call(self._submit, self._context, room, place)
+                    asked += self._call(self._submit, queue, room, place)
                 except OSError as error:
                     failure, count = error.errno or errno.EIO, asked  # requests in flight write to memory: wait for it
                     continue
             least = asked - done if asked == count else (asked - done + 1) // 2
-            got = self._call(self._wait, self._context, ctypes.c_long(least), ctypes.c_long(self._depth),
+            got = self._call(self._wait, queue, ctypes.c_long(least), ctypes.c_long(self._depth),
                              ctypes.c_void_p(events.ctypes.data), None)  # fmt: skip
             results, done = events["result"][:got], done + got
             if (worst := int(results.min())) < 0:
