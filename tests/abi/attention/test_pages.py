@@ -20,12 +20,14 @@ INDEX = IndexLayout(page_bytes=4096, dim=64, block_tokens=256, format=IndexForma
         (4096, 64, True, 16),
         (4096, 80, True, 12),  # 12.8 fit
         (4096, 256, True, 4),
-        (16384, 64, False, 64),  # 128 fit
-        (16384, 4, False, 64),
+        (16384, 64, False, 128),
+        (65536, 64, True, 256),
+        (16384, 4, False, 1024),  # 2,048 fit
     ],
 )
 def test_most_tokens_of_a_group(page_bytes, dim, interleaved, most):
-    assert TokenLayout.capacity(page_bytes, dim, interleaved) == most
+    assert TokenLayout.capacity(page_bytes, dim, interleaved) == min(most, 64)
+    assert TokenLayout.capacity(page_bytes, dim, interleaved, 1024) == most
     TokenLayout(page_bytes, dim, most, interleaved)
     with pytest.raises(CommandError, match=f"group tokens must be a multiple of 4, 4 to {most}, not {most + 4}"):
         TokenLayout(page_bytes, dim, most + 4, interleaved)

@@ -27,7 +27,7 @@ def make_store(tmp_path):
     def make(shape, layout, blocks=32, **options):
         geometry = FlashGeometry(layout.page_bytes, 32, 2, 2, blocks)
         flash = FileFlash.create(tmp_path / f"flash{len(stores)}", geometry, threads=2, direct=False)
-        stores.append(KvStore(flash, shape, layout, buffer_bytes=1 << 16, **options))
+        stores.append(KvStore(flash, shape, layout, **{"buffer_bytes": 1 << 16} | options))
         return stores[-1]
 
     yield make

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.inference.engines import kernels
+from nearflash.inference.engines import kernels, scoring
 
 NONE = np.zeros(0, np.float32)
 ALL = np.zeros((0, 0), bool)
@@ -124,7 +124,7 @@ def test_index_rows_are_scored(rng, bits, block_tokens):
     rows = np.array([rng.choice(9, dims, replace=False) for _ in range(blocks)])[0]
     q = rng.standard_normal((3, dims), np.float32)
     scores = np.full((3, blocks * block_tokens + 7), 5, np.float32)
-    kernels.score_index(q, codes, factors.view(np.uint16), rows, bits, scores)
+    scoring.score_index(q, codes, factors.view(np.uint16), rows, bits, scores)
     scale, zero = (factors[..., i : i + 1].astype(np.float64) for i in (0, 1))
     numbers = values if bits == 16 else values * scale + zero
     want = np.einsum("gr,brt->gbt", q.astype(np.float64), numbers[:, rows]).reshape(3, -1)
@@ -135,7 +135,7 @@ def test_index_rows_are_scored(rng, bits, block_tokens):
 def test_keys_of_the_suffix_are_scored_behind_the_index(rng):
     q, k = rng.standard_normal((2, 64), np.float32), halves(rng, 30, 64)
     scores = np.full((2, 50), 5, np.float32)
-    kernels.score_keys(q, k.view(np.uint16), 20, scores)
+    scoring.score_keys(q, k.view(np.uint16), 20, scores)
     assert (scores[:, :20] == 5).all() and np.abs(scores[:, 20:] - q.astype(np.float64) @ k.T).max() < 1e-5
 
 
@@ -149,7 +149,7 @@ def test_keys_of_entries_are_sums_of_probabilities(rng, softcap, tokens, each):
     want = torch.softmax(logits, 1).numpy()
     entries = -(-tokens // each)
     keys = np.empty(entries, np.float32)
-    kernels.weigh(scores, factors, np.float32(softcap), each, True, keys)
+    scoring.weigh(scores, factors, np.float32(softcap), each, True, keys)
     padded = np.pad(want, ((0, 0), (0, entries * each - tokens)))
     assert np.abs(scores - want).max() < 1e-6
     assert np.allclose(keys, 4096 * padded.reshape(3, entries, each).sum((0, 2)), rtol=1e-5)
@@ -159,7 +159,7 @@ def test_keys_of_entries_by_their_largest_logits(rng):
     scores = rng.standard_normal((2, 70), np.float32)
     largest = np.pad(scores, ((0, 0), (0, 10)), constant_values=-1e9).reshape(2, 5, 16).max(2).sum(0)
     keys = np.empty(5, np.float32)
-    kernels.weigh(scores, np.ones(2, np.float32), np.float32(0), 16, False, keys)
+    scoring.weigh(scores, np.ones(2, np.float32), np.float32(0), 16, False, keys)
     assert np.allclose(keys, largest * np.log2(np.e), rtol=1e-5)
 
 
@@ -192,7 +192,7 @@ def test_entries_are_chosen_as_by_sorting(rng, each, window, top_p):
                 keys = (rng.integers(0, levels, entries) / 8).astype(np.float32)
                 keys = keys - np.float32(levels / 16) if signed and not top_p else keys
                 taken = np.empty(entries, bool)
-                kernels.choose(keys, probabilities, each, window, top_k, top_p, counts, taken, alpha)
+                scoring.choose(keys, probabilities, each, window, top_k, top_p, counts, taken, alpha)
                 assert np.array_equal(taken, expected_choice(keys, each, tokens, window, top_k, top_p))
                 share = probabilities[:, np.repeat(taken, each)[:tokens]].sum(1, dtype=np.float64)
                 assert np.abs(alpha - share).max() < 1e-5 and not counts.any()

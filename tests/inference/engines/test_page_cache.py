@@ -18,12 +18,10 @@ class Flash:
         heads, groups = (np.array(x, np.int64) for x in zip(*wanted, strict=True))
         want = np.stack([np.arange(ELEMENTS) + 500 * sequence + 100 * layer + 10 * h + g for h, g in wanted])
 
-        def read(at):
-            self.read += [(sequence, layer, *wanted[place]) for place in at]
-            return want[at].astype(np.float16)
-
-        before = len(self.read)
-        places, new = self.memory.take(sequence, layer, heads, groups, read)
+        before, found = len(self.read), self.memory.find(sequence, layer, heads, groups)
+        self.read += [(sequence, layer, *wanted[place]) for place in found.lacking]
+        new = want[found.lacking].astype(np.float16)
+        places = self.memory.fill(found, new)
         found = [self.memory.data[place] if place >= 0 else new[-1 - place] for place in places]
         np.testing.assert_array_equal(np.array(found), want)
         return len(self.read) - before
@@ -67,13 +65,22 @@ def test_the_longest_unused_goes_first():
     assert flash.take(0, 0, [(0, 1)]) == 1
 
 
-def test_a_failed_read_leaves_what_was_there():
+def test_what_was_found_and_never_filled_changes_nothing():
+    """As after a read that failed."""
     flash = Flash(PageCache(4 * 2 * ELEMENTS, 2 * ELEMENTS))
     flash.take(0, 0, [(0, 0)])
-
-    def fails(at):
-        raise OSError("drive")
-
-    with pytest.raises(OSError, match="drive"):
-        flash.memory.take(0, 0, np.array([0, 0]), np.array([0, 1]), fails)
+    found = flash.memory.find(0, 0, np.array([0, 0]), np.array([0, 1]))
+    assert found.lacking.tolist() == [1] and found.places[0] >= 0
     assert flash.take(0, 0, [(0, 0), (0, 1)]) == 1
+
+
+def test_parts_of_a_turn_leave_one_another_alone():
+    """Groups of another part count as in use until their own turn has come round."""
+    flash = Flash(PageCache(4 * 2 * ELEMENTS, 2 * ELEMENTS))
+    heads = np.array([0, 0])
+    for _ in range(3):
+        for part in range(3):
+            found = flash.memory.find(0, 0, heads, 2 * part + heads + [0, 1], part)
+            flash.memory.fill(found, np.zeros((len(found.lacking), ELEMENTS), np.float16))
+    assert len(flash.memory.find(0, 0, heads, np.array([0, 1]), 0).lacking) == 0
+    assert len(flash.memory.find(0, 0, heads, np.array([2, 3]), 1).lacking) == 0

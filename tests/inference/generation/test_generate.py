@@ -11,7 +11,7 @@ from nearflash.inference.models import kv_shape
 from nearflash.inference.policy.policy import AttentionPolicy
 
 PROMPTS = ["The committee met in the spring of that year and", "Water", "He said that", "A short history of the town:"]
-LONG = [PROMPTS[0], "In the spring the river rose above the lower town, and the council met again. " * 24]
+LONG = [PROMPTS[0], "In the spring the river rose above the lower town, and the council met again. " * 60]
 """The second one's K and V do not stay in memory."""
 
 
@@ -25,7 +25,7 @@ def dense(doclm, tokenizer):
 @pytest.fixture(scope="module")
 def dense_long(doclm, tokenizer):
     """What the host gives of LONG."""
-    with open_engine(kv_shape(doclm), AttentionPolicy(), tokens=600, sequences=2) as engine:
+    with open_engine(kv_shape(doclm), AttentionPolicy(), tokens=1600, sequences=2) as engine:
         return generate(doclm, tokenizer, LONG, engine, max_new_tokens=6)
 
 
@@ -52,7 +52,7 @@ def test_the_model_device_gives_the_tokens_of_the_host(doclm, tokenizer, dense):
 
 
 def test_two_devices_give_the_tokens_of_one(doclm, tokenizer, dense_long):
-    with open_engine(kv_shape(doclm), AttentionPolicy(), tokens=600, sequences=2, num_devices=2) as engine:
+    with open_engine(kv_shape(doclm), AttentionPolicy(), tokens=1600, sequences=2, num_devices=2) as engine:
         done = generate(doclm, tokenizer, LONG, engine, max_new_tokens=6)
         asked = [one.counters.flash_bytes["token"] for one in engine.engines]
     assert done.tokens == dense_long.tokens and asked[0] == asked[1] > 0
@@ -63,7 +63,7 @@ def test_two_devices_give_the_tokens_of_one(doclm, tokenizer, dense_long):
 def test_all_dims_and_tokens_are_dense(doclm, tokenizer, dense_long, mode):
     """The approximate score then decides nothing."""
     policy = AttentionPolicy(mode, score_dims=1.0, top_k=1.0)
-    with open_engine(kv_shape(doclm), policy, tokens=600, sequences=2) as engine:
+    with open_engine(kv_shape(doclm), policy, tokens=1600, sequences=2) as engine:
         assert generate(doclm, tokenizer, LONG, engine, max_new_tokens=6).tokens == dense_long.tokens
 
 

@@ -6,10 +6,12 @@ from enum import IntEnum
 from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.errors import CommandError
 
-__all__ = ["IndexFormat", "IndexLayout", "PageEntry", "TokenLayout"]
+__all__ = ["DEVICE_GROUP_TOKENS", "IndexFormat", "IndexLayout", "PageEntry", "TokenLayout"]
 
 _FP16_BYTES = 2
-_TOKENS_MAX, _ROWS_MAX, _BLOCK_MAX = 64, 64, 1024
+DEVICE_GROUP_TOKENS = 64
+"""Most tokens of a KV page group that a device attends to; the host attends to a whole block's."""
+_ROWS_MAX, _BLOCK_MAX = 64, 1024
 
 
 class IndexFormat(IntEnum):
@@ -35,18 +37,15 @@ class TokenLayout:
     interleaved: bool
 
     def __post_init__(self) -> None:
-        if self.tokens % 4 or not 4 <= self.tokens <= min(_TOKENS_MAX, self.capacity(*self._page())):
-            most = min(_TOKENS_MAX, self.capacity(*self._page()))
+        most = self.capacity(self.page_bytes, self.dim, self.interleaved, _BLOCK_MAX)
+        if self.tokens % 4 or not 4 <= self.tokens <= most:
             raise CommandError(f"group tokens must be a multiple of 4, 4 to {most}, not {self.tokens!r}")
 
-    def _page(self) -> tuple[int, int, bool]:
-        return self.page_bytes, self.dim, self.interleaved
-
     @staticmethod
-    def capacity(page_bytes: int, dim: int, interleaved: bool) -> int:
-        """Most tokens of a group: a multiple of 4, at most 64."""
+    def capacity(page_bytes: int, dim: int, interleaved: bool, most: int = DEVICE_GROUP_TOKENS) -> int:
+        """Most tokens of a group: a multiple of 4, at most `most`."""
         fit = page_bytes // (dim * _FP16_BYTES * (2 if interleaved else 1))
-        return min(_TOKENS_MAX, fit // 4 * 4)
+        return min(most, fit // 4 * 4)
 
     @property
     def pages(self) -> int:

@@ -4,13 +4,16 @@
 
 Several tokens of a sequence attend to all tokens before them: every page is read once for all of them.
 
-A thread of its own reads: the groups of one sequence come while another's index is scored, or its groups are attended
-to. (More threads that compute would wait for one another's hold of the interpreter.) The numbers are those of
+Threads of its own read: the groups of one sequence come while another's index is scored, or its groups are attended
+to. The numbers are those of
 docs/contracts/attention.md, 1, without its rounding to fixed point; pages are read whole, and checked.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Lock
+from time import perf_counter
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -41,8 +44,12 @@ _R = TypeVar("_R")
 _LOGITS = 1 << 24
 """At once, where several tokens attend: what bounds the memory of a call."""
 _APART_TOKENS = 16_384
-"""From here on, where no groups are kept in memory, each head is a part of its own: the groups of one come while
-another is scored or computed."""
+"""From here on each head of a single sequence is a part of its own: the groups of one come while another is scored or
+computed. Of several sequences each is a part: its reads are one queue."""
+_THREADS = len(os.sched_getaffinity(0))
+"""That compute, where memory has what they need. (Where it is read they were a fifth slower than one, on two cores.)"""
+_READERS = 4
+"""Threads that wait for KV page groups, each for those of a part."""
 
 
 class CpuEngine(StoreEngine):
@@ -64,7 +71,11 @@ class CpuEngine(StoreEngine):
         super().__init__(store, policy, first_head, name)
         self._index = IndexCache(index_cache_bytes)
         self._groups = PageCache(page_cache_bytes, store.layout.group_pages * store.layout.page_bytes)
-        self._reader = ThreadPoolExecutor(1, "kv-reader")
+        self._reader = ThreadPoolExecutor(1, "kv-index")
+        """Reads index pages, in the order in which they are asked for: what it read is kept for the next one."""
+        self._readers = ThreadPoolExecutor(_READERS, "kv-pages")
+        self._workers = ThreadPoolExecutor(max(_THREADS - 1, 1), "kv-attend")
+        self._counting = Lock()
         self._asked: list[Future[object]] = []
         self._tails: dict[int, bool] = {}
 
@@ -85,11 +96,13 @@ class CpuEngine(StoreEngine):
                 parts: list[Heads] = []
                 for row, number in enumerate(sequences):
                     if not self._attend_memory(layer, number, q[row], form, out[row]):
-                        parts += self._parts(layer, number, row, q)
-                for part in parts:
-                    part.choose(self._ask, self._groups, form)
-                for part in parts:
+                        parts += self._parts(layer, number, row, q, alone=len(sequences) == 1)
+                self._each(parts, lambda part: part.choose(self._ask_groups, self._groups, form))
+
+                def attend(part: Heads) -> None:
                     out[part.row, part.reads.heads] = part.attend(form)
+
+                self._each(parts, attend)
             finally:
                 wait(self._asked)  # after a failure too: the store is not read while it is written to
                 self._asked.clear()
@@ -103,12 +116,14 @@ class CpuEngine(StoreEngine):
 
     @property
     def counters(self) -> EngineCounters:
-        """See Engine.counters. Phase `read` is within `attend`."""
+        """See Engine.counters. Phase `read` is beside `attend`: of all reads, of which several may be under way."""
         return self._counters
 
     def close(self) -> None:
         """See Engine.close."""
         self._reader.shutdown()
+        self._readers.shutdown()
+        self._workers.shutdown()
         super().close()
 
     def _share(self, sequence: int, other: int) -> None:
@@ -138,6 +153,22 @@ class CpuEngine(StoreEngine):
         )
         return True
 
+    def _each(self, parts: list[Heads], call: Callable[[Heads], None]) -> None:
+        """Call for each part; several at once where KV page groups are kept, so that few are read."""
+
+        def some(first: int) -> None:
+            for part in parts[first::threads]:
+                call(part)
+
+        threads = max(min(_THREADS, len(parts)), 1) if self._groups.keeps else 1
+        others = [self._workers.submit(some, first) for first in range(1, threads)]
+        try:
+            some(0)
+        finally:
+            wait(others)
+        for done in others:
+            done.result()
+
     def _takes_tail(self, layer: int) -> bool:
         """Whether all heads of a layer take all tokens after the last whole index block."""
         if layer not in self._tails:
@@ -145,10 +176,10 @@ class CpuEngine(StoreEngine):
             self._tails[layer] = all(one.mode is AttentionMode.DENSE or one.keep_tail for one in policies)
         return self._tails[layer]
 
-    def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16]) -> list[Heads]:
+    def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16], *, alone: bool) -> list[Heads]:
         """The heads of a sequence by the policy that they follow; what their scores need is asked for."""
         stored = self.store.layer(sequence, layer)
-        apart = stored.tokens >= _APART_TOKENS and not self._groups.keeps
+        apart = alone and stored.tokens >= _APART_TOKENS
         heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
         for head in range(self.kv_heads):
             heads.setdefault((self._policy_at(layer, head), head * apart), []).append(head)
@@ -175,9 +206,7 @@ class CpuEngine(StoreEngine):
         )
 
         def ask(groups: range) -> Future[Groups]:
-            wanted = np.zeros((heads, full), bool)
-            wanted[:, groups.start : groups.stop] = True
-            return self._ask(reads.groups, wanted, self._groups)
+            return reads.groups(self._ask_groups, np.ones((heads, len(groups)), bool), self._groups, groups.start)
 
         asked = [ask(groups) for groups in parts[:1]]
         for number, groups in enumerate(parts):
@@ -199,12 +228,24 @@ class CpuEngine(StoreEngine):
         return k.flatten(1, 2), v.flatten(1, 2)
 
     def _ask(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
-        """Have the reader do it after what it was asked for before."""
-        asked = self._reader.submit(call, *args, **kwargs)
+        """Have the reader of index pages do it after what it was asked for before."""
+        return self._asked_of(self._reader, call, *args, **kwargs)
+
+    def _ask_groups(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
+        """Have a reader of KV page groups do it."""
+        return self._asked_of(self._readers, call, *args, **kwargs)
+
+    def _asked_of(
+        self, readers: ThreadPoolExecutor, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Future[_R]:
+        asked = readers.submit(call, *args, **kwargs)
         self._asked.append(asked)  # type: ignore[arg-type]
         return asked
 
     def _read(self, kind: PageKind, pages: Ints, keys: PageKeys) -> PageData:
-        self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
-        with self._counters.timed("read"):
-            return self.store.read(pages, keys)
+        start = perf_counter()
+        read = self.store.read(pages, keys)
+        with self._counting:
+            self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
+            self._counters.seconds["read"] = self._counters.seconds.get("read", 0.0) + perf_counter() - start
+        return read

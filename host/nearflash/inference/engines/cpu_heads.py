@@ -1,26 +1,32 @@
 """Some heads of one sequence in a call of CpuEngine: their scores, their choice, their attention, by compiled loops."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.inference.engines import kernels
+from nearflash.inference.engines import kernels, scoring
 from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
 from nearflash.inference.engines.index_rows import IndexRows
+from nearflash.inference.engines.page_cache import PageCache
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.kv import KvLayout
 
 __all__ = ["AttentionForm", "Heads", "takes_all"]
 
 F32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 _ALL = np.zeros((0, 0), bool)
-_START = np.zeros(1, np.int64)
 _NO_SINKS = np.zeros(0, np.float32)
-_BINS = 1 << 16
+_thread = threading.local()
+_CHUNK_BYTES = 8 << 20
+"""Of KV page groups that are asked for at once."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,10 @@ class Heads:
         """Of the tokens in memory, (H, u); None: all."""
         self._alpha = np.ones(q.shape[:2], np.float32)
         self._index: Future[tuple[IndexRows, NDArray[np.int64]]]
-        self._suffix: Future[NDArray[np.float16]]
-        self._groups: Future[Groups]
+        self._suffix: Future[NDArray[np.float16]] | None = None
+        """K of the unindexed suffix, where it is not all in memory."""
+        self._groups: list[Future[Groups]] = []
+        """In the order of their tokens, no more than _CHUNK_BYTES each: one comes while another is attended to."""
 
     def ask(self, ask: Callable[..., Future], index: object) -> None:
         """Ask for what the scores need; index: the engine's IndexCache."""
@@ -66,9 +74,10 @@ class Heads:
             return
         count = self.policy.resolve(self.reads.tokens, self._q.shape[-1], self._layout).score_dims
         self._dims = _top_dims(self._q, count)
-        self._index, self._suffix = ask(self.reads.index, self._dims, index), ask(self.reads.suffix)
+        self._index = ask(self.reads.index, self._dims, index)
+        self._suffix = None if self.reads.suffix_kept else ask(self.reads.suffix)
 
-    def choose(self, ask: Callable[..., Future], groups: object, form: AttentionForm) -> None:
+    def choose(self, ask: Callable[..., Future], groups: PageCache, form: AttentionForm) -> None:
         """Choose tokens, and ask for their groups; groups: the engine's PageCache."""
         stored, layout = self.reads.stored, self._layout
         full = stored.flash_tokens // layout.group_tokens
@@ -76,60 +85,55 @@ class Heads:
             wanted = np.ones((len(self._q), full), bool)
         else:
             wanted = self._choose(full, form)
-        self._groups = ask(self.reads.groups, wanted, groups)
+        group_bytes = layout.group_pages * layout.page_bytes
+        chunks = max(-(-int(wanted.sum()) * group_bytes // _CHUNK_BYTES), 1)
+        for first, end in pairwise([full * chunk // chunks for chunk in range(chunks + 1)]):
+            self._groups.append(self.reads.groups(ask, wanted[:, first:end], groups, first))
 
     def attend(self, form: AttentionForm) -> F32:
         """(H, g, d)."""
-        stored, groups, layout = self.reads.stored, self._groups.result(), self._layout
+        stored, scaled = self.reads.stored, self._q * np.float32(form.scaling)
+        largest, total = (np.empty(self._q.shape[:2], np.float32) for _ in range(2))
         out, softcap = np.empty(self._q.shape, np.float32), np.float32(form.softcap or 0.0)
-        q, each, dim = self._q * np.float32(form.scaling), layout.group_tokens, self._q.shape[-1]
+        layout, dim = self._layout, self._q.shape[-1]
         elements = layout.group_pages * layout.page_bytes // 2
         stride, v_from = (2 * dim, dim) if layout.interleaved else (dim, layout.page_bytes // 2)
-        kept, new = (data.reshape(-1).view(np.uint16) for data in (groups.kept, groups.new))
-        starts = np.cumsum([0, *map(len, groups.number)])
-        group = q.shape[1]
+        for own in range(len(out)):
+            kernels.start(largest[own], total[own], out[own])
+        while self._groups:
+            groups = self._groups.pop(0).result()
+            kept, new = (data.reshape(-1).view(np.uint16) for data in (groups.kept, groups.new))
+            kernels.attend_groups(
+                scaled, kept, new, groups.places, groups.number, groups.ends, elements, v_from, stride,
+                layout.group_tokens, _ALL if self._chosen is None else self._chosen, softcap, largest, total, out,
+            )  # fmt: skip
         for own, head in enumerate(self.reads.heads):
-            largest, total = np.empty(group, np.float32), np.empty(group, np.float32)
-            kernels.start(largest, total, out[own])
-            places = groups.places[starts[own] : starts[own + 1]]
-            for data, here, rows in ((kept, places >= 0, places), (new, places < 0, -1 - places)):
-                if here.any():
-                    k_at = rows[here] * elements
-                    chosen = _ALL
-                    if self._chosen is not None:
-                        each_token = self._chosen[own, : stored.flash_tokens].reshape(-1, each)
-                        chosen = np.ascontiguousarray(each_token[groups.number[own][here]])
-                    kernels.attend(q[own], data, data, k_at, k_at + v_from, stride, each, chosen, softcap,
-                                   largest, total, out[own])  # fmt: skip
-            tail = None if self._tail is None else self._tail[own]
-            suffix = stored.suffix_k[head], stored.suffix_v[head]
-            _attend_suffix(q[own], *suffix, tail, softcap, largest, total, out[own])
+            keys, values = (x[head].reshape(-1).view(np.uint16) for x in (stored.suffix_k, stored.suffix_v))
+            tail = _ALL if self._tail is None else np.ascontiguousarray(self._tail[own])[None]
             sinks = _NO_SINKS if form.sinks is None else form.sinks[head]
-            kernels.finish(sinks, self._alpha[own], stored.v_mean[head], largest, total, out[own])
+            kernels.attend_suffix(scaled[own], keys, values, tail, softcap, sinks, self._alpha[own],
+                                  stored.v_mean[head], largest[own], total[own], out[own])  # fmt: skip
         return out
 
     def _choose(self, full: int, form: AttentionForm) -> Bools:
         """The wanted groups, (H, full)."""
         layout, tokens, (heads, group, dim) = self._layout, self.reads.tokens, self._q.shape
         rows, places = self._index.result()
-        suffix = np.ascontiguousarray(self._suffix.result()).view(np.uint16)
-        factors = rows.factors.view(np.uint16)
+        suffix = self.reads.stored.suffix_k[self.reads.heads] if self._suffix is None else self._suffix.result()
         near = np.take_along_axis(self._q, self._dims[:, None], axis=2)
         partly = np.zeros_like(self._q)
         np.put_along_axis(partly, np.broadcast_to(self._dims[:, None], near.shape), near, axis=2)
         resolved, each = self.policy.resolve(tokens, dim, layout), self.policy.entry_tokens(layout)
-        scales = _logit_scales(self._q, near, form.scaling)
         covered = tokens // layout.block_tokens * layout.block_tokens
-        softcap, bits = np.float32(form.softcap or 0.0), layout.index_format.bits
-        scores, keys = np.empty((group, tokens), np.float32), np.empty(-(-tokens // each), np.float32)
-        taken, counts = np.empty((heads, len(keys)), bool), np.zeros(_BINS, np.int32)
-        for own in range(heads):
-            if covered:
-                kernels.score_index(near[own], rows.codes[own], factors[own], places[own], bits, scores)
-            kernels.score_keys(partly[own], suffix[own], covered, scores)
-            kernels.weigh(scores, scales[own], softcap, each, self.policy.by_probability, keys)
-            kernels.choose(keys, scores, each, resolved.local_window, resolved.top_k, resolved.top_p, counts,
-                           taken[own], self._alpha[own])  # fmt: skip
+        scores = reused_buffer(4 * group * tokens).view(np.float32).reshape(group, tokens)
+        taken, keys = np.empty((heads, -(-tokens // each)), bool), np.empty(-(-tokens // each), np.float32)
+        scoring.choose_heads(
+            near, partly, rows.codes, rows.factors.view(np.uint16), np.ascontiguousarray(places),
+            layout.index_format.bits, np.ascontiguousarray(suffix).view(np.uint16), covered,
+            _logit_scales(self._q, near, form.scaling), np.float32(form.softcap or 0.0), each,
+            self.policy.by_probability, resolved.local_window, resolved.top_k, resolved.top_p, scores, keys,
+            _counts(), taken, self._alpha,
+        )  # fmt: skip
         flash = full * layout.group_tokens
         if each == layout.group_tokens:
             self._tail = np.repeat(taken[:, full:], each, axis=1)[:, : tokens - flash]
@@ -139,15 +143,12 @@ class Heads:
         return np.asarray(wanted)
 
 
-def _attend_suffix(
-    q: F32, k: NDArray[np.float16], v: NDArray[np.float16], chosen: Bools | None, softcap: np.float32,
-    largest: F32, total: F32, out: F32,
-) -> None:  # fmt: skip
-    """Go on with the tokens in memory, k and v (u, d)."""
-    if len(k):
-        keys, values = (x.reshape(-1).view(np.uint16) for x in (k, v))
-        mask = _ALL if chosen is None or chosen.all() else np.ascontiguousarray(chosen)[None]
-        kernels.attend(q, keys, values, _START, _START, k.shape[1], len(k), mask, softcap, largest, total, out)
+def _counts() -> NDArray[np.int32]:
+    """What `choose` counts in, zeros before and after; each thread has its own."""
+    if not hasattr(_thread, "counts"):
+        _thread.counts = np.zeros(1 << 16, np.int32)
+    counts: NDArray[np.int32] = _thread.counts
+    return counts
 
 
 def _top_dims(q: F32, count: int) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """What the host reads of one sequence's heads: index rows, and K and V of KV page groups."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageKind
 from nearflash.inference.engines.index_rows import IndexCache, IndexRows, rows_bytes, rows_of_pages
-from nearflash.inference.engines.page_cache import PageCache
+from nearflash.inference.engines.page_cache import Found, PageCache
 from nearflash.storage.flash.page import PageData, PageKeys, page_keys
 from nearflash.storage.kv import KvStore, StoredHead
 
@@ -24,10 +25,12 @@ Read = Callable[[PageKind, Ints, PageKeys], PageData]
 class Groups:
     """Full KV page groups of heads."""
 
-    number: list[Ints]
-    """Which groups, rising, of each head."""
+    number: Ints
+    """Which groups, of one head behind those of the other, rising."""
+    ends: Ints
+    """Of each head's in `number` and `places`, (heads,)."""
     places: Ints
-    """Of each, one head's behind the other's: its row in `kept`, or -1 - its row in `new`."""
+    """Of each: its row in `kept`, or -1 - its row in `new`."""
     kept: F16
     """Pages in memory, (rows, elements of a group's pages)."""
     new: F16
@@ -49,18 +52,22 @@ class SequenceReads:
         self._store, self._read = store, read
         self.stored, self.heads, self.tokens = stored, heads, stored.tokens
 
-    def groups(self, wanted: Bools, memory: PageCache) -> Groups:
-        """The `wanted` (heads, full groups), of which some may be in memory."""
+    def groups(self, ask: Callable[..., Future], wanted: Bools, memory: PageCache, first: int = 0) -> Future[Groups]:
+        """The `wanted` (heads, full groups from `first` on); what is not in memory is read where `ask` has it done."""
         rows, number = np.nonzero(wanted)
-        heads, pages = np.array(self.heads, np.int64)[rows], self._store.layout.group_pages
-        places, new = memory.take(
-            self.stored.sequence,
-            self.stored.page_tag.layer,
-            heads,
-            number,
-            lambda at: self._groups(heads[at], number[at], pages),
-        )
-        return Groups(np.split(number, np.cumsum(wanted.sum(axis=1))[:-1]), places, memory.data, new)
+        number += first
+        heads = np.array(self.heads, np.int64)[rows]
+        found = memory.find(self.stored.sequence, self.stored.page_tag.layer, heads, number, first)
+        ends = np.cumsum(wanted.sum(axis=1))
+        if len(lacking := found.lacking):
+            return ask(self._filled, memory, found, ends, lacking)
+        done = Future[Groups]()
+        done.set_result(Groups(number, ends, found.places, memory.data, memory.data[:0]))
+        return done
+
+    def _filled(self, memory: PageCache, found: Found, ends: Ints, lacking: Ints) -> Groups:
+        new = self._groups(found.heads[lacking], found.groups[lacking], self._store.layout.group_pages)
+        return Groups(found.groups, ends, memory.fill(found, new), memory.data, new)
 
     def index(self, dims: Ints, memory: IndexCache) -> tuple[IndexRows, Ints]:
         """Rows of all whole blocks, and which of them are those over `dims` (heads, r)."""
@@ -78,6 +85,12 @@ class SequenceReads:
         places = np.broadcast_to(np.arange(dims.shape[1]), dims.shape)
         rows = self._chosen_rows(dims, range(have, blocks))
         return (rows if kept is None else kept.over(self.heads, dims).with_blocks(rows)), places
+
+    @property
+    def suffix_kept(self) -> bool:
+        """`suffix` is all in memory."""
+        layout = self._store.layout
+        return self.stored.flash_tokens // layout.block_tokens * layout.block_tokens == self.stored.flash_tokens
 
     def suffix(self) -> F16:
         """K (heads, t, d) of the tokens after the whole blocks."""

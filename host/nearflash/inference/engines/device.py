@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.faults import Fault
+from nearflash.abi.attention.pages import DEVICE_GROUP_TOKENS
 from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import (
     CommandError,
@@ -53,6 +54,11 @@ class DeviceEngine(StoreEngine):
         if not isinstance(config, AttendConfig) or store.layout.page_bytes > config.page_bytes:
             raise CommandError(
                 f"device must be an attend kernel for pages of {store.layout.page_bytes} bytes, not {config.full_name}"
+            )
+        if store.layout.group_tokens > DEVICE_GROUP_TOKENS:
+            raise CommandError(
+                f"KV page groups for device {config.full_name} must have at most {DEVICE_GROUP_TOKENS} tokens, not "
+                f"{store.layout.group_tokens}"
             )
         super().__init__(store, policy, first_head, device.identity.name)
         self.device, self._config = device, config

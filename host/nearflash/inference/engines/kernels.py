@@ -1,159 +1,50 @@
-"""Compiled loops of attention on the CPU: scores of index rows, the choice of tokens, attention to K and V as they lie.
+"""Compiled attention on the CPU, to K and V as they lie: tile by tile, as far as it is called, then `finish`.
 
-    index rows, K of the suffix ─► logits ─► keys of entries ─► chosen tokens      attention, tile by tile (`attend`)
+fp16 comes in, fp32 is computed with; a tile of K or V is widened once for all query heads of its KV head. Arrays are
+C-contiguous.
 
-fp16 comes in, fp32 is computed with; a tile of K or V is widened once for all query heads of its KV head. numba makes
-machine code of them for the processor at hand; they hold no lock of Python's. Sums may be taken in any order, so that
-vector units can; nothing else is left to the compiler. Arrays are C-contiguous, fp16 is seen as uint16.
-
-Letters: g query heads of a KV head, d head dimension, r dims of the score, S tokens, T tokens of an index block.
-Source: online softmax, Milakov and Gimelshein (arXiv 1805.02867); 2^f as in the Cephes library (exp2f).
+Letters: g query heads of a KV head, d head dimension, S tokens.
+Source: online softmax, Milakov and Gimelshein (arXiv 1805.02867).
 """
 
 import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
-__all__ = ["are_finite", "attend", "attend_memory", "choose", "finish", "score_index", "score_keys", "start", "weigh"]
+from nearflash.inference.engines.compiled import (
+    LOWEST,
+    ROWS,
+    add,
+    add_rows,
+    compiled,
+    dot,
+    exp,
+    exponentials,
+    get,
+    largest_of,
+    put,
+    scale,
+    widen,
+)
+
+__all__ = ["are_finite", "attend", "attend_groups", "attend_memory", "attend_suffix", "finish", "start"]
 
 _TILE = 64
 """Tokens whose logits are held at once."""
-_BYTES = 256
-"""Codes of a row that are scored at once."""
-_LOG2E = np.float32(1.4426950408889634)
-_LOWEST = np.float32(-3.0e38)
-_BINS = 1 << 16
-_ORDERS = {"reassoc", "contract", "nsz", "arcp"}
 
 
-@intrinsic
-def _fp16(_: Any, word: Any) -> Any:
-    """fp32 number of fp16 bits."""
-
-    def generate(_: Any, builder: Any, signature: Any, words: Any) -> Any:
-        return builder.fpext(builder.bitcast(words[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), generate
-
-
-@intrinsic
-def _fp16_bits(_: Any, value: Any) -> Any:
-    """fp16 bits of an fp32 number, rounded to nearest even."""
-
-    def generate(_: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(values[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(types.float32), generate
-
-
-@intrinsic
-def _float(_: Any, word: Any) -> Any:
-    """fp32 number of an int32's bits."""
-    return types.float32(types.int32), lambda _, builder, signature, words: builder.bitcast(words[0], ir.FloatType())
-
-
-@intrinsic
-def _floor(_: Any, value: Any) -> Any:
-    """fp32 number, rounded down."""
-
-    def generate(_: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
-        return builder.call(builder.module.declare_intrinsic("llvm.floor", [ir.FloatType()], kind), values)
-
-    return types.float32(types.float32), generate
-
-
-def _compiled(function: Any) -> Any:
-    return njit(nogil=True, error_model="numpy", fastmath=_ORDERS, cache=True)(function)
-
-
-@_compiled
-def _exp(x: Any) -> Any:
-    """e^x of x <= 0 in fp32, to 2 units in the last place; 0 below -87."""
-    y = max(x, np.float32(-87.0)) * _LOG2E
-    n = _floor(np.float32(y + np.float32(0.5)))
-    f = np.float32(y - n)
-    p = np.float32(1.535336188319500e-4)
-    p = p * f + np.float32(1.339887440266574e-3)
-    p = p * f + np.float32(9.618437357674640e-3)
-    p = p * f + np.float32(5.550332471162809e-2)
-    p = p * f + np.float32(2.402264791363012e-1)
-    p = p * f + np.float32(6.931472028550421e-1)
-    p = p * f + np.float32(1.0)
-    power = _float(np.int32(np.int32(n) + np.int32(127)) << np.int32(23))
-    return p * power if x > np.float32(-87.0) else np.float32(0.0)
-
-
-@_compiled
-def _widen(values: Any, at: Any, row: Any) -> None:
-    """fp32 of fp16 values at, at + 1, …; loops over slices need no check of what an index may be."""
-    part = values[at : at + len(row)]
-    for i in range(len(row)):
-        row[i] = _fp16(part[i])
-
-
-@_compiled
-def _dot(x: Any, y: Any) -> Any:
-    dot = np.float32(0.0)
-    for i in range(len(y)):
-        dot += x[i] * y[i]
-    return dot
-
-
-@_compiled
-def _largest(x: Any, least: Any) -> Any:
-    most = least
-    for i in range(len(x)):
-        most = max(most, x[i])
-    return most
-
-
-@_compiled
-def _exponentials(x: Any, most: Any) -> Any:
-    """x = e^(x - most), and the sum."""
-    total = np.float32(0.0)
-    for i in range(len(x)):
-        x[i] = _exp(max(x[i] - most, np.float32(-88.0)))
-        total += x[i]
-    return total
-
-
-@_compiled
-def _sum(x: Any) -> Any:
-    total = np.float32(0.0)
-    for i in range(len(x)):
-        total += x[i]
-    return total
-
-
-@_compiled
-def _scale(factor: Any, x: Any) -> None:
-    for i in range(len(x)):
-        x[i] *= factor
-
-
-@_compiled
-def _add(weight: Any, x: Any, y: Any) -> None:
-    """y += weight·x."""
-    for i in range(len(x)):
-        y[i] += weight * x[i]
-
-
-@_compiled
+@compiled
 def start(largest: Any, total: Any, out: Any) -> None:
     """An attention that has seen no token: largest, total (g,), out (g, d) in fp32."""
     for a in range(len(total)):
-        largest[a] = _LOWEST
+        largest[a] = LOWEST
         total[a] = np.float32(0.0)
         for i in range(out.shape[1]):
             out[a, i] = np.float32(0.0)
 
 
-@_compiled
+@compiled
 def attend(
     q: Any, keys: Any, values: Any, k_at: Any, v_at: Any, stride: Any, each: Any, chosen: Any, softcap: Any,
     largest: Any, total: Any, out: Any,
@@ -161,48 +52,56 @@ def attend(
     """Go on with an attention of q (g, d), scaled, over runs of `each` tokens.
 
     Of run j token t has its K at element k_at[j] + t·stride of `keys` and its V at v_at[j] + t·stride of `values`, both
-    flat. chosen (runs, each) bool: which tokens count; (0, 0): all. softcap 0: none. largest, total, out: what `start`
-    and earlier calls left; out is not divided by total yet.
+    flat; stride d, or 2d where V lies right behind K in the same array. chosen (runs, each) bool: which tokens count;
+    (0, 0): all. softcap 0: none. largest, total, out: what `start` and earlier calls left; out is not divided by total
+    yet.
     """
     group, dim = q.shape
-    row = np.empty(dim, np.float32)
-    logits = np.empty((group, _TILE), np.float32)
-    masked = len(chosen) > 0
+    flat, flat_out, together = q.reshape(-1), out.reshape(-1), stride == 2 * dim
+    tile, logits = np.empty(_TILE * stride, np.float32), np.empty((group, _TILE), np.float32)
+    weights, behind, masked = logits.reshape(-1), dim if stride == 2 * dim else 0, len(chosen) > 0
     for run in range(len(k_at)):
         for begin in range(0, each, _TILE):
             size = min(_TILE, each - begin)
-            taken = 0
-            for t in range(size):
-                if masked and not chosen[run, begin + t]:
-                    for a in range(group):
-                        logits[a, t] = _LOWEST
+            taken = size
+            if masked:
+                taken = 0
+                for t in range(size):
+                    taken += chosen[run, begin + t]
+                if not taken:
                     continue
-                taken += 1
-                _widen(keys, k_at[run] + (begin + t) * stride, row)
+            widen(keys, k_at[run] + begin * stride, tile, 0, (size - 1) * stride + dim + behind)
+            for t in range(size):
                 for a in range(group):
-                    logits[a, t] = _dot(q[a], row)
-            if not taken:
-                continue
+                    if masked and not chosen[run, begin + t]:
+                        put(weights, a * _TILE + t, LOWEST)
+                    else:
+                        put(weights, a * _TILE + t, dot(flat, a * dim, tile, t * stride, dim))
             for a in range(group):
                 own = logits[a, :size]
                 if softcap > 0:
                     for t in range(size):
-                        if own[t] > _LOWEST:
+                        if own[t] > LOWEST:
                             own[t] = softcap * np.float32(math.tanh(own[t] / softcap))
-                most = _largest(own, largest[a])
-                kept = _exp(max(largest[a] - most, np.float32(-88.0)))
-                _scale(kept, out[a])
-                total[a] = total[a] * kept + _exponentials(own, most)
+                most = largest_of(own, largest[a])
+                kept = exp(max(largest[a] - most, np.float32(-88.0)))
+                scale(kept, out[a])
+                total[a] = total[a] * kept + exponentials(own, most)
                 largest[a] = most
-            for t in range(size):
+            if not together:
+                widen(values, v_at[run] + begin * stride, tile, 0, (size - 1) * stride + dim)
+            rows = 0 if taken < size else size // ROWS * ROWS
+            for t in range(0, rows, ROWS):
+                for a in range(group):
+                    add_rows(weights, a * _TILE + t, tile, t * stride + behind, stride, flat_out, a * dim, dim)
+            for t in range(rows, size):
                 if masked and not chosen[run, begin + t]:
                     continue
-                _widen(values, v_at[run] + (begin + t) * stride, row)
                 for a in range(group):
-                    _add(logits[a, t], row, out[a])
+                    add(get(weights, a * _TILE + t), tile, t * stride + behind, flat_out, a * dim, dim)
 
 
-@_compiled
+@compiled
 def attend_memory(
     q: Any, suffixes: Any, layer: Any, tokens: Any, scaling: Any, softcap: Any, sinks: Any, out: Any
 ) -> None:  # fmt: skip
@@ -215,16 +114,65 @@ def attend_memory(
     largest, total, alpha = np.empty(group, np.float32), np.empty(group, np.float32), np.ones(group, np.float32)
     start_at, mean, every = np.zeros(1, np.int64), np.zeros(dim, np.float32), np.zeros((0, 0), np.bool_)
     for head in range(heads):
-        for a in range(group):
-            _widen(q[head, a], 0, wide[a])
-            _scale(scaling, wide[a])
+        widen(q[head].reshape(-1), 0, wide.reshape(-1), 0, group * dim)
+        scale(scaling, wide.reshape(-1))
         start(largest, total, out[head])
         keys, values = suffixes[0, layer, head].reshape(-1), suffixes[1, layer, head].reshape(-1)
         attend(wide, keys, values, start_at, start_at, dim, tokens, every, softcap, largest, total, out[head])
         finish(sinks[head] if len(sinks) else mean[:0], alpha, mean, largest, total, out[head])
 
 
-@_compiled
+@compiled
+def attend_groups(
+    q: Any, kept: Any, new: Any, places: Any, numbers: Any, ends: Any, elements: Any, v_from: Any, stride: Any,
+    each: Any, chosen: Any, softcap: Any, largest: Any, total: Any, out: Any,
+) -> None:  # fmt: skip
+    """Go on with an attention of q (H, g, d) over KV page groups of `elements` each, flat in `kept` and `new`.
+
+    Those of head h end at ends[h] in `places` (the place in kept, or -1 - that in new) and `numbers` (which groups).
+    K begins a group, V is `v_from` behind it. chosen (H, S): which tokens count; (0, 0): all. Else as `attend`.
+    """
+    begin = 0
+    for head in range(len(q)):
+        count = ends[head] - begin
+        k_at, number = np.empty(count, np.int64), np.empty(count, np.int64)
+        for source in range(2):
+            runs = 0
+            for i in range(begin, ends[head]):
+                place = places[i]
+                if (place < 0) == (source == 1):
+                    k_at[runs] = (place if source == 0 else -1 - place) * elements
+                    number[runs] = numbers[i]
+                    runs += 1
+            masks = np.empty((runs if len(chosen) else 0, each if len(chosen) else 0), np.bool_)
+            for run in range(len(masks)):
+                masks[run] = chosen[head, number[run] * each : number[run] * each + each]
+            data = kept if source == 0 else new
+            at = k_at[:runs]
+            attend(
+                q[head], data, data, at, at + v_from, stride, each, masks, softcap, largest[head], total[head],
+                out[head],
+            )  # fmt: skip
+        begin = ends[head]
+
+
+@compiled
+def attend_suffix(
+    q: Any, keys: Any, values: Any, chosen: Any, softcap: Any, sinks: Any, alpha: Any, v_mean: Any, largest: Any,
+    total: Any, out: Any,
+) -> None:  # fmt: skip
+    """End an attention of q (g, d) with the tokens in memory, flat in keys and values: `attend`, then `finish`.
+
+    chosen (1, tokens): which count; (0, 0): all.
+    """
+    tokens = len(keys) // q.shape[1]
+    if tokens:
+        start_at = np.zeros(1, np.int64)
+        attend(q, keys, values, start_at, start_at, q.shape[1], tokens, chosen, softcap, largest, total, out)
+    finish(sinks, alpha, v_mean, largest, total, out)
+
+
+@compiled
 def are_finite(words: Any) -> Any:
     """Whether no fp16 number of a flat array is an infinity or NaN."""
     wrong = 0
@@ -233,7 +181,7 @@ def are_finite(words: Any) -> Any:
     return wrong == 0
 
 
-@_compiled
+@compiled
 def finish(sinks: Any, alpha: Any, v_mean: Any, largest: Any, total: Any, out: Any) -> None:
     """The attention's output in `out` (g, d): divided, mixed with the mean of V where alpha (g,) < 1, sinks counted.
 
@@ -251,167 +199,3 @@ def finish(sinks: Any, alpha: Any, v_mean: Any, largest: Any, total: Any, out: A
             kept = np.float32(1.0 / (1.0 + math.exp(-gap)))
             for i in range(dim):
                 out[a, i] *= kept
-
-
-@_compiled
-def score_keys(q: Any, k: Any, first: Any, scores: Any) -> None:
-    """Scores (g, S) of tokens first, first + 1, … with fp16 keys k (t, d): q (g, d), 0 outside the score's dims."""
-    group, dim = q.shape
-    row = np.empty(dim, np.float32)
-    for t in range(len(k)):
-        _widen(k[t], 0, row)
-        for a in range(group):
-            scores[a, first + t] = _dot(q[a], row)
-
-
-@_compiled
-def _nibbles(codes: Any, low: Any, high: Any) -> None:
-    for b in range(len(codes)):
-        low[b] = np.float32(codes[b] & np.uint8(15))
-        high[b] = np.float32(codes[b] >> np.uint8(4))
-
-
-@_compiled
-def score_index(q: Any, codes: Any, factors: Any, rows: Any, bits: Any, scores: Any) -> None:
-    """Scores (g, S) of the tokens of whole index blocks: q (g, r) against rows `rows` (r,) of each block.
-
-    codes (B, R, T·bits/8) uint8: int4 (the lower nibble first), int8, or fp16 numbers; factors (B, R, 2) uint16: fp16
-    scale and zero of each row, unused for fp16.
-    """
-    group, dims = q.shape
-    blocks, _, length = codes.shape
-    tokens = length * 8 // bits
-    weights, base = np.empty((group, dims), np.float32), np.empty(group, np.float32)
-    low, high = np.empty(_BYTES, np.float32), np.empty(_BYTES, np.float32)
-    lows, highs = np.empty((group, _BYTES), np.float32), np.empty((group, _BYTES), np.float32)
-    for block in range(blocks):
-        for a in range(group):
-            base[a] = np.float32(0.0)
-            for j in range(dims):
-                if bits == 16:
-                    weights[a, j] = q[a, j]
-                else:
-                    weights[a, j] = q[a, j] * _fp16(factors[block, rows[j], 0])
-                    base[a] += q[a, j] * _fp16(factors[block, rows[j], 1])
-        for begin in range(0, length, _BYTES):
-            size = min(_BYTES, length - begin)
-            for a in range(group):
-                for b in range(size):
-                    lows[a, b] = base[a]
-                    highs[a, b] = base[a]
-            for j in range(dims):
-                line = codes[block, rows[j], begin : begin + size]
-                if bits == 4:
-                    _nibbles(line, low, high)
-                elif bits == 8:
-                    for b in range(size):
-                        low[b] = np.float32(line[b])
-                else:
-                    for b in range(size // 2):
-                        low[b] = _fp16(np.uint16(np.uint16(line[2 * b]) | np.uint16(line[2 * b + 1]) << np.uint16(8)))
-                for a in range(group):
-                    _add(weights[a, j], low[:size], lows[a])
-                    if bits == 4:
-                        _add(weights[a, j], high[:size], highs[a])
-            place = block * tokens + begin * 8 // bits
-            for a in range(group):
-                own = scores[a, place : place + size * 8 // bits]
-                if bits == 4:
-                    for b in range(size):
-                        own[2 * b] = lows[a, b]
-                        own[2 * b + 1] = highs[a, b]
-                else:
-                    for b in range(len(own)):
-                        own[b] = lows[a, b]
-
-
-@_compiled
-def weigh(scores: Any, factors: Any, softcap: Any, each: Any, by_probability: Any, keys: Any) -> None:
-    """Softmax, in place of scores (g, S), of factors (g,) times them; keys (E,) fp32: of entries of `each` tokens.
-
-    A key is 2^12 times the entry's probability, summed over query heads; else the largest logits' sum, in powers of 2.
-    softcap 0: none.
-    """
-    group, tokens = scores.shape
-    for e in range(len(keys)):
-        keys[e] = np.float32(0.0)
-    for a in range(group):
-        own, factor = scores[a], factors[a]
-        _scale(factor, own)
-        if softcap > 0:
-            for t in range(tokens):
-                own[t] = softcap * np.float32(math.tanh(own[t] / softcap))
-        if not by_probability:
-            for e in range(len(keys)):
-                keys[e] += _largest(own[e * each : e * each + each], _LOWEST) * _LOG2E
-        total = _exponentials(own, _largest(own, _LOWEST))
-        _scale(np.float32(1.0) / total, own)
-        if by_probability:
-            for e in range(len(keys)):
-                keys[e] += _sum(own[e * each : e * each + each])
-    if by_probability:
-        _scale(np.float32(4096.0), keys)
-
-
-@_compiled
-def choose(
-    keys: Any, probabilities: Any, each: Any, window: Any, top_k: Any, top_p: Any, counts: Any, taken: Any, alpha: Any
-) -> None:  # fmt: skip
-    """Which entries are taken (E,) bool, and alpha (g,): their share of the probabilities (g, S).
-
-    Entries that hold one of the last `window` tokens come first, then those with the largest fp16 key, the lower index
-    first among equals: `top_k` of them; with top_p (2^-16) as many as hold that share of the keys, all with the last
-    key needed, at most `top_k`. counts (2^16,) int32 zeros, and zeros again afterwards.
-    """
-    group, tokens = probabilities.shape
-    entries = len(keys)
-    local = max(tokens - window, 0)
-    first_local = entries
-    for e in range(entries):
-        if e * each + each > local:
-            first_local = e
-            break
-    total, reached = 0.0, 0.0
-    low, high = _BINS, 0
-    order = np.empty(entries, np.int32)
-    for e in range(entries):
-        bits = np.int32(_fp16_bits(keys[e]))
-        rounded = np.float64(_fp16(np.uint16(bits)))
-        total += rounded
-        order[e] = bits ^ 0xFFFF if bits & 0x8000 else bits | 0x8000  # rises with the number
-        if e >= first_local:
-            reached += rounded
-        else:
-            counts[order[e]] += 1
-            low, high = min(low, order[e]), max(high, order[e])
-    needed = top_p / 65536.0 * total
-    left = top_k - (entries - first_local)
-    # From the largest key down: where the last one lies, and how many of those with it are taken.
-    last, of_last = _BINS, 0
-    if left > 0 and not (top_p and reached >= needed):
-        place = high
-        while place >= low:
-            if counts[place]:
-                last = place
-                of_last = min(left, counts[place])
-                left -= of_last
-                word = place ^ 0x8000 if place & 0x8000 else place ^ 0xFFFF
-                reached += counts[place] * np.float64(_fp16(np.uint16(word)))
-                if not left or (top_p and reached >= needed):
-                    break
-            place -= 1
-    for e in range(entries):
-        if e >= first_local:
-            taken[e] = True
-        else:
-            counts[order[e]] = 0
-            taken[e] = order[e] > last
-            if order[e] == last and of_last:
-                taken[e] = True
-                of_last -= 1
-    for a in range(group):
-        share = np.float32(0.0)
-        for e in range(entries):
-            if taken[e]:
-                share += _sum(probabilities[a, e * each : e * each + each])
-        alpha[a] = share

@@ -8,12 +8,13 @@ longest. So groups that do not fit leave those alone that are in use, where plai
 come in a circle, would have thrown out each just before its turn.
 """
 
-from collections.abc import Callable
+import threading
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PageCache"]
+__all__ = ["Found", "PageCache"]
 
 Ints = NDArray[np.int64]
 F16 = NDArray[np.float16]
@@ -22,10 +23,31 @@ _SORTED = 4096
 """Places that are looked for at once."""
 
 
+@dataclass(frozen=True)
+class Found:
+    """Where groups are."""
+
+    layer: tuple[int, int]
+    """Sequence and layer."""
+    heads: Ints
+    groups: Ints
+    places: Ints
+    """Of each, or -1."""
+    turn: int
+    before: int
+    """The turn before of these heads."""
+
+    @property
+    def lacking(self) -> Ints:
+        """Indices of those that are to be read."""
+        return np.flatnonzero(self.places < 0)
+
+
 class PageCache:
-    """Room for `limit_bytes` of groups of `group_bytes` each; for one thread at a time."""
+    """Room for `limit_bytes` of groups of `group_bytes` each; several threads may take, each of other heads."""
 
     def __init__(self, limit_bytes: int, group_bytes: int) -> None:
+        self._lock = threading.Lock()
         places = limit_bytes // group_bytes
         self._group_bytes = group_bytes
         self._data = np.empty((places, group_bytes // 2), np.float16)  # the system gives it page by page, when written
@@ -35,8 +57,8 @@ class PageCache:
         """Sequence, layer, head, group of a place."""
         self._places: dict[tuple[int, int], Ints] = {}
         """Of (sequence, layer): the place of each (head, group), or _NEVER."""
-        self._turns: dict[tuple[int, int, int], int] = {}
-        """The last one of (sequence, layer, first head)."""
+        self._turns: dict[tuple[int, int, int, int], int] = {}
+        """The last one of (sequence, layer, first head, part)."""
         self._turn = 0
         self._free = list(range(places))[::-1]
         self._old: list[int] = []
@@ -57,32 +79,36 @@ class PageCache:
         """The places' groups, (places, elements)."""
         return self._data
 
-    def take(
-        self, sequence: int, layer: int, heads: Ints, groups: Ints, read: Callable[[Ints], F16]
-    ) -> tuple[Ints, F16]:
-        """Where the groups of `heads` and `groups` (n,) are: their places, or -1 - the row of those that were read.
+    def find(self, sequence: int, layer: int, heads: Ints, groups: Ints, part: int = 0) -> Found:
+        """Where the groups of `heads` and `groups` (n,) are. part: which of several calls in one turn.
 
-        `read` reads those at the indices it is given; what it read is beside. Places hold until other groups of this
-        sequence and layer are taken, or of another turn.
+        Places hold until groups of this sequence and layer are found in another turn.
         """
         if not self.keeps or not len(heads):
-            return -1 - np.arange(len(heads)), read(np.arange(len(heads)))
-        key = sequence, layer, int(heads[0])
-        before, self._turn = self._turns.get(key, 0), self._turn + 1
-        self._turns[key] = self._turn
-        table = self._table(sequence, layer, int(heads.max()), int(groups.max()))
-        places = table[heads, groups]
-        here, lacking = np.flatnonzero(places >= 0), np.flatnonzero(places < 0)
-        self._used[places[here]] = self._turn
-        if not len(lacking):
-            return places, self._data[:0]
-        new = read(lacking)
+            return Found((sequence, layer), heads, groups, np.full(len(heads), _NEVER), 0, 0)
+        key = sequence, layer, int(heads[0]), part
+        with self._lock:
+            before, self._turn = self._turns.get(key, 0), self._turn + 1
+            self._turns[key] = self._turn
+            places = self._table(sequence, layer, int(heads.max()), int(groups.max()))[heads, groups]
+            self._used[places[places >= 0]] = self._turn
+            return Found((sequence, layer), heads, groups, places, self._turn, before)
+
+    def fill(self, found: Found, new: F16) -> Ints:
+        """Keep of the groups that were not there, which `new` has, what there is room for.
+
+        Returns the place of each that was found, or -1 - its row in `new`.
+        """
+        lacking, places = found.lacking, found.places.copy()
         places[lacking] = -1 - np.arange(len(lacking))
-        taken = self._room(len(lacking), before)
-        kept = lacking[: len(taken)]
-        self._data[taken], self._used[taken], table[heads[kept], groups[kept]] = new[: len(taken)], self._turn, taken
-        self._holds[taken] = np.stack(np.broadcast_arrays(sequence, layer, heads[kept], groups[kept]), axis=-1)
-        return places, new
+        if self.keeps and len(lacking):
+            with self._lock:
+                taken = self._room(len(lacking), found.before)
+                kept, table = lacking[: len(taken)], self._places[found.layer]
+                heads, groups = found.heads[kept], found.groups[kept]
+                self._data[taken], self._used[taken], table[heads, groups] = new[: len(taken)], found.turn, taken
+                self._holds[taken] = np.stack(np.broadcast_arrays(*found.layer, heads, groups), axis=-1)
+        return places
 
     def truncate(self, sequence: int, groups: int) -> None:
         """Keep of a sequence only groups below this one."""

@@ -17,20 +17,25 @@ from nearflash.device import open_device
 from nearflash.device.base import Device
 from nearflash.inference.engines.array import CsdArray, split_heads
 from nearflash.inference.engines.base import Engine
+from nearflash.inference.engines.estimate import READ_DEPTH
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.file import FileFlash
-from nearflash.storage.flash.geometry import FlashGeometry
+from nearflash.storage.flash.geometry import PAGE_BYTES_LEAST, PAGE_BYTES_MOST, FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
+from nearflash.storage.io.profile import DriveProfile, known_profile
 from nearflash.storage.io.queue import QueueBackend
 from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore, kept_store
 
-__all__ = ["CPU", "default_layout", "flash_geometry", "open_engine", "split_cache"]
+__all__ = ["CPU", "default_layout", "drive_profile", "flash_geometry", "open_engine", "split_cache"]
 
 CPU = "cpu"
 """The name of CpuEngine; any other one is a device's."""
-_PAGE_BYTES = 4096
+_GROUPS_MIN = 64
+"""Of a sequence: from fewer, larger ones the policy would choose too coarsely."""
+_RATE_MIN = 0.5
+"""Of a drive's fastest reads, in pages of the size that is chosen for it."""
 _PAGES_PER_BLOCK = 64
 _INDEX_FORMATS = ((4096, IndexFormat.INT4), (1024, IndexFormat.INT8))
 """Fewest tokens of a sequence for each; fp16 below."""
@@ -62,7 +67,8 @@ def open_engine(
         raise CommandError(f"path must be given with device {CPU} alone, not with {device!r}: it has its own memory")
     if device == CPU and nand_block_pages:
         raise CommandError(f"nand_block_pages must be 0 with device {CPU}, which has no NAND, not {nand_block_pages!r}")
-    layout = layout or default_layout(shape.dim, policy, tokens)
+    if layout is None:
+        layout = default_layout(shape.dim, policy, tokens, drive_profile(path) if device == CPU else None)
     counts = split_heads(shape.kv_heads, [1.0] * num_devices)
     engines: list[Engine] = []
     try:
@@ -83,18 +89,42 @@ def open_engine(
     return engines[0] if num_devices == 1 else CsdArray(engines)
 
 
-def default_layout(dim: int, policy: AttentionPolicy, tokens: int) -> KvLayout:
-    """Pages of 4 KiB; K and V of a token lie together unless single tokens are chosen.
+def default_layout(dim: int, policy: AttentionPolicy, tokens: int, profile: DriveProfile | None = None) -> KvLayout:
+    """Pages as large as the drive's profile asks for, else 4 KiB; K and V of a token together unless tokens are chosen.
 
     A row of an index block fills a codeword: 1,024 tokens of int4, 512 of int8, 256 of fp16. What lies after
-    the last whole block is scored from its KV page groups, so short contexts take short blocks, of wider elements.
+    the last whole block is scored from its KV page groups, so short contexts take short blocks, of wider elements; and
+    smaller pages, so that there are groups to choose among. Single tokens are read from the smallest pages.
     """
     interleaved = policy.mode in (AttentionMode.DENSE, AttentionMode.SPARF_PAGE)
-    group = TokenLayout.capacity(_PAGE_BYTES, dim, interleaved)
-    unit = lcm(group, 16)
+    page_bytes = _page_bytes(profile) if interleaved and profile else PAGE_BYTES_LEAST
     form = next((form for least, form in _INDEX_FORMATS if tokens >= least), IndexFormat.FP16)
-    block = 8 * CODEWORD_BYTES // form.bits // unit * unit
-    return KvLayout(group, interleaved, block, form, _PAGE_BYTES)
+    if policy.mode is AttentionMode.DENSE:
+        form = IndexFormat.INT4  # scores nothing; its long blocks leave short contexts in memory
+    row_tokens = 8 * CODEWORD_BYTES // form.bits
+    while True:
+        group = TokenLayout.capacity(page_bytes, dim, interleaved, row_tokens)
+        unit = lcm(group, 16)
+        if page_bytes == PAGE_BYTES_LEAST or (group * _GROUPS_MIN <= tokens and unit <= row_tokens):
+            return KvLayout(group, interleaved, row_tokens // unit * unit, form, page_bytes)
+        page_bytes //= 2
+
+
+def _page_bytes(profile: DriveProfile) -> int:
+    """The smallest pages that a drive reads at half its fastest rate; else the largest."""
+    sizes = [1 << log2 for log2 in range(PAGE_BYTES_LEAST.bit_length() - 1, PAGE_BYTES_MOST.bit_length())]
+    least = _RATE_MIN * profile.fastest("read")
+    return next((size for size in sizes if profile.rate("random", size, READ_DEPTH) >= least), sizes[-1])
+
+
+def drive_profile(path: Path | None) -> DriveProfile | None:
+    """Of the drive that K and V will lie on (None: temporary files'), where its reads were measured.
+
+    Raises StateError for a damaged file of profiles.
+    """
+    folder = Path(tempfile.gettempdir()) if path is None else path.parent
+    profile = known_profile(folder) if folder.is_dir() else None
+    return profile if profile is not None and profile.fastest("random") and profile.fastest("read") else None
 
 
 def flash_geometry(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, channels: int) -> FlashGeometry:

@@ -1,11 +1,15 @@
 """The policy of a run: the file that belongs to the model, a file given by name, or a setting that suits any model."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import StateError
+from nearflash.inference.engines.estimate import index_bytes, read_fraction, read_seconds
+from nearflash.inference.engines.setup import default_layout
 from nearflash.inference.policy.files import PolicyFile, find_policy, model_digest
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.storage.io.profile import DriveProfile
 from nearflash.storage.kv import KvLayout, KvShape
 
 __all__ = ["AUTO", "UNIFORM", "choose_policy"]
@@ -21,13 +25,15 @@ SHORT_TOKENS = 1024
 
 
 def choose_policy(
-    config: Any, shape: KvShape, tokens: int, policy: str | Path = AUTO, *, stored: KvLayout | None = None
-) -> tuple[AttentionPolicy, KvLayout | None, str]:
+    config: Any, shape: KvShape, tokens: int, policy: str | Path = AUTO, *, stored: KvLayout | None = None,
+    profile: DriveProfile | None = None, cache_bytes: int = 0, sequences: int = 1,
+) -> tuple[AttentionPolicy, KvLayout | None, str]:  # fmt: skip
     """Policy, the layout that it is for (None: any), and a sentence that says which it is and why.
 
     config: of the model; tokens: of the longest sequence. With "auto" the file that belongs to the model, else UNIFORM;
-    contexts up to SHORT_TOKENS are read in full. stored: layout of pages that are there already, which it must suit.
-    Raises StateError for a file that is damaged or another model's.
+    contexts up to SHORT_TOKENS are read in full, and so are those that a drive of this profile reads as fast in full,
+    where `cache_bytes` of memory are for what all sequences read. stored: layout of pages that are there already, which
+    it must suit. Raises StateError for a file that is damaged or another model's.
     """
     if str(policy) != AUTO:
         found = PolicyFile.read(Path(policy), shape, model_digest(config))
@@ -36,9 +42,58 @@ def choose_policy(
         return found.policy, found.layout, f"policy: {policy}, calibrated for {found.model}"
     if tokens <= SHORT_TOKENS:
         return AttentionPolicy(), None, f"policy: dense, as no sequence exceeds {SHORT_TOKENS} tokens"
+    layout: KvLayout | None
     known = find_policy(model_digest(config), shape)
-    if known is not None and stored in (None, known[1].layout):
+    drive = None if profile is None else _Drive(profile, shape, tokens, sequences, cache_bytes)
+    if known is None:
+        why = "as there is no calibration of this model (nearflash calibrate)"
+    elif stored not in (None, known[1].layout):
+        why = f"as the pages that are stored are not those of {known[0]}"
+    else:
         path, found = known
-        return found.policy, found.layout, f"policy: {path}, calibrated for {found.model}"
-    why = "no calibration of this model" if known is None else "one for other pages than those stored"
-    return UNIFORM, None, f"policy: uniform sparf-page, as there is {why} (nearflash calibrate)"
+        slow = drive and drive.slower_than_dense(found.layout, found.flash_fraction)
+        if not slow:
+            return found.policy, found.layout, f"policy: {path}, calibrated for {found.model}"
+        why = f"as by {path} {slow}"
+    sentence = f"policy: uniform sparf-page, {why}"
+    if drive is not None:
+        layout = stored or default_layout(shape.dim, UNIFORM, tokens, drive.profile)
+        slow = drive.slower_than_dense(layout, read_fraction(UNIFORM, shape, layout, tokens))
+        if slow:
+            return AttentionPolicy(), stored, f"policy: dense, as {slow}"
+    return UNIFORM, stored, sentence
+
+
+_IN_USE, _HITS = 2.0, 0.9
+"""Groups that were chosen for the last tokens, of those chosen for one, and the share of them that is chosen again
+(page_cache.py has the measurement)."""
+_ATTEND_RATE, _SCORE_RATE = 9e9, 45e9
+"""Bytes of K and V a second: attended to, and scored by their index (kernels.py on one core, measured)."""
+
+
+@dataclass(frozen=True)
+class _Drive:
+    """What K and V of a job will lie on, and the memory that keeps what was read."""
+
+    profile: DriveProfile
+    shape: KvShape
+    tokens: int
+    sequences: int
+    cache_bytes: int
+
+    def slower_than_dense(self, layout: KvLayout, fraction: float) -> str | None:
+        """A reason, where the drive reads all K and V faster than this fraction of them, and the index, in pages."""
+        kv_bytes = self.sequences * self.tokens * self.shape.token_bytes
+        room = self.cache_bytes - self.sequences * index_bytes(self.shape, layout, self.tokens)
+        wanted, page_bytes = fraction * kv_bytes, layout.page_bytes
+        kept = min(max(room, 0) / (_IN_USE * wanted), 1.0) * _HITS
+        chosen_s = read_seconds((1 - kept) * wanted - min(room, 0), self.profile, page_bytes)
+        chosen_s = max(chosen_s, wanted / _ATTEND_RATE + kv_bytes / _SCORE_RATE) / self.sequences
+        every_s = read_seconds(max(kv_bytes - self.cache_bytes, 0), self.profile)
+        every_s = max(every_s, kv_bytes / _ATTEND_RATE) / self.sequences
+        if chosen_s < every_s:
+            return None
+        return (
+            f"what is chosen would take {chosen_s:.2g} s a token, read in pages of {page_bytes >> 10} KiB, and "
+            f"all K and V {every_s:.2g} s"
+        )

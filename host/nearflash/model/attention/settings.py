@@ -5,7 +5,7 @@ from typing import Self
 
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
-from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
+from nearflash.abi.attention.pages import DEVICE_GROUP_TOKENS, IndexFormat, IndexLayout, TokenLayout
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import fp32_round
 from nearflash.model.attention.numerics.logit import SCALE_LEAST, SCALE_LIMIT
@@ -62,6 +62,7 @@ class Settings:
             ),
             "reference": (bool(self.reference) == bool(self.mode & Mode.REFERENCE), "given exactly with REFERENCE"),
             "mode": (not dense or self.mode & Mode.REFERENCE, "with REFERENCE where DENSE"),
+            "group_tokens": (self.group_tokens <= DEVICE_GROUP_TOKENS, f"at most {DEVICE_GROUP_TOKENS}"),
             "block_tokens": (dense or self.block_tokens % self.group_tokens == 0, "a multiple of group_tokens"),
         }
         for name, (holds, rule) in rules.items():
