@@ -1,7 +1,7 @@
 """What the steps of bench `generate` decode after: random numbers, or K and V of English text.
 
 Text is that of the reference manual that comes with Python (pydoc_data.topics), in pieces of TEXT_TOKENS tokens, as
-many as SmolLM2 was trained for; a context of more is K and V of several pieces one after the other, each sequence's
+many as the model has positions for; a context of more is K and V of several pieces one after the other, each sequence's
 own piece last, whose next tokens the steps take.
 """
 
@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedConfig
 
 from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.attention import attach
+from nearflash.inference.cache.decoder import check_all_layers
+from nearflash.inference.models import kv_shape, model_positions
 from nearflash.storage.kv import KvShape
 
 __all__ = ["TEXT_TOKENS", "Contexts", "random_contexts", "random_model", "text_contexts"]
@@ -32,6 +34,7 @@ class Contexts:
     """Sequences, and the tokens that are decoded after them."""
 
     model: Any
+    shape: KvShape
     tokens: int
     """Of the context of each sequence."""
     ids: Tensor
@@ -48,19 +51,30 @@ class Contexts:
         """Sequences."""
         return len(self.ids)
 
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        heads: int = self.model.config.get_text_config(decoder=True).num_attention_heads
+        return heads // self.shape.kv_heads
 
-def random_model(shape: KvShape) -> Any:
-    """SmolLM2-135M but for its weights, with `shape.layers` layers, in bf16."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=576, intermediate_size=1536, num_hidden_layers=shape.layers, num_attention_heads=9,
-        num_key_value_heads=shape.kv_heads, vocab_size=49152, tie_word_embeddings=True, max_position_embeddings=1 << 16,
+
+def random_model(config: PreTrainedConfig | None = None) -> Any:
+    """A model of random weights, in bf16: by default 135 M parameters, 30 layers of 9 query and 3 KV heads of 64.
+
+    Raises UnsupportedError for one that is not all full attention.
+    """
+    config = config or LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+        vocab_size=49152, tie_word_embeddings=True, max_position_embeddings=1 << 16,
     )  # fmt: skip
-    return attach(LlamaForCausalLM(config).eval().bfloat16())
+    check_all_layers(config)
+    torch.manual_seed(0)
+    return attach(AutoModelForCausalLM.from_config(config).eval().bfloat16())
 
 
-def random_contexts(model: Any, shape: KvShape, tokens: int, batch: int, steps: int) -> Contexts:
+def random_contexts(model: Any, tokens: int, batch: int, steps: int) -> Contexts:
     """K and V are normal numbers, some dims of K four times as large; the tokens of the steps are all alike."""
+    shape = kv_shape(model)
 
     def kv(layer: int) -> Iterator[tuple[F16, F16]]:
         rng = np.random.default_rng(layer)
@@ -70,15 +84,18 @@ def random_contexts(model: Any, shape: KvShape, tokens: int, batch: int, steps: 
             turned = (np.roll(x.astype(np.float16), 31 * sequence, axis=1) for x in (k, v))
             yield next(turned), next(turned)
 
-    about = {"model": "shape of SmolLM2-135M, random weights, bf16, one thread", "kv": "random numbers"}
-    return Contexts(model, tokens, torch.ones(batch, steps, dtype=torch.int64), tokens, kv, about)
+    about = {"model": f"{_sizes(model)}, random weights, bf16, one thread", "kv": "random numbers"}
+    return Contexts(model, shape, tokens, torch.ones(batch, steps, dtype=torch.int64), tokens, kv, about)
 
 
 def text_contexts(model: Any, tokenizer: Any, batch: int, steps: int, tokens: int = TEXT_TOKENS) -> Contexts:
-    """`batch` texts of `tokens` tokens; each sequence's context is all of them, its own last.
+    """`batch` texts of `tokens` tokens, or of the model's positions; each sequence's context is all, its own last.
 
-    The model (fp32, attached) computes K and V, and is bf16 from then on. Raises CommandError for too little text.
+    The model (fp32, attached) computes K and V, and is bf16 from then on. Raises CommandError for too little text,
+    UnsupportedError for a model that is not all full attention.
     """
+    check_all_layers(model.config)
+    tokens = min(tokens, model_positions(model.config) - steps)
     ids = tokenizer("\n\n".join(topics[name] for name in sorted(topics)), verbose=False)["input_ids"]
     if len(ids) < batch * (tokens + steps):
         raise CommandError(f"texts must have {batch * (tokens + steps)} tokens in all, not {len(ids)}")
@@ -95,10 +112,20 @@ def text_contexts(model: Any, tokenizer: Any, batch: int, steps: int, tokens: in
             yield k, v
 
     about = {
-        "model": "SmolLM2-135M-Instruct, bf16, one thread",
+        "model": f"{_sizes(model)}, bf16, one thread",
         "kv": f"of {batch} texts of {tokens} tokens (pydoc_data.topics)",
     }
-    return Contexts(model.bfloat16(), batch * tokens, rows[:, tokens:], tokens, kv, about)
+    return Contexts(model.bfloat16(), kv_shape(model), batch * tokens, rows[:, tokens:], tokens, kv, about)
+
+
+def _sizes(model: Any) -> str:
+    """What a model is, in words."""
+    config, shape = model.config.get_text_config(decoder=True), kv_shape(model)
+    millions = sum(each.numel() for each in model.parameters()) / 1e6
+    return (
+        f"{config.model_type}, {millions:.0f} M parameters: {shape.layers} layers, {config.num_attention_heads} query "
+        f"and {shape.kv_heads} KV heads of {shape.dim}"
+    )
 
 
 def _prefilled(model: Any, ids: Tensor) -> list[tuple[F16, F16]]:

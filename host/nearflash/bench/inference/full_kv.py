@@ -37,13 +37,18 @@ class FullKvEngine(Engine):
 
     The first append of a sequence to a layer goes to disk and must bring all `tokens`; later ones stay in memory. Of
     the layers as many as fit `cache_bytes` are in memory, too, and are not read; they are spread among the others.
+    `repeat`: K and V of a KV head lie on disk so many times, each for a part of its query heads. Without `ahead` a
+    layer is read when it is wanted.
     """
 
     name = "full-kv"
 
-    def __init__(self, path: Path, shape: KvShape, *, sequences: int, tokens: int, cache_bytes: int = 0) -> None:
-        self.kv_heads, self._shape = shape.kv_heads, shape
-        self._kv_shape = (sequences, 2, shape.kv_heads, tokens, shape.dim)
+    def __init__(
+        self, path: Path, shape: KvShape, *, sequences: int, tokens: int, cache_bytes: int = 0, repeat: int = 1,
+        ahead: bool = True,
+    ) -> None:  # fmt: skip
+        self.kv_heads, self._repeat, self._reads_ahead = shape.kv_heads, repeat, ahead
+        self._kv_shape = (sequences, 2, shape.kv_heads * repeat, tokens, shape.dim)
         self._layer_bytes = -(-2 * int(np.prod(self._kv_shape)) // BLOCK_BYTES) * BLOCK_BYTES
         self._file = DirectFile.create(path, self._layer_bytes * shape.layers)
         self._buffers = [aligned_buffer(self._layer_bytes) for _ in range(2)]
@@ -75,6 +80,7 @@ class FullKvEngine(Engine):
 
     def append(self, sequence: int, layer: int, k: F16, v: F16) -> None:
         """See Engine.append; sequences of a layer come in their order. Raises StateError for other lengths at first."""
+        k, v = (np.repeat(x, self._repeat, axis=0) for x in (k, v))
         if (sequence, layer) in self._later:
             self._later[sequence, layer].append((k, v))
             return
@@ -98,10 +104,10 @@ class FullKvEngine(Engine):
         read = self._kept[layer] if layer in self._kept else self._read(layer)
         with self._counters.timed("attend"), torch.no_grad():
             kv = torch.from_numpy(self._view(read))
-            heads = range(self.kv_heads)
+            heads = range(self._kv_shape[2])
             outs = [
                 _attend_head(torch.from_numpy(own[head]).float() * scaling, kv[sequence, :, head], last)
-                for sequence, own in zip(sequences, q, strict=True)
+                for sequence, own in zip(sequences, q.reshape(len(q), len(heads), -1, q.shape[-1]), strict=True)
                 for head, last in zip(heads, self._last(sequence, layer), strict=True)
             ]
             self._counters.heads += len(outs)
@@ -127,7 +133,9 @@ class FullKvEngine(Engine):
                 piece.result()
             read = self._buffers[0]
             self._buffers.reverse()
-            self._begin(self._next[layer])
+            self._ahead = None
+            if self._reads_ahead:
+                self._begin(self._next[layer])
             return read
 
     def _begin(self, layer: int) -> None:
