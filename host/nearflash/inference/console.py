@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from nearflash.abi.errors import CommandError
+from nearflash.inference.engines.estimate import read_seconds
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.io.profile import known_profile
 from nearflash.storage.kv import KvShape
@@ -76,7 +77,7 @@ def estimate(
     if profile is None:
         yield f"the drive's rates are not known: nearflash devices --measure {folder} keeps them for estimates"
         return
-    seconds = kv_bytes / sequences / profile.fastest("read") / 1e9
+    seconds = read_seconds(kv_bytes / sequences, profile)
     yield (
         f"at its {profile.fastest('read'):.1f} GB/s (measured {profile.date}) reading all K and V would take "
         f"{seconds:.3g} s a token at the end: at most {1 / seconds:.3g} tokens/s if nothing stayed in memory"

@@ -4,8 +4,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from nearflash.abi.attention.pages import IndexFormat
+from nearflash.inference.sparse.attention import sparse_attention
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
@@ -60,3 +62,30 @@ def filled():
         return numbers, stored
 
     return fill
+
+
+@pytest.fixture
+def draw_q():
+    """q (sequences, kv_heads, g, d) of normal numbers."""
+
+    def draw(shape, sequences, group=3, seed=7):
+        rng = np.random.default_rng(seed)
+        return rng.standard_normal((sequences, shape.kv_heads, group, shape.dim)).astype(np.float16)
+
+    return draw
+
+
+@pytest.fixture
+def expected():
+    """Attention of each sequence by sparse_attention, its K and V in arrays."""
+
+    def attend(q, stored, policy, layout, scaling=None, **more):
+        outs = []
+        for own, (k, v) in zip(q, stored, strict=True):
+            tokens = torch.tensor([k.shape[1]])
+            one = sparse_attention(torch.from_numpy(own).float()[:, None], torch.from_numpy(k), torch.from_numpy(v),
+                                   tokens, policy, layout, scaling, **more)  # fmt: skip
+            outs.append(one.out[:, 0].numpy())
+        return np.stack(outs)
+
+    return attend

@@ -1,13 +1,15 @@
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
-import torch
 
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import PageError
 from nearflash.inference.engines import cpu as host_engine
+from nearflash.inference.engines.base import EngineCounters
 from nearflash.inference.engines.cpu import CpuEngine
 from nearflash.inference.policy.policy import AttentionPolicy
-from nearflash.inference.sparse.attention import sparse_attention
 
 LENGTHS = [1, 70, 64, 139, 8]
 POLICIES = {
@@ -21,25 +23,11 @@ POLICIES = {
 }
 
 
-def draw_q(shape, sequences, group, seed=7):
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal((sequences, shape.kv_heads, group, shape.dim)).astype(np.float16)
-
-
-def expected(q, stored, policy, layout, scaling=None):
-    """Each sequence by sparse_attention, its K and V in arrays."""
-    outs = []
-    for own, (k, v) in zip(q, stored, strict=True):
-        tokens = torch.tensor([k.shape[1]])
-        one = sparse_attention(torch.from_numpy(own).float()[:, None], torch.from_numpy(k), torch.from_numpy(v), tokens,
-                               policy, layout, scaling)  # fmt: skip
-        outs.append(one.out[:, 0].numpy())
-    return np.stack(outs)
-
-
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_mode_gives_what_arrays_give(make_store, make_layout, shape, filled, name, interleaved):
+def test_every_mode_gives_what_arrays_give(
+    make_store, make_layout, shape, filled, name, interleaved, draw_q, expected
+):  # fmt: skip
     policy, layout = POLICIES[name], make_layout(interleaved=interleaved)
     engine = CpuEngine(make_store(shape, layout), policy)
     numbers, stored = filled(engine, shape, LENGTHS)
@@ -51,7 +39,7 @@ def test_every_mode_gives_what_arrays_give(make_store, make_layout, shape, fille
 
 
 @pytest.mark.parametrize("form", IndexFormat)
-def test_every_index_format(make_store, make_layout, shape, filled, form):
+def test_every_index_format(make_store, make_layout, shape, filled, form, draw_q, expected):
     policy, layout = POLICIES["page"], make_layout(form=form, block_tokens=48, group_tokens=4)
     engine = CpuEngine(make_store(shape, layout), policy)
     numbers, stored = filled(engine, shape, [139, 97, 20])
@@ -60,7 +48,7 @@ def test_every_index_format(make_store, make_layout, shape, filled, form):
     np.testing.assert_allclose(engine.attend(1, numbers, q, 0.3), want, rtol=1e-4, atol=1e-4)
 
 
-def test_only_pages_asked_for_are_read(make_store, make_layout, shape, filled):
+def test_only_pages_asked_for_are_read(make_store, make_layout, shape, filled, draw_q):
     """Dense: every group on flash. By page: index pages with a chosen channel, K of the suffix, chosen groups."""
     layout = make_layout(block_tokens=64)
     asked = {}
@@ -77,7 +65,7 @@ def test_only_pages_asked_for_are_read(make_store, make_layout, shape, filled):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_tails_in_memory_are_not_read(make_store, make_layout, shape, filled, name):
+def test_tails_in_memory_are_not_read(make_store, make_layout, shape, filled, name, draw_q):
     """Whole blocks alone are; where there is none, nothing is. Outputs are the same."""
     q, reads, outs = draw_q(shape, 1, 2), {}, {}
     for kept in (True, False):
@@ -95,7 +83,7 @@ def test_tails_in_memory_are_not_read(make_store, make_layout, shape, filled, na
         np.testing.assert_allclose(outs[True, length], outs[False, length], rtol=1e-4, atol=1e-4)
 
 
-def test_heads_follow_their_own_policy(make_store, make_layout, shape, filled):
+def test_heads_follow_their_own_policy(make_store, make_layout, shape, filled, draw_q, expected):
     """By the model's head numbers: the store's first head is the model's head 4."""
     layout = make_layout()
     policy = AttentionPolicy(overrides={(1, 5): POLICIES["page"], 0: POLICIES["sparf"]})
@@ -107,7 +95,7 @@ def test_heads_follow_their_own_policy(make_store, make_layout, shape, filled):
     np.testing.assert_allclose(engine.attend(1, numbers, q), want, rtol=1e-4, atol=1e-4)
 
 
-def test_a_damaged_page_is_named(make_store, make_layout, shape, filled):
+def test_a_damaged_page_is_named(make_store, make_layout, shape, filled, draw_q):
     store = make_store(shape, make_layout())
     engine = CpuEngine(store, POLICIES["dense"])
     numbers, _ = filled(engine, shape, [139])
@@ -133,7 +121,9 @@ def test_freed_sequences_are_gone(make_store, make_layout, shape, filled):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_heads_read_one_by_one_give_the_same(make_store, make_layout, shape, filled, monkeypatch, name):
+def test_heads_read_one_by_one_give_the_same(
+    make_store, make_layout, shape, filled, monkeypatch, name, draw_q, expected
+):
     monkeypatch.setattr(host_engine, "_APART_TOKENS", 64)
     engine = CpuEngine(make_store(shape, make_layout()), POLICIES[name])
     numbers, stored = filled(engine, shape, LENGTHS)
@@ -143,7 +133,7 @@ def test_heads_read_one_by_one_give_the_same(make_store, make_layout, shape, fil
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3, 100])
-def test_index_rows_kept_in_memory_give_the_same(make_store, make_layout, shape, filled, blocks):
+def test_index_rows_kept_in_memory_give_the_same(make_store, make_layout, shape, filled, blocks, draw_q, expected):
     """Room for none, some or all rows of a sequence that grows."""
     layout = make_layout(block_tokens=32)
     room = blocks * shape.kv_heads * shape.dim * (16 + 4)
@@ -167,7 +157,7 @@ def test_index_rows_kept_in_memory_give_the_same(make_store, make_layout, shape,
 
 @pytest.mark.parametrize("groups", [0, 5, 20, 1000])
 @pytest.mark.parametrize("name", ["dense", "page", "mass"])
-def test_groups_kept_in_memory_give_the_same(make_store, make_layout, shape, filled, name, groups):
+def test_groups_kept_in_memory_give_the_same(make_store, make_layout, shape, filled, name, groups, draw_q, expected):
     """Room for none, some or all groups of two sequences that grow; those in memory are not read again."""
     layout = make_layout()
     room = groups * layout.group_pages * layout.page_bytes
@@ -190,3 +180,23 @@ def test_groups_kept_in_memory_give_the_same(make_store, make_layout, shape, fil
     for number in numbers:
         engine.free(number)
     assert engine.cache_bytes == 0
+
+
+def test_counters_lose_nothing_to_several_threads():
+    """Readers of KV page groups count at once; an addition that another thread interrupts would lose one of both."""
+    counters, each = EngineCounters(), 2000
+
+    def count(_):
+        for _ in range(each):
+            counters.count("token", 1)
+            with counters.timed("read"):
+                pass
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(count, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert counters.flash_bytes == {"token": 8 * each} and counters.seconds["read"] > 0

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
@@ -13,7 +12,6 @@ from nearflash.inference.engines.cpu import CpuEngine
 from nearflash.inference.engines.cpu_heads import takes_all
 from nearflash.inference.engines.device import DeviceEngine
 from nearflash.inference.policy.policy import AttentionPolicy
-from nearflash.inference.sparse.attention import sparse_attention
 from nearflash.storage.kv import KvLayout
 
 POLICIES = {
@@ -22,21 +20,6 @@ POLICIES = {
     "page": AttentionPolicy("sparf-page", score_dims=0.5, top_k=0.25, local_window=8),
     "mass": AttentionPolicy("sparf-page", score_dims=0.5, top_k=0.5, top_p=0.9, local_window=1, keep_tail=True),
 }
-
-
-def draw_q(shape, sequences, group=3, seed=7):
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal((sequences, shape.kv_heads, group, shape.dim)).astype(np.float16)
-
-
-def expected(q, stored, policy, layout, **more):
-    outs = []
-    for own, (k, v) in zip(q, stored, strict=True):
-        tokens = torch.tensor([k.shape[1]])
-        one = sparse_attention(torch.from_numpy(own).float()[:, None], torch.from_numpy(k), torch.from_numpy(v), tokens,
-                               policy, layout, **more)  # fmt: skip
-        outs.append(one.out[:, 0].numpy())
-    return np.stack(outs)
 
 
 def assert_near(out, want):
@@ -49,7 +32,7 @@ def assert_near(out, want):
     [(128, True, 16384), (128, False, 8192), (256, False, 16384), (512, True, 65536), (512, False, 32768)],
 )
 def test_groups_larger_than_a_devices(
-    make_store, make_layout, shape, filled, name, group_tokens, interleaved, page_bytes
+    make_store, make_layout, shape, filled, name, group_tokens, interleaved, page_bytes, draw_q, expected
 ):  # fmt: skip
     layout = make_layout(group_tokens, interleaved, 1024, IndexFormat.INT4, page_bytes)
     engine = CpuEngine(make_store(shape, layout, blocks=16, buffer_bytes=4 * page_bytes), POLICIES[name])
@@ -61,7 +44,9 @@ def test_groups_larger_than_a_devices(
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("chunk_groups", [1, 5])
 @pytest.mark.parametrize("cache_groups", [0, 20, 1000])
-def test_chunks_give_the_same(make_store, make_layout, shape, filled, monkeypatch, name, chunk_groups, cache_groups):
+def test_chunks_give_the_same(
+    make_store, make_layout, shape, filled, monkeypatch, name, chunk_groups, cache_groups, draw_q, expected
+):
     """Also where an earlier chunk's groups take the places that a later one would have liked."""
     layout = make_layout()
     monkeypatch.setattr(cpu_heads, "_CHUNK_BYTES", chunk_groups * layout.page_bytes)
@@ -74,7 +59,9 @@ def test_chunks_give_the_same(make_store, make_layout, shape, filled, monkeypatc
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("sequences", [1, 4])
-def test_threads_that_compute_give_the_same(make_store, make_layout, shape, filled, monkeypatch, threads, sequences):
+def test_threads_that_compute_give_the_same(
+    make_store, make_layout, shape, filled, monkeypatch, threads, sequences, draw_q, expected
+):
     """Of one long sequence each head is a part of its own."""
     monkeypatch.setattr(cpu_module, "_THREADS", threads)
     monkeypatch.setattr(cpu_module, "_APART_TOKENS", 100)
@@ -93,7 +80,7 @@ def test_no_sequences_is_no_work(make_store, make_layout, shape):
         assert engine.attend(0, [], np.empty((0, 3, 2, 32), np.float16)).shape == (0, 3, 2, 32)
 
 
-def test_sequences_in_memory_and_on_flash_in_one_call(make_store, make_layout, shape, filled):
+def test_sequences_in_memory_and_on_flash_in_one_call(make_store, make_layout, shape, filled, draw_q, expected):
     """The short ones are attended to in one compiled call, the others by parts."""
     layout = make_layout(block_tokens=64)
     engine = CpuEngine(make_store(shape, layout), POLICIES["dense"], page_cache_bytes=1 << 20)
@@ -102,7 +89,7 @@ def test_sequences_in_memory_and_on_flash_in_one_call(make_store, make_layout, s
     assert_near(engine.attend(1, numbers, q), expected(q, stored, POLICIES["dense"], layout))
 
 
-def test_counters_of_threads_that_read_add_up(make_store, make_layout, shape, filled, monkeypatch):
+def test_counters_of_threads_that_read_add_up(make_store, make_layout, shape, filled, monkeypatch, draw_q):
     monkeypatch.setattr(cpu_heads, "_CHUNK_BYTES", 4096)
     layout = make_layout()
     engine = CpuEngine(make_store(shape, layout, suffix_bytes=0), POLICIES["dense"])

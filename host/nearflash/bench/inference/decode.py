@@ -28,16 +28,13 @@ from nearflash.bench.inference.full_kv import FullKvEngine
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.inference.engines.cpu import CpuEngine
-from nearflash.inference.engines.setup import default_layout, flash_geometry, split_cache
+from nearflash.inference.engines.setup import default_layout, open_engine, split_cache
 from nearflash.inference.policy.policy import AttentionPolicy
-from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.io.profile import DriveProfile
-from nearflash.storage.io.queue import QueueBackend
-from nearflash.storage.kv import KvLayout, KvStore
+from nearflash.storage.kv import KvLayout
 
 __all__ = ["DecodeCase", "measure", "opened"]
 
-_STAGE_BYTES = 16 << 20
 _REPEATED = "ollm-like"
 
 
@@ -154,12 +151,11 @@ def opened(case: DecodeCase, folder: Path) -> Iterator[Any]:
             yield full
         return
     layout = case.pages
-    flash = FileFlash.create(
-        folder / "kv", flash_geometry(shape, layout, tokens, batch, channels=1), backend=QueueBackend()
-    )
-    store = KvStore(flash, shape, layout, buffer_bytes=_STAGE_BYTES)
     index, groups = split_cache(case.memory_bytes, shape, layout, tokens, batch)
-    with CpuEngine(store, case.policy, index_cache_bytes=index, page_cache_bytes=groups if case.keeps else 0) as engine:
+    with open_engine(
+        shape, case.policy, tokens=tokens, sequences=batch, path=folder / "kv", layout=layout,
+        cache_bytes=index + groups * case.keeps,
+    ) as engine:  # fmt: skip
         yield engine
 
 

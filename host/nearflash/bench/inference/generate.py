@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from transformers import AutoConfig
 
 from nearflash.abi.errors import CommandError
-from nearflash.bench.inference.contexts import Contexts, random_contexts, random_model, text_contexts
+from nearflash.bench.inference.contexts import Contexts, default_config, random_contexts, random_model, text_contexts
 from nearflash.bench.inference.decode import DecodeCase, measure
 from nearflash.bench.inference.memory_reads import memory_reads
 from nearflash.bench.inference.short_contexts import short_contexts
@@ -102,7 +102,7 @@ def _contexts(part: str, model: str | None) -> Contexts:
 
 
 def _random_model(model: str | None) -> Any:
-    return random_model(None if model is None else AutoConfig.from_pretrained(model, local_files_only=True))
+    return random_model(default_config() if model is None else AutoConfig.from_pretrained(model, local_files_only=True))
 
 
 def _cases(part: str, contexts: Contexts, profile: DriveProfile) -> Iterator[DecodeCase]:

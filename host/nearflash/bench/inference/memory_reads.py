@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.bench.inference.contexts import random_contexts, random_model
+from nearflash.bench.inference.contexts import default_config, random_contexts, random_model
 from nearflash.bench.inference.decode import DecodeCase, opened
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.io.profile import DriveProfile
@@ -25,9 +25,7 @@ _BUFFER_BYTES = 512 << 20
 
 def memory_reads(policy: AttentionPolicy, profile: DriveProfile, tokens: int = TOKENS) -> dict[str, Any]:
     """One row: `memory_read_fraction`, seconds of a plain read over those of scoring, choosing and attending."""
-    config = random_model().config
-    config.num_hidden_layers = LAYERS
-    contexts = random_contexts(random_model(config), tokens, SEQUENCES, 1)
+    contexts = random_contexts(random_model(default_config(LAYERS)), tokens, SEQUENCES, 1)
     shape, layers = contexts.shape, range(LAYERS)
     case = DecodeCase("memory", contexts, 4 * SEQUENCES * tokens * shape.token_bytes, policy, profile, keeps=True)
     q = np.random.default_rng(1).standard_normal((SEQUENCES, shape.kv_heads, contexts.group, shape.dim))

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 from time import perf_counter
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ __all__ = ["Engine", "EngineCounters"]
 
 @dataclass
 class EngineCounters:
-    """What an engine did since it was made."""
+    """What an engine did since it was made. Several threads may `count` and be `timed`."""
 
     heads: int = 0
     """Heads attended: one for each sequence, layer and KV head of a call."""
@@ -25,6 +26,7 @@ class EngineCounters:
     """Bytes of pages read from flash for attention, by kind: `token`, `index`."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time by phase, as the engine names them: `append`, `attend`, …"""
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -33,11 +35,13 @@ class EngineCounters:
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start
+            with self._lock:
+                self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start
 
     def count(self, kind: str, size_bytes: int) -> None:
         """Add bytes read from flash."""
-        self.flash_bytes[kind] = self.flash_bytes.get(kind, 0) + size_bytes
+        with self._lock:
+            self.flash_bytes[kind] = self.flash_bytes.get(kind, 0) + size_bytes
 
     def take(self) -> "EngineCounters":
         """What these counters hold, and set them to zero; of an engine whose counters are a copy (CsdArray) use `-`."""

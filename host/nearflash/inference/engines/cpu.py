@@ -5,15 +5,13 @@
 Several tokens of a sequence attend to all tokens before them: every page is read once for all of them.
 
 Threads of its own read: the groups of one sequence come while another's index is scored, or its groups are attended
-to. The numbers are those of
-docs/contracts/attention.md, 1, without its rounding to fixed point; pages are read whole, and checked.
+to. The numbers are those of docs/contracts/attention.md, 1, without its rounding to fixed point; pages are read whole,
+and checked.
 """
 
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from threading import Lock
-from time import perf_counter
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -75,7 +73,6 @@ class CpuEngine(StoreEngine):
         """Reads index pages, in the order in which they are asked for: what it read is kept for the next one."""
         self._readers = ThreadPoolExecutor(_READERS, "kv-pages")
         self._workers = ThreadPoolExecutor(max(_THREADS - 1, 1), "kv-attend")
-        self._counting = Lock()
         self._asked: list[Future[object]] = []
         self._tails: dict[int, bool] = {}
 
@@ -243,9 +240,7 @@ class CpuEngine(StoreEngine):
         return asked
 
     def _read(self, kind: PageKind, pages: Ints, keys: PageKeys) -> PageData:
-        start = perf_counter()
-        read = self.store.read(pages, keys)
-        with self._counting:
-            self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
-            self._counters.seconds["read"] = self._counters.seconds.get("read", 0.0) + perf_counter() - start
+        with self._counters.timed("read"):
+            read = self.store.read(pages, keys)
+        self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
         return read

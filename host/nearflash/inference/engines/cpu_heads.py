@@ -119,7 +119,7 @@ class Heads:
         """The wanted groups, (H, full)."""
         layout, tokens, (heads, group, dim) = self._layout, self.reads.tokens, self._q.shape
         rows, places = self._index.result()
-        suffix = self.reads.stored.suffix_k[self.reads.heads] if self._suffix is None else self._suffix.result()
+        suffix = self.reads.suffix() if self._suffix is None else self._suffix.result()
         near = np.take_along_axis(self._q, self._dims[:, None], axis=2)
         partly = np.zeros_like(self._q)
         np.put_along_axis(partly, np.broadcast_to(self._dims[:, None], near.shape), near, axis=2)

@@ -89,20 +89,24 @@ class SequenceReads:
     @property
     def suffix_kept(self) -> bool:
         """`suffix` is all in memory."""
+        return self._unindexed.start >= self._unindexed.stop
+
+    @property
+    def _unindexed(self) -> range:
+        """Full groups after the whole index blocks."""
         layout = self._store.layout
-        return self.stored.flash_tokens // layout.block_tokens * layout.block_tokens == self.stored.flash_tokens
+        blocks = self.tokens // layout.block_tokens
+        return range(
+            blocks * layout.block_tokens // layout.group_tokens, self.stored.flash_tokens // layout.group_tokens
+        )
 
     def suffix(self) -> F16:
         """K (heads, t, d) of the tokens after the whole blocks."""
-        layout = self._store.layout
-        full = self.stored.flash_tokens // layout.group_tokens
-        first = self.tokens // layout.block_tokens * layout.block_tokens // layout.group_tokens
-        wanted = np.broadcast_to(np.arange(full) >= first, (len(self.heads), full))
-        own = self.stored.suffix_k[self.heads]
-        if first >= full:
+        own, groups = self.stored.suffix_k[self.heads], self._unindexed
+        if self.suffix_kept:
             return own
-        rows, number = np.nonzero(wanted)
-        data = self._groups(np.array(self.heads)[rows], number, 1).reshape(len(self.heads), full - first, -1)
+        rows, number = (x.reshape(-1) for x in np.meshgrid(np.arange(len(self.heads)), groups, indexing="ij"))
+        data = self._groups(np.array(self.heads)[rows], number, 1).reshape(len(self.heads), len(groups), -1)
         k = self._store.pages.k_values(data.reshape(-1, data.shape[-1]).view(np.uint8))
         return np.concatenate([k.reshape(*own.shape[:1], -1, own.shape[-1]), own], axis=1)
 

@@ -58,8 +58,9 @@ def attend(
     """
     group, dim = q.shape
     flat, flat_out, together = q.reshape(-1), out.reshape(-1), stride == 2 * dim
+    behind = dim if together else 0
     tile, logits = np.empty(_TILE * stride, np.float32), np.empty((group, _TILE), np.float32)
-    weights, behind, masked = logits.reshape(-1), dim if stride == 2 * dim else 0, len(chosen) > 0
+    weights, masked = logits.reshape(-1), len(chosen) > 0
     for run in range(len(k_at)):
         for begin in range(0, each, _TILE):
             size = min(_TILE, each - begin)

@@ -42,7 +42,6 @@ def choose_policy(
         return found.policy, found.layout, f"policy: {policy}, calibrated for {found.model}"
     if tokens <= SHORT_TOKENS:
         return AttentionPolicy(), None, f"policy: dense, as no sequence exceeds {SHORT_TOKENS} tokens"
-    layout: KvLayout | None
     known = find_policy(model_digest(config), shape)
     drive = None if profile is None else _Drive(profile, shape, tokens, sequences, cache_bytes)
     if known is None:
