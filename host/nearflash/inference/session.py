@@ -4,7 +4,7 @@
         print(Session(model, tokenizer, engine).reply("Why is the sky blue?").texts[0])
 
 With an engine that keeps its sequences (`keep=True`) it goes on in another process tomorrow, and after a crash: then
-with every whole KV page group that was stored.
+with the turns that came to their end, and the full KV page groups of the one that did not.
 """
 
 import hashlib

@@ -6,8 +6,8 @@
     computed  transformers' own generate on the whole conversation, no K and V stored: the first turn and the last
 
 The history is English text (pydoc_data.topics) in the first message; each case begins with a copy of the file in which
-its K and V were stored once. What a store that is opened does not have, the tokens after the last whole KV page group,
-is computed again, and then by dense attention: a policy that reads less may go on with other words.
+its K and V were stored once. Where a turn was cut off, its last tokens (fewer than a KV page group has) are computed
+again, then by dense attention, as prompts are.
 """
 
 import shutil

@@ -2,10 +2,11 @@
 
 Files are lost as in `kv_crashes`; of the journal what was not synced may be lost from any byte on. In every image each
 sequence must hold the beginning of what it once held, as it was appended; and no less than a returned `flush` covered,
-unless it was cropped or freed since.
+unless it was cropped or freed since: all of its tokens, or where there was no room for the last ones its full groups.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,20 +107,26 @@ class _Life:
             self.versions[child] = [self.versions[number][-1]]
         elif action == "crop":
             length = int(self._rng.integers(self._store.lengths[number] + 1))
-            self._promised[number] = min(self._promised.get(number, 0), length // LAYOUT.group_tokens)
+            size, promised = LAYOUT.group_tokens, self._promised.get(number, 0)
+            self._promised[number] = promised if promised <= length else min(promised // size, length // size) * size
             self.versions[number].append(self.versions[number][-1][:, :, :length])
             self._noted(lambda: self._store.crop(number, length))
         elif action == "flush":
-            self._noted(self._store.flush)
+            size = 1
+            try:
+                self._noted(self._store.flush)
+            except StorageFullError:
+                size = LAYOUT.group_tokens
             self._synced = self._journal.stat().st_size
-            self._promised = {one: tokens // LAYOUT.group_tokens for one, tokens in self._store.lengths.items()}
+            self._promised = {one: tokens // size * size for one, tokens in self._store.lengths.items()}
         elif len(alive) > 1:
             self._free(number)
 
     def close(self) -> int:
         """How many blocks were erased."""
         erases = int(self._store.statistics.erases.sum())
-        self._noted(self._store.close)
+        with suppress(StorageFullError):
+            self._noted(self._store.close)
         return erases
 
     def _append(self, number: int, tokens: int) -> None:
@@ -157,8 +164,8 @@ def _wrong(path: Path, disk: Disk, promised: dict[int, int], versions: dict[int,
                 return None
             journal = SequenceJournal.open(journal_path(path), _STORE)
             store = KvStore(flash, SHAPE, LAYOUT, journal=journal)
-            if lost := [one for one, groups in promised.items() if store.lengths.get(one, 0) < groups * 16]:
-                return f"sequence {lost[0]} has {store.lengths.get(lost[0])} tokens, not {promised[lost[0]] * 16}"
+            if lost := [one for one, tokens in promised.items() if store.lengths.get(one, 0) < tokens]:
+                return f"sequence {lost[0]} has {store.lengths.get(lost[0])} tokens, not {promised[lost[0]]}"
             for number, tokens in store.lengths.items():
                 kv, v_mean = _values(store, number, tokens)
                 once = [one for one in versions[number] if np.array_equal(one[:, :, :tokens], kv)]
@@ -178,11 +185,16 @@ def _wrong(path: Path, disk: Disk, promised: dict[int, int], versions: dict[int,
 
 
 def _values(store: KvStore, number: int, tokens: int) -> tuple[F16, NDArray[np.float32]]:
-    """K and V of a sequence as its pages hold them, the index pages read, too; and its mean of V."""
+    """K and V of a sequence as its pages hold them, the last tokens as memory has them; and its mean of V.
+
+    The index pages are read, too.
+    """
     at, size = store.layer(number, 0), LAYOUT.group_tokens
     blocks = range(tokens // LAYOUT.block_tokens)
     store.read(at.index_pages.reshape(-1), store.pages.index_keys(at.index_tags, 0, blocks).reshape(-1))
     groups = range(tokens // size)
     pages = at.token_pages[:, : len(groups)].reshape(-1)
     read = store.read(pages, store.pages.token_keys(at.token_tags[: len(groups)], 0, groups).reshape(-1))
-    return store.pages.values(read.data).reshape(2, SHAPE.kv_heads, tokens, SHAPE.dim), at.v_mean
+    kv = store.pages.values(read.data).reshape(2, SHAPE.kv_heads, -1, SHAPE.dim)
+    last = np.stack([at.suffix_k, at.suffix_v])[:, :, at.suffix_k.shape[1] - tokens % size :]
+    return np.concatenate([kv, last], axis=2), at.v_mean

@@ -134,7 +134,10 @@ class Engine(ABC):
         """Keep info (JSON values) with a sequence, where that outlasts the engine. Raises CommandError, StateError."""
 
     def flush(self) -> None:  # noqa: B027
-        """Return when what was appended is durable, where it outlasts the engine: all full KV page groups."""
+        """Return when what was appended is durable, where it outlasts the engine.
+
+        Raises StorageFullError where there is no room for the tokens after the last full KV page groups.
+        """
 
     @property
     @abstractmethod

@@ -44,6 +44,10 @@ _SPARE_BLOCKS = 4
 """Of each LUN queue, beside those that data fills: two being written, some for garbage collection."""
 
 
+_PARTIAL_GROUPS = 2
+"""Of each head of a sequence: its last tokens, where it is kept, and those of before until they are durable."""
+
+
 def open_engine(
     shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = CPU, num_devices: int = 1,
     path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, cache_bytes: int = 0,
@@ -136,7 +140,7 @@ def flash_geometry(shape: KvShape, layout: KvLayout, tokens: int, sequences: int
 
 def _queue_blocks(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, pages_each: int) -> int:
     """Blocks of each LUN queue, where one of every queue together hold `pages_each` pages."""
-    groups, blocks = tokens // layout.group_tokens, tokens // layout.block_tokens
+    groups, blocks = tokens // layout.group_tokens + _PARTIAL_GROUPS, tokens // layout.block_tokens
     pages = groups * layout.group_pages + blocks * layout.index_layout(shape.dim).pages
     return -(-pages * shape.layers * shape.kv_heads * sequences * 9 // (8 * pages_each)) + _SPARE_BLOCKS
 

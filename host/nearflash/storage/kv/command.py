@@ -34,8 +34,12 @@ def _verify(arguments: argparse.Namespace) -> int:
     from nearflash.storage.kv.verify import verify
 
     found = verify(arguments.file, direct=not arguments.buffered)
-    for sequence, tokens, most in found.sequences():
-        print(f"sequence {sequence}: {tokens} tokens valid in every layer and head, up to {most} in some")
+    if found.kept is None:
+        for sequence, tokens, most in found.sequences():
+            print(f"sequence {sequence}: {tokens} tokens valid in every layer and head, up to {most} in some")
+    else:
+        for sequence, tokens in found.kept.items():
+            print(f"sequence {sequence}: {tokens} tokens, valid in every layer and head")
     for (sequence, layer, head), one in found.heads.items() if arguments.heads else ():
         tokens, indexed = one.tokens(found.layout), one.indexed(found.layout, found.shape.dim)
         print(f"sequence {sequence}, layer {layer}, head {head}: {tokens} tokens valid, {indexed} indexed")
@@ -59,6 +63,6 @@ def _status(arguments: argparse.Namespace) -> int:
         sequences = kept_sequences(flash) if "store" in flash.about else {}
     print(f"{shape}\n{layout}\n{geometry}")
     for sequence, tokens in sequences.items():
-        print(f"sequence {sequence}: {tokens} tokens in whole KV page groups")
+        print(f"sequence {sequence}: {tokens} tokens")
     print(f"{arguments.file}: {geometry.pages} pages, {int((~erased).sum())} programmed, {int(erased.sum())} erased")
     return 0

@@ -6,6 +6,7 @@ of a kind counts, so that the file's beginning alone is a state, too: an older o
     store    {"version", "store"}: that the flash's label names; the first line
     tags     {"sequence", "token_tags", "index_tags"}: numbers that its pages go by, [first group or block, number]
     info     {"sequence", "info"}: what its user notes of it
+    partial  {"sequence", "partial"}: [tokens, number] of the partial group at its end; []: none
     freed    {"sequence", "freed"}
     closed   {"closed": {sequence: [tokens, sums of V]}}: all pages were programmed; the last line, else it says nothing
 """
@@ -17,7 +18,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -32,7 +33,8 @@ from nearflash.storage.kv.sequence import Tags
 
 __all__ = ["JournalEntry", "SequenceJournal", "journal_path"]
 
-_VERSION = 1
+_VERSION, _VERSIONS = 2, (1, 2)
+"""Written, and read: version 1 has none of "partial"."""
 Sums = Mapping[int, tuple[int, NDArray[np.float64]]]
 """Tokens, and sums of their V, flat, by sequence."""
 
@@ -50,6 +52,8 @@ class JournalEntry:
     index_tags: Tags
     info: Mapping[str, Any] = field(default_factory=dict)
     """JSON values."""
+    partial: tuple[int, int] | None = None
+    """The sequence's tokens, and the number that pages of the last ones go by."""
 
 
 class SequenceJournal:
@@ -99,7 +103,7 @@ class SequenceJournal:
         if bodies[0] is None:
             raise StateError(f"{path} must begin with the line of its store; it is empty or damaged")
         version, name = fields(f"line 1 of {path}", bodies[0], version=int, store=str)
-        if version != _VERSION:
+        if version not in _VERSIONS:
             raise StateError(f"{path} must have version {_VERSION}, not {version}")
         if name != store:
             raise StateError(f"{path} must be the journal of store {store}, not of {name}: keep the two files together")
@@ -110,14 +114,17 @@ class SequenceJournal:
     def place(self, sequence: int, token_tags: Tags, index_tags: Tags) -> None:
         """Note the numbers by which a sequence's pages go from now on."""
         self._put({"sequence": sequence, "token_tags": _pairs(token_tags), "index_tags": _pairs(index_tags)})
-        info = self.entries[sequence].info if sequence in self.entries else {}
-        self.entries[sequence] = JournalEntry(token_tags, index_tags, info)
+        self.entries[sequence] = self._placed(sequence, token_tags, index_tags)
 
     def note(self, sequence: int, info: Mapping[str, Any]) -> None:
         """Note what a sequence's user says of it, in place of what was said before."""
         self._put({"sequence": sequence, "info": dict(info)})
-        entry = self.entries[sequence]
-        self.entries[sequence] = JournalEntry(entry.token_tags, entry.index_tags, info)
+        self.entries[sequence] = replace(self.entries[sequence], info=info)
+
+    def keep_partial_group(self, sequence: int, partial: tuple[int, int] | None) -> None:
+        """Note where a sequence's tokens after its last full group are: JournalEntry.partial."""
+        self._put({"sequence": sequence, "partial": [] if partial is None else list(partial)})
+        self.entries[sequence] = replace(self.entries[sequence], partial=partial)
 
     def free(self, sequence: int) -> None:
         """Forget a sequence."""
@@ -166,13 +173,19 @@ class SequenceJournal:
             del self.entries[self._known(what, sequence)]
         elif type(body) is dict and "info" in body:
             sequence, info = fields(what, body, sequence=int, info=dict)
+            self.entries[sequence] = replace(self.entries[self._known(what, sequence)], info=info)
+        elif type(body) is dict and "partial" in body:
+            sequence, values = fields(what, body, sequence=int, partial=list)
             entry = self.entries[self._known(what, sequence)]
-            self.entries[sequence] = JournalEntry(entry.token_tags, entry.index_tags, info)
+            self.entries[sequence] = replace(entry, partial=_partial_group(what, values))
         else:
             sequence, *tags = fields(what, body, sequence=int, token_tags=list, index_tags=list)
-            before = self.entries.get(sequence)
-            token_tags, index_tags = (_tags(what, pairs) for pairs in tags)
-            self.entries[sequence] = JournalEntry(token_tags, index_tags, before.info if before else {})
+            self.entries[sequence] = self._placed(sequence, *(_tags(what, pairs) for pairs in tags))
+
+    def _placed(self, sequence: int, token_tags: Tags, index_tags: Tags) -> JournalEntry:
+        """A sequence's entry with other tags."""
+        before = self.entries.get(sequence, JournalEntry(token_tags, index_tags))
+        return replace(before, token_tags=token_tags, index_tags=index_tags)
 
     def _known(self, what: str, sequence: int | str) -> int:
         number = int(sequence) if str(sequence).isdecimal() else -1
@@ -192,6 +205,8 @@ class SequenceJournal:
                            "index_tags": _pairs(entry.index_tags)})  # fmt: skip
                 if entry.info:
                     self._put({"sequence": sequence, "info": dict(entry.info)})
+                if entry.partial is not None:
+                    self._put({"sequence": sequence, "partial": list(entry.partial)})
             self.sync()
             partial.replace(self.path)
             flush_directory(self.path.parent)
@@ -231,6 +246,16 @@ def _tags(what: str, pairs: list[Any]) -> Tags:
     if not rows or len(starts) < len(rows) or starts[0] or any(a >= b for a, b in pairwise(starts)):
         raise StateError(f"{what} must have tags as rising [start, number], the first from 0, not {repr(pairs)[:80]}")
     return Tags(tuple(starts), tuple(row[1] for row in rows))
+
+
+def _partial_group(what: str, values: list[Any]) -> tuple[int, int] | None:
+    """Raises StateError unless they are two numbers, or none."""
+    numbers = integers(f"the partial group in {what}", values)
+    if not numbers:
+        return None
+    if len(numbers) != 2 or min(numbers) < 0:
+        raise StateError(f"{what} must have a partial group as [tokens, number], or [], not {repr(values)[:80]}")
+    return numbers[0], numbers[1]
 
 
 def _text(v_sum: NDArray[np.float64]) -> str:

@@ -63,18 +63,20 @@ def kept_store(
         raise
 
 
-def kept_sequences(flash: FileFlash) -> dict[int, int]:
-    """Tokens in whole KV page groups of each sequence of a kept store, by their headers; nothing is changed.
+def kept_sequences(flash: FileFlash, *, verify: bool = False) -> dict[int, int]:
+    """Tokens of each sequence of a kept store, as it would have them again; nothing is changed.
 
-    Raises StateError for a damaged journal.
+    verify: pages that are not valid do not count. Raises StateError for a damaged journal.
     """
     shape, layout = described(flash.about)
     entries, _ = SequenceJournal.read(journal_path(flash.path), flash.about["store"])
-    found = FoundPages(flash, shape, layout, verify=False)
-    return {
-        number: min(table.shape[1] for table in found.tables(PageKind.TOKEN, entry.token_tags)) * layout.group_tokens
-        for number, entry in entries.items()
-    }
+    found, size, lengths = FoundPages(flash, shape, layout, verify=verify), layout.group_tokens, {}
+    for number, entry in entries.items():
+        groups = min(table.shape[1] for table in found.tables(PageKind.TOKEN, entry.token_tags))
+        tokens, partial = entry.partial or (0, 0)
+        has_partial = tokens // size == groups and found.group(partial, groups) is not None
+        lengths[number] = tokens if has_partial else groups * size
+    return lengths
 
 
 def _check(path: Path, flash: FileFlash, shape: KvShape, layout: KvLayout) -> None:

@@ -90,22 +90,30 @@ class FoundPages:
         found = (np.flatnonzero(lost[queue::queues] == 0)[:1] * queues + queue for queue in full)
         return np.concatenate([np.zeros(0, np.int64), *found])
 
+    def group(self, number: int, index: int, avoid: NDArray[np.int64] = _NO_BLOCKS) -> NDArray[np.int64] | None:
+        """The pages (layers, heads) of the KV page group `index` that goes by `number`; None where one is missing.
+
+        Of separate groups K's page; of pages that are there twice one that is not in `avoid`.
+        """
+        keys, pages = self._of(PageKind.TOKEN, number, avoid)
+        own = keys["index"] == index
+        table = np.full((self._shape.layers, self._shape.kv_heads), _NONE)
+        table[keys["layer"][own], keys["head"][own]] = pages[own]
+        return None if (table == _NONE).any() else table
+
     def tables(self, kind: PageKind, tags: Tags, avoid: NDArray[np.int64] = _NO_BLOCKS) -> list[PageNumbers]:
         """The pages of a sequence that goes by `tags`: of each layer (heads, leading page indices that all heads have).
 
         Of separate groups K's page, of index blocks every page; of pages that are there twice not those in `avoid`.
         """
         each = self._layout.index_layout(self._shape.dim).pages if kind is PageKind.INDEX else 1
-        found, ends = self._kinds[kind], [*tags.starts[1:], None]
-        parts = []
+        ends, parts = [*tags.starts[1:], None], []
         for start, number, end in zip(tags.starts, tags.numbers, ends, strict=True):
-            span = slice(*np.searchsorted(found.keys["sequence"], [number, number + 1]))
-            own = found.keys["index"][span].astype(np.int64)
+            keys, pages = self._of(kind, number, avoid)
+            own = keys["index"].astype(np.int64)
             inside = (own >= start * each) & (own < (np.inf if end is None else end * each))
-            parts.append((found.keys[span][inside], found.pages[span][inside]))
+            parts.append((keys[inside], pages[inside]))
         keys, pages = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-        later = np.argsort(~np.isin(pages // self._geometry.pages_per_block, avoid), kind="stable")
-        keys, pages = keys[later], pages[later]  # of several pages for one place the last one stays
         # Bad headers must not decide how large the table is: no index can be above the number of pages.
         count = min(int(keys["index"].max(initial=0)) + 1, len(pages)) if len(keys) else 0
         near = keys["index"] < count
@@ -113,6 +121,15 @@ class FoundPages:
         table[keys["layer"][near], keys["head"][near], keys["index"][near]] = pages[near]
         leading = np.logical_and.accumulate((table != _NONE).all(axis=1), axis=1).sum(axis=1)
         return [table[layer, :, : leading[layer] // each * each] for layer in range(self._shape.layers)]
+
+    def _of(self, kind: PageKind, number: int, avoid: NDArray[np.int64]) -> tuple[PageKeys, PageNumbers]:
+        """Keys and pages of a kind that go by a number, those in the blocks to `avoid` first: a later one takes a
+        place from an earlier one."""
+        found = self._kinds[kind]
+        span = slice(*np.searchsorted(found.keys["sequence"], [number, number + 1]))
+        keys, pages = found.keys[span], found.pages[span]
+        later = np.argsort(~np.isin(pages // self._geometry.pages_per_block, avoid), kind="stable")
+        return keys[later], pages[later]
 
 
 def _valid(flash: FileFlash, pages: PageNumbers, keys: PageKeys) -> NDArray[np.bool_]:

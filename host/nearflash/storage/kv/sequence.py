@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.kv.layout import KvLayout, KvShape
 
-__all__ = ["PageTable", "StoredSequence", "Tags"]
+__all__ = ["PageTable", "PartialGroup", "StoredSequence", "Tags"]
 
 
 class PageTable:
@@ -74,6 +74,21 @@ class Tags:
         return Tags(starts, numbers)
 
 
+@dataclass(frozen=True)
+class PartialGroup:
+    """Where a sequence's tokens after its last full KV page group are on flash, as it was when it had `tokens`."""
+
+    tokens: int
+    number: int
+    """That the pages go by; nothing else does."""
+    pages: NDArray[np.int64]
+    """(layers, heads): of separate groups K's page."""
+
+    def all_pages(self, group_pages: int) -> NDArray[np.int64]:
+        """V's pages, too."""
+        return (self.pages[..., None] + np.arange(group_pages)).ravel()
+
+
 class StoredSequence:
     """State of one sequence, by layer. After the last multiple of `suffix_tokens` (n or T) tokens are in memory."""
 
@@ -88,6 +103,7 @@ class StoredSequence:
         """Of all values: in double precision, so that how they were cut into calls does not show in their mean."""
         self.tokens = [PageTable(heads) for _ in range(shape.layers)]
         """Of the KV page groups, K's page of separate ones."""
+        self.partial: PartialGroup | None = None
         self.index = [PageTable(heads) for _ in range(shape.layers)]
 
     @property
@@ -138,6 +154,6 @@ class StoredSequence:
         self.lengths[layer] = tokens
 
     def pages(self, group_pages: int) -> NDArray[np.int64]:
-        """All pages of the sequence."""
+        """All pages of the sequence, but for those of its partial group."""
         tokens = [table.pages.reshape(-1, 1) + np.arange(group_pages) for table in self.tokens]
         return np.concatenate([*map(np.ravel, tokens), *(table.pages.ravel() for table in self.index)])

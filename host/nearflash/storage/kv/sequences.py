@@ -17,7 +17,7 @@ from nearflash.storage.kv.journal import JournalEntry, SequenceJournal
 from nearflash.storage.kv.layout import KvLayout
 from nearflash.storage.kv.pages import F16, PageMaker
 from nearflash.storage.kv.recovery import FoundPages
-from nearflash.storage.kv.sequence import StoredSequence, Tags
+from nearflash.storage.kv.sequence import PartialGroup, StoredSequence, Tags
 from nearflash.storage.kv.space import BlockSpace
 
 __all__ = ["Sequences"]
@@ -56,7 +56,7 @@ class Sequences:
 
     def add(self) -> int:
         """A new one's number."""
-        number = self._number()
+        number = self.new_number()
         state = StoredSequence(self._maker.shape, self._layout, self._suffix_tokens(), number)
         self._note(number, state.token_tags, state.index_tags)
         self._hold(number, state)
@@ -68,7 +68,7 @@ class Sequences:
         tokens = int(parent.lengths.max())
         if parent.lengths.min() < tokens:
             raise CommandError(f"sequence {number} must have as many tokens in every layer to be forked; crop it first")
-        own = self._number()
+        own = self.new_number()
         whole = self._suffix_tokens()
         child = StoredSequence(self._maker.shape, self._layout, min(whole, parent.suffix_tokens), own)
         child.token_tags, child.index_tags = parent.token_tags, parent.index_tags
@@ -101,13 +101,15 @@ class Sequences:
         kept = [self._tokens(number, layer, start, length) for layer in layers]
         sums = [self._v_sum_of_first(number, layer, length) for layer in layers]
         groups, blocks = length // self._layout.group_tokens, length // self._layout.block_tokens
+        dropped = []
+        if state.partial is not None and length < state.partial.tokens:
+            self.drop_partial_group(number)
         if self._durable and any(table.pages.shape[1] > groups for table in state.tokens):
-            tag = self._number()
+            tag = self.new_number()
             tags = state.token_tags.then(groups, tag), state.index_tags.then(blocks, tag)
             self._note(number, *tags)
             state.token_tags, state.index_tags = tags
             self._hold(number, state)
-        dropped = []
         for layer in layers:
             tokens = state.tokens[layer].truncate(groups).reshape(-1, 1) + np.arange(self._layout.group_pages)
             dropped += [tokens.ravel(), state.index[layer].truncate(blocks * self._maker.index_layout.pages).ravel()]
@@ -115,12 +117,40 @@ class Sequences:
             state.v_sum[layer] = sums[layer]
         self._space.release(np.concatenate(dropped))
 
+    def set_partial_group(self, number: int, partial: PartialGroup) -> None:
+        """The last tokens are on flash, durable, where `partial` says, and no longer where they were.
+
+        With a journal alone. Raises StateError.
+        """
+        assert self._journal is not None, "called with a journal"
+        state = self[number]
+        unused: PartialGroup | None = partial
+        try:
+            self._journal.keep_partial_group(number, (partial.tokens, partial.number))
+            self._journal.sync()  # before the other one's pages may be erased
+            unused, state.partial = state.partial, partial
+        finally:
+            if unused is not None:
+                self._space.release(unused.all_pages(self._layout.group_pages))
+        self._hold(number, state)
+
+    def drop_partial_group(self, number: int) -> None:
+        """Give the pages of the last tokens back: they are cut off, or full groups have come after them."""
+        state = self[number]
+        assert self._journal is not None and state.partial is not None, "a kept sequence with a partial group"
+        self._journal.keep_partial_group(number, None)
+        pages, state.partial = state.partial.all_pages(self._layout.group_pages), None
+        self._space.release(pages)
+
     def free(self, number: int) -> None:
         """Forget one; pages that no other holds are dead. Raises CommandError."""
-        pages = self[number].pages(self._layout.group_pages)
+        state = self[number]
+        pages = state.pages(self._layout.group_pages)
         if self._journal is not None:
             self._journal.free(number)
         self._space.release(pages)
+        if state.partial is not None:
+            self._space.release(state.partial.all_pages(self._layout.group_pages))
         del self._states[number]
         self._holders = {tag: left for tag, holders in self._holders.items() if (left := holders - {number})}
 
@@ -134,6 +164,8 @@ class Sequences:
                 state = self._states[number]
                 table = (state.tokens if key["kind"] == PageKind.TOKEN else state.index)[int(key["layer"])]
                 table.replace(place, before, after)
+                if state.partial is not None and state.partial.number == key["sequence"]:
+                    state.partial.pages[key["layer"], key["head"]] = after
 
     def restore(self, found: FoundPages) -> None:
         """The sequences of the journal, their pages as they were found; the index may lack blocks at the end.
@@ -143,14 +175,15 @@ class Sequences:
         assert self._journal is not None, "called with a journal"
         entries, sums = dict(self._journal.entries), self._journal.sums or {}
         tags = (tag for one in entries.values() for tag in (*one.token_tags.numbers, *one.index_tags.numbers))
-        self._next = max(*found.numbers, *entries, *tags, -1, -1) + 1
+        partial = (one.partial[1] for one in entries.values() if one.partial is not None)
+        self._next = max(*found.numbers, *entries, *tags, *partial, -1, -1) + 1
         size, block = self._layout.group_tokens, self._layout.block_tokens
         pages = self._tables(found, entries, np.zeros(0, np.int64))
         if (avoid := found.redundant_blocks(pages)).size:
             pages = self._tables(found, entries, avoid)
         self._space.restore(found.ends, found.kinds, pages, found.keys)
         for number, state in self._states.items():
-            tokens, tag = int(state.lengths[0]), self._number()
+            tokens, tag = int(state.lengths[0]), self.new_number()
             known, v_sum = sums.get(number, (-1, np.zeros(0)))
             is_known = known == tokens and v_sum.size == state.v_sum.size
             for layer in range(self._maker.shape.layers):
@@ -161,9 +194,25 @@ class Sequences:
             if is_known:
                 state.v_sum[:] = v_sum.reshape(state.v_sum.shape)
             own = state.token_tags.then(tokens // size, tag), state.index_tags.then(tokens // block, tag)
+            if state.partial is None and entries[number].partial is not None:
+                self._journal.keep_partial_group(number, None)  # nor may it become the end of other tokens
             self._note(number, *own)
             state.token_tags, state.index_tags = own
             self._hold(number, state)
+            if state.partial is not None:
+                self._restore_partial_group(state, state.partial)
+
+    def _restore_partial_group(self, state: StoredSequence, partial: PartialGroup) -> None:
+        """Have the last tokens, which are on flash, in memory."""
+        size, shape = self._layout.group_tokens, self._maker.shape
+        group = range(partial.tokens // size, partial.tokens // size + 1)
+        for layer in range(shape.layers):
+            keys = self._maker.token_keys(partial.number, layer, group)
+            pages = partial.pages[layer][:, None] + np.arange(self._layout.group_pages)
+            read = self._read(pages.reshape(-1), keys.reshape(-1))
+            k, v = self._maker.values(read.data)[:, :, : partial.tokens % size]
+            state.push(layer, k, v)
+            state.v_sum[layer] += v.sum(axis=1, dtype=np.float64)
 
     def _tables(
         self, found: FoundPages, entries: Mapping[int, JournalEntry], avoid: NDArray[np.int64]
@@ -182,8 +231,13 @@ class Sequences:
                 state.index[layer].extend(index[layer][:, : blocks * self._maker.index_layout.pages])
             state.lengths[:] = count * size
             self._states[number] = state
+            if entry.partial is not None and entry.partial[0] // size == count:
+                pages = found.group(entry.partial[1], count, avoid)
+                state.partial = None if pages is None else PartialGroup(*entry.partial, pages)
         each = [state.pages(self._layout.group_pages) for state in self._states.values()]
-        return np.concatenate([np.zeros(0, np.int64), *each])
+        last = [state.partial for state in self._states.values() if state.partial is not None]
+        partly = [partial.all_pages(self._layout.group_pages) for partial in last]
+        return np.concatenate([np.zeros(0, np.int64), *each, *partly])
 
     def group_sums(self) -> dict[int, tuple[int, NDArray[np.float64]]]:
         """Tokens of whole KV page groups, and the sums of their V, by sequence, of those whose layers are as long."""
@@ -207,13 +261,15 @@ class Sequences:
     def _layout(self) -> KvLayout:
         return self._maker.layout
 
-    def _number(self) -> int:
+    def new_number(self) -> int:
+        """That neither a sequence nor any page goes by."""
         self._next += 1
         return self._next - 1
 
     def _hold(self, number: int, state: StoredSequence) -> None:
         self._states[number] = state
-        for tag in (*state.token_tags.numbers, *state.index_tags.numbers):
+        last = () if state.partial is None else (state.partial.number,)
+        for tag in (*state.token_tags.numbers, *state.index_tags.numbers, *last):
             self._holders.setdefault(tag, set()).add(number)
 
     def _suffix_tokens(self) -> int:

@@ -14,6 +14,8 @@ class Cause(StrEnum):
 
     TOKEN = "token"
     INDEX = "index"
+    PARTIAL = "partial"
+    """The last tokens of a kept sequence, which fill no KV page group yet."""
     COLLECTION = "collection"
     """Moved out of a block with dead pages."""
     DISTURB = "disturb"

@@ -17,6 +17,7 @@ from nearflash.storage.kv.layout import KvLayout, KvShape
 from nearflash.storage.kv.pages import PageMaker
 from nearflash.storage.kv.pool import PagePool
 from nearflash.storage.kv.recovery import FoundPages
+from nearflash.storage.kv.sequence import PartialGroup
 from nearflash.storage.kv.sequences import Sequences
 from nearflash.storage.kv.statistics import Cause, KvStatistics
 
@@ -74,8 +75,9 @@ class KvStore:
     A sequence's unindexed suffix (K and V after its last whole index block) stays in memory, beside being programmed,
     where `suffix_bytes` have room when the sequence is added: T · shape.token_bytes for each.
 
-    With a `journal` sequences outlast the store: those in it are there again with their whole KV page groups, by the
-    same numbers, and pages are programmed as soon as they are staged. The journal is then the store's own.
+    With a `journal` sequences outlast the store: those in it are there again by the same numbers, with their full KV
+    page groups, and with the tokens after them as the last `flush` or `close` found them. Pages are programmed as soon
+    as they are staged. The journal is then the store's own.
 
     Raises CommandError where layout, shape and flash do not fit together; PageError where pages of the journal's
     sequences cannot be read.
@@ -196,16 +198,22 @@ class KvStore:
         self._host_bytes += k.nbytes + v.nbytes
 
     def flush(self) -> None:
-        """Program what is staged, and return when it is durable. Groups that are not full are in memory alone."""
+        """Program what is staged, and return when it is durable.
+
+        Groups that are not full are in memory alone; with a journal they are programmed, too, in pages that serve until
+        the next flush. Raises StorageFullError where there is no room for that; all else is durable then.
+        """
         if self._journal is not None:
             self._journal.sync()
         self._pool.reclaim()
         self._pool.flush()
+        if self._journal is not None:
+            self._keep_partial_groups()
 
     def close(self) -> None:
         """Program what is staged and release the flash; it may be called twice.
 
-        Raises what programming raised, unless an earlier call did.
+        Raises what programming raised, unless an earlier call did; StorageFullError as `flush` does: it is closed then.
         """
         if not self._open:
             return
@@ -217,6 +225,7 @@ class KvStore:
         try:
             self._pool.flush()
             sums = self._sequences.group_sums()
+            self._keep_partial_groups()
         finally:
             self._journal.close(sums)
             self._pool.close()
@@ -364,6 +373,39 @@ class KvStore:
         k = self._indexed(sequence, layer, nothing, blocks.stop * self.layout.block_tokens, blocks)
         pages = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys, k), queues, Cause.INDEX)
         state.index[layer].extend(pages.reshape(self.shape.kv_heads, keys[0].size))
+
+    def _keep_partial_groups(self) -> None:
+        """Program the tokens after the last full groups; all full ones are durable. Raises StorageFullError."""
+        size = self.layout.group_tokens
+        for number in self._sequences:
+            state = self._sequences[number]
+            tokens = int(state.lengths.min())
+            if state.partial is not None and state.partial.tokens // size < tokens // size:
+                self._sequences.drop_partial_group(number)
+            known = 0 if state.partial is None else state.partial.tokens
+            if tokens % size and tokens != known and tokens == state.lengths.max():
+                partial = self._program_partial_group(number, tokens)
+                self._pool.flush()
+                self._sequences.set_partial_group(number, partial)
+
+    def _program_partial_group(self, sequence: int, tokens: int) -> PartialGroup:
+        """A group of each head that has the tokens after the last full one, then zeros."""
+        state, size, shape = self._sequences[sequence], self.layout.group_tokens, self.shape
+        number, used, group = self._sequences.new_number(), tokens % size, range(tokens // size, tokens // size + 1)
+        keys = [self.pages.token_keys(number, layer, group) for layer in range(shape.layers)]
+        queues = [self._token_queues(own) for own in keys]
+        need = np.zeros((len(PageKind), self.flash.geometry.lun_queues), np.int64)
+        need[PageKind.TOKEN] = np.bincount(np.concatenate(queues), minlength=need.shape[1])
+        self._pool.make_room(need)
+        pages = np.empty((shape.layers, shape.kv_heads), np.int64)
+        for layer in range(shape.layers):
+            kv = np.zeros((2, shape.kv_heads, size, shape.dim), np.float16)
+            suffix = state.suffix(layer)
+            kv[:, :, :used] = suffix[:, :, suffix.shape[2] - used :]
+            batch = self.pages.token_pages(keys[layer], *kv)
+            put = self._pool.put(PageKind.TOKEN, batch, queues[layer], Cause.PARTIAL)
+            pages[layer] = put.reshape(keys[layer].shape)[:, 0, 0]
+        return PartialGroup(tokens, number, pages)
 
     def _token_queues(self, keys: PageKeys) -> NDArray[np.int64]:
         """The LUN queue of each page: a head's groups go round channels and luns."""

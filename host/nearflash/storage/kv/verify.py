@@ -11,6 +11,7 @@ from nearflash.abi.attention.codeword import PageKind
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.flash.page import PageKeys
+from nearflash.storage.kv.kept import kept_sequences
 from nearflash.storage.kv.layout import KvLayout, KvShape, described
 
 __all__ = ["Coverage", "Verification", "verify"]
@@ -46,6 +47,9 @@ class Verification:
     erased: int = 0
     torn: list[str] = field(default_factory=list)
     heads: dict[tuple[int, int, int], Coverage] = field(default_factory=dict)
+    """By the number that pages go by: of a kept sequence there may be several."""
+    kept: dict[int, int] | None = None
+    """Tokens of each sequence of a kept store, as it would have them again."""
 
     def sequences(self) -> Iterator[tuple[int, int, int]]:
         """Each sequence, the tokens that are valid in all of its heads, and the most that one has."""
@@ -73,6 +77,8 @@ def verify(path: Path, **options: Any) -> Verification:
                            for page, key, has in zip(pages[~good], keys[~good], known[~good], strict=True)]  # fmt: skip
         keys = np.concatenate(valid)
         found.valid, found.heads = len(keys), _coverage(keys, layout)
+        if "store" in flash.about:
+            found.kept = kept_sequences(flash, verify=bool(found.torn))
         return found
 
 
