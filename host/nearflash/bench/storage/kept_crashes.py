@@ -81,11 +81,19 @@ class _Life:
         """K and V (2, heads, tokens, d) that each sequence held; the last one is what it holds now, or held."""
         self._disk, self._rng, self._journal = disk, np.random.default_rng(seed), journal_path(path)
         self._promised: dict[int, int] = {}
-        self._synced = 0
+        self._synced = self._seen = 0
+
+        class Journal(SequenceJournal):
+            """Tells this life what of it is on the drive."""
+
+            def sync(own) -> None:
+                super().sync()
+                self._note()
+                self._synced = own.path.stat().st_size if own.path.exists() else 0
 
         def create() -> KvStore:
             flash = FileFlash.create(path, GEOMETRY, threads=1, direct=False, backend=disk)
-            journal = SequenceJournal.create(self._journal, _STORE)
+            journal = Journal.create(self._journal, _STORE)
             self._synced = self._journal.stat().st_size
             return KvStore(flash, SHAPE, LAYOUT, buffer_bytes=BUFFER_BYTES, journal=journal)
 
@@ -117,7 +125,6 @@ class _Life:
                 self._noted(self._store.flush)
             except StorageFullError:
                 size = LAYOUT.group_tokens
-            self._synced = self._journal.stat().st_size
             self._promised = {one: tokens // size * size for one, tokens in self._store.lengths.items()}
         elif len(alive) > 1:
             self._free(number)
@@ -145,13 +152,16 @@ class _Life:
         self._noted(lambda: self._store.free(number))
 
     def _noted(self, action: Callable[[], Any]) -> Any:
-        start = len(self._disk.log)
         try:
             return action()
         finally:
-            written = self._journal.stat().st_size if self._journal.exists() else 0
-            promised = dict(self._promised)
-            self.events += [_Event(what, promised, self._synced, written) for what in self._disk.log[start:]]
+            self._note()
+
+    def _note(self) -> None:
+        """What the flash was told since the last time is events of now."""
+        written = self._journal.stat().st_size if self._journal.exists() else 0
+        new, self._seen = self._disk.log[self._seen :], len(self._disk.log)
+        self.events += [_Event(what, dict(self._promised), self._synced, written) for what in new]
 
 
 def _wrong(path: Path, disk: Disk, promised: dict[int, int], versions: dict[int, list[F16]]) -> str | None:
