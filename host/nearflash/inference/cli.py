@@ -104,12 +104,13 @@ def _add_attention(group: Any) -> None:
 def _add_storage(group: Any) -> None:
     add = group.add_argument
     add("--device", default="cpu",
-        help="Attend on the CPU (cpu, the default), or on a device such as model or verilator (see nearflash devices).",
+        help="Attend on the CPU (cpu, the default), on the GPU that the model then computes on (cuda, cuda:N), or on a "
+        "device such as model or verilator (see nearflash devices).",
     )  # fmt: skip
     add("--num-devices", type=positive, default=1, metavar="N",
         help="Distribute the KV heads over N devices (default: %(default)s).")  # fmt: skip
     add("--path", type=Path, metavar="FILE",
-        help="Keep the pages of device cpu in this file (default: a temporary file).")  # fmt: skip
+        help="Keep the pages of device cpu or cuda in this file (default: a temporary file).")  # fmt: skip
     add("--session", type=Path, metavar="FILE",
         help="Keep K and V of the prompt and its text in FILE, and go on from there next time: with --chat the "
         "conversation, else what the prompt shares with the text so far is not computed again.")  # fmt: skip
@@ -117,8 +118,8 @@ def _add_storage(group: Any) -> None:
         help="Make a new session's file large enough for N tokens (default: as many as the model has positions for).",
     )  # fmt: skip
     add("--cache-size", type=_size, default=256 << 20, metavar="BYTES",
-        help="Keep index and KV page groups that device cpu has read in this much memory, as 512M or 2G (default: "
-        "256M).")  # fmt: skip
+        help="Keep index and KV page groups that have been read in this much memory, of the GPU where the device is "
+        "one, as 512M or 2G (default: 256M).")  # fmt: skip
     add("--nand-block-pages", type=non_negative, default=0, metavar="N",
         help="Keep pages on the device's NAND, whose blocks have N pages (attend-tiny: 768), instead of in its memory.",
     )  # fmt: skip
@@ -136,7 +137,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         _check_session(arguments, prompts)
     set_threads(arguments.threads)  # before torch is imported
 
-    from nearflash.inference.engines.setup import CPU, drive_profile, open_engine
+    from nearflash.inference.engines.setup import CPU, check_gpu, drive_profile, is_gpu, open_engine
     from nearflash.inference.generate import generate as continued
     from nearflash.inference.models import kv_shape, load_model, model_positions, silent_transformers
     from nearflash.inference.policy.choose import AUTO, choose_policy
@@ -145,6 +146,10 @@ def _generate(arguments: argparse.Namespace) -> int:
 
     with nullcontext() if arguments.verbose else silent_transformers():
         model, tokenizer = load_model(arguments.model, arguments.dtype, verbose=arguments.verbose)
+        on_file = arguments.device == CPU or is_gpu(arguments.device)
+        if is_gpu(arguments.device):
+            check_gpu(arguments.device)
+            model = model.to(arguments.device)
         shape = kv_shape(model)
         own = dict(max_new_tokens=arguments.max_new_tokens, seed=arguments.seed if sampling else None, **sampling,
                    stream=sys.stdout if arguments.stream else None,
@@ -157,13 +162,13 @@ def _generate(arguments: argparse.Namespace) -> int:
         if by_hand is None:
             chosen = choose_policy(
                 model.config, shape, tokens, arguments.policy or AUTO, stored=layout, sequences=len(prompts),
-                profile=drive_profile(path) if arguments.device == CPU else None, cache_bytes=arguments.cache_size,
+                profile=drive_profile(path) if on_file else None, cache_bytes=arguments.cache_size,
             )  # fmt: skip
             policy, layout, sentence = chosen[0], layout or chosen[1], chosen[2]
         else:
             policy, sentence = by_hand, f"policy: {by_hand.mode}, as the options say"
         print(sentence, file=sys.stderr)
-        for line in estimate(shape, policy, tokens, len(prompts), path, arguments.device):
+        for line in estimate(shape, policy, tokens, len(prompts), path) if on_file else ():
             print(line, file=sys.stderr)
         with open_engine(
             shape, policy, tokens=tokens, sequences=len(prompts), device=arguments.device, layout=layout,
@@ -194,8 +199,8 @@ def _check_session(arguments: argparse.Namespace, prompts: list[str]) -> None:
     """Raise CommandError for options that a session does not go with."""
     if len(prompts) > 1 or arguments.mini_batches > 1:
         raise CommandError(f"session must be of one prompt, not of {len(prompts)}")
-    if arguments.path is not None or arguments.device != "cpu" or arguments.num_devices > 1:
-        raise CommandError("session must be given without path, and with one device cpu: its file is where K and V lie")
+    if arguments.path is not None or arguments.device.split(":")[0] not in ("cpu", "cuda") or arguments.num_devices > 1:
+        raise CommandError("session must be given without path, which it is itself, and with one device, cpu or cuda")
 
 
 def _by_hand(arguments: argparse.Namespace) -> AttentionPolicy | None:

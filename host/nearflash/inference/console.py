@@ -52,15 +52,11 @@ def read_prompts(prompt: str | None, file: Path | None, standard_input: TextIO) 
     return prompts
 
 
-def estimate(
-    shape: KvShape, policy: AttentionPolicy, tokens: int, sequences: int, path: Path | None, device: str
-) -> Iterator[str]:
+def estimate(shape: KvShape, policy: AttentionPolicy, tokens: int, sequences: int, path: Path | None) -> Iterator[str]:
     """Lines: bytes that will be written, room, and what the drive allows at most, where it was measured.
 
-    tokens: of the longest sequence. Nothing for a device that keeps pages in its own memory.
+    tokens: of the longest sequence. Pages lie in a file.
     """
-    if device != "cpu":
-        return
     folder = Path(tempfile.gettempdir()) if path is None else path.parent
     dense = policy.mode is AttentionMode.DENSE and not policy.overrides
     kv_bytes = tokens * sequences * shape.token_bytes

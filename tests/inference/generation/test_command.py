@@ -89,16 +89,15 @@ def test_a_seed_decides_what_is_drawn(capsys, doclm_folder):
 def test_the_estimate_names_rates_that_were_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     shape, policy = KvShape(30, 3, 64), AttentionPolicy("sparf-page")
-    first, unknown = estimate(shape, policy, 32000, 4, tmp_path / "kv", "cpu")
+    first, unknown = estimate(shape, policy, 32000, 4, tmp_path / "kv")
     assert first.startswith("K and V of up to 32000 tokens x 4: up to 3317.8 MB are written to ") and "kv (" in first
     assert (
         unknown == f"the drive's rates are not known: nearflash devices --measure {tmp_path} keeps them for estimates"
     )
     keep_profile(tmp_path, [Rate("read", 1 << 20, 2, 3.0, 3.0, 3.0)], "2026-02-03")
-    _, known = estimate(shape, policy, 32000, 4, tmp_path / "kv", "cpu")
+    _, known = estimate(shape, policy, 32000, 4, tmp_path / "kv")
     assert known.startswith("at its 3.0 GB/s (measured 2026-02-03) reading all K and V would take 0.246 s a token")
-    assert list(estimate(shape, policy, 32000, 4, None, "verilator")) == []
-    assert len(list(estimate(shape, policy, 100, 1, None, "cpu"))) == 1
+    assert len(list(estimate(shape, policy, 100, 1, None))) == 1
 
 
 def test_prompts_that_are_not_utf_8(capsys, tmp_path):

@@ -55,6 +55,12 @@ class NewTokens:
         options: dict[str, Any] = {}
         if softcap is not None:
             options["softcap"] = softcap
+        if new == 1 and kept is None and engine.torch_device == query.device:
+            if sinks is not None:
+                options["sinks"] = sinks.detach().float().reshape(grouped)
+            half = _finite("query", layer.number, query).reshape(batch, *grouped, dim)
+            attended_here = engine.attend_tensor(layer.place, layer.cache.sequences, half, scaling, **options)
+            return attended_here.reshape(query.shape).to(query)
         if sinks is not None:
             options["sinks"] = sinks.detach().float().cpu().numpy().reshape(grouped)
         states = _fp16("query", layer.number, query)
@@ -184,9 +190,21 @@ def _refuse_compilation() -> None:
     raise unsupported("torch.compile", "call the model itself")
 
 
+def _finite(name: str, layer: int, states: Tensor) -> Tensor:
+    """In fp16, where they are. Raises NonFiniteError."""
+    half = states.detach().half()
+    if not bool(half.isfinite().all()):
+        raise _not_finite(name, layer, states)
+    return half
+
+
+def _not_finite(name: str, layer: int, states: Tensor) -> NonFiniteError:
+    largest = states.abs().max().item()
+    return NonFiniteError(f"{name} of layer {layer} must be finite in fp16 (at most 65504), not {largest:g}")
+
+
 def _fp16(name: str, layer: int, states: Tensor) -> NDArray[np.float16]:
     stored: NDArray[np.float16] = states.detach().to("cpu", torch.float16).contiguous().numpy()
     if not are_finite(stored.reshape(-1).view(np.uint16)):
-        largest = states.abs().max().item()
-        raise NonFiniteError(f"{name} of layer {layer} must be finite in fp16 (at most 65504), not {largest:g}")
+        raise _not_finite(name, layer, states)
     return stored

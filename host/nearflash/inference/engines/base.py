@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import UnsupportedError
@@ -74,6 +75,8 @@ class Engine(ABC):
     """For messages: `cpu`, `verilator:attend-tiny`."""
     kv_heads: int
     """KV heads of a layer that this engine holds."""
+    torch_device: torch.device | None = None
+    """Where `attend_tensor` takes q; None: it takes none."""
 
     @abstractmethod
     def add(self) -> int:
@@ -114,6 +117,13 @@ class Engine(ABC):
         softcap). sinks (kv_heads, g): logits that join the softmax and have no value. Raises UnsupportedError where the
         engine has neither; ShapeError for more tokens than there are.
         """
+
+    def attend_tensor(
+        self, layer: int, sequences: Sequence[int], q: torch.Tensor, scaling: float | None = None, *,
+        softcap: float | None = None, sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """`attend` with tensors on `torch_device`, the result, too. Raises UnsupportedError without it."""
+        raise UnsupportedError(f"engine must be one that takes tensors, not {self.name}")
 
     @property
     def lengths(self) -> Mapping[int, int]:

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import ShapeError
 from nearflash.inference.engines import kernels
 from nearflash.inference.engines.base import EngineCounters
@@ -30,7 +29,6 @@ from nearflash.inference.engines.page_cache import PageCache
 from nearflash.inference.engines.softmax import OnlineSoftmax
 from nearflash.inference.engines.store import StoreEngine
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
-from nearflash.storage.flash.page import PageData, PageKeys
 from nearflash.storage.kv import KvStore
 
 __all__ = ["CpuEngine"]
@@ -215,15 +213,6 @@ class CpuEngine(StoreEngine):
         softmax.add(k, v, stored.flash_tokens)
         return softmax.result().numpy()
 
-    def _values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V (H, tokens, d) in the elements (H, groups, …) of pages; views where the pages are full."""
-        n, dim = self.store.layout.group_tokens, self.store.shape.dim
-        if self.store.layout.interleaved:
-            k, v = pages[..., : 2 * n * dim].unflatten(2, (n, 2, dim)).unbind(3)
-        else:
-            k, v = pages.unflatten(2, (2, -1))[..., : n * dim].unflatten(3, (n, dim)).unbind(2)
-        return k.flatten(1, 2), v.flatten(1, 2)
-
     def _ask(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         """Have the reader of index pages do it after what it was asked for before."""
         return self._asked_of(self._reader, call, *args, **kwargs)
@@ -238,9 +227,3 @@ class CpuEngine(StoreEngine):
         asked = readers.submit(call, *args, **kwargs)
         self._asked.append(asked)  # type: ignore[arg-type]
         return asked
-
-    def _read(self, kind: PageKind, pages: Ints, keys: PageKeys) -> PageData:
-        with self._counters.timed("read"):
-            read = self.store.read(pages, keys)
-        self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
-        return read

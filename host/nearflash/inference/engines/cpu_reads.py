@@ -76,7 +76,7 @@ class SequenceReads:
         have = kept.codes.shape[1] if kept else 0
         pages, heads = self._store.pages.index_layout, self._store.shape.kv_heads
         if have < blocks and memory.has_room(rows_bytes(pages, heads, blocks - have)):
-            new = self._blocks(range(have, blocks))
+            new = self.blocks(range(have, blocks))
             kept = kept.with_blocks(new) if kept else new
             memory.put(*key, kept)
             have = blocks
@@ -120,8 +120,8 @@ class SequenceReads:
         data = self._read(PageKind.TOKEN, places.reshape(-1), keys.reshape(-1)).data
         return data.reshape(len(number), pages * layout.page_bytes).view(np.float16)
 
-    def _blocks(self, blocks: range) -> IndexRows:
-        """All rows of all of the layer's heads."""
+    def blocks(self, blocks: range) -> IndexRows:
+        """All rows of whole index blocks, of all of the layer's heads."""
         heads, layout = np.arange(self._store.shape.kv_heads), self._store.pages.index_layout
         indices = np.arange(blocks.start * layout.pages, blocks.stop * layout.pages)
         every, pages = (x.reshape(-1) for x in np.meshgrid(heads, indices, indexing="ij"))

@@ -50,7 +50,7 @@ class PageCache:
         self._lock = threading.Lock()
         places = limit_bytes // group_bytes
         self._group_bytes = group_bytes
-        self._data = np.empty((places, group_bytes // 2), np.float16)  # the system gives it page by page, when written
+        self._data = self._room_for(places)
         self._used = np.full(places, _NEVER, np.int64)
         """Turn in which the group of a place was chosen last."""
         self._holds = np.zeros((places, 4), np.int64)
@@ -106,7 +106,8 @@ class PageCache:
                 taken = self._room(len(lacking), found.before)
                 kept, table = lacking[: len(taken)], self._places[found.layer]
                 heads, groups = found.heads[kept], found.groups[kept]
-                self._data[taken], self._used[taken], table[heads, groups] = new[: len(taken)], found.turn, taken
+                self._used[taken], table[heads, groups] = found.turn, taken
+                self._keep(taken, new[: len(taken)])
                 self._holds[taken] = np.stack(np.broadcast_arrays(*found.layer, heads, groups), axis=-1)
         return places
 
@@ -127,6 +128,13 @@ class PageCache:
             self._used[places] = _NEVER
             self._free += places.tolist()
         self._turns = {key: turn for key, turn in self._turns.items() if key[0] != sequence}
+
+    def _room_for(self, places: int) -> F16:
+        return np.empty((places, self._group_bytes // 2), np.float16)  # the system gives it page by page, when written
+
+    def _keep(self, places: list[int], new: F16) -> None:
+        """Groups have these places from now on."""
+        self._data[places] = new
 
     def _table(self, sequence: int, layer: int, head: int, group: int) -> Ints:
         """The places of a layer's groups, up to these at least."""

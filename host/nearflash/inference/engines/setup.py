@@ -9,10 +9,12 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.attention.pages import IndexFormat, TokenLayout
 from nearflash.abi.config import AttendConfig
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.device import open_device
 from nearflash.device.base import Device
 from nearflash.inference.engines.array import CsdArray, split_heads
@@ -28,10 +30,20 @@ from nearflash.storage.io.profile import DriveProfile, known_profile
 from nearflash.storage.io.queue import QueueBackend
 from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore, kept_store
 
-__all__ = ["CPU", "default_layout", "drive_profile", "flash_geometry", "open_engine", "split_cache"]
+__all__ = [
+    "CPU",
+    "CUDA",
+    "check_gpu",
+    "default_layout",
+    "drive_profile",
+    "flash_geometry",
+    "is_gpu",
+    "open_engine",
+    "split_cache",
+]
 
-CPU = "cpu"
-"""The name of CpuEngine; any other one is a device's."""
+CPU, CUDA = "cpu", "cuda"
+"""The names of CpuEngine, and (with or without :N) of GpuEngine; any other one is a device's."""
 _GROUPS_MIN = 64
 """Of a sequence: from fewer, larger ones the policy would choose too coarsely."""
 _RATE_MIN = 0.5
@@ -42,10 +54,20 @@ _INDEX_FORMATS = ((4096, IndexFormat.INT4), (1024, IndexFormat.INT8))
 _LUNS = 2
 _SPARE_BLOCKS = 4
 """Of each LUN queue, beside those that data fills: two being written, some for garbage collection."""
-
-
 _PARTIAL_GROUPS = 2
 """Of each head of a sequence: its last tokens, where it is kept, and those of before until they are durable."""
+
+
+def is_gpu(device: str) -> bool:
+    """Whether it is one of torch's, `cuda` or `cuda:N`; the model must be on it then."""
+    return device.split(":")[0] == CUDA
+
+
+def check_gpu(device: str) -> None:
+    """Raise UnsupportedError unless torch can use this GPU."""
+    number, found = device.partition(":")[2] or "0", torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not number.isdecimal() or int(number) >= found:
+        raise UnsupportedError(f"device {device!r} must be a GPU that torch can use; it finds {found or 'none'}")
 
 
 def open_engine(
@@ -55,7 +77,8 @@ def open_engine(
 ) -> Engine:  # fmt: skip
     """An engine with room for `sequences` of up to `tokens` tokens each; of several devices a CsdArray.
 
-    Device `cpu` is the CpuEngine. It keeps pages in a file: `path`, by direct I/O (its name with .0, .1, … for several
+    Device `cpu` is the CpuEngine, `cuda` (or `cuda:1`) a GpuEngine, for a model on that GPU; `cache_bytes` are of the
+    GPU's memory then. Both keep pages in a file: `path`, by direct I/O (its name with .0, .1, … for several
     devices); or, by default, one that is deleted when it is closed, through the page cache. Of what it reads, up to
     `cache_bytes` stay in memory, the index before KV page groups. Any other device keeps pages in its memory; or on its
     NAND, where `nand_block_pages` gives the pages of one of its blocks.
@@ -67,21 +90,26 @@ def open_engine(
     """
     if keep and (path is None or num_devices > 1):
         raise CommandError("keep must be False without a path, and with several devices: there sequences are not kept")
-    if device != CPU and path is not None:
-        raise CommandError(f"path must be given with device {CPU} alone, not with {device!r}: it has its own memory")
-    if device == CPU and nand_block_pages:
-        raise CommandError(f"nand_block_pages must be 0 with device {CPU}, which has no NAND, not {nand_block_pages!r}")
+    gpu = device if is_gpu(device) else ""
+    if device != CPU and not gpu and path is not None:
+        raise CommandError(f"path must be given with device {CPU} or {CUDA}: {device!r} has memory of its own")
+    if (device == CPU or gpu) and nand_block_pages:
+        raise CommandError(
+            f"nand_block_pages must be 0 with device {device}, which has no NAND, not {nand_block_pages}"
+        )
+    if gpu:
+        check_gpu(device)
     if layout is None:
-        layout = default_layout(shape.dim, policy, tokens, drive_profile(path) if device == CPU else None)
+        layout = default_layout(shape.dim, policy, tokens, drive_profile(path) if device == CPU or gpu else None)
     counts = split_heads(shape.kv_heads, [1.0] * num_devices)
     engines: list[Engine] = []
     try:
         for place, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
             own = replace(shape, kv_heads=count)
             file = path if path is None or num_devices == 1 else path.with_name(f"{path.name}.{place}")
-            if device == CPU:
+            if device == CPU or gpu:
                 room = cache_bytes // num_devices, suffix_bytes // num_devices
-                engines.append(_cpu(own, policy, layout, tokens, sequences, file, end - count, *room, keep))
+                engines.append(_file(own, policy, layout, tokens, sequences, file, end - count, *room, keep, gpu))
             else:
                 flash = partial(_device_flash, own, layout, tokens, sequences, nand_block_pages)
                 kept = suffix_bytes // num_devices if nand_block_pages else 0
@@ -145,7 +173,7 @@ def _queue_blocks(shape: KvShape, layout: KvLayout, tokens: int, sequences: int,
     return -(-pages * shape.layers * shape.kv_heads * sequences * 9 // (8 * pages_each)) + _SPARE_BLOCKS
 
 
-def _cpu(
+def _file(
     shape: KvShape,
     policy: AttentionPolicy,
     layout: KvLayout,
@@ -156,12 +184,12 @@ def _cpu(
     cache_bytes: int,
     suffix_bytes: int,
     keep: bool,
+    gpu: str,
 ) -> Engine:
-    from nearflash.inference.engines.cpu import CpuEngine
-
+    """A CpuEngine, or of a device of torch a GpuEngine: their pages are in a file."""
     geometry = flash_geometry(shape, layout, tokens, sequences, channels=1)
     options: dict[str, Any] = {"background": True, "suffix_bytes": suffix_bytes}
-    name = CPU if path is None else f"cpu on {path}"
+    name = (gpu or CPU) + ("" if path is None else f" on {path}")
     if path is None:
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
             store = KvStore(FileFlash.create(Path(folder) / "kv", geometry, direct=False), shape, layout, **options)
@@ -170,7 +198,14 @@ def _cpu(
     else:
         store = KvStore(FileFlash.create(path, geometry, backend=QueueBackend()), shape, layout, **options)
     index, groups = split_cache(cache_bytes, shape, layout, tokens, sequences)
-    return CpuEngine(store, policy, first_head=first, index_cache_bytes=index, page_cache_bytes=groups, name=name)
+    caches: dict[str, Any] = {"index_cache_bytes": index, "page_cache_bytes": groups}
+    if gpu:
+        from nearflash.inference.engines.gpu import GpuEngine
+
+        return GpuEngine(store, policy, gpu, first_head=first, name=name, **caches)
+    from nearflash.inference.engines.cpu import CpuEngine
+
+    return CpuEngine(store, policy, first_head=first, name=name, **caches)
 
 
 def split_cache(cache_bytes: int, shape: KvShape, layout: KvLayout, tokens: int, sequences: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Softmax attention on the CPU in float32: over keys that come in parts, with softcap and sinks.
+"""Softmax attention in float32: over keys that come in parts, with softcap and sinks.
 
 Sources: online softmax (Milakov and Gimelshein, arXiv 1805.02867); softcap (Gemma 2, arXiv 2408.00118); sinks
 (gpt-oss).
@@ -20,7 +20,7 @@ class OnlineSoftmax:
         heads, new, group, dim = q.shape
         self._shape, self._softcap = q.shape, softcap
         self._q = q.reshape(heads, new * group, dim)
-        self._place = torch.arange(tokens - new, tokens).repeat_interleave(group)[:, None]
+        self._place = torch.arange(tokens - new, tokens, device=q.device).repeat_interleave(group)[:, None]
         if sinks is None:
             self._largest, self._sum = q.new_full((heads, new * group, 1), -torch.inf), q.new_zeros(())
         else:
@@ -33,7 +33,8 @@ class OnlineSoftmax:
             return
         logits = capped(self._q @ k.mT, self._softcap)
         if first + k.shape[1] > int(self._place[0]) + 1:
-            logits = logits.masked_fill(torch.arange(first, first + k.shape[1]) > self._place, -torch.inf)
+            later = torch.arange(first, first + k.shape[1], device=k.device) > self._place
+            logits = logits.masked_fill(later, -torch.inf)
         largest = torch.maximum(self._largest, logits.amax(dim=-1, keepdim=True))
         weights, kept = (logits - largest).exp(), (self._largest - largest).exp()
         self._out = self._out * kept + weights @ v

@@ -1,0 +1,71 @@
+"""Generation by GpuEngine under Triton's interpreter: the model's tensors go to it and come back."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from nearflash.abi.attention.pages import IndexFormat
+from nearflash.abi.errors import CommandError, NonFiniteError, UnsupportedError
+from nearflash.inference.cache.cache import NearflashCache
+from nearflash.inference.engines.gpu import GpuEngine
+from nearflash.inference.engines.setup import check_gpu, open_engine
+from nearflash.inference.models import kv_shape
+from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.storage.kv import KvLayout
+
+POLICY = AttentionPolicy("sparf-page", score_dims=0.5, top_k=3, local_window=4)
+LAYOUT = KvLayout(8, True, 64, IndexFormat.INT4, 4096)
+
+
+def opened(doclm, gpu, policy=POLICY):
+    """An engine on a temporary file; the CPU's, or one for tensors."""
+    cpu = open_engine(kv_shape(doclm), policy, tokens=300, sequences=2, layout=LAYOUT, suffix_bytes=0)
+    return GpuEngine(cpu.store, policy, "cpu", page_cache_bytes=1 << 20) if gpu else cpu
+
+
+@pytest.mark.parametrize("policy", [AttentionPolicy(), POLICY], ids=["dense", "page"])
+def test_the_tokens_are_those_of_the_cpus_engine(doclm, tokenizer, policy):
+    texts = ["The committee met in the spring of that year. " * 8, "Water"]
+    ids = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    tokens = []
+    for gpu in (False, True):
+        with opened(doclm, gpu, policy) as engine, NearflashCache(engine, doclm.config) as cache:
+            out = doclm.generate(**ids, past_key_values=cache, max_new_tokens=8, do_sample=False, pad_token_id=0)
+            assert engine.counters.flash_bytes["token"] and engine.torch_device == (
+                torch.device("cpu") if gpu else None
+            )
+        tokens.append(out.tolist())
+    assert tokens[0] == tokens[1]
+
+
+def test_a_query_that_fp16_cannot_hold_is_named(doclm):
+    with opened(doclm, gpu=True) as engine, NearflashCache(engine, doclm.config) as cache:
+        ids = torch.ones(1, 9, dtype=torch.int64)
+        with torch.no_grad():
+            doclm(ids, past_key_values=cache)
+            key = torch.zeros(1, doclm.config.num_key_value_heads, 1, doclm.config.head_dim)
+            layer = cache.layers[0]
+            tokens, _ = layer.update(key, key)
+            query = torch.full((1, doclm.config.num_attention_heads, 1, doclm.config.head_dim), 1e6)
+            with pytest.raises(NonFiniteError, match="query of layer 0 must be finite in fp16"):
+                tokens.attend(query, None, None, None, None)
+
+
+def test_without_a_gpu_the_device_is_an_error(doclm, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shape = kv_shape(doclm)
+    with pytest.raises(UnsupportedError, match="GPU that torch can use; it finds none"):
+        open_engine(shape, AttentionPolicy(), tokens=10, sequences=1, device="cuda")
+    with pytest.raises(CommandError, match="nand_block_pages must be 0"):
+        open_engine(shape, AttentionPolicy(), tokens=10, sequences=1, device="cuda:1", nand_block_pages=8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_gpu("cuda")
+    check_gpu("cuda:0")
+    for name in ("cuda:1", "cuda:x", "cuda:-1"):
+        with pytest.raises(UnsupportedError, match=f"device '{name}' must be a GPU that torch can use; it finds 1"):
+            check_gpu(name)
+    with open_engine(shape, AttentionPolicy(), tokens=10, sequences=1) as engine:
+        with pytest.raises(UnsupportedError, match="takes tensors, not cpu"):
+            engine.attend_tensor(0, [], torch.zeros(1))
