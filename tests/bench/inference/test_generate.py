@@ -191,7 +191,7 @@ def test_a_part_without_its_model_says_so(small, monkeypatch):
 def test_short_contexts_are_timed_in_turn():
     """Cheap layers alone: what a token costs beside the model."""
     rows = list(short_contexts(random_model(deepcopy(CONFIG)), tokens=(20, 40), steps=3))
-    assert [row["context"] for row in rows] == [20, 40]
+    assert [(row["case"], row["context"]) for row in rows] == [("idle", 20), ("idle", 40), ("busy", 20), ("busy", 40)]
     for row in rows:
         own, dynamic = row["milliseconds_a_token"], row["milliseconds_a_token_dynamic_cache"]
         assert row["short_context_fraction"] == pytest.approx(dynamic / own) and own > 0

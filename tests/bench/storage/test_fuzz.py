@@ -6,8 +6,8 @@ from nearflash.storage.state import state_file, superblock
 
 def test_every_mutation_is_told_or_harmless():
     *formats, total = fuzz.run(300)
-    assert [row["format"] for row in formats] == ["state", "export", "flash", "transcript"]
-    assert total["mutations"] == 1200 and total["raw_errors"] == total["silent"] == total["hangs"] == 0
+    assert [row["format"] for row in formats] == ["state", "export", "flash", "transcript", "journal", "policy"]
+    assert total["mutations"] == 1800 and total["raw_errors"] == total["silent"] == total["hangs"] == 0
     assert all(row["rejected"] > 50 for row in formats)
 
 

@@ -18,6 +18,7 @@ class Flash:
         heads, groups = (np.array(x, np.int64) for x in zip(*wanted, strict=True))
         want = np.stack([np.arange(ELEMENTS) + 500 * sequence + 100 * layer + 10 * h + g for h, g in wanted])
 
+        self.memory.begin(layer, [sequence])
         before, found = len(self.read), self.memory.find(sequence, layer, heads, groups)
         self.read += [(sequence, layer, *wanted[place]) for place in found.lacking]
         new = want[found.lacking].astype(np.float16)
@@ -69,18 +70,33 @@ def test_what_was_found_and_never_filled_changes_nothing():
     """As after a read that failed."""
     flash = Flash(PageCache(4 * 2 * ELEMENTS, 2 * ELEMENTS))
     flash.take(0, 0, [(0, 0)])
+    flash.memory.begin(0, [0])
     found = flash.memory.find(0, 0, np.array([0, 0]), np.array([0, 1]))
     assert found.lacking.tolist() == [1] and found.places[0] >= 0
     assert flash.take(0, 0, [(0, 0), (0, 1)]) == 1
 
 
-def test_parts_of_a_turn_leave_one_another_alone():
-    """Groups of another part count as in use until their own turn has come round."""
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_parts_of_a_turn_leave_one_another_alone(order):
+    """Groups of another part count as in use until the turn is over, in whichever order threads ask for them: a part
+    that came earlier than in the turn before had thrown out those of the next one."""
     flash = Flash(PageCache(4 * 2 * ELEMENTS, 2 * ELEMENTS))
-    heads = np.array([0, 0])
-    for _ in range(3):
-        for part in range(3):
-            found = flash.memory.find(0, 0, heads, 2 * part + heads + [0, 1], part)
+    heads, lacking = np.array([0, 0]), []
+    for turn in range(4):
+        flash.memory.begin(0, [0, 1])
+        for part in (0, 1, 2) if turn % 2 else order:
+            found = flash.memory.find(part % 2, 0, heads, 2 * part + heads + [0, 1])
             flash.memory.fill(found, np.zeros((len(found.lacking), ELEMENTS), np.float16))
-    assert len(flash.memory.find(0, 0, heads, np.array([0, 1]), 0).lacking) == 0
-    assert len(flash.memory.find(0, 0, heads, np.array([2, 3]), 1).lacking) == 0
+            lacking.append(len(found.lacking))
+    assert lacking[:3] == [2, 2, 2] and [sum(lacking[at : at + 3]) for at in (3, 6, 9)] == [2, 2, 2]
+
+
+def test_turns_of_other_sequences_do_not_end_ones_own():
+    """As of two mini-batches: what the other did since is no reason to give up a place."""
+    flash = Flash(PageCache(4 * 2 * ELEMENTS, 2 * ELEMENTS))
+    for turn in range(3):
+        for layer in range(2):
+            for sequence in range(2):
+                assert flash.take(sequence, layer, [(0, turn)] if sequence and layer else [(0, 0)]) == (
+                    1 if not turn or (sequence and layer) else 0
+                )

@@ -241,3 +241,53 @@ def test_verify_and_status_list_sequences_with_them(reopen, draw, capsys):
     assert main(["kv", "verify", str(reopen.path)]) == 1
     out = capsys.readouterr().out
     assert f"sequence {number}: 48 tokens" in out and f"sequence {child}: 48 tokens" in out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_lives(reopen, stored, seed):
+    """After every kill each sequence has what the last flush covered, or a beginning of what it has held since."""
+    rng = np.random.default_rng(seed)
+    held, flushed, alive = {}, {}, None  # K and V of each sequence, and how many tokens of them are certain
+    for _ in range(60):
+        store = alive or reopen(read_limit=30)
+        alive = store
+        for number in set(held) - set(store.lengths):
+            assert number not in flushed
+            del held[number]
+        for number, tokens in store.lengths.items():
+            if tokens < held[number].shape[2]:
+                assert tokens >= flushed.get(number, 0)
+                held[number] = held[number][:, :, :tokens]
+            check(stored, store, number, held[number])
+        action = rng.choice(["add", "grow", "grow", "grow", "crop", "fork", "free", "flush", "die", "close"])
+        if action == "add" or not held:
+            held[store.add()] = np.zeros((2, SHAPE.kv_heads, 0, SHAPE.dim), np.float16)
+            continue
+        number = int(rng.choice(list(held)))
+        if action == "grow":
+            new = rng.standard_normal((2, SHAPE.kv_heads, int(rng.integers(1, 40)), SHAPE.dim)).astype(np.float16)
+            grow(store, number, new, 0, new.shape[2])
+            held[number] = np.concatenate([held[number], new], axis=2)
+        elif action == "crop":
+            length = int(rng.integers(held[number].shape[2] + 1))
+            store.crop(number, length)
+            held[number] = held[number][:, :, :length]
+            if flushed.get(number, 0) > length:
+                flushed[number] = length // 16 * 16  # what is cut in a group is in memory again
+        elif action == "fork":
+            held[store.fork(number)] = held[number]
+        elif action == "free":
+            store.free(number)
+            held.pop(number)
+            flushed.pop(number, None)
+        else:
+            if action != "die":
+                store.flush()
+                flushed = {one: kv.shape[2] for one, kv in held.items()}
+            if action == "close":
+                store.close()
+            if action == "die":
+                die(store)
+            alive = None if action in ("close", "die") else store
+    if alive:
+        alive.close()

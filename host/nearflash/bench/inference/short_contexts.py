@@ -1,12 +1,18 @@
 """Short contexts: time of a token with K and V near storage against transformers' own cache, in one run.
 
 Both take the same model in fp32, on as many threads as torch has, one sequence, tokens in turn: a step of one, a step
-of the other, so that another load of the machine meets both.
+of the other, so that another load of the machine meets both. Case `busy`: a process that computes without end on each
+processor is that load.
 """
 
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import product
 from typing import Any
 
 import torch
@@ -25,13 +31,14 @@ STEPS = 40
 
 
 def short_contexts(model: Any, tokens: tuple[int, ...] = TOKENS, steps: int = STEPS) -> Iterator[dict[str, Any]]:
-    """A row for each context: `short_context_fraction`, of transformers' tokens a second."""
+    """A row for each context and load: `short_context_fraction`, of transformers' tokens a second."""
     model = model.float()
-    for context in tokens:
+    for case, context in product(("idle", "busy"), tokens):
         with open_engine(kv_shape(model), AttentionPolicy(), tokens=context + steps + 1, sequences=1) as engine:
-            with NearflashCache(engine, model.config) as cache:
+            with NearflashCache(engine, model.config) as cache, _load() if case == "busy" else nullcontext():
                 ours, theirs = _times(model, cache, context, steps)
         yield {
+            "case": case,
             "context": context,
             "short_context_fraction": theirs / ours,
             "milliseconds_a_token": 1e3 * ours,
@@ -40,6 +47,18 @@ def short_contexts(model: Any, tokens: tuple[int, ...] = TOKENS, steps: int = ST
             "threads": torch.get_num_threads(),
             "of": "tokens a second of transformers' DynamicCache, medians of one run; fp32, one sequence",
         }
+
+
+@contextmanager
+def _load() -> Iterator[None]:
+    """A busy process for each processor."""
+    each = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for process in each:
+            process.kill()
+            process.wait()
 
 
 def _times(model: Any, cache: Any, context: int, steps: int) -> tuple[float, float]:

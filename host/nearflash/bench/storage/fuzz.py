@@ -10,26 +10,32 @@ import signal
 import sys
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import numpy as np
 
+from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import LostStepWarning, NearflashError, UncheckedWarning
 from nearflash.bench.options import Option
 from nearflash.bench.storage.history import Oracle
 from nearflash.bench.storage.kv_crashes import GEOMETRY, LAYOUT, SHAPE
 from nearflash.device import open_device
 from nearflash.device.replay import RecordingDevice, ReplayDevice, sealed_line
+from nearflash.inference.policy.files import PolicyFile
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage import StateStore
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.sealed import seal, unseal
-from nearflash.storage.kv import KvStore
+from nearflash.storage.kv import KvLayout, KvShape, KvStore
+from nearflash.storage.kv.journal import SequenceJournal
+from nearflash.storage.kv.sequence import Tags
 from nearflash.storage.state.exchange import export_state, import_state
 from nearflash.storage.state.safetensors import checked_header
 
@@ -49,6 +55,10 @@ class Subject:
     content: bytes
     read: Callable[[Path], object]
     forge: _Text
+    older: tuple[object, ...] = ()
+    """What it may be read as, too: states of before, where the end of a file may be lost."""
+    sealed: bool = True
+    """It carries checksums; without them a damaged file that is well-formed counts as forged."""
 
 
 class _HungError(Exception):
@@ -61,7 +71,7 @@ def run(
     """A row a format, and one of all; what went wrong goes to standard error."""
     total: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="nearflash-fuzz-") as folder:
-        for name, make in {"state": _state, "export": _export, "flash": _flash, "transcript": _transcript}.items():
+        for name, make in FORMATS.items():
             place = Path(folder) / name
             place.mkdir()
             counts = _fuzz(name, make(place), place / "mutated", mutations)
@@ -84,7 +94,7 @@ def _fuzz(name: str, subject: Subject, path: Path, mutations: int) -> dict[str, 
         counts["mutations"] += 1
         counts["forged"] += forged
         outcome, detail = _outcome(subject, path, expected)
-        if outcome == "silent" and forged:
+        if outcome == "silent" and (forged or not subject.sealed):
             outcome = "forged_well_formed"
         counts[outcome] += 1
         if outcome in ("raw_errors", "silent", "hangs"):
@@ -113,7 +123,7 @@ def _outcome(subject: Subject, path: Path, expected: object) -> tuple[str, str]:
         signal.signal(signal.SIGALRM, before)
     if any(issubclass(each.category, (LostStepWarning, UncheckedWarning)) for each in noticed):
         return "warned", ""
-    return ("same", "") if found == expected else ("silent", "another content")
+    return ("same", "") if found == expected or found in subject.older else ("silent", "another content")
 
 
 # Mutations
@@ -295,3 +305,56 @@ def _transcript(folder: Path) -> Subject:
         return "\n".join(texts).encode("ascii", "replace")
 
     return Subject(path.read_bytes(), lambda path: calls(ReplayDevice(path, "update-tiny")), forge)
+
+
+def _journal(folder: Path) -> Subject:
+    path, name = folder / "journal", "0" * 32
+    journal = SequenceJournal.create(path, name)
+    for sequence in range(3):
+        journal.place(sequence, Tags((0,), (sequence,)), Tags((0,), (sequence,)))
+        journal.note(sequence, {"tokens": [5, 6, 7], "text": "one"})
+        journal.keep_partial_group(sequence, (23, 10 + sequence))
+    journal.place(1, Tags((0, 2), (1, 4)), Tags((0, 1), (1, 4)))
+    journal.keep_partial_group(1, None)
+    journal.free(0)
+    journal.close({1: (16, np.arange(3.0))})
+
+    def read(path: Path) -> object:
+        return repr(SequenceJournal.read(path, name))
+
+    def forge(content: bytes, rng: random.Random) -> bytes:
+        lines = content.splitlines()
+        number = rng.randrange(len(lines))
+        text = json.dumps(_forged_json(json.loads(lines[number][9:]), rng)).encode()
+        lines[number] = b"%08x %b" % (zlib.crc32(text), text)
+        return b"\n".join(lines) + b"\n"
+
+    lines, older = path.read_bytes().splitlines(keepends=True), []
+    for count in range(1, len(lines)):
+        (folder / "older").write_bytes(b"".join(lines[:count]))
+        older.append(read(folder / "older"))
+    return Subject(path.read_bytes(), read, forge, tuple(older))
+
+
+def _policy(folder: Path) -> Subject:
+    shape, path = KvShape(3, 2, 64), folder / "policy.json"
+    base = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=0.25, local_window=64, keep_tail=True)
+    heads: dict[int | tuple[int, int], AttentionPolicy] = {}
+    for layer, head in np.ndindex(shape.layers, shape.kv_heads):
+        heads[layer, head] = replace(base, score_dims=8 + head, top_p=0.9)
+    layout = KvLayout(16, True, 1024, IndexFormat.INT4, 4096)
+    PolicyFile("a model", "0" * 16, replace(base, overrides=heads), layout, 0.12, 0.001, "by hand").write(path)
+
+    def read(path: Path) -> object:
+        return PolicyFile.read(path, shape, "0" * 16)
+
+    def forge(content: bytes, rng: random.Random) -> bytes:
+        return json.dumps(_forged_json(json.loads(content), rng)).encode()
+
+    return Subject(path.read_bytes(), read, forge, sealed=False)
+
+
+FORMATS: dict[str, Callable[[Path], Subject]] = {
+    "state": _state, "export": _export, "flash": _flash, "transcript": _transcript, "journal": _journal,
+    "policy": _policy,
+}  # fmt: skip

@@ -82,6 +82,7 @@ class CpuEngine(StoreEngine):
         out = np.empty(q.shape, np.float32)
         form = AttentionForm(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sinks)
         with self._lock, self._counters.timed("attend"):
+            self._groups.begin(layer, sequences)
             try:
                 if q.ndim == 5:
                     for row, number in enumerate(sequences):

@@ -57,7 +57,7 @@ class SequenceReads:
         rows, number = np.nonzero(wanted)
         number += first
         heads = np.array(self.heads, np.int64)[rows]
-        found = memory.find(self.stored.sequence, self.stored.page_tag.layer, heads, number, first)
+        found = memory.find(self.stored.sequence, self.stored.page_tag.layer, heads, number)
         ends = np.cumsum(wanted.sum(axis=1))
         if len(lacking := found.lacking):
             return ask(self._filled, memory, found, ends, lacking)

@@ -88,6 +88,7 @@ class GpuEngine(StoreEngine):
         out = torch.empty(q.shape, dtype=torch.float32, device=self._on)
         form = _Form(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sinks)
         with self._lock, self._counters.timed("attend"):
+            self._pages.begin(layer, sequences)
             try:
                 if q.ndim == 5:
                     for row, number in enumerate(sequences):

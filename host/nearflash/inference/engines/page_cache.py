@@ -9,6 +9,7 @@ come in a circle, would have thrown out each just before its turn.
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +36,7 @@ class Found:
     """Of each, or -1."""
     turn: int
     before: int
-    """The turn before of these heads."""
+    """The last turn of the same layer and sequences before this one."""
 
     @property
     def lacking(self) -> Ints:
@@ -57,9 +58,9 @@ class PageCache:
         """Sequence, layer, head, group of a place."""
         self._places: dict[tuple[int, int], Ints] = {}
         """Of (sequence, layer): the place of each (head, group), or _NEVER."""
-        self._turns: dict[tuple[int, int, int, int], int] = {}
-        """The last one of (sequence, layer, first head, part)."""
-        self._turn = 0
+        self._turns: dict[tuple[int, ...], int] = {}
+        """The last one of (layer, sequences…)."""
+        self._turn = self._before = 0
         self._free = list(range(places))[::-1]
         self._old: list[int] = []
         """Places that some turn found to be longest unused, those first in its order that are last here."""
@@ -79,20 +80,24 @@ class PageCache:
         """The places' groups, (places, elements)."""
         return self._data
 
-    def find(self, sequence: int, layer: int, heads: Ints, groups: Ints, part: int = 0) -> Found:
-        """Where the groups of `heads` and `groups` (n,) are. part: which of several calls in one turn.
+    def begin(self, layer: int, sequences: Sequence[int]) -> None:
+        """A turn begins: what is found from now on is of one call of attention, in whichever order threads ask for it.
 
-        Places hold until groups of this sequence and layer are found in another turn.
+        What the same layer and sequences have not chosen since their last turn may give up its place.
         """
+        key = layer, *sequences
+        with self._lock:
+            self._turn += 1
+            self._before, self._turns[key] = self._turns.get(key, 0), self._turn
+
+    def find(self, sequence: int, layer: int, heads: Ints, groups: Ints) -> Found:
+        """Where the groups of `heads` and `groups` (n,) are. Places hold to the end of the turn."""
         if not self.keeps or not len(heads):
             return Found((sequence, layer), heads, groups, np.full(len(heads), _NEVER), 0, 0)
-        key = sequence, layer, int(heads[0]), part
         with self._lock:
-            before, self._turn = self._turns.get(key, 0), self._turn + 1
-            self._turns[key] = self._turn
             places = self._table(sequence, layer, int(heads.max()), int(groups.max()))[heads, groups]
             self._used[places[places >= 0]] = self._turn
-            return Found((sequence, layer), heads, groups, places, self._turn, before)
+            return Found((sequence, layer), heads, groups, places, self._turn, self._before)
 
     def fill(self, found: Found, new: F16) -> Ints:
         """Keep of the groups that were not there, which `new` has, what there is room for.
@@ -127,7 +132,7 @@ class PageCache:
             places = table[table >= 0]
             self._used[places] = _NEVER
             self._free += places.tolist()
-        self._turns = {key: turn for key, turn in self._turns.items() if key[0] != sequence}
+        self._turns = {key: turn for key, turn in self._turns.items() if sequence not in key[1:]}
 
     def _room_for(self, places: int) -> F16:
         return np.empty((places, self._group_bytes // 2), np.float16)  # the system gives it page by page, when written
