@@ -1,5 +1,7 @@
 """Rows of the accuracy bench: deltas and their errors, bytes with and without the suffix, what is skipped."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,15 @@ import torch
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.accuracy import _delta, measure, run
-from nearflash.bench.inference.recommended import MODES, recommended, sweep
+from nearflash.bench.inference.recommended import MODES, every_setting, recommended
 from nearflash.bench.inference.settings import baseline, by_policy
-from nearflash.bench.inference.subjects import MODELS_VARIABLE, SUBJECTS, subject
+from nearflash.bench.inference.texts import extend_positions, manual_pieces
+from nearflash.inference.models import load_model
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.policy.texts import token_ids
 from nearflash.storage.kv import KvLayout
+
+DOCLM = str(Path(__file__).parents[2] / "data" / "doclm-7m")
 
 
 @pytest.fixture
@@ -28,19 +33,49 @@ def test_delta_is_of_the_mean_losses():
     assert _delta(np.array([2.02, 1.01]), np.array([2.0, 1.0]))[1] == pytest.approx(0)
 
 
-def test_rows_are_skipped_without_models(monkeypatch):
-    monkeypatch.delenv(MODELS_VARIABLE, raising=False)
-    rows = list(run(list(SUBJECTS)))
-    assert [row["model"] for row in rows] == list(SUBJECTS) and all(MODELS_VARIABLE in row["skipped"] for row in rows)
+def test_without_the_model_nothing_is_measured():
+    (row,) = run(model="none")
+    assert "folder with a config.json, not 'none'" in row["skipped"]
 
 
-def test_other_names_are_refused(tmp_path):
-    with pytest.raises(CommandError, match=r"parts must be of SmolLM2-135M-Instruct, doclm-30m, retrieval, not gpt"):
+def test_what_cannot_be_measured_is_refused(tmp_path):
+    with pytest.raises(CommandError, match="parts must be of policy, sweep, retrieval, not gpt"):
         list(run(["gpt"]))
     with pytest.raises(CommandError, match=r"mode must be one of dense, sparq, .*, local, not 'flat'"):
         list(run(mode="flat"))
-    with pytest.raises(CommandError, match="model must be one of SmolLM2-135M-Instruct, doclm-30m, not 'gpt'"):
-        subject("gpt", tmp_path)
+    with pytest.raises(CommandError, match="tokens must be more than 256, those that are measured, not 200"):
+        list(run(tokens=[4096, 200]))
+
+
+def test_a_users_model_on_its_own_texts_at_several_lengths(tmp_path):
+    """Beyond the model's positions these are scaled, and the rows have how; without files the manual is read."""
+    (tmp_path / "text").write_text("The old bridge had to be mended in the spring of that year. " * 60)
+    rows = list(run(["policy"], DOCLM, texts=[tmp_path / "text"], tokens=[400, 300]))
+    assert [row["tokens"] for row in rows] == [300, 400] and all(row["texts"] == 1 for row in rows)
+    assert all(row["rope"]["rope_type"] == "default" and "uniform" in row["policy"] for row in rows)
+    by_mode = list(run(["policy"], DOCLM, mode="dense", tokens=[300]))
+    assert by_mode[0]["delta_nll_percent"] == 0 and by_mode[0]["texts"] == 4
+
+
+def test_positions_are_scaled_where_they_do_not_suffice():
+    model, _ = load_model(DOCLM)
+    before = model.get_decoder().rotary_emb.inv_freq.clone()
+    assert extend_positions(model, 4096)["rope_type"] == "default"
+    assert torch.equal(model.get_decoder().rotary_emb.inv_freq, before)
+    scaled = extend_positions(model, 10000)
+    assert scaled["rope_type"] == "yarn" and scaled["factor"] == 3
+    assert not torch.equal(model.get_decoder().rotary_emb.inv_freq, before)
+    assert model.config.max_position_embeddings == 10000
+
+
+def test_pieces_of_the_manual_follow_one_another():
+    def characters(text, verbose):
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    pieces = manual_pieces(characters, 3, 50)
+    assert pieces.shape == (3, 50) and torch.equal(pieces.reshape(1, 150), manual_pieces(characters, 1, 150))
+    with pytest.raises(CommandError, match="tokens in all, not"):
+        manual_pieces(characters, 1, 1 << 30)
 
 
 def test_rows_count_what_is_in_memory(tiny_model, ids):
@@ -79,4 +114,4 @@ def test_files_are_cut_to_their_beginning(tmp_path):
 def test_every_mode_has_a_setting(tiny_model):
     config = tiny_model.config
     assert [recommended(config, mode).mode for mode in MODES] == [str(mode) for mode in MODES]
-    assert {setting.mode for setting in sweep(config)} == set(MODES) - {"dense", "sparq"}
+    assert {setting.mode for setting in every_setting(config)} == set(MODES) - {"dense", "sparq"}

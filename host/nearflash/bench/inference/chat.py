@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Annotated, Any
 
 import torch
 from transformers import DynamicCache
 
+from nearflash.bench.inference.texts import extend_positions, manual_pieces
 from nearflash.bench.options import Option
 from nearflash.inference.cache.attention import NAME
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.engines.setup import drive_profile, open_engine
-from nearflash.inference.models import SMOLLM2, kv_shape, load_model, model_positions
+from nearflash.inference.models import SMOLLM2, kv_shape, load_model
 from nearflash.inference.policy.choose import choose_policy
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.session import Session
@@ -74,14 +74,7 @@ class _Chat:
     def model(self) -> tuple[Any, Any]:
         """Model and tokenizer; rotary positions scaled (YaRN) where the room is more than the model's positions."""
         model, tokenizer = load_model(self.name)
-        positions = model_positions(model.config)
-        if self.room_tokens > positions:
-            config, holder = model.config.get_text_config(decoder=True), model.get_decoder()
-            scaling = {"rope_type": "yarn", "factor": float(-(-self.room_tokens // positions)),
-                       "original_max_position_embeddings": positions}  # fmt: skip
-            config.rope_parameters = config.rope_parameters | scaling
-            config.max_position_embeddings = self.room_tokens
-            holder.rotary_emb = type(holder.rotary_emb)(config)
+        extend_positions(model, self.room_tokens)
         return model, tokenizer
 
     def engine(self, model: Any, path: Path) -> tuple[Engine, str]:
@@ -110,12 +103,12 @@ class _Chat:
 
 
 def run(
-    model: Annotated[str, Option("Talk to the model of this folder, or smollm2 (default).", metavar="DIR")] = SMOLLM2,
-    tokens: Annotated[int, Option("Tokens of the history (default: 16384).", int, metavar="N")] = 16384,
-    new_tokens: Annotated[int, Option("Tokens of a reply (default: 16).", int, metavar="N")] = 16,
+    model: Annotated[str, Option("Talk to the model of this folder, or smollm2.", metavar="DIR")] = SMOLLM2,
+    tokens: Annotated[int, Option("Tokens of the history.", int, metavar="N")] = 16384,
+    new_tokens: Annotated[int, Option("Tokens of a reply.", int, metavar="N")] = 16,
     attention: Annotated[
         str,
-        Option("auto (default), or dense: replies are then the same, whatever was computed again.", choices=_CHOICES),
+        Option("auto, or dense: replies are then the same, whatever was computed again.", choices=_CHOICES),
     ] = "auto",
     path: Annotated[Path | None, Option("Folder on the disk (default: of temporary files).", Path)] = None,
 ) -> Iterator[dict[str, Any]]:
@@ -242,6 +235,4 @@ def _copy(path: Path, copy: Path) -> Path:
 
 def _history(tokenizer: Any, tokens: int) -> str:
     """English text of about so many tokens."""
-    text = "\n\n".join(topics[name] for name in sorted(topics))
-    ids = tokenizer(text, verbose=False)["input_ids"][:tokens]
-    return f"Read this text.\n\n{tokenizer.decode(ids)}"
+    return f"Read this text.\n\n{tokenizer.decode(manual_pieces(tokenizer, 1, tokens)[0])}"

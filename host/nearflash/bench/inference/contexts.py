@@ -8,7 +8,6 @@ own piece last, whose next tokens the steps take.
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedConfig
 
-from nearflash.abi.errors import CommandError
+from nearflash.bench.inference.texts import manual_pieces
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.decoder import check_all_layers
 from nearflash.inference.models import kv_shape, model_positions
@@ -97,10 +96,7 @@ def text_contexts(model: Any, tokenizer: Any, batch: int, steps: int, tokens: in
     """
     check_all_layers(model.config)
     tokens = min(tokens, model_positions(model.config) - steps)
-    ids = tokenizer("\n\n".join(topics[name] for name in sorted(topics)), verbose=False)["input_ids"]
-    if len(ids) < batch * (tokens + steps):
-        raise CommandError(f"texts must have {batch * (tokens + steps)} tokens in all, not {len(ids)}")
-    rows = torch.tensor(ids[: batch * (tokens + steps)]).reshape(batch, tokens + steps)
+    rows = manual_pieces(tokenizer, batch, tokens + steps)
     texts = []
     for number, row in enumerate(rows):
         print(f"K and V of text {number + 1} of {batch}, {tokens} tokens", file=sys.stderr, flush=True)

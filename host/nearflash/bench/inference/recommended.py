@@ -16,7 +16,7 @@ from nearflash.inference.policy.choose import AUTO, choose_policy
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.kv import KvLayout
 
-__all__ = ["MODES", "recommended", "sweep"]
+__all__ = ["MODES", "every_setting", "recommended"]
 
 MODES = (*AttentionMode, *BASELINES)
 _LOCAL = 64
@@ -43,7 +43,7 @@ def recommended(config: Any, mode: str, policy: str | Path = AUTO) -> Setting:
     return _published(AttentionMode(mode), dim, 1 / 16)
 
 
-def sweep(config: Any) -> list[Setting]:
+def every_setting(config: Any) -> list[Setting]:
     """All settings that a full run measures."""
     dim, (policy, layout) = kv_shape_of(config).dim, _page(config, AUTO)
     published = [_published(AttentionMode.SPARF, dim, top_k) for top_k in (1 / 32, 1 / 16, 1 / 8)]

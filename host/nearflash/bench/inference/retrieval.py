@@ -2,7 +2,7 @@
 
 A prompt holds lines such as `Alice = apple`, of several names, spread over filler sentences; after it stands the
 beginning of one of those lines. A word is found where, of all of them, its first token has the largest logit. The
-prompt is dense, the question attends by the mode. Prompts are drawn with a seed; the model is SmolLM2-135M-Instruct.
+prompt is dense, the question attends by the mode. Prompts are drawn with a seed.
 """
 
 import random
@@ -12,15 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.recommended import recommended
 from nearflash.bench.inference.settings import Setting
-from nearflash.inference.models import SMOLLM2, load_model
-from nearflash.inference.policy.window import NAME, FlashUse, Prefix
+from nearflash.inference.policy.window import FlashUse, Prefix
 
 __all__ = ["measure", "prompt"]
 
-_MODEL = "SmolLM2-135M-Instruct"
 _MODES = ("dense", "sparf", "sparf-page", "local")
 _NAMES = ("Alice", "Boris", "Chen", "Dana", "Emil", "Fatima")
 _WORDS = (
@@ -53,17 +50,11 @@ def prompt(tokenizer: Any, tokens: int, seed: int) -> tuple[Tensor, list[Tensor]
     return torch.tensor(ids), [torch.tensor(question) for question in questions], torch.tensor(answers)
 
 
-def measure(mode: str | None, tokens: tuple[int, ...] = (4096,), prompts: int = 5) -> Iterator[dict[str, Any]]:
-    """A row for each of the modes (or the one), and each length of the prompt."""
+def measure(
+    name: str, model: Any, tokenizer: Any, mode: str | None, tokens: tuple[int, ...] = (4096,), prompts: int = 5
+) -> Iterator[dict[str, Any]]:
+    """A row for each of the modes (or the one), and each length of the prompt; the model's attention is replaced."""
     modes = [each for each in _MODES if mode in (None, each)]
-    if not modes:
-        return
-    try:
-        model, tokenizer = load_model(SMOLLM2)
-    except CommandError as missing:
-        yield {"model": _MODEL, "task": "retrieval", "skipped": str(missing)}
-        return
-    model.set_attn_implementation(NAME)
     settings = [recommended(model.config, each) for each in modes]
     for count in tokens:
         found: list[list[bool]] = [[] for _ in settings]
@@ -76,12 +67,12 @@ def measure(mode: str | None, tokens: tuple[int, ...] = (4096,), prompts: int = 
                     logits, use = prefix.logits(question, setting.attend)
                     found[place].append(int(logits[-1, answers].argmax()) == number)
                     uses[place].append(use)
-        yield from (_row(s, len(ids), f, u) for s, f, u in zip(settings, found, uses, strict=True))
+        yield from (_row(name, s, len(ids), f, u) for s, f, u in zip(settings, found, uses, strict=True))
 
 
-def _row(setting: Setting, tokens: int, found: list[bool], uses: list[FlashUse]) -> dict[str, Any]:
+def _row(name: str, setting: Setting, tokens: int, found: list[bool], uses: list[FlashUse]) -> dict[str, Any]:
     return {
-        "model": _MODEL,
+        "model": name,
         "task": "retrieval",
         "mode": setting.mode,
         "tokens": tokens,

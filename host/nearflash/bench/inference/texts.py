@@ -1,0 +1,38 @@
+"""English text that is there everywhere: the reference manual that comes with Python (pydoc_data.topics)."""
+
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearflash.abi.errors import CommandError
+from nearflash.inference.models import model_positions
+
+__all__ = ["extend_positions", "manual_pieces", "manual_text"]
+
+
+def manual_text() -> str:
+    """All of it, about 600,000 characters."""
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def manual_pieces(tokenizer: Any, count: int, tokens: int) -> Tensor:
+    """Its first tokens as `count` pieces, (count, tokens). Raises CommandError for more than there are."""
+    ids = tokenizer(manual_text(), verbose=False)["input_ids"]
+    if len(ids) < count * tokens:
+        raise CommandError(f"texts must have {count * tokens} tokens in all, not {len(ids)}")
+    return torch.tensor(ids[: count * tokens]).reshape(count, tokens)
+
+
+def extend_positions(model: Any, tokens: int) -> dict[str, Any]:
+    """The rotary settings that the model computes with from now on: scaled (YaRN) where tokens exceed its positions."""
+    config, positions = model.config.get_text_config(decoder=True), model_positions(model.config)
+    if tokens > positions:
+        holder = model.get_decoder()
+        scaling = {"rope_type": "yarn", "factor": float(-(-tokens // positions)),
+                   "original_max_position_embeddings": positions}  # fmt: skip
+        config.rope_parameters = config.rope_parameters | scaling
+        config.max_position_embeddings = tokens
+        holder.rotary_emb = type(holder.rotary_emb)(config)
+    return dict(config.rope_parameters)
