@@ -1,5 +1,9 @@
 """What compiled loops are made of, against numpy: every fp16 number, every length around a vector."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -91,6 +95,24 @@ def test_rows_at_places_of_flat_arrays(rng, count):
 
 
 @pytest.mark.parametrize("count", LENGTHS)
+def test_four_rows_are_multiplied_at_once(rng, count):
+    stride = count + 2
+    x, y = numbers(rng, count + 3), numbers(rng, ROWS * stride + 1)
+    rows = np.stack([y[1 + row * stride :][:count] for row in range(ROWS)]).astype(np.float64)
+    found = compiled.dot_rows(x, 3, y, 1, stride, count)
+    np.testing.assert_allclose(found, rows @ x[3:], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", LENGTHS)
+def test_sums_of_exponentials_leave_their_terms(rng, count):
+    x = numbers(rng, count + 5)
+    before, most = x.copy(), np.float32(3 * x.max())
+    want = np.exp(3.0 * x[2 : 2 + count].astype(np.float64) - most).sum()
+    assert compiled.sum_of_exponentials(x, 2, count, np.float32(3), most) == pytest.approx(want, rel=1e-5)
+    np.testing.assert_array_equal(x, before)
+
+
+@pytest.mark.parametrize("count", LENGTHS)
 def test_four_rows_are_added_at_once(rng, count):
     stride = count + 2
     x, y, weights = numbers(rng, ROWS * stride + 1), numbers(rng, count + 9), numbers(rng, 7)
@@ -123,3 +145,17 @@ def test_places_are_set_and_had(rng):
     before = x.copy()
     assert fetched(x) == x[0]
     np.testing.assert_array_equal(x, before)
+
+
+def test_code_on_disk_is_not_of_an_older_primitive(tmp_path):
+    """Loops of other modules have the primitives within: they stayed as they were when a primitive had changed."""
+    primitives = Path(compiled.__file__).read_text()
+    loop = "from primitives import compiled, sum_of\n\n\n@compiled\ndef loop(x):\n    return sum_of(x)\n"
+    call = "import numpy as np; from loops import loop; print(loop(np.ones(5, np.float32)))"
+    (tmp_path / "loops.py").write_text(loop)
+    for factor in ("x[i]", "2 * x[i]"):
+        text = primitives.replace("        total += x[i]\n", f"        total += np.float32({factor})\n")
+        assert text != primitives
+        (tmp_path / "primitives.py").write_text(text)
+        out = subprocess.run([sys.executable, "-c", call], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert float(out.stdout) == (5 if factor == "x[i]" else 10)

@@ -140,27 +140,27 @@ def test_keys_of_the_suffix_are_scored_behind_the_index(rng):
 
 
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
-@pytest.mark.parametrize("tokens, each", [(100, 1), (100, 16), (96, 16)])
+@pytest.mark.parametrize("tokens, each", [(100, 1), (100, 8), (100, 16), (96, 16), (300, 128)])
 def test_keys_of_entries_are_sums_of_probabilities(rng, softcap, tokens, each):
     scores = rng.standard_normal((3, tokens), np.float32) * 8
-    factors = np.array([0.5, 1.0, 2.0], np.float32)
+    factors = np.array([0.5, -1.0, 2.0], np.float32)
     logits = torch.from_numpy(scores * factors[:, None]).double()
     logits = softcap * torch.tanh(logits / softcap) if softcap else logits
     want = torch.softmax(logits, 1).numpy()
     entries = -(-tokens // each)
-    keys = np.empty(entries, np.float32)
-    scoring.weigh(scores, factors, np.float32(softcap), each, True, keys)
-    padded = np.pad(want, ((0, 0), (0, entries * each - tokens)))
-    assert np.abs(scores - want).max() < 1e-6
-    assert np.allclose(keys, 4096 * padded.reshape(3, entries, each).sum((0, 2)), rtol=1e-5)
+    keys, shares = np.empty(entries, np.float32), np.empty((3, entries), np.float32)
+    scoring.weigh(scores, factors, np.float32(softcap), each, True, keys, shares)
+    padded = np.pad(want, ((0, 0), (0, entries * each - tokens))).reshape(3, entries, each)
+    assert np.abs(shares - padded.sum(2)).max() < 1e-6
+    assert np.allclose(keys, 4096 * padded.sum((0, 2)), rtol=1e-5)
 
 
 def test_keys_of_entries_by_their_largest_logits(rng):
     scores = rng.standard_normal((2, 70), np.float32)
     largest = np.pad(scores, ((0, 0), (0, 10)), constant_values=-1e9).reshape(2, 5, 16).max(2).sum(0)
-    keys = np.empty(5, np.float32)
-    scoring.weigh(scores, np.ones(2, np.float32), np.float32(0), 16, False, keys)
-    assert np.allclose(keys, largest * np.log2(np.e), rtol=1e-5)
+    keys, shares = np.empty(5, np.float32), np.empty((2, 5), np.float32)
+    scoring.weigh(scores, np.full(2, 0.5, np.float32), np.float32(0), 16, False, keys, shares)
+    assert np.allclose(keys, 0.5 * largest * np.log2(np.e), rtol=1e-5)
 
 
 def expected_choice(keys, each, tokens, window, top_k, top_p):
@@ -185,6 +185,7 @@ def test_entries_are_chosen_as_by_sorting(rng, each, window, top_p):
     tokens = 400
     entries = -(-tokens // each)
     probabilities = rng.dirichlet(np.full(tokens, 0.05), 2).astype(np.float32)
+    shares = np.add.reduceat(probabilities, range(0, tokens, each), axis=1)
     counts, alpha = np.zeros(1 << 16, np.int32), np.empty(2, np.float32)
     for signed in (False, True):
         for levels in (3, 1000):  # many equals; few
@@ -192,7 +193,7 @@ def test_entries_are_chosen_as_by_sorting(rng, each, window, top_p):
                 keys = (rng.integers(0, levels, entries) / 8).astype(np.float32)
                 keys = keys - np.float32(levels / 16) if signed and not top_p else keys
                 taken = np.empty(entries, bool)
-                scoring.choose(keys, probabilities, each, window, top_k, top_p, counts, taken, alpha)
+                scoring.choose(keys, shares, each, tokens, window, top_k, top_p, counts, taken, alpha)
                 assert np.array_equal(taken, expected_choice(keys, each, tokens, window, top_k, top_p))
                 share = probabilities[:, np.repeat(taken, each)[:tokens]].sum(1, dtype=np.float64)
                 assert np.abs(alpha - share).max() < 1e-5 and not counts.any()

@@ -7,6 +7,8 @@ arrays (`get`, `put`) and not slices: making a slice costs as much as 64 element
 Source: 2^f as in the Cephes library (exp2f).
 """
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 __all__ = [
-    "LOG2E", "LOWEST", "ROWS", "add", "add_rows", "compiled", "dot", "exp", "exponentials", "fetch", "fp16",
-    "fp16_bits", "get", "largest_of", "put", "scale", "sum_of", "widen",
+    "LOG2E", "LOWEST", "ROWS", "add", "add_rows", "compiled", "dot", "dot_rows", "exp", "exponentials", "fetch", "fp16",
+    "fp16_bits", "get", "largest_of", "put", "scale", "sum_of",
+    "sum_of_exponentials", "widen",
 ]  # fmt: skip
 
 LOG2E = np.float32(1.4426950408889634)
@@ -25,6 +28,9 @@ LOWEST = np.float32(-3.0e38)
 """A logit that is none."""
 ROWS = 4
 """Rows that `add_rows` adds up."""
+_DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+_LANES = 32
+"""Numbers that `largest_of` compares at once."""
 _ORDERS = {"reassoc", "contract", "nsz", "arcp"}
 
 
@@ -105,8 +111,12 @@ def _floor(_: Any, value: Any) -> Any:
 
 
 def compiled(function: Any) -> Any:
-    """Decorator: machine code when first called, kept on disk."""
-    return njit(nogil=True, error_model="numpy", fastmath=_ORDERS, cache=True)(function)
+    """Decorator: machine code when first called, kept on disk while neither its own module nor this one changes."""
+    made = njit(nogil=True, error_model="numpy", fastmath=_ORDERS, cache=True)(function)
+    # numba compares the function's own file alone, but what is called from this one is a part of its code.
+    kept = made._cache._cache_file
+    kept._source_stamp = (*kept._source_stamp, _DIGEST)
+    return made
 
 
 @compiled
@@ -143,6 +153,19 @@ def dot(x: Any, x_at: Any, y: Any, y_at: Any, count: Any) -> Any:
 
 
 @compiled
+def dot_rows(x: Any, x_at: Any, y: Any, y_at: Any, stride: Any, count: Any) -> Any:
+    """Scalar products of x with four rows of y."""
+    a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for i in range(count):
+        factor, place = get(x, x_at + i), y_at + i
+        a += factor * get(y, place)
+        b += factor * get(y, place + stride)
+        c += factor * get(y, place + 2 * stride)
+        d += factor * get(y, place + 3 * stride)
+    return a, b, c, d
+
+
+@compiled
 def add(weight: Any, x: Any, x_at: Any, y: Any, y_at: Any, count: Any) -> None:
     """y += weight·x."""
     for i in range(count):
@@ -165,8 +188,16 @@ def add_rows(weights: Any, first: Any, x: Any, x_at: Any, stride: Any, y: Any, y
 @compiled
 def largest_of(x: Any, lower: Any) -> Any:
     """The largest element, `lower` at least."""
-    most = lower
-    for i in range(len(x)):
+    most, whole = lower, len(x) // _LANES * _LANES
+    if whole:
+        # A maximum of several lanes at once: of one number LLVM makes no vectors.
+        lanes = np.full(_LANES, lower, np.float32)
+        for i in range(0, whole, _LANES):
+            for j in range(_LANES):
+                put(lanes, j, max(get(lanes, j), x[i + j]))
+        for j in range(_LANES):
+            most = max(most, lanes[j])
+    for i in range(whole, len(x)):
         most = max(most, x[i])
     return most
 
@@ -178,6 +209,15 @@ def exponentials(x: Any, most: Any) -> Any:
     for i in range(len(x)):
         x[i] = exp(max(x[i] - most, np.float32(-88.0)))
         total += x[i]
+    return total
+
+
+@compiled
+def sum_of_exponentials(x: Any, at: Any, count: Any, factor: Any, most: Any) -> Any:
+    """Sum of e^(factor·x - most) over elements of a flat array, which stay as they are; none above 1."""
+    total = np.float32(0.0)
+    for i in range(count):
+        total += exp(max(factor * get(x, at + i) - most, np.float32(-88.0)))
     return total
 
 

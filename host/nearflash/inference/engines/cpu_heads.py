@@ -126,13 +126,14 @@ class Heads:
         resolved, each = self.policy.resolve(tokens, dim, layout), self.policy.entry_tokens(layout)
         covered = tokens // layout.block_tokens * layout.block_tokens
         scores = reused_buffer(4 * group * tokens).view(np.float32).reshape(group, tokens)
-        taken, keys = np.empty((heads, -(-tokens // each)), bool), np.empty(-(-tokens // each), np.float32)
+        entries = -(-tokens // each)
+        taken, keys, shares = (np.empty((n, entries), kind) for n, kind in ((heads, bool), (1, "f4"), (group, "f4")))
         scoring.choose_heads(
             near, partly, rows.codes, rows.factors.view(np.uint16), np.ascontiguousarray(places),
             layout.index_format.bits, np.ascontiguousarray(suffix).view(np.uint16), covered,
             _logit_scales(self._q, near, form.scaling), np.float32(form.softcap or 0.0), each,
-            self.policy.by_probability, resolved.local_window, resolved.top_k, resolved.top_p, scores, keys,
-            _counts(), taken, self._alpha,
+            self.policy.by_probability, resolved.local_window, resolved.top_k, resolved.top_p, scores, keys[0],
+            shares, _counts(), taken, self._alpha,
         )  # fmt: skip
         flash = full * layout.group_tokens
         if each == layout.group_tokens:

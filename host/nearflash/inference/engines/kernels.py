@@ -19,6 +19,7 @@ from nearflash.inference.engines.compiled import (
     add_rows,
     compiled,
     dot,
+    dot_rows,
     exp,
     exponentials,
     get,
@@ -72,12 +73,23 @@ def attend(
                 if not taken:
                     continue
             widen(keys, k_at[run] + begin * stride, tile, 0, (size - 1) * stride + dim + behind)
-            for t in range(size):
+            fours = size // ROWS * ROWS
+            for t in range(0, fours, ROWS):
                 for a in range(group):
-                    if masked and not chosen[run, begin + t]:
-                        put(weights, a * _TILE + t, LOWEST)
-                    else:
-                        put(weights, a * _TILE + t, dot(flat, a * dim, tile, t * stride, dim))
+                    one, two, three, four = dot_rows(flat, a * dim, tile, t * stride, stride, dim)
+                    place = a * _TILE + t
+                    put(weights, place, one)
+                    put(weights, place + 1, two)
+                    put(weights, place + 2, three)
+                    put(weights, place + 3, four)
+            for t in range(fours, size):
+                for a in range(group):
+                    put(weights, a * _TILE + t, dot(flat, a * dim, tile, t * stride, dim))
+            if taken < size:
+                for t in range(size):
+                    if not chosen[run, begin + t]:
+                        for a in range(group):
+                            put(weights, a * _TILE + t, LOWEST)
             for a in range(group):
                 own = logits[a, :size]
                 if softcap > 0:

@@ -27,6 +27,7 @@ from nearflash.inference.engines.compiled import (
     put,
     scale,
     sum_of,
+    sum_of_exponentials,
     widen,
 )
 
@@ -37,6 +38,8 @@ _BYTES = 512
 _LINE = 64
 """Bytes of a cache line."""
 _BINS = 1 << 16
+_RUN = 16
+"""Tokens of an entry from which on its probability is summed by itself."""
 
 
 @compiled
@@ -122,11 +125,13 @@ def score_index(q: Any, codes: Any, factors: Any, rows: Any, bits: Any, scores: 
 
 
 @compiled
-def weigh(scores: Any, factors: Any, softcap: Any, each: Any, by_probability: Any, keys: Any) -> None:
-    """Softmax, in place of scores (g, S), of factors (g,) times them; keys (E,) fp32: of entries of `each` tokens.
+def weigh(
+    scores: Any, factors: Any, softcap: Any, each: Any, by_probability: Any, keys: Any, shares: Any
+) -> None:  # fmt: skip
+    """`shares` (g, E): probabilities of entries of `each` tokens, by the softmax of factors (g,) times scores (g, S).
 
-    A key is 2^12 times the entry's probability, summed over query heads; else the largest logits' sum, in powers of 2.
-    softcap 0: none.
+    keys (E,) fp32: 2^12 times the entry's probability, summed over query heads; else the largest logits' sum, in powers
+    of 2. softcap 0: none. The scores are others afterwards.
     """
     group, tokens = scores.shape
     flat = scores.reshape(-1)
@@ -138,38 +143,42 @@ def weigh(scores: Any, factors: Any, softcap: Any, each: Any, by_probability: An
             for t in range(tokens):
                 own[t] = softcap * np.float32(math.tanh(own[t] * factor / softcap))
             factor = np.float32(1.0)
-        most = LOWEST
-        for t in range(tokens):
-            logit = factor * get(flat, first + t)
-            put(flat, first + t, logit)
-            most = max(most, logit)
+        if factor < 0 or each < _RUN:
+            scale(factor, own)
+            factor = np.float32(1.0)
         if not by_probability:
             for e in range(len(keys)):
-                keys[e] += largest_of(own[e * each : e * each + each], LOWEST) * LOG2E
-        share = np.float32(1.0) / exponentials(own, most)
+                keys[e] += factor * largest_of(own[e * each : e * each + each], LOWEST) * LOG2E
+        most, total = factor * largest_of(own, LOWEST), np.float32(0.0)
+        if each < _RUN:
+            total = exponentials(own, most)
+            for e in range(len(keys)):
+                shares[a, e] = sum_of(own[e * each : e * each + each])
+        else:
+            for e in range(len(keys)):
+                count = min(each, tokens - e * each)
+                shares[a, e] = sum_of_exponentials(flat, first + e * each, count, factor, most)
+                total += shares[a, e]
+        over = np.float32(1.0) / total
         for e in range(len(keys)):
-            total = np.float32(0.0)
-            for t in range(first + e * each, first + min(e * each + each, tokens)):
-                probability = share * get(flat, t)
-                put(flat, t, probability)
-                total += probability
+            shares[a, e] *= over
             if by_probability:
-                keys[e] += total
+                keys[e] += shares[a, e]
     if by_probability:
         scale(np.float32(4096.0), keys)
 
 
 @compiled
 def choose(
-    keys: Any, probabilities: Any, each: Any, window: Any, top_k: Any, top_p: Any, counts: Any, taken: Any, alpha: Any
+    keys: Any, shares: Any, each: Any, tokens: Any, window: Any, top_k: Any, top_p: Any, counts: Any, taken: Any,
+    alpha: Any,
 ) -> None:  # fmt: skip
-    """Which entries are taken (E,) bool, and alpha (g,): their share of the probabilities (g, S).
+    """Which entries of `each` tokens are taken (E,) bool, and alpha (g,): the sum of their `shares` (g, E).
 
     Entries that hold one of the last `window` tokens come first, then those with the largest fp16 key, the lower index
     first among equals: `top_k` of them; with top_p (2^-16) as many as hold that share of the keys, all with the last
     key needed, at most `top_k`. counts (2^16,) int32 zeros, and zeros again afterwards.
     """
-    group, tokens = probabilities.shape
     entries = len(keys)
     local = max(tokens - window, 0)
     first_local = entries
@@ -215,11 +224,11 @@ def choose(
             if order[e] == last and of_last:
                 taken[e] = True
                 of_last -= 1
-    for a in range(group):
+    for a in range(len(alpha)):
         share = np.float32(0.0)
         for e in range(entries):
             if taken[e]:
-                share += sum_of(probabilities[a, e * each : e * each + each])
+                share += shares[a, e]
         alpha[a] = share
 
 
@@ -227,15 +236,15 @@ def choose(
 def choose_heads(
     near: Any, partly: Any, codes: Any, factors: Any, rows: Any, bits: Any, suffix: Any, covered: Any, scales: Any,
     softcap: Any, each: Any, by_probability: Any, window: Any, top_k: Any, top_p: Any, scores: Any, keys: Any,
-    counts: Any, taken: Any, alpha: Any,
+    shares: Any, counts: Any, taken: Any, alpha: Any,
 ) -> None:  # fmt: skip
     """`taken` (H, E) and `alpha` (H, g) of heads, one after the other: scores by index and suffix, `weigh`, `choose`.
 
     near (H, g, r) and partly (H, g, d): q of the score's dims, alone and among zeros. suffix (H, t, d): K of the tokens
-    after the `covered` ones of the index. scores (g, S), keys (E,), counts: room, as these functions take it.
+    after the `covered` ones of the index. scores (g, S), keys, shares, counts: room, as these functions take it.
     """
     for head in range(len(near)):
         score_index(near[head], codes[head], factors[head], rows[head], bits, scores)
         score_keys(partly[head], suffix[head], covered, scores)
-        weigh(scores, scales[head], softcap, each, by_probability, keys)
-        choose(keys, scores, each, window, top_k, top_p, counts, taken[head], alpha[head])
+        weigh(scores, scales[head], softcap, each, by_probability, keys, shares)
+        choose(keys, shares, each, scores.shape[1], window, top_k, top_p, counts, taken[head], alpha[head])
