@@ -141,8 +141,10 @@ class Session:
         return Generated(texts, [new], clock.prefill_s, clock.decode_s, self._engine.counters - before, reused)
 
     def _reuse(self, prompt: list[int]) -> int:
-        """Have the cache hold what the prompt, all but its last token, shares with what is stored; so many tokens."""
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, prompt[:-1], strict=False)))
+        """Have the cache hold what the prompt, all but its last tokens, shares with what is stored; so many tokens."""
+        # Two tokens at least are computed: together they attend to all, as a prompt's do; one would by the policy.
+        given = zip(self.tokens, prompt[:-2], strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], given))
         stored = self.stored_tokens
         reused = min(same, stored)
         if self._cache is None and self._sequence is not None and reused:

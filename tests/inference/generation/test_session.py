@@ -10,6 +10,7 @@ from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
 from nearflash.abi.errors import CommandError, StateError, StorageFullError, UnsupportedError
 from nearflash.cli.main import main
+from nearflash.inference.engines.cpu import CpuEngine
 from nearflash.inference.engines.setup import open_engine
 from nearflash.inference.models import kv_shape
 from nearflash.inference.policy.policy import AttentionPolicy
@@ -83,7 +84,7 @@ def test_a_text_is_continued_from_what_it_shares(doclm, tokenizer, opened):
         session = Session(doclm, tokenizer, engine)
         first = session.generate(TURNS[0], max_new_tokens=4)
         again = session.generate(TURNS[0], max_new_tokens=4)
-        assert again.tokens == first.tokens and again.reused_tokens == len(session.tokens) - 4 - 1
+        assert again.tokens == first.tokens and again.reused_tokens == len(session.tokens) - 4 - 2
         other = session.generate(TURNS[0][:200] + " In the autumn", max_new_tokens=4)
         shared = other.reused_tokens
         assert 0 < shared < again.reused_tokens
@@ -91,6 +92,21 @@ def test_a_text_is_continued_from_what_it_shares(doclm, tokenizer, opened):
         fresh = session.generate("Water", max_new_tokens=4)
         assert fresh.reused_tokens == 0 and fresh.tokens[0] == whole(doclm, session.tokens[:-4], 4)
         assert len(engine.lengths) == 1
+
+
+def test_the_end_of_a_prompt_attends_to_all_tokens(doclm, tokenizer, opened, monkeypatch):
+    """A last token that came alone, as all before it was stored, attended by the policy, and replies were others."""
+    policy, shapes = AttentionPolicy("sparf-page", score_dims=0.25, top_k=2, local_window=4), []
+    attend = CpuEngine.attend
+    monkeypatch.setattr(CpuEngine, "attend", lambda own, layer, sequences, q, *a, **k: (
+        shapes.append(q.shape), attend(own, layer, sequences, q, *a, **k))[1])  # fmt: skip
+    with opened(policy=policy) as engine:
+        session = Session(doclm, tokenizer, engine)
+        first = session.generate(TURNS[0], max_new_tokens=8)
+        for _ in range(2):
+            shapes.clear()
+            assert session.generate(TURNS[0], max_new_tokens=8).tokens == first.tokens
+            assert shapes[0][2] == 2 and len(shapes[0]) == 5 and len(shapes[-1]) == 4
 
 
 CHILD = """

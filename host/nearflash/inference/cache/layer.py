@@ -70,6 +70,7 @@ class NewTokens:
             return torch.from_numpy(attended).reshape(query.shape).to(query)
         q = np.moveaxis(states.reshape(batch, *grouped, new, dim), 3, 2)  # (batch, kv_heads, t, g, d)
         out = np.zeros(q.shape, np.float32)
+        columns = np.ones((batch, new), bool) if columns is None else columns
         counts = columns.sum(axis=1)
         for count in np.unique(counts[counts > 0]).tolist():
             rows = np.flatnonzero(counts == count)
@@ -81,20 +82,24 @@ class NewTokens:
             np.moveaxis(out, 2, 1)[places] = done[:, None] if count == 1 else np.moveaxis(done, 2, 1)
         return torch.from_numpy(np.ascontiguousarray(np.moveaxis(out, 2, 3))).reshape(query.shape).to(query)
 
-    def _columns(self, kept: Tensor | None) -> NDArray[np.bool_]:
-        """(batch, t): which of the new tokens are stored; the layer and its cache know of them from now on."""
+    def _columns(self, kept: Tensor | None) -> NDArray[np.bool_] | None:
+        """(batch, t): which of the new tokens are stored; None: all. Layer and cache know of them from now on."""
         batch, _, new, _ = self.key.shape
         layer = self.layer
         layer.waiting = None
         layer.cache.batch_sequences(batch)
-        columns = np.ones((batch, new), bool) if kept is None else kept.cpu().numpy()
+        columns = None if kept is None else kept.cpu().numpy()
         if layer.place == 0:
-            layer.cache.note_columns(columns)
+            layer.cache.note_columns(np.ones((batch, new), bool) if columns is None else columns)
         return columns
 
-    def _append(self, columns: NDArray[np.bool_]) -> None:
+    def _append(self, columns: NDArray[np.bool_] | None) -> None:
         layer = self.layer
         k, v = (_fp16(name, layer.number, x) for name, x in (("key", self.key), ("value", self.value)))
+        if columns is None:
+            for sequence, new_k, new_v in zip(layer.cache.sequences, k, v, strict=True):
+                layer.cache.engine.append(sequence, layer.place, new_k, new_v)
+            return
         for sequence, new_k, new_v, own in zip(layer.cache.sequences, k, v, columns, strict=True):
             if own.any():
                 whole = slice(None) if own.all() else own

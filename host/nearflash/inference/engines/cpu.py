@@ -93,6 +93,8 @@ class CpuEngine(StoreEngine):
                 for row, number in enumerate(sequences):
                     if not self._attend_memory(layer, number, q[row], form, out[row]):
                         parts += self._parts(layer, number, row, q, alone=len(sequences) == 1)
+                if not parts:
+                    return out
                 self._each(parts, lambda part: part.choose(self._ask_groups, self._groups, form))
 
                 def attend(part: Heads) -> None:
@@ -100,8 +102,9 @@ class CpuEngine(StoreEngine):
 
                 self._each(parts, attend)
             finally:
-                wait(self._asked)  # after a failure too: the store is not read while it is written to
-                self._asked.clear()
+                if self._asked:
+                    wait(self._asked)  # after a failure too: the store is not read while it is written to
+                    self._asked.clear()
                 self._counters.heads += len(sequences) * self.kv_heads
         return out
 

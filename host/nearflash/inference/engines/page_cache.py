@@ -85,6 +85,8 @@ class PageCache:
 
         What the same layer and sequences have not chosen since their last turn may give up its place.
         """
+        if not self.keeps:
+            return
         key = layer, *sequences
         with self._lock:
             self._turn += 1

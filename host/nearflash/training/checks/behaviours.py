@@ -4,11 +4,12 @@ Source: the documented behaviour of torch.optim.Optimizer and of its subclasses.
 """
 
 import copy
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch.distributed import HashStore as _HashStore  # type: ignore[attr-defined]
 
 __all__ = ["BEHAVIOURS", "Behaviour", "Factory", "Run"]
 
@@ -156,6 +157,53 @@ def _(run: Run) -> None:
     run.backward(0)
     run.tensors[0].grad = torch.ones_like(run.tensors[0])
     run.opened.step()
+
+
+class _Products(torch.nn.Module):
+    """The sum of the tensors' products with factors of a step's seed."""
+
+    def __init__(self, tensors: list[torch.nn.Parameter]) -> None:
+        super().__init__()
+        self.tensors = torch.nn.ParameterList(tensors)
+
+    def forward(self, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(100 + step)
+        return torch.stack([(each * torch.randn(each.shape, generator=generator)).sum() for each in self.tensors]).sum()
+
+
+@contextmanager
+def _one_rank() -> Iterator[torch.distributed.ProcessGroup | None]:
+    """A process group of this process alone; of a process that has one, a part of that."""
+    if torch.distributed.is_initialized():
+        yield torch.distributed.new_group([torch.distributed.get_rank()])
+        return
+    torch.distributed.init_process_group("gloo", store=_HashStore(), rank=0, world_size=1)
+    try:
+        yield None
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _distributed(run: Run, **options: Any) -> None:
+    """Two steps under DistributedDataParallel, a further one without it."""
+    with _one_rank() as group:
+        model = torch.nn.parallel.DistributedDataParallel(_Products(run.tensors), process_group=group, **options)
+        for number in range(2):
+            run.opened.zero_grad()
+            model(number).backward()
+            run.opened.step()
+    del model
+    run.step(2)
+
+
+@_behaviour("DistributedDataParallel")
+def _(run: Run) -> None:
+    _distributed(run)
+
+
+@_behaviour("DistributedDataParallel(gradient_as_bucket_view=True)")
+def _(run: Run) -> None:
+    _distributed(run, gradient_as_bucket_view=True)
 
 
 @_behaviour("torch.amp.GradScaler, a step with overflow among others")
