@@ -61,7 +61,7 @@ class GpuEngine(StoreEngine):
         page_cache_bytes: int = 0, name: str = "",
     ) -> None:  # fmt: skip
         super().__init__(store, policy, first_head, name or device)
-        self.torch_device = self._on = torch.device(device)
+        self.torch_device = self._on = torch.empty(0, device=device).device  # "cuda" has a number, as tensors say it
         layout = store.layout
         self._index = GpuIndex(index_cache_bytes, self._on)
         self._suffixes = GpuSuffixes(self._on)
