@@ -1,5 +1,9 @@
 """GpuEngine under Triton's interpreter, on the CPU: the numbers of the CPU's engine, whatever memory keeps."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -235,3 +239,30 @@ def test_index_rows_are_read_once(make_store, make_layout, shape, filled):
     index.truncate(number, 0)
     assert index.size_bytes == 0
     engine.close()
+
+
+COMPILED = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from nearflash.inference.engines.gpu_kernels import _attend, _score
+
+KINDS = {"codes": "*u8", "dims": "*i64", "factors": "*fp16", "data": "*fp16", "masks": "*u8", "softcap": "fp32"}
+KINDS |= dict.fromkeys(["k_at", "first", "counts", "heads"], "*i64")
+KINDS |= dict.fromkeys(["q", "scores", "largest", "total", "out"], "*fp32")
+for kernel, sizes in (
+    (_score, {"BITS": 4, "GROUP": 4, "CODES": 256}),
+    (_attend, {"GROUP": 16, "DIM": 64, "TILE": 32, "MASKED": True, "CAPPED": True}),
+):
+    kinds = {name: "constexpr" if name in sizes else KINDS.get(name, "i32") for name in kernel.arg_names}
+    made = compile(ASTSource(kernel, kinds, sizes), target=GPUTarget("cuda", 90, 32))
+    assert "cubin" in made.asm, made.asm.keys()
+"""
+
+
+def test_the_kernels_compile_for_a_gpu(tmp_path):
+    """Without one: the interpreter takes what the compiler does not, as annotations of arguments."""
+    given = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run(
+        [sys.executable, "-c", COMPILED], env=given | {"TRITON_CACHE_DIR": str(tmp_path)}, check=True, timeout=300
+    )

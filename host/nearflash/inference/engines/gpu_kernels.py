@@ -5,8 +5,6 @@ tokens of an index block. Tensors are contiguous, and all on one device.
 Source: online softmax over parts that are joined afterwards, Flash-Decoding (Dao et al., 2023).
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -79,10 +77,10 @@ def joined(parts: list[Partial]) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _score(
-    q: Any, dims: Any, codes: Any, factors: Any, heads: Any, scores: Any, blocks: Any, lines: Any, size: Any,
-    tokens: Any, count: Any, dim: Any, group: Any, BITS: tl.constexpr, GROUP: tl.constexpr, CODES: tl.constexpr,
-) -> None:  # fmt: skip
+def _score(  # type: ignore[no-untyped-def]
+    q, dims, codes, factors, heads, scores, blocks, lines, size,
+    tokens, count, dim, group, BITS: tl.constexpr, GROUP: tl.constexpr, CODES: tl.constexpr,
+):  # fmt: skip
     row, block = tl.program_id(0), tl.program_id(1)
     at = tl.program_id(2) * CODES + tl.arange(0, CODES)
     own = tl.arange(0, GROUP)
@@ -111,11 +109,11 @@ def _score(
 
 
 @triton.jit
-def _attend(
-    q: Any, data: Any, k_at: Any, first: Any, counts: Any, masks: Any, largest: Any, total: Any, out: Any, v_from: Any,
-    stride: Any, each: Any, tokens: Any, softcap: Any, runs: Any, dim: Any, group: Any, GROUP: tl.constexpr,
+def _attend(  # type: ignore[no-untyped-def]
+    q, data, k_at, first, counts, masks, largest, total, out, v_from,
+    stride, each, tokens, softcap, runs, dim, group, GROUP: tl.constexpr,
     DIM: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, CAPPED: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     row, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     own, places, near = tl.arange(0, GROUP), tl.arange(0, DIM), tl.arange(0, TILE)
     inside = (own < group)[:, None] & (places < dim)[None, :]
