@@ -66,6 +66,9 @@ def test_positions_are_scaled_where_they_do_not_suffice():
     assert scaled["rope_type"] == "yarn" and scaled["factor"] == 3
     assert not torch.equal(model.get_decoder().rotary_emb.inv_freq, before)
     assert model.config.max_position_embeddings == 10000
+    again = extend_positions(model, 20000)  # was scaled as if it had been made for 10,000
+    assert again["factor"] == 5 and again["original_max_position_embeddings"] == 4096
+    assert extend_positions(model, 4096) == again
 
 
 def test_pieces_of_the_manual_follow_one_another():

@@ -26,10 +26,14 @@ def manual_pieces(tokenizer: Any, count: int, tokens: int) -> Tensor:
 
 
 def extend_positions(model: Any, tokens: int) -> dict[str, Any]:
-    """The rotary settings that the model computes with from now on: scaled (YaRN) where tokens exceed its positions."""
-    config, positions = model.config.get_text_config(decoder=True), model_positions(model.config)
-    if tokens > positions:
-        holder = model.get_decoder()
+    """The rotary settings that the model computes with from now on: scaled (YaRN) where tokens exceed its positions.
+
+    Called again with more tokens it scales those that the model was made for, not those of the call before.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if tokens > model_positions(model.config):
+        holder, before = model.get_decoder(), config.rope_parameters.get("original_max_position_embeddings")
+        positions = before or model_positions(model.config)
         scaling = {"rope_type": "yarn", "factor": float(-(-tokens // positions)),
                    "original_max_position_embeddings": positions}  # fmt: skip
         config.rope_parameters = config.rope_parameters | scaling
