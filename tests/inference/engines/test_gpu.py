@@ -113,7 +113,7 @@ def test_a_policy_for_each_head_softcap_and_sinks(make_engine, make_store, make_
 
 @pytest.mark.parametrize("page_cache_bytes", [0, 60000, 1 << 20])
 def test_several_tokens(make_engine, make_store, make_layout, shape, filled, monkeypatch, page_cache_bytes):
-    monkeypatch.setattr("nearflash.inference.engines.gpu._LOGITS", 3 * 5 * 2 * 8 * 4)
+    monkeypatch.setattr(GpuEngine, "logits_at_once", 3 * 5 * 2 * 8 * 4)
     layout, policy = make_layout(), POLICIES["page"]
     engines = (
         make_engine(policy, layout, page_cache_bytes=page_cache_bytes),

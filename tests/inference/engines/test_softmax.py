@@ -79,7 +79,7 @@ def test_pages_are_read_once_for_all_tokens(make, shape, filled, monkeypatch):
     engine = make("cpu", True, PAGE)
     numbers, [(k, v)] = filled(engine, shape, [139])
     q, _ = draw(shape, 40, 1)
-    monkeypatch.setattr(cpu, "_LOGITS", 3 * 40 * 2 * 8 * 2)
+    monkeypatch.setattr(cpu.CpuEngine, "logits_at_once", 3 * 40 * 2 * 8 * 2)
     out = engine.attend(1, numbers, q)
     np.testing.assert_allclose(out[0], formula(q[0], k, v, shape.dim**-0.5), rtol=2e-5, atol=2e-5)
     assert engine.counters.take().flash_bytes == {"token": 3 * 16 * 4096}

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -13,11 +12,12 @@ from nearflash.inference.engines import kernels, scoring
 from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
 from nearflash.inference.engines.index_rows import IndexRows
 from nearflash.inference.engines.page_cache import PageCache
+from nearflash.inference.engines.softmax import AttentionForm
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.kv import KvLayout
 
-__all__ = ["AttentionForm", "Heads", "takes_all"]
+__all__ = ["Heads", "takes_all"]
 
 F32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]
@@ -27,16 +27,6 @@ _NO_SINKS = np.zeros(0, np.float32)
 _thread = threading.local()
 _CHUNK_BYTES = 8 << 20
 """Of KV page groups that are asked for at once."""
-
-
-@dataclass(frozen=True)
-class AttentionForm:
-    """Of the softmax."""
-
-    scaling: float
-    softcap: float | None
-    sinks: F32 | None
-    """(kv_heads, g)."""
 
 
 def takes_all(policy: AttentionPolicy, tokens: int, dim: int, layout: KvLayout) -> bool:
@@ -77,7 +67,7 @@ class Heads:
         self._index = ask(self.reads.index, self._dims, index)
         self._suffix = None if self.reads.suffix_kept else ask(self.reads.suffix)
 
-    def choose(self, ask: Callable[..., Future], groups: PageCache, form: AttentionForm) -> None:
+    def choose(self, ask: Callable[..., Future], groups: PageCache, form: AttentionForm[F32]) -> None:
         """Choose tokens, and ask for their groups; groups: the engine's PageCache."""
         stored, layout = self.reads.stored, self._layout
         full = stored.flash_tokens // layout.group_tokens
@@ -90,7 +80,7 @@ class Heads:
         for first, end in pairwise([full * chunk // chunks for chunk in range(chunks + 1)]):
             self._groups.append(self.reads.groups(ask, wanted[:, first:end], groups, first))
 
-    def attend(self, form: AttentionForm) -> F32:
+    def attend(self, form: AttentionForm[F32]) -> F32:
         """(H, g, d)."""
         stored, scaled = self.reads.stored, self._q * np.float32(form.scaling)
         largest, total = (np.empty(self._q.shape[:2], np.float32) for _ in range(2))
@@ -115,7 +105,7 @@ class Heads:
                                   stored.v_mean[head], largest[own], total[own], out[own])  # fmt: skip
         return out
 
-    def _choose(self, full: int, form: AttentionForm) -> Bools:
+    def _choose(self, full: int, form: AttentionForm[F32]) -> Bools:
         """The wanted groups, (H, full)."""
         layout, tokens, (heads, group, dim) = self._layout, self.reads.tokens, self._q.shape
         rows, places = self._index.result()

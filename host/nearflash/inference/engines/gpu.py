@@ -8,9 +8,8 @@ attention.md, 1, without its rounding to fixed point.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ParamSpec, TypeVar
 
@@ -19,13 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearflash.abi.errors import ShapeError
 from nearflash.inference.engines.cpu_heads import takes_all
 from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
 from nearflash.inference.engines.gpu_kernels import Partial, attend_runs, joined, score_index
 from nearflash.inference.engines.gpu_memory import GpuIndex, GpuPages, GpuSuffixes, uploaded
-from nearflash.inference.engines.softmax import OnlineSoftmax, capped, with_sinks
-from nearflash.inference.engines.store import StoreEngine
+from nearflash.inference.engines.paged import PagedEngine
+from nearflash.inference.engines.softmax import AttentionForm, capped, with_sinks
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import choose_tokens, scan_of
 from nearflash.inference.sparse.selection import logit_scales, top_dims
@@ -35,39 +33,26 @@ __all__ = ["GpuEngine"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_READERS = 4
-_LOGITS = 1 << 26
-"""At once, where several tokens attend: what bounds the memory of a call."""
 
 
-@dataclass(frozen=True)
-class _Form:
-    """Of the softmax."""
-
-    scaling: float
-    softcap: float | None
-    sinks: Tensor | None
-    """(kv_heads, g)."""
-
-
-class GpuEngine(StoreEngine):
+class GpuEngine(PagedEngine):
     """Attends on `device`, which is torch's name of a GPU (or of the CPU, under Triton's interpreter).
 
     `index_cache_bytes` and `page_cache_bytes` are of the device's memory.
     """
 
+    logits_at_once = 1 << 26
+    _pages: GpuPages
+
     def __init__(
         self, store: KvStore, policy: AttentionPolicy, device: str, *, first_head: int = 0, index_cache_bytes: int = 0,
         page_cache_bytes: int = 0, name: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(store, policy, first_head, name or device)
         self.torch_device = self._on = torch.empty(0, device=device).device  # "cuda" has a number, as tensors say it
-        layout = store.layout
+        pages = GpuPages(page_cache_bytes, store.layout.group_pages * store.layout.page_bytes, self._on)
+        super().__init__(store, policy, first_head, name or device, pages)
         self._index = GpuIndex(index_cache_bytes, self._on)
         self._suffixes = GpuSuffixes(self._on)
-        self._pages = GpuPages(page_cache_bytes, layout.group_pages * layout.page_bytes, self._on)
-        self._readers = ThreadPoolExecutor(_READERS, "kv-pages")
-        self._asked: list[Future[object]] = []
         self._stream = torch.cuda.Stream(self._on) if self._on.type == "cuda" else None
 
     def attend(
@@ -86,23 +71,17 @@ class GpuEngine(StoreEngine):
     ) -> Tensor:  # fmt: skip
         """See Engine.attend: the same with tensors on `torch_device`."""
         out = torch.empty(q.shape, dtype=torch.float32, device=self._on)
-        form = _Form(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sinks)
-        with self._lock, self._counters.timed("attend"):
-            self._pages.begin(layer, sequences)
-            try:
-                if q.ndim == 5:
-                    for row, number in enumerate(sequences):
-                        out[row] = self._several(layer, number, q[row].float(), form)
-                    return out
-                parts = [part for row, number in enumerate(sequences) for part in self._parts(layer, number, row, q)]
-                for part in parts:
-                    part.choose(form)
-                for part in parts:
-                    out[part.row, part.reads.heads] = part.attend(form)
-            finally:
-                wait(self._asked)
-                self._asked.clear()
-                self._counters.heads += len(sequences) * self.kv_heads
+        form = AttentionForm(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sinks)
+        with self._call(layer, sequences):
+            if q.ndim == 5:
+                for row, number in enumerate(sequences):
+                    out[row] = self._several(layer, number, q[row].float(), form)
+                return out
+            parts = [part for row, number in enumerate(sequences) for part in self._parts(layer, number, row, q)]
+            for part in parts:
+                part.choose(form)
+            for part in parts:
+                out[part.row, part.reads.heads] = part.attend(form)
         return out
 
     @property
@@ -110,24 +89,21 @@ class GpuEngine(StoreEngine):
         """Memory of the device that the index and KV page groups take."""
         return self._index.size_bytes + self._pages.size_bytes
 
-    def close(self) -> None:
-        """See Engine.close."""
-        self._readers.shutdown()
-        super().close()
-
     def _share(self, sequence: int, other: int) -> None:
         """Nothing: the fork's own is sent when it is wanted."""
 
     def _truncate(self, sequence: int, length: int) -> None:
-        layout = self.store.layout
-        self._index.truncate(sequence, length // layout.block_tokens)
-        self._pages.truncate(sequence, length // layout.group_tokens)
+        self._index.truncate(sequence, length // self.store.layout.block_tokens)
         self._suffixes.drop(sequence)
+        super()._truncate(sequence, length)
 
     def _forget(self, sequence: int) -> None:
         self._index.truncate(sequence, 0)
-        self._pages.drop(sequence)
         self._suffixes.drop(sequence)
+        super()._forget(sequence)
+
+    def _suffix(self, stored: StoredHead) -> Tensor:
+        return self._suffixes.of(stored)
 
     def _parts(self, layer: int, sequence: int, row: int, q: Tensor) -> list["_Rows"]:
         """The heads of a sequence by the policy that they follow."""
@@ -139,25 +115,6 @@ class GpuEngine(StoreEngine):
             _Rows(self, row, SequenceReads(self.store, stored, own, self._read), q[row, own].float(), policy)
             for policy, own in heads.items()
         ]
-
-    def _several(self, layer: int, sequence: int, q: Tensor, form: _Form) -> Tensor:
-        """(H, t, g, d) of q, alike, of the sequence's last t tokens: dense."""
-        stored, layout = self.store.layer(sequence, layer), self.store.layout
-        heads, new, group, _ = q.shape
-        if new > stored.tokens:
-            raise ShapeError(f"q must be of at most the {stored.tokens} tokens that sequence {sequence} has, not {new}")
-        reads = SequenceReads(self.store, stored, list(range(heads)), self._read)
-        full = stored.flash_tokens // layout.group_tokens
-        most = max(_LOGITS // (heads * new * group * layout.group_tokens), 1)
-        softmax = OnlineSoftmax(q * form.scaling, stored.tokens, form.softcap, form.sinks)
-        for first in range(0, full, most):
-            count = min(most, full - first)
-            groups = reads.groups(self._ask, np.ones((heads, count), bool), self._pages, first).result()
-            k, v = self._values(self._gathered(groups).float().unflatten(0, (heads, count)))
-            softmax.add(k, v, first * layout.group_tokens)
-        k, v = self._suffixes.of(stored).float()
-        softmax.add(k, v, stored.flash_tokens)
-        return softmax.result()
 
     def _gathered(self, groups: Groups) -> Tensor:
         """Groups in the order of their tokens, (n, elements)."""
@@ -174,7 +131,7 @@ class GpuEngine(StoreEngine):
         if self._stream is not None:
             torch.cuda.current_stream(self._on).wait_stream(self._stream)
 
-    def _ask(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
+    def _ask_groups(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         """Have a reader do it; what it sends goes by a stream of its own."""
         if self._stream is not None:
             # A place of the pool may still be read by the model's stream: what is sent waits for that.
@@ -184,9 +141,7 @@ class GpuEngine(StoreEngine):
             with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
                 return call(*args, **kwargs)
 
-        asked = self._readers.submit(read)
-        self._asked.append(asked)  # type: ignore[arg-type]
-        return asked
+        return super()._ask_groups(read)
 
 
 class _Rows:
@@ -203,7 +158,7 @@ class _Rows:
         self._alpha: Tensor | None = None
         self._groups: Future[Groups]
 
-    def choose(self, form: _Form) -> None:
+    def choose(self, form: AttentionForm[Tensor]) -> None:
         """Choose tokens, and ask for their groups."""
         full, size = self._stored.flash_tokens // self._layout.group_tokens, self._layout.group_tokens
         wanted = np.ones((len(self._q), full), bool)
@@ -211,9 +166,9 @@ class _Rows:
             self._chosen = self._choose(form)
             flash = self._chosen[:, : full * size]
             wanted = flash.unflatten(1, (full, size)).any(dim=2).cpu().numpy()
-        self._groups = self.reads.groups(self._engine._ask, wanted, self._engine._pages)
+        self._groups = self.reads.groups(self._engine._ask_groups, wanted, self._engine._pages)
 
-    def attend(self, form: _Form) -> Tensor:
+    def attend(self, form: AttentionForm[Tensor]) -> Tensor:
         """(H, g, d)."""
         q, stored = (self._q * form.scaling).contiguous(), self._stored
         heads, tokens, dim = q.shape[0], self._suffix.shape[2], q.shape[2]
@@ -236,7 +191,7 @@ class _Rows:
             return with_sinks(out, log_sum.unsqueeze(-1), alpha, sinks)
         return with_sinks(out, log_sum.unsqueeze(-1), None, sinks)
 
-    def _choose(self, form: _Form) -> Tensor:
+    def _choose(self, form: AttentionForm[Tensor]) -> Tensor:
         """The chosen tokens, (H, S)."""
         layout, tokens, q, dim = self._layout, self.reads.tokens, self._q, self._q.shape[-1]
         resolved, scan = self._policy.resolve(tokens, dim, layout), scan_of(self._policy, dim, layout)
@@ -260,7 +215,7 @@ class _Rows:
         self._alpha = (probabilities * chosen.unsqueeze(1)).sum(dim=-1)
         return chosen.contiguous()
 
-    def _attend_groups(self, q: Tensor, form: _Form) -> list[Partial]:
+    def _attend_groups(self, q: Tensor, form: AttentionForm[Tensor]) -> list[Partial]:
         """Attention to the groups that were asked for: those in the pool, and those that had no room there."""
         groups, layout, dim = self._groups.result(), self._layout, q.shape[-1]
         self._engine._joins_stream()

@@ -4,10 +4,26 @@ Sources: online softmax (Milakov and Gimelshein, arXiv 1805.02867); softcap (Gem
 (gpt-oss).
 """
 
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
 import torch
 from torch import Tensor
 
-__all__ = ["OnlineSoftmax", "capped", "with_sinks"]
+__all__ = ["AttentionForm", "OnlineSoftmax", "capped", "with_sinks"]
+
+
+_Sinks = TypeVar("_Sinks")
+
+
+@dataclass(frozen=True)
+class AttentionForm(Generic[_Sinks]):
+    """Of the softmax."""
+
+    scaling: float
+    softcap: float | None
+    sinks: _Sinks | None
+    """(kv_heads, g), an array or a tensor."""
 
 
 class OnlineSoftmax:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.inference.engines.base import Engine, EngineCounters
@@ -110,15 +109,6 @@ class StoreEngine(Engine):
             read = self.store.read(pages, keys)
         self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
         return read
-
-    def _values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V (H, tokens, d) in the elements (H, groups, …) of pages; views where the pages are full."""
-        n, dim = self.store.layout.group_tokens, self.store.shape.dim
-        if self.store.layout.interleaved:
-            k, v = pages[..., : 2 * n * dim].unflatten(2, (n, 2, dim)).unbind(3)
-        else:
-            k, v = pages.unflatten(2, (2, -1))[..., : n * dim].unflatten(3, (n, dim)).unbind(2)
-        return k.flatten(1, 2), v.flatten(1, 2)
 
     def _policy_at(self, layer: int, head: int) -> AttentionPolicy:
         """The policy of the store's KV head `head`."""
