@@ -44,7 +44,9 @@ LEAN = {
 #: Imported in a function, only when it is called and where it is installed.
 LAZY = {"nearflash.device.backends.host.matrix": {"crc32c"}, "nearflash.device.backends.host.topk": {"crc32c"}}
 #: Loaded by a device that needs them, which says so where they are missing.
-FOR_ONE_DEVICE = {"nearflash.device.backends.host.vector.compiled": {"numba", "llvmlite"}}
+FOR_ONE_DEVICE = {
+    f"nearflash.device.backends.host.vector.{name}": {"numba", "llvmlite"} for name in ("chunks", "compiled")
+}
 
 #: Packages of gateware that a package of gateware may import, beside itself. A row names rows above it, so there are no
 #: circles; the NAND controller and the formats know nothing of attention.

@@ -1,7 +1,6 @@
 """Bitmap matrices on a device of the expand kernel, and what its devices in software share."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -57,7 +56,7 @@ def expand_matrix(device: Device, stream: bytes) -> Expanded:
 
 
 class SoftwareExpandDevice(ImmediateDevice):
-    """Expands every format and rows of any length, whatever the build does. A backend adds `_rows`."""
+    """Expands every format and rows of any length, whatever the build does. A backend adds `_expand`."""
 
     BACKEND: ClassVar[str]
 
@@ -71,8 +70,11 @@ class SoftwareExpandDevice(ImmediateDevice):
         return cls(expand_config(config))
 
     @abstractmethod
-    def _rows(self, stream: NDArray[np.uint8]) -> Iterator[tuple[NDArray[Any], int]]:
-        """Dense rows of bit patterns, each with the number of its values. Raises StreamError."""
+    def _expand(self, stream: NDArray[np.uint8], out: NDArray[np.uint8]) -> int:
+        """Write the dense rows to the beginnings of those of `out`; returns the number of values. Raises StreamError.
+
+        out: (rows, bytes of a row with its padding), contiguous; the padding stays as it is.
+        """
 
     def _run(self, command: Command) -> Completion:
         assert isinstance(command, ExpandCommand)
@@ -81,10 +83,8 @@ class SoftwareExpandDevice(ImmediateDevice):
         if not command.expects(header):
             raise bitmap_error(StreamFault.HEADER, f"{header}")
         out = self.memory.view(*command.writes()["dense"]).reshape(command.rows, command.row_bytes)
-        values = 0
-        for (row, count), target in zip(self._rows(stream), out, strict=True):  # to the end of the stream
-            target[: row.nbytes], target[row.nbytes :] = row.view(np.uint8), 0
-            values += count
+        values = self._expand(stream, out)
+        out[:, command.columns * command.dense.number_format.bytes :] = 0
         return Completion(
             {
                 "rows_done": command.rows,

@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("numba")
+
+from nearflash.abi.bitmap import BitmapHeader
 from nearflash.abi.errors import StreamError
 from nearflash.abi.topk import StreamFault
-from nearflash.device.backends.host.matrix import read_dense_rows
+from nearflash.device.backends.host.matrix import expand_into, read_groups
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.model.weights.bitmap import expand, read_rows
 from nearflash.verify.fixtures.matrices import damaged, header_of, outcome
 
+PADDING, UNTOUCHED = 10, 77
 each_format = pytest.mark.parametrize("form", MATRIX_FORMATS, ids=lambda form: "-".join(str(part) for part in form))
 
 
@@ -17,13 +21,32 @@ def as_bytes(stream):
     return np.frombuffer(stream, np.uint8)
 
 
+def expanded(stream):
+    """Dense rows, the bytes behind each, and the number of values."""
+    header = BitmapHeader.unpack(stream[:64], len(stream))
+    item = header.dense.number_format.bytes
+    out = np.full((header.rows, header.columns * item + PADDING), UNTOUCHED, np.uint8)
+    values = expand_into(as_bytes(stream), out)
+    return out[:, :-PADDING].copy().view(f"<u{item}"), out[:, -PADDING:], values
+
+
 @each_format
 def test_equals_the_model(form):
-    for shape, density in (((1, 1), 1.0), ((5, 600), 0.4), ((3, 64), 0.0)):
+    for shape, density in (((1, 1), 1.0), ((5, 600), 0.4), ((3, 64), 0.0), ((33, 1023), 0.7), ((2, 95), 0.5)):
         stream = random_matrix(np.random.default_rng(1), shape, density, form)
-        rows, counts = zip(*read_dense_rows(as_bytes(stream)), strict=True)
-        np.testing.assert_array_equal(rows, expand(stream))
-        assert list(counts) == [row.present.sum() for row in read_rows(stream)]
+        dense, behind, values = expanded(stream)
+        np.testing.assert_array_equal(dense, expand(stream))
+        assert (behind == UNTOUCHED).all()
+        assert values == sum(row.present.sum() for row in read_rows(stream))
+
+
+@each_format
+def test_the_table_holds_what_the_model_reads(form):
+    stream = random_matrix(np.random.default_rng(3), (7, 300), 0.5, form, 2)
+    groups = list(read_groups(as_bytes(stream)))
+    assert [group.first_row for group in groups] == [0, 2, 4, 6]
+    counts = np.concatenate([group.table[:, 1] for group in groups])
+    assert counts.tolist() == [row.present.sum() for row in read_rows(stream)]
 
 
 @each_format
@@ -34,9 +57,21 @@ def test_each_damage_is_named_as_the_model_does(form):
     for stream in damaged(good, rng, flips=40):
         expected, rows, fault = outcome(stream, header), 0, StreamFault.NONE
         try:
-            for _ in read_dense_rows(as_bytes(stream)):
-                rows += 1
+            for group in read_groups(as_bytes(stream)):
+                rows += len(group.table)
         except StreamError as error:
             fault = StreamFault(error.fault)
         if expected[0] is not StreamFault.HEADER:  # what a header should have said, its command knows
             assert (fault, rows) == expected
+
+
+def test_a_thread_that_flushes_subnormals_gets_the_same_bits():
+    torch = pytest.importorskip("torch")
+    form = next(form for form in MATRIX_FORMATS if form[2] is not None and form[2].name == "BF16")
+    stream = random_matrix(np.random.default_rng(4), (4, 200), 0.9, form)
+    expected = expanded(stream)[0]
+    torch.set_flush_denormal(True)
+    try:
+        np.testing.assert_array_equal(expanded(stream)[0], expected)
+    finally:
+        torch.set_flush_denormal(False)

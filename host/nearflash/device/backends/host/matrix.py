@@ -1,132 +1,121 @@
-"""Bitmap matrices on the host, row by row: what the device `host` of the expand kernel computes.
+"""Bitmap matrices on the host, expanded in threads by compiled loops: what the device `host` of the expand kernel does.
 
 Format and faults: nearflash.abi.bitmap. Equals nearflash.model.weights.bitmap.
 """
 
+import os
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import (
-    CODEBOOK_ENTRIES,
-    ESCAPE,
     GROUP_END,
     HEADER_BYTES,
-    SCALE_COLUMNS,
     SECTION_BYTES,
     SECTIONS,
     BitmapHeader,
     Coding,
-    ElementFormat,
     Section,
     bitmap_error,
     section_bytes,
-    section_fields,
 )
-from nearflash.abi.formats import BF16, FP16, NumberFormat
+from nearflash.abi.errors import StreamError
 from nearflash.abi.topk import StreamFault
-from nearflash.device.backends.host.bf16 import bf16_patterns, bf16_values
+from nearflash.device.backends.host.vector.rows import find_rows, row_loop
+from nearflash.device.threads import set_ieee_arithmetic
 
-__all__ = ["read_dense_rows"]
+__all__ = ["RowGroup", "expand_into", "expand_pool", "read_groups"]
 
 Bytes = NDArray[np.uint8]
-Fields = dict[Section, NDArray[Any]]
 
 
-def read_dense_rows(stream: Bytes) -> Iterator[tuple[NDArray[Any], int]]:
-    """Dense rows of bit patterns, uint16 or uint8, each with the number of its values. Raises StreamError."""
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows that share a checksum."""
+
+    first_row: int
+    book_at: int
+    """Offset of the codebook in the stream, where the matrix is coded."""
+    table: NDArray[np.int64]
+    """(n, 3), of each row: offset of its bitmap, values, escapes."""
+
+
+def read_groups(stream: Bytes) -> Iterator[RowGroup]:
+    """The groups of a matrix, each when its lengths and its checksum are right.
+
+    Raises StreamError; before that comes, where rows of its group are right, a group of them alone.
+    """
     header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
-    at = HEADER_BYTES
-    for group in range(header.groups):
-        begin, book = at, np.zeros(0, np.uint8)
+    sections = SECTIONS[header.row_format]
+    bits = np.array([sections.get(section, 0) for section in Section])
+    base, at = stream.ctypes.data, HEADER_BYTES
+    for number in range(header.groups):
+        begin, first = at, number * header.group_rows
         if header.coding is Coding.EXPONENTS:
-            book, at = _take(stream, at, SECTION_BYTES)
-        for number in range(group * header.group_rows, min(header.rows, (group + 1) * header.group_rows)):
-            fields, at = _read_row(stream, at, header, number)
-            yield _dense(fields, header, book[:CODEBOOK_ENTRIES]), fields[Section.VALUES].size
-        body = stream[begin:at]
-        end, at = _take(stream, at, SECTION_BYTES)
-        if GROUP_END.unpack(end.tobytes()) != (group, _checksum(body)):
-            raise bitmap_error(StreamFault.CHECKSUM, f"another one in group {group}")
+            at += SECTION_BYTES
+            if at > stream.size:
+                raise _ends_at(begin)
+        table = np.empty((min(header.rows - first, header.group_rows), 3), np.int64)
+        fault, found, at = find_rows(base, at, stream.size, header.columns, bits, table)
+        error = None
+        if fault:
+            where = f"ones behind column {header.columns - 1} of row {first + found}"
+            error = bitmap_error(StreamFault(fault), where if fault == StreamFault.COUNT else f"at byte {at}")
+        elif at + SECTION_BYTES > stream.size:
+            error = _ends_at(at)
+        elif GROUP_END.unpack(stream[at : at + SECTION_BYTES].tobytes()) != (number, _checksum(stream[begin:at])):
+            error = bitmap_error(StreamFault.CHECKSUM, f"another one in group {number}")
+        yield RowGroup(first, begin, table[:found])
+        if error is not None:
+            raise error
+        at += SECTION_BYTES
     if at != stream.size:
         raise bitmap_error(StreamFault.LENGTH, f"{at} bytes of {stream.size}")
 
 
-def _take(stream: Bytes, at: int, size: int) -> tuple[Bytes, int]:
-    if at + size > stream.size:
-        raise bitmap_error(StreamFault.LENGTH, f"at byte {at}")
-    return stream[at : at + size], at + size
+def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> int:
+    """Write the dense rows of a matrix to `out` (rows, bytes of a row), contiguous; returns the number of values.
+
+    Bytes behind a row's columns stay as they are. executor: of threads that have set_ieee_arithmetic, by default of
+    `expand_pool`. Raises StreamError; rows before the fault may have been written.
+    """
+    header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
+    used = header.columns * header.dense.number_format.bytes
+    assert out.flags.c_contiguous and len(out) == header.rows and out.shape[1] >= used
+    loop = row_loop(header.row_format, header.output)
+    base, target, row_bytes = stream.ctypes.data, out.ctypes.data, out.shape[1]
+
+    def expand(group: RowGroup) -> None:
+        buffer = np.empty(2 * header.columns + section_bytes(1), np.uint8)
+        at = target + group.first_row * row_bytes
+        loop(base, group.table, header.columns, at, row_bytes, base + group.book_at, buffer.ctypes.data)
+
+    executor, jobs, values = executor or expand_pool(), [], 0
+    try:
+        for group in read_groups(stream):
+            jobs.append(executor.submit(expand, group))
+            values += int(group.table[:, 1].sum())
+    finally:
+        for job in jobs:
+            job.result()  # the memory is theirs until then
+    return values
 
 
-def _read_row(stream: Bytes, at: int, header: BitmapHeader, number: int) -> tuple[Fields, int]:
-    """Fields of each section; the bitmap's as booleans."""
-    fields: Fields = {}
-    values = escapes = 0
-    for section, bits in SECTIONS[header.row_format].items():
-        count = section_fields(section, header.columns, values, escapes)
-        data, at = _take(stream, at, section_bytes(bits * count))
-        if section is Section.BITMAP:
-            there = np.unpackbits(data, bitorder="little").view(np.bool_)
-            fields[section], values = there[:count], int(np.count_nonzero(there[:count]))
-            if there[count:].any():
-                raise bitmap_error(StreamFault.COUNT, f"ones behind column {count - 1} of row {number}")
-        else:
-            fields[section] = _split(data, bits)[:count]
-        if section is Section.CODES:
-            escapes = int(np.count_nonzero(fields[section] & 3 == ESCAPE))
-    return fields, at
+@cache
+def expand_pool() -> ThreadPoolExecutor:
+    """Threads that expand, one a processor."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, "nearflash-expand", initializer=set_ieee_arithmetic)
 
 
-def _split(data: Bytes, bits: int) -> NDArray[Any]:
-    """Fields of so many bits, from the lowest bit of each byte up."""
-    if bits >= 8:
-        return data.view(f"<u{bits // 8}")
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return (data[:, None] >> shifts & np.uint8((1 << bits) - 1)).reshape(-1)
-
-
-def _dense(fields: Fields, header: BitmapHeader, book: Bytes) -> NDArray[Any]:
-    there, values = fields[Section.BITMAP], fields[Section.VALUES]
-    if header.coding is Coding.EXPONENTS:
-        values = _decoded(fields, book, header.element.number_format)
-    elif header.output is not None:
-        values = _scaled(fields, header.output)
-    row = np.zeros(header.columns, values.dtype)
-    row[there] = values
-    return row
-
-
-def _decoded(fields: Fields, book: Bytes, number: NumberFormat) -> NDArray[np.uint16]:
-    """Values (n,) of planes."""
-    codes, high = fields[Section.CODES], fields[Section.VALUES].astype(np.uint16)
-    exponents = np.append(book, np.uint8(0)).astype(np.uint16)[codes & 3]
-    exponents[codes & 3 == ESCAPE] = fields[Section.ESCAPES]
-    exponents &= np.uint16((1 << number.exponent_bits) - 1)
-    significand = high & 127
-    if number is FP16:
-        significand = significand << 3 | (codes >> 2).astype(np.uint16) << 1 | fields[Section.LOW]
-    decoded: NDArray[np.uint16] = high >> 7 << 15 | exponents << number.mantissa_bits | significand
-    return decoded
-
-
-def _scaled(fields: Fields, output: ElementFormat) -> NDArray[np.uint16]:
-    """Values (n,) of codes, with the scale and the minimum of their columns."""
-    groups = np.flatnonzero(fields[Section.BITMAP]) // SCALE_COLUMNS
-    pairs = fields[Section.SCALES].view("<u2").reshape(-1, 2)
-    wide = pairs.view(np.float16).astype(np.float32) if output is ElementFormat.FP16 else bf16_values(pairs)
-    with np.errstate(all="ignore"):
-        sums = fields[Section.VALUES].astype(np.float32) * wide[groups, 0] + wide[groups, 1]
-        if output is ElementFormat.FP16:
-            patterns = sums.astype(np.float16).view(np.uint16)
-        else:
-            patterns = bf16_patterns(sums).astype(np.uint16)
-    canonical = FP16.canonical_nan if output is ElementFormat.FP16 else BF16.canonical_nan
-    return np.where(np.isnan(sums), np.uint16(canonical), patterns)
+def _ends_at(at: int) -> StreamError:
+    return bitmap_error(StreamFault.LENGTH, f"at byte {at}")
 
 
 def _checksum(body: Bytes) -> int:
     from crc32c import crc32c  # not for boards, which check matrices themselves
 
-    return int(crc32c(body.tobytes()))
+    return int(crc32c(body))

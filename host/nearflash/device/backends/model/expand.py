@@ -1,8 +1,5 @@
 """Device `model` of the expand kernel: the bit-exact reference, for correctness rather than speed."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +14,8 @@ class ExpandModelDevice(SoftwareExpandDevice):
 
     BACKEND = "model"
 
-    def _rows(self, stream: NDArray[np.uint8]) -> Iterator[tuple[NDArray[Any], int]]:
+    def _expand(self, stream: NDArray[np.uint8], out: NDArray[np.uint8]) -> int:
         text = stream.tobytes()
-        counts = [int(row.present.sum()) for row in read_rows(text)]
-        return zip(expand(text), counts, strict=True)
+        dense = np.array(expand(text)).view(np.uint8)
+        out[:, : dense.shape[1]] = dense
+        return sum(int(row.present.sum()) for row in read_rows(text))
