@@ -29,6 +29,7 @@ __all__ = [
     "UnknownDeviceError",
     "UnsupportedError",
     "WaitTimeoutError",
+    "WeightsError",
 ]
 
 
@@ -98,6 +99,10 @@ class WaitTimeoutError(NearflashError, TimeoutError):
 
 class StateError(NearflashError, OSError):
     """State on flash that is missing, short, misaligned, misdirected or damaged; it is never used and never changed."""
+
+
+class WeightsError(NearflashError, ValueError):
+    """A file of weights is damaged or of a newer version, or holds other tensors than those asked for."""
 
 
 class StorageFullError(StateError):

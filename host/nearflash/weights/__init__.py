@@ -3,8 +3,22 @@
 Formats: docs/contracts/weights.md.
 """
 
+from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.compress import compress_tensor
 from nearflash.weights.expand import expand
+from nearflash.weights.file import PackedTensor, WeightsTensor, read_file, write_file
 from nearflash.weights.pack import pack
 from nearflash.weights.quantize import QuantizedMatrix, quantize
 
-__all__ = ["QuantizedMatrix", "expand", "pack", "quantize"]
+__all__ = [
+    "PackedTensor",
+    "QuantizedMatrix",
+    "WeightsTensor",
+    "compress_tensor",
+    "expand",
+    "open_checkpoint",
+    "pack",
+    "quantize",
+    "read_file",
+    "write_file",
+]

@@ -1,28 +1,123 @@
-"""Packed matrices expanded on a device of the `expand` kernel."""
+"""Compressed weights expanded: by the host's cores, on a device of the `expand` kernel, or on a GPU."""
 
+from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
+from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, ElementFormat
+from nearflash.abi.errors import FormatError, ShapeError, StreamError
 from nearflash.device import Device, open_device
 from nearflash.device.drivers.expand import expand_matrix
-from nearflash.weights.arrays import values
+from nearflash.weights.file import WeightsTensor
+from nearflash.weights.groups import expand_groups
 
-__all__ = ["expand"]
+__all__ = ["ELEMENTS", "expand"]
+
+ELEMENTS = {"F16": ElementFormat.FP16, "BF16": ElementFormat.BF16, "I8": ElementFormat.INT8}
+"""Formats of tensors that can be compressed."""
+_NAMES = {element: dtype for dtype, element in ELEMENTS.items()}
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U16": "<u2", "I64": "<i8", "I32": "<i4",
+           "I16": "<i2", "I8": "|i1", "U8": "|u1", "U32": "<u4", "U64": "<u8", "BOOL": "|b1"}  # fmt: skip
+"""Of an array with the elements of each dtype of a file."""
 
 
-def expand(stream: bytes, device: str | Device = "host") -> NDArray[Any]:
-    """The dense matrix (rows, columns) of what `pack` gave.
+def expand(source: bytes | WeightsTensor, device: str | Device = "host", *, out: Any = None) -> Any:
+    """The dense tensor of a stream that `pack` gave, (rows, columns), or of a tensor in a file, of its own shape.
 
-    Of float16 or int8, or, for bf16, uint16 bit patterns (`torch.from_numpy(matrix).view(torch.bfloat16)`).
+    Of float16 or int8, or, for bf16, uint16 bit patterns (`torch.from_numpy(found).view(torch.bfloat16)`); of a tensor
+    that was stored dense, of its own dtype. On a GPU, a torch tensor.
 
-    device: a name for `open_device`, or an open Device, which stays open.
+    device: `host`, which computes in threads; another name for `open_device`, or an open Device, which stays open; or
+    `cuda`, also with a number. All give the same bits. out: a numpy array or torch tensor of that shape and dtype (of
+    bf16 uint16 or bfloat16), contiguous; it is written and returned.
 
-    Raises StreamError for a stream that is damaged, UnknownDeviceError, and what the device raises.
+    Raises StreamError for a stream that is damaged and WeightsError for a tensor that is; ShapeError and FormatError
+    for another `out`, whose contents are undefined after an error; UnknownDeviceError, and what the device raises.
     """
-    header = BitmapHeader.unpack(stream[:HEADER_BYTES], len(stream))
-    if isinstance(device, Device):
-        return values(expand_matrix(device, stream).dense, header.dense)
-    with open_device(device, "expand") as opened:
-        return values(expand_matrix(opened, stream).dense, header.dense)
+    if isinstance(source, WeightsTensor):
+        try:
+            return _expand_tensor(source, out, device)
+        except StreamError as error:
+            raise source.error(error) from error
+    data = np.frombuffer(source, np.uint8)
+    header = BitmapHeader.unpack(source[:HEADER_BYTES], len(data))
+    return _expand_stream(data, header, (header.rows, header.columns), out, device)
+
+
+def _expand_tensor(tensor: WeightsTensor, out: Any, device: str | Device) -> Any:
+    data = tensor.read()
+    if tensor.form == "bitmap":
+        header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
+        if (header.dense, header.rows * header.columns) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
+            stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
+            raise tensor.error(f"it must be {stated}, not {header.rows} x {header.columns} of {header.dense.name}")
+        return _expand_stream(data, header, tensor.shape, out, device)
+    if tensor.dtype not in _DTYPES:
+        raise tensor.error(f"its dtype must be one of {', '.join(_DTYPES)}, not {tensor.dtype}")
+    if tensor.form == "dense":
+        found = data.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
+    else:
+        rows, columns = prod(tensor.shape[:-1]), tensor.shape[-1]
+        found = np.empty((rows, columns), np.uint16)
+        expand_groups(data, found, int(tensor.form.removeprefix("int")), ELEMENTS[tensor.dtype])
+        found = found.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
+    if out is None and not _on_gpu(out, device):
+        return found
+    return _copied(found, tensor.dtype, out, device)
+
+
+def _expand_stream(
+    data: NDArray[np.uint8], header: BitmapHeader, shape: tuple[int, ...], out: Any, device: str | Device
+) -> Any:
+    dtype = _NAMES[header.dense]
+    if _on_gpu(out, device):
+        from nearflash.weights.gpu import expand_stream
+
+        return expand_stream(data, header, shape, out, device)
+    target = np.empty(shape, _DTYPES[dtype]) if out is None else _memory(out, shape, dtype)
+    rows = target.reshape(header.rows, header.columns)
+    if device == "host":
+        from nearflash.device.backends.host.matrix import expand_into
+
+        expand_into(data, rows.view(np.uint8))
+    elif isinstance(device, Device):
+        rows[:] = expand_matrix(device, data.tobytes()).dense.view(rows.dtype)
+    else:
+        with open_device(device, "expand") as opened:
+            rows[:] = expand_matrix(opened, data.tobytes()).dense.view(rows.dtype)
+    return target if out is None else out
+
+
+def _on_gpu(out: Any, device: str | Device) -> bool:
+    return bool(getattr(out, "is_cuda", False)) or str(device).partition(":")[0] == "cuda"
+
+
+def _copied(found: NDArray[Any], dtype: str, out: Any, device: str | Device) -> Any:
+    if _on_gpu(out, device):
+        from nearflash.weights.gpu import to_gpu
+
+        return to_gpu(found, dtype, out, device)
+    _memory(out, found.shape, dtype)[...] = found
+    return out
+
+
+def _memory(out: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """The memory of an array or tensor as an array. Raises ShapeError, FormatError."""
+    if tuple(out.shape) != shape:
+        raise ShapeError(f"out must have the shape {shape}, not {tuple(out.shape)}")
+    name, known = str(out.dtype).removeprefix("torch."), {np.dtype(_DTYPES[dtype]).name}
+    if dtype == "BF16":
+        known.add("bfloat16")
+    if name not in known:
+        raise FormatError(f"out must be of {' or '.join(sorted(known))}, not {name}")
+    contiguous = out.flags.c_contiguous if isinstance(out, np.ndarray) else out.is_contiguous()
+    if not contiguous:
+        raise ShapeError("out must be contiguous, not a view with other strides")
+    if not isinstance(out, np.ndarray):
+        from torch import uint8
+
+        out = out.detach().reshape(-1).view(uint8).numpy()
+    found: NDArray[Any] = out.view(_DTYPES[dtype]).reshape(shape)
+    return found

@@ -12,7 +12,8 @@ import json
 import os
 import secrets
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -26,9 +27,23 @@ from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import flush_directory
 
-__all__ = ["ITEM_BYTES", "Checksums", "StoredTensor", "TensorFile", "checked_header", "write_tensors"]
+__all__ = [
+    "ITEM_BYTES",
+    "Checksums",
+    "StoredTensor",
+    "TensorFile",
+    "checked_header",
+    "new_file",
+    "tensors_header",
+    "write_tensors",
+]
 
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U16": 2, "U8": 1}
+ITEM_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("BF16", "F16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL"), 1),
+}
 """Formats that are read and written here, with the bytes of an element."""
 _HEADER, _TENSORS = "header_crc32c", "crc32c"
 _ZEROS = b'"%s":"%s"' % (_HEADER.encode(), b"0" * 8)
@@ -59,14 +74,26 @@ def write_tensors(
     are twice there, StorageFullError; nothing is left then.
     """
     names = [tensor.name for tensor in tensors]
-    if path.exists() or len(set(names)) < len(names):
-        raise StateError(f"{path} must not exist yet, and the names of its {len(names)} tensors must differ")
+    if len(set(names)) < len(names):
+        raise StateError(f"{path} cannot be written: the names of its {len(names)} tensors must differ")
+    with new_file(path) as file:
+        return _write(file, path, tensors, metadata, data)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file (mode 0600) to be written, which has its name as soon as it is complete and durable.
+
+    Raises StateError where it exists, StorageFullError where it cannot be written; nothing is left then.
+    """
+    if path.exists():
+        raise StateError(f"{path} must not exist yet")
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(fd, "wb") as file:
-                size_bytes = _write(file, path, tensors, metadata, data)
+                yield file
                 file.flush()
                 os.fsync(fd)
             _give_name(partial, path)
@@ -77,7 +104,6 @@ def write_tensors(
         if isinstance(error, StateError):
             raise
         raise StorageFullError(f"{path} cannot be written ({error.strerror}): choose another place") from error
-    return size_bytes
 
 
 def _write(
@@ -88,7 +114,7 @@ def _write(
     data: Iterable[NDArray[np.uint8]],
 ) -> int:
     """The header, with zeros for checksums, the tensors, and then the header as it is."""
-    text = _header(tensors, metadata, [0] * len(tensors))
+    text = tensors_header(tensors, metadata, [0] * len(tensors))
     file.write(struct.pack("<Q", len(text)) + text)
     checksums = Checksums(tensors)
     for piece in data:
@@ -97,27 +123,30 @@ def _write(
     if not checksums.complete:
         raise StateError(f"{path} must get {checksums.size_bytes} bytes of tensors, not {checksums.seen_bytes}")
     file.seek(8)
-    file.write(_header(tensors, metadata, checksums.values))
+    file.write(tensors_header(tensors, metadata, checksums.values))
     return 8 + len(text) + checksums.size_bytes
 
 
-def _header(tensors: Sequence[StoredTensor], metadata: Mapping[str, str], checksums: Sequence[int]) -> bytes:
+def tensors_header(
+    tensors: Sequence[StoredTensor], metadata: Mapping[str, str], checksums: Sequence[int], size_bytes: int = 0
+) -> bytes:
+    """The header of a file of these tensors, one after another, with their CRC32C; of `size_bytes` bytes at least."""
     each = json.dumps([f"{checksum:08x}" for checksum in checksums], separators=(",", ":"))
     header: dict[str, Any] = {"__metadata__": {**metadata, _TENSORS: each, _HEADER: "0" * 8}}
     end = 0
     for tensor in tensors:
         start, end = end, end + tensor.size_bytes
         header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
-    return checked_header(header)
+    return checked_header(header, size_bytes)
 
 
-def checked_header(header: Mapping[str, Any]) -> bytes:
-    """The header's bytes, of whole 8, with their checksum where its metadata has a place for it."""
+def checked_header(header: Mapping[str, Any], size_bytes: int = 0) -> bytes:
+    """The header's bytes, of whole 8 and `size_bytes` at least, with their checksum where its metadata has a place."""
     metadata = header.get("__metadata__")
     if isinstance(metadata, dict) and _HEADER in metadata:
         header = {**header, "__metadata__": {**metadata, _HEADER: "0" * 8}}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text = text.ljust(size_bytes) + b" " * (-max(len(text), size_bytes) % 8)
     return text.replace(_ZEROS, b'"%s":"%08x"' % (_HEADER.encode(), crc32c(np.frombuffer(text, np.uint8))), 1)
 
 
@@ -186,8 +215,11 @@ class TensorFile:
         self._offsets = {name: tuple(each["data_offsets"]) for name, each in header.items()}
         self.checksums = self._checksums(text)
         """CRC32C of each tensor's bytes; None in files of other writers."""
-        start = 8 + length
-        self._data = np.memmap(self.path, np.uint8, "r", start) if size_bytes > start else np.zeros(0, np.uint8)
+        self.start: int = 8 + length
+        """Offset of the tensors in the file."""
+        self._data = (
+            np.memmap(self.path, np.uint8, "r", self.start) if size_bytes > self.start else np.zeros(0, np.uint8)
+        )
         for name, (first, last) in self._offsets.items():
             known = self.tensors[name].dtype in ITEM_BYTES
             if not 0 <= first <= last <= len(self._data) or (known and last - first != self.tensors[name].size_bytes):
@@ -214,6 +246,10 @@ class TensorFile:
             raise StateError(
                 f"{self.path}: tensor {name!r} is damaged: its checksum is another; export the state again"
             )
+
+    def offset_of(self, name: str) -> int:
+        """Where a tensor begins in the file."""
+        return self.start + int(self._offsets[name][0])
 
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """The bytes of one tensor, not to be written to."""

@@ -25,7 +25,7 @@ from nearflash.device.backends.host.vector.chunks import (
 )
 from nearflash.device.backends.host.vector.compiled import compiled
 
-__all__ = ["find_rows", "row_loop"]
+__all__ = ["find_rows", "group_loop", "row_loop"]
 
 _NONE, _LENGTH, _COUNT = (int(fault) for fault in (StreamFault.NONE, StreamFault.LENGTH, StreamFault.COUNT))
 _SECTION_BITS = 8 * SECTION_BYTES
@@ -187,5 +187,32 @@ def _scaled_loop(scale: Any, joined: bool) -> Any:
                 scale(at + 2 * (first + CHUNK), between, upper, _lanes(max(left - CHUNK, 0)), pair)
                 values += popcount(word)
                 pair += 4
+
+    return loop
+
+
+@cache
+def group_loop(bits: int, output: ElementFormat) -> Any:
+    """The loop `expand(pairs, codes, rows, columns, out, buffer)` for codes of 8 or 4 bits of every element.
+
+    Addresses of scales and minima, codes (64 more bytes can be read behind the last), the dense rows, and 64 bytes.
+    """
+    scale = scale_fp16 if output is ElementFormat.FP16 else scale_bf16
+    joined = bits == 4
+
+    @compiled
+    def loop(pairs: Any, codes: Any, rows: Any, columns: Any, out: Any, buffer: Any) -> None:
+        row_bytes = (columns * bits + 7) // 8
+        for row in range(rows):
+            at = out + row * columns * 2
+            for first in range(0, columns, 2 * CHUNK):
+                values, left = codes + row * row_bytes + first * bits // 8, columns - first
+                if joined:
+                    split4(buffer, values)
+                    split4(buffer + CHUNK, values + CHUNK // 2)
+                    values = buffer
+                scale(at + 2 * first, values, ALL, _lanes(left), pairs)
+                scale(at + 2 * (first + CHUNK), values + CHUNK, ALL, _lanes(max(left - CHUNK, 0)), pairs)
+                pairs += 4
 
     return loop

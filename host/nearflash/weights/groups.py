@@ -1,0 +1,47 @@
+"""Quantised matrices without a bitmap: every element has a code, in groups of 64 columns (FlexGen, section 4.4).
+
+    scale and minimum of each group of each row (4 bytes, in the weights' format) | codes (8 or 4 bits, a row's padded
+    to whole bytes), all row-major
+
+Numerics: code · scale + minimum, as nearflash.weights.quantize.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.bitmap import SCALE_COLUMNS, ElementFormat
+from nearflash.abi.errors import ShapeError, StreamError
+from nearflash.abi.topk import StreamFault
+from nearflash.weights.quantize import QuantizedMatrix
+
+__all__ = ["expand_groups", "pack_groups"]
+
+
+def pack_groups(matrix: QuantizedMatrix) -> bytes:
+    """The scales and codes of a matrix all of whose elements are present. Raises ShapeError for any other."""
+    if not matrix.present.all():
+        raise ShapeError("matrix must have a value everywhere, not pruned: pack it as a bitmap")
+    codes = matrix.codes
+    if matrix.element is ElementFormat.INT4:
+        codes = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
+        codes = codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
+    return np.ascontiguousarray(matrix.scales, "<u2").tobytes() + codes.tobytes()
+
+
+def expand_groups(data: NDArray[np.uint8], out: NDArray[Any], bits: int, output: ElementFormat) -> None:
+    """Write the dense matrix to `out` (rows, columns), uint16, contiguous. Raises StreamError for another length."""
+    from nearflash.device.backends.host.vector.rows import group_loop
+
+    rows, columns = out.shape
+    scales, codes = rows * -(-columns // SCALE_COLUMNS) * 4, rows * -(-columns * bits // 8)
+    if len(data) != scales + codes:
+        rule = f"a matrix of {rows} x {columns} int{bits} codes must have {scales + codes} bytes"
+        raise StreamError(f"{rule}, not {len(data)}", StreamFault.LENGTH)
+    assert out.flags.c_contiguous
+    padded = np.empty(len(data) + SCALE_COLUMNS, np.uint8)  # the last codes are read 64 at once
+    padded[: len(data)] = data
+    buffer = np.empty(SCALE_COLUMNS, np.uint8)
+    loop = group_loop(bits, output)
+    loop(padded.ctypes.data, padded.ctypes.data + scales, rows, columns, out.ctypes.data, buffer.ctypes.data)
