@@ -1,0 +1,240 @@
+"""Weights of a model's linear layers pruned: by magnitude, by Wanda, by SparseGPT; unstructured or n of m.
+
+Layer after layer, as the papers do: the inputs of a layer are what the pruned layers before it give.
+Sources: Wanda (arXiv 2306.11695); SparseGPT (arXiv 2301.00774).
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearflash.abi.errors import CommandError, NonFiniteError, UnsupportedError
+
+__all__ = ["METHODS", "PrunedLayer", "decoder_layers", "linear_layers", "prune"]
+
+METHODS = ("wanda", "sparsegpt", "magnitude")
+_DAMPING, _BLOCK = 0.01, 128
+"""Of SparseGPT: share of the mean diagonal that is added to the Hessian, and columns that are chosen at once."""
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """A linear layer that was pruned."""
+
+    name: str
+    """Of its weight."""
+    density: float
+    """Share of its elements that are not zero."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which elements may stay: `kept` of each `group` inputs of a row; of the row, where group is 0, a share of it."""
+
+    sparsity: float
+    kept: int = 0
+    group: int = 0
+
+    def mask(self, scores: Tensor) -> Tensor:
+        """True for the elements of scores (rows, columns) that are pruned: the lowest, of equal ones the first."""
+        rows, columns = scores.shape
+        group = self.group or columns
+        count = self.group - self.kept if self.group else round(columns * self.sparsity)
+        order = scores.reshape(rows, -1, group).sort(dim=-1, stable=True).indices
+        pruned = torch.zeros(rows, columns // group, group, dtype=torch.bool, device=scores.device)
+        return pruned.scatter_(-1, order[..., :count], True).reshape(rows, columns)
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """The decoder layers of a transformers model, in order. Raises UnsupportedError where it has none."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    layers = list(getattr(decoder, "layers", ()))
+    if not any(isinstance(each, nn.Linear) for layer in layers for each in layer.modules()):
+        raise UnsupportedError(f"model must have decoder layers with linear layers, not {type(model).__name__}")
+    return layers
+
+
+def linear_layers(model: Any, layer: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers within a decoder layer, by their names in the model."""
+    inner = {id(each) for each in layer.modules() if isinstance(each, nn.Linear)}
+    return {name: module for name, module in model.named_modules() if id(module) in inner}
+
+
+def prune(
+    model: Any,
+    tokens: Tensor | None,
+    *,
+    method: str = METHODS[0],
+    sparsity: float = 0.5,
+    pattern: tuple[int, int] | None = None,
+) -> Iterator[PrunedLayer]:
+    """Prune the linear layers of a model's decoder layers, in place, while the iterator is advanced.
+
+    tokens: int64 (sequences, length), of texts like those the model will see; None will do for `magnitude`.
+    method: `wanda` (|W| times the norm of its input), `sparsegpt` (which also updates the weights that stay), or
+    `magnitude` (|W|).
+    sparsity: the share that is pruned, of each row, or with `sparsegpt` of each 128 columns of all rows.
+    pattern: (n, m): of each m inputs n stay, and `sparsity` does not count.
+
+    Raises CommandError for other options or tokens, UnsupportedError for a model without decoder layers, before
+    anything is changed; NonFiniteError while it runs, where activations are not finite.
+    """
+    layers = decoder_layers(model)
+    layout = _checked(model, tokens, method, sparsity, pattern, layers)
+    return _pruned(model, layers, tokens, method, layout)
+
+
+def _checked(
+    model: Any, tokens: Tensor | None, method: str, sparsity: float, pattern: tuple[int, int] | None, layers: list[Any]
+) -> _Layout:
+    if method not in METHODS:
+        raise CommandError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+    if not 0 < sparsity < 1:
+        raise CommandError(f"sparsity must be above 0 and below 1, not {sparsity!r}")
+    if method != "magnitude" and (tokens is None or tokens.ndim != 2 or not tokens.numel()):
+        raise CommandError(f"tokens must have the shape (sequences, length) for the method {method}")
+    if tokens is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.config.vocab_size:
+        raise CommandError(f"tokens must be of the model's vocabulary of {model.config.vocab_size}")
+    if pattern is None:
+        return _Layout(sparsity)
+    kept, group = pattern
+    if not 0 < kept < group:
+        raise CommandError(f"pattern must be n of m with 0 < n < m, not {kept} of {group}")
+    for layer in layers:
+        for name, linear in linear_layers(model, layer).items():
+            if linear.in_features % group:
+                raise CommandError(f"pattern {kept} of {group} must divide the {linear.in_features} inputs of {name}")
+    return _Layout(1 - kept / group, kept, group)
+
+
+def _pruned(
+    model: Any, layers: list[nn.Module], tokens: Tensor | None, method: str, layout: _Layout
+) -> Iterator[PrunedLayer]:
+    training = model.training
+    model.eval()
+    try:
+        hidden: list[Tensor] = []
+        given: list[list[dict[str, Any]]] = []
+        if method != "magnitude":
+            assert tokens is not None
+            hidden, given = _captured(model, layers, tokens)
+        for number, layer in enumerate(layers):
+            linears = linear_layers(model, layer)
+            start = time.perf_counter()
+            statistics = _statistics(layer, linears, hidden, [each[number] for each in given], method)
+            for name, linear in linears.items():
+                with torch.no_grad():
+                    linear.weight.copy_(_new_weight(name, linear.weight, statistics.get(name), method, layout))
+                    density = float(torch.count_nonzero(linear.weight) / linear.weight.numel())
+                yield PrunedLayer(f"{name}.weight", density, time.perf_counter() - start)
+                start = time.perf_counter()
+            hidden = [_run(layer, each, keywords[number]) for each, keywords in zip(hidden, given, strict=True)]
+    finally:
+        model.train(training)
+
+
+@torch.no_grad()
+def _captured(model: Any, layers: list[nn.Module], tokens: Tensor) -> tuple[list[Tensor], list[list[dict[str, Any]]]]:
+    """The hidden states (1, length, d) that go into the first layer, and what each layer is given beside them."""
+    hidden: list[Tensor] = []
+    given: list[list[dict[str, Any]]] = []
+
+    def see(number: int) -> Callable[..., None]:
+        def hook(_: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            if number == 0:
+                hidden.append(positional[0] if positional else keywords["hidden_states"])
+            given[-1].append({name: value for name, value in keywords.items() if name != "hidden_states"})
+
+        return hook
+
+    hooks = [layer.register_forward_pre_hook(see(number), with_kwargs=True) for number, layer in enumerate(layers)]
+    try:
+        for row in tokens:
+            given.append([])
+            model.get_decoder()(row[None].to(model.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return hidden, given
+
+
+@torch.no_grad()
+def _run(layer: nn.Module, hidden: Tensor, keywords: dict[str, Any]) -> Tensor:
+    out = layer(hidden, **keywords)
+    found: Tensor = out[0] if isinstance(out, tuple) else out
+    return found
+
+
+def _statistics(
+    layer: nn.Module,
+    linears: dict[str, nn.Linear],
+    hidden: list[Tensor],
+    given: list[dict[str, Any]],
+    method: str,
+) -> dict[str, Tensor]:
+    """Of each linear layer, in fp32: sums of squares (inputs,) of its inputs, or with `sparsegpt` of products."""
+    found: dict[str, Tensor] = {}
+    with _seeing(linears, found, products=method == "sparsegpt"):
+        for each, keywords in zip(hidden, given, strict=True):
+            _run(layer, each, keywords)
+    return found
+
+
+@contextmanager
+def _seeing(linears: dict[str, nn.Linear], found: dict[str, Tensor], *, products: bool) -> Iterator[None]:
+    def see(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, positional: tuple[Tensor, ...]) -> None:
+            inputs = positional[0].reshape(-1, positional[0].shape[-1]).float()
+            new = inputs.T @ inputs if products else inputs.square().sum(0)
+            found[name] = found[name] + new if name in found else new
+
+        return hook
+
+    hooks = [linear.register_forward_pre_hook(see(name)) for name, linear in linears.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _new_weight(name: str, weight: Tensor, statistics: Tensor | None, method: str, layout: _Layout) -> Tensor:
+    if statistics is not None and not statistics.isfinite().all():
+        raise NonFiniteError(f"inputs of {name} must be finite: compute in bf16 or fp32")
+    wide = weight.float()
+    if statistics is None:  # magnitude, or an expert that no token came to
+        return wide.masked_fill(layout.mask(wide.abs()), 0)
+    if method == "wanda":
+        return wide.masked_fill(layout.mask(wide.abs() * statistics.sqrt()), 0)
+    return _optimal_brain_surgeon(wide, statistics, layout)
+
+
+def _optimal_brain_surgeon(weight: Tensor, products: Tensor, layout: _Layout) -> Tensor:
+    """SparseGPT: columns from left to right, the error of each pruned one made up by those behind it."""
+    weight, columns = weight.clone(), weight.shape[1]
+    unused = products.diagonal() == 0
+    hessian = products.clone()
+    hessian.diagonal()[unused] = 1
+    weight[:, unused] = 0
+    hessian.diagonal().add_(_DAMPING * hessian.diagonal().mean())
+    inverse = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(hessian)), upper=True)
+    block = layout.group or _BLOCK
+    for first in range(0, columns, block):
+        last = min(first + block, columns)
+        part, own = weight[:, first:last], inverse[first:last, first:last]
+        scores = part.square() / own.diagonal().square()
+        pruned = layout.mask(scores if layout.group else scores.reshape(1, -1)).view_as(part)
+        errors = torch.zeros_like(part)
+        for column in range(last - first):
+            kept = part[:, column].masked_fill(pruned[:, column], 0)
+            errors[:, column] = (part[:, column] - kept) / own[column, column]
+            part[:, column:] -= errors[:, column, None] * own[column, None, column:]
+            part[:, column] = kept
+        weight[:, last:] -= errors @ inverse[first:last, last:]
+    return weight

@@ -1,0 +1,188 @@
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+
+from nearflash.abi.errors import CommandError, NonFiniteError, UnsupportedError
+from nearflash.weights.prune import METHODS, decoder_layers, linear_layers, prune
+
+SIZES = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=100, max_position_embeddings=64)
+CONFIGS = {
+    "opt": lambda: transformers.OPTConfig(**SIZES, ffn_dim=96, word_embed_proj_dim=64),
+    "llama": lambda: transformers.LlamaConfig(**SIZES, intermediate_size=96, num_key_value_heads=2),
+    "qwen": lambda: transformers.Qwen2Config(**SIZES, intermediate_size=96, num_key_value_heads=2),
+}
+TOKENS = torch.from_numpy(np.random.default_rng(1).integers(0, 100, (6, 40)))
+
+
+def made(name="llama", dtype=torch.float32):
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype)
+    return model.eval()
+
+
+def weights_of(model):
+    return {name: module.weight.detach().clone() for layer in decoder_layers(model)
+            for name, module in linear_layers(model, layer).items()}  # fmt: skip
+
+
+def first_inputs(model):
+    """Inputs (tokens, features) of the first layer's linear layers."""
+    seen, hooks = {}, []
+    for name, module in linear_layers(model, decoder_layers(model)[0]).items():
+        parts = seen[name] = []
+        hooks.append(
+            module.register_forward_pre_hook(lambda _, given, parts=parts: parts.append(given[0].flatten(0, 1)))
+        )
+    with torch.no_grad():
+        for row in TOKENS:
+            model(row[None])
+    for hook in hooks:
+        hook.remove()
+    return {name: torch.cat(parts) for name, parts in seen.items()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_layer_keeps_its_share(name, method, dtype):
+    model = made(name, dtype)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    layers = list(prune(model, TOKENS, method=method, sparsity=0.25))
+    after = model.state_dict()
+    assert [layer.name for layer in layers] == [f"{name}.weight" for name in weights_of(model)]
+    for layer in layers:
+        weight = after[layer.name]
+        assert layer.density == pytest.approx(0.75) and layer.seconds >= 0
+        if method != "sparsegpt":  # which keeps the share of all rows together
+            assert ((weight != 0).float().mean(1) == 0.75).all()
+    others = before.keys() - {layer.name for layer in layers}
+    assert others and all(torch.equal(before[key], after[key]) for key in others)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_of_four(method):
+    model = made()
+    for layer in prune(model, TOKENS, method=method, pattern=(2, 4)):
+        weight = model.state_dict()[layer.name]
+        assert ((weight.reshape(-1, 4) != 0).sum(1) == 2).all()
+
+
+def test_wanda_is_the_weight_times_the_norm_of_its_input():
+    model = made()
+    dense, inputs = weights_of(model), first_inputs(model)
+    list(prune(model, TOKENS, method="wanda"))
+    for name, module in linear_layers(model, decoder_layers(model)[0]).items():
+        scores = dense[name].abs() * inputs[name].norm(dim=0)
+        for row, kept, score in zip(dense[name], module.weight, scores, strict=True):
+            lowest = score.argsort()[: len(row) // 2]
+            expected = row.clone()
+            expected[lowest] = 0
+            assert torch.equal(kept.detach(), expected)
+
+
+def test_later_layers_see_what_the_pruned_ones_before_them_give():
+    model, other = made(), made()
+    list(prune(model, TOKENS, method="wanda"))
+    with torch.no_grad():
+        for name, module in linear_layers(other, decoder_layers(other)[0]).items():
+            module.weight.copy_(dict(model.named_modules())[name].weight)
+    # the first layer is pruned already: pruning keeps it, and the second one's inputs are the same
+    list(prune(other, TOKENS, method="wanda"))
+    for name, weight in weights_of(model).items():
+        assert torch.equal(weight, weights_of(other)[name])
+
+
+def errors(model, dense, inputs):
+    return sum(float((inputs[name] @ (module.weight.detach() - dense[name]).T).square().sum())
+               for name, module in linear_layers(model, decoder_layers(model)[0]).items())  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", [None, (2, 4)])
+def test_each_method_loses_less_than_the_simpler_one(pattern):
+    found = {}
+    for method in METHODS:
+        model = made()
+        dense, inputs = weights_of(model), first_inputs(model)
+        list(prune(model, TOKENS, method=method, pattern=pattern))
+        found[method] = errors(model, dense, inputs)
+    assert found["sparsegpt"] < 0.9 * found["wanda"] and found["wanda"] <= found["magnitude"]
+
+
+def naive_surgeon(weight, inputs, pruned):
+    """Column by column, each time with the inverse of what remains of the Hessian, in fp64 (OBS, Hassibi 1993)."""
+    weight = weight.double().clone()
+    hessian = inputs.double().T @ inputs.double()
+    hessian += 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
+    for column in range(weight.shape[1]):
+        inverse = torch.linalg.inv(hessian[column:, column:])
+        error = torch.where(pruned[:, column], weight[:, column], 0) / inverse[0, 0]
+        weight[:, column:] -= error[:, None] * inverse[0]
+        weight[pruned[:, column], column] = 0
+    return weight
+
+
+def test_sparsegpt_makes_up_for_each_column_with_those_behind_it():
+    model = made()
+    dense, inputs = weights_of(model), first_inputs(model)
+    list(prune(model, TOKENS, method="sparsegpt"))
+    for name, module in linear_layers(model, decoder_layers(model)[0]).items():
+        expected = naive_surgeon(dense[name], inputs[name], module.weight == 0)
+        torch.testing.assert_close(module.weight.detach().double(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_an_input_that_is_never_used_is_pruned_first():
+    model = made()
+    with torch.no_grad():
+        for layer in decoder_layers(model):
+            layer.input_layernorm.weight[5] = 0
+    list(prune(model, TOKENS, method="sparsegpt"))
+    assert (decoder_layers(model)[0].self_attn.q_proj.weight[:, 5] == 0).all()
+
+
+def test_stopping_early_leaves_the_model_as_it_was_used():
+    model = made().train()
+    layers = prune(model, TOKENS)
+    next(layers)
+    layers.close()
+    assert model.training
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        (TOKENS, {"method": "best"}, "method must be one of wanda, sparsegpt, magnitude, not 'best'"),
+        (TOKENS, {"sparsity": 0}, "sparsity must be above 0 and below 1, not 0"),
+        (TOKENS, {"sparsity": 1.0}, "not 1.0"),
+        (TOKENS, {"pattern": (4, 4)}, "pattern must be n of m with 0 < n < m, not 4 of 4"),
+        (TOKENS, {"pattern": (2, 5)}, "pattern 2 of 5 must divide the 64 inputs of model.layers.0"),
+        (None, {}, r"tokens must have the shape \(sequences, length\) for the method wanda"),
+        (TOKENS[0], {}, "tokens must have the shape"),
+        (TOKENS[:0], {"method": "sparsegpt"}, "tokens must have the shape"),
+        (TOKENS + 90, {}, "tokens must be of the model's vocabulary of 100"),
+    ],
+)
+def test_bad_options_change_nothing(tokens, options, message):
+    model = made()
+    before = weights_of(model)
+    with pytest.raises(CommandError, match=message):
+        prune(model, tokens, **options)
+    assert all(torch.equal(before[name], weight) for name, weight in weights_of(model).items())
+
+
+def test_models_without_linear_layers():
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=100))
+    with pytest.raises(UnsupportedError, match="must have decoder layers with linear layers, not GPT2LMHeadModel"):
+        prune(gpt2, TOKENS)
+
+
+def test_activations_that_are_not_finite_are_named():
+    model = made()
+    with torch.no_grad():
+        decoder_layers(model)[1].self_attn.v_proj.weight[0, 0] = float("inf")
+    with pytest.raises(NonFiniteError, match=r"inputs of model.layers.1.self_attn.o_proj must be finite"):
+        list(prune(model, TOKENS))
