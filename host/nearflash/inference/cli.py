@@ -139,9 +139,10 @@ def _generate(arguments: argparse.Namespace) -> int:
 
     from nearflash.inference.engines.setup import CPU, check_gpu, drive_profile, is_gpu, open_engine
     from nearflash.inference.generate import generate as continued
-    from nearflash.inference.models import kv_shape, load_model, model_positions, silent_transformers
+    from nearflash.inference.models import kv_shape, load_model, model_positions
     from nearflash.inference.policy.choose import AUTO, choose_policy
     from nearflash.inference.session import Session
+    from nearflash.pretrained import silent_transformers
     from nearflash.storage.kv import kept_layout
 
     with nullcontext() if arguments.verbose else silent_transformers():

@@ -14,7 +14,7 @@ from nearflash.bench.inference.settings import baseline, by_policy
 from nearflash.bench.inference.texts import extend_positions, manual_pieces
 from nearflash.inference.models import load_model
 from nearflash.inference.policy.policy import AttentionPolicy
-from nearflash.inference.policy.texts import token_ids
+from nearflash.inference.policy.texts import beginnings
 from nearflash.storage.kv import KvLayout
 
 DOCLM = str(Path(__file__).parents[2] / "data" / "doclm-7m")
@@ -108,10 +108,10 @@ def test_files_are_cut_to_their_beginning(tmp_path):
     (tmp_path / "long").write_text("ab c " * 4096)
     (tmp_path / "short").write_text("ab c")
     (tmp_path / "latin").write_bytes(b"caf\xe9")
-    assert next(token_ids(Words(), [tmp_path / "long"], 4096)).tolist() == [2, 1] * 2048
+    assert next(beginnings(Words(), [tmp_path / "long"], 4096)).tolist() == [2, 1] * 2048
     for name, match in (("short", "4096 tokens at least, not the 2 of"), ("latin", "UTF-8"), ("none", "No such file")):
         with pytest.raises(CommandError, match=match):
-            next(token_ids(Words(), [tmp_path / name], 4096))
+            next(beginnings(Words(), [tmp_path / name], 4096))
 
 
 def test_every_mode_has_a_setting(tiny_model):

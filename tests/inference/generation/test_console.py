@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from nearflash.inference import models
+from nearflash import pretrained
 from nearflash.inference.console import estimate, summary
 from nearflash.inference.engines.base import EngineCounters
 from nearflash.inference.generate import Generated
@@ -41,12 +41,12 @@ def test_an_estimate_has_the_bytes_that_will_be_written(tmp_path, policy, factor
 @pytest.mark.parametrize("verbose", [False, True])
 def test_loading_is_silent_unless_asked(monkeypatch, capsys, doclm_folder, verbose):
     """transformers' reader of GGUF files draws bars, whatever its settings are."""
-    real = models.AutoModelForCausalLM.from_pretrained
+    real = pretrained.AutoModelForCausalLM.from_pretrained
 
     def noisy(*args, **options):
         print("converting: 50 %", file=sys.stderr)
         return real(*args, **options)
 
-    monkeypatch.setattr(models.AutoModelForCausalLM, "from_pretrained", noisy)
-    models.load_model(doclm_folder, verbose=verbose)
+    monkeypatch.setattr(pretrained.AutoModelForCausalLM, "from_pretrained", noisy)
+    pretrained.load_pretrained(doclm_folder, verbose=verbose)
     assert ("converting" in capsys.readouterr().err) == verbose

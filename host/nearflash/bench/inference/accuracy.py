@@ -26,10 +26,11 @@ from nearflash.bench.inference.settings import Setting
 from nearflash.bench.inference.texts import extend_positions, manual_pieces
 from nearflash.bench.options import Option
 from nearflash.inference.cache.decoder import kv_shape_of
-from nearflash.inference.models import SMOLLM2, load_model
+from nearflash.inference.models import load_model
 from nearflash.inference.policy.choose import AUTO, choose_policy
-from nearflash.inference.policy.texts import token_ids
+from nearflash.inference.policy.texts import beginnings
 from nearflash.inference.policy.window import NAME, FlashUse, Prefix
+from nearflash.pretrained import SMOLLM2
 
 __all__ = ["measure", "run"]
 
@@ -77,7 +78,7 @@ def run(
     _, _, sentence = choose_policy(loaded.config, kv_shape_of(loaded.config), 1 << 20, policy)
     for count in sorted(tokens) if settings else ():
         rope = extend_positions(loaded, count)
-        given = token_ids(tokenizer, texts, count) if texts else manual_pieces(tokenizer, _PIECES, count)
+        given = beginnings(tokenizer, texts, count) if texts else manual_pieces(tokenizer, _PIECES, count)
         for row in measure(model, loaded, settings, given):
             yield row | {"policy": sentence, "rope": rope}
 

@@ -30,10 +30,11 @@ from nearflash.bench.options import Option
 from nearflash.inference.cache.attention import NAME
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.engines.setup import drive_profile, open_engine
-from nearflash.inference.models import SMOLLM2, kv_shape, load_model
+from nearflash.inference.models import kv_shape, load_model
 from nearflash.inference.policy.choose import choose_policy
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.session import Session
+from nearflash.pretrained import SMOLLM2
 from nearflash.storage.kv import kept_layout
 from nearflash.storage.kv.journal import journal_path
 

@@ -28,9 +28,10 @@ from nearflash.bench.inference.short_contexts import short_contexts
 from nearflash.bench.options import Option
 from nearflash.inference.engines.estimate import READ_DEPTH, index_bytes
 from nearflash.inference.engines.setup import default_layout
-from nearflash.inference.models import SMOLLM2, load_model
+from nearflash.inference.models import load_model
 from nearflash.inference.policy.choose import UNIFORM, choose_policy
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.pretrained import SMOLLM2
 from nearflash.storage.io.measure import PAGE_BYTES, Rate, measure_drive, measure_random
 from nearflash.storage.io.profile import DriveProfile
 

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from nearflash.inference.engines.setup import CPU, open_engine
-from nearflash.inference.models import SMOLLM2, kv_shape, load_model
+from nearflash.inference.models import kv_shape, load_model
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.session import Session
+from nearflash.pretrained import SMOLLM2
 
 __all__ = ["main"]
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from nearflash.inference.engines.setup import CPU, open_engine
 from nearflash.inference.generate import Generated, generate
-from nearflash.inference.models import SMOLLM2, kv_shape, load_model
+from nearflash.inference.models import kv_shape, load_model
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.pretrained import SMOLLM2
 
 __all__ = ["POLICY", "main", "summarise"]
 

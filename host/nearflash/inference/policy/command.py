@@ -60,12 +60,13 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     set_threads(arguments.threads)  # before torch is imported
 
     from nearflash.inference.engines.setup import default_layout
-    from nearflash.inference.models import kv_shape, load_model, silent_transformers
+    from nearflash.inference.models import kv_shape, load_model
     from nearflash.inference.policy.calibration import Calibration, score_dims_of
     from nearflash.inference.policy.choose import UNIFORM
     from nearflash.inference.policy.files import PolicyFile, model_digest, own_folder
-    from nearflash.inference.policy.texts import token_ids
+    from nearflash.inference.policy.texts import beginnings
     from nearflash.inference.policy.window import NAME
+    from nearflash.pretrained import silent_transformers
 
     with nullcontext() if arguments.verbose else silent_transformers():
         model, tokenizer = load_model(arguments.model)
@@ -75,7 +76,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         if output.exists():
             PolicyFile.read(output, shape, digest)  # another model's, or no policy file, is not overwritten
         positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", arguments.tokens)
-        texts = list(token_ids(tokenizer, arguments.texts, min(arguments.tokens, positions)))
+        texts = list(beginnings(tokenizer, arguments.texts, min(arguments.tokens, positions)))
         model.requires_grad_(False)
         model.set_attn_implementation(NAME)
         layout = default_layout(shape.dim, UNIFORM, 1 << 20)

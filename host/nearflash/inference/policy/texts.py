@@ -1,4 +1,4 @@
-"""Texts from files, as token ids of a model."""
+"""Beginnings of texts from files, as token ids of a model."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,18 +8,15 @@ import torch
 from torch import Tensor
 
 from nearflash.abi.errors import CommandError
+from nearflash.pretrained import token_ids
 
-__all__ = ["token_ids"]
+__all__ = ["beginnings"]
 
 
-def token_ids(tokenizer: Any, files: Sequence[Path], tokens: int) -> Iterator[Tensor]:
+def beginnings(tokenizer: Any, files: Sequence[Path], tokens: int) -> Iterator[Tensor]:
     """Token ids (tokens,) of the beginnings of files. Raises CommandError for one that is too short, or no UTF-8."""
     for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"texts must be readable UTF-8 files, not {str(file)!r}: {error}") from error
-        ids = tokenizer(text, verbose=False)["input_ids"][:tokens]
+        ids = token_ids(tokenizer, file)[:tokens]
         if len(ids) < tokens:
             raise CommandError(f"texts must have {tokens} tokens at least, not the {len(ids)} of {str(file)!r}")
         yield torch.tensor(ids)
