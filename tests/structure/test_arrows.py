@@ -16,15 +16,17 @@ MAY_IMPORT = {
     "storage": {"abi", "device"},
     "weights": {"abi", "device", "storage"},
     "pretrained": {"abi", "weights"},
+    "planning": {"abi"},
     "training": {"abi", "arguments", "device", "storage"},
     "inference": {"abi", "arguments", "device", "pretrained", "storage"},
+    "offload": {"abi", "arguments", "device", "storage", "weights", "pretrained", "planning", "inference"},
     "gateware": {"abi"},
     "sim": {"abi", "model", "gateware", "device"},
     "verify": {"abi", "model", "gateware", "device", "sim"},
-    "bench": {"abi", "device", "storage", "training", "inference", "weights", "pretrained"},
+    "bench": {"abi", "device", "storage", "training", "inference", "weights", "pretrained", "planning", "offload"},
     "sim.bench": {"abi", "model", "gateware", "device", "inference", "sim", "verify", "bench"},
     "demo": {"abi", "arguments", "device", "storage", "training", "bench"},
-    "cli": {"abi", "arguments", "device", "storage", "weights", "pretrained", "training", "bench"},
+    "cli": {"abi", "arguments", "device", "storage", "weights", "pretrained", "planning", "training", "bench"},
 }
 #: Parts of a package that may import more.
 MORE = {

@@ -1,0 +1,69 @@
+"""An offloading policy: the block of sequences, and which share of what lies on which tier.
+
+Source: FlexGen (arXiv 2303.06865), section 4.2; the tier `device`, near-storage drives, is ours.
+"""
+
+import math
+from dataclasses import dataclass
+
+from nearflash.abi.errors import CommandError
+
+__all__ = ["OffloadPolicy", "Shares"]
+
+_CLOSE = 1e-6
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the bytes of weights, KV cache or activations by tier; they sum to 1.
+
+    gpu: memory of what computes; on a machine without a GPU, the part of host memory that its budget names.
+    host, disk: memory of the host, and its drives. device: near-storage drives, which attend where the KV cache lies.
+    Raises CommandError for shares below 0 or above 1, or that sum to something else.
+    """
+
+    gpu: float = 0.0
+    host: float = 0.0
+    disk: float = 0.0
+    device: float = 0.0
+
+    def __post_init__(self) -> None:
+        every = (self.gpu, self.host, self.disk, self.device)
+        if not all(0 <= share <= 1 for share in every) or not math.isclose(sum(every), 1, abs_tol=_CLOSE):
+            raise CommandError(f"shares must be between 0 and 1 and sum to 1, not {', '.join(map(str, every))}")
+
+
+@dataclass(frozen=True)
+class OffloadPolicy:
+    """How a model generates for many prompts with little memory.
+
+    batch_size: sequences that are computed at once. num_batches: batches of a block, for all of which a layer's weights
+    are loaded once. overlap: loads and stores run beside the computing. cpu_attention: attention over a KV cache on
+    the host is computed there. weight_bits, cache_bits: 16, or 4 for groups of 64 codes with a scale and a minimum.
+    Raises CommandError for counts below 1, other bits, or weights on a device.
+    """
+
+    batch_size: int
+    num_batches: int
+    weights: Shares
+    cache: Shares
+    activations: Shares
+    overlap: bool = True
+    cpu_attention: bool = False
+    weight_bits: int = 16
+    cache_bits: int = 16
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.num_batches < 1:
+            raise CommandError(
+                f"batch_size and num_batches must be 1 at least, not {self.batch_size}, {self.num_batches}"
+            )
+        if {self.weight_bits, self.cache_bits} - {4, 16}:
+            raise CommandError(f"bits must be 16 or 4, not {self.weight_bits} and {self.cache_bits}")
+        if self.weights.device or self.activations.device:
+            raise CommandError("only the KV cache can lie on a device, not weights or activations")
+
+    @property
+    def block_size(self) -> int:
+        """Sequences of a block."""
+        return self.batch_size * self.num_batches
