@@ -14,9 +14,13 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import SCALE_COLUMNS, ElementFormat
 from nearflash.abi.errors import ShapeError, StreamError
 from nearflash.abi.topk import StreamFault
+from nearflash.device.threads import ieee_arithmetic
 from nearflash.weights.quantize import QuantizedMatrix
 
 __all__ = ["expand_groups", "pack_groups"]
+
+_THREAD_BYTES = 1 << 20
+"""Dense bytes that a thread expands at once, where there are four times as many or more."""
 
 
 def pack_groups(matrix: QuantizedMatrix) -> bytes:
@@ -32,6 +36,7 @@ def pack_groups(matrix: QuantizedMatrix) -> bytes:
 
 def expand_groups(data: NDArray[np.uint8], out: NDArray[Any], bits: int, output: ElementFormat) -> None:
     """Write the dense matrix to `out` (rows, columns), uint16, contiguous. Raises StreamError for another length."""
+    from nearflash.device.backends.host.matrix import expand_pool
     from nearflash.device.backends.host.vector.rows import group_loop
 
     rows, columns = out.shape
@@ -42,6 +47,18 @@ def expand_groups(data: NDArray[np.uint8], out: NDArray[Any], bits: int, output:
     assert out.flags.c_contiguous
     padded = np.empty(len(data) + SCALE_COLUMNS, np.uint8)  # the last codes are read 64 at once
     padded[: len(data)] = data
-    buffer = np.empty(SCALE_COLUMNS, np.uint8)
-    loop = group_loop(bits, output)
-    loop(padded.ctypes.data, padded.ctypes.data + scales, rows, columns, out.ctypes.data, buffer.ctypes.data)
+    loop, pairs_at, codes_at = group_loop(bits, output), padded.ctypes.data, padded.ctypes.data + scales
+
+    def expand(first: int, last: int) -> None:
+        buffer = np.empty(SCALE_COLUMNS, np.uint8)
+        pairs, row_codes = pairs_at + first * scales // rows, codes_at + first * codes // rows
+        loop(pairs, row_codes, last - first, columns, out.ctypes.data + first * columns * 2, buffer.ctypes.data)
+
+    if out.nbytes < 4 * _THREAD_BYTES:
+        with ieee_arithmetic():
+            expand(0, rows)
+        return
+    bounds = range(0, rows, max(_THREAD_BYTES * rows // out.nbytes, 1))
+    jobs = [expand_pool().submit(expand, first, min(first + bounds.step, rows)) for first in bounds]
+    for job in jobs:
+        job.result()

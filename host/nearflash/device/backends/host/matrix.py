@@ -26,11 +26,13 @@ from nearflash.abi.bitmap import (
 from nearflash.abi.errors import StreamError
 from nearflash.abi.topk import StreamFault
 from nearflash.device.backends.host.vector.rows import find_rows, row_loop
-from nearflash.device.threads import set_ieee_arithmetic
+from nearflash.device.threads import ieee_arithmetic, set_ieee_arithmetic
 
 __all__ = ["RowGroup", "expand_into", "expand_pool", "read_groups"]
 
 Bytes = NDArray[np.uint8]
+_THREADED_BYTES = 4 << 20
+"""Dense bytes from which on threads are worth their start; fewer are expanded by the caller's."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,9 @@ def read_groups(stream: Bytes) -> Iterator[RowGroup]:
 def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> int:
     """Write the dense rows of a matrix to `out` (rows, bytes of a row), contiguous; returns the number of values.
 
-    Bytes behind a row's columns stay as they are. executor: of threads that have set_ieee_arithmetic, by default of
-    `expand_pool`. Raises StreamError; rows before the fault may have been written.
+    Bytes behind a row's columns stay as they are. executor: of threads that have set_ieee_arithmetic; by default the
+    caller's thread for a small matrix, `expand_pool` for others. Raises StreamError; rows before the fault may have
+    been written.
     """
     header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
     used = header.columns * header.dense.number_format.bytes
@@ -94,11 +97,17 @@ def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> 
         at = target + group.first_row * row_bytes
         loop(base, group.table, header.columns, at, row_bytes, base + group.book_at, buffer.ctypes.data)
 
-    executor, jobs, values = executor or expand_pool(), [], 0
+    small = executor is None and len(out) * used < _THREADED_BYTES
+    submit = (executor or expand_pool()).submit
+    jobs, values = [], 0
     try:
-        for group in read_groups(stream):
-            jobs.append(executor.submit(expand, group))
-            values += int(group.table[:, 1].sum())
+        with ieee_arithmetic():
+            for group in read_groups(stream):
+                if small:
+                    expand(group)
+                else:
+                    jobs.append(submit(expand, group))
+                values += int(group.table[:, 1].sum())
     finally:
         for job in jobs:
             job.result()  # the memory is theirs until then
