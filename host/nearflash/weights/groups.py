@@ -6,6 +6,7 @@
 Numerics: code · scale + minimum, as nearflash.weights.quantize.
 """
 
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,12 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import SCALE_COLUMNS, ElementFormat
 from nearflash.abi.errors import ShapeError, StreamError
 from nearflash.abi.topk import StreamFault
-from nearflash.device.threads import ieee_arithmetic
 from nearflash.weights.quantize import QuantizedMatrix
 
 __all__ = ["expand_groups", "pack_groups"]
 
-_THREAD_BYTES = 1 << 20
-"""Dense bytes that a thread expands at once, where there are four times as many or more."""
+_THREAD_BYTES, _THREADED_BYTES = 1 << 20, 4 << 20
+"""Dense bytes that a thread expands at once, and from which on threads are worth their start."""
 
 
 def pack_groups(matrix: QuantizedMatrix) -> bytes:
@@ -34,9 +34,14 @@ def pack_groups(matrix: QuantizedMatrix) -> bytes:
     return np.ascontiguousarray(matrix.scales, "<u2").tobytes() + codes.tobytes()
 
 
-def expand_groups(data: NDArray[np.uint8], out: NDArray[Any], bits: int, output: ElementFormat) -> None:
-    """Write the dense matrix to `out` (rows, columns), uint16, contiguous. Raises StreamError for another length."""
-    from nearflash.device.backends.host.matrix import expand_pool
+def expand_groups(
+    data: NDArray[np.uint8], out: NDArray[Any], bits: int, output: ElementFormat, executor: Executor | None = None
+) -> None:
+    """Write the dense matrix to `out` (rows, columns), uint16, contiguous. Raises StreamError for another length.
+
+    executor: as for nearflash.device.backends.host.matrix.expand_into.
+    """
+    from nearflash.device.backends.host.matrix import CallingThread, expand_pool
     from nearflash.device.backends.host.vector.rows import group_loop
 
     rows, columns = out.shape
@@ -54,11 +59,9 @@ def expand_groups(data: NDArray[np.uint8], out: NDArray[Any], bits: int, output:
         pairs, row_codes = pairs_at + first * scales // rows, codes_at + first * codes // rows
         loop(pairs, row_codes, last - first, columns, out.ctypes.data + first * columns * 2, buffer.ctypes.data)
 
-    if out.nbytes < 4 * _THREAD_BYTES:
-        with ieee_arithmetic():
-            expand(0, rows)
-        return
+    if executor is None:
+        executor = CallingThread() if out.nbytes < _THREADED_BYTES else expand_pool()
     bounds = range(0, rows, max(_THREAD_BYTES * rows // out.nbytes, 1))
-    jobs = [expand_pool().submit(expand, first, min(first + bounds.step, rows)) for first in bounds]
+    jobs = [executor.submit(expand, first, min(first + bounds.step, rows)) for first in bounds]
     for job in jobs:
         job.result()

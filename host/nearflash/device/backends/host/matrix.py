@@ -4,10 +4,11 @@ Format and faults: nearflash.abi.bitmap. Equals nearflash.model.weights.bitmap.
 """
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from nearflash.abi.topk import StreamFault
 from nearflash.device.backends.host.vector.rows import find_rows, row_loop
 from nearflash.device.threads import ieee_arithmetic, set_ieee_arithmetic
 
-__all__ = ["RowGroup", "expand_into", "expand_pool", "read_groups"]
+__all__ = ["CallingThread", "RowGroup", "expand_into", "expand_pool", "read_groups"]
 
 Bytes = NDArray[np.uint8]
 _THREADED_BYTES = 4 << 20
@@ -97,21 +98,28 @@ def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> 
         at = target + group.first_row * row_bytes
         loop(base, group.table, header.columns, at, row_bytes, base + group.book_at, buffer.ctypes.data)
 
-    small = executor is None and len(out) * used < _THREADED_BYTES
-    submit = (executor or expand_pool()).submit
+    if executor is None:
+        executor = CallingThread() if len(out) * used < _THREADED_BYTES else expand_pool()
     jobs, values = [], 0
     try:
-        with ieee_arithmetic():
-            for group in read_groups(stream):
-                if small:
-                    expand(group)
-                else:
-                    jobs.append(submit(expand, group))
-                values += int(group.table[:, 1].sum())
+        for group in read_groups(stream):
+            jobs.append(executor.submit(expand, group))
+            values += int(group.table[:, 1].sum())
     finally:
         for job in jobs:
             job.result()  # the memory is theirs until then
     return values
+
+
+class CallingThread(Executor):
+    """Runs each call at once, in the thread that submits it, in IEEE arithmetic."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
+        """See Executor.submit."""
+        done: Future[Any] = Future()
+        with ieee_arithmetic():
+            done.set_result(call(*arguments, **keywords))
+        return done
 
 
 @cache
