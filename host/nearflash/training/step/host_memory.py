@@ -41,7 +41,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _pointer(bits: int, kind: Any) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def pointer(_: Any, address: Any) -> Any:
         """What lies at an int64 address, for `carray`."""
         signature = types.CPointer(kind)(types.int64)
