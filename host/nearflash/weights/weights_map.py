@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,7 +22,7 @@ from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.weights.expand import expand
-from nearflash.weights.file import WeightsTensor
+from nearflash.weights.file import Bytes, Fill, WeightsTensor
 
 __all__ = ["TORCH_DTYPES", "WeightsMap", "buffer_bytes"]
 
@@ -115,28 +116,33 @@ class WeightsMap(Mapping[str, Tensor]):
         tensor = self._tensors[name]
         if tensor.dtype not in TORCH_DTYPES:
             raise tensor.error(f"its dtype must be one of {', '.join(TORCH_DTYPES)}, not {tensor.dtype}")
-        read = tensor if isinstance(tensor, _Kept) else _Kept(tensor, self._buffers.take)
+        take = self._buffers.take
         if self._device != "cpu":
-            found: Tensor = expand(read, self._device)
+            found: Tensor = expand(tensor, self._device, memory=take)
             return found
         dtype = TORCH_DTYPES[tensor.dtype]
-        if tensor.form == "dense" and read is not tensor and read.read().ctypes.data % dtype.itemsize == 0:
-            return torch.from_numpy(read.read()).view(dtype).view(tensor.shape)  # where it was read
-        out = torch.from_numpy(self._buffers.take(tensor.dense_bytes))
-        return expand(read, out=out[: tensor.dense_bytes].view(dtype).view(tensor.shape), executor=CallingThread())
+        if tensor.form == "dense" and not isinstance(tensor, _Kept) and tensor.offset % dtype.itemsize == 0:
+            return torch.from_numpy(tensor.read(take)).view(dtype).view(tensor.shape)  # where it was read
+        out = torch.from_numpy(take(tensor.dense_bytes))[: tensor.dense_bytes].view(dtype).view(tensor.shape)
+        return expand(tensor, out=out, executor=CallingThread(), memory=take)
 
 
 class _Kept(WeightsTensor):
     """A tensor whose stored bytes are in memory."""
 
-    def __init__(self, tensor: WeightsTensor, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> None:
+    def __init__(self, tensor: WeightsTensor) -> None:
         super().__init__(**vars(replace(tensor)))
-        object.__setattr__(self, "_data", tensor.read(memory))
+        object.__setattr__(self, "_data", tensor.read(aligned_buffer))
 
     def read(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> NDArray[np.uint8]:
         """The bytes, as they were read when this was made."""
         data: NDArray[np.uint8] = vars(self)["_data"]
         return data
+
+    @contextmanager
+    def reading(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> Iterator[tuple[Bytes, Fill]]:
+        """The bytes, of which none is left to be read."""
+        yield self.read(), lambda count: None
 
 
 def buffer_bytes(tensors: Iterable[WeightsTensor], prefetch_bytes: int) -> int:
