@@ -26,7 +26,18 @@ MAY_IMPORT = {
     "bench": {"abi", "device", "storage", "training", "inference", "weights", "pretrained", "planning", "offload"},
     "sim.bench": {"abi", "model", "gateware", "device", "inference", "sim", "verify", "bench"},
     "demo": {"abi", "arguments", "device", "storage", "training", "bench"},
-    "cli": {"abi", "arguments", "device", "storage", "weights", "pretrained", "planning", "training", "bench"},
+    "cli": {
+        "abi",
+        "arguments",
+        "device",
+        "storage",
+        "weights",
+        "pretrained",
+        "planning",
+        "training",
+        "offload",
+        "bench",
+    },
 }
 #: Parts of a package that may import more.
 MORE = {

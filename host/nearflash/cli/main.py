@@ -27,6 +27,8 @@ GROUPS = {
         "train": "Fine-tune a model with its optimizer state on flash.",
         "generate": "Continue prompts with the KV cache on flash.",
         "calibrate": "Find the attention policy of a model, by KV head.",
+        "plan": "Find the fastest way to generate that fits a machine, before anything is loaded.",
+        "tune": "Find the plan for a model on this machine and keep it beside the model.",
         "compress": "Prune or quantise a model's weights and write them compressed.",
         "preflight": "Check whether optimizer state fits a drive, how fast it is, and how long it lasts.",
         "state": "Show, verify, copy or convert the state files of an optimizer.",

@@ -1,0 +1,173 @@
+"""`nearflash plan` and `nearflash tune`: how a model would generate here, before anything is loaded."""
+
+import argparse
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import CommandError, PlanError
+from nearflash.arguments import positive
+
+__all__ = ["model_shape", "plan", "tune"]
+
+_EXAMPLES = """examples:
+  nearflash plan DIR --prompt-len 512 --gen-len 32
+  nearflash plan DIR --hardware t4 --prompts 256 --bits 4 --picture plan.png
+  nearflash plan opt-175b/config.json --hardware machine.toml --json -o plan.json
+Then: nearflash generate --plan plan.json …
+"""
+_MEASURE = "measure"
+
+
+def plan(subparsers: Any) -> None:
+    """Add `plan`. Raises ImportError, loading nothing, where a package that it needs is not installed."""
+    parser = _parser(subparsers, "plan", "Find the fastest way to generate that fits a machine: how fast, how many\n"
+                     "bytes, how much wear. Nothing of the model is loaded but its config and its files' headers.")  # fmt: skip
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Keep the plan in this file.")
+    parser.add_argument("--picture", type=Path, metavar="FILE",
+                        help="Draw where every byte lies and one step of decode into this PNG.")  # fmt: skip
+    parser.set_defaults(run=_plan)
+
+
+def tune(subparsers: Any) -> None:
+    """Add `tune`. Raises ImportError as `plan` does."""
+    parser = _parser(subparsers, "tune", "Measure this machine, find the plan for a model and keep it beside it.")
+    parser.set_defaults(run=_tune)
+
+
+def _parser(subparsers: Any, name: str, description: str) -> argparse.ArgumentParser:
+    if not find_spec("scipy"):
+        raise ModuleNotFoundError("no scipy", name="scipy")
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, description=description, epilog=_EXAMPLES)
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="A folder with config.json, or a config.json itself.")
+    add("--prompt-len", type=positive, default=512, metavar="N", help="Tokens of a prompt (default: %(default)s).")
+    add("--gen-len", type=positive, default=32, metavar="N", help="Tokens generated for each (default: %(default)s).")
+    add("--prompts", type=positive, default=256, metavar="N",
+        help="Generate for so many prompts at once at most (default: %(default)s).")  # fmt: skip
+    add("--hardware", default=_MEASURE, metavar="NAME",
+        help="A machine's profile: a TOML file, the name of one that comes along, or measure (default).")  # fmt: skip
+    add("--folder", type=Path, default=Path(), metavar="DIR", help="Measure the drive of this folder.")
+    add("--gpu-memory", type=_gigabytes, metavar="GB",
+        help="Fill so much of the GPU's memory at most; without a GPU, of what computes.")  # fmt: skip
+    add("--host-memory", type=_gigabytes, metavar="GB", help="Fill so much of the host's memory at most.")
+    add("--disk", type=_gigabytes, metavar="GB", help="Fill so much of the disk at most.")
+    add("--bits", type=int, nargs="+", choices=(16, 4), default=[16], metavar="BITS",
+        help="Try weights of 16 or 4 bits (default: 16).")  # fmt: skip
+    add("--cache-bits", type=int, nargs="+", choices=(16, 4), default=[16], metavar="BITS",
+        help="Try a KV cache of 16 or 4 bits (default: 16).")  # fmt: skip
+    add("--max-seconds", type=_seconds, metavar="S", help="Finish all prompts of a block in this time.")
+    add("--json", action="store_true", help="Print one JSON object.")
+    return parser
+
+
+def _gigabytes(text: str) -> float:
+    return _above_zero(text) * 1e9
+
+
+def _seconds(text: str) -> float:
+    return _above_zero(text)
+
+
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e12:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return number
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    found = _found(arguments)
+    if arguments.output:
+        _keep(found, arguments.output)
+    if arguments.picture:
+        from nearflash.offload.picture import draw_plan
+
+        draw_plan(found, arguments.picture)
+        print(f"drawn in {arguments.picture}", file=sys.stderr)
+    return _print(arguments, found)
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from nearflash.planning.plan_file import PLAN_NAME
+
+    if not arguments.model.is_dir():
+        raise CommandError(f"model must be a folder to keep a plan in, not {str(arguments.model)!r}")
+    found = _found(arguments)
+    _keep(found, arguments.model / PLAN_NAME)
+    return _print(arguments, found)
+
+
+def _keep(found: Any, file: Path) -> None:
+    from nearflash.planning.plan_file import write_plan
+
+    write_plan(found, file)
+    print(f"kept in {file}", file=sys.stderr)
+
+
+def _print(arguments: argparse.Namespace, found: Any) -> int:
+    from nearflash.planning.explain import explain, summary
+    from nearflash.planning.plan_file import plan_text
+
+    if arguments.json:
+        print(json.dumps({**summary(found), "policy": json.loads(plan_text(found))["policy"]}))
+    else:
+        print("\n".join(explain(found)))
+    return 0
+
+
+def _found(arguments: argparse.Namespace) -> Any:
+    from nearflash.planning.profile import load_machine
+    from nearflash.planning.search import Space, Workload, search
+
+    shape, stored_fraction = model_shape(arguments.model)
+    if arguments.hardware == _MEASURE:
+        from nearflash.offload.measure import measure_machine
+
+        machine = measure_machine(arguments.folder)
+    else:
+        machine = load_machine(arguments.hardware)
+    budgets = {"gpu_bytes": arguments.gpu_memory, "host_bytes": arguments.host_memory, "disk_bytes": arguments.disk}
+    machine = machine.with_memory(**{tier: budget for tier, budget in budgets.items() if budget is not None})
+    space = Space(weight_bits=arguments.bits, cache_bits=arguments.cache_bits, max_block_s=arguments.max_seconds,
+                  max_sequences=arguments.prompts, stored_fraction=stored_fraction)  # fmt: skip
+    return search(shape, machine, Workload(arguments.prompt_len, arguments.gen_len), space)
+
+
+def model_shape(model: Path) -> tuple[Any, float]:
+    """The shape of the model in a folder or config.json, and the fraction of their bytes in which weights are stored.
+
+    Checkpoints beside the config are read by their headers, which is exact; a config alone, by rule. Raises PlanError,
+    and WeightsError for a damaged checkpoint.
+    """
+    from nearflash.planning.parameters import from_parameters
+    from nearflash.planning.shapes import from_config
+
+    file = model / "config.json" if model.is_dir() else model
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise PlanError(
+            f"model must be a folder with config.json, or one itself, not {str(model)!r}: {error}"
+        ) from None
+    if not isinstance(config, dict):
+        raise PlanError(f"{file} must hold an object, not {type(config).__name__}")
+    by_rule = from_config(config)
+    from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
+
+    if not any((file.parent / name).is_file() for name in (SINGLE, INDEX)):
+        return by_rule, 1.0
+    tensors = open_checkpoint(file.parent)
+    if by_rule.tied:
+        # A checkpoint may hold the tied head again.
+        tensors = {name: each for name, each in tensors.items() if not name.endswith("lm_head.weight")}
+    stored = sum(each.stored_bytes for each in tensors.values())
+    dense = sum(each.dense_bytes for each in tensors.values())
+    is_compressed = any(each.form != "dense" for each in tensors.values())
+    shape = from_parameters({name: each.shape for name, each in tensors.items()}, config)
+    return shape, min(1.0, stored / dense) if is_compressed else 1.0
