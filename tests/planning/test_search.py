@@ -63,6 +63,15 @@ def test_more_memory_is_never_slower(opt_6_7b, t4):
     assert speeds[-1] > 2 * speeds[0]
 
 
+def test_what_memory_holds_is_not_put_on_disk(opt_6_7b, t4):
+    machine = layer_placed(t4).with_memory(gpu_bytes=8e9, host_bytes=100e9)
+    slow = replace(machine, compute=replace(machine.compute, matmul_decode_flops_per_s=1e10,
+                                            matmul_prefill_flops_per_s=1e10))  # fmt: skip
+    plan = search(opt_6_7b, slow, WORK, Space(batch_sizes=(4,), batch_counts=(2,)))
+    assert plan.policy.weights.disk == plan.policy.cache.disk == plan.policy.activations.disk == 0
+    assert plan.prediction.bottleneck == "computing"
+
+
 def test_a_bound_on_the_block_is_kept(opt_6_7b, t4):
     free = search(opt_6_7b, t4, WORK)
     bound = free.prediction.seconds / 2

@@ -23,8 +23,11 @@ _MEASURE = "measure"
 
 def plan(subparsers: Any) -> None:
     """Add `plan`. Raises ImportError, loading nothing, where a package that it needs is not installed."""
-    parser = _parser(subparsers, "plan", "Find the fastest way to generate that fits a machine: how fast, how many\n"
-                     "bytes, how much wear. Nothing of the model is loaded but its config and its files' headers.")  # fmt: skip
+    text = (
+        "Find the fastest way to generate that fits a machine: how fast, how many bytes, how much wear.\n"
+        "Nothing of the model is loaded but its config and its files' headers."
+    )
+    parser = _parser(subparsers, "plan", text)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Keep the plan in this file.")
     parser.add_argument("--picture", type=Path, metavar="FILE",
                         help="Draw where every byte lies and one step of decode into this PNG.")  # fmt: skip

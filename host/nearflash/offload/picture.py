@@ -59,7 +59,7 @@ def _draw_memory(plan: Plan, axes: Any) -> None:
         axes.text(1.01, at, f"{peak.peak_bytes / 1e9:.3g} of {peak.limit_bytes / 1e9:.3g} GB", va="center")
     axes.set(xlim=(0, 1.2), xlabel="fraction of the tier's budget in decode", title="where every byte lies")
     axes.invert_yaxis()
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(_KINDS), frameon=False)
 
 
 def _draw_step(plan: Plan, axes: Any) -> None:

@@ -71,8 +71,7 @@ def peak_vectors(
 
 def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> dict[str, Vector]:
     """What stays where its share is; the KV cache at its full length, which is allocated at once."""
-    vectors = sum(2 * (layer.vectors + layer.expert_vectors * layer.experts) for layer in shape.layers)
-    weights = (sum(shape.layer_bytes(options.weight_bits)) - vectors) * options.stored_fraction + vectors
+    weights, _ = shape.weight_bytes(options.weight_bits, options.stored_fraction)
     outside = 2 * shape.outside
     fixed = on(0)
     if machine.schedule.offloads_embeddings:
@@ -98,7 +97,7 @@ def _working(
     """What passes through while a batch computes `tokens` tokens of each sequence."""
     batch = options.batch_size
     biggest = shape.largest_layer
-    stored = max(shape.layer_bytes(options.weight_bits)) * options.stored_fraction
+    _, stored = shape.weight_bytes(options.weight_bits, options.stored_fraction)
     if machine.schedule.offloads_embeddings:
         stored = max(stored, 2 * shape.head)
     packed = options.weight_bits != 16 or options.stored_fraction < 1
