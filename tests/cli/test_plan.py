@@ -39,9 +39,9 @@ def test_the_answer_comes_first_and_then_the_reasons(capsys):
 
 
 def test_json_states_policy_peaks_and_rates(capsys):
-    run("plan", MODEL, "--hardware", "t4", "--json", "--prompts", 4, "--gpu-memory", 0.02)
+    run("plan", MODEL, "--hardware", "t4", "--json", "--prompts", 4, "--gpu-memory", 0.012)
     found = json.loads(capsys.readouterr().out)
-    assert found["fits"] and found["peak_bytes"]["gpu"] <= 0.02e9 == found["limit_bytes"]["gpu"]
+    assert found["fits"] and found["peak_bytes"]["gpu"] <= 0.012e9 == found["limit_bytes"]["gpu"]
     assert found["block_sequences"] <= 4 and found["tokens_per_second"] > 0
     assert found["policy"]["weights"]["gpu"] < 1
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_planned_is_refused(argv, error, message):
 
 
 def test_folders_that_are_no_model_are_refused(tmp_path, bare):
-    with pytest.raises(PlanError, match="model must be a folder with config.json"):
+    with pytest.raises(PlanError, match=r"model must be a folder with config\.json"):
         run("plan", tmp_path / "none", "--hardware", "t4")
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 40)
     with pytest.raises(WeightsError):

@@ -4,7 +4,7 @@ pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
 from nearflash.abi.errors import PlanError
-from nearflash.offload.picture import draw_plan, tier_bytes
+from nearflash.offload.picture import save_picture, tier_bytes
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import load_machine
 from nearflash.planning.search import plan_for
@@ -28,7 +28,7 @@ def test_the_parts_of_a_tier_sum_to_its_peak(plan):
 
 
 def test_a_picture_is_a_png_or_an_error(plan, tmp_path):
-    draw_plan(plan, tmp_path / "plan.png")
+    save_picture(plan, tmp_path / "plan.png")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(PlanError, match="must be writable for the picture"):
-        draw_plan(plan, tmp_path / "none" / "plan.png")
+        save_picture(plan, tmp_path / "none" / "plan.png")

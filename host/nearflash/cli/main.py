@@ -33,6 +33,7 @@ GROUPS = {
         "preflight": "Check whether optimizer state fits a drive, how fast it is, and how long it lasts.",
         "state": "Show, verify, copy or convert the state files of an optimizer.",
         "kv": "Show or verify the file of a KV cache.",
+        "doctor": "List what of this machine is in the way, with remedies.",
         "devices": "List devices and whether they open here.",
         "demo": "Fine-tune a small model through the simulated gateware and check every word.",
     },

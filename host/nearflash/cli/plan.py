@@ -89,9 +89,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.output:
         _keep(found, arguments.output)
     if arguments.picture:
-        from nearflash.offload.picture import draw_plan
+        from nearflash.offload.picture import save_picture
 
-        draw_plan(found, arguments.picture)
+        save_picture(found, arguments.picture)
         print(f"drawn in {arguments.picture}", file=sys.stderr)
     return _print(arguments, found)
 

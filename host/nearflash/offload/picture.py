@@ -10,7 +10,7 @@ from nearflash.planning.memory import TIERS, peak_vectors
 from nearflash.planning.search import Plan
 from nearflash.planning.terms import VARIABLES, Options, shares_vector
 
-__all__ = ["draw_plan", "tier_bytes"]
+__all__ = ["save_picture", "tier_bytes"]
 
 _KINDS = ("weights", "cache", "activations", "working set")
 _COLOURS = {"weights": "#4878a8", "cache": "#e08a3c", "activations": "#6aa66a", "working set": "#a0a0a0"}
@@ -32,7 +32,7 @@ def tier_bytes(plan: Plan) -> dict[str, dict[str, float]]:
     return found
 
 
-def draw_plan(plan: Plan, file: Path) -> None:
+def save_picture(plan: Plan, file: Path) -> None:
     """Write the picture as PNG. Raises PlanError where it cannot."""
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     memory, timeline = figure.subplots(2, 1)

@@ -145,7 +145,7 @@ def predict(
         slower = decode if decode_s >= prefill_s else prefill
     tokens = policy.block_size * workload.new_tokens
     moved = {}
-    for name in found.prefill_bytes | found.decode_bytes:
+    for name in {**found.prefill_bytes, **found.decode_bytes}:
         total = float(found.prefill_bytes.get(name, on(0)) @ shares)
         total += float(found.decode_bytes.get(name, on(0)) @ shares) * steps
         moved[name] = total / tokens

@@ -77,7 +77,8 @@ class LayerShape:
         """Expected experts that a batch of tokens reads, each routed by itself: E·(1 - (1 - k/E)^tokens)."""
         if not self.experts:
             return 0.0
-        return self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
+        missed: float = (1 - self.experts_per_token / self.experts) ** tokens
+        return self.experts * (1 - missed)
 
     def read_parameters(self, tokens: float) -> float:
         """Expected parameters that a batch of so many tokens reads."""
