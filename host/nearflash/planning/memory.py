@@ -56,7 +56,11 @@ def peaks(shape: ModelShape, machine: Machine, workload: Workload, policy: Offlo
     shares = shares_vector(placed_policy(shape, machine, policy))
     vectors = peak_vectors(shape, machine, workload, Options.of(policy))
     every = limits(machine)
-    return {tier: Peak(tier, *(float(vector @ shares) for vector in vectors[tier]), every[tier]) for tier in TIERS}
+    found = {}
+    for tier in TIERS:
+        prefill, decode = (float(vector @ shares) for vector in vectors[tier])
+        found[tier] = Peak(tier, prefill, decode, every[tier])
+    return found
 
 
 def peak_vectors(
@@ -79,8 +83,8 @@ def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Opti
     else:
         fixed = on(outside)
     tokens = workload.prompt_tokens + workload.new_tokens
-    cache = shape.kv_bytes_per_token * len(shape.layers) * options.block_size * tokens
-    cache *= bytes_of(1, options.cache_bits) / 2
+    dense = shape.kv_bytes_per_token * len(shape.layers) * options.block_size * tokens
+    cache = dense * bytes_of(1, options.cache_bits) / 2
     # Activations between two layers: of one layer at a time.
     states = 2 * shape.hidden * options.block_size * workload.prompt_tokens
     home = {
