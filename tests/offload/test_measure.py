@@ -2,7 +2,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from nearflash.abi.errors import StateError
+from nearflash.abi.errors import PlanError, StateError
 from nearflash.offload import measure
 from nearflash.planning.profile import machine_toml, parse_machine
 from nearflash.storage.io.measure import Rate
@@ -17,7 +17,8 @@ def _own_state(tmp_path, monkeypatch):
 
 def test_a_measured_machine_is_a_profile(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "_CONTEXT", 256)
-    machine = measure.measure_machine(tmp_path)
+    machine = measure.measure_machine(tmp_path, "bfloat16")
+    assert "bfloat16" in machine.compute.source and machine.compute.expand_bytes_per_s > 0
     assert parse_machine(machine_toml(machine)) == machine
     assert machine.memory.gpu_bytes + machine.memory.host_bytes <= measure.available_bytes() * 1.2
     assert machine.disk is not None
@@ -45,6 +46,11 @@ def test_rates_that_were_kept_are_used_again(tmp_path, monkeypatch):
 def test_a_folder_that_is_not_there_cannot_be_measured(tmp_path):
     with pytest.raises((StateError, FileNotFoundError)):
         list(measure._disk_rates(tmp_path / "none"))
+
+
+def test_other_dtypes_are_rejected(tmp_path):
+    with pytest.raises(PlanError, match="dtype must be one of float16, bfloat16, float32, not 'int8'"):
+        measure.measure_machine(tmp_path, "int8")
 
 
 def test_seconds_are_the_median_after_warming_up():

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -132,7 +133,8 @@ def _found(arguments: argparse.Namespace) -> Any:
     if arguments.hardware == _MEASURE:
         from nearflash.offload.measure import measure_machine
 
-        machine = measure_machine(arguments.folder)
+        config = _config(arguments.model)
+        machine = measure_machine(arguments.folder, config.get("dtype") or config.get("torch_dtype"))
     else:
         machine = load_machine(arguments.hardware)
     budgets = {"gpu_bytes": arguments.gpu_memory, "host_bytes": arguments.host_memory, "disk_bytes": arguments.disk}
@@ -150,27 +152,33 @@ def model_shape(model: Path) -> tuple[Any, float]:
     """
     from nearflash.planning.parameters import from_parameters
     from nearflash.planning.shapes import from_config
+    from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
 
+    config = _config(model)
+    by_rule = from_config(config)
+    folder = model if model.is_dir() else model.parent
+    if not any((folder / name).is_file() for name in (SINGLE, INDEX)):
+        return by_rule, 1.0
+    tensors = open_checkpoint(folder)
+    if by_rule.tied:
+        # A checkpoint may hold the tied head again.
+        tensors = {name: each for name, each in tensors.items() if not name.endswith("lm_head.weight")}
+    shape = from_parameters({name: each.shape for name, each in tensors.items()}, config)
+    # Matrices of layers, whose names hold a number, are what is compressed.
+    matrices = [each for name, each in tensors.items() if re.search(r"\.\d+\.", name) and len(each.shape) > 1]
+    if all(each.form == "dense" for each in matrices):
+        return shape, 1.0
+    stored = sum(each.stored_bytes for each in matrices) / sum(each.dense_bytes for each in matrices)
+    return shape, min(1.0, stored)
+
+
+def _config(model: Path) -> dict[str, Any]:
     file = model / "config.json" if model.is_dir() else model
     try:
         config = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise PlanError(
-            f"model must be a folder with config.json, or one itself, not {str(model)!r}: {error}"
-        ) from None
+        message = f"model must be a folder with config.json, or one itself, not {str(model)!r}: {error}"
+        raise PlanError(message) from None
     if not isinstance(config, dict):
         raise PlanError(f"{file} must hold an object, not {type(config).__name__}")
-    by_rule = from_config(config)
-    from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
-
-    if not any((file.parent / name).is_file() for name in (SINGLE, INDEX)):
-        return by_rule, 1.0
-    tensors = open_checkpoint(file.parent)
-    if by_rule.tied:
-        # A checkpoint may hold the tied head again.
-        tensors = {name: each for name, each in tensors.items() if not name.endswith("lm_head.weight")}
-    stored = sum(each.stored_bytes for each in tensors.values())
-    dense = sum(each.dense_bytes for each in tensors.values())
-    is_compressed = any(each.form != "dense" for each in tensors.values())
-    shape = from_parameters({name: each.shape for name, each in tensors.items()}, config)
-    return shape, min(1.0, stored / dense) if is_compressed else 1.0
+    return config

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from nearflash.abi.errors import PlanError
 from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, Memory, Schedule
 from nearflash.storage.io.measure import Rate, measure_drive
 from nearflash.storage.io.profile import known_profile
 
 __all__ = ["available_bytes", "measure_machine"]
 
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COPY_BYTES = 128 << 20
 _SIDE = 1024
 _TOKENS = 512
@@ -27,13 +29,18 @@ _HOST_GPU_SHARE = 0.25
 """Of free memory that computes on a machine without a GPU, unless a budget is given."""
 
 
-def measure_machine(folder: Path) -> Machine:
+def measure_machine(folder: Path, dtype_name: str | None = None) -> Machine:
     """Measure where `folder` lies; rates of its drive that `nearflash devices --measure` kept are used again.
 
-    Raises StateError for a folder that cannot be measured.
+    dtype_name: what the model computes in, as its config has it (float16, bfloat16, float32); None: fp16 on a GPU, fp32
+    elsewhere. Rates of weights and KV are bytes of 16 bits a value, whatever it is. Raises StateError for a folder
+    that cannot be measured, PlanError for another dtype.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    dtype_name = dtype_name or ("float16" if device.type == "cuda" else "float32")
+    if dtype_name not in _DTYPES:
+        raise PlanError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype_name!r}")
+    dtype = _DTYPES[dtype_name]
     memory = _memory(device, folder)
     to_gpu, to_host = _copies(device)
     rates = tuple(_disk_rates(folder))
@@ -46,9 +53,10 @@ def measure_machine(folder: Path) -> Machine:
             attention_prefill_flops_per_s=prefill,
             gpu_attention_bytes_per_s=_attention_bytes(device, dtype),
             gpu_memory_bytes_per_s=_weight_bytes(device, dtype),
-            host_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), torch.float32),
-            host_buffer_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), torch.float32),
+            host_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), dtype),
+            host_buffer_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), dtype),
             dequantise_bytes_per_s=_dequantise_bytes(device, dtype),
+            expand_bytes_per_s=_expand_bytes(device, dtype),
         )
         schedule = Schedule(source="measured: small operations of a layer, one after another",
                             per_layer_s=_small_operations(device, dtype))  # fmt: skip
@@ -141,6 +149,14 @@ def _dequantise_bytes(device: torch.device, dtype: torch.dtype) -> float:
         return torch.stack((codes & 15, codes >> 4), -1).flatten(1).to(dtype) * scale + scale
 
     return 2 * _SIDE * _SIDE / _seconds(device, unpack)
+
+
+def _expand_bytes(device: torch.device, dtype: torch.dtype) -> float:
+    """Bytes of fp16 that come out of a mask and its values, half of them zero: torch's own scatter."""
+    mask = torch.arange(_SIDE * _SIDE, device=device) % 2 == 0
+    values = torch.ones(_SIDE * _SIDE // 2, dtype=dtype, device=device)
+    out = torch.zeros(_SIDE * _SIDE, dtype=dtype, device=device)
+    return 2 * _SIDE * _SIDE / _seconds(device, lambda: out.masked_scatter_(mask, values))
 
 
 def _small_operations(device: torch.device, dtype: torch.dtype) -> float:
