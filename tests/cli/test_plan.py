@@ -129,3 +129,22 @@ def test_budgets_are_numbers_above_zero(value, capsys):
     with pytest.raises(SystemExit):
         run("plan", MODEL, "--gpu-memory", value)
     assert "must be a number above 0" in capsys.readouterr().err
+
+
+def test_this_machine_is_measured_once(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("torch")
+    from nearflash.offload import measure
+
+    calls = []
+
+    def measured(folder, dtype):
+        calls.append(dtype)
+        return load_machine("gpu24").with_memory(gpu_bytes=1e8, host_bytes=1e8, disk_bytes=1e8)
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(measure, "measure_machine", measured)
+    for expected, hardware in ((1, ()), (1, ()), (2, ("--hardware", "measure"))):
+        run("plan", MODEL, "--folder", tmp_path, "--json", *hardware)
+        assert calls == ["float16"] * expected
+    every = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(every) == 3 and every[0]["tokens_per_second"] == every[1]["tokens_per_second"]

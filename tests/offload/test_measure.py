@@ -4,6 +4,7 @@ pytest.importorskip("torch")
 
 from nearflash.abi.errors import PlanError, StateError
 from nearflash.offload import measure
+from nearflash.offload.machine_file import available_bytes
 from nearflash.planning.profile import machine_toml, parse_machine
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.profile import keep_profile
@@ -20,7 +21,7 @@ def test_a_measured_machine_is_a_profile(tmp_path, monkeypatch):
     machine = measure.measure_machine(tmp_path, "bfloat16")
     assert "bfloat16" in machine.compute.source and machine.compute.expand_bytes_per_s > 0
     assert parse_machine(machine_toml(machine)) == machine
-    assert machine.memory.gpu_bytes + machine.memory.host_bytes <= measure.available_bytes() * 1.2
+    assert machine.memory.gpu_bytes + machine.memory.host_bytes <= available_bytes() * 1.2
     assert machine.disk is not None
     assert {rate.direct for rate in machine.rates} == {True, False} and {"read", "write"} == {
         rate.call for rate in machine.rates

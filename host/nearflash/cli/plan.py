@@ -51,8 +51,9 @@ def _parser(subparsers: Any, name: str, description: str) -> argparse.ArgumentPa
     add("--gen-len", type=positive, default=32, metavar="N", help="Tokens generated for each (default: %(default)s).")
     add("--prompts", type=positive, default=256, metavar="N",
         help="Generate for so many prompts at once at most (default: %(default)s).")  # fmt: skip
-    add("--hardware", default=_MEASURE, metavar="NAME",
-        help="A machine's profile: a TOML file, the name of one that comes along, or measure (default).")  # fmt: skip
+    add("--hardware", metavar="NAME",
+        help="A machine's profile: a TOML file, the name of one that comes along, or measure, which measures this "
+        "machine again (default: as it was measured, or measured now).")  # fmt: skip
     add("--folder", type=Path, default=Path(), metavar="DIR", help="Measure the drive of this folder.")
     add("--gpu-memory", type=_gigabytes, metavar="GB",
         help="Fill so much of the GPU's memory at most; without a GPU, of what computes.")  # fmt: skip
@@ -130,11 +131,8 @@ def _found(arguments: argparse.Namespace) -> Any:
     from nearflash.planning.search import Space, Workload, search
 
     shape, stored_fraction = model_shape(arguments.model)
-    if arguments.hardware == _MEASURE:
-        from nearflash.offload.measure import measure_machine
-
-        config = _config(arguments.model)
-        machine = measure_machine(arguments.folder, config.get("dtype") or config.get("torch_dtype"))
+    if arguments.hardware in (None, _MEASURE):
+        machine = _this_machine(arguments)
     else:
         machine = load_machine(arguments.hardware)
     budgets = {"gpu_bytes": arguments.gpu_memory, "host_bytes": arguments.host_memory, "disk_bytes": arguments.disk}
@@ -142,6 +140,21 @@ def _found(arguments: argparse.Namespace) -> Any:
     space = Space(weight_bits=arguments.bits, cache_bits=arguments.cache_bits, max_block_s=arguments.max_seconds,
                   max_sequences=arguments.prompts, stored_fraction=stored_fraction)  # fmt: skip
     return search(shape, machine, Workload(arguments.prompt_len, arguments.gen_len), space)
+
+
+def _this_machine(arguments: argparse.Namespace) -> Any:
+    """As it was measured and kept, or measured now and kept."""
+    from nearflash.offload.machine_file import keep_machine, kept_machine
+
+    config = _config(arguments.model)
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if arguments.hardware is None and (kept := kept_machine(arguments.folder, dtype)) is not None:
+        return kept
+    from nearflash.offload.measure import measure_machine
+
+    machine = measure_machine(arguments.folder, dtype)
+    print(f"measured, and kept in {keep_machine(machine, arguments.folder, dtype)}", file=sys.stderr)
+    return machine
 
 
 def model_shape(model: Path) -> tuple[Any, float]:

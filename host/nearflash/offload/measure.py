@@ -1,6 +1,5 @@
 """This machine as the planner sees it, measured in a few seconds: copies, matrix products, attention, the drive."""
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -11,20 +10,20 @@ from typing import Any
 import torch
 
 from nearflash.abi.errors import PlanError
+from nearflash.offload.machine_file import FREE_SHARE, available_bytes
 from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, Memory, Schedule
 from nearflash.storage.io.measure import Rate, measure_drive
 from nearflash.storage.io.profile import known_profile
 
-__all__ = ["available_bytes", "measure_machine"]
+__all__ = ["measure_machine"]
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COPY_BYTES = 128 << 20
 _SIDE = 1024
-_TOKENS = 512
+_TOKENS, _FEW_TOKENS = 512, 16
+"""Of prefill, and of a step of decode that is not bound by memory alone."""
 _HEADS, _HEAD_DIM = 16, 64
 _CONTEXT = 4096
-_SHARE = 0.8
-"""Of free memory and of the drive's free room that a plan may fill."""
 _HOST_GPU_SHARE = 0.25
 """Of free memory that computes on a machine without a GPU, unless a budget is given."""
 
@@ -45,11 +44,11 @@ def measure_machine(folder: Path, dtype_name: str | None = None) -> Machine:
     to_gpu, to_host = _copies(device)
     rates = tuple(_disk_rates(folder))
     with torch.inference_mode():
-        prefill, decode = (_matmul_flops(device, dtype, tokens) for tokens in (_TOKENS, 4))
+        prefill, decode = (_matmul_flops(device, dtype, tokens) for tokens in (_TOKENS, _FEW_TOKENS))
         compute = Compute(
             source=f"measured on {device}, matrices of {_SIDE} x {_SIDE} in {dtype}",
             matmul_prefill_flops_per_s=prefill,
-            matmul_decode_flops_per_s=max(decode, 0.02 * prefill),
+            matmul_decode_flops_per_s=decode,
             attention_prefill_flops_per_s=prefill,
             gpu_attention_bytes_per_s=_attention_bytes(device, dtype),
             gpu_memory_bytes_per_s=_weight_bytes(device, dtype),
@@ -64,23 +63,15 @@ def measure_machine(folder: Path, dtype_name: str | None = None) -> Machine:
     return Machine("this machine", memory, links, _disk(rates), compute, schedule, rates=rates)
 
 
-def available_bytes() -> int:
-    """Free memory of the host, by the kernel's estimate."""
-    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _memory(device: torch.device, folder: Path) -> Memory:
-    free = available_bytes() * _SHARE
+    free = available_bytes() * FREE_SHARE
     if device.type == "cuda":
-        gpu = torch.cuda.mem_get_info()[0] * _SHARE
+        gpu = torch.cuda.mem_get_info()[0] * FREE_SHARE
     else:
         gpu = free * _HOST_GPU_SHARE
         free -= gpu
-    room = shutil.disk_usage(folder).free * _SHARE
-    return Memory(f"{_SHARE:.0%} of what is free now", gpu, free, room)
+    room = shutil.disk_usage(folder).free * FREE_SHARE
+    return Memory(f"{FREE_SHARE:.0%} of what is free now", gpu, free, room)
 
 
 @contextmanager
