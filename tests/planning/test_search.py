@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("scipy")
 
 from nearflash.abi.errors import PlanError
-from nearflash.planning.memory import limits, peaks
+from nearflash.planning.memory import ALIGNMENT_BYTES, limits, peaks
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import DeviceTier
 from nearflash.planning.search import Space, plan_for, search
@@ -119,7 +119,8 @@ def test_peaks_are_home_and_working_sets(opt_6_7b, t4):
     machine = replace(t4, schedule=replace(t4.schedule, offloads_embeddings=False, places_tensors=False))
     policy = OffloadPolicy(2, 3, Shares(0.5, 0.25, 0.25), Shares(host=1), HOST)
     found = peaks(opt_6_7b, machine, WORK, policy)
-    weights, layer = sum(opt_6_7b.layer_bytes()), max(opt_6_7b.layer_bytes())
+    weights, layer = (size + ALIGNMENT_BYTES * number for size, number in
+                      ((sum(opt_6_7b.layer_bytes()), 32), (max(opt_6_7b.layer_bytes()), 1)))  # fmt: skip
     cache = opt_6_7b.kv_bytes_per_token * 32 * 6 * 544
     states = 2 * 4096 * 6 * 512
     assert found["disk"].peak_bytes == pytest.approx(0.25 * weights)

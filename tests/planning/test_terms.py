@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nearflash.planning.cost import predict
-from nearflash.planning.memory import peaks
+from nearflash.planning.memory import ALIGNMENT_BYTES, peaks
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import Compute, DeviceTier, Disk, Links, Machine, Memory, Schedule
 from nearflash.planning.shapes import from_config
@@ -206,7 +206,7 @@ def test_what_lies_outside_the_layers_stays_on_the_gpu(shape, machine):
     outside = 2 * (2 * VOCABULARY * HIDDEN + HIDDEN)
     assert found["gpu"].decode_bytes > outside + 2 * LAYER_BYTES
     assert found["host"].prefill_bytes == pytest.approx(
-        WEIGHTS + KV_TOKEN * (PROMPT + NEW) + 2 * HIDDEN * PROMPT
+        WEIGHTS + LAYERS * ALIGNMENT_BYTES + KV_TOKEN * (PROMPT + NEW) + 2 * HIDDEN * PROMPT
     )  # fmt: skip
 
 

@@ -81,8 +81,8 @@ def _timed(device: torch.device) -> Iterator[Callable[[], float]]:
     yield lambda: time.perf_counter() - start
 
 
-def _seconds(device: torch.device, work: Callable[[], Any], repeats: int = 5) -> float:
-    """The median of some repeats, after one that warms up."""
+def _seconds(device: torch.device, work: Callable[[], Any], repeats: int = 10) -> float:
+    """The fastest of some repeats, after one that warms up: others that compute meanwhile only make it slower."""
     work()
     found = []
     for _ in range(repeats):
@@ -90,7 +90,7 @@ def _seconds(device: torch.device, work: Callable[[], Any], repeats: int = 5) ->
             work()
             _wait(device)
             found.append(elapsed())
-    return sorted(found)[len(found) // 2]
+    return min(found)
 
 
 def _wait(device: torch.device) -> None:

@@ -17,9 +17,11 @@ from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import ModelShape, bytes_of
 from nearflash.planning.terms import Options, Vector, Workload, on, shares_vector
 
-__all__ = ["TIERS", "Peak", "limits", "peak_vectors", "peaks"]
+__all__ = ["ALIGNMENT_BYTES", "TIERS", "Peak", "limits", "peak_vectors", "peaks"]
 
 TIERS = ("gpu", "host", "disk", "device")
+ALIGNMENT_BYTES = 64 << 10
+"""What aligned tensors of a layer leave unused, at most: a page of 4 KiB for each of 16."""
 _BUFFERS = 2
 """A layer's or batch's bytes that compute, and the next one's that load."""
 
@@ -76,6 +78,7 @@ def peak_vectors(
 def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> dict[str, Vector]:
     """What stays where its share is; the KV cache at its full length, which is allocated at once."""
     weights, _ = shape.weight_bytes(options.weight_bits, options.stored_fraction)
+    weights += ALIGNMENT_BYTES * len(shape.layers)
     outside = 2 * shape.outside
     fixed = on(0)
     if machine.schedule.offloads_embeddings:
@@ -102,6 +105,7 @@ def _working(
     batch = options.batch_size
     biggest = shape.largest_layer
     _, stored = shape.weight_bytes(options.weight_bits, options.stored_fraction)
+    stored += ALIGNMENT_BYTES
     if machine.schedule.offloads_embeddings:
         stored = max(stored, 2 * shape.head)
     packed = options.weight_bits != 16 or options.stored_fraction < 1
