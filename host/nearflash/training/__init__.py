@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nearflash.training.optimizers.store import OptimizerStore
     from nearflash.training.step.report import Report
     from nearflash.training.step.stalls import Stalls
-    from nearflash.training.step.timeline import Timeline
+    from nearflash.device.timeline import Timeline
     from nearflash.training.step.traffic import Traffic
 
 __all__ = [

@@ -18,7 +18,7 @@ from nearflash.device import Device
 from nearflash.storage.state.manifest import EXTENT_PARAMS
 from nearflash.training.gradients.compression import TopK
 from nearflash.training.gradients.scaler import LossScale
-from nearflash.training.step.timeline import Timeline
+from nearflash.device.timeline import Timeline
 
 __all__ = ["STATE_NAME", "Options", "Settings", "document"]
 
