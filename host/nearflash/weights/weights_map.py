@@ -20,7 +20,7 @@ from nearflash.storage.io.direct import aligned_buffer
 from nearflash.weights.expand import expand
 from nearflash.weights.file import WeightsTensor
 
-__all__ = ["TORCH_DTYPES", "WeightsMap"]
+__all__ = ["TORCH_DTYPES", "KeptTensor", "WeightsMap"]
 
 TORCH_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -47,7 +47,7 @@ class WeightsMap(Mapping[str, Tensor]):
         in_memory: Iterable[str] = (),
         device: str = "cpu",
     ) -> None:
-        self._tensors = {name: _Kept(each) if name in set(in_memory) else each for name, each in tensors.items()}
+        self._tensors = {name: KeptTensor(each) if name in set(in_memory) else each for name, each in tensors.items()}
         self._next = dict(zip(self._tensors, [*list(self._tensors)[1:], *list(self._tensors)[:1]], strict=True))
         self._device, self._prefetch_bytes = device, prefetch_bytes
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-weights", initializer=set_ieee_arithmetic)
@@ -115,7 +115,7 @@ class WeightsMap(Mapping[str, Tensor]):
         return expand(tensor, out=out.view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape))
 
 
-class _Kept(WeightsTensor):
+class KeptTensor(WeightsTensor):
     """A tensor whose stored bytes are in memory."""
 
     def __init__(self, tensor: WeightsTensor) -> None:
