@@ -306,17 +306,16 @@ class _Run:
             self._on_text(prompt, tokens, self._texts[prompt])
 
     def count(self, tokens: int) -> None:
-        """So many tokens more."""
+        """So many tokens more, of one batch."""
         self._generated += tokens
+        if self._step == 1:  # its batches' first tokens follow the first pass
+            self._first_s = perf_counter()
 
     def _tick(self) -> None:
         """All batches of the block have passed all layers."""
         self._step += 1
-        now = perf_counter()
-        if self._step == 1:
-            self._first_s = now
         if self._progress is not None:
-            spent = now - self._start
+            spent = perf_counter() - self._start
             all_tokens = (len(self._rows) - self._resumed) * self._steps
             rate = self._generated / spent
             left = max(all_tokens - self._generated, 0) / rate if rate else 0.0

@@ -40,6 +40,9 @@ class Interception:
 
 def _stopping(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     def stop(*args: Any, **kwargs: Any) -> Any:
+        # The states of each sequence's last token are no contiguous rows: torch would multiply them one by one, with a
+        # copy of the output layer's weights for each.
+        args = tuple(each.contiguous() if isinstance(each, torch.Tensor) else each for each in args)
         return Fiber.wait_for(Call(module, forward, args, kwargs))
 
     return stop
