@@ -1,5 +1,7 @@
 """Random models of several families in folders, and what transformers itself generates with them."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -96,3 +98,32 @@ def prompts():
 def plain():
     """Generates with transformers alone."""
     return greedy
+
+
+@pytest.fixture
+def compressed(saved, tmp_path):
+    """Makes a compressed copy of the bf16 model of a family: layers' matrices alone."""
+    from safetensors.torch import load_file
+
+    from nearflash.weights.compress import compress_tensor
+    from nearflash.weights.file import PackedTensor, write_file
+
+    def make(format, bits, family="llama"):
+        source, _ = saved(family)
+        folder = tmp_path / f"compressed-{format}-{bits}"
+        folder.mkdir()
+        for name in ("config.json", "generation_config.json"):
+            shutil.copy(source / name, folder / name)
+        packed = []
+        for name, value in load_file(source / "model.safetensors").items():
+            patterns = value.to(torch.bfloat16).view(torch.int16).numpy().view("uint16")
+            if value.ndim == 2 and ".layers." in name:
+                packed.append(compress_tensor(name, patterns, format, bits))
+            else:
+                shape, data = tuple(value.shape), patterns.reshape(-1).view("uint8")
+                packed.append(PackedTensor(name, "BF16", shape, "dense", data))
+        planned = {each.name: (each.dtype, each.shape) for each in packed}
+        write_file(folder / "model.safetensors", planned, packed)
+        return folder
+
+    return make

@@ -3,11 +3,10 @@
 Source: FlexGen (arXiv 2303.06865), section 4.4. A constant group has the scale 0, and comes back as it was.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.bitmap import SCALE_COLUMNS
@@ -16,23 +15,12 @@ from nearflash.offload.sources import Piece, Source
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import pack_groups
 from nearflash.weights.quantize import quantize
+from nearflash.weights.weights_map import KeptTensor
 
 __all__ = ["decode", "encode", "quantized", "token_bytes"]
 
 _TOP = 15
 _HALF_MAX = 65504.0
-
-
-@dataclass(frozen=True)
-class _Codes(WeightsTensor):
-    """A matrix of 4-bit codes in memory."""
-
-    data: NDArray[np.uint8] | None = None
-
-    def read(self) -> NDArray[np.uint8]:
-        """The scales and codes."""
-        assert self.data is not None
-        return self.data
 
 
 def quantized(source: Source, *, read: bool) -> Source:
@@ -58,7 +46,8 @@ def quantized(source: Source, *, read: bool) -> Source:
     data = np.frombuffer(pack_groups(quantize(matrix, 4, present=np.ones(matrix.shape, np.bool_))), np.uint8)
     dtype = "F16" if half.dtype is torch.float16 else "BF16"
     stored = source.pieces[0].tensor
-    codes = _Codes(source.name, dtype, source.shape, "int4", stored.path, stored.offset, len(data), None, data)
+    described = WeightsTensor(source.name, dtype, source.shape, "int4", stored.path, stored.offset, len(data), None)
+    codes = KeptTensor(described, data)
     return replace(source, pieces=(Piece(codes),), converter=None, patterns=())
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch.nn import Parameter
 from nearflash.abi.errors import CommandError
 from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.offload.groups import quantized
-from nearflash.offload.layout import Layout, ReadFile
+from nearflash.offload.layout import Layout, LayoutReader
 from nearflash.offload.link import Buffer, Link, host_memory
 from nearflash.offload.report import WEIGHTS_WAIT, Ledger
 from nearflash.offload.sources import Source
@@ -30,8 +29,6 @@ from nearflash.offload.sources import Source
 __all__ = ["LayerWeights"]
 
 _BUFFERS = 2
-_READERS = 2
-"""Requests in flight; more were not faster (nearflash.storage.io.bandwidth)."""
 
 
 @dataclass
@@ -63,10 +60,9 @@ class LayerWeights:
         self, layers: Sequence[Any], sources: Sequence[Mapping[str, Source]], tiers: Sequence[str], *, link: Link,
         ledger: Ledger, bits: int = 16, overlap: bool = True, direct: bool = True,
     ) -> None:  # fmt: skip
-        self._link, self._ledger, self._overlap, self._direct = link, ledger, overlap, direct
-        self._files: dict[Path, ReadFile] = {}
+        self._link, self._ledger, self._overlap = link, ledger, overlap
         self._pool = ThreadPoolExecutor(1, "nearflash-weights", initializer=set_ieee_arithmetic)
-        self._readers = ThreadPoolExecutor(_READERS, "nearflash-read", initializer=set_ieee_arithmetic)
+        self._reader = LayoutReader(direct)
         self._buffers: SimpleQueue[Buffer | None] = SimpleQueue()
         self._held: list[tuple[str, int]] = []
         self._begun: deque[int] = deque()
@@ -115,10 +111,7 @@ class LayerWeights:
         """End what is being read, free the memory; may be called twice."""
         self._buffers.put(None)  # for a load that waits for a buffer
         self._pool.shutdown(cancel_futures=True)
-        self._readers.shutdown(cancel_futures=True)
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        self._reader.close()
         while self._held:
             self._ledger.give(*self._held.pop())
 
@@ -200,10 +193,7 @@ class LayerWeights:
             self._read(layout, buffer.host)
         else:
             buffer.host[: len(layer.home)].copy_(layer.home)
-        views = layout.views(buffer.host)
-        for name, source in layout.expanded.items():
-            source.read_into(views[name])
-        stored = sum(source.stored_bytes for source in layout.expanded.values())
+        stored = self._reader.expand(layout, buffer.host)
         if layer.tier == "disk" or layer.buffer is not None:
             self._ledger.moved("weights disk to host", stored)
         if not self._link.is_cpu or layer.tier == "host":
@@ -211,12 +201,7 @@ class LayerWeights:
         self._link.push(buffer)
 
     def _read(self, layout: Layout, memory: Tensor) -> None:
-        for path in {run.path for run in layout.runs} - self._files.keys():
-            self._files[path] = ReadFile(path, self._direct)
-        parts = [part for run in layout.runs for part in run.parts()]
-        for job in [self._readers.submit(self._files[part.path].read, part, memory) for part in parts]:
-            job.result()
-        self._ledger.moved("weights disk to host", sum(part.size_bytes for part in parts))
+        self._ledger.moved("weights disk to host", self._reader.read_runs(layout, memory))
 
     @staticmethod
     def _bind(layer: _Layer, values: Mapping[str, Any]) -> None:

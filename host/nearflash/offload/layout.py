@@ -5,25 +5,30 @@ of it: direct I/O then puts each where it is used, without a copy. The others ar
 """
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from nearflash.abi.errors import WeightsError
+from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.offload.sources import Source
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.weights_map import TORCH_DTYPES
 
-__all__ = ["Layout", "ReadFile", "Run"]
+__all__ = ["Layout", "LayoutReader", "ReadFile", "Run"]
 
 _GAP_BYTES = 256 << 10
 """Bytes between two tensors that are read rather than skipped."""
 _PART_BYTES = 16 << 20
 """Of one request."""
 _ALIGNMENT = 64
+_READERS = 2
+"""Requests in flight; more were not faster (nearflash.storage.io.bandwidth)."""
 
 
 @dataclass(frozen=True)
@@ -144,3 +149,45 @@ class ReadFile:
     def close(self) -> None:
         """Close it; once."""
         os.close(self._fd)
+
+
+class LayoutReader:
+    """Fills buffers by their layouts, from files that stay open; any thread may ask. direct: past the page cache."""
+
+    def __init__(self, direct: bool = True) -> None:
+        self._direct = direct
+        self._files: dict[Path, ReadFile] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_READERS, "nearflash-read", initializer=set_ieee_arithmetic)
+
+    def read_runs(self, layout: Layout, memory: Tensor) -> int:
+        """Read what lies in runs; the bytes of it. Raises WeightsError."""
+        parts = [part for run in layout.runs for part in run.parts()]
+        files = [self._file(part.path) for part in parts]
+        if len(parts) == 1:
+            files[0].read(parts[0], memory)
+        else:
+            jobs = [self._pool.submit(file.read, part, memory) for file, part in zip(files, parts, strict=True)]
+            for job in jobs:
+                job.result()
+        return sum(part.size_bytes for part in parts)
+
+    def expand(self, layout: Layout, memory: Tensor) -> int:
+        """Read and expand what does not; the stored bytes of it. Raises WeightsError."""
+        views = layout.views(memory) if layout.expanded else {}
+        for name, source in layout.expanded.items():
+            source.read_into(views[name])
+        return sum(source.stored_bytes for source in layout.expanded.values())
+
+    def close(self) -> None:
+        """End the threads and close the files; may be called twice."""
+        self._pool.shutdown(cancel_futures=True)
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _file(self, path: Path) -> ReadFile:
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = ReadFile(path, self._direct)
+            return self._files[path]

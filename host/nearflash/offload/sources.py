@@ -89,7 +89,11 @@ class Source:
 
     def kept(self) -> "Source":
         """The same with all its stored bytes read already."""
-        return replace(self, pieces=tuple(replace(piece, tensor=KeptTensor(piece.tensor)) for piece in self.pieces))
+        pieces = [
+            piece if isinstance(piece.tensor, KeptTensor) else replace(piece, tensor=KeptTensor(piece.tensor))
+            for piece in self.pieces
+        ]
+        return replace(self, pieces=tuple(pieces))
 
     @property
     def experts(self) -> int:

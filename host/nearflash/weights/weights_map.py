@@ -116,14 +116,14 @@ class WeightsMap(Mapping[str, Tensor]):
 
 
 class KeptTensor(WeightsTensor):
-    """A tensor whose stored bytes are in memory."""
+    """A tensor whose stored bytes are in memory: `data`, or what reading it gives now."""
 
-    def __init__(self, tensor: WeightsTensor) -> None:
+    def __init__(self, tensor: WeightsTensor, data: NDArray[np.uint8] | None = None) -> None:
         super().__init__(**vars(replace(tensor)))
-        object.__setattr__(self, "_data", tensor.read())
+        object.__setattr__(self, "_data", tensor.read() if data is None else data)
 
     def read(self) -> NDArray[np.uint8]:
-        """The bytes, as they were read when the map was made."""
+        """The bytes in memory."""
         data: NDArray[np.uint8] = vars(self)["_data"]
         return data
 
