@@ -56,7 +56,7 @@ def by_hand(value):
 
 @pytest.mark.parametrize("weights", [GPU, HOST], ids=["gpu", "host"])
 def test_weights_are_quantised_as_they_are_loaded(saved, prompts, plain, weights):
-    folder, model = saved("llama")
+    folder, _ = saved("llama")
     rows = prompts(6)
     rough = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():

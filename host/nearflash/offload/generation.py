@@ -17,6 +17,7 @@ from transformers import StoppingCriteria
 
 from nearflash.abi.errors import CommandError
 from nearflash.offload.block import Block, BlockShape
+from nearflash.offload.experts import EXPERTS_WAIT, ExpertCache, mixtures_of
 from nearflash.offload.kv_cache import TieredCache
 from nearflash.offload.layer_weights import LayerWeights
 from nearflash.offload.link import Link
@@ -31,7 +32,7 @@ from nearflash.pretrained import load_tokenizer, silent_transformers
 
 __all__ = ["OffloadProgress", "OffloadResult", "OffloadedModel", "generate"]
 
-_PHASES = (COMPUTE, WEIGHTS_WAIT, CACHE_WAIT, STATES_WAIT, "between layers")
+_PHASES = (COMPUTE, WEIGHTS_WAIT, CACHE_WAIT, STATES_WAIT, EXPERTS_WAIT, "between layers")
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,12 @@ class _Sampling:
 def generate(
     model: Path | str, prompts: Sequence[str] | Sequence[Sequence[int]], policy: OffloadPolicy, *,
     max_new_tokens: int = 64, dtype: torch.dtype | None = None, device: str = "cpu", budgets: Budgets | None = None,
-    scratch: Path | None = None, trace: Path | None = None, **options: Any,
+    scratch: Path | None = None, expert_bytes: int | None = None, trace: Path | None = None, **options: Any,
 ) -> OffloadResult:  # fmt: skip
     """Continue all prompts: OffloadedModel and its `generate`. trace: where to write what ran when, for Perfetto."""
-    opened = OffloadedModel(model, policy, dtype=dtype, device=device, budgets=budgets, scratch=scratch)
+    opened = OffloadedModel(
+        model, policy, dtype=dtype, device=device, budgets=budgets, scratch=scratch, expert_bytes=expert_bytes
+    )
     try:
         return opened.generate(prompts, max_new_tokens=max_new_tokens, **options)
     finally:
@@ -93,12 +96,15 @@ class OffloadedModel:
     budgets: bytes of each tier that may be taken; refused with CommandError before anything is computed.
     scratch: folder of the file of what lies on disk beside weights; None: the system's for temporary files.
     direct: read weights past the page cache.
+    expert_bytes: of memory for experts of the layers on disk, which are then read one by one as they are routed; None:
+    a layer's experts are read with it.
     Raises WeightsError for a damaged checkpoint, UnsupportedError for a model without a list of layers.
     """
 
     def __init__(
         self, folder: Path | str, policy: OffloadPolicy, *, dtype: torch.dtype | None = None, device: str = "cpu",
         budgets: Budgets | None = None, scratch: Path | None = None, direct: bool = True,
+        expert_bytes: int | None = None,
     ) -> None:  # fmt: skip
         start = perf_counter()
         self.policy, self._scratch, self._tokenizer = policy, scratch, None
@@ -106,10 +112,11 @@ class OffloadedModel:
         self.skeleton: Skeleton = open_skeleton(folder, dtype)
         self.model = self.skeleton.model
         self.link = Link(device)
-        self._load_others()
         sources = self.skeleton.layer_sources
         sizes = [sum(source.size_bytes for source in layer.values()) for layer in sources]
         self.tiers = spread(policy.weights, sizes)
+        self.experts = None if expert_bytes is None else self._open_experts(expert_bytes, direct)
+        self._load_others()
         self._weights = LayerWeights(
             self.skeleton.layers, sources, self.tiers, link=self.link, ledger=self.ledger, bits=policy.weight_bits,
             overlap=policy.overlap, direct=direct,
@@ -159,6 +166,8 @@ class OffloadedModel:
     def close(self) -> None:
         """Free memory and files; may be called twice."""
         self._weights.close()
+        if self.experts is not None:
+            self.experts.close()
 
     def __enter__(self) -> Self:
         return self
@@ -177,6 +186,28 @@ class OffloadedModel:
         return self._weights_s
 
     # Parts
+
+    def _open_experts(self, expert_bytes: int, direct: bool) -> ExpertCache:
+        """A cache of the experts of the layers on disk. Raises CommandError where there are none."""
+        sources = self.skeleton.layer_sources
+        on_disk = [number for number, tier in enumerate(self.tiers) if tier == "disk"]
+        mixtures = mixtures_of(self.skeleton.layers, sources, on_disk)
+        if not mixtures:
+            raise CommandError("expert_bytes must be None for a model without experts in its layers on disk")
+        names = {id(module): name for name, module in self.model.named_modules()}
+        for mixture in mixtures:  # routers stay in memory: they are asked before their layer's turn
+            layer = self.skeleton.layers[mixture.number]
+            if mixture.router is not None:
+                inner = names[id(mixture.router)].removeprefix(f"{names[id(layer)]}.")
+                for leaf in list(mixture.router._parameters):
+                    self.skeleton.other_sources[f"{names[id(mixture.router)]}.{leaf}"] = sources[mixture.number].pop(
+                        f"{inner}.{leaf}"
+                    )
+        self.model.set_experts_implementation("eager")
+        return ExpertCache(
+            mixtures, expert_bytes, link=self.link, ledger=self.ledger, folder=self.skeleton.folder,
+            ahead=self.policy.overlap, direct=direct,
+        )  # fmt: skip
 
     def _load_others(self) -> None:
         """What lies outside the layers, and buffers within them, into the memory of what computes."""
@@ -243,6 +274,8 @@ class _Run:
         self._first_s = 0.0
         self._start = perf_counter()
         self._generated = 0
+        cache = owner.experts
+        self._experts_before = (0, 0, 0) if cache is None else (cache.hits, cache.ahead_hits, cache.misses)
 
     def all(self, results: Results | None) -> OffloadResult:
         """Every block; results of each are written when it is finished."""
@@ -328,8 +361,15 @@ class _Run:
         total = perf_counter() - self._start
         return Report(
             new_tokens, total, prefill_s, decode_s, seconds, dict(ledger.links), dict(ledger.peaks),
-            ledger.process_bytes(), self._owner.weights_s,
+            ledger.process_bytes(), self._owner.weights_s, *self._expert_counts(),
         )  # fmt: skip
+
+    def _expert_counts(self) -> tuple[int, int, int]:
+        """Experts that were in memory, on their way, and neither, in this call."""
+        cache = self._owner.experts
+        now = (0, 0, 0) if cache is None else (cache.hits, cache.ahead_hits, cache.misses)
+        hits, ahead, misses = (one - other for one, other in zip(now, self._experts_before, strict=True))
+        return hits, ahead, misses
 
     @property
     def settings(self) -> tuple[Any, list[list[int]], int, list[int], _Sampling]:

@@ -22,8 +22,8 @@ from nearflash.weights.weights_map import TORCH_DTYPES
 
 __all__ = ["Layout", "LayoutReader", "ReadFile", "Run"]
 
-_GAP_BYTES = 256 << 10
-"""Bytes between two tensors that are read rather than skipped."""
+GAP_BYTES = 256 << 10
+"""Cheaper to read than to ask once more."""
 _PART_BYTES = 16 << 20
 """Of one request."""
 _ALIGNMENT = 64
@@ -56,9 +56,10 @@ class Run:
 
 
 class Layout:
-    """The buffer of one layer."""
+    """The buffer of one layer. gap_bytes: between two tensors of a file that are read rather than skipped."""
 
-    def __init__(self, sources: Mapping[str, Source]) -> None:
+    def __init__(self, sources: Mapping[str, Source], gap_bytes: int = GAP_BYTES) -> None:
+        self._gap_bytes = gap_bytes
         self.runs: list[Run] = []
         self.expanded: dict[str, Source] = {}
         """What is not read in runs."""
@@ -91,7 +92,7 @@ class Layout:
         for name, source in ordered:
             tensor = source.pieces[0].tensor
             end = tensor.offset + tensor.stored_bytes
-            if run is None or run.path != tensor.path or tensor.offset > run.offset + run.size_bytes + _GAP_BYTES:
+            if run is None or run.path != tensor.path or tensor.offset > run.offset + run.size_bytes + self._gap_bytes:
                 if run is not None:
                     self.runs.append(run)
                     place += run.room_bytes

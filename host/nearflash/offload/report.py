@@ -48,7 +48,11 @@ class Report:
     weights_s: float = 0.0
     """Of loading what stays in memory, before the first block."""
     expert_hits: int = 0
+    """Routed experts, each once for a layer and batch, that were in memory."""
+    experts_ahead: int = 0
+    """That were being read."""
     expert_misses: int = 0
+    """That were neither."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -58,7 +62,7 @@ class Report:
     @property
     def expert_hit_rate(self) -> float:
         """Routed experts that were in memory, of all that were asked for."""
-        return self.expert_hits / max(self.expert_hits + self.expert_misses, 1)
+        return self.expert_hits / max(self.expert_hits + self.experts_ahead + self.expert_misses, 1)
 
 
 @dataclass
