@@ -170,3 +170,25 @@ def test_a_trace_shows_loads_beside_computing(saved, tmp_path, prompts):
     assert {"compute", "load weights", "wait for weights", "load cache", "store cache"} <= names
     rows = {event["tid"] for event in events if event["name"] in ("compute", "load weights")}
     assert len(rows) == 2
+
+
+@pytest.mark.parametrize("share", [1, 0.5])
+def test_batches_on_a_near_storage_device(saved, prompts, plain, share):
+    folder, model = saved("llama")
+    rows = prompts(12)
+    cache = Shares(device=share, disk=1 - share)
+    done = generate(folder, rows, policy(cache=cache), max_new_tokens=10)
+    assert done.tokens == plain(model, rows, 3, 10)
+
+
+def test_an_engine_that_is_given_is_used_and_left_empty(saved, prompts, plain):
+    from nearflash.inference import AttentionMode, AttentionPolicy, open_engine
+    from nearflash.inference.cache.decoder import kv_shape_of
+
+    folder, model = saved("llama")
+    rows, shape = prompts(6), kv_shape_of(model.config)
+    with open_engine(shape, AttentionPolicy(AttentionMode.DENSE), tokens=64, sequences=6) as engine:
+        done = generate(folder, rows, policy(cache=Shares(device=1)), max_new_tokens=10, engine=engine)
+        assert not engine.lengths
+        assert engine.counters.heads > 0
+    assert done.tokens == plain(model, rows, 3, 10)

@@ -20,7 +20,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.io.queue import QueueBackend
 
-__all__ = ["Block", "BlockShape"]
+__all__ = ["Block", "BlockShape", "on_device"]
 
 _BUFFERS = 3
 """Of the KV cache: one is loaded, one computed with, one stored."""
@@ -34,6 +34,11 @@ class BlockShape:
     """(sequences, tokens)."""
     prompt_tokens: int
     """Of the longest prompt."""
+
+
+def on_device(policy: OffloadPolicy, batches: int) -> int:
+    """How many of a block's batches have their KV cache on near-storage devices: the first ones, whole batches."""
+    return round(policy.cache.device * batches)
 
 
 class Block:
@@ -114,6 +119,8 @@ class Block:
         for layer in self._layers:
             heads, dim = _heads(self._text, layer)
             for number, (batch, tokens) in enumerate(shape.batches):
+                if number < on_device(policy, len(shape.batches)):
+                    continue
                 forms.append((layer, number, KvForm(batch, heads, tokens, dim, self._dtype, policy.cache_bits)))
         tiers = spread(policy.cache, [form.size_bytes for _, _, form in forms])
         plan = _Plan([], {"gpu": 0, "host": 0, "disk": 0}, [])

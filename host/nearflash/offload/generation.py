@@ -7,69 +7,26 @@ Tokens are those of transformers' model.generate for the same batches, where not
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
 import torch
-from transformers import StoppingCriteria
 
 from nearflash.abi.errors import CommandError
-from nearflash.offload.block import Block, BlockShape
-from nearflash.offload.experts import EXPERTS_WAIT, ExpertCache, mixtures_of
-from nearflash.offload.kv_cache import TieredCache
+from nearflash.inference.engines.base import Engine
+from nearflash.offload.experts import ExpertCache, mixtures_of
 from nearflash.offload.layer_weights import LayerWeights
 from nearflash.offload.link import Link
 from nearflash.offload.placement import spread
-from nearflash.offload.report import CACHE_WAIT, COMPUTE, STATES_WAIT, WEIGHTS_WAIT, Budgets, Ledger, Report
+from nearflash.offload.report import Budgets, Ledger
 from nearflash.offload.results import Results, prompt_digest
-from nearflash.offload.sampling import GumbelSampler
+from nearflash.offload.run import OffloadProgress, OffloadResult, Run, Sampling
 from nearflash.offload.skeleton import Skeleton, open_skeleton
-from nearflash.offload.zigzag import Batch, Interception, ZigZag
 from nearflash.planning.policy import OffloadPolicy
-from nearflash.pretrained import load_tokenizer, silent_transformers
+from nearflash.pretrained import load_tokenizer
 
 __all__ = ["OffloadProgress", "OffloadResult", "OffloadedModel", "generate"]
-
-_PHASES = (COMPUTE, WEIGHTS_WAIT, CACHE_WAIT, STATES_WAIT, EXPERTS_WAIT, "between layers")
-
-
-@dataclass(frozen=True)
-class OffloadProgress:
-    """How far a generation is."""
-
-    finished: int
-    """Prompts, those of earlier runs included."""
-    prompts: int
-    step: int
-    """Tokens of each prompt of the block that is computed."""
-    steps: int
-    """Of these at most."""
-    tokens_per_s: float
-    """Of all prompts computed in this run, since its start."""
-    remaining_s: float
-    """Until all are finished, at the rate of this run so far, if no text ends early."""
-
-
-@dataclass(frozen=True)
-class OffloadResult:
-    """What came of the prompts, in their order."""
-
-    tokens: list[list[int]]
-    """New ones, up to the stop token."""
-    texts: list[str]
-    """Empty where the model has no tokenizer."""
-    report: Report
-    resumed: int = 0
-    """Prompts whose results an earlier run had written."""
-
-
-@dataclass(frozen=True)
-class _Sampling:
-    temperature: float | None
-    top_p: float
-    seed: int
 
 
 def generate(
@@ -107,7 +64,7 @@ class OffloadedModel:
         expert_bytes: int | None = None,
     ) -> None:  # fmt: skip
         start = perf_counter()
-        self.policy, self._scratch, self._tokenizer = policy, scratch, None
+        self.policy, self.scratch, self._tokenizer = policy, scratch, None
         self.ledger = Ledger(budgets or Budgets())
         self.skeleton: Skeleton = open_skeleton(folder, dtype)
         self.model = self.skeleton.model
@@ -133,17 +90,25 @@ class OffloadedModel:
                 raise CommandError(f"model must have a tokenizer for prompts of text ({error})") from error
         return self._tokenizer
 
+    def text_of(self, tokens: list[int]) -> str:
+        """The text of tokens; empty where the model has no tokenizer."""
+        if self._tokenizer is None and not (self.skeleton.folder / "tokenizer_config.json").is_file():
+            return ""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
     def generate(
         self, prompts: Sequence[str] | Sequence[Sequence[int]], *, max_new_tokens: int = 64,
         stop_tokens: Sequence[int] | None = None, temperature: float | None = None, top_p: float = 1.0, seed: int = 0,
         results: Path | None = None, on_text: Callable[[int, list[int], str], None] | None = None,
-        progress: Callable[[OffloadProgress], None] | None = None,
+        progress: Callable[[OffloadProgress], None] | None = None, engine: Engine | None = None,
     ) -> OffloadResult:  # fmt: skip
         """Continue all prompts, texts or lists of tokens; greedily unless there is a `temperature`.
 
         stop_tokens: None: those of the model's generation config. results: a file of JSON lines to which texts are
-        written as their block is finished; prompts that it has are not computed again. on_text: called with number,
-        new tokens and text of each prompt that is finished. An interrupt leaves what was finished in `results`.
+        written as their block is finished; prompts that it has are not computed again, and an interrupt leaves them.
+        on_text: called with number, new tokens and text of each prompt that is finished. engine: of the batches whose
+        KV cache the policy places on a device, with room for a block of them; None: one of the host's, in a temporary
+        file.
         Raises CommandError for no prompts, empty ones, or less than one new token; what Results, the budgets and the
         disk raise.
         """
@@ -151,13 +116,13 @@ class OffloadedModel:
             raise CommandError(f"max_new_tokens must be 1 or more, not {max_new_tokens!r}")
         rows = self._rows(prompts)
         stops = self._stops() if stop_tokens is None else list(stop_tokens)
-        sampling = _Sampling(temperature, top_p, seed)
+        sampling = Sampling(temperature, top_p, seed)
         settings = {
             "max_new_tokens": max_new_tokens, "stop_tokens": stops, "temperature": temperature, "top_p": top_p,
             "seed": seed, "weight_bits": self.policy.weight_bits, "cache_bits": self.policy.cache_bits,
             "model": self._digest(),
         }  # fmt: skip
-        run = _Run(self, rows, max_new_tokens, stops, sampling, on_text, progress)
+        run = Run(self, rows, max_new_tokens, stops, sampling, on_text, progress, engine)
         if results is None:
             return run.all(None)
         with Results(results, [prompt_digest(row) for row in rows], settings) as file:
@@ -257,165 +222,3 @@ class OffloadedModel:
             for part in sources for name, source in sorted(part.items())
         ]  # fmt: skip
         return prompt_digest([byte for text in described for byte in text.encode()])
-
-
-class _Run:
-    """One call of `generate`."""
-
-    def __init__(
-        self, owner: OffloadedModel, rows: list[list[int]], max_new_tokens: int, stops: list[int], sampling: _Sampling,
-        on_text: Callable[[int, list[int], str], None] | None, progress: Callable[[OffloadProgress], None] | None,
-    ) -> None:  # fmt: skip
-        self._owner, self._rows, self._steps, self._stops = owner, rows, max_new_tokens, stops
-        self._sampling, self._on_text, self._progress = sampling, on_text, progress
-        self._found: dict[int, list[int]] = {}
-        self._texts: dict[int, str] = {}
-        self._finished = self._resumed = self._step = 0
-        self._first_s = 0.0
-        self._start = perf_counter()
-        self._generated = 0
-        cache = owner.experts
-        self._experts_before = (0, 0, 0) if cache is None else (cache.hits, cache.ahead_hits, cache.misses)
-
-    def all(self, results: Results | None) -> OffloadResult:
-        """Every block; results of each are written when it is finished."""
-        owner = self._owner
-        owner.ledger.clear()
-        if results is not None:
-            for number, (tokens, text) in results.done.items():
-                self._found[number], self._texts[number] = tokens, text
-        resumed = self._resumed = self._finished = len(self._found)
-        left = [number for number in range(len(self._rows)) if number not in self._found]
-        blocks = [left[at : at + owner.policy.block_size] for at in range(0, len(left), owner.policy.block_size)]
-        self._start, prefill_s, decode_s = perf_counter(), 0.0, 0.0
-        if blocks:
-            dtype, shapes = owner.model.dtype, [self._shape(block) for block in blocks]
-            room = Block(
-                owner.model.config, dtype, owner.policy, shapes, link=owner.link, ledger=owner.ledger,
-                scratch=owner._scratch,
-            )  # fmt: skip
-            stops = Interception([*owner.skeleton.layers, *owner.skeleton.others])
-            with room, stops, silent_transformers():
-                for place, (block, shape) in enumerate(zip(blocks, shapes, strict=True)):
-                    start = perf_counter()
-                    self._block(room, block, shape, more=place + 1 < len(blocks))
-                    prefill_s += self._first_s - start
-                    decode_s += perf_counter() - self._first_s
-                    if results is not None:
-                        results.add({number: (self._found[number], self._texts[number]) for number in block})
-        report = self._report(prefill_s, decode_s, sum(len(self._found[number]) for number in left))
-        tokens = [self._found[number] for number in range(len(self._rows))]
-        return OffloadResult(tokens, [self._texts[number] for number in range(len(self._rows))], report, resumed)
-
-    def _shape(self, block: list[int]) -> BlockShape:
-        longest = [max(len(self._rows[number]) for number in batch) for batch in self._batches(block)]
-        sizes = [(len(batch), width + self._steps) for batch, width in zip(self._batches(block), longest, strict=True)]
-        return BlockShape(tuple(sizes), max(longest))
-
-    def _batches(self, block: list[int]) -> list[list[int]]:
-        size = self._owner.policy.batch_size
-        return [block[at : at + size] for at in range(0, len(block), size)]
-
-    def _block(self, room: Block, block: list[int], shape: BlockShape, more: bool) -> None:
-        owner, batches = self._owner, []
-        self._step = 0
-        assert room.mover is not None
-        for number, prompts in enumerate(self._batches(block)):
-            layers, parked = room.batch(shape, number)
-            run = _BatchRun(self, prompts, TieredCache(owner.model.config, layers))
-            batches.append(Batch(run.generate, f"batch {number}", layers, parked, self._steps))
-        schedule = ZigZag(owner.skeleton.layers, owner.weights, room.mover, owner.ledger, self._tick)
-        schedule.run(batches, more=more)
-        self._step = 0
-
-    def finish(self, prompt: int, tokens: list[int]) -> None:
-        """A prompt's text has come to its end."""
-        owner = self._owner
-        self._found[prompt] = tokens
-        decodes = owner._tokenizer is not None or (owner.skeleton.folder / "tokenizer_config.json").is_file()
-        self._texts[prompt] = owner.tokenizer.decode(tokens, skip_special_tokens=True) if decodes else ""
-        self._finished += 1
-        if self._on_text is not None:
-            self._on_text(prompt, tokens, self._texts[prompt])
-
-    def count(self, tokens: int) -> None:
-        """So many tokens more, of one batch."""
-        self._generated += tokens
-        if self._step == 1:  # its batches' first tokens follow the first pass
-            self._first_s = perf_counter()
-
-    def _tick(self) -> None:
-        """All batches of the block have passed all layers."""
-        self._step += 1
-        if self._progress is not None:
-            spent = perf_counter() - self._start
-            all_tokens = (len(self._rows) - self._resumed) * self._steps
-            rate = self._generated / spent
-            left = max(all_tokens - self._generated, 0) / rate if rate else 0.0
-            self._progress(OffloadProgress(self._finished, len(self._rows), self._step, self._steps, rate, left))
-
-    def _report(self, prefill_s: float, decode_s: float, new_tokens: int) -> Report:
-        ledger = self._owner.ledger
-        self._owner.link.finish()
-        seconds = {name: ledger.timeline.seconds.get(name, 0.0) for name in _PHASES}
-        total = perf_counter() - self._start
-        return Report(
-            new_tokens, total, prefill_s, decode_s, seconds, dict(ledger.links), dict(ledger.peaks),
-            ledger.process_bytes(), self._owner.weights_s, *self._expert_counts(),
-        )  # fmt: skip
-
-    def _expert_counts(self) -> tuple[int, int, int]:
-        """Experts that were in memory, on their way, and neither, in this call."""
-        cache = self._owner.experts
-        now = (0, 0, 0) if cache is None else (cache.hits, cache.ahead_hits, cache.misses)
-        hits, ahead, misses = (one - other for one, other in zip(now, self._experts_before, strict=True))
-        return hits, ahead, misses
-
-    @property
-    def settings(self) -> tuple[Any, list[list[int]], int, list[int], _Sampling]:
-        """Model, prompts, steps, stop tokens and sampling."""
-        return self._owner.model, self._rows, self._steps, self._stops, self._sampling
-
-
-class _BatchRun(StoppingCriteria):
-    """transformers' generation of one batch, in a fiber."""
-
-    def __init__(self, run: _Run, prompts: list[int], cache: TieredCache) -> None:
-        self._run, self._prompts, self._cache = run, prompts, cache
-        self._open = set(range(len(prompts)))
-        self._width = 0
-
-    def generate(self) -> None:
-        """All of it; each text's end is reported when it comes."""
-        model, rows, steps, stops, sampling = self._run.settings
-        own = [rows[prompt] for prompt in self._prompts]
-        self._width = max(map(len, own))
-        pad = model.generation_config.pad_token_id
-        pad = pad if isinstance(pad, int) else (stops[0] if stops else 0)
-        ids = torch.tensor([[pad] * (self._width - len(row)) + row for row in own], device=model.device)
-        mask = torch.tensor([[0] * (self._width - len(row)) + [1] * len(row) for row in own], device=model.device)
-        processors = []
-        if sampling.temperature is not None:
-            processors.append(GumbelSampler(self._prompts, sampling.temperature, sampling.top_p, sampling.seed))
-        out = model.generate(
-            input_ids=ids, attention_mask=mask, past_key_values=self._cache, max_new_tokens=steps, do_sample=False,
-            pad_token_id=pad, eos_token_id=stops or None, stopping_criteria=[self], logits_processor=processors,
-        )  # fmt: skip
-        for row in sorted(self._open):
-            self._finish(row, out)
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Report the texts that ended with the last token; stops none."""
-        stops = self._run.settings[3]
-        self._run.count(len(self._open))
-        last = input_ids[:, -1].tolist()
-        for row in [row for row in self._open if last[row] in stops]:
-            self._finish(row, input_ids)
-            self._open.discard(row)
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-
-    def _finish(self, row: int, ids: torch.Tensor) -> None:
-        tokens = ids[row, self._width :].tolist()
-        stops = self._run.settings[3]
-        end = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
-        self._run.finish(self._prompts[row], tokens[: end + 1])
