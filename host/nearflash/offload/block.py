@@ -1,7 +1,7 @@
 """What a block of batches needs beside weights: its caches and hidden states on their tiers, and one file for both."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,16 @@ def on_device(policy: OffloadPolicy, batches: int) -> int:
 class Block:
     """Room for the largest block; the caches of one block after another. Close it, or use it as a context manager.
 
+    owns: whether a layer's cache is here; of another rank's the tokens alone are counted.
     Everything is reserved here: raises CommandError beyond a budget, StorageFullError where the disk has no room.
     """
 
     def __init__(
         self, config: Any, dtype: torch.dtype, policy: OffloadPolicy, shapes: Sequence[BlockShape], *, link: Link,
-        ledger: Ledger, scratch: Path | None,
+        ledger: Ledger, scratch: Path | None, owns: Callable[[int], bool] = lambda number: True,
     ) -> None:  # fmt: skip
         self._config, self._policy, self._link, self._ledger, self._dtype = config, policy, link, ledger, dtype
-        self._layers = cached_layers(config)
+        self._layers, self._owns = cached_layers(config), owns
         self._text = config.get_text_config(decoder=True)
         self._held: list[tuple[str, int]] = []
         self._file: DirectFile | None = None
@@ -102,6 +103,8 @@ class Block:
 
     def _layer(self, unit: "_Unit") -> TieredLayer:
         window, form = self._layers[unit.layer], unit.form
+        if not self._owns(unit.layer):
+            return TieredLayer(unit.layer, form, window, None, None)
         if unit.in_place:
             memory = host_memory(form.size_bytes) if unit.tier == "host" else self._link.buffer(form.size_bytes).memory
             return TieredLayer(unit.layer, form, window, memory, None)
@@ -122,12 +125,14 @@ class Block:
                 if number < on_device(policy, len(shape.batches)):
                     continue
                 forms.append((layer, number, KvForm(batch, heads, tokens, dim, self._dtype, policy.cache_bits)))
-        tiers = spread(policy.cache, [form.size_bytes for _, _, form in forms])
+        tiers = spread(policy.cache, [form.size_bytes * self._owns(layer) for layer, _, form in forms])
         plan = _Plan([], {"gpu": 0, "host": 0, "disk": 0}, [])
         for (layer, number, form), tier in zip(forms, tiers, strict=True):
             here = tier == "gpu" or (tier == "host" and policy.cpu_attention)
             in_place = here and form.bits == 16
             plan.units.append(_Unit(layer, number, form, tier, in_place, plan.bytes["disk"]))
+            if not self._owns(layer):
+                continue
             plan.bytes[tier] += form.size_bytes
             if tier == "disk":
                 plan.bytes["host"] += DiskRest.tail_bytes(form)

@@ -18,6 +18,7 @@ from nearflash.inference.engines.base import Engine
 from nearflash.offload.experts import ExpertCache, mixtures_of
 from nearflash.offload.layer_weights import LayerWeights
 from nearflash.offload.link import Link
+from nearflash.offload.pipeline import open_pipeline
 from nearflash.offload.placement import spread
 from nearflash.offload.report import Budgets, Ledger
 from nearflash.offload.results import Results, prompt_digest
@@ -70,6 +71,10 @@ class OffloadedModel:
         self.model = self.skeleton.model
         self.link = Link(device)
         sources = self.skeleton.layer_sources
+        self.pipeline = open_pipeline(len(sources))
+        for number, layer in enumerate(sources):
+            if not self.owns(number):
+                layer.clear()
         sizes = [sum(source.size_bytes for source in layer.values()) for layer in sources]
         self.tiers = spread(policy.weights, sizes)
         self.experts = None if expert_bytes is None else self._open_experts(expert_bytes, direct)
@@ -79,6 +84,10 @@ class OffloadedModel:
             overlap=policy.overlap, direct=direct,
         )  # fmt: skip
         self._weights_s = perf_counter() - start
+
+    def owns(self, number: int) -> bool:
+        """Whether a layer is this process's; of several ranks each has some (nearflash.offload.pipeline)."""
+        return self.pipeline is None or self.pipeline.owns(number)
 
     @property
     def tokenizer(self) -> Any:
@@ -155,7 +164,7 @@ class OffloadedModel:
     def _open_experts(self, expert_bytes: int, direct: bool) -> ExpertCache:
         """A cache of the experts of the layers on disk. Raises CommandError where there are none."""
         sources = self.skeleton.layer_sources
-        on_disk = [number for number, tier in enumerate(self.tiers) if tier == "disk"]
+        on_disk = [number for number, tier in enumerate(self.tiers) if tier == "disk" and self.owns(number)]
         mixtures = mixtures_of(self.skeleton.layers, sources, on_disk)
         if not mixtures:
             raise CommandError("expert_bytes must be None for a model without experts in its layers on disk")

@@ -70,7 +70,7 @@ class LayerWeights:
             self._layers = [
                 self._placed(layer, own, tier, bits) for layer, own, tier in zip(layers, sources, tiers, strict=True)
             ]
-            self._passing = [number for number, layer in enumerate(self._layers) if layer.buffer is None]
+            self._passing = [n for n, own in enumerate(self._layers) if own.buffer is None and own.empty]
             largest = max((self._layers[number].layout.size_bytes for number in self._passing), default=0)
             self._room = min(_BUFFERS if overlap else 1, len(self._passing))
             for _ in range(self._room):

@@ -101,7 +101,7 @@ class Run:
             dtype, shapes = owner.model.dtype, [self._shape(block) for block in blocks]
             room = Block(
                 owner.model.config, dtype, owner.policy, shapes, link=owner.link, ledger=owner.ledger,
-                scratch=owner.scratch,
+                scratch=owner.scratch, owns=owner.owns,
             )  # fmt: skip
             stops = Interception([*owner.skeleton.layers, *owner.skeleton.others])
             with self._device_engine(shapes), room, stops, silent_transformers():
@@ -154,7 +154,10 @@ class Run:
                 cache = NearflashCache(self._engine, owner.model.config)
             run = _BatchRun(self, prompts, cache)
             batches.append(Batch(run.generate, f"batch {number}", layers, parked, self._steps))
-        schedule = ZigZag(owner.skeleton.layers, owner.weights, room.mover, owner.ledger, self._tick)
+        schedule = ZigZag(
+            owner.skeleton.layers, owner.weights, room.mover, owner.ledger, self._tick, owner.pipeline,
+            owner.model.get_output_embeddings(),
+        )  # fmt: skip
         schedule.run(batches, more=more)
         self._step = 0
 
@@ -171,6 +174,16 @@ class Run:
         self._generated += tokens
         if self._step == 1:  # its batches' first tokens follow the first pass
             self._first_s = perf_counter()
+
+    @property
+    def chooses(self) -> bool:
+        """Whether this process chooses tokens: the last of several ranks does."""
+        return self._owner.pipeline is None or self._owner.pipeline.is_last
+
+    def send(self, tokens: torch.Tensor) -> None:
+        """Tokens that were chosen, to other ranks."""
+        if self._owner.pipeline is not None and self._owner.pipeline.is_last:
+            self._owner.pipeline.send_tokens(tokens)
 
     def _tick(self) -> None:
         """All batches of the block have passed all layers."""
@@ -223,7 +236,7 @@ class _BatchRun(StoppingCriteria):
         ids = torch.tensor([[pad] * (self._width - len(row)) + row for row in own], device=model.device)
         mask = torch.tensor([[0] * (self._width - len(row)) + [1] * len(row) for row in own], device=model.device)
         processors = []
-        if sampling.temperature is not None:
+        if sampling.temperature is not None and self._run.chooses:
             processors.append(GumbelSampler(self._prompts, sampling.temperature, sampling.top_p, sampling.seed))
         out = model.generate(
             input_ids=ids, attention_mask=mask, past_key_values=self._cache, max_new_tokens=steps, do_sample=False,
@@ -238,6 +251,7 @@ class _BatchRun(StoppingCriteria):
         """Report the texts that ended with the last token; stops none."""
         stops = self._run.settings[3]
         self._run.count(len(self._open))
+        self._run.send(input_ids[:, -1])
         last = input_ids[:, -1].tolist()
         for row in [row for row in self._open if last[row] in stops]:
             self._finish(row, input_ids)
