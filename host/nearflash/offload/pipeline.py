@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, DeviceLostError
 
 __all__ = ["Pipeline", "open_pipeline"]
 
@@ -71,14 +71,24 @@ class Pipeline:
         self._sent = []
 
     def _send(self, tensor: Tensor, rank: int) -> None:
-        data = tensor.contiguous().view(torch.uint8)
+        data = tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
         self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
-        self._sent.append((dist.isend(data, rank), data))
+        try:
+            self._sent.append((dist.isend(data, rank), data))
+        except RuntimeError as error:
+            raise _lost(rank, error) from error
 
     @staticmethod
     def _receive(tensor: Tensor, rank: int) -> Tensor:
-        dist.recv(tensor.view(torch.uint8), rank)
+        try:
+            dist.recv(tensor.view(torch.uint8), rank)
+        except RuntimeError as error:
+            raise _lost(rank, error) from error
         return tensor
+
+
+def _lost(rank: int, error: RuntimeError) -> DeviceLostError:
+    return DeviceLostError(f"rank {rank} is lost ({str(error).splitlines()[0][:200]}): see its log, and run again")
 
 
 def open_pipeline(layers: int) -> Pipeline | None:
