@@ -211,3 +211,22 @@ def test_no_room_for_results_leaves_whole_lines(tmp_path):
         file.add({1: ([2], "b")})
     with Results(tmp_path / "results", digests, {}) as file:
         assert file.done == {0: ([1], "a"), 1: ([2], "b")}
+
+
+def test_a_model_is_usable_after_an_interrupt(saved, prompts):
+    """Loads that were begun for the next layers are of no use to a run that begins again."""
+    folder, _ = saved("llama")
+    rows = prompts(4)
+    with OffloadedModel(folder, POLICY) as model:
+        want = model.generate(rows, max_new_tokens=5).tokens
+        for layer in range(4):
+            original = model.skeleton.layers[layer].mlp.forward
+
+            def interrupt(*args):
+                raise KeyboardInterrupt
+
+            model.skeleton.layers[layer].mlp.forward = interrupt
+            with pytest.raises(KeyboardInterrupt):
+                model.generate(rows, max_new_tokens=5)
+            model.skeleton.layers[layer].mlp.forward = original
+            assert model.generate(rows, max_new_tokens=5).tokens == want

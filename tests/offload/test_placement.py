@@ -8,34 +8,34 @@ import torch
 
 from nearflash.abi.errors import CommandError
 from nearflash.offload.link import Buffer, Link, host_memory
-from nearflash.offload.placement import spread
+from nearflash.offload.placement import place_units
 from nearflash.offload.report import Budgets, Ledger, Report
 from nearflash.planning.policy import Shares
 
 
 @pytest.mark.parametrize("tier", ["gpu", "host", "disk"])
 def test_all_on_one_tier(tier):
-    assert spread(Shares(**{tier: 1}), [5] * 7) == [tier] * 7
+    assert place_units(Shares(**{tier: 1}), [5] * 7) == [tier] * 7
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 47])
 @pytest.mark.parametrize("gpu", [0.0, 0.1, 0.33, 0.5, 0.9])
 def test_shares_are_met_within_a_unit(count, gpu):
     rest = (1 - gpu) / 2
-    tiers = spread(Shares(gpu=gpu, host=rest, disk=rest), [8] * count)
+    tiers = place_units(Shares(gpu=gpu, host=rest, disk=rest), [8] * count)
     for tier, share in (("gpu", gpu), ("host", rest), ("disk", rest)):
         assert abs(tiers.count(tier) - share * count) <= 1
 
 
 def test_units_of_a_tier_lie_apart():
-    tiers = spread(Shares(gpu=0.75, disk=0.25), [1] * 40)
+    tiers = place_units(Shares(gpu=0.75, disk=0.25), [1] * 40)
     places = [place for place, tier in enumerate(tiers) if tier == "disk"]
     assert len(places) == 10
     assert {after - before for before, after in itertools.pairwise(places)} == {4}
 
 
 def test_shares_are_of_bytes():
-    tiers = spread(Shares(gpu=0.5, disk=0.5), [100, 1, 1, 100])
+    tiers = place_units(Shares(gpu=0.5, disk=0.5), [100, 1, 1, 100])
     sizes = {
         tier: sum(s for s, t in zip([100, 1, 1, 100], tiers, strict=True) if t == tier) for tier in ("gpu", "disk")
     }
@@ -43,9 +43,9 @@ def test_shares_are_of_bytes():
 
 
 def test_a_share_on_devices_alone_leaves_the_rest_in_memory():
-    assert spread(Shares(device=1), [1, 1]) == ["gpu", "gpu"]
-    assert spread(Shares(device=0.5, disk=0.5), [1, 1]) == ["disk", "disk"]
-    assert spread(Shares(gpu=1), []) == []
+    assert place_units(Shares(device=1), [1, 1]) == ["gpu", "gpu"]
+    assert place_units(Shares(device=0.5, disk=0.5), [1, 1]) == ["disk", "disk"]
+    assert place_units(Shares(gpu=1), []) == []
 
 
 def test_memory_begins_at_a_page():

@@ -13,7 +13,7 @@ from nearflash.offload.activations import Parked
 from nearflash.offload.kv_cache import CacheMover, TieredLayer, cached_layers
 from nearflash.offload.kv_rest import DiskRest, KvForm, MemoryRest, Rest
 from nearflash.offload.link import Link, host_memory
-from nearflash.offload.placement import spread
+from nearflash.offload.placement import place_units
 from nearflash.offload.report import Ledger
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.storage.io.backend import BLOCK_BYTES
@@ -125,7 +125,7 @@ class Block:
                 if number < on_device(policy, len(shape.batches)):
                     continue
                 forms.append((layer, number, KvForm(batch, heads, tokens, dim, self._dtype, policy.cache_bits)))
-        tiers = spread(policy.cache, [form.size_bytes * self._owns(layer) for layer, _, form in forms])
+        tiers = place_units(policy.cache, [form.size_bytes * self._owns(layer) for layer, _, form in forms])
         plan = _Plan([], {"gpu": 0, "host": 0, "disk": 0}, [])
         for (layer, number, form), tier in zip(forms, tiers, strict=True):
             here = tier == "gpu" or (tier == "host" and policy.cpu_attention)
@@ -142,7 +142,7 @@ class Block:
         largest = max(batch for batch, _ in shape.batches)
         hidden = largest * shape.prompt_tokens * self._text.hidden_size * self._dtype.itemsize
         plan.states_bytes = -(-hidden // BLOCK_BYTES) * BLOCK_BYTES
-        for tier in spread(policy.activations, [1] * len(shape.batches)):
+        for tier in place_units(policy.activations, [1] * len(shape.batches)):
             plan.parked.append((tier, plan.bytes["disk"]))
             plan.bytes["disk" if tier == "disk" else tier] += plan.states_bytes
         return plan

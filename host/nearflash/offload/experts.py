@@ -109,14 +109,14 @@ class _Rows:
 
 
 class ExpertCache:
-    """Experts of the layers of `mixtures`, up to `budget_bytes` of them. Close it, or use it as a context manager.
+    """Experts of the layers of `mixtures`, up to `cache_bytes` of them. Close it, or use it as a context manager.
 
     folder: the model's, where the counts are kept if it can be written to; None: they are not. ahead: read before the
     loop asks. Raises CommandError for a budget of less than two experts, StateError for damaged counts.
     """
 
     def __init__(
-        self, mixtures: Sequence[MixtureLayer], budget_bytes: int, *, link: Link, ledger: Ledger, folder: Path | None,
+        self, mixtures: Sequence[MixtureLayer], cache_bytes: int, *, link: Link, ledger: Ledger, folder: Path | None,
         ahead: bool = True, direct: bool = True,
     ) -> None:  # fmt: skip
         self._mixtures, self._link, self._ledger, self._ahead = list(mixtures), link, ledger, ahead
@@ -124,9 +124,9 @@ class ExpertCache:
         self._layouts: dict[tuple[int, int], Layout] = {}
         every = [(place, expert) for place, own in enumerate(self._mixtures) for expert in range(own.experts)]
         size = max(self._layout(*key).size_bytes for key in every)  # they begin anywhere in a block
-        count = min(budget_bytes // size, len(every))
+        count = min(cache_bytes // size, len(every))
         if count < 2:
-            raise CommandError(f"expert_bytes must be {2 * size} at least, for two experts, not {budget_bytes!r}")
+            raise CommandError(f"expert_bytes must be {2 * size} at least, for two experts, not {cache_bytes!r}")
         ledger.take("gpu", count * size, "experts")
         self._held = count * size
         self._slots = [_Slot(link.buffer(size)) for _ in range(count)]

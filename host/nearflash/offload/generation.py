@@ -19,7 +19,7 @@ from nearflash.offload.experts import ExpertCache, mixtures_of
 from nearflash.offload.layer_weights import LayerWeights
 from nearflash.offload.link import Link
 from nearflash.offload.pipeline import open_pipeline
-from nearflash.offload.placement import spread
+from nearflash.offload.placement import place_units
 from nearflash.offload.report import Budgets, Ledger
 from nearflash.offload.results import Results, prompt_digest
 from nearflash.offload.run import OffloadProgress, OffloadResult, Run, Sampling
@@ -76,7 +76,7 @@ class OffloadedModel:
             if not self.owns(number):
                 layer.clear()
         sizes = [sum(source.size_bytes for source in layer.values()) for layer in sources]
-        self.tiers = spread(policy.weights, sizes)
+        self.tiers = place_units(policy.weights, sizes)
         self.experts = None if expert_bytes is None else self._open_experts(expert_bytes, direct)
         self._load_others()
         self._weights = LayerWeights(

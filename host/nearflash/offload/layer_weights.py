@@ -10,7 +10,7 @@ With `bits` 4, matrices of the first two tiers are kept as codes of 4 bits and e
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, NearflashError
 from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.offload.groups import quantized
 from nearflash.offload.layout import Layout, LayoutReader
@@ -66,6 +66,7 @@ class LayerWeights:
         self._buffers: SimpleQueue[Buffer | None] = SimpleQueue()
         self._held: list[tuple[str, int]] = []
         self._begun: deque[int] = deque()
+        self._closed = False
         try:
             self._layers = [
                 self._placed(layer, own, tier, bits) for layer, own, tier in zip(layers, sources, tiers, strict=True)
@@ -85,14 +86,18 @@ class LayerWeights:
         """Layer `number` has its weights inside of the block; the next ones are loaded meanwhile, unless it is `last`
         that no layer before it will be wanted again.
         """
+        if self._closed:
+            raise CommandError("weights must not be used any more: they are closed")
         layer = self._layers[number]
         if layer.buffer is None:
             with self._ledger.span(WEIGHTS_WAIT, layer=number):
-                self._begin(number)
+                if layer.loading is None:
+                    self._drop()
+                    self._begin(number)
                 self._begun.remove(number)
-                assert layer.loading is not None
-                buffer = layer.loading.result()
-                layer.loading = None
+                job, layer.loading = layer.loading, None
+                assert job is not None
+                buffer = job.result()
         else:
             buffer = layer.buffer
         if self._overlap:
@@ -109,6 +114,7 @@ class LayerWeights:
 
     def close(self) -> None:
         """End what is being read, free the memory; may be called twice."""
+        self._closed = True
         self._buffers.put(None)  # for a load that waits for a buffer
         self._pool.shutdown(cancel_futures=True)
         self._reader.close()
@@ -173,6 +179,15 @@ class LayerWeights:
         if layer.loading is None:
             layer.loading = self._pool.submit(self._load, number)
             self._begun.append(number)
+
+    def _drop(self) -> None:
+        """Take back the buffers of what was begun: after an error another layer may come than the next one."""
+        while self._begun:
+            layer = self._layers[self._begun.popleft()]
+            job, layer.loading = layer.loading, None
+            with suppress(NearflashError):  # of a layer that is not asked for now
+                if job is not None:
+                    self._buffers.put(job.result())
 
     def _load(self, number: int) -> Buffer:
         layer, buffer = self._layers[number], self._buffers.get()

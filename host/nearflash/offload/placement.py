@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from nearflash.planning.policy import Shares
 
-__all__ = ["spread"]
+__all__ = ["place_units"]
 
 
-def spread(shares: Shares, sizes: Sequence[int], tiers: Sequence[str] = ("gpu", "host", "disk")) -> list[str]:
+def place_units(shares: Shares, sizes: Sequence[int], tiers: Sequence[str] = ("gpu", "host", "disk")) -> list[str]:
     """The tier of each unit, of `sizes` bytes: those of a tier lie between the others as evenly as may be.
 
     Loads of one tier then have the others' computing to hide behind. Shares of tiers that are not named count for none.

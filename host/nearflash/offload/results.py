@@ -108,10 +108,11 @@ class Results:
             raise StateError(f"results {self.path} {why}") from error
 
     def _read(self) -> bytes:
-        parts = []
-        while part := os.pread(self._fd, 1 << 20, sum(map(len, parts))):
-            parts.append(part)
-        return b"".join(parts)
+        size = os.fstat(self._fd).st_size
+        data = bytearray()
+        while part := os.pread(self._fd, size - len(data), len(data)):
+            data += part
+        return bytes(data)
 
     def _check(self, complete: bytes, header: str) -> None:
         for number, line in enumerate(complete.splitlines()):

@@ -113,8 +113,8 @@ class Run:
                     if results is not None:
                         results.add({number: (self._found[number], self._texts[number]) for number in block})
         report = self._report(prefill_s, decode_s, sum(len(self._found[number]) for number in left))
-        tokens = [self._found[number] for number in range(len(self._rows))]
-        return OffloadResult(tokens, [self._texts[number] for number in range(len(self._rows))], report, resumed)
+        every = range(len(self._rows))
+        return OffloadResult([self._found[n] for n in every], [self._texts[n] for n in every], report, resumed)
 
     def _device_engine(self, shapes: list[BlockShape]) -> AbstractContextManager[Any]:
         """The engine of the batches on a device, open for the block; one that was given stays open."""
