@@ -59,9 +59,9 @@ class Block:
         self._file: DirectFile | None = None
         self.mover: CacheMover | None = None
         plans = [self._plan(shape) for shape in shapes]
-        for tier in ("gpu", "host"):
-            self._take(tier, max(plan.bytes[tier] for plan in plans), "the KV cache")
         try:
+            for tier in ("gpu", "host"):
+                self._take(tier, max(plan.bytes[tier] for plan in plans), "the KV cache")
             passing = max(plan.work_bytes for plan in plans)
             buffers = (_BUFFERS if policy.overlap else 1) if passing else 0
             self.mover = CacheMover(link, ledger, buffers, passing, policy.overlap)

@@ -14,7 +14,7 @@ from nearflash.pretrained import silent_transformers
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.weights_map import TORCH_DTYPES
 
-__all__ = ["Skeleton", "open_skeleton"]
+__all__ = ["Skeleton", "decoder_layers", "open_skeleton"]
 
 
 @dataclass
@@ -56,7 +56,7 @@ def open_skeleton(folder: Path | str, dtype: torch.dtype | None = None) -> Skele
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     model.tie_weights()
     model.eval()
-    prefix, layers = _layers(model)
+    prefix, layers = decoder_layers(model)
     sources = sources_of(model, tensors)
     layer_sources: list[dict[str, Source]] = [{} for _ in layers]
     others = {}
@@ -74,8 +74,11 @@ def open_skeleton(folder: Path | str, dtype: torch.dtype | None = None) -> Skele
     return Skeleton(model, layers, layer_sources, others, owners, folder)
 
 
-def _layers(model: Any) -> tuple[str, list[Any]]:
-    """Name and modules of the list of decoder layers: the one as long as the configuration says, of most parameters."""
+def decoder_layers(model: Any) -> tuple[str, list[Any]]:
+    """Name and modules of the list of decoder layers: the one as long as the configuration says, of most parameters.
+
+    Raises UnsupportedError where there is none.
+    """
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     lists = [
         (name, module) for name, module in model.named_modules()
