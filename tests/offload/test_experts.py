@@ -1,12 +1,14 @@
 """Experts read as they are routed: tokens equal transformers', within a budget."""
 
 import json
+import os
 import stat
+import threading
 
 import pytest
 import torch
 
-from nearflash.abi.errors import CommandError, StateError
+from nearflash.abi.errors import CommandError, StateError, WeightsError
 from nearflash.offload import OffloadedModel, generate
 from nearflash.offload.experts import COUNTS_FILE
 from nearflash.planning.policy import OffloadPolicy, Shares
@@ -158,3 +160,66 @@ def test_in_half_precision_per_expert_tensors_become_one_matrix(mixture, prompts
     done = generate(folder, rows, policy(), max_new_tokens=8, expert_bytes=6 * expert_buffer(folder))
     assert done.tokens == eager(half, plain, rows, 3, 8)
     model.to(torch.float32)
+
+
+def test_likely_experts_of_the_next_layer_are_read_ahead(mixture, prompts, plain):
+    """A sequence's single tokens: the next layer's router, asked early, names many of those it will name."""
+    folder, model = mixture("mixtral")
+    rows, size = prompts(1, shortest=1, longest=2), expert_buffer(folder)
+    found = {}
+    for overlap in (True, False):
+        (folder / COUNTS_FILE).unlink(missing_ok=True)
+        one = OffloadPolicy(1, 1, DISK, HOST, GPU, overlap=overlap)
+        done = generate(folder, rows, one, max_new_tokens=24, stop_tokens=[], expert_bytes=10 * size)
+        found[overlap] = done.report
+        assert done.tokens == eager(model, plain, rows, 1, 24, ())
+    asked = [r.expert_hits + r.experts_ahead + r.expert_misses for r in found.values()]
+    assert asked == [24 * 4 * 2] * 2, "two experts of four layers a token"
+    assert found[True].expert_misses < found[False].expert_misses
+
+
+def test_an_expert_that_cannot_be_read_is_reported(mixture, prompts):
+    folder, _ = mixture("gpt_oss")
+    size = expert_buffer(folder)
+    with OffloadedModel(folder, policy(), expert_bytes=4 * size) as model:
+        file = folder / "model.safetensors"
+        os.truncate(file, file.stat().st_size // 3)
+        with pytest.raises(WeightsError, match="bytes too early"):
+            model.generate(prompts(3), max_new_tokens=4)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("nearflash-experts", "nearflash-read", "batch"))]
+
+
+def test_parameters_are_put_back(mixture, prompts):
+    folder, _ = mixture("qwen3_moe")
+    model = OffloadedModel(folder, policy(), expert_bytes=1 << 20)
+    module = model.skeleton.layers[0].mlp.experts
+    assert "gate_up_proj" not in module._parameters and not isinstance(module.gate_up_proj, torch.Tensor)
+    model.close()
+    model.close()
+    assert isinstance(module.gate_up_proj, torch.nn.Parameter) and module.gate_up_proj.is_meta
+    assert "forward" not in vars(module)
+    assert not any(model.ledger.held[tier] for tier in ("host", "disk") if tier in model.ledger.held)
+
+
+def test_routers_stay_in_memory(mixture):
+    folder, plain_model = mixture("mixtral")
+    with OffloadedModel(folder, policy(), expert_bytes=1 << 20) as model:
+        for number, layer in enumerate(model.skeleton.layers):
+            weight = layer.mlp.gate.weight
+            assert torch.equal(weight, plain_model.model.layers[number].mlp.gate.weight)
+            assert layer.self_attn.q_proj.weight.is_meta
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_no_counts(mixture, prompts, monkeypatch):
+    folder, _ = mixture("mixtral")
+    original = os.open
+
+    def refused(path, flags, *args, **kwargs):
+        if COUNTS_FILE in str(path):
+            raise PermissionError(13, "Permission denied")
+        return original(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refused)
+    generate(folder, prompts(2), policy(), max_new_tokens=2, expert_bytes=1 << 20)
+    assert not (folder / COUNTS_FILE).exists()

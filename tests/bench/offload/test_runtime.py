@@ -64,3 +64,24 @@ def test_greedy_pads_on_the_left(folder):
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     assert greedy(model, [[5, 6, 7], [8]], 2, 3) == greedy(model, [[5, 6, 7], [8]], 1, 3)
+
+
+def test_a_mixture_reads_what_is_routed(tmp_path, monkeypatch):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(3)
+    MixtralForCausalLM(MixtralConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=128, num_local_experts=8, pad_token_id=0,
+        eos_token_id=2,
+    )).save_pretrained(tmp_path / "model")  # fmt: skip
+    monkeypatch.setattr(runtime, "_PROBE_BYTES", 32 << 20)
+    policy = OffloadPolicy(1, 1, Shares(disk=1), Shares(host=1), Shares(gpu=1), cpu_attention=True)
+    rows = {
+        row["case"]: row
+        for row in runtime.run(tmp_path / "model", tmp_path, 1, 1, 6, (1,), policy=policy, expert_bytes=1 << 20)
+    }
+    assert rows["planned"]["same_fraction"] == rows["all-experts"]["same_fraction"] == 1
+    assert rows["planned"]["expert_hit_rate"] >= 0 and rows["all-experts"]["expert_hit_rate"] is None
+    assert rows["planned"]["disk_bytes_per_token"] < rows["all-experts"]["disk_bytes_per_token"]
+    assert rows["host"]["expert_hit_rate"] is None, "no layer of it is on disk"

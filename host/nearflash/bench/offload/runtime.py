@@ -6,6 +6,7 @@ Cases of one run, over the same random prompts of equal length:
     host, disk-weights, disk   by hand: all in memory of the host; weights on disk; weights and cache on disk
     accelerate, -cold    disk_offload with generate, at each batch size; cold: files dropped from the page cache before
                          each forward pass, as where memory is smaller than the weights. Ours reads past it always
+    all-experts          of a mixture with `expert_bytes`: the planned policy that reads every expert with its layer
     no-overlap, no-cpu-attention, accelerate-like   ablation: the planned policy less one thing; one batch at a time
 
 Every token counts, the prompts' time too; loading does not. same_fraction: prompts whose tokens are those of
@@ -54,7 +55,7 @@ def run(
     folder = Path(tempfile.gettempdir()) if path is None else path
     planned = policy or OffloadPolicy(min(sequences, 128), -(-sequences // 128), _DISK, _GPU, _GPU, cpu_attention=True)
     rows = torch.randint(3, _vocabulary(model), (sequences, prompt_tokens), generator=torch.Generator().manual_seed(1))
-    measured = _Runtime(model, folder, rows.tolist(), new_tokens, expert_bytes)
+    measured = _Runtime(model, folder, rows.tolist(), new_tokens)
     yield {"case": "disk", "read_gb_per_s": measured.disk_rate(), "unit": "GB/s", "of": "direct reads of 16 MiB"}
     size, count = planned.batch_size, planned.num_batches
     ours = {
@@ -67,8 +68,11 @@ def run(
         "accelerate-like": OffloadPolicy(min(size, min(batch_sizes)), 1, _DISK, _GPU, _GPU, overlap=False),
     }
     speeds: dict[str, float] = {}
+    if expert_bytes is not None:
+        ours["all-experts"] = planned
     for case, own in ours.items():
-        row = measured.ours(case, own)
+        routed = expert_bytes if own.weights.disk and case != "all-experts" else None
+        row = measured.ours(case, own, routed)
         speeds[case] = row["tokens_per_second"]
         yield row
     for cold in (False, True):
@@ -90,11 +94,8 @@ def run(
 class _Runtime:
     """What the cases share: prompts, and transformers' tokens by batch size."""
 
-    def __init__(
-        self, model: Path, folder: Path, rows: list[list[int]], new_tokens: int, expert_bytes: int | None
-    ) -> None:
+    def __init__(self, model: Path, folder: Path, rows: list[list[int]], new_tokens: int) -> None:
         self._model, self._folder, self._rows, self._new = model, folder, rows, new_tokens
-        self._expert_bytes = expert_bytes
         self._plain: dict[int, list[list[int]]] = {}
 
     def disk_rate(self) -> float:
@@ -103,15 +104,16 @@ class _Runtime:
             probe.write(probe.size_bytes)
             return probe.size_bytes / probe.read(probe.size_bytes) / 1e9
 
-    def ours(self, case: str, policy: OffloadPolicy) -> dict[str, Any]:
+    def ours(self, case: str, policy: OffloadPolicy, expert_bytes: int | None) -> dict[str, Any]:
         """One policy."""
-        with OffloadedModel(self._model, policy, scratch=self._folder, expert_bytes=self._expert_bytes) as opened:
+        with OffloadedModel(self._model, policy, scratch=self._folder, expert_bytes=expert_bytes) as opened:
             done = opened.generate(self._rows, max_new_tokens=self._new, stop_tokens=[])
         report = done.report
         return self._row(case, policy.batch_size, done.tokens, report.total_s) | {
             "num_batches": policy.num_batches, "prefill_seconds": report.prefill_s, "decode_seconds": report.decode_s,
             "phase_seconds": report.seconds, "link_bytes": report.link_bytes, "peak_bytes": report.peak_bytes,
-            "expert_hit_rate": report.expert_hit_rate, "load_seconds": report.weights_s,
+            "expert_hit_rate": report.expert_hit_rate if expert_bytes else None, "experts_ahead": report.experts_ahead,
+            "disk_bytes_per_token": _from_disk(report.link_bytes) / report.new_tokens, "load_seconds": report.weights_s,
         }  # fmt: skip
 
     def accelerate(self, batch_sizes: Sequence[int], *, cold: bool) -> Iterator[dict[str, Any]]:
@@ -133,10 +135,14 @@ class _Runtime:
         if batch_size not in self._plain:
             with silent_transformers():
                 model = AutoModelForCausalLM.from_pretrained(self._model, local_files_only=True, dtype="auto").eval()
-            if self._expert_bytes is not None:
-                model.set_experts_implementation("eager")
+            if hasattr(model.config.get_text_config(decoder=True), "num_experts_per_tok"):
+                model.set_experts_implementation("eager")  # as ours; the fused one adds in another order
             self._plain[batch_size] = greedy(model, self._rows, batch_size, self._new)
         return self._plain[batch_size]
+
+
+def _from_disk(links: dict[str, int]) -> int:
+    return sum(moved for link, moved in links.items() if link.endswith("disk to host"))
 
 
 def _vocabulary(model: Path) -> int:
