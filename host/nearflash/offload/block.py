@@ -128,7 +128,7 @@ class Block:
         tiers = place_units(policy.cache, [form.size_bytes * self._owns(layer) for layer, _, form in forms])
         plan = _Plan([], {"gpu": 0, "host": 0, "disk": 0}, [])
         for (layer, number, form), tier in zip(forms, tiers, strict=True):
-            here = tier == "gpu" or (tier == "host" and policy.cpu_attention)
+            here = tier == "gpu" or (tier == "host" and policy.cpu_attention and self._link.is_cpu)
             in_place = here and form.bits == 16
             plan.units.append(_Unit(layer, number, form, tier, in_place, plan.bytes["disk"]))
             if not self._owns(layer):

@@ -120,7 +120,6 @@ class DiskRest(Rest):
         super().__init__(form)
         self._file, self._place, self._ledger = file, place, ledger
         self._tail = host_memory(form.rows * BLOCK_BYTES).view(form.rows, BLOCK_BYTES)
-        self._packed = None if form.bits == 16 else form
 
     @staticmethod
     def tail_bytes(form: KvForm) -> int:

@@ -51,9 +51,9 @@ class _Layer:
 class LayerWeights:
     """Weights of the layers by tier. Close it, or use it as a context manager.
 
-    layers, sources, tiers: one each for every layer. direct: past the page cache. verify: what is in memory is counted
-    in `ledger` at once, which raises CommandError beyond a budget, before anything is read. Raises WeightsError for
-    damaged tensors, CommandError for bits of 4 of a layer on disk that is not stored so.
+    layers, sources, tiers: one each for every layer; of a layer without sources nothing is held. direct: past the page
+    cache. Memory is counted in `ledger` before it is filled, which raises CommandError beyond a budget. Raises
+    WeightsError for damaged tensors, CommandError for bits of 4 of a layer on disk that is not stored so.
     """
 
     def __init__(

@@ -74,7 +74,6 @@ class Ledger:
     links: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
-    phases: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def moved(self, what: str, size_bytes: int) -> None:
