@@ -24,7 +24,7 @@ from nearflash.storage.io.direct import aligned_buffer
 from nearflash.weights.expand import expand
 from nearflash.weights.file import Bytes, Fill, WeightsTensor
 
-__all__ = ["TORCH_DTYPES", "WeightsMap", "buffer_bytes"]
+__all__ = ["TORCH_DTYPES", "KeptTensor", "WeightsMap", "buffer_bytes"]
 
 TORCH_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -51,7 +51,7 @@ class WeightsMap(Mapping[str, Tensor]):
         in_memory: Iterable[str] = (),
         device: str = "cpu",
     ) -> None:
-        self._tensors = {name: _Kept(each) if name in set(in_memory) else each for name, each in tensors.items()}
+        self._tensors = {name: KeptTensor(each) if name in set(in_memory) else each for name, each in tensors.items()}
         self._next = dict(pairwise(self._tensors))  # of the last one, when it is known whether another pass comes
         self._device, self._prefetch_bytes = device, prefetch_bytes
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-weights", initializer=set_ieee_arithmetic)
@@ -121,21 +121,21 @@ class WeightsMap(Mapping[str, Tensor]):
             found: Tensor = expand(tensor, self._device, memory=take)
             return found
         dtype = TORCH_DTYPES[tensor.dtype]
-        if tensor.form == "dense" and not isinstance(tensor, _Kept) and tensor.offset % dtype.itemsize == 0:
+        if tensor.form == "dense" and not isinstance(tensor, KeptTensor) and tensor.offset % dtype.itemsize == 0:
             return torch.from_numpy(tensor.read(take)).view(dtype).view(tensor.shape)  # where it was read
         out = torch.from_numpy(take(tensor.dense_bytes))[: tensor.dense_bytes].view(dtype).view(tensor.shape)
         return expand(tensor, out=out, executor=CallingThread(), memory=take)
 
 
-class _Kept(WeightsTensor):
-    """A tensor whose stored bytes are in memory."""
+class KeptTensor(WeightsTensor):
+    """A tensor whose stored bytes are in memory: `data`, or what reading it gives now."""
 
-    def __init__(self, tensor: WeightsTensor) -> None:
+    def __init__(self, tensor: WeightsTensor, data: NDArray[np.uint8] | None = None) -> None:
         super().__init__(**vars(replace(tensor)))
-        object.__setattr__(self, "_data", tensor.read(aligned_buffer))
+        object.__setattr__(self, "_data", tensor.read(aligned_buffer) if data is None else data)
 
     def read(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> NDArray[np.uint8]:
-        """The bytes, as they were read when this was made."""
+        """The bytes in memory."""
         data: NDArray[np.uint8] = vars(self)["_data"]
         return data
 
