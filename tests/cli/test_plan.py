@@ -8,6 +8,7 @@ pytest.importorskip("scipy")
 
 from nearflash.abi.errors import CommandError, PlanError, WeightsError
 from nearflash.cli import plan as command
+from nearflash.offload.planned import model_shape
 from nearflash.planning.plan_file import PLAN_NAME, read_plan
 from nearflash.planning.profile import load_machine, machine_toml
 
@@ -49,8 +50,8 @@ def test_json_states_policy_peaks_and_rates(capsys):
 def test_a_checkpoints_headers_and_its_config_agree(bare):
     from safetensors.numpy import load_file
 
-    exact, fraction = command.model_shape(MODEL)
-    by_rule, _ = command.model_shape(bare)
+    exact, fraction = model_shape(MODEL)
+    by_rule, _ = model_shape(bare)
     assert fraction == 1.0
     count = sum(each.size for name, each in load_file(MODEL / "model.safetensors").items() if name != "lm_head.weight")
     assert exact.parameters == count
@@ -70,8 +71,8 @@ def test_compressed_checkpoints_are_planned_with_their_bytes(tmp_path):
     write_model(model, tmp_path / "small", format="bitmap", bits=16, dtype=torch.float16,
                 compressed=linear_weights(model), written=lambda _: None)  # fmt: skip
     (tmp_path / "small" / "config.json").write_text((MODEL / "config.json").read_text())
-    shape, fraction = command.model_shape(tmp_path / "small")
-    assert shape.parameters == command.model_shape(MODEL)[0].parameters and 0.5 < fraction < 0.9
+    shape, fraction = model_shape(tmp_path / "small")
+    assert shape.parameters == model_shape(MODEL)[0].parameters and 0.5 < fraction < 0.9
 
 
 def test_a_plan_is_kept_and_drawn(tmp_path, capsys):
@@ -80,7 +81,7 @@ def test_a_plan_is_kept_and_drawn(tmp_path, capsys):
     run("plan", MODEL, "--hardware", "t4", "-o", out, "--picture", picture, "--gpu-memory", 0.02)
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000
     kept = read_plan(out)
-    kept.check(command.model_shape(MODEL)[0])
+    kept.check(model_shape(MODEL)[0])
     assert f"kept in {out}" in capsys.readouterr().err
 
 

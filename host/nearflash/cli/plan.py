@@ -2,16 +2,15 @@
 
 import argparse
 import json
-import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nearflash.abi.errors import CommandError, PlanError
+from nearflash.abi.errors import CommandError
 from nearflash.arguments import positive
 
-__all__ = ["model_shape", "plan", "tune"]
+__all__ = ["plan", "tune"]
 
 _EXAMPLES = """examples:
   nearflash plan DIR --prompt-len 512 --gen-len 32
@@ -127,12 +126,15 @@ def _print(arguments: argparse.Namespace, found: Any) -> int:
 
 
 def _found(arguments: argparse.Namespace) -> Any:
+    from nearflash.offload.planned import machine_here, model_shape
     from nearflash.planning.profile import load_machine
     from nearflash.planning.search import Space, Workload, search
 
     shape, stored_fraction = model_shape(arguments.model)
     if arguments.hardware in (None, _MEASURE):
-        machine = _this_machine(arguments)
+        machine, kept = machine_here(arguments.model, arguments.folder, again=arguments.hardware == _MEASURE)
+        if kept is not None:
+            print(f"measured, and kept in {kept}", file=sys.stderr)
     else:
         machine = load_machine(arguments.hardware)
     budgets = {"gpu_bytes": arguments.gpu_memory, "host_bytes": arguments.host_memory, "disk_bytes": arguments.disk}
@@ -140,58 +142,3 @@ def _found(arguments: argparse.Namespace) -> Any:
     space = Space(weight_bits=arguments.bits, cache_bits=arguments.cache_bits, max_block_s=arguments.max_seconds,
                   max_sequences=arguments.prompts, stored_fraction=stored_fraction)  # fmt: skip
     return search(shape, machine, Workload(arguments.prompt_len, arguments.gen_len), space)
-
-
-def _this_machine(arguments: argparse.Namespace) -> Any:
-    """As it was measured and kept, or measured now and kept."""
-    from nearflash.offload.machine_file import keep_machine, kept_machine
-
-    config = _config(arguments.model)
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    if arguments.hardware is None and (kept := kept_machine(arguments.folder, dtype)) is not None:
-        return kept
-    from nearflash.offload.measure import measure_machine
-
-    machine = measure_machine(arguments.folder, dtype)
-    print(f"measured, and kept in {keep_machine(machine, arguments.folder, dtype)}", file=sys.stderr)
-    return machine
-
-
-def model_shape(model: Path) -> tuple[Any, float]:
-    """The shape of the model in a folder or config.json, and the fraction of their bytes in which weights are stored.
-
-    Checkpoints beside the config are read by their headers, which is exact; a config alone, by rule. Raises PlanError,
-    and WeightsError for a damaged checkpoint.
-    """
-    from nearflash.planning.parameters import from_parameters
-    from nearflash.planning.shapes import from_config
-    from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
-
-    config = _config(model)
-    by_rule = from_config(config)
-    folder = model if model.is_dir() else model.parent
-    if not any((folder / name).is_file() for name in (SINGLE, INDEX)):
-        return by_rule, 1.0
-    tensors = open_checkpoint(folder)
-    if by_rule.tied:
-        # A checkpoint may hold the tied head again.
-        tensors = {name: each for name, each in tensors.items() if not name.endswith("lm_head.weight")}
-    shape = from_parameters({name: each.shape for name, each in tensors.items()}, config)
-    # Matrices of layers, whose names hold a number, are what is compressed.
-    matrices = [each for name, each in tensors.items() if re.search(r"\.\d+\.", name) and len(each.shape) > 1]
-    if all(each.form == "dense" for each in matrices):
-        return shape, 1.0
-    stored = sum(each.stored_bytes for each in matrices) / sum(each.dense_bytes for each in matrices)
-    return shape, min(1.0, stored)
-
-
-def _config(model: Path) -> dict[str, Any]:
-    file = model / "config.json" if model.is_dir() else model
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        message = f"model must be a folder with config.json, or one itself, not {str(model)!r}: {error}"
-        raise PlanError(message) from None
-    if not isinstance(config, dict):
-        raise PlanError(f"{file} must hold an object, not {type(config).__name__}")
-    return config
