@@ -26,7 +26,7 @@ from nearflash.inference.engines.compiled import (
 )
 from nearflash.inference.engines.vectors import HEADS, LANES, PARTS, add_values, dots
 
-__all__ = ["are_finite", "attend", "attend_groups", "attend_memory", "attend_suffix", "finish", "heads_at_once", "start"]
+__all__ = ["are_finite", "attend", "attend_groups", "attend_memory", "attend_suffixes", "finish", "heads_at_once", "start"]
 
 _TILE = 128
 """Tokens whose logits are held at once."""
@@ -49,8 +49,11 @@ def start(largest: Any, total: Any, out: Any) -> None:
 
 
 @compiled
-def _logits(q: Any, keys: Any, at: Any, stride: Any, size: Any, dim: Any, logits: Any) -> None:
-    """logits (g, _TILE) of `size` tokens of `keys`, flat; q (g, d), flat, with zeros up to a number of vectors."""
+def _logits(q: Any, keys: Any, at: Any, stride: Any, behind: Any, size: Any, dim: Any, logits: Any) -> None:
+    """logits (g, _TILE) of `size` tokens of `keys`, flat; q (g, d), flat, with zeros up to a number of vectors.
+
+    `behind`: how far behind K what is wanted next begins (dots).
+    """
     group = len(logits)
     padded, flat = len(q) // group, logits.reshape(-1)
     whole = size // LANES * LANES
@@ -58,8 +61,8 @@ def _logits(q: Any, keys: Any, at: Any, stride: Any, size: Any, dim: Any, logits
     while first < group:
         heads = heads_at_once(group - first)
         for t in range(0, whole, LANES):
-            dots(heads, q, first * padded, padded, keys, at + t * stride, stride, padded // LANES, flat,
-                 first * _TILE + t, _TILE)  # fmt: skip
+            dots(heads, q, first * padded, padded, keys, at + t * stride, stride, padded // LANES, behind,
+                 flat, first * _TILE + t, _TILE)  # fmt: skip
         first += heads
     for a in range(group):
         for t in range(whole, size):
@@ -141,10 +144,10 @@ def attend(
                     continue
             k, v = k_at[run] + begin * stride, v_at[run] + begin * stride
             if padded == dim:
-                _logits(wide_q, keys, k, stride, size, dim, logits)
+                _logits(wide_q, keys, k, stride, v - k, size, dim, logits)
             else:
                 _copied(keys, k, stride, size, dim, padded, tile)
-                _logits(wide_q, tile, 0, padded, size, dim, logits)
+                _logits(wide_q, tile, 0, padded, 0, size, dim, logits)
             if taken < size:
                 for t in range(size):
                     if not chosen[run, begin + t]:
@@ -228,19 +231,25 @@ def attend_groups(
 
 
 @compiled
-def attend_suffix(
-    q: Any, keys: Any, values: Any, chosen: Any, softcap: Any, sinks: Any, alpha: Any, v_mean: Any, largest: Any,
-    total: Any, out: Any,
+def attend_suffixes(
+    q: Any, heads: Any, keys: Any, values: Any, chosen: Any, softcap: Any, sinks: Any, alpha: Any, v_mean: Any,
+    largest: Any, total: Any, out: Any,
 ) -> None:  # fmt: skip
-    """End an attention of q (g, d) with the tokens in memory, flat in keys and values: `attend`, then `finish`.
+    """End attentions of q (H, g, d) with the tokens of `heads` (H,) in memory: `attend`, then `finish`.
 
-    chosen (1, tokens): which count; (0, 0): all.
+    keys and values: (all heads, u, d), each head's together. chosen (H, u): which count; (0, 0): all. sinks (all heads,
+    g), or (0, 0): none; v_mean (all heads, d).
     """
-    tokens = len(keys) // q.shape[1]
-    if tokens:
-        start_at = np.zeros(1, np.int64)
-        attend(q, keys, values, start_at, start_at, q.shape[1], tokens, chosen, softcap, largest, total, out)
-    finish(sinks, alpha, v_mean, largest, total, out)
+    tokens, dim = keys.shape[1], q.shape[2]
+    k_at, v_at = np.empty(1, np.int64), np.empty(1, np.int64)
+    for own in range(len(q)):
+        head = heads[own]
+        if tokens:
+            k_at[0], v_at[0] = head * keys.strides[0] // 2, head * values.strides[0] // 2
+            masks = chosen[own : own + 1]
+            attend(q[own], keys, values, k_at, v_at, dim, tokens, masks, softcap, largest[own], total[own], out[own])
+        sink = sinks[head] if len(sinks) else v_mean[head, :0]
+        finish(sink, alpha[own], v_mean[head], largest[own], total[own], out[own])
 
 
 @compiled

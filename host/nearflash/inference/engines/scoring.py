@@ -198,17 +198,31 @@ def choose(
 
 @compiled
 def choose_heads(
-    near: Any, partly: Any, codes: Any, factors: Any, rows: Any, bits: Any, suffix: Any, covered: Any, scales: Any,
-    softcap: Any, each: Any, by_probability: Any, window: Any, top_k: Any, top_p: Any, scores: Any, keys: Any,
-    shares: Any, counts: Any, taken: Any, alpha: Any,
+    q: Any, dims: Any, codes: Any, factors: Any, rows: Any, bits: Any, suffix: Any, covered: Any, scaling: Any,
+    softcap: Any, each: Any, by_probability: Any, window: Any, top_k: Any, top_p: Any, scores: Any, counts: Any,
+    taken: Any, alpha: Any,
 ) -> None:  # fmt: skip
     """`taken` (H, E) and `alpha` (H, g) of heads, one after the other: scores by index and suffix, `weigh`, `choose`.
 
-    near (H, g, r) and partly (H, g, d): q of the score's dims, alone and among zeros. suffix (H, t, d): K of the tokens
-    after the `covered` ones of the index. scores (g, S), keys, shares, counts: room, as these functions take it.
+    q (H, g, d) is scored over dims (H, r), which are the index's `rows` (H, r); a score is a logit when it is
+    multiplied by `scaling` and by the root of |q| over that of these dims. suffix (H, t, d): K of the tokens after the
+    `covered` ones of the index. scores (g, S), counts: room, as these functions take it.
     """
-    for head in range(len(near)):
-        score_index(near[head], codes[head], factors[head], rows[head], bits, scores)
-        score_keys(partly[head], suffix[head], covered, scores)
-        weigh(scores, scales[head], softcap, each, by_probability, keys, shares)
+    heads, group, dim = q.shape
+    near, partly = np.empty((group, dims.shape[1]), np.float32), np.empty((group, dim), np.float32)
+    keys, shares = np.empty(taken.shape[1], np.float32), np.empty((group, taken.shape[1]), np.float32)
+    scales = np.empty(group, np.float32)
+    for head in range(heads):
+        partly[:] = np.float32(0.0)
+        for a in range(group):
+            every, chosen = np.float32(0.0), np.float32(0.0)
+            for i in range(dim):
+                every += abs(q[head, a, i])
+            for j in range(dims.shape[1]):
+                near[a, j] = partly[a, dims[head, j]] = q[head, a, dims[head, j]]
+                chosen += abs(near[a, j])
+            scales[a] = scaling * np.float32(math.sqrt(every / chosen)) if chosen > 0 else scaling
+        score_index(near, codes[head], factors[head], rows[head], bits, scores)
+        score_keys(partly, suffix[head], covered, scores)
+        weigh(scores, scales, softcap, each, by_probability, keys, shares)
         choose(keys, shares, each, scores.shape[1], window, top_k, top_p, counts, taken[head], alpha[head])
