@@ -25,7 +25,7 @@ __all__ = [
     "scale", "sum_of_exponentials", "widen",
 ]  # fmt: skip
 
-LOG2E = np.float32(1.4426950408889634)
+LOG2E = np.float32(vector_code.LOG2E)
 LOWEST = np.float32(-3.0e38)
 """A logit that is none."""
 _OWN = [Path(file) for file in (__file__, vectors.__file__, vector_code.__file__)]
@@ -94,7 +94,7 @@ def _floor(_: Any, value: Any) -> Any:
 
 
 def compiled(function: Any) -> Any:
-    """Decorator: machine code when first called, kept on disk while its own module, this one and vectors.py do not change."""
+    """Decorator: machine code when first called, kept on disk while its module and those of vectors do not change."""
     made = njit(nogil=True, error_model="numpy", fastmath=_ORDERS, cache=True)(function)
     # numba compares the function's own file alone, but what it calls of these is a part of its code.
     kept = made._cache._cache_file

@@ -26,7 +26,16 @@ from nearflash.inference.engines.compiled import (
 )
 from nearflash.inference.engines.vectors import HEADS, LANES, PARTS, add_values, dots
 
-__all__ = ["are_finite", "attend", "attend_groups", "attend_memory", "attend_suffixes", "finish", "heads_at_once", "start"]
+__all__ = [
+    "are_finite",
+    "attend",
+    "attend_groups",
+    "attend_memory",
+    "attend_suffixes",
+    "finish",
+    "heads_at_once",
+    "start",
+]
 
 _TILE = 128
 """Tokens whose logits are held at once."""
@@ -49,10 +58,10 @@ def start(largest: Any, total: Any, out: Any) -> None:
 
 
 @compiled
-def _logits(q: Any, keys: Any, at: Any, stride: Any, behind: Any, size: Any, dim: Any, logits: Any) -> None:
+def _logits(q: Any, keys: Any, at: Any, stride: Any, ahead: Any, size: Any, dim: Any, logits: Any) -> None:
     """logits (g, _TILE) of `size` tokens of `keys`, flat; q (g, d), flat, with zeros up to a number of vectors.
 
-    `behind`: how far behind K what is wanted next begins (dots).
+    `ahead`: where what is wanted next begins.
     """
     group = len(logits)
     padded, flat = len(q) // group, logits.reshape(-1)
@@ -61,8 +70,8 @@ def _logits(q: Any, keys: Any, at: Any, stride: Any, behind: Any, size: Any, dim
     while first < group:
         heads = heads_at_once(group - first)
         for t in range(0, whole, LANES):
-            dots(heads, q, first * padded, padded, keys, at + t * stride, stride, padded // LANES, behind,
-                 flat, first * _TILE + t, _TILE)  # fmt: skip
+            dots(heads, q, first * padded, padded, keys, at + t * stride, stride, padded // LANES,
+                 ahead + t * stride, 0 if first else LANES * stride // 32, flat, first * _TILE + t, _TILE)  # fmt: skip
         first += heads
     for a in range(group):
         for t in range(whole, size):
@@ -143,8 +152,11 @@ def attend(
                 if not taken:
                     continue
             k, v = k_at[run] + begin * stride, v_at[run] + begin * stride
+            ahead = k + _TILE * stride
+            if begin + _TILE >= each:
+                ahead = k_at[run + 1] if run + 1 < len(k_at) else k
             if padded == dim:
-                _logits(wide_q, keys, k, stride, v - k, size, dim, logits)
+                _logits(wide_q, keys, k, stride, ahead, size, dim, logits)
             else:
                 _copied(keys, k, stride, size, dim, padded, tile)
                 _logits(wide_q, tile, 0, padded, 0, size, dim, logits)

@@ -129,7 +129,10 @@ class Code:
         least = self.constant(_Float, -87.0)
         y = b.fmul(self.larger(x, least), self.constant(_Float, LOG2E))
         floor = ir.FunctionType(floats, [floats])
-        n = b.call(cgutils.get_or_insert_function(b.module, floor, f"llvm.floor.v{self.lanes}f32"), [self.add(y, self.constant(_Float, 0.5))])
+        n = b.call(
+            cgutils.get_or_insert_function(b.module, floor, f"llvm.floor.v{self.lanes}f32"),
+            [self.add(y, self.constant(_Float, 0.5))],
+        )
         f, p = b.fsub(y, n), self.constant(_Float, float(polynomial[0]))
         for factor in polynomial[1:]:
             p = self.add(b.fmul(p, f, flags=self.flags), self.constant(_Float, float(factor)))

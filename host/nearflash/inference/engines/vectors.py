@@ -120,17 +120,16 @@ score_few = _score(_FEW, lambda bits: 2 if bits == 4 else 1)
 
 def _write_dots(code: Code, args: Any, heads: int) -> None:
     b = code.b
-    q, q_at, between, keys, at, stride, parts, behind, logits, to, width = args
+    q, q_at, between, keys, at, stride, parts, ahead, lines, logits, to, width = args
     partial: list[list[Any]] = [[] for _ in range(heads)]
+    with cgutils.for_range(b, lines) as loop:
+        code.fetch(keys, b.add(ahead, b.mul(loop.index, code.at(32))))
     for first in range(0, LANES, _KEYS):
         sums = [[code.variable(code.zeros()) for _ in range(_KEYS)] for _ in range(heads)]
         starts = [code.place(at, stride, first + token) for token in range(_KEYS)]
         with cgutils.for_range(b, parts) as loop:
             offset = b.mul(loop.index, code.at(LANES))
             wide = [code.halves(keys, b.add(start, offset)) for start in starts]
-            for start in starts:
-                code.fetch(keys, b.add(b.add(start, offset), behind))
-                code.fetch(keys, code.place(b.add(start, offset), stride, LANES))
             for head in range(heads):
                 own = code.floats(q, code.place(q_at, between, head, offset))
                 for token in range(_KEYS):
@@ -143,16 +142,16 @@ def _write_dots(code: Code, args: Any, heads: int) -> None:
 
 @intrinsic
 def dots(
-    _: Any, heads: Any, q: Any, q_at: Any, between: Any, keys: Any, at: Any, stride: Any, parts: Any, behind: Any,
-    logits: Any, to: Any, width: Any,
+    _: Any, heads: Any, q: Any, q_at: Any, between: Any, keys: Any, at: Any, stride: Any, parts: Any, ahead: Any,
+    lines: Any, logits: Any, to: Any, width: Any,
 ) -> Any:  # fmt: skip
     """Scalar products of the q of `heads` query heads, `between` apart, with LANES tokens' K, `stride` apart.
 
-    All have `parts` vectors; the products of the heads lie `width` apart. What lies `behind` K, and as many tokens' K
-    after these, which need not be there, are asked for.
+    All have `parts` vectors; the products of the heads lie `width` apart. Cache lines from `ahead` on,
+    which need not be there, are asked for.
     """
     place = types.intp
-    kinds = types.none(place, q, place, place, keys, place, place, place, place, logits, place, place)
+    kinds = types.none(place, q, place, place, keys, place, place, place, place, place, logits, place, place)
 
     def write(code: Code) -> None:
         _counted(code.args[0], code, lambda count: _write_dots(code, code.args[1:], count))
