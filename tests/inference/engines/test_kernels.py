@@ -311,8 +311,8 @@ def test_heads_choose_by_their_own_scores(rng, each, by_probability):
     taken, alpha = np.empty((heads, -(-tokens // each)), bool), np.empty((heads, group), np.float32)
     suffix, none = k[:, covered:].copy().view(np.uint16), np.zeros((heads, 3, dim, 2), np.uint16)
     scoring.choose_heads(
-        q, dims, codes, none, dims, 16, suffix, covered, np.float32(0.25), np.float32(0), each, by_probability, 8, top_k,
-        0, np.empty((group, tokens), np.float32), np.zeros(1 << 16, np.int32), taken, alpha,
+        q, dims, codes, none, dims, 16, suffix, covered, np.float32(0.25), np.float32(0), each, by_probability, 8,
+        top_k, 0, np.empty((group, tokens), np.float32), np.zeros(1 << 16, np.int32), taken, alpha,
     )  # fmt: skip
     for head in range(heads):
         near = q[head][:, dims[head]].astype(np.float64)
