@@ -68,11 +68,12 @@ class Code:
         """fp32 numbers to this place on."""
         self.b.store(vector, self.b.bitcast(self.b.gep(data, [place]), vector.type.as_pointer()), align=4)
 
-    def fetch(self, data: Any, place: Any) -> None:
-        """Ask for the cache line; the place need not be there."""
+    def fetch(self, data: Any, place: Any, *, soon: bool) -> None:
+        """Ask for the cache line, into the first cache or the second; the place need not be there."""
         kind = ir.FunctionType(ir.VoidType(), [_Byte.as_pointer(), _Int, _Int, _Int])
         call = self.b.module.declare_intrinsic("llvm.prefetch", [_Byte.as_pointer()], kind)
-        self.b.call(call, [self.b.bitcast(self.b.gep(data, [place]), _Byte.as_pointer()), _Int(0), _Int(3), _Int(1)])
+        address = self.b.bitcast(self.b.gep(data, [place]), _Byte.as_pointer())
+        self.b.call(call, [address, _Int(0), _Int(3 if soon else 2), _Int(1)])
 
     def variable(self, value: Any) -> Any:
         """With this value at first."""

@@ -71,7 +71,7 @@ def _write_rows(code: Code, args: Any, heads: int, bits: int, sums_each: int) ->
     with cgutils.for_range(b, dims) as loop:
         line = b.mul(b.load(b.gep(rows, [loop.index])), length)
         for byte in range(0, sums_each // each * size, 64):
-            code.fetch(codes, b.add(b.add(ahead, line), code.at(byte)))
+            code.fetch(codes, b.add(b.add(ahead, line), code.at(byte)), soon=True)
         factors = [code.all(weights, code.place(first, between, head, loop.index)) for head in range(heads)]
         for load in range(sums_each // each):
             found = _numbers(code, bits, codes, b.add(b.add(at, line), code.at(load * size)))
@@ -123,7 +123,7 @@ def _write_dots(code: Code, args: Any, heads: int) -> None:
     q, q_at, between, keys, at, stride, parts, ahead, lines, logits, to, width = args
     partial: list[list[Any]] = [[] for _ in range(heads)]
     with cgutils.for_range(b, lines) as loop:
-        code.fetch(keys, b.add(ahead, b.mul(loop.index, code.at(32))))
+        code.fetch(keys, b.add(ahead, b.mul(loop.index, code.at(32))), soon=False)
     for first in range(0, LANES, _KEYS):
         sums = [[code.variable(code.zeros()) for _ in range(_KEYS)] for _ in range(heads)]
         starts = [code.place(at, stride, first + token) for token in range(_KEYS)]
