@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.inference.engines import kernels, scoring
+from nearflash.inference.engines import kernels, scoring, vectors
 
 NONE = np.zeros(0, np.float32)
 ALL = np.zeros((0, 0), bool)
@@ -111,6 +111,11 @@ def test_query_heads_are_taken_together(left, heads):
         taken.append(kernels.heads_at_once(left))
         left -= taken[-1]
     assert taken == heads
+
+
+def test_vectors_of_v_are_taken_together():
+    for left in range(1, 17):
+        assert kernels.parts_at_once(left) in vectors.PARTS and kernels.parts_at_once(left) <= left
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 16])

@@ -85,7 +85,7 @@ def test_products_with_keys(rng, heads, parts):
 
 
 @pytest.mark.parametrize("count", [0, 1, 6])
-@pytest.mark.parametrize("parts", range(1, PARTS + 1))
+@pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("heads", EVERY_HEADS)
 def test_values_are_added_by_weights(rng, heads, parts, count):
     dim, at = parts * LANES, 9

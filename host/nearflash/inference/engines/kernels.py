@@ -24,7 +24,7 @@ from nearflash.inference.engines.compiled import (
     scale,
     widen,
 )
-from nearflash.inference.engines.vectors import HEADS, LANES, PARTS, add_values, dots
+from nearflash.inference.engines.vectors import HEADS, LANES, add_values, dots
 
 __all__ = [
     "are_finite",
@@ -45,6 +45,12 @@ _TILE = 128
 def heads_at_once(left: Any) -> Any:
     """Of so many query heads that are left: up to HEADS, none of them alone where it can be."""
     return 2 if left == 4 else min(left, HEADS)
+
+
+@compiled
+def parts_at_once(left: Any) -> Any:
+    """Of so many vectors of a token's V that are left: the most that `add_values` takes."""
+    return 4 if left >= 4 else 2 if left >= 2 else 1
 
 
 @compiled
@@ -86,11 +92,14 @@ def _add_values(weights: Any, t: Any, count: Any, values: Any, at: Any, stride: 
     first = 0
     while first < group:
         heads = heads_at_once(group - first)
-        for part in range(0, padded // LANES, PARTS):
+        part = 0
+        while part < padded // LANES:
+            parts = parts_at_once(padded // LANES - part)
             add_values(
-                heads, min(padded // LANES - part, PARTS), flat, first * _TILE + t, _TILE, values,
-                at + t * stride + part * LANES, stride, count, out, first * padded + part * LANES, padded,
+                heads, parts, flat, first * _TILE + t, _TILE, values, at + t * stride + part * LANES, stride, count,
+                out, first * padded + part * LANES, padded,
             )  # fmt: skip
+            part += parts
         first += heads
 
 
@@ -134,12 +143,11 @@ def attend(
     """
     group, dim = q.shape
     padded = -(-dim // LANES) * LANES
-    wide, sums, logits = (
-        np.zeros((group, padded), np.float32), np.zeros((group, padded), np.float32),
-        np.empty((group, _TILE), np.float32),
-    )  # fmt: skip
-    wide[:, :dim], sums[:, :dim] = q, out
-    wide_q, flat, tile = wide.reshape(-1), sums.reshape(-1), np.zeros(0 if padded == dim else _TILE * padded, np.uint16)
+    wide_q, flat = np.zeros(group * padded, np.float32), np.zeros(group * padded, np.float32)
+    for a in range(group):
+        for i in range(dim):
+            wide_q[a * padded + i], flat[a * padded + i] = q[a, i], out[a, i]
+    logits, tile = np.empty((group, _TILE), np.float32), np.zeros(0 if padded == dim else _TILE * padded, np.uint16)
     masked = len(chosen) > 0
     for run in range(len(k_at)):
         for begin in range(0, each, _TILE):
@@ -163,14 +171,17 @@ def attend(
             if taken < size:
                 for t in range(size):
                     if not chosen[run, begin + t]:
-                        logits[:, t] = LOWEST
+                        for a in range(group):
+                            logits[a, t] = LOWEST
             _soften(logits, size, softcap, largest, total, flat)
             if padded == dim:
                 _add_taken(logits, chosen, run, begin, size, taken, values, v, stride, flat)
             else:
                 _copied(values, v, stride, size, dim, padded, tile)
                 _add_taken(logits, chosen, run, begin, size, taken, tile, 0, padded, flat)
-    out[:] = sums[:, :dim]
+    for a in range(group):
+        for i in range(dim):
+            out[a, i] = flat[a * padded + i]
 
 
 @compiled
@@ -179,12 +190,10 @@ def _add_taken(
     out: Any,
 ) -> None:  # fmt: skip
     """`_add_values` of the tokens of a run that count: `taken` of `size` from `begin` on."""
-    if taken == size:
-        _add_values(weights, 0, size, values, at, stride, out)
-        return
-    for t in range(size):
-        if chosen[run, begin + t]:
-            _add_values(weights, t, 1, values, at, stride, out)
+    step = size if taken == size else 1
+    for t in range(0, size, step):
+        if step == size or chosen[run, begin + t]:
+            _add_values(weights, t, step, values, at, stride, out)
 
 
 @compiled

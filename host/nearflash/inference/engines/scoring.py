@@ -98,7 +98,8 @@ def weigh(
     """
     group, tokens = scores.shape
     flat, entries = scores.reshape(-1), len(keys)
-    keys[:] = np.float32(0.0)
+    for e in range(entries):
+        keys[e] = np.float32(0.0)
     for a in range(group):
         factor, first = factors[a], a * tokens
         if softcap > 0:
@@ -213,10 +214,10 @@ def choose_heads(
     keys, shares = np.empty(taken.shape[1], np.float32), np.empty((group, taken.shape[1]), np.float32)
     scales = np.empty(group, np.float32)
     for head in range(heads):
-        partly[:] = np.float32(0.0)
         for a in range(group):
             every, chosen = np.float32(0.0), np.float32(0.0)
             for i in range(dim):
+                partly[a, i] = np.float32(0.0)
                 every += abs(q[head, a, i])
             for j in range(dims.shape[1]):
                 near[a, j] = partly[a, dims[head, j]] = q[head, a, dims[head, j]]

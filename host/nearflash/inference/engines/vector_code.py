@@ -37,6 +37,29 @@ class Code:
 
         return generate
 
+    @classmethod
+    def function(cls, name: str, write: Callable[["Code"], None], lanes: int) -> Callable[..., Any]:
+        """As `generator`, as a function of this name: long code is there once, not in every loop that calls it.
+
+        (Within its callers, and theirs, LLVM took minutes for it.)
+        """
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            code = cls(context, builder, signature, values, lanes)
+            given, kind = code.args, ir.FunctionType(ir.VoidType(), [one.type for one in code.args])
+            made = builder.module.globals.get(name)
+            if made is None:
+                made = ir.Function(builder.module, kind, name)
+                made.linkage = "linkonce_odr"
+                made.attributes.add("noinline")
+                code.b, code.args = ir.IRBuilder(made.append_basic_block("entry")), list(made.args)
+                write(code)
+                code.b.ret_void()
+            builder.call(made, given)
+            return context.get_dummy_value()
+
+        return generate
+
     # Places
 
     def at(self, place: int) -> Any:

@@ -23,7 +23,7 @@ LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
 """fp32 numbers of a vector."""
 HEADS = 3
 """Query heads at once: with more the sums do not fit the processor's registers."""
-PARTS = 4
+PARTS = (1, 2, 4)
 """Vectors of a token's V at once."""
 _SUMS = LANES // 2
 """Vectors of sums of each query head in `score_rows`."""
@@ -86,7 +86,7 @@ def _write_rows(code: Code, args: Any, heads: int, bits: int, sums_each: int) ->
             code.store(scores, b.add(code.place(to, width, head), code.at(number * lanes)), vector)
 
 
-def _score(lanes: int, sums: Callable[[int], int]) -> Any:
+def _score(name: str, lanes: int, sums: Callable[[int], int]) -> Any:
     """`score_rows` or `score_few`: `sums` are vectors of each query head, by bits."""
 
     def write(code: Code) -> None:
@@ -103,18 +103,18 @@ def _score(lanes: int, sums: Callable[[int], int]) -> Any:
         place = types.intp
         kinds = types.none(place, place, codes, place, place, rows, place, place, weights, place, place, base, place,
                            scores, place, place)  # fmt: skip
-        return kinds, Code.generator(write, lanes)
+        return kinds, Code.function(name, write, lanes)
 
     return score
 
 
-score_rows = _score(LANES, lambda bits: _SUMS)
+score_rows = _score("nearflash_score_rows", LANES, lambda bits: _SUMS)
 """Scores of ROW_TOKENS tokens for `heads` query heads, each `base` (at base_at, …) and the sum over `dims` of weights
 times the numbers of its row: (heads, bits, codes, at, length, rows, dims, ahead, weights, first, between, base,
 base_at, scores, to, width). Row rows[j] of `length` bytes begins at `at` + rows[j]·length in codes; its weights lie at
 first + j, those of the next head `between` behind. Scores of the heads lie `width` apart. As many bytes of the same
 rows from `ahead` on, which need not be there, are asked for."""
-score_few = _score(_FEW, lambda bits: 2 if bits == 4 else 1)
+score_few = _score("nearflash_score_few", _FEW, lambda bits: 2 if bits == 4 else 1)
 """`score_rows` of 16 tokens of int4, 8 of int8 or fp16."""
 
 
@@ -156,7 +156,7 @@ def dots(
     def write(code: Code) -> None:
         _counted(code.args[0], code, lambda count: _write_dots(code, code.args[1:], count))
 
-    return kinds, Code.generator(write, LANES)
+    return kinds, Code.function("nearflash_dots", write, LANES)
 
 
 def _write_values(code: Code, args: Any, heads: int, parts: int) -> None:
@@ -183,18 +183,18 @@ def add_values(
 ) -> Any:  # fmt: skip
     """Add to `out` of `heads` query heads, `between` apart, the V of `count` tokens by their weights, `width` apart.
 
-    Of V and out these are 1 to PARTS vectors.
+    Of V and out these are some of PARTS vectors.
     """
     place = types.intp
     kinds = types.none(place, place, weights, place, place, values, place, place, place, out, place, place)
 
     def write(code: Code) -> None:
         heads, parts, *args = code.args
-        for some in range(1, PARTS + 1):
+        for some in PARTS:
             with code.b.if_then(code.b.icmp_signed("==", parts, code.at(some))):
                 _counted(heads, code, lambda count: _write_values(code, args, count, some))  # noqa: B023
 
-    return kinds, Code.generator(write, LANES)
+    return kinds, Code.function("nearflash_add_values", write, LANES)
 
 
 @intrinsic
