@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -147,7 +148,7 @@ class Code:
         """The larger of each two."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
 
-    def exp(self, x: Any, polynomial: Sequence[float]) -> Any:
+    def exp(self, x: Any, polynomial: Sequence[np.float32]) -> Any:
         """e^x of x <= 0, as compiled.exp; the polynomial is that of 2^f."""
         b, floats, ints = self.b, self.of(_Float), self.of(_Int)
         least = self.constant(_Float, -87.0)
