@@ -142,6 +142,31 @@ def test_an_index_in_memory_gives_the_same(make_store, make_layout, shape, fille
     np.testing.assert_array_equal(outs[1], outs[2])
 
 
+@pytest.mark.parametrize("failing", [0, 1, 3])
+def test_what_fails_in_a_thread_is_raised(
+    make_store, make_layout, shape, filled, monkeypatch, failing, draw_q, expected
+):  # fmt: skip
+    """Whichever thread has the sequence; the next call gives what it should."""
+    monkeypatch.setattr(cpu_module, "_THREADS", 2)
+    layout, policy = make_layout(), POLICIES["page"]
+    engine = CpuEngine(make_store(shape, layout, blocks=64), policy, page_cache_bytes=60 * layout.page_bytes)
+    numbers, stored = filled(engine, shape, [220, 150, 310, 90])
+    attend = cpu_heads.Heads.attend
+
+    def broken(part, form):
+        if part.row == failing:
+            raise RuntimeError(f"row {part.row}")
+        return attend(part, form)
+
+    q = draw_q(shape, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_heads.Heads, "attend", broken)
+        with pytest.raises(RuntimeError, match=f"row {failing}"):
+            engine.attend(1, numbers, q)
+    assert_near(engine.attend(1, numbers, q), expected(q, stored, policy, layout))
+    engine.close()
+
+
 def test_a_device_does_not_take_large_groups(make_store, make_layout, shape):
     with open_device("model:attend-tiny", "attend") as device:
         store = make_store(shape, make_layout(128, False, 256, IndexFormat.INT4, 8192))
