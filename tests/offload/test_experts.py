@@ -1,5 +1,6 @@
 """Experts read as they are routed: tokens equal transformers', within a budget."""
 
+import copy
 import json
 import os
 import stat
@@ -154,12 +155,11 @@ def test_mixed_tiers(mixture, prompts, plain):
 
 def test_in_half_precision_per_expert_tensors_become_one_matrix(mixture, prompts, plain):
     folder, model = mixture("mixtral", hidden_size=128)
-    half = model.to(torch.bfloat16)
+    half = copy.deepcopy(model).to(torch.bfloat16)
     half.save_pretrained(folder)
     rows = prompts(3)
     done = generate(folder, rows, policy(), max_new_tokens=8, expert_bytes=6 * expert_buffer(folder))
     assert done.tokens == eager(half, plain, rows, 3, 8)
-    model.to(torch.float32)
 
 
 def test_likely_experts_of_the_next_layer_are_read_ahead(mixture, prompts, plain):

@@ -1,5 +1,6 @@
 """Tokens equal transformers' own, wherever weights, KV cache and activations lie."""
 
+import copy
 import itertools
 
 import pytest
@@ -127,12 +128,12 @@ def test_each_layer_is_read_once_a_pass(saved, prompts):
 
 def test_half_precision(saved, tmp_path, prompts, plain):
     _, model = saved("llama")
-    half = model.to(torch.bfloat16)
+    half = copy.deepcopy(model).to(torch.bfloat16)  # the other tests' model stays as it is
     half.save_pretrained(tmp_path)
     rows = prompts(3)
     want = plain(half, rows, 3, 8)
     assert generate(tmp_path, rows, policy(), max_new_tokens=8).tokens == want
-    wide = model.to(torch.float32)  # of the rounded weights
+    wide = half.to(torch.float32)  # of the rounded weights
     assert generate(tmp_path, rows, policy(), max_new_tokens=8, dtype=torch.float32).tokens == plain(wide, rows, 3, 8)
 
 
