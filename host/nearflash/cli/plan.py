@@ -16,7 +16,11 @@ _EXAMPLES = """examples:
   nearflash plan DIR --prompt-len 512 --gen-len 32
   nearflash plan DIR --hardware t4 --prompts 256 --bits 4 --picture plan.png
   nearflash plan opt-175b/config.json --hardware machine.toml --json -o plan.json
-Then: nearflash generate --plan plan.json …
+Then: nearflash generate --model DIR --prompts FILE --plan plan.json
+"""
+_TUNE_EXAMPLES = """examples:
+  nearflash tune DIR --prompt-len 512 --gen-len 32
+Then: nearflash generate --model DIR --prompts FILE --plan auto
 """
 _MEASURE = "measure"
 
@@ -27,7 +31,7 @@ def plan(subparsers: Any) -> None:
         "Find the fastest way to generate that fits a machine: how fast, how many bytes, how much wear.\n"
         "Nothing of the model is loaded but its config and its files' headers."
     )
-    parser = _parser(subparsers, "plan", text)
+    parser = _parser(subparsers, "plan", text, _EXAMPLES)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Keep the plan in this file.")
     parser.add_argument("--picture", type=Path, metavar="FILE",
                         help="Draw where every byte lies and one step of decode into this PNG.")  # fmt: skip
@@ -36,14 +40,15 @@ def plan(subparsers: Any) -> None:
 
 def tune(subparsers: Any) -> None:
     """Add `tune`. Raises ImportError as `plan` does."""
-    parser = _parser(subparsers, "tune", "Measure this machine, find the plan for a model and keep it beside it.")
+    text = "Measure this machine, find the plan for a model and keep it beside it."
+    parser = _parser(subparsers, "tune", text, _TUNE_EXAMPLES)
     parser.set_defaults(run=_tune)
 
 
-def _parser(subparsers: Any, name: str, description: str) -> argparse.ArgumentParser:
+def _parser(subparsers: Any, name: str, description: str, examples: str) -> argparse.ArgumentParser:
     if not find_spec("scipy"):
         raise ModuleNotFoundError("no scipy", name="scipy")
-    parser: argparse.ArgumentParser = subparsers.add_parser(name, description=description, epilog=_EXAMPLES)
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, description=description, epilog=examples)
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="A folder with config.json, or a config.json itself.")
     add("--prompt-len", type=positive, default=512, metavar="N", help="Tokens of a prompt (default: %(default)s).")
