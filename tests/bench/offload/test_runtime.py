@@ -85,3 +85,46 @@ def test_a_mixture_reads_what_is_routed(tmp_path, monkeypatch):
     assert rows["planned"]["expert_hit_rate"] >= 0 and rows["all-experts"]["expert_hit_rate"] is None
     assert rows["planned"]["disk_bytes_per_token"] < rows["all-experts"]["disk_bytes_per_token"]
     assert rows["host"]["expert_hit_rate"] is None, "no layer of it is on disk"
+
+
+@pytest.fixture
+def known_machine(monkeypatch):
+    """No test measures the machine."""
+    from nearflash.offload import planned
+    from nearflash.planning.profile import load_machine
+
+    machine = load_machine("gpu24").with_memory(gpu_bytes=2e9, host_bytes=2e9, disk_bytes=1e9)
+    monkeypatch.setattr(planned, "kept_machine", lambda folder, dtype: machine)
+
+
+def test_the_planner_chooses_within_the_memory_given(folder, tmp_path, monkeypatch, known_machine):
+    pytest.importorskip("scipy")
+    monkeypatch.setattr(runtime, "_PROBE_BYTES", 32 << 20)
+    rows = {row["case"]: row for row in runtime.run(folder, tmp_path, 3, 6, 4, (3,), memory_fraction=1.5)}
+    planned = rows["planned"]
+    predicted = planned["predicted"]
+    assert planned["same_fraction"] == 1 and predicted["tokens_per_second"] > 0
+    assert planned["error"] == pytest.approx(predicted["tokens_per_second"] / planned["tokens_per_second"] - 1)
+    for tier, size in predicted["peak_bytes"].items():
+        assert tier not in ("gpu", "host") or size <= predicted["memory_bytes"][f"{tier}_bytes"]
+    for tier, fraction in planned["peak_fraction_of_predicted"].items():
+        assert fraction == pytest.approx(planned["peak_bytes"][tier] / predicted["peak_bytes"][tier])
+    assert "error" not in rows["host"], "what was not planned was not predicted"
+
+
+def test_no_plan_within_too_little_memory(folder, tmp_path, known_machine):
+    pytest.importorskip("scipy")
+    from nearflash.abi.errors import PlanError
+
+    with pytest.raises(PlanError, match="must fit"):
+        list(runtime.run(folder, tmp_path, 3, 6, 4, (3,), memory_fraction=1e-4))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_that_is_given_is_not_compared_with_a_prediction():
+    assert runtime._compared({"tokens_per_second": 1.0}, {}) == {}
+    row = {"tokens_per_second": 4.0, "peak_bytes": {"gpu": 50, "host": 0, "disk": 7}}
+    predicted = {"tokens_per_second": 5.0, "peak_bytes": {"gpu": 100, "host": 10, "disk": 0}}
+    found = runtime._compared(row, predicted)
+    assert found["error"] == pytest.approx(0.25) and found["predicted"] is predicted
+    assert found["peak_fraction_of_predicted"] == {"gpu": 0.5, "host": 0.0}

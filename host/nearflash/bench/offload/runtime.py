@@ -2,8 +2,9 @@
 
 Cases of one run, over the same random prompts of equal length:
 
-    planned              the policy that is given; without one, large batches, weights on disk, cache in memory
-    host, disk-weights, disk   by hand: all in memory of the host; weights on disk; weights and cache on disk
+    planned              the fastest plan within the memory given, or a policy that is given; its row has what was
+                         predicted
+    host, disk-weights, disk   by hand: all in memory of the host, whatever it takes; weights on disk; weights and cache
     accelerate, -cold    disk_offload with generate, at each batch size; cold: files dropped from the page cache before
                          each forward pass, as where memory is smaller than the weights. Ours reads past it always
     all-experts          of a mixture with `expert_bytes`: the planned policy that reads every expert with its layer
@@ -15,7 +16,8 @@ transformers with the weights in memory and the same batches.
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,9 +28,12 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.offload.accelerate_case import AccelerateCase, greedy
 from nearflash.bench.options import Option
 from nearflash.offload import OffloadedModel
+from nearflash.offload.planned import plan_here
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.pretrained import silent_transformers
+from nearflash.planning.search import Workload
+from nearflash.pretrained import SMOLLM2, load_pretrained, silent_transformers
 from nearflash.storage.io.bandwidth import Probe
+from nearflash.weights import open_checkpoint
 
 __all__ = ["run"]
 
@@ -37,7 +42,7 @@ _PROBE_BYTES = 512 << 20
 
 
 def run(
-    model: Annotated[Path, Option("Folder of the model.", Path)],
+    model: Annotated[Path | None, Option("Folder of the model (default: SmolLM2-135M in bf16).", Path)] = None,
     path: Annotated[Path | None, Option("Folder on the disk to measure.", Path)] = None,
     sequences: Annotated[int, Option("Prompts.", int)] = 256,
     prompt_tokens: Annotated[int, Option("Tokens of each prompt.", int)] = 64,
@@ -46,14 +51,42 @@ def run(
         32,
         128,
     ),
+    memory_fraction: Annotated[
+        float, Option("Plan with this share of the weights' bytes in memory that computes, and in the host's.", float)
+    ] = 0.4,
     policy: OffloadPolicy | None = None,
     expert_bytes: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """One row a case, and a last one of their ratios."""
+    """One row a case, and a last one of their ratios. Raises CommandError for counts below 1, PlanError for no plan."""
     if sequences < 1 or prompt_tokens < 1 or new_tokens < 1 or not batch_sizes:
         raise CommandError("sequences, prompt_tokens, new_tokens and batch_sizes must be 1 at least")
     folder = Path(tempfile.gettempdir()) if path is None else path
-    planned = policy or OffloadPolicy(min(sequences, 128), -(-sequences // 128), _DISK, _GPU, _GPU, cpu_attention=True)
+    with _folder_of(model, folder) as found:
+        sizes = sequences, prompt_tokens, new_tokens
+        yield from _rows(found, folder, sizes, batch_sizes, memory_fraction, policy, expert_bytes)
+
+
+@contextmanager
+def _folder_of(model: Path | None, folder: Path) -> Iterator[Path]:
+    """The model's folder; SmolLM2's weights are unpacked to one."""
+    if model is not None:
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix=".nearflash-smollm2-", dir=folder) as made:
+        loaded, tokenizer = load_pretrained(SMOLLM2, "bf16")
+        loaded.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        yield Path(made)
+
+
+def _rows(
+    model: Path, folder: Path, sizes: tuple[int, int, int], batch_sizes: Sequence[int], memory_fraction: float,
+    policy: OffloadPolicy | None, expert_bytes: int | None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    sequences, prompt_tokens, new_tokens = sizes
+    planned, predicted = policy, dict[str, Any]()
+    if planned is None:
+        planned, predicted = _planned(model, folder, sizes, memory_fraction)
     rows = torch.randint(3, _vocabulary(model), (sequences, prompt_tokens), generator=torch.Generator().manual_seed(1))
     measured = _Runtime(model, folder, rows.tolist(), new_tokens)
     yield {"case": "disk", "read_gb_per_s": measured.disk_rate(), "unit": "GB/s", "of": "direct reads of 16 MiB"}
@@ -73,6 +106,8 @@ def run(
     for case, own in ours.items():
         routed = expert_bytes if own.weights.disk and case != "all-experts" else None
         row = measured.ours(case, own, routed)
+        if case == "planned":
+            row |= _compared(row, predicted)
         speeds[case] = row["tokens_per_second"]
         yield row
     for cold in (False, True):
@@ -89,6 +124,35 @@ def run(
         "accelerate_like_fraction": speeds["accelerate-like"] / speeds["planned"],
         "of": "tokens per second of all cases, of the planned one for fractions",
     }  # fmt: skip
+
+
+def _planned(
+    model: Path, folder: Path, sizes: tuple[int, int, int], memory_fraction: float
+) -> tuple[OffloadPolicy, dict[str, Any]]:
+    """The planner's policy, and what it predicts: tokens a second, and bytes of each tier at most."""
+    sequences, prompt_tokens, new_tokens = sizes
+    weights = sum(tensor.stored_bytes for tensor in open_checkpoint(model).values())
+    memory = dict.fromkeys(("gpu_bytes", "host_bytes"), memory_fraction * weights)
+    plan = plan_here(model, Workload(prompt_tokens, new_tokens), sequences, folder, memory)
+    return plan.policy, {
+        "tokens_per_second": plan.prediction.tokens_per_second,
+        "seconds": [plan.prediction.prefill_s, plan.prediction.decode_s],
+        "peak_bytes": {tier: peak.peak_bytes for tier, peak in plan.peaks.items()},
+        "policy": asdict(plan.policy), "memory_bytes": memory,
+    }  # fmt: skip
+
+
+def _compared(row: dict[str, Any], predicted: dict[str, Any]) -> dict[str, Any]:
+    """What was measured over what was predicted, less one; and peaks as shares of those that were predicted."""
+    if not predicted:
+        return {}
+    peaks = {tier: size / predicted["peak_bytes"][tier] for tier, size in row["peak_bytes"].items()
+             if predicted["peak_bytes"].get(tier)}  # fmt: skip
+    return {
+        "predicted": predicted,
+        "error": predicted["tokens_per_second"] / row["tokens_per_second"] - 1,
+        "peak_fraction_of_predicted": peaks,
+    }
 
 
 class _Runtime:
