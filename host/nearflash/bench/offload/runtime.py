@@ -34,6 +34,7 @@ from nearflash.planning.search import Workload
 from nearflash.pretrained import SMOLLM2, load_pretrained, silent_transformers
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.weights import open_checkpoint
+from nearflash.weights.convert import copy_others, write_model
 
 __all__ = ["run"]
 
@@ -74,8 +75,10 @@ def _folder_of(model: Path | None, folder: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix=".nearflash-smollm2-", dir=folder) as made:
         loaded, tokenizer = load_pretrained(SMOLLM2, "bf16")
-        loaded.save_pretrained(made)
-        tokenizer.save_pretrained(made)
+        loaded.config.dtype = torch.bfloat16
+        write_model(loaded, Path(made), format="bitmap", bits=16, dtype=torch.bfloat16, compressed=())
+        copy_others(loaded, tokenizer, Path(SMOLLM2), Path(made))
+        del loaded
         yield Path(made)
 
 
