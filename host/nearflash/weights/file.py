@@ -94,8 +94,9 @@ class WeightsTensor:
 
         def fill(count: int) -> None:
             nonlocal done
-            while done < before + count:
-                end = min(max(done + _CHUNK_BYTES, before + count), len(room))
+            wanted = before + min(count, self.stored_bytes)
+            while done < wanted:
+                end = min(max(done + _CHUNK_BYTES, wanted), len(room))
                 end = -(-end // BLOCK_BYTES) * BLOCK_BYTES
                 try:
                     found = os.preadv(fd, [room[done:end].data], self.offset - before + done)

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields
 from itertools import pairwise
 
 import numpy as np
@@ -51,7 +51,8 @@ class WeightsMap(Mapping[str, Tensor]):
         in_memory: Iterable[str] = (),
         device: str = "cpu",
     ) -> None:
-        self._tensors = {name: KeptTensor(each) if name in set(in_memory) else each for name, each in tensors.items()}
+        kept = set(in_memory)
+        self._tensors = {name: KeptTensor(each) if name in kept else each for name, each in tensors.items()}
         self._next = dict(pairwise(self._tensors))  # of the last one, when it is known whether another pass comes
         self._device, self._prefetch_bytes = device, prefetch_bytes
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-weights", initializer=set_ieee_arithmetic)
@@ -131,7 +132,7 @@ class KeptTensor(WeightsTensor):
     """A tensor whose stored bytes are in memory: `data`, or what reading it gives now."""
 
     def __init__(self, tensor: WeightsTensor, data: NDArray[np.uint8] | None = None) -> None:
-        super().__init__(**vars(replace(tensor)))
+        super().__init__(**{each.name: getattr(tensor, each.name) for each in fields(WeightsTensor)})
         object.__setattr__(self, "_data", tensor.read(aligned_buffer) if data is None else data)
 
     def read(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> NDArray[np.uint8]:
@@ -171,19 +172,26 @@ class _Buffers:
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
         """Bytes with any content, so many or an eighth more: compressed tensors differ a little in size."""
         step = max(1 << max(size_bytes.bit_length() - 4, 0), BLOCK_BYTES)
-        room = -(-size_bytes // step) * step
+        room = max(-(-size_bytes // step), 1) * step
         with self._lock:
             free = self._free.setdefault(room, deque())
             memory = free.pop() if free else None
-            if memory is None:
-                self._size_bytes += room
-                self._give_back()
+            self._size_bytes += room if memory is None else 0
+            self._give_back()
         if memory is None:
-            memory = aligned_buffer(room)
+            memory = self._new(room)
         # Views of an array refer to what its memory belongs to: behind a memoryview to this array, not further.
         array: NDArray[np.uint8] = np.frombuffer(memoryview(memory.data), np.uint8)
         weakref.finalize(array, free.append, memory).atexit = False  # without the lock: a collection may hold it
         return array
+
+    def _new(self, room: int) -> NDArray[np.uint8]:
+        try:
+            return aligned_buffer(room)
+        except BaseException:
+            with self._lock:
+                self._size_bytes -= room
+            raise
 
     def _give_back(self) -> None:
         for room, free in self._free.items():
