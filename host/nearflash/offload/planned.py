@@ -1,12 +1,14 @@
 """The plan for a model on this machine: its shape from its folder, the machine as it was measured, the best policy."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import PlanError
+from nearflash.device.threads import idle_processors
 from nearflash.offload.machine_file import keep_machine, kept_machine
 from nearflash.planning.parameters import from_parameters
 from nearflash.planning.profile import Machine
@@ -32,15 +34,19 @@ def plan_here(
 
 
 def machine_here(model: Path, folder: Path, *, again: bool = False) -> tuple[Machine, Path | None]:
-    """This machine for a model's dtype: as it was kept, or measured now (always, with `again`); and its new file."""
+    """This machine for a model's dtype: as it was kept, or measured now (always, with `again`); and its new file.
+
+    What is measured beside other work is used now, and not kept: rates of a busy machine would be believed later.
+    """
     config = read_config(model)
     dtype = config.get("dtype") or config.get("torch_dtype")
     if not again and (kept := kept_machine(folder, dtype)) is not None:
         return kept, None
     from nearflash.offload.measure import measure_machine  # which loads torch
 
+    busy = idle_processors() < len(os.sched_getaffinity(0))
     machine = measure_machine(folder, dtype)
-    return machine, keep_machine(machine, folder, dtype)
+    return machine, None if busy else keep_machine(machine, folder, dtype)
 
 
 def model_shape(model: Path) -> tuple[ModelShape, float]:
