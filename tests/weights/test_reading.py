@@ -18,6 +18,11 @@ SHAPE = (1200, 1024)
 """More than one group of a megabyte."""
 
 
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr("nearflash.weights.file._CHUNK_BYTES", CHUNK_BYTES)
+
+
 def pruned(dtype):
     values = RNG.normal(0, 0.02, SHAPE).astype(np.float16)
     values[RNG.random(SHAPE) < 0.5] = 0

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +29,10 @@ __all__ = ["FORMS", "VERSION", "PackedTensor", "WeightsTensor", "read_file", "wr
 VERSION = 1
 FORMS = ("dense", "bitmap", "int8", "int4")
 """How a tensor is stored: as it is; as a bitmap matrix, whatever its elements; in groups of 64 columns, without one."""
-Bytes, Fill = NDArray[np.uint8], Callable[[int], None]
+Bytes: TypeAlias = NDArray[np.uint8]
+Fill: TypeAlias = Callable[[int], None]
 _VERSION, _TENSORS = "nearflash_weights", "nearflash_tensors"
-_CHUNK_BYTES = 2 << 20
+_CHUNK_BYTES = 16 << 20
 """Read at once where a part of a tensor is wanted."""
 _LONGEST_BYTES = 20
 """Digits that a size may have more than was planned for it, twice."""

@@ -404,9 +404,11 @@ def _forged_matrix(matrix: bytearray, rng: random.Random) -> bytes:
         else rng.randrange(HEADER_BYTES, len(matrix) - SECTION_BYTES)
     )
     matrix[at] = rng.randrange(256)
-    matrix[HEADER_BYTES - 4 : HEADER_BYTES] = crc32c(bytes(matrix[: HEADER_BYTES - 4])).to_bytes(4, "little")
+    matrix[HEADER_BYTES - 4 : HEADER_BYTES] = crc32c(
+        np.frombuffer(bytes(matrix[: HEADER_BYTES - 4]), np.uint8)
+    ).to_bytes(4, "little")
     end = len(matrix) - SECTION_BYTES
-    matrix[end:] = GROUP_END.pack(0, crc32c(bytes(matrix[HEADER_BYTES:end])))
+    matrix[end:] = GROUP_END.pack(0, crc32c(np.frombuffer(bytes(matrix[HEADER_BYTES:end]), np.uint8)))
     return bytes(matrix)
 
 
