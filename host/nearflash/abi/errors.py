@@ -20,6 +20,7 @@ __all__ = [
     "NearflashError",
     "NonFiniteError",
     "PageError",
+    "PlanError",
     "ReplayError",
     "ShapeError",
     "StateError",
@@ -67,6 +68,10 @@ class FormatError(NearflashError, TypeError):
 
 class CommandError(NearflashError, ValueError):
     """A command whose scalars or program are out of range (a beta of 1, a negative step)."""
+
+
+class PlanError(NearflashError, ValueError):
+    """A model's shape, machine profile or plan that is malformed, does not belong together, or does not fit."""
 
 
 class NonFiniteError(NearflashError, ArithmeticError):

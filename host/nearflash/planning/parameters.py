@@ -1,0 +1,101 @@
+"""The shape of a decoder from the names and shapes of its parameters: exact, whatever the family."""
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from nearflash.abi.errors import PlanError
+from nearflash.planning.shapes import LayerShape, Linear, ModelShape, from_config, text_config
+
+__all__ = ["from_parameters"]
+
+_NUMBERED = re.compile(r"^(.*?)\.?(\d+)\.(.+)$")
+_EXPERTS = re.compile(r"(?:^|\.)experts\.(?:(\d+)\.)?")
+_HEAD = re.compile(r"head|embed_out|output")
+
+
+def from_parameters(parameters: Mapping[str, Sequence[int]], config: Mapping[str, Any]) -> ModelShape:
+    """The shape of a model with these parameters (by name, without tied ones twice) and this configuration.
+
+    Layers are the longest numbered list; what lies outside counts as embedding, head or vectors. Raises PlanError for
+    parameters without such a list.
+    """
+    by_rule = from_config(config)
+    prefix = _layers_prefix(parameters, len(by_rule.layers))
+    inside: dict[int, dict[str, Sequence[int]]] = {}
+    outside: dict[str, Sequence[int]] = {}
+    for name, shape in parameters.items():
+        found = _NUMBERED.match(name)
+        if found and found[1] == prefix:
+            inside.setdefault(int(found[2]), {})[found[3]] = shape
+        else:
+            outside[name] = shape
+    experts = [layer.experts for layer in by_rule.layers]
+    chosen = max((layer.experts_per_token for layer in by_rule.layers), default=0)
+    layers = tuple(_layer(inside[at], experts[at], chosen) for at in sorted(inside))
+    vocabulary = int(text_config(config)["vocab_size"])
+    tables = {name: prod(shape) for name, shape in outside.items() if _is_matrix(name, shape)}
+    wide = {name: size for name, size in tables.items() if vocabulary in outside[name]}
+    heads = {name: size for name, size in wide.items() if _HEAD.search(name)}
+    tied = not heads
+    head = sum(heads.values()) if heads else max(wide.values(), default=0)
+    return ModelShape(
+        hidden=by_rule.hidden,
+        heads=by_rule.heads,
+        kv_heads=by_rule.kv_heads,
+        head_dim=by_rule.head_dim,
+        vocabulary=vocabulary,
+        max_tokens=by_rule.max_tokens,
+        layers=layers,
+        embedding=sum(tables.values()) - sum(heads.values()),
+        head=head,
+        tied=tied,
+        vectors=sum(prod(shape) for name, shape in outside.items() if name not in tables),
+    )
+
+
+def _layers_prefix(parameters: Mapping[str, Sequence[int]], number: int) -> str:
+    """The list of layers: as long as the configuration has it, of most parameters."""
+    numbers: dict[str, set[int]] = {}
+    sizes: dict[str, int] = {}
+    for name, shape in parameters.items():
+        if found := _NUMBERED.match(name):
+            numbers.setdefault(found[1], set()).add(int(found[2]))
+            sizes[found[1]] = sizes.get(found[1], 0) + prod(shape)
+    fitting = [prefix for prefix, found in numbers.items() if found == set(range(number))]
+    if not fitting:
+        raise PlanError(f"parameters must have a list of {number} layers, as the config has, not lists of "
+                        f"{', '.join(str(len(found)) for found in numbers.values()) or 'none'}")  # fmt: skip
+    return max(fitting, key=sizes.__getitem__)
+
+
+def _layer(parameters: Mapping[str, Sequence[int]], experts: int, chosen: int) -> LayerShape:
+    linears: dict[str, Linear] = {}
+    vectors = expert_vectors = 0
+    for name, shape in parameters.items():
+        found = _EXPERTS.search(name)
+        if found is None or not experts:
+            if _is_matrix(name, shape):
+                linears[name] = Linear(name.replace("experts.", "expert."), *_sides(shape))
+            else:
+                vectors += prod(shape)
+            continue
+        # Experts are one tensor with a dimension of its own, or a tensor each.
+        each = shape if found[1] else shape[1:]
+        one = name[: found.end()].replace(f"{found[1]}.", "") + name[found.end() :] if found[1] else name
+        if not found[1] and shape[0] != experts:
+            raise PlanError(f"{name} must have {experts} experts in its first dimension, not {shape[0]}")
+        if len(each) >= 2:
+            linears[one] = Linear(one, *_sides(each), experts)
+        elif not found[1] or int(found[1]) == 0:
+            expert_vectors += prod(each)
+    return LayerShape(tuple(linears.values()), vectors, experts, chosen if experts else 0, expert_vectors)
+
+
+def _is_matrix(name: str, shape: Sequence[int]) -> bool:
+    return len(shape) >= 2 and not name.endswith("bias")
+
+
+def _sides(shape: Sequence[int]) -> tuple[int, int]:
+    return int(shape[0]), prod(shape[1:])

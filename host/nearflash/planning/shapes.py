@@ -1,0 +1,261 @@
+"""The shape of a decoder: what each layer holds, and the bytes of its weights and of its KV cache.
+
+`from_config` reads a transformers configuration by the keys it has. Its matrices are exact for the families that the
+tests list, its vectors (norms and biases, under 0.1 % of a model) count norms alone, as no key names the others.
+`from_parameters` reads names and shapes of parameters, of a model on the meta device or of a checkpoint's headers, and
+is exact.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nearflash.abi.errors import PlanError
+
+__all__ = ["GROUP", "LayerShape", "Linear", "ModelShape", "bytes_of", "from_config", "text_config"]
+
+GROUP = 64
+"""Codes of 4 bits that share a scale and a minimum of 16 bits each."""
+_HALF_BYTES = 2
+
+
+def bytes_of(elements: float, bits: int) -> float:
+    """Bytes of so many values: 16 bits, or codes with a scale and a minimum a group (4.5 bits for 4)."""
+    return elements * (bits / 8 if bits == 16 else (bits + 32 / GROUP) / 8)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix of a layer: `rows` outputs from `columns` inputs; `count` of them where experts repeat it."""
+
+    name: str
+    rows: int
+    columns: int
+    count: int = 1
+
+    @property
+    def parameters(self) -> int:
+        """Its weights, those of all experts together."""
+        return self.rows * self.columns * self.count
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one decoder layer holds; numbers are parameters.
+
+    linears: every matrix, in the order of the computation; experts and their router included.
+    vectors: norms and biases outside experts, never quantised. expert_vectors: those of one expert.
+    """
+
+    linears: tuple[Linear, ...]
+    vectors: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_vectors: int = 0
+
+    @property
+    def expert(self) -> int:
+        """Parameters of one expert, 0 in a layer without."""
+        matrices = sum(each.rows * each.columns for each in self.linears if _is_of_experts(each.name))
+        return matrices + self.expert_vectors
+
+    @property
+    def shared(self) -> int:
+        """Parameters that every token reads: all but the experts'."""
+        return sum(each.parameters for each in self.linears if not _is_of_experts(each.name)) + self.vectors
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.shared + self.expert * self.experts
+
+    def distinct_experts(self, tokens: float) -> float:
+        """Expected experts that a batch of tokens reads, each routed by itself: E·(1 - (1 - k/E)^tokens)."""
+        if not self.experts:
+            return 0.0
+        return self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
+
+    def read_parameters(self, tokens: float) -> float:
+        """Expected parameters that a batch of so many tokens reads."""
+        return self.shared + self.expert * self.distinct_experts(tokens)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token multiplies with."""
+        return self.shared + self.expert * self.experts_per_token
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder: its layers and what lies outside them; numbers are parameters, heads, dims or tokens.
+
+    embedding: matrices that tokens are looked up in, positions included. head: the matrix that gives logits, which
+    `tied` shares with the embedding. vectors: norms and biases outside the layers.
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    max_tokens: int
+    layers: tuple[LayerShape, ...]
+    embedding: int
+    head: int
+    tied: bool
+    vectors: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, a tied embedding once."""
+        return sum(layer.parameters for layer in self.layers) + self.outside
+
+    @property
+    def outside(self) -> int:
+        """Parameters outside the layers."""
+        return self.embedding + (0 if self.tied else self.head) + self.vectors
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token in one layer, fp16."""
+        return 2 * self.kv_heads * self.head_dim * _HALF_BYTES
+
+    @property
+    def widest(self) -> int:
+        """The widest input or output of a layer's matrices, in elements a token (k experts at once)."""
+        return max(max(each.rows, each.columns) * (layer.experts_per_token if _is_of_experts(each.name) else 1)
+                   for layer in self.layers for each in layer.linears)  # fmt: skip
+
+    @property
+    def largest_layer(self) -> LayerShape:
+        """The layer with most parameters."""
+        return max(self.layers, key=lambda layer: layer.parameters)
+
+    def layer_bytes(self, bits: int = 16) -> tuple[float, ...]:
+        """Bytes of the weights of each layer; vectors stay at 16 bits."""
+        return tuple(_layer_bytes(layer, bits) for layer in self.layers)
+
+    def digest(self) -> str:
+        """SHA-256 of the shape, hexadecimal: plans of another shape are rejected by it."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def _layer_bytes(layer: LayerShape, bits: int) -> float:
+    vectors = layer.vectors + layer.expert_vectors * layer.experts
+    return bytes_of(layer.parameters - vectors, bits) + vectors * _HALF_BYTES
+
+
+def _is_of_experts(name: str) -> bool:
+    return "experts." in name
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that describes the decoder: `text_config` where there is one."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def from_config(config: Mapping[str, Any]) -> ModelShape:
+    """The shape that a transformers configuration (config.json as a dict) describes. Raises PlanError.
+
+    Keys decide, not names of models: experts by their count, a gated FFN by its activation or an RMS norm, learned
+    positions where no key of rotary ones is there.
+    """
+    text = text_config(config)
+    hidden = _count(text, "hidden_size", "n_embd", "d_model")
+    number = _count(text, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    heads = _count(text, "num_attention_heads", "n_head", "n_heads")
+    kv_heads = _optional(text, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
+    head_dim = _optional(text, "head_dim") or hidden // heads
+    vocabulary = _count(text, "vocab_size")
+    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True)))
+    attention = (
+        Linear("attention.q", heads * head_dim, hidden),
+        Linear("attention.k", kv_heads * head_dim, hidden),
+        Linear("attention.v", kv_heads * head_dim, hidden),
+        Linear("attention.o", hidden, heads * head_dim),
+    )
+    norms = (2 if "rms_norm_eps" in text else 4) * hidden
+    layers = tuple(_layer(text, at, hidden, attention, norms) for at in range(number))
+    # A narrower embedding is projected up and down.
+    width = _optional(text, "word_embed_proj_dim") or hidden
+    positions = _learned_positions(text) * hidden
+    projections = 2 * width * hidden if width != hidden else 0
+    return ModelShape(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocabulary=vocabulary,
+        max_tokens=_optional(text, "max_position_embeddings", "n_positions", "max_seq_len") or 1 << 20,
+        layers=layers,
+        embedding=vocabulary * width + positions + projections,
+        head=vocabulary * width,
+        tied=tied,
+        vectors=norms // 2,
+    )
+
+
+def _layer(
+    text: Mapping[str, Any], at: int, hidden: int, attention: tuple[Linear, ...], norms: int
+) -> LayerShape:  # fmt: skip
+    experts = _optional(text, "num_local_experts", "num_experts", "n_routed_experts") or 0
+    step = _optional(text, "decoder_sparse_step") or 1
+    dense = at in (text.get("mlp_only_layers") or ()) or (at + 1) % step != 0
+    dense = dense or at < (_optional(text, "first_k_dense_replace") or 0)
+    inner = _optional(text, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size") or 4 * hidden
+    if not experts or dense:
+        return LayerShape((*attention, *_ffn(text, "mlp", hidden, inner)), norms)
+    width = _optional(text, "moe_intermediate_size") or inner
+    shared = _optional(text, "shared_expert_intermediate_size") or 0
+    shared = shared or width * (_optional(text, "n_shared_experts") or 0)
+    gate = (Linear("mlp.shared_gate", 1, hidden),) if "shared_expert_intermediate_size" in text else ()
+    linears = (
+        *attention,
+        Linear("mlp.router", experts, hidden),
+        *(_ffn(text, "mlp.shared", hidden, shared) if shared else ()),
+        *gate,
+        *_ffn(text, "mlp.experts", hidden, width, experts),
+    )
+    chosen = _count(text, "num_experts_per_tok", "experts_per_token", "moe_top_k")
+    return LayerShape(linears, norms, experts, chosen)
+
+
+def _ffn(text: Mapping[str, Any], name: str, hidden: int, inner: int, count: int = 1) -> tuple[Linear, ...]:
+    up = (Linear(f"{name}.up", inner, hidden, count), Linear(f"{name}.down", hidden, inner, count))
+    return (Linear(f"{name}.gate", inner, hidden, count), *up) if _is_gated(text) else up
+
+
+def _is_gated(text: Mapping[str, Any]) -> bool:
+    keys = ("hidden_act", "hidden_activation", "activation_function")
+    activation = next((text[key] for key in keys if text.get(key)), "")
+    return "rms_norm_eps" in text or activation in ("silu", "swish")
+
+
+def _learned_positions(text: Mapping[str, Any]) -> int:
+    """Positions of a learned table, 0 for rotary ones; two more where an offset goes with a projected embedding."""
+    rotary = ("rope", "rotary", "alibi", "rms_norm")
+    if any(key.startswith(rotary) or "rotary" in key for key in text):
+        return 0
+    offset = 2 if "word_embed_proj_dim" in text else 0
+    return (_optional(text, "max_position_embeddings", "n_positions") or 0) + offset
+
+
+def _optional(text: Mapping[str, Any], *keys: str) -> int | None:
+    """The first key that is there and not null. Raises PlanError where it is no whole number of 0 or more."""
+    for key in keys:
+        value = text.get(key)
+        if value is not None:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise PlanError(f"{key} in the model's config must be a whole number, 0 or more, not {value!r}")
+            return value
+    return None
+
+
+def _count(text: Mapping[str, Any], *keys: str) -> int:
+    value = _optional(text, *keys)
+    if not value:
+        raise PlanError(f"the model's config must have one of {', '.join(keys)}, 1 at least, not {value!r}")
+    return value
