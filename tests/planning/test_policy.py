@@ -32,6 +32,8 @@ def test_a_block_is_all_batches():
         ({"weight_bits": 3}, "16 or 4"),
         ({"cache_bits": 8}, "16 or 4"),
         ({"weights": Shares(device=1)}, "only the KV cache"),
+        ({"stored_fraction": 0.0}, "above 0 and 1 at most, not 0.0"),
+        ({"stored_fraction": 1.5}, "above 0 and 1 at most, not 1.5"),
     ],
 )
 def test_policies_that_mean_nothing_are_rejected(changes, message):

@@ -40,7 +40,8 @@ class OffloadPolicy:
     batch_size: sequences that are computed at once. num_batches: batches of a block, for all of which a layer's weights
     are loaded once. overlap: loads and stores run beside the computing. cpu_attention: attention over a KV cache on
     the host is computed there. weight_bits, cache_bits: 16, or 4 for groups of 64 codes with a scale and a minimum.
-    Raises CommandError for counts below 1, other bits, or weights on a device.
+    stored_fraction: bytes of compressed weights over those at weight_bits, 1 for weights that are not compressed.
+    Raises CommandError for counts below 1, other bits or fractions, or weights on a device.
     """
 
     batch_size: int
@@ -52,6 +53,7 @@ class OffloadPolicy:
     cpu_attention: bool = False
     weight_bits: int = 16
     cache_bits: int = 16
+    stored_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_batches < 1:
@@ -60,6 +62,8 @@ class OffloadPolicy:
             )
         if {self.weight_bits, self.cache_bits} - {4, 16}:
             raise CommandError(f"bits must be 16 or 4, not {self.weight_bits} and {self.cache_bits}")
+        if not 0 < self.stored_fraction <= 1:
+            raise CommandError(f"stored_fraction must be above 0 and 1 at most, not {self.stored_fraction}")
         if self.weights.device or self.activations.device:
             raise CommandError("only the KV cache can lie on a device, not weights or activations")
 

@@ -1,0 +1,186 @@
+"""How long a block takes: three forms of what overlaps with what.
+
+`paper`: a phase is as long as the longest of host to GPU, GPU to host, disk reads, disk writes and computing. `released`
+(the code of FlexGen): prefill max(ctog + dtoc, gtoc + ctod, comp), a step of decode ctog + max(gtoc, dtoc, ctod, comp).
+`nearflash`: disk reads and writes share the drive, written cache goes back to it after the page cache took it, what
+is exposed is a property of the runtime (Schedule), and near-storage drives attend beside the GPU.
+Without overlap, everything adds up, but for what the page cache writes back while the GPU computes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from nearflash.abi.errors import PlanError
+from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.planning.profile import Machine
+from nearflash.planning.shapes import Linear, ModelShape
+from nearflash.planning.terms import Options, Phase, Terms, Vector, Workload, on, shares_vector, terms
+
+__all__ = ["FORMS", "Form", "Prediction", "chains", "placed_policy", "predict"]
+
+Form: TypeAlias = Literal["nearflash", "released", "paper"]
+FORMS: tuple[Form, ...] = ("nearflash", "released", "paper")
+
+_TO_GPU = ("weights to gpu", "activations to gpu", "cache to gpu")
+_TO_HOST = ("activations to host", "cache to host")
+_FROM_DISK = ("weights from disk", "activations from disk", "cache from disk")
+_TO_DISK = ("activations to disk", "cache to disk")
+_COMPUTE = ("gpu", "host")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a block by phase, and what they are made of.
+
+    prefill, decode: seconds of each term alone, of all steps, before overlap. bytes_per_token: over each link, of
+    all that the block moves, by generated token. bottleneck: what decode (or prefill, where it is longer) waits for.
+    """
+
+    prefill_s: float
+    decode_s: float
+    generated_tokens: int
+    decoded_tokens: int
+    prefill: dict[str, float]
+    decode: dict[str, float]
+    bytes_per_token: dict[str, float]
+    bottleneck: str
+
+    @property
+    def seconds(self) -> float:
+        """Of the block."""
+        return self.prefill_s + self.decode_s
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens over prefill and decode time."""
+        return self.generated_tokens / self.seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens of decode over decode time; 0 for a block that has none."""
+        return self.decoded_tokens / self.decode_s if self.decoded_tokens else 0.0
+
+    def breakdown(self, phase: str) -> dict[str, float]:
+        """Seconds of a phase as a profiler that waits for every call sees them: compute, weight_read, cache_read,
+        cache_write. Weights that are read while the drive still writes cache back wait for it."""
+        seconds = self.prefill if phase == "prefill" else self.decode
+        get = seconds.get
+        late = max(0.0, get("cache to disk", 0.0) - get("cache to page cache", 0.0)) if phase == "prefill" else 0.0
+        writes = ("cache to host", "cache to page cache") if phase == "prefill" else ("cache to host", "cache to disk")
+        return {
+            "compute": sum(get(name, 0.0) for name in (*_COMPUTE, "device")),
+            "weight_read": get("weights to gpu", 0.0) + get("weights from disk", 0.0) + late,
+            "cache_read": get("cache to gpu", 0.0) + get("cache from disk", 0.0),
+            "cache_write": sum(get(name, 0.0) for name in writes),
+        }
+
+
+def _sum(phase: Phase, names: Sequence[str]) -> Vector:
+    return reduce(np.add, (phase[name] for name in names if name in phase), on(0))
+
+
+def chains(
+    found: Terms, machine: Machine, options: Options, form: Form = "nearflash"
+) -> tuple[dict[str, Vector], dict[str, Vector]]:  # fmt: skip
+    """Sums of which the longest is a phase's time, with overlap: of prefill and of a step of decode."""
+    parts = [
+        {
+            "host to gpu": _sum(phase, _TO_GPU),
+            "gpu to host": _sum(phase, _TO_HOST),
+            "disk reads": _sum(phase, _FROM_DISK),
+            "disk writes": _sum(phase, _TO_DISK),
+            "computing": _sum(phase, _COMPUTE),
+        }
+        for phase in (found.prefill, found.decode)
+    ]
+    if form == "paper":
+        return parts[0], parts[1]
+    prefill, decode = parts
+    if form == "released":
+        return {
+            "host to gpu": prefill["host to gpu"] + prefill["disk reads"],
+            "gpu to host": prefill["gpu to host"] + prefill["disk writes"],
+            "computing": prefill["computing"],
+        }, {name: decode["host to gpu"] + part for name, part in decode.items() if name != "host to gpu"}
+    for part, phase in ((prefill, found.prefill), (decode, found.decode)):
+        part["disk"] = part.pop("disk reads") + part.pop("disk writes")
+        if "device" in phase:
+            part["device link"] = phase["device link"]
+            # Drives attend for one batch while the GPU multiplies for another.
+            if options.num_batches > 1:
+                part["device"] = phase["device"]
+            else:
+                part["computing"] = part["computing"] + phase["device"]
+    exposed = machine.schedule.exposed_weight_loads * _sum(found.decode, ("weights to gpu", "activations to gpu"))
+    hidden = decode["host to gpu"] - exposed
+    return prefill, {**{name: part + exposed for name, part in decode.items()}, "host to gpu": hidden + exposed}
+
+
+def predict(
+    shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy, form: Form = "nearflash"
+) -> Prediction:
+    """The time of a block under a policy. Raises PlanError for shares on tiers that the machine does not have."""
+    if machine.disk is None and (policy.weights.disk or policy.cache.disk or policy.activations.disk):
+        raise PlanError("shares on disk must be 0: the machine's profile has no table [disk]")
+    if machine.device is None and policy.cache.device:
+        raise PlanError("shares on a device must be 0: the machine's profile has no table [device]")
+    placed = placed_policy(shape, machine, policy)
+    options, shares = Options.of(policy), shares_vector(placed)
+    found = terms(shape, machine, workload, options)
+    steps = workload.new_tokens - 1
+    prefill = {name: float(vector @ shares) for name, vector in found.prefill.items()}
+    decode = {name: float(vector @ shares) * steps for name, vector in found.decode.items()}
+    if policy.overlap:
+        both = chains(found, machine, options, form)
+        longest = [{name: float(vector @ shares) for name, vector in part.items()} for part in both]
+        prefill_s, decode_s = max(longest[0].values()), max(longest[1].values()) * steps
+        slower = longest[1] if decode_s >= prefill_s else longest[0]
+    else:
+        prefill_s, decode_s = _without_overlap(prefill), sum(decode.values())
+        slower = decode if decode_s >= prefill_s else prefill
+    tokens = policy.block_size * workload.new_tokens
+    moved = {}
+    for name in found.prefill_bytes | found.decode_bytes:
+        total = float(found.prefill_bytes.get(name, on(0)) @ shares)
+        total += float(found.decode_bytes.get(name, on(0)) @ shares) * steps
+        moved[name] = total / tokens
+    return Prediction(prefill_s, decode_s, tokens, policy.block_size * steps, prefill, decode, moved,
+                      bottleneck=max(slower, key=slower.__getitem__))  # fmt: skip
+
+
+def _without_overlap(prefill: dict[str, float]) -> float:
+    """The sum, of which the page cache writes back beside what computes."""
+    back = prefill.get("cache to disk", 0.0)
+    buffered = prefill.get("cache to page cache", 0.0)
+    left = max(0.0, back - buffered - prefill["gpu"])
+    return sum(prefill.values()) - back + left
+
+
+def placed_policy(shape: ModelShape, machine: Machine, policy: OffloadPolicy) -> OffloadPolicy:
+    """The policy as the machine's runtime places it: where it places tensors, shares of weights become theirs.
+
+    FlexGen puts a tensor where its middle falls when a layer's (attention's, and the FFN's) lie in a row: disk first,
+    then host, then GPU.
+    """
+    if not machine.schedule.places_tensors:
+        return policy
+    totals = {"gpu": 0.0, "host": 0.0, "disk": 0.0}
+    for layer in shape.layers:
+        attention = [each for each in layer.linears if "attn" in each.name or "attention" in each.name]
+        for part in (attention, [each for each in layer.linears if each not in attention]):
+            _place(part, policy.weights, totals)
+    every = sum(totals.values())
+    return replace(policy, weights=Shares(**{tier: part / every for tier, part in totals.items()}))
+
+
+def _place(linears: Sequence[Linear], shares: Shares, totals: dict[str, float]) -> None:
+    size, before = sum(each.parameters for each in linears), 0
+    for each in linears:
+        middle = (before + each.parameters / 2) / size
+        tier = "disk" if middle < shares.disk else "host" if middle < shares.disk + shares.host else "gpu"
+        totals[tier] += each.parameters
+        before += each.parameters

@@ -1,0 +1,258 @@
+"""A machine as the planner sees it: memory, links, drives, compute, in one TOML file with a unit in every key.
+
+Rates are bytes or operations a second, sizes bytes, times seconds. Each table names its source. On a machine without a
+GPU, `gpu` is the part of host memory that the model may compute in, and links to it are copies in memory.
+"""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from nearflash.abi.errors import PlanError
+
+__all__ = ["Compute", "DeviceTier", "Disk", "DiskRate", "Links", "Machine", "Memory", "Schedule", "known_machines",
+           "load_machine", "machine_toml"]  # fmt: skip
+
+_FORMAT, _VERSION = "nearflash machine", 1
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a plan may fill by tier; 0 where the tier is not there."""
+
+    source: str
+    gpu_bytes: float
+    host_bytes: float
+    disk_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Links:
+    """Between host memory and GPU: pinned copies; GPU to host where cache or activations go to memory, pinned or not.
+
+    disk_to_host_to_gpu copies through pinned buffers run at host_to_gpu's rate, after the disk's.
+    """
+
+    source: str
+    host_to_gpu_bytes_per_s: float
+    gpu_to_host_bytes_per_s: float
+    gpu_to_host_cache_bytes_per_s: float
+    host_to_gpu_unpinned_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Disk:
+    """What the drives do for weights and for the KV cache, whose files and requests differ.
+
+    write_cache: prefill's writes as the writer sees them, into the page cache where I/O is buffered. write_back: what
+    the drive takes in the long run. write_tokens: decode's small writes, a token of each sequence. direct: the kind of
+    I/O that these rates are of.
+    """
+
+    source: str
+    read_weights_bytes_per_s: float
+    read_cache_bytes_per_s: float
+    write_cache_bytes_per_s: float
+    write_back_bytes_per_s: float
+    write_tokens_bytes_per_s: float
+    direct: bool = False
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where matrices multiply (GPU), and attention on both sides.
+
+    Attention in decode is bound by memory: bytes of fp16 KV it goes through a second, on the GPU; on the host over a
+    cache that lies there, and over a buffer just filled from the disk. dequantise, expand: bytes of fp16 weights or KV
+    that come out a second.
+    """
+
+    source: str
+    matmul_prefill_flops_per_s: float
+    matmul_decode_flops_per_s: float
+    attention_prefill_flops_per_s: float
+    gpu_attention_bytes_per_s: float
+    gpu_memory_bytes_per_s: float
+    host_attention_bytes_per_s: float
+    host_buffer_attention_bytes_per_s: float
+    dequantise_bytes_per_s: float
+    expand_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the runtime on this machine cannot hide.
+
+    exposed_weight_loads: share of loading a layer's weights in decode that no computing hides; 1 where the runtime waits
+    for all streams at every step, as FlexGen's does. per_layer_s: for each layer and batch. per_routing_s: more of it
+    where experts lie elsewhere, as their loading waits for the router. stores_scores: prefill holds all attention
+    scores. offloads_embeddings: shares of the weights hold outside layers too. places_tensors: a share is
+    rounded to tensors in each layer, as FlexGen does, not to layers.
+    """
+
+    source: str
+    exposed_weight_loads: float = 0.0
+    per_layer_s: float = 0.0
+    per_routing_s: float = 0.0
+    stores_scores: bool = False
+    offloads_embeddings: bool = False
+    places_tensors: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceTier:
+    """Near-storage drives that hold KV and attend over it; all of them together.
+
+    attend: bytes of KV that they read and attend over a second. link: queries, results and new KV. read_fraction: of
+    the cache that sparse attention reads.
+    """
+
+    source: str
+    cache_bytes: float
+    attend_bytes_per_s: float
+    write_bytes_per_s: float
+    link_bytes_per_s: float
+    read_fraction: float = 1.0
+
+
+@dataclass(frozen=True)
+class DiskRate:
+    """One measured kind of request: `call` read or write, direct or buffered, bytes a request, requests in flight."""
+
+    call: str
+    direct: bool
+    request_bytes: int
+    depth: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """All of it; `device` where there are near-storage drives, `rates` as they were measured."""
+
+    name: str
+    memory: Memory
+    links: Links
+    disk: Disk | None
+    compute: Compute
+    schedule: Schedule
+    device: DeviceTier | None = None
+    rates: tuple[DiskRate, ...] = field(default=())
+
+    def with_memory(self, **bytes_by_tier: float) -> "Machine":
+        """The same machine with other budgets: gpu_bytes, host_bytes, disk_bytes."""
+        return replace(self, memory=replace(self.memory, **bytes_by_tier))  # type: ignore[arg-type]
+
+
+_TABLES: dict[str, Any] = {"memory": Memory, "links": Links, "disk": Disk, "compute": Compute, "schedule": Schedule,
+                           "device": DeviceTier}  # fmt: skip
+_OPTIONAL_TABLES = ("disk", "device")
+_MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "exposed_weight_loads", "per_layer_s", "per_routing_s")
+_FRACTIONS = ("exposed_weight_loads", "read_fraction")
+
+
+def known_machines() -> list[str]:
+    """Names of the profiles that come with nearflash."""
+    folder = files("nearflash.planning") / "machines"
+    return sorted(each.name.removesuffix(".toml") for each in folder.iterdir() if each.name.endswith(".toml"))
+
+
+def load_machine(source: str | Path) -> Machine:
+    """A profile by the name of one that comes with nearflash, or by its file.
+
+    Raises PlanError for a name that does not exist and for a file that is not a profile to the last key.
+    """
+    if str(source) in known_machines():
+        text = (files("nearflash.planning") / "machines" / f"{source}.toml").read_text("utf-8")
+        return parse_machine(text, str(source))
+    path = Path(source)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        known = ", ".join(known_machines())
+        raise PlanError(f"machine must be one of {known}, or a readable TOML file, not {str(source)!r}") from error
+    return parse_machine(text, path.name)
+
+
+def parse_machine(text: str, what: str = "profile") -> Machine:
+    """A profile from TOML. Raises PlanError for anything but a profile."""
+    try:
+        body = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise PlanError(f"{what} must be TOML: {error}") from error
+    if body.pop("format", None) != _FORMAT or body.pop("version", None) != _VERSION:
+        raise PlanError(f'{what} must begin with format = "{_FORMAT}" and version = {_VERSION}')
+    name = body.pop("name", None)
+    if not isinstance(name, str) or not name:
+        raise PlanError(f"{what} must have a name, not {name!r}")
+    rates = body.pop("rates", [])
+    if not isinstance(rates, list):
+        raise PlanError(f"{what}: rates must be a list of tables, not {rates!r}")
+    parsed: dict[str, Any] = {}
+    for key, kind in _TABLES.items():
+        if key in body:
+            parsed[key] = _table(kind, body.pop(key), f"{what}: {key}")
+        elif key in _OPTIONAL_TABLES:
+            parsed[key] = None
+        else:
+            raise PlanError(f"{what} must have a table [{key}]")
+    if body:
+        raise PlanError(f"{what} must have only {', '.join(_TABLES)} and rates, not {', '.join(body)}")
+    every = tuple(_table(DiskRate, rate, f"{what}: rates") for rate in rates)
+    return Machine(name=name, **parsed, rates=every)
+
+
+def _table(kind: Any, body: Any, what: str) -> Any:
+    if not isinstance(body, Mapping):
+        raise PlanError(f"{what} must be a table, not {body!r}")
+    hints = get_type_hints(kind)
+    required = {each.name for each in fields(kind) if each.default is MISSING}
+    if missing := required - body.keys():
+        raise PlanError(f"{what} must have {', '.join(sorted(missing))}")
+    if unknown := body.keys() - hints.keys():
+        raise PlanError(f"{what} must have only {', '.join(hints)}, not {', '.join(sorted(unknown))}")
+    return kind(**{key: _value(key, hints[key], value, what) for key, value in body.items()})
+
+
+def _value(key: str, hint: Any, value: Any, what: str) -> Any:
+    if hint in (str, bool):
+        if type(value) is not hint:
+            raise PlanError(f"{what}.{key} must be {'text' if hint is str else 'true or false'}, not {value!r}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int if hint is int else int | float):
+        raise PlanError(f"{what}.{key} must be a number, not {value!r}")
+    least_is_zero = key in _MAY_BE_ZERO
+    fits = math.isfinite(value) and (value >= 0 if least_is_zero else value > 0)
+    if not fits or (key in _FRACTIONS and value > 1):
+        rule = "between 0 and 1" if key in _FRACTIONS else "0 or more" if least_is_zero else "above 0"
+        raise PlanError(f"{what}.{key} must be {rule}, not {value!r}")
+    return value
+
+
+def machine_toml(machine: Machine) -> str:
+    """The profile as TOML that parse_machine reads back."""
+    lines = [f'format = "{_FORMAT}"', f"version = {_VERSION}", f"name = {_toml(machine.name)}"]
+    for key in _TABLES:
+        part = getattr(machine, key)
+        if part is not None:
+            lines += ["", f"[{key}]", *_pairs(asdict(part))]
+    for rate in machine.rates:
+        lines += ["", "[[rates]]", *_pairs(asdict(rate))]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'
+    return repr(value)

@@ -1,0 +1,296 @@
+"""What each phase moves and computes, as sums over the shares of a policy.
+
+Every quantity is linear in the shares, so that one description serves the prediction (a dot product) and the search (a
+row of a linear program). A Vector holds a coefficient for each of VARIABLES and, last, a constant.
+
+Sources: FlexGen (arXiv 2303.06865), appendix, and its released cost model, for a layer of any shape; ours are the
+floor of GPU memory's bandwidth, expected distinct experts, quantised and compressed bytes, and near-storage drives.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import PlanError
+from nearflash.planning.policy import OffloadPolicy
+from nearflash.planning.profile import Machine
+from nearflash.planning.shapes import LayerShape, ModelShape, bytes_of
+
+__all__ = ["VARIABLES", "Options", "Phase", "Terms", "Vector", "Workload", "on", "shares_vector", "terms"]
+
+Vector: TypeAlias = NDArray[np.float64]
+Phase: TypeAlias = Mapping[str, Vector]
+
+VARIABLES = (
+    "weights.gpu", "weights.host", "weights.disk",
+    "cache.gpu", "cache.host", "cache.disk", "cache.device",
+    "activations.gpu", "activations.host", "activations.disk",
+)  # fmt: skip
+_AT = {name: at for at, name in enumerate(VARIABLES)}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Tokens of a prompt, and tokens generated for each. Raises PlanError for counts below 1."""
+
+    prompt_tokens: int
+    new_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.new_tokens < 1:
+            counts = f"{self.prompt_tokens} and {self.new_tokens}"
+            raise PlanError(f"prompt_tokens and new_tokens must be 1 at least, not {counts}")
+
+    @property
+    def average_tokens(self) -> float:
+        """Tokens in the cache of a sequence, on average over the steps of decode."""
+        return self.prompt_tokens + self.new_tokens / 2
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of a policy is not a share."""
+
+    batch_size: int
+    num_batches: int
+    cpu_attention: bool = False
+    weight_bits: int = 16
+    cache_bits: int = 16
+    stored_fraction: float = 1.0
+
+    @classmethod
+    def of(cls, policy: OffloadPolicy) -> "Options":
+        """Those of a policy."""
+        return cls(policy.batch_size, policy.num_batches, policy.cpu_attention, policy.weight_bits,
+                   policy.cache_bits, policy.stored_fraction)  # fmt: skip
+
+    @property
+    def block_size(self) -> int:
+        """Sequences of a block."""
+        return self.batch_size * self.num_batches
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Seconds and bytes of one pass over all layers, by name: of prefill, and of an average step of decode."""
+
+    prefill: Phase
+    decode: Phase
+    prefill_bytes: Phase
+    decode_bytes: Phase
+
+
+def shares_vector(policy: OffloadPolicy) -> Vector:
+    """The shares of a policy in the order of VARIABLES, and 1."""
+    weights, cache, states = policy.weights, policy.cache, policy.activations
+    return np.array([weights.gpu, weights.host, weights.disk, cache.gpu, cache.host, cache.disk, cache.device,
+                     states.gpu, states.host, states.disk, 1.0])  # fmt: skip
+
+
+def on(amount: float, *names: str) -> Vector:
+    """`amount` times the sum of the named shares; without names, the constant."""
+    vector = np.zeros(len(VARIABLES) + 1)
+    vector[[_AT[name] for name in names] or [-1]] = amount
+    return vector
+
+
+def terms(shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> Terms:
+    """Everything that a block costs, before overlap."""
+    sizes = _Sizes(shape, machine, workload, options)
+    prefill_bytes, decode_bytes = _prefill_bytes(sizes), _decode_bytes(sizes)
+    return Terms(
+        prefill=_prefill_seconds(sizes, prefill_bytes),
+        decode=_decode_seconds(sizes, decode_bytes),
+        prefill_bytes=prefill_bytes,
+        decode_bytes=decode_bytes,
+    )
+
+
+class _Sizes:
+    """Bytes that a phase handles, whatever the shares; `cache` and `states` of all layers."""
+
+    def __init__(self, shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> None:
+        self.shape, self.machine, self.workload, self.options = shape, machine, workload, options
+        block, layers = options.block_size, len(shape.layers)
+        token = shape.kv_bytes_per_token * layers * block
+        ratio = bytes_of(1, options.cache_bits) / 2
+        self.cache_prefill = token * workload.prompt_tokens * ratio
+        self.cache_read = token * workload.average_tokens * ratio
+        self.cache_read_dense = token * workload.average_tokens
+        self.cache_token = token * ratio
+        self.states_token = 2 * shape.hidden * block * layers
+        self.states_prefill = self.states_token * workload.prompt_tokens
+        self.prefill_tokens = block * workload.prompt_tokens
+
+    def loaded(self, tokens: float) -> float:
+        """Bytes of weights that one pass reads from where they are stored: of experts, those routed to."""
+        options, shape = self.options, self.shape
+        inside = sum(_stored(layer, layer.distinct_experts(tokens), options) for layer in shape.layers)
+        outside = 2 * (shape.embedding + shape.head) if self.machine.schedule.offloads_embeddings else 0
+        return inside + outside
+
+    def matmul_seconds(self, tokens: float, flops_per_s: float) -> float:
+        """One batch through all layers: as fast as it multiplies, or as GPU memory gives its weights."""
+        bandwidth = self.machine.compute.gpu_memory_bytes_per_s
+        total = 0.0
+        for layer in self.shape.layers:
+            flops = 2 * layer.active_parameters * tokens
+            read = _stored(layer, layer.distinct_experts(tokens), self.options)
+            total += max(flops / flops_per_s, read / bandwidth) + self.unpack_seconds(layer, tokens)
+        return total
+
+    def head_seconds(self, flops_per_s: float) -> float:
+        """Logits of one token of each sequence of a batch."""
+        head, bandwidth = self.shape.head, self.machine.compute.gpu_memory_bytes_per_s
+        return max(2 * head * self.options.batch_size / flops_per_s, 2 * head / bandwidth)
+
+    def unpack_seconds(self, layer: LayerShape, tokens: float) -> float:
+        """Dequantising and expanding a layer's weights for one batch."""
+        options, compute = self.options, self.machine.compute
+        dense = 2 * layer.read_parameters(tokens)
+        seconds = dense / compute.dequantise_bytes_per_s if options.weight_bits != 16 else 0.0
+        if options.stored_fraction < 1:
+            if compute.expand_bytes_per_s is None:
+                raise PlanError("a machine must have compute.expand_bytes_per_s to plan with compressed weights")
+            seconds += dense / compute.expand_bytes_per_s
+        return seconds
+
+    def overhead_seconds(self) -> float:
+        """Serial work of all layers and batches."""
+        schedule = self.machine.schedule
+        routed = sum(1 for layer in self.shape.layers if layer.experts)
+        batches = self.options.num_batches
+        return batches * (len(self.shape.layers) * schedule.per_layer_s + routed * schedule.per_routing_s)
+
+
+def _stored(layer: LayerShape, experts: float, options: Options) -> float:
+    """Bytes of a layer with so many of its experts, as they are stored."""
+    vectors = layer.vectors + layer.expert_vectors * experts
+    matrices = layer.shared + layer.expert * experts - vectors
+    return bytes_of(matrices, options.weight_bits) * options.stored_fraction + 2 * vectors
+
+
+def _prefill_bytes(sizes: _Sizes) -> dict[str, Vector]:
+    weights, states, cache = sizes.loaded(sizes.prefill_tokens), sizes.states_prefill, sizes.cache_prefill
+    return {
+        "weights host to gpu": on(weights, "weights.host", "weights.disk"),
+        "weights disk to host": on(weights, "weights.disk"),
+        "activations host to gpu": on(states, "activations.host", "activations.disk"),
+        "activations disk to host": on(states, "activations.disk"),
+        "activations gpu to host": on(states, "activations.host", "activations.disk"),
+        "activations host to disk": on(states, "activations.disk"),
+        "cache gpu to host": on(cache, "cache.host", "cache.disk"),
+        "cache host to disk": on(cache, "cache.disk"),
+        "cache host to device": on(cache, "cache.device"),
+    }
+
+
+def _decode_bytes(sizes: _Sizes) -> dict[str, Vector]:
+    options, shape = sizes.options, sizes.shape
+    weights, states = sizes.loaded(options.block_size), sizes.states_token
+    # Attention on the host takes queries there and results back; a drive that attends takes them over its link.
+    queries = 2 * shape.heads * shape.head_dim * options.block_size * len(shape.layers)
+    read, new = sizes.cache_read, sizes.cache_token
+    afar = ("cache.host", "cache.disk")
+    to_gpu = on(queries, *afar) if options.cpu_attention else on(read, *afar)
+    to_host = on(queries + new, *afar) if options.cpu_attention else on(new, *afar)
+    return {
+        "weights host to gpu": on(weights, "weights.host", "weights.disk"),
+        "weights disk to host": on(weights, "weights.disk"),
+        "activations host to gpu": on(states, "activations.host", "activations.disk"),
+        "activations disk to host": on(states, "activations.disk"),
+        "activations gpu to host": on(states, "activations.host", "activations.disk"),
+        "activations host to disk": on(states, "activations.disk"),
+        "cache host to gpu": to_gpu + on(queries, "cache.device"),
+        "cache disk to host": on(read, "cache.disk"),
+        "cache gpu to host": to_host + on(queries + new, "cache.device"),
+        "cache host to disk": on(new, "cache.disk"),
+        "cache host to device": on(queries + new, "cache.device"),
+        "cache device to host": on(queries, "cache.device"),
+    }
+
+
+def _prefill_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Vector]:
+    machine, shape, options = sizes.machine, sizes.shape, sizes.options
+    compute, links = machine.compute, machine.links
+    tokens = options.batch_size * sizes.workload.prompt_tokens
+    scores = 4 * sizes.prefill_tokens * sizes.workload.prompt_tokens * shape.heads * shape.head_dim * len(shape.layers)
+    gpu = options.num_batches * (
+        sizes.matmul_seconds(tokens, compute.matmul_prefill_flops_per_s)
+        + sizes.head_seconds(compute.matmul_prefill_flops_per_s)
+    )
+    gpu += scores / compute.attention_prefill_flops_per_s + sizes.overhead_seconds()
+    if options.cache_bits != 16:
+        gpu += 2 * sizes.cache_prefill / compute.dequantise_bytes_per_s
+    seconds = {
+        "gpu": on(gpu),
+        "weights to gpu": moved["weights host to gpu"] / links.host_to_gpu_bytes_per_s,
+        "activations to gpu": moved["activations host to gpu"] / links.host_to_gpu_bytes_per_s,
+        "activations to host": moved["activations gpu to host"] / links.gpu_to_host_bytes_per_s,
+        "cache to host": on(sizes.cache_prefill / links.gpu_to_host_cache_bytes_per_s, "cache.host"),
+    }
+    if machine.disk is not None:
+        disk = machine.disk
+        seconds |= {
+            "weights from disk": moved["weights disk to host"] / disk.read_weights_bytes_per_s,
+            "activations from disk": moved["activations disk to host"] / disk.read_weights_bytes_per_s,
+            "activations to disk": moved["activations host to disk"] / disk.write_back_bytes_per_s,
+            "cache to page cache": moved["cache host to disk"] / disk.write_cache_bytes_per_s,
+            "cache to disk": moved["cache host to disk"] / disk.write_back_bytes_per_s,
+        }
+    return seconds | _device_seconds(sizes, moved["cache host to device"], 0.0)
+
+
+def _decode_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Vector]:
+    machine, options = sizes.machine, sizes.options
+    compute, links = machine.compute, machine.links
+    batches = options.num_batches * (
+        sizes.matmul_seconds(options.batch_size, compute.matmul_decode_flops_per_s)
+        + sizes.head_seconds(compute.matmul_decode_flops_per_s)
+    )
+    gpu = on(batches + sizes.overhead_seconds())
+    # 4-bit codes become fp16 first, wherever they are attended to.
+    unpack = sizes.cache_read_dense / compute.dequantise_bytes_per_s if options.cache_bits != 16 else 0.0
+    dense = sizes.cache_read_dense
+    afar = () if options.cpu_attention else ("cache.host", "cache.disk")
+    gpu = gpu + on(dense / compute.gpu_attention_bytes_per_s + unpack, "cache.gpu", *afar)
+    host = on(0)
+    if options.cpu_attention:
+        host = on(dense / compute.host_attention_bytes_per_s, "cache.host")
+        host = host + on(dense / compute.host_buffer_attention_bytes_per_s, "cache.disk")
+        host = host + on(dense / compute.host_attention_bytes_per_s * (options.cache_bits != 16), *_AFAR)
+    seconds = {
+        "gpu": gpu,
+        "host": host,
+        "weights to gpu": moved["weights host to gpu"] / links.host_to_gpu_bytes_per_s,
+        "activations to gpu": moved["activations host to gpu"] / links.host_to_gpu_bytes_per_s,
+        "activations to host": moved["activations gpu to host"] / links.gpu_to_host_bytes_per_s,
+        "cache to gpu": moved["cache host to gpu"] / links.host_to_gpu_bytes_per_s,
+        "cache to host": moved["cache gpu to host"] / links.gpu_to_host_bytes_per_s,
+    }
+    if machine.disk is not None:
+        disk = machine.disk
+        seconds |= {
+            "weights from disk": moved["weights disk to host"] / disk.read_weights_bytes_per_s,
+            "activations from disk": moved["activations disk to host"] / disk.read_weights_bytes_per_s,
+            "activations to disk": moved["activations host to disk"] / disk.write_tokens_bytes_per_s,
+            "cache from disk": moved["cache disk to host"] / disk.read_cache_bytes_per_s,
+            "cache to disk": moved["cache host to disk"] / disk.write_tokens_bytes_per_s,
+        }
+    link = moved["cache host to device"] + moved["cache device to host"]
+    return seconds | _device_seconds(sizes, link, sizes.cache_read)
+
+
+_AFAR = ("cache.host", "cache.disk")
+
+
+def _device_seconds(sizes: _Sizes, link: Vector, read: float) -> dict[str, Vector]:
+    device = sizes.machine.device
+    if device is None:
+        return {}
+    written = sizes.cache_token if read else sizes.cache_prefill
+    busy = read * device.read_fraction / device.attend_bytes_per_s + written / device.write_bytes_per_s
+    return {"device": on(busy, "cache.device"), "device link": link / device.link_bytes_per_s}
