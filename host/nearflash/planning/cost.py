@@ -1,7 +1,8 @@
 """How long a block takes: three forms of what overlaps with what.
 
-`paper`: a phase is as long as the longest of host to GPU, GPU to host, disk reads, disk writes and computing. `released`
-(the code of FlexGen): prefill max(ctog + dtoc, gtoc + ctod, comp), a step of decode ctog + max(gtoc, dtoc, ctod, comp).
+`paper`: a phase is as long as the longest of host to GPU, GPU to host, disk reads, disk writes and computing.
+`released` (FlexGen's code): prefill max(ctog + dtoc, gtoc + ctod, comp), a step of decode ctog + max(gtoc, dtoc, ctod,
+comp).
 `nearflash`: disk reads and writes share the drive, written cache goes back to it after the page cache took it, what
 is exposed is a property of the runtime (Schedule), and near-storage drives attend beside the GPU.
 Without overlap, everything adds up, but for what the page cache writes back while the GPU computes.

@@ -87,10 +87,10 @@ class Compute:
 class Schedule:
     """What the runtime on this machine cannot hide.
 
-    exposed_weight_loads: share of loading a layer's weights in decode that no computing hides; 1 where the runtime waits
-    for all streams at every step, as FlexGen's does. per_layer_s: for each layer and batch. per_routing_s: more of it
-    where experts lie elsewhere, as their loading waits for the router. stores_scores: prefill holds all attention
-    scores. offloads_embeddings: shares of the weights hold outside layers too. places_tensors: a share is
+    exposed_weight_loads: share of loading a layer's weights in decode that no computing hides; 1 where the runtime
+    waits for all streams at every step, as FlexGen's does. per_layer_s: for each layer and batch. per_routing_s: more
+    of it in layers with experts, whose loading waits for the router. stores_scores: prefill holds all attention scores.
+    offloads_embeddings: shares of the weights hold outside layers too. places_tensors: a share is
     rounded to tensors in each layer, as FlexGen does, not to layers.
     """
 

@@ -1,0 +1,140 @@
+"""Peak bytes on each tier, during prefill and after it: what lies there, and what passes through.
+
+GPU: home shares, two layers' worth of weights that live elsewhere (one computes, one loads), buffers of KV that live
+elsewhere and are attended to here, activations of a batch, and the widest of what one layer computes. Host: home
+shares, pinned buffers that everything on the disk passes through, and attention's working set where it runs there.
+Each is linear in the shares, as in nearflash.planning.terms.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from nearflash.planning.cost import placed_policy
+from nearflash.planning.policy import OffloadPolicy
+from nearflash.planning.profile import Machine
+from nearflash.planning.shapes import ModelShape, bytes_of
+from nearflash.planning.terms import Options, Vector, Workload, on, shares_vector
+
+__all__ = ["TIERS", "Peak", "limits", "peak_vectors", "peaks"]
+
+TIERS = ("gpu", "host", "disk", "device")
+_BUFFERS = 2
+"""A layer's or batch's bytes that compute, and the next one's that load."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Most bytes on a tier: in prefill, in decode; `limit_bytes` that it has."""
+
+    tier: str
+    prefill_bytes: float
+    decode_bytes: float
+    limit_bytes: float
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of both phases."""
+        return max(self.prefill_bytes, self.decode_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """No more than the tier has."""
+        return self.peak_bytes <= self.limit_bytes
+
+
+def limits(machine: Machine) -> dict[str, float]:
+    """Bytes of each tier that a plan may fill."""
+    device = machine.device.cache_bytes if machine.device else 0.0
+    disk = machine.memory.disk_bytes if machine.disk else 0.0
+    return {"gpu": machine.memory.gpu_bytes, "host": machine.memory.host_bytes, "disk": disk, "device": device}
+
+
+def peaks(shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy) -> dict[str, Peak]:
+    """The peaks of a policy by tier."""
+    shares = shares_vector(placed_policy(shape, machine, policy))
+    vectors = peak_vectors(shape, machine, workload, Options.of(policy))
+    every = limits(machine)
+    return {tier: Peak(tier, *(float(vector @ shares) for vector in vectors[tier]), every[tier]) for tier in TIERS}
+
+
+def peak_vectors(
+    shape: ModelShape, machine: Machine, workload: Workload, options: Options
+) -> Mapping[str, tuple[Vector, Vector]]:
+    """Peaks in prefill and in decode, by tier."""
+    home = _home(shape, machine, workload, options)
+    phases = [_working(shape, machine, workload, options, tokens) for tokens in (workload.prompt_tokens, 1)]
+    none = np.zeros_like(home["gpu"])
+    return {tier: (home[tier] + phases[0].get(tier, none), home[tier] + phases[1].get(tier, none)) for tier in TIERS}
+
+
+def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> dict[str, Vector]:
+    """What stays where its share is; the KV cache at its full length, which is allocated at once."""
+    vectors = sum(2 * (layer.vectors + layer.expert_vectors * layer.experts) for layer in shape.layers)
+    weights = (sum(shape.layer_bytes(options.weight_bits)) - vectors) * options.stored_fraction + vectors
+    outside = 2 * shape.outside
+    fixed = on(0)
+    if machine.schedule.offloads_embeddings:
+        weights += outside
+    else:
+        fixed = on(outside)
+    tokens = workload.prompt_tokens + workload.new_tokens
+    cache = shape.kv_bytes_per_token * len(shape.layers) * options.block_size * tokens
+    cache *= bytes_of(1, options.cache_bits) / 2
+    # Activations between two layers: of one layer at a time.
+    states = 2 * shape.hidden * options.block_size * workload.prompt_tokens
+    home = {
+        tier: on(weights, f"weights.{tier}") + on(cache, f"cache.{tier}") + on(states, f"activations.{tier}")
+        for tier in ("gpu", "host", "disk")
+    }
+    home["gpu"] = home["gpu"] + fixed
+    return home | {"device": on(cache, "cache.device")}
+
+
+def _working(
+    shape: ModelShape, machine: Machine, workload: Workload, options: Options, tokens: int
+) -> dict[str, Vector]:
+    """What passes through while a batch computes `tokens` tokens of each sequence."""
+    batch = options.batch_size
+    biggest = shape.largest_layer
+    stored = max(shape.layer_bytes(options.weight_bits)) * options.stored_fraction
+    if machine.schedule.offloads_embeddings:
+        stored = max(stored, 2 * shape.head)
+    packed = options.weight_bits != 16 or options.stored_fraction < 1
+    # One layer in fp16 where the stored form is another.
+    unpacked = 2 * biggest.parameters if packed else 0
+    cache = shape.kv_bytes_per_token * batch * (workload.prompt_tokens + workload.new_tokens)
+    states = 2 * shape.hidden * batch * tokens
+    gpu = on(_BUFFERS * stored, "weights.host", "weights.disk") + on(unpacked)
+    gpu = gpu + on(_BUFFERS * states, "activations.host", "activations.disk")
+    gpu = gpu + on(_computing_bytes(shape, machine, workload, options, tokens))
+    # Prefill makes a batch's KV here; decode reads back what is attended to here.
+    afar = ("cache.host", "cache.disk")
+    if tokens > 1:
+        gpu = gpu + on(_BUFFERS * shape.kv_bytes_per_token * batch * tokens, *afar, "cache.device")
+    elif not options.cpu_attention:
+        gpu = gpu + on(_BUFFERS * cache, *afar)
+    if options.cache_bits != 16:
+        gpu = gpu + on(cache, "cache.gpu")
+    host = on(_BUFFERS * stored, "weights.disk") + on(_BUFFERS * states, "activations.disk")
+    host = host + on(_BUFFERS * cache, "cache.disk")
+    if options.cpu_attention and tokens == 1:
+        # K and V of a batch in fp32, as the host computes.
+        host = host + on(2 * cache, *afar)
+    return {"gpu": gpu, "host": host}
+
+
+def _computing_bytes(shape: ModelShape, machine: Machine, workload: Workload, options: Options, tokens: int) -> float:
+    """The largest of what attention, the FFN and the logits of one batch need at a time."""
+    batch = options.batch_size
+    context = workload.prompt_tokens + workload.new_tokens
+    hidden = 2 * batch * tokens * shape.hidden
+    queries = 2 * batch * tokens * shape.heads * shape.head_dim
+    scores = 0
+    if tokens == 1 or machine.schedule.stores_scores:
+        scores = 2 * 2 * batch * shape.heads * tokens * (context if tokens == 1 else tokens)
+    attention = 2 * hidden + 3 * queries + scores + shape.kv_bytes_per_token * batch * tokens
+    ffn = 2 * hidden + 2 * 2 * batch * tokens * shape.widest
+    logits = hidden + (2 + 4) * batch * shape.vocabulary
+    return float(max(attention, ffn, logits))

@@ -1,0 +1,283 @@
+"""The best policy for a machine: blocks are enumerated, shares are a linear program, and both are rounded to fit.
+
+For each batch size and number of batches, a linear program (scipy's HiGHS) finds the shares of weights, cache and
+activations on each tier that minimise time a sequence, within the memory of each tier and a bound on the block's time.
+The best are rounded to what a runtime places (layers of weights, a layer's cache of one batch, batches of
+activations), then predicted and checked again: a policy that does not fit is never returned.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import linprog
+
+from nearflash.abi.errors import PlanError
+from nearflash.planning.cost import Prediction, chains, predict
+from nearflash.planning.memory import TIERS, Peak, limits, peak_vectors, peaks
+from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.planning.profile import Machine
+from nearflash.planning.shapes import ModelShape
+from nearflash.planning.terms import VARIABLES, Options, Vector, Workload, terms
+
+__all__ = ["Plan", "Space", "Workload", "plan_for", "search"]
+
+_ROUNDED = 12
+"""The best programs that are rounded before the best plan is returned."""
+_REFINED = 2
+"""The best programs of powers of two whose neighbours are tried."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may be tried. batch_sizes, batch_counts: None for powers of two, as far as any fits, and then what lies
+    between those and the best.
+
+    cpu_attention, weight_bits, cache_bits: each value is tried. stored_fraction: of weights that are compressed
+    already. max_block_s: longest time of a block. max_sequences: prompts that there are.
+    """
+
+    batch_sizes: Sequence[int] | None = None
+    batch_counts: Sequence[int] | None = None
+    cpu_attention: Sequence[bool] = (False, True)
+    weight_bits: Sequence[int] = (16,)
+    cache_bits: Sequence[int] = (16,)
+    stored_fraction: float = 1.0
+    max_block_s: float | None = None
+    max_sequences: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A policy that fits, for a shape, machine and workload, and what to expect of it."""
+
+    shape: ModelShape
+    machine: Machine
+    workload: Workload
+    policy: OffloadPolicy
+    prediction: Prediction
+    peaks: dict[str, Peak]
+
+
+def plan_for(shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy) -> Plan:
+    """A plan of a given policy. Raises PlanError, naming the tier, where it does not fit."""
+    found = peaks(shape, machine, workload, policy)
+    for peak in found.values():
+        if not peak.fits:
+            raise PlanError(
+                f"a plan must fit {peak.tier} memory: it needs {peak.peak_bytes / 1e9:.2f} GB of the "
+                f"{peak.limit_bytes / 1e9:.2f} GB that {machine.name} has there"
+            )
+    return Plan(shape, machine, workload, policy, predict(shape, machine, workload, policy), found)
+
+
+def search(shape: ModelShape, machine: Machine, workload: Workload, space: Space | None = None) -> Plan:
+    """The plan of most tokens a second. Raises PlanError where none fits, and for prompts longer than the model's."""
+    space = space or Space()
+    longest = workload.prompt_tokens + workload.new_tokens
+    if longest > shape.max_tokens:
+        raise PlanError(f"prompt and new tokens must be {shape.max_tokens} at most for this model, not {longest}")
+    found = sorted(_programs(shape, machine, workload, space), key=lambda each: each[0])
+    found += _between(shape, machine, workload, space, [options for _, options, _ in found[:_REFINED]])
+    found.sort(key=lambda each: each[0])
+    best: Plan | None = None
+    for at, (_, options, shares) in enumerate(found):
+        if best is not None and at >= _ROUNDED:
+            break
+        plan = _rounded(shape, machine, workload, options, shares)
+        if plan is not None and _within(plan, space) and (best is None or _speed(plan) > _speed(best)):
+            best = plan
+    if best is None:
+        raise PlanError(_why_not(shape, machine, workload, space))
+    return best
+
+
+def _speed(plan: Plan) -> float:
+    return plan.prediction.tokens_per_second
+
+
+def _within(plan: Plan, space: Space) -> bool:
+    return space.max_block_s is None or plan.prediction.seconds <= space.max_block_s * (1 + 1e-6)
+
+
+def _programs(
+    shape: ModelShape, machine: Machine, workload: Workload, space: Space
+) -> Iterator[tuple[float, Options, Vector]]:
+    """Seconds a sequence, options and shares of every linear program that has a solution."""
+    kinds = list(itertools.product(space.cpu_attention, space.weight_bits, space.cache_bits))
+    for cpu_attention, weight_bits, cache_bits in kinds:
+        for size in _sizes(space.batch_sizes, space.max_sequences):
+            any_fits = False
+            for count in _sizes(space.batch_counts, space.max_sequences, size):
+                options = Options(size, count, cpu_attention, weight_bits, cache_bits, space.stored_fraction)
+                solved = _solve(shape, machine, workload, options, space.max_block_s)
+                if solved is None:
+                    break  # more batches need more of everything
+                any_fits = True
+                yield solved[0], options, solved[1]
+            if not any_fits:
+                break  # and so do larger ones
+
+
+def _between(
+    shape: ModelShape, machine: Machine, workload: Workload, space: Space, best: Sequence[Options]
+) -> Iterator[tuple[float, Options, Vector]]:
+    """Programs of blocks between the best ones and their neighbours, where sizes were not given."""
+    tried = set(best)
+    for options in best:
+        sizes = [options.batch_size] if space.batch_sizes else _near(options.batch_size)
+        counts = [options.num_batches] if space.batch_counts else _near(options.num_batches)
+        for size, count in itertools.product(sizes, counts):
+            near = replace(options, batch_size=size, num_batches=count)
+            if near in tried or (space.max_sequences is not None and near.block_size > space.max_sequences):
+                continue
+            tried.add(near)
+            if solved := _solve(shape, machine, workload, near, space.max_block_s):
+                yield solved[0], near, solved[1]
+
+
+def _near(number: int) -> list[int]:
+    return sorted({max(1, number * 3 // 4), number, max(1, number * 5 // 4), number * 3 // 2})
+
+
+def _sizes(given: Sequence[int] | None, most: int | None, size: int = 1) -> Iterable[int]:
+    every = given or _doubling()
+    return itertools.takewhile(lambda each: most is None or each * size <= max(most, size), every)
+
+
+def _doubling() -> Iterator[int]:
+    """1, 2, 4, … to 4,096."""
+    return (1 << power for power in range(13))
+
+
+def _solve(
+    shape: ModelShape, machine: Machine, workload: Workload, options: Options, max_block_s: float | None
+) -> tuple[float, Vector] | None:
+    """Least seconds a sequence and the shares that give them, or None where nothing fits."""
+    number, steps = len(VARIABLES), workload.new_tokens - 1
+    prefill, decode = chains(terms(shape, machine, workload, options), machine, options)
+    room = limits(machine)
+    rows: list[Vector] = []
+    bounds_above: list[float] = []
+    for tier, vectors in peak_vectors(shape, machine, workload, options).items():
+        for vector in vectors:
+            scale = max(room[tier], 1.0)
+            rows.append(np.append(vector[:-1], (0.0, 0.0)) / scale)
+            bounds_above.append((room[tier] - vector[-1]) / scale)
+    if min(bounds_above) < 0:
+        return None
+    slowest = max(float(np.max(vector)) for vector in (*prefill.values(), *decode.values()))
+    scale = slowest or 1.0
+    for at, part in enumerate((prefill, decode)):
+        for vector in part.values():
+            row = np.append(vector[:-1] / scale, (0.0, 0.0))
+            row[number + at] = -1.0
+            rows.append(row)
+            bounds_above.append(-vector[-1] / scale)
+    objective = np.zeros(number + 2)
+    objective[number:] = (1.0, steps)
+    if max_block_s is not None:
+        rows.append(objective)
+        bounds_above.append(max_block_s / scale)
+    # A little for what lies near: of two equal plans, the one that moves less.
+    objective[[at for at, name in enumerate(VARIABLES) if name.endswith(("host", "disk"))]] = 1e-9
+    sums = np.zeros((3, number + 2))
+    for at, what in enumerate(("weights.", "cache.", "activations.")):
+        sums[at, [place for place, name in enumerate(VARIABLES) if name.startswith(what)]] = 1
+    bounds = [(0.0, 1.0 if _exists(name, machine) else 0.0) for name in VARIABLES] + [(0.0, None)] * 2
+    solved = linprog(objective, A_ub=np.array(rows), b_ub=bounds_above, A_eq=sums, b_eq=np.ones(3), bounds=bounds,
+                     method="highs")  # fmt: skip
+    if solved.status != 0:
+        return None
+    return float(solved.fun) * scale / options.block_size, np.asarray(solved.x[:number], float)
+
+
+def _exists(name: str, machine: Machine) -> bool:
+    tier = name.rpartition(".")[2]
+    return tier in ("gpu", "host") or (machine.disk if tier == "disk" else machine.device) is not None
+
+
+def _rounded(shape: ModelShape, machine: Machine, workload: Workload, options: Options, shares: Vector) -> Plan | None:
+    """The plan with shares rounded to what a runtime places, moved away from tiers that overflow; None if none fits."""
+    layers = len(shape.layers)
+    grains = {"weights": layers, "cache": layers * options.num_batches, "activations": options.num_batches}
+    counts = {what: _grains(what, shares, grain) for what, grain in grains.items()}
+    tiers = [tier for tier in TIERS if tier in ("gpu", "host") or _exists(f"cache.{tier}", machine)]
+    for _ in range(4 * layers + 8):
+        policy = _policy(options, counts, grains)
+        found = peaks(shape, machine, workload, policy)
+        over = next((peak for peak in found.values() if not peak.fits), None)
+        if over is None:
+            return Plan(shape, machine, workload, policy, predict(shape, machine, workload, policy), found)
+        if not _moved(counts, over, found, tiers, grains):
+            return None
+    return None
+
+
+def _grains(what: str, shares: Vector, grain: int) -> dict[str, int]:
+    """Whole parts by tier, the remainder where most of a part was left."""
+    exact = {name.partition(".")[2]: share * grain for name, share in zip(VARIABLES, shares, strict=True)
+             if name.startswith(f"{what}.")}  # fmt: skip
+    counts = {tier: math.floor(amount + 1e-6) for tier, amount in exact.items()}
+    for tier in sorted(exact, key=lambda each: counts[each] - exact[each])[: grain - sum(counts.values())]:
+        counts[tier] += 1
+    return counts
+
+
+def _moved(
+    counts: dict[str, dict[str, int]], over: Peak, found: dict[str, Peak], tiers: Sequence[str], grains: dict[str, int]
+) -> bool:
+    """Move a part away from the tier that overflows, to the next one that has room; False where there is none."""
+    excess = (over.peak_bytes - over.limit_bytes) / max(over.peak_bytes, 1.0)
+    # From a device back to the host's tiers, else downwards.
+    lower = [tier for tier in tiers if tier != "device" and tier != over.tier and found[tier].fits]
+    lower = [tier for tier in lower if over.tier == "device" or tiers.index(tier) > tiers.index(over.tier)]
+    for what, target in itertools.product(("cache", "weights", "activations"), lower):
+        if counts[what].get(over.tier, 0):
+            number = max(1, min(counts[what][over.tier], math.floor(excess * grains[what] / 2)))
+            counts[what][over.tier] -= number
+            counts[what][target] += number
+            return True
+    return False
+
+
+def _policy(options: Options, counts: dict[str, dict[str, int]], grains: dict[str, int]) -> OffloadPolicy:
+    shares = {what: Shares(**{tier: count / grains[what] for tier, count in found.items()})
+              for what, found in counts.items()}  # fmt: skip
+    return OffloadPolicy(
+        options.batch_size,
+        options.num_batches,
+        shares["weights"],
+        shares["cache"],
+        shares["activations"],
+        cpu_attention=options.cpu_attention,
+        weight_bits=options.weight_bits,
+        cache_bits=options.cache_bits,
+        stored_fraction=options.stored_fraction,
+    )
+
+
+def _why_not(shape: ModelShape, machine: Machine, workload: Workload, space: Space) -> str:
+    """What a plan for one sequence at a time lacks."""
+    if space.max_block_s is not None:
+        try:
+            plan = search(shape, machine, workload, replace(space, max_block_s=None, batch_sizes=(1,),
+                                                            batch_counts=(1,)))  # fmt: skip
+        except PlanError:
+            pass
+        else:
+            least = f"{plan.prediction.seconds:.3g}"
+            return f"max_block_s must be {least} or more for one sequence on {machine.name}, not {space.max_block_s}"
+    options = Options(1, 1, stored_fraction=space.stored_fraction, weight_bits=min(space.weight_bits),
+                      cache_bits=min(space.cache_bits))  # fmt: skip
+    last = "disk" if machine.disk else "host"
+    shares = Shares(**{last: 1})
+    policy = OffloadPolicy(1, 1, shares, shares, Shares(host=1), weight_bits=options.weight_bits,
+                           cache_bits=options.cache_bits, stored_fraction=space.stored_fraction)  # fmt: skip
+    found = peaks(shape, machine, workload, policy)
+    needs = ", ".join(f"{peak.peak_bytes / 1e9:.2f} GB on {peak.tier} (of {peak.limit_bytes / 1e9:.2f} GB)"
+                      for peak in found.values() if not peak.fits)  # fmt: skip
+    return (f"a model must fit {machine.name}: one sequence of it with everything on {last} needs "
+            f"{needs or 'more than its tiers have together'}; make prompts shorter, or quantise")  # fmt: skip
