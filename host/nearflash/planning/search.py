@@ -22,7 +22,7 @@ from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import ModelShape
 from nearflash.planning.terms import VARIABLES, Options, Vector, Workload, terms
 
-__all__ = ["Plan", "Space", "Workload", "plan_for", "search"]
+__all__ = ["Plan", "Space", "Workload", "plan_for", "search", "tokens_per_second_at_best"]
 
 _ROUNDED = 12
 """The best programs that are rounded before the best plan is returned."""
@@ -92,6 +92,12 @@ def search(shape: ModelShape, machine: Machine, workload: Workload, space: Space
     if best is None:
         raise PlanError(_why_not(shape, machine, workload, space))
     return best
+
+
+def tokens_per_second_at_best(shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> float:
+    """The most that shares can give a block, before they are rounded; 0 where it does not fit."""
+    solved = _solve(shape, machine, workload, options, None)
+    return workload.new_tokens / solved[0] if solved else 0.0
 
 
 def _speed(plan: Plan) -> float:

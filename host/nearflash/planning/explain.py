@@ -1,0 +1,172 @@
+"""What a plan means: the answer in one line, then why, and what would change it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nearflash.planning.cost import predict
+from nearflash.planning.policy import Shares
+from nearflash.planning.profile import Machine
+from nearflash.planning.search import Plan, tokens_per_second_at_best
+from nearflash.planning.terms import Options
+
+__all__ = ["Change", "changes", "explain", "one_line", "summary", "written_bytes"]
+
+_MORE = 0.25
+"""Share of a tier's memory, or of a rate, that is added to see what it would give."""
+_RATES = {
+    "host to gpu": "links.host_to_gpu_bytes_per_s",
+    "disk reads of weights": "disk.read_weights_bytes_per_s",
+    "disk reads of the cache": "disk.read_cache_bytes_per_s",
+    "matrix products in decode": "compute.matmul_decode_flops_per_s",
+    "matrix products in prefill": "compute.matmul_prefill_flops_per_s",
+    "gpu memory": "compute.gpu_memory_bytes_per_s",
+    "attention on the host": "compute.host_attention_bytes_per_s",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Tokens a second if the machine had more of something, all else equal."""
+
+    what: str
+    tokens_per_second: float
+
+
+def written_bytes(plan: Plan) -> tuple[float, float]:
+    """Bytes that a block writes to flash: to disk, to near-storage drives."""
+    per_token = plan.prediction.bytes_per_token
+    tokens = plan.prediction.generated_tokens
+    disk = sum(moved for name, moved in per_token.items() if name.endswith("host to disk"))
+    # Queries go over the link, too, but only K and V are written.
+    queries = per_token.get("cache device to host", 0.0)
+    device = max(0.0, per_token.get("cache host to device", 0.0) - queries)
+    return disk * tokens, device * tokens
+
+
+def one_line(plan: Plan) -> str:
+    """Will it fit, how fast, how many bytes and how much wear."""
+    found, wear = plan.prediction, sum(written_bytes(plan))
+    disk = found.bytes_per_token.get("weights disk to host", 0.0) + found.bytes_per_token.get("cache disk to host", 0.0)
+    return (
+        f"It fits {plan.machine.name}: {found.tokens_per_second:.3g} token/s over {plan.policy.block_size} sequences "
+        f"at once, {_seconds(found.seconds)} for all their {found.generated_tokens} tokens, {_bytes(disk)} read from "
+        f"disk a token, {_bytes(wear)} written to flash; it waits for {_waits(found.bottleneck)}."
+    )
+
+
+def changes(plan: Plan) -> list[Change]:
+    """What a quarter more of each memory or rate would give, the most useful first; none below 1 %."""
+    machine, now = plan.machine, plan.prediction.tokens_per_second
+    found: list[Change] = []
+    for tier in ("gpu", "host"):
+        key = f"{tier}_bytes"
+        more = getattr(machine.memory, key) * _MORE
+        larger = machine.with_memory(**{key: getattr(machine.memory, key) + more})
+        speed = tokens_per_second_at_best(plan.shape, larger, plan.workload, Options.of(plan.policy))
+        found.append(Change(f"{_bytes(more)} more {tier} memory", speed))
+    for name, key in _RATES.items():
+        if faster := _with_rate(machine, key):
+            speed = predict(plan.shape, faster, plan.workload, plan.policy).tokens_per_second
+            found.append(Change(f"{name} {1 + _MORE:.2f} times as fast", speed))
+    return sorted((each for each in found if each.tokens_per_second > now * 1.01),
+                  key=lambda each: -each.tokens_per_second)  # fmt: skip
+
+
+def _with_rate(machine: Machine, key: str) -> Machine | None:
+    table, _, name = key.partition(".")
+    part = getattr(machine, table)
+    if part is None:
+        return None
+    faster: Machine = replace(machine, **{table: replace(part, **{name: getattr(part, name) * (1 + _MORE)})})
+    return faster
+
+
+def explain(plan: Plan) -> Iterator[str]:
+    """All of it, as lines of text."""
+    found, policy = plan.prediction, plan.policy
+    yield one_line(plan)
+    yield ""
+    yield f"policy      {policy.num_batches} batches of {policy.batch_size} sequences; {_kinds(plan)}"
+    for what in ("weights", "cache", "activations"):
+        yield f"  {what:<12}{_shares(getattr(policy, what))}"
+    yield f"time        prefill {_seconds(found.prefill_s)}, decode {_seconds(found.decode_s)}"
+    for phase, seconds in (("prefill", found.prefill), ("decode", found.decode)):
+        parts = sorted(seconds.items(), key=lambda each: -each[1])
+        shown = ", ".join(f"{name} {_seconds(part)}" for name, part in parts if part > 0.005 * max(seconds.values()))
+        yield f"  {phase:<12}{shown} (each alone; they overlap)" if policy.overlap else f"  {phase:<12}{shown}"
+    yield "bytes a generated token"
+    for name, moved in found.bytes_per_token.items():
+        if moved:
+            yield f"  {name:<26}{_bytes(moved)}"
+    yield "memory at most"
+    for peak in plan.peaks.values():
+        if peak.limit_bytes:
+            fraction = f"{peak.peak_bytes / peak.limit_bytes:.0%} of {_bytes(peak.limit_bytes)}"
+            yield (f"  {peak.tier:<12}{_bytes(peak.prefill_bytes)} in prefill, {_bytes(peak.decode_bytes)} in decode "
+                   f"({fraction})")  # fmt: skip
+    disk, device = written_bytes(plan)
+    yield f"wear        {_bytes(disk)} written to disk, {_bytes(device)} to near-storage drives, by a block"
+    yield f"waits for   {_waits(found.bottleneck)}"
+    for change in changes(plan):
+        gain = change.tokens_per_second / found.tokens_per_second
+        yield f"  {change.what}: {change.tokens_per_second:.3g} token/s ({gain:.2f} times as many)"
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """The same as plain values for JSON; bytes, seconds, tokens a second."""
+    found = plan.prediction
+    disk, device = written_bytes(plan)
+    return {
+        "machine": plan.machine.name,
+        "fits": True,
+        "parameters": plan.shape.parameters,
+        "block_sequences": plan.policy.block_size,
+        "tokens_per_second": found.tokens_per_second,
+        "decode_tokens_per_second": found.decode_tokens_per_second,
+        "prefill_seconds": found.prefill_s,
+        "decode_seconds": found.decode_s,
+        "prefill_parts_seconds": found.prefill,
+        "decode_parts_seconds": found.decode,
+        "bytes_per_token": found.bytes_per_token,
+        "peak_bytes": {tier: peak.peak_bytes for tier, peak in plan.peaks.items()},
+        "limit_bytes": {tier: peak.limit_bytes for tier, peak in plan.peaks.items()},
+        "disk_written_bytes": disk,
+        "device_written_bytes": device,
+        "bottleneck": found.bottleneck,
+        "changes": [{"what": each.what, "tokens_per_second": each.tokens_per_second} for each in changes(plan)],
+        "text": one_line(plan),
+    }
+
+
+def _kinds(plan: Plan) -> str:
+    policy = plan.policy
+    attention = "attention on the host for what lies there" if policy.cpu_attention else "attention on the GPU"
+    stored = "" if policy.stored_fraction == 1 else f" stored in {policy.stored_fraction:.2f} of their bytes"
+    return f"{policy.weight_bits}-bit weights{stored}, {policy.cache_bits}-bit cache, {attention}"
+
+
+def _shares(shares: Shares) -> str:
+    parts = {"gpu": shares.gpu, "host": shares.host, "disk": shares.disk, "near-storage drives": shares.device}
+    return ", ".join(f"{share:.1%} {tier}" for tier, share in parts.items() if share)
+
+
+def _waits(bottleneck: str) -> str:
+    return f"the link {bottleneck}" if " to " in bottleneck else bottleneck
+
+
+def _bytes(amount: float) -> str:
+    for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if amount >= size:
+            return f"{amount / size:.3g} {name}"
+    return f"{amount:.0f} B"
+
+
+def _seconds(amount: float) -> str:
+    if amount >= 7200:
+        return f"{amount / 3600:.3g} h"
+    if amount >= 120:
+        return f"{amount / 60:.3g} min"
+    return f"{amount:.3g} s" if np.isfinite(amount) else "never"
