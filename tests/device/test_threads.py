@@ -58,3 +58,28 @@ def test_torch_gets_the_number():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["1", "2"]
+
+
+def test_the_callers_mode_comes_back():
+    torch = pytest.importorskip("torch")
+    tiny = torch.tensor([1e-40])
+    torch.set_flush_denormal(True)
+    try:
+        flushed = (tiny * 1).item()
+        with threads.ieee_arithmetic():
+            assert (tiny * 1).item() > 0
+        assert (tiny * 1).item() == flushed == 0
+    finally:
+        torch.set_flush_denormal(False)
+    assert (tiny * 1).item() > 0
+
+
+def test_the_mode_comes_back_after_an_error():
+    torch = pytest.importorskip("torch")
+    torch.set_flush_denormal(True)
+    try:
+        with pytest.raises(ZeroDivisionError), threads.ieee_arithmetic():
+            _ = 1 / 0
+        assert (torch.tensor([1e-40]) * 1).item() == 0
+    finally:
+        torch.set_flush_denormal(False)

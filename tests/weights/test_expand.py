@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from nearflash.abi.bitmap import BitmapHeader
 from nearflash.abi.errors import StreamError, UnknownDeviceError
 from nearflash.device import open_device
+from nearflash.device.backends.host.matrix import CallingThread
 from nearflash.model.weights import dequantize
 from nearflash.weights import expand, pack, quantize
 
@@ -46,3 +50,17 @@ def test_a_damaged_stream_raises_and_gives_no_matrix():
 def test_a_device_without_the_kernel_lists_those_that_have_it():
     with pytest.raises(UnknownDeviceError, match=r"device must be one of host, model, .*, not 'hls'"):
         expand(pack(PRUNED), "hls")
+
+
+def test_a_header_with_more_elements_than_the_stream_has_bits():
+    """No memory is asked for: forged headers gave a MemoryError."""
+    stream = pack(np.ones((4, 64), np.float16))
+    header = BitmapHeader.unpack(stream[:64], len(stream))
+    forged = replace(header, rows=1 << 31, columns=1 << 20, group_rows=1 << 31).pack() + stream[64:]
+    with pytest.raises(StreamError, match=f"{len(stream)} bytes, 2147483648 x 1048576 elements"):
+        expand(forged)
+
+
+def test_an_executor_of_the_callers_gives_the_same_bits():
+    values = np.random.default_rng(4).standard_normal((64, 300)).astype(np.float16)
+    assert (expand(pack(values), executor=CallingThread()) == values).all()

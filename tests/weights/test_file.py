@@ -186,6 +186,9 @@ def test_a_newer_version(file):
         ({"form": "zip"}, "its metadata must describe"),
         ({"shape": [0]}, "its metadata must describe"),
         ({"shape": "big"}, "its metadata must describe"),
+        ({"shape": []}, "its metadata must describe"),
+        ({"shape": [1 << 33, 200]}, r"'up' has .* bytes, too few for the shape \[8589934592, 200\]"),
+        ({"shape": [1 << 70, 1]}, "too few for the shape"),
         ({"form": "int8"}, "tensor 'up', .* int8 codes must have"),
     ],
 )

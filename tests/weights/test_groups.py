@@ -99,3 +99,25 @@ def test_a_pruned_matrix_needs_a_bitmap():
     values[2, 2] = 0
     with pytest.raises(ShapeError, match="matrix must have a value everywhere, not pruned: pack it as a bitmap"):
         pack_groups(quantize(values, 8))
+
+
+def test_many_rows_are_expanded_in_threads_to_the_same_values():
+    values = matrix_of(ElementFormat.FP16, (3001, 900), seed=3)
+    found = expanded(packed(values, 4), values.shape, 4, ElementFormat.FP16)
+    for first in (0, 1499, 2990):
+        part = values[first : first + 11]
+        assert np.array_equal(found[first : first + 11], expanded(packed(part, 4), part.shape, 4, ElementFormat.FP16))
+
+
+def test_a_thread_that_flushes_subnormals_gets_the_same_codes_back():
+    """The caller's own thread computes; it flushed what torch.set_flush_denormal(True) had made it flush."""
+    torch = pytest.importorskip("torch")
+    values = (np.random.default_rng(5).standard_normal((4, 200)) * 1e-38).astype(ml_dtypes.bfloat16)
+    data = packed(values, 8)
+    expected = expanded(data, values.shape, 8, ElementFormat.BF16)
+    assert (expected != 0).any()
+    torch.set_flush_denormal(True)
+    try:
+        assert expanded(data, values.shape, 8, ElementFormat.BF16).tobytes() == expected.tobytes()
+    finally:
+        torch.set_flush_denormal(False)

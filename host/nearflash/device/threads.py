@@ -9,17 +9,21 @@ import functools
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["choose_threads", "idle_processors", "set_ieee_arithmetic", "set_threads"]
+__all__ = ["choose_threads", "idle_processors", "ieee_arithmetic", "set_ieee_arithmetic", "set_threads"]
 
 _VARIABLE = "OMP_NUM_THREADS"
 _SAMPLE_S = 0.2
 _NEARLY_IDLE = 0.75
 """A processor counts as idle from this share of idle time on."""
 _STAT = Path("/proc/stat")
+_ENVIRONMENT_BYTES = 512
+"""Room for glibc's fenv_t; 32 on x86-64, less elsewhere."""
 
 
 def idle_processors(sample_s: float = _SAMPLE_S) -> int:
@@ -74,6 +78,22 @@ def set_ieee_arithmetic() -> None:
         fesetenv = getattr(_process(), "fesetenv", None)
         if fesetenv is not None:
             fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV of glibc on x86-64, AArch64, RISC-V
+
+
+@contextmanager
+def ieee_arithmetic() -> Iterator[None]:
+    """The calling thread computes as set_ieee_arithmetic has it; afterwards as before."""
+    fegetenv = getattr(_process(), "fegetenv", None) if sys.platform == "linux" else None
+    if fegetenv is None:
+        yield
+        return
+    before = ctypes.create_string_buffer(_ENVIRONMENT_BYTES)
+    fegetenv(before)
+    set_ieee_arithmetic()
+    try:
+        yield
+    finally:
+        _process().fesetenv(before)
 
 
 @functools.cache

@@ -1,13 +1,15 @@
 """Compressed weights expanded: by the host's cores, on a device of the `expand` kernel, or on a GPU."""
 
+from concurrent.futures import Executor
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, ElementFormat
+from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, ElementFormat, bitmap_error
 from nearflash.abi.errors import FormatError, ShapeError, StreamError
+from nearflash.abi.topk import StreamFault
 from nearflash.device import Device, open_device
 from nearflash.device.drivers.expand import expand_matrix
 from nearflash.weights.file import WeightsTensor
@@ -23,7 +25,9 @@ _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U16": "<u2"
 """Of an array with the elements of each dtype of a file."""
 
 
-def expand(source: bytes | WeightsTensor, device: str | Device = "host", *, out: Any = None) -> Any:
+def expand(
+    source: bytes | WeightsTensor, device: str | Device = "host", *, out: Any = None, executor: Executor | None = None
+) -> Any:
     """The dense tensor of a stream that `pack` gave, (rows, columns), or of a tensor in a file, of its own shape.
 
     Of float16 or int8, or, for bf16, uint16 bit patterns (`torch.from_numpy(found).view(torch.bfloat16)`); of a tensor
@@ -31,29 +35,30 @@ def expand(source: bytes | WeightsTensor, device: str | Device = "host", *, out:
 
     device: `host`, which computes in threads; another name for `open_device`, or an open Device, which stays open; or
     `cuda`, also with a number. All give the same bits. out: a numpy array or torch tensor of that shape and dtype (of
-    bf16 uint16 or bfloat16), contiguous; it is written and returned.
+    bf16 uint16 or bfloat16), contiguous; it is written and returned. executor: of threads that have
+    set_ieee_arithmetic, for `host`; by default as many as there are processors, for large tensors.
 
     Raises StreamError for a stream that is damaged and WeightsError for a tensor that is; ShapeError and FormatError
     for another `out`, whose contents are undefined after an error; UnknownDeviceError, and what the device raises.
     """
     if isinstance(source, WeightsTensor):
         try:
-            return _expand_tensor(source, out, device)
+            return _expand_tensor(source, out, device, executor)
         except StreamError as error:
             raise source.error(error) from error
     data = np.frombuffer(source, np.uint8)
     header = BitmapHeader.unpack(source[:HEADER_BYTES], len(data))
-    return _expand_stream(data, header, (header.rows, header.columns), out, device)
+    return _expand_stream(data, header, (header.rows, header.columns), out, device, executor)
 
 
-def _expand_tensor(tensor: WeightsTensor, out: Any, device: str | Device) -> Any:
+def _expand_tensor(tensor: WeightsTensor, out: Any, device: str | Device, executor: Executor | None) -> Any:
     data = tensor.read()
     if tensor.form == "bitmap":
         header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
         if (header.dense, header.rows * header.columns) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
             stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
             raise tensor.error(f"it must be {stated}, not {header.rows} x {header.columns} of {header.dense.name}")
-        return _expand_stream(data, header, tensor.shape, out, device)
+        return _expand_stream(data, header, tensor.shape, out, device, executor)
     if tensor.dtype not in _DTYPES:
         raise tensor.error(f"its dtype must be one of {', '.join(_DTYPES)}, not {tensor.dtype}")
     if tensor.form == "dense":
@@ -61,7 +66,7 @@ def _expand_tensor(tensor: WeightsTensor, out: Any, device: str | Device) -> Any
     else:
         rows, columns = prod(tensor.shape[:-1]), tensor.shape[-1]
         found = np.empty((rows, columns), np.uint16)
-        expand_groups(data, found, int(tensor.form.removeprefix("int")), ELEMENTS[tensor.dtype])
+        expand_groups(data, found, int(tensor.form.removeprefix("int")), ELEMENTS[tensor.dtype], executor)
         found = found.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
     if out is None and not _on_gpu(out, device):
         return found
@@ -69,9 +74,16 @@ def _expand_tensor(tensor: WeightsTensor, out: Any, device: str | Device) -> Any
 
 
 def _expand_stream(
-    data: NDArray[np.uint8], header: BitmapHeader, shape: tuple[int, ...], out: Any, device: str | Device
+    data: NDArray[np.uint8],
+    header: BitmapHeader,
+    shape: tuple[int, ...],
+    out: Any,
+    device: str | Device,
+    executor: Executor | None,
 ) -> Any:
     dtype = _NAMES[header.dense]
+    if header.rows * header.columns > 8 * len(data):  # an element takes a bit at least
+        raise bitmap_error(StreamFault.LENGTH, f"{len(data)} bytes, {header.rows} x {header.columns} elements")
     if _on_gpu(out, device):
         from nearflash.weights.gpu import expand_stream
 
@@ -81,7 +93,7 @@ def _expand_stream(
     if device == "host":
         from nearflash.device.backends.host.matrix import expand_into
 
-        expand_into(data, rows.view(np.uint8))
+        expand_into(data, rows.view(np.uint8), executor)
     elif isinstance(device, Device):
         rows[:] = expand_matrix(device, data.tobytes()).dense.view(rows.dtype)
     else:

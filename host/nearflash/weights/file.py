@@ -7,7 +7,7 @@ and its `form`. Other readers find tensors of bytes. Layout: docs/contracts/weig
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -66,12 +66,12 @@ class WeightsTensor:
         """Bytes of the dense tensor."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
-    def read(self) -> NDArray[np.uint8]:
+    def read(self, memory: Callable[[int], NDArray[np.uint8]] = reused_buffer) -> NDArray[np.uint8]:
         """The bytes in the file, past the page cache where the file system can; checked where there is a checksum.
 
-        Raises WeightsError.
+        memory: gives aligned memory of so many bytes, a part of which comes back. Raises WeightsError.
         """
-        data = _read(self)
+        data = _read(self, memory)
         if self.checksum is not None and crc32c(data) != self.checksum:
             raise self.error("it is damaged: its checksum is another")
         return data
@@ -155,17 +155,24 @@ def _found(file: TensorFile, stored: StoredTensor, described: Mapping[str, objec
         return WeightsTensor(stored.name, stored.dtype, stored.shape, "dense", file.path, at, size_bytes, checksum)
     dtype, shape, form = described["dtype"], described["shape"], described["form"]
     right = stored.dtype == "U8" and dtype in ("F16", "BF16", "I8") and form in FORMS[1:]
-    if not right or not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+    if (
+        not right
+        or not isinstance(shape, list)
+        or not shape
+        or not all(type(size) is int and size > 0 for size in shape)
+    ):
         raise ValueError(f"{stored.name!r} is stored as {stored.dtype}, stated to be {described}")
+    if prod(shape) > 8 * size_bytes:  # an element takes a bit at least: nobody makes room for what cannot be there
+        raise ValueError(f"{stored.name!r} has {size_bytes} bytes, too few for the shape {shape}")
     own = None if form == "bitmap" else checksum
     return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), file.path, at, size_bytes, own)
 
 
-def _read(tensor: WeightsTensor) -> NDArray[np.uint8]:
+def _read(tensor: WeightsTensor, buffer: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Bytes at the tensor's place in memory that begins at the same offset within a block."""
     before = tensor.offset % BLOCK_BYTES
     blocks = -(-(before + tensor.stored_bytes) // BLOCK_BYTES)
-    memory = reused_buffer(max(blocks, 1) * BLOCK_BYTES)
+    memory = buffer(max(blocks, 1) * BLOCK_BYTES)
     try:
         fd = _open(tensor.path)
         try:

@@ -6,6 +6,7 @@
 Numerics: code · scale + minimum, as nearflash.weights.quantize.
 """
 
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from nearflash.abi.topk import StreamFault
 from nearflash.weights.quantize import QuantizedMatrix
 
 __all__ = ["expand_groups", "pack_groups"]
+
+_THREAD_BYTES, _THREADED_BYTES = 1 << 20, 4 << 20
+"""Dense bytes that a thread expands at once, and from which on threads are worth their start."""
 
 
 def pack_groups(matrix: QuantizedMatrix) -> bytes:
@@ -30,8 +34,14 @@ def pack_groups(matrix: QuantizedMatrix) -> bytes:
     return np.ascontiguousarray(matrix.scales, "<u2").tobytes() + codes.tobytes()
 
 
-def expand_groups(data: NDArray[np.uint8], out: NDArray[Any], bits: int, output: ElementFormat) -> None:
-    """Write the dense matrix to `out` (rows, columns), uint16, contiguous. Raises StreamError for another length."""
+def expand_groups(
+    data: NDArray[np.uint8], out: NDArray[Any], bits: int, output: ElementFormat, executor: Executor | None = None
+) -> None:
+    """Write the dense matrix to `out` (rows, columns), uint16, contiguous. Raises StreamError for another length.
+
+    executor: as for nearflash.device.backends.host.matrix.expand_into.
+    """
+    from nearflash.device.backends.host.matrix import CallingThread, expand_pool
     from nearflash.device.backends.host.vector.rows import group_loop
 
     rows, columns = out.shape
@@ -42,6 +52,16 @@ def expand_groups(data: NDArray[np.uint8], out: NDArray[Any], bits: int, output:
     assert out.flags.c_contiguous
     padded = np.empty(len(data) + SCALE_COLUMNS, np.uint8)  # the last codes are read 64 at once
     padded[: len(data)] = data
-    buffer = np.empty(SCALE_COLUMNS, np.uint8)
-    loop = group_loop(bits, output)
-    loop(padded.ctypes.data, padded.ctypes.data + scales, rows, columns, out.ctypes.data, buffer.ctypes.data)
+    loop, pairs_at, codes_at = group_loop(bits, output), padded.ctypes.data, padded.ctypes.data + scales
+
+    def expand(first: int, last: int) -> None:
+        buffer = np.empty(SCALE_COLUMNS, np.uint8)
+        pairs, row_codes = pairs_at + first * scales // rows, codes_at + first * codes // rows
+        loop(pairs, row_codes, last - first, columns, out.ctypes.data + first * columns * 2, buffer.ctypes.data)
+
+    if executor is None:
+        executor = CallingThread() if out.nbytes < _THREADED_BYTES else expand_pool()
+    bounds = range(0, rows, max(_THREAD_BYTES * rows // out.nbytes, 1))
+    jobs = [executor.submit(expand, first, min(first + bounds.step, rows)) for first in bounds]
+    for job in jobs:
+        job.result()

@@ -16,12 +16,12 @@ from transformers import AutoConfig
 from nearflash.abi.errors import CommandError, WeightsError
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.file import WeightsTensor
-from nearflash.weights.weights_map import TORCH_DTYPES, WeightsMap
+from nearflash.weights.weights_map import TORCH_DTYPES, WeightsMap, buffer_bytes
 
 __all__ = ["load"]
 
-_TENSORS_AHEAD = 4
-"""Of the largest one's size: about a layer and a half."""
+_TENSORS_AHEAD = 3
+"""Of the largest one's size: about a layer."""
 
 
 def load(
@@ -36,9 +36,10 @@ def load(
 
     model_class: AutoModelForCausalLM, or any of transformers' model classes.
     budget: bytes of memory that its weights may take; None: as many as there are. Within it come, in this order, what
-    is not compressed; `prefetch_bytes`; the compressed tensors as they are stored; and dense ones in place of them,
-    from the first layer on. Compressed tensors beyond it stay on disk, and each is read when its turn comes near.
-    prefetch_bytes: dense tensors that are expanded before their turn; None: those of a layer and a half, about.
+    is not compressed; memory to read, expand and prefetch in; the compressed tensors as they are stored; and dense ones
+    in place of them, from the first layer on. Compressed tensors beyond it stay on disk, and each is read when its turn
+    comes near.
+    prefetch_bytes: dense tensors that are expanded before their turn; None: those of a layer, about.
 
     Weights are those that were compressed, to the bit. Raises WeightsError where a tensor is missing, damaged, or of
     another shape than the model's, before anything is loaded; CommandError for a budget that is too small. A tensor on
@@ -117,10 +118,12 @@ def _placed(tensors: Sequence[WeightsTensor], budget: int | None, prefetch_bytes
         return _Placed({}, set(), 0)
     largest = max(tensor.dense_bytes for tensor in packed.values())
     ahead = _TENSORS_AHEAD * largest if prefetch_bytes is None else prefetch_bytes
-    needed = sum(tensor.stored_bytes for tensor in tensors if tensor.form == "dense") + largest + ahead
+    dense = sum(tensor.stored_bytes for tensor in tensors if tensor.form == "dense")
+    buffers = buffer_bytes(packed.values(), ahead)
+    needed = dense + buffers
     if budget < needed:
-        raise CommandError(f"budget must be {needed} bytes at least, for what is not compressed, {ahead} of prefetch "
-                           f"and the largest tensor, not {budget!r}")  # fmt: skip
+        raise CommandError(f"budget must be {needed} bytes at least, {dense} for what is not compressed and {buffers} "
+                           f"to read, expand and prefetch in, not {budget!r}")  # fmt: skip
     room, in_memory = budget - needed, set()
     for tensor in packed.values():
         if tensor.stored_bytes <= room:

@@ -5,30 +5,33 @@ What accelerate's hooks take as `weights_map` (AlignDevicesHook, dispatch_model)
 
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearflash.device.backends.host.matrix import CallingThread
 from nearflash.device.threads import set_ieee_arithmetic
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.weights.expand import expand
 from nearflash.weights.file import WeightsTensor
 
-__all__ = ["TORCH_DTYPES", "WeightsMap"]
+__all__ = ["TORCH_DTYPES", "WeightsMap", "buffer_bytes"]
 
 TORCH_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 """Of the tensors of each dtype of a file."""
-_READERS = 2
-"""Tensors that are read and expanded at once: one is read while the one before it is expanded."""
+_READERS = 3
+"""Tensors that are read and expanded at once: while two are read or expanded, one waits for the disk."""
 
 
 class WeightsMap(Mapping[str, Tensor]):
@@ -48,11 +51,15 @@ class WeightsMap(Mapping[str, Tensor]):
         device: str = "cpu",
     ) -> None:
         self._tensors = {name: _Kept(each) if name in set(in_memory) else each for name, each in tensors.items()}
-        self._next = dict(zip(self._tensors, [*list(self._tensors)[1:], *list(self._tensors)[:1]], strict=True))
+        self._next = dict(pairwise(self._tensors))  # of the last one, when it is known whether another pass comes
         self._device, self._prefetch_bytes = device, prefetch_bytes
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-weights", initializer=set_ieee_arithmetic)
         self._ahead: OrderedDict[str, Future[Tensor]] = OrderedDict()
-        self._buffers, self._lock, self._last = _Buffers(), threading.Lock(), ""
+        self._buffers, self._lock, self._last = (
+            _Buffers(buffer_bytes(tensors.values(), prefetch_bytes)),
+            threading.Lock(),
+            "",
+        )
 
     def __getitem__(self, name: str) -> Tensor:
         with self._lock:
@@ -89,8 +96,8 @@ class WeightsMap(Mapping[str, Tensor]):
         """Begin what comes after `name`, as much as there is room for."""
         room = self._prefetch_bytes - sum(self._tensors[each].dense_bytes for each in self._ahead)
         for _ in range(len(self._tensors)):
-            name = self._next[name]
-            if name == self._last:
+            name = self._next.get(name, "")
+            if name in ("", self._last):
                 return
             if name not in self._ahead:
                 room -= self._tensors[name].dense_bytes
@@ -108,40 +115,72 @@ class WeightsMap(Mapping[str, Tensor]):
         tensor = self._tensors[name]
         if tensor.dtype not in TORCH_DTYPES:
             raise tensor.error(f"its dtype must be one of {', '.join(TORCH_DTYPES)}, not {tensor.dtype}")
+        read = tensor if isinstance(tensor, _Kept) else _Kept(tensor, self._buffers.take)
         if self._device != "cpu":
-            found: Tensor = expand(tensor, self._device)
+            found: Tensor = expand(read, self._device)
             return found
+        dtype = TORCH_DTYPES[tensor.dtype]
+        if tensor.form == "dense" and read is not tensor and read.read().ctypes.data % dtype.itemsize == 0:
+            return torch.from_numpy(read.read()).view(dtype).view(tensor.shape)  # where it was read
         out = torch.from_numpy(self._buffers.take(tensor.dense_bytes))
-        return expand(tensor, out=out.view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape))
+        return expand(read, out=out[: tensor.dense_bytes].view(dtype).view(tensor.shape), executor=CallingThread())
 
 
 class _Kept(WeightsTensor):
     """A tensor whose stored bytes are in memory."""
 
-    def __init__(self, tensor: WeightsTensor) -> None:
+    def __init__(self, tensor: WeightsTensor, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> None:
         super().__init__(**vars(replace(tensor)))
-        object.__setattr__(self, "_data", tensor.read())
+        object.__setattr__(self, "_data", tensor.read(memory))
 
-    def read(self) -> NDArray[np.uint8]:
-        """The bytes, as they were read when the map was made."""
+    def read(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> NDArray[np.uint8]:
+        """The bytes, as they were read when this was made."""
         data: NDArray[np.uint8] = vars(self)["_data"]
         return data
 
 
-class _Buffers:
-    """Memory of dense tensors, used again when no tensor refers to it any more: it has its pages then."""
+def buffer_bytes(tensors: Iterable[WeightsTensor], prefetch_bytes: int) -> int:
+    """Bytes of memory that a map of tensors keeps for reading and for dense tensors, however many passes there are.
 
-    def __init__(self) -> None:
-        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+    Tensors come in a few sizes, each with memory of its own that waits for its turn: hence twice what is expanded
+    beforehand.
+    """
+    found = list(tensors)
+    dense, stored = (
+        max((getattr(each, name) for each in found), default=0) for name in ("dense_bytes", "stored_bytes")
+    )
+    return 2 * prefetch_bytes + dense + _READERS * (stored + stored // 8)
+
+
+class _Buffers:
+    """Memory of tensors, used again when no tensor refers to it any more: it has its pages then.
+
+    What waits for that is given back where all would be more than `limit_bytes`.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes, self._size_bytes, self._lock = limit_bytes, 0, threading.Lock()
+        self._free: dict[int, deque[NDArray[np.uint8]]] = {}
 
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Bytes with any content."""
-        free = self._free.setdefault(size_bytes, [])
-        try:
-            memory = free.pop()
-        except IndexError:
-            memory = aligned_buffer(size_bytes)
+        """Bytes with any content, so many or an eighth more: compressed tensors differ a little in size."""
+        step = max(1 << max(size_bytes.bit_length() - 4, 0), BLOCK_BYTES)
+        room = -(-size_bytes // step) * step
+        with self._lock:
+            free = self._free.setdefault(room, deque())
+            memory = free.pop() if free else None
+            if memory is None:
+                self._size_bytes += room
+                self._give_back()
+        if memory is None:
+            memory = aligned_buffer(room)
         # Views of an array refer to what its memory belongs to: behind a memoryview to this array, not further.
         array: NDArray[np.uint8] = np.frombuffer(memoryview(memory.data), np.uint8)
-        weakref.finalize(array, free.append, memory).atexit = False
+        weakref.finalize(array, free.append, memory).atexit = False  # without the lock: a collection may hold it
         return array
+
+    def _give_back(self) -> None:
+        for room, free in self._free.items():
+            while self._size_bytes > self._limit_bytes and free:
+                free.pop()
+                self._size_bytes -= room

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -20,7 +20,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.errors import LostStepWarning, NearflashError, UncheckedWarning
+from nearflash.abi.bitmap import GROUP_END, HEADER_BYTES, SECTION_BYTES
+from nearflash.abi.errors import CommandError, LostStepWarning, NearflashError, UncheckedWarning
 from nearflash.bench.options import Option
 from nearflash.bench.storage.history import Oracle
 from nearflash.bench.storage.kv_crashes import GEOMETRY, LAYOUT, SHAPE
@@ -38,6 +39,8 @@ from nearflash.storage.kv.journal import SequenceJournal
 from nearflash.storage.kv.sequence import Tags
 from nearflash.storage.state.exchange import export_state, import_state
 from nearflash.storage.state.safetensors import checked_header
+from nearflash.weights import compress_tensor, expand, read_file, write_file
+from nearflash.weights.compress import dense_tensor
 
 __all__ = ["run"]
 
@@ -67,11 +70,16 @@ class _HungError(Exception):
 
 def run(
     mutations: Annotated[int, Option("Mutations of each format.", int, metavar="N")] = 6000,
+    formats: Annotated[Collection[str] | None, Option("Of these formats (default: all).", many=True)] = None,
 ) -> Iterator[dict[str, Any]]:
-    """A row a format, and one of all; what went wrong goes to standard error."""
+    """A row a format, and one of all; what went wrong goes to standard error. Raises CommandError for other formats."""
+    if unknown := set(formats or ()) - FORMATS.keys():
+        raise CommandError(f"formats must be of {', '.join(FORMATS)}, not {', '.join(sorted(unknown))}")
     total: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="nearflash-fuzz-") as folder:
         for name, make in FORMATS.items():
+            if formats and name not in formats:
+                continue
             place = Path(folder) / name
             place.mkdir()
             counts = _fuzz(name, make(place), place / "mutated", mutations)
@@ -354,7 +362,55 @@ def _policy(folder: Path) -> Subject:
     return Subject(path.read_bytes(), read, forge, sealed=False)
 
 
+def _weights(folder: Path) -> Subject:
+    path, values = folder / "weights", np.random.default_rng(1).standard_normal((24, 200)).astype(np.float16)
+    values[np.abs(values) < 0.67] = 0
+    packed = [
+        compress_tensor("coded", values),
+        compress_tensor("plain", values.view(np.uint16), "bitmap"),
+        compress_tensor("scaled", values, bits=8),
+        compress_tensor("codes", values, "groups", 4),
+        dense_tensor("norm", "F32", (50,), np.arange(50, dtype=np.float32).view(np.uint8)),
+    ]
+    write_file(path, {each.name: (each.dtype, each.shape) for each in packed}, packed)
+
+    def read(path: Path) -> object:
+        return {name: (each.dtype, each.shape, expand(each).tobytes()) for name, each in read_file(path).items()}
+
+    def forge(content: bytes, rng: random.Random) -> bytes:
+        length = int.from_bytes(content[:8], "little")
+        header, data = json.loads(content[8 : 8 + length]), bytearray(content[8 + length :])
+        kind = rng.choice(["header", "tensors", "stream"])
+        if kind == "header":
+            header = _forged_json(header, rng)
+        elif kind == "tensors":
+            metadata = header["__metadata__"]
+            metadata["nearflash_tensors"] = json.dumps(_forged_json(json.loads(metadata["nearflash_tensors"]), rng))
+        else:
+            start, end = header[rng.choice(["coded", "plain", "scaled"])]["data_offsets"]
+            data[start:end] = _forged_matrix(data[start:end], rng)
+        text = checked_header(header) if isinstance(header, dict) else json.dumps(header).encode()
+        text = text.ljust(length) if kind == "stream" else text
+        return len(text).to_bytes(8, "little") + text + bytes(data)
+
+    return Subject(path.read_bytes(), read, forge)
+
+
+def _forged_matrix(matrix: bytearray, rng: random.Random) -> bytes:
+    """A bitmap matrix of one group with a byte changed, under checksums that hold."""
+    at = (
+        rng.randrange(HEADER_BYTES - 4)
+        if rng.random() < 0.5
+        else rng.randrange(HEADER_BYTES, len(matrix) - SECTION_BYTES)
+    )
+    matrix[at] = rng.randrange(256)
+    matrix[HEADER_BYTES - 4 : HEADER_BYTES] = crc32c(bytes(matrix[: HEADER_BYTES - 4])).to_bytes(4, "little")
+    end = len(matrix) - SECTION_BYTES
+    matrix[end:] = GROUP_END.pack(0, crc32c(bytes(matrix[HEADER_BYTES:end])))
+    return bytes(matrix)
+
+
 FORMATS: dict[str, Callable[[Path], Subject]] = {
     "state": _state, "export": _export, "flash": _flash, "transcript": _transcript, "journal": _journal,
-    "policy": _policy,
+    "policy": _policy, "weights": _weights,
 }  # fmt: skip

@@ -65,6 +65,12 @@ def test_each_damage_is_named_as_the_model_does(form):
             assert (fault, rows) == expected
 
 
+@each_format
+def test_large_matrices_are_expanded_in_threads_to_the_same_bits(form):
+    stream = random_matrix(np.random.default_rng(5), (40, 70000), 0.5, form, 8)
+    np.testing.assert_array_equal(expanded(stream)[0][37:], expand(stream)[37:])
+
+
 def test_a_thread_that_flushes_subnormals_gets_the_same_bits():
     torch = pytest.importorskip("torch")
     form = next(form for form in MATRIX_FORMATS if form[2] is not None and form[2].name == "BF16")

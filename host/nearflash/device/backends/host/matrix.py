@@ -4,10 +4,11 @@ Format and faults: nearflash.abi.bitmap. Equals nearflash.model.weights.bitmap.
 """
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +27,13 @@ from nearflash.abi.bitmap import (
 from nearflash.abi.errors import StreamError
 from nearflash.abi.topk import StreamFault
 from nearflash.device.backends.host.vector.rows import find_rows, row_loop
-from nearflash.device.threads import set_ieee_arithmetic
+from nearflash.device.threads import ieee_arithmetic, set_ieee_arithmetic
 
-__all__ = ["RowGroup", "expand_into", "expand_pool", "read_groups"]
+__all__ = ["CallingThread", "RowGroup", "expand_into", "expand_pool", "read_groups"]
 
 Bytes = NDArray[np.uint8]
+_THREADED_BYTES = 4 << 20
+"""Dense bytes from which on threads are worth their start; fewer are expanded by the caller's."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,9 @@ def read_groups(stream: Bytes) -> Iterator[RowGroup]:
 def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> int:
     """Write the dense rows of a matrix to `out` (rows, bytes of a row), contiguous; returns the number of values.
 
-    Bytes behind a row's columns stay as they are. executor: of threads that have set_ieee_arithmetic, by default of
-    `expand_pool`. Raises StreamError; rows before the fault may have been written.
+    Bytes behind a row's columns stay as they are. executor: of threads that have set_ieee_arithmetic; by default the
+    caller's thread for a small matrix, `expand_pool` for others. Raises StreamError; rows before the fault may have
+    been written.
     """
     header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
     used = header.columns * header.dense.number_format.bytes
@@ -94,7 +98,9 @@ def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> 
         at = target + group.first_row * row_bytes
         loop(base, group.table, header.columns, at, row_bytes, base + group.book_at, buffer.ctypes.data)
 
-    executor, jobs, values = executor or expand_pool(), [], 0
+    if executor is None:
+        executor = CallingThread() if len(out) * used < _THREADED_BYTES else expand_pool()
+    jobs, values = [], 0
     try:
         for group in read_groups(stream):
             jobs.append(executor.submit(expand, group))
@@ -103,6 +109,17 @@ def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> 
         for job in jobs:
             job.result()  # the memory is theirs until then
     return values
+
+
+class CallingThread(Executor):
+    """Runs each call at once, in the thread that submits it, in IEEE arithmetic."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
+        """See Executor.submit."""
+        done: Future[Any] = Future()
+        with ieee_arithmetic():
+            done.set_result(call(*arguments, **keywords))
+        return done
 
 
 @cache

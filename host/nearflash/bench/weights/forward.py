@@ -1,0 +1,121 @@
+"""A pass of a model with the shape of OPT-1.3B, its layers on disk, under a cap of memory: accelerate, and ours.
+
+The weights are random, half of them pruned by magnitude, in bf16. Each case is a process of its own in a memory cgroup
+(v1 or v2) whose limit counts the page cache, too; where no cgroup can be made, the limit is of the process's data
+(RLIMIT_DATA), and the row has that. Both run the same inputs and must give the same logits.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import OPTConfig, OPTForCausalLM
+
+from nearflash.bench.weights.decode import disk_rate
+from nearflash.weights.convert import linear_weights, write_model
+
+__all__ = ["DENSE", "LargeModel", "large_model", "measure"]
+
+DENSE = "dense"
+FORMATS = {"bitmap": ("bitmap", 16), "coded-bitmap": ("coded-bitmap", 16), "bitmap-int8": ("coded-bitmap", 8)}
+SHAPE = {"hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192, "num_attention_heads": 32, "vocab_size": 50272,
+         "word_embed_proj_dim": 2048, "max_position_embeddings": 2048}  # fmt: skip
+"""Of OPT-1.3B. Source: facebook/opt-1.3b, config.json."""
+_MEDIAN = 0.6745
+"""Of the magnitude of a normal number: half of them are smaller."""
+_LIMIT_BYTES = 3 << 29
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class LargeModel:
+    """Folders of one model in several formats."""
+
+    formats: dict[str, Path]
+    names: list[str]
+    """Of the decoder layers' linear weights."""
+    dense_bytes: int
+    """Of the whole model."""
+
+
+@contextmanager
+def large_model(path: Path, shape: dict[str, int] | None = None) -> Iterator[LargeModel]:
+    """The model's folders, below `path`; they are removed at the end."""
+    torch.manual_seed(0)
+    config = OPTConfig(**(shape or SHAPE), dropout=0.0)
+    model = OPTForCausalLM._from_config(config, dtype=torch.bfloat16).requires_grad_(False)
+    names = linear_weights(model)
+    for name in names:
+        weight = model.get_parameter(name)
+        weight[weight.abs() < _MEDIAN * weight.float().std()] = 0
+    with tempfile.TemporaryDirectory(prefix=".nearflash-opt-", dir=path) as folder:
+        formats = {name: Path(folder) / name for name in (DENSE, *FORMATS)}
+        for name, target in formats.items():
+            form, bits = FORMATS.get(name, ("bitmap", 16))
+            compressed = names if name != DENSE else ()
+            write_model(model, target, format=form, bits=bits, dtype=torch.bfloat16, compressed=compressed)
+            config.save_pretrained(target)
+        size = sum(each.numel() * each.element_size() for each in model.parameters())
+        del model
+        yield LargeModel(formats, names, size)
+
+
+def measure(folders: LargeModel, path: Path, limit_bytes: int = _LIMIT_BYTES) -> Iterator[dict[str, Any]]:
+    """A row for accelerate's disk offload and one for each lossless format of ours."""
+    rate, found = disk_rate(path), {"accelerate": _case("accelerate", folders.formats[DENSE], limit_bytes)}
+    for format in ("bitmap", "coded-bitmap"):
+        found[format] = _case("nearflash", folders.formats[format], limit_bytes)
+    base = found["accelerate"]
+    for case, row in found.items():
+        more = {}
+        if "seconds" in row and "seconds" in base:
+            more = {"speedup_over_accelerate": base["seconds"] / row["seconds"],
+                    "mismatches": int(row["logits"] != base["logits"])}  # fmt: skip
+        if "peak_bytes" in row:
+            more["peak_fraction_of_dense_bytes"] = row["peak_bytes"] / folders.dense_bytes
+        yield {"case": case, **row, **more, "limit_bytes": limit_bytes, "dense_bytes": folders.dense_bytes,
+               "disk_read_gbps": rate}  # fmt: skip
+
+
+def _case(case: str, folder: Path, limit_bytes: int) -> dict[str, Any]:
+    """What the process prints, or why it printed nothing."""
+    command = [sys.executable, "-m", "nearflash.bench.weights.forward_case", case, str(folder), str(limit_bytes)]
+    with _limited(limit_bytes) as (kind, enter):
+        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=enter, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return {"skipped": f"{case} did not end: {last}", "limited_by": kind}
+    return {**json.loads(done.stdout.splitlines()[-1]), "limited_by": kind}
+
+
+@contextmanager
+def _limited(limit_bytes: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What limits, and what a child calls to be limited."""
+    for root, file in ((_CGROUPS / "memory", "memory.limit_in_bytes"), (_CGROUPS, "memory.max")):
+        group = root / f"nearflash-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue  # not mounted, or not ours to write to
+        try:
+            (group / file).write_text(str(limit_bytes))
+            yield "cgroup", partial(_enter, group)
+        finally:
+            group.rmdir()
+        return
+    limits = (limit_bytes, limit_bytes)
+    yield "RLIMIT_DATA", partial(resource.setrlimit, resource.RLIMIT_DATA, limits)
+
+
+def _enter(group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(os.getpid()))
