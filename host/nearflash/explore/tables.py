@@ -81,6 +81,10 @@ def _value(what: str, hint: Any, value: Any) -> Any:
         if not isinstance(value, bool):
             raise PlanError(f"{what} must be true or false, not {value!r}")
         return value
+    if hint == tuple[float, ...]:
+        if not isinstance(value, list) or not value:
+            raise PlanError(f"{what} must be a list of numbers, not {value!r}")
+        return tuple(_value(what, float, each) for each in value)
     kind = int if hint is int else int | float
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
         raise PlanError(f"{what} must be a {'whole ' if hint is int else ''}number, not {value!r}")

@@ -2,7 +2,7 @@
 
 A decode step of InstInfer is three parts that follow one another: flash gives the KV pages, the engine computes, the
 GPU does the rest. The engine has one kernel for Q·K and one for P·V with half of the lanes each; K comes before V, so
-one of them works at a time. Heads are divided among the drives. FlexGen and DeepSpeed: nearflash.explore.systems.flexgen.
+one of them works at a time. Heads are divided among the drives. FlexGen and DeepSpeed are in systems.flexgen.
 
 Source: InstInfer (arXiv 2409.04992); selection shares of pages: attention.md, section 2 (its SparF row at d = 128).
 """

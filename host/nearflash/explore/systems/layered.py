@@ -107,7 +107,7 @@ def layered_pass(
         "runtime": placement.layers * host.runtime.layer_s,
     }
     return Outcome(
-        system="bitmap" if expands else "accelerate",
+        system=_name(stored_fraction, direct),
         model=model,
         phases=phases,
         memory_bytes=_memory(shape, placement, stored, dense),
@@ -115,6 +115,11 @@ def layered_pass(
         traffic_bytes={"drive": read, "host link": copied + (read if direct else 0)},
         assumptions=_ASSUMPTIONS,
     )
+
+
+def _name(stored_fraction: float, direct: bool) -> str:
+    stored = "dense" if stored_fraction == 1 else f"compressed to {stored_fraction:.3g}"
+    return stored + (", drive to GPU" if direct else "")
 
 
 def _memory(shape: Decoder, placement: Placement, stored: float, dense: float) -> dict[str, float]:
