@@ -59,86 +59,80 @@ def _amount(text: str) -> int:
 
 def explore(subparsers: Any) -> None:
     """Add the command's parser; nothing of the models is loaded before it runs."""
-    parser = subparsers.add_parser("explore", epilog=_EXAMPLES, help="Model near-storage systems and explore their designs.",
-                                   description="Model near-storage systems: time, energy, memory, traffic, cost, wear.")  # fmt: skip
+    parser = subparsers.add_parser(
+        "explore",
+        epilog=_EXAMPLES,
+        help="Model near-storage systems and explore their designs.",
+        description="Model near-storage systems: time, energy, memory, traffic, cost, wear.",
+    )
     actions = parser.add_subparsers(metavar="system", required=True)
+    for add in (_add_kvnand, _add_instinfer, _add_training, _add_endor, _add_engine, _add_others):
+        add(actions)
 
-    def add(name: str, function: Any, text: str, *, pictures: bool = True) -> argparse.ArgumentParser:
-        each = actions.add_parser(name, help=text, description=text)
-        each.add_argument("--json", action="store_true", help="Print one JSON object a line.")
-        if pictures:
-            each.add_argument("--png", type=Path, metavar="FILE", help="Draw into this file (.png, .svg or .pdf).")
-        each.set_defaults(run=function)
-        return each
 
-    kvnand = add("kvnand", _kvnand, "In-flash computing without DRAM: all splits of the dies.")
-    kvnand.add_argument("--model", default="llama3.1-8b", help="A decoder of models.toml.")
-    kvnand.add_argument("--quant", default="w16a16", help="w16a16, w8a8 or w4a16.")
-    kvnand.add_argument(
-        "--context",
-        type=amounts,
-        default=amounts("128,1k,10k,100k"),
-        metavar="N[,N]",
-        help="Tokens (default: 128,1k,10k,100k).",
-    )
-    kvnand.add_argument("--dies", type=positive, default=16, metavar="N", help="Flash dies in all.")
-    instinfer = add("instinfer", _instinfer, "Decode attention in drives, beside FlexGen and nearflash.")
-    instinfer.add_argument("--model", default="opt-13b", help="A decoder of models.toml.")
-    instinfer.add_argument(
-        "--batch",
-        type=amounts,
-        default=amounts("4..256"),
-        metavar="N[..N]",
-        help="Sequences at once, doubled over a range (default: 4..256).",
-    )
-    instinfer.add_argument(
-        "--csds", type=ranged, default=ranged("1,2"), metavar="N[..N]", help="Drives (default: 1,2)."
-    )
-    instinfer.add_argument("--prompt", type=positive, default=1024, metavar="N", help="Tokens of a prompt.")
-    instinfer.add_argument("--new", type=positive, default=1024, metavar="N", help="Tokens generated for each.")
-    training = add("smart-infinity", _training, "Optimizer state on drives: every method's training step.")
-    training.add_argument("--model", action="append", metavar="NAME", help="A model of trained.toml (default: all).")
-    training.add_argument(
-        "--csds", type=ranged, default=ranged("1..10"), metavar="N[..N]", help="Drives (default: 1..10)."
-    )
-    training.add_argument("--gpu", default="a5000", help="A GPU of gpu.toml.")
-    training.add_argument("--optimizer", default="adam", help="A row of optimizer.toml.")
-    training.add_argument("--keep", type=float, default=0.01, metavar="F", help="Share of gradients that C keeps.")
-    training.add_argument("--congested", action="store_true", help="The GPU sits behind the drives' link too.")
-    endor = add("endor", _endor, "Layers on GPU, host and drive, their weights dense or compressed.")
-    endor.add_argument("--model", default="opt-66b", help="A decoder of models.toml.")
-    endor.add_argument(
-        "--layers",
-        type=_layers,
-        default=_layers("5/8/51"),
-        metavar="GPU/CPU/SSD",
-        help="Layers by tier (default: 5/8/51).",
-    )
-    endor.add_argument("--bits", type=int, default=16, choices=(4, 8, 16), help="Bits of a weight.")
-    engine = add("engine", _engine, "Builds of the attend engine under a board's resources.", pictures=False)
-    engine.add_argument("--board", default="zynq7045", help="A board of board.toml.")
-    engine.add_argument(
-        "--context", type=amounts, default=amounts("4096"), metavar="N", help="Tokens of a head (default: 4096)."
-    )
-    engine.add_argument("--all", action="store_true", help="List builds that do not fit too.")
-    compare = add("compare", _compare, "All systems and ours on the papers' workloads.")
-    compare.add_argument("--trace", type=Path, metavar="FILE", help="Write a trace for ui.perfetto.dev.")
-    check = add(
-        "check",
-        _check,
-        "Our figures against the published ones; exit code 1 for one that is off without a reason.",
-        pictures=False,
-    )
-    check.add_argument("--blind", type=Path, metavar="FILE", help="Answer the rows of this TOML file in place of it.")
-    report = actions.add_parser("report", help="Write one web page with figures, pictures and assumptions.")
-    report.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("explore.html"),
-        metavar="FILE",
-        help="Write here (default: explore.html).",
-    )
+def _action(actions: Any, name: str, run: Any, text: str, *, pictures: bool = True) -> Any:
+    parser = actions.add_parser(name, help=text, description=text)
+    parser.add_argument("--json", action="store_true", help="Print one JSON object a line.")
+    if pictures:
+        parser.add_argument("--png", type=Path, metavar="FILE", help="Draw into this file (.png, .svg or .pdf).")
+    parser.set_defaults(run=run)
+    return parser.add_argument
+
+
+def _add_kvnand(actions: Any) -> None:
+    add = _action(actions, "kvnand", _kvnand, "In-flash computing without DRAM: all splits of the dies.")
+    add("--model", default="llama3.1-8b", help="A decoder of models.toml.")
+    add("--quant", default="w16a16", help="w16a16, w8a8 or w4a16.")
+    add("--context", type=amounts, default=amounts("128,1k,10k,100k"), metavar="N[,N]",
+        help="Tokens (default: 128,1k,10k,100k).")  # fmt: skip
+    add("--dies", type=positive, default=16, metavar="N", help="Flash dies in all.")
+
+
+def _add_instinfer(actions: Any) -> None:
+    add = _action(actions, "instinfer", _instinfer, "Decode attention in drives, beside FlexGen and nearflash.")
+    add("--model", default="opt-13b", help="A decoder of models.toml.")
+    add("--batch", type=amounts, default=amounts("4..256"), metavar="N[..N]",
+        help="Sequences at once, doubled over a range (default: 4..256).")  # fmt: skip
+    add("--csds", type=ranged, default=ranged("1,2"), metavar="N[..N]", help="Drives (default: 1,2).")
+    add("--prompt", type=positive, default=1024, metavar="N", help="Tokens of a prompt.")
+    add("--new", type=positive, default=1024, metavar="N", help="Tokens generated for each.")
+
+
+def _add_training(actions: Any) -> None:
+    add = _action(actions, "smart-infinity", _training, "Optimizer state on drives: every method's training step.")
+    add("--model", action="append", metavar="NAME", help="A model of trained.toml (default: all).")
+    add("--csds", type=ranged, default=ranged("1..10"), metavar="N[..N]", help="Drives (default: 1..10).")
+    add("--gpu", default="a5000", help="A GPU of gpu.toml.")
+    add("--optimizer", default="adam", help="A row of optimizer.toml.")
+    add("--keep", type=float, default=0.01, metavar="F", help="Share of gradients that SU+O+C keeps.")
+    add("--congested", action="store_true", help="The GPU sits behind the drives' link too.")
+
+
+def _add_endor(actions: Any) -> None:
+    add = _action(actions, "endor", _endor, "Layers on GPU, host and drive, their weights dense or compressed.")
+    add("--model", default="opt-66b", help="A decoder of models.toml.")
+    add("--layers", type=_layers, default=_layers("5/8/51"), metavar="GPU/CPU/SSD",
+        help="Layers by tier (default: 5/8/51).")  # fmt: skip
+    add("--bits", type=int, default=16, choices=(4, 8, 16), help="Bits of a weight.")
+
+
+def _add_engine(actions: Any) -> None:
+    add = _action(actions, "engine", _engine, "Builds of the attend engine under a board's resources.", pictures=False)
+    add("--board", default="zynq7045", help="A board of board.toml.")
+    add("--context", type=amounts, default=amounts("4096"), metavar="N", help="Tokens of a head (default: 4096).")
+    add("--all", action="store_true", help="List builds that do not fit too.")
+
+
+def _add_others(actions: Any) -> None:
+    add = _action(actions, "compare", _compare, "All systems and ours on the papers' workloads.")
+    add("--trace", type=Path, metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+    text = "Our figures against the published ones; exit code 1 for one that is off by a tenth without a reason."
+    add = _action(actions, "check", _check, text, pictures=False)
+    add("--blind", type=Path, metavar="FILE", help="Compute the rows of this TOML file in place of it.")
+    text = "Write one web page with figures, pictures and assumptions."
+    report = actions.add_parser("report", help=text, description=text)
+    report.add_argument("-o", "--output", type=Path, default=Path("explore.html"), metavar="FILE",
+                        help="Write here (default: explore.html).")  # fmt: skip
     report.set_defaults(run=_report)
 
 
@@ -249,8 +243,11 @@ def _compare(arguments: argparse.Namespace) -> int:
     from nearflash.explore.trace import write_trace
 
     groups = compared()
-    rows = [row_of(found, workload=title, speed_up=outcomes[0].seconds / outcomes[0].units * found.units / found.seconds,
-                   assumptions=list(found.assumptions)) for title, outcomes in groups.items() for found in outcomes]  # fmt: skip
+    rows = [
+        row_of(found, workload=title, speed_up=found.rate / outcomes[0].rate, assumptions=list(found.assumptions))
+        for title, outcomes in groups.items()
+        for found in outcomes
+    ]
     _show(rows, arguments, ("workload", "system", "seconds", "units_per_second", "speed_up", "fits"))
     if not arguments.json:
         texts = dict.fromkeys(text for row in rows for text in row["assumptions"])
@@ -266,10 +263,10 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.check import answers, figures
+    from nearflash.explore.check import figures, predictions
 
     if arguments.blind is not None:
-        _show(answers(arguments.blind), arguments)
+        _show(predictions(arguments.blind), arguments)
         return 0
     rows = _show(figures(), arguments, ("id", "what", "value", "published", "unit", "error"))
     return int(any(abs(row["error"]) > 0.1 and "explained" not in row for row in rows))

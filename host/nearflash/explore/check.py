@@ -1,4 +1,4 @@
-"""Our figures beside the published ones, and answers to rows whose published values are kept elsewhere.
+"""Our figures beside the published ones, and predictions to rows whose published values are kept elsewhere.
 
 published.toml has each figure with its source; questions.toml has what the texts of other rows mean. Neither is known
 to the systems or to the hardware tables.
@@ -14,7 +14,7 @@ from typing import Any
 from nearflash.abi.errors import CommandError
 from nearflash.explore.measures import measure
 
-__all__ = ["SECTIONS", "answers", "figures"]
+__all__ = ["SECTIONS", "figures", "predictions"]
 
 SECTIONS = ("endor", "instinfer", "smart_infinity", "kvnand")
 _LAYERS = re.compile(r"(\d+)/(\d+)/(\d+)")
@@ -34,7 +34,7 @@ def figures() -> Iterator[dict[str, Any]]:
         yield found | {key: row[key] for key in ("calibrates", "explained") if key in row}
 
 
-def answers(file: Path) -> Iterator[dict[str, Any]]:
+def predictions(file: Path) -> Iterator[dict[str, Any]]:
     """A row for each row of the sections that we know: id, value, unit. Raises CommandError before the first one."""
     try:
         data = tomllib.loads(file.read_text("utf-8"))

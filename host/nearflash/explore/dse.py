@@ -98,7 +98,7 @@ def engine_builds(
 ) -> list[dict[str, object]]:
     """Every build of channels, query heads a beat, contexts, clock, pages and mode, fastest first; `fits` by the board.
 
-    A head takes as long as its busiest part: flash, lanes, selection; contexts in flight hide what a lone head waits for.
+    A head takes as long as its busiest part: flash, lanes, selection. Contexts hide what a lone head waits for.
     Raises PlanError for counts below 1.
     """
     if min(tokens, dim, group) < 1:
@@ -139,4 +139,5 @@ def _heads_per_s(
     select = 2 * tokens * mode.keys_count / 4 / clock if mode.keys_count else np.zeros_like(clock)
     busiest = np.maximum(np.maximum(flash, work), select)
     alone = flash + select + _CONTEXT_CYCLES / clock + 2 * drive.read_us * 1e-6
-    return np.minimum(1 / busiest, contexts / alone)
+    rate: np.ndarray = np.minimum(1 / busiest, contexts / alone)
+    return rate

@@ -1,4 +1,4 @@
-"""Pictures: heat maps of a grid, bars of phases, curves of scaling, errors against the papers. PNG or SVG by matplotlib.
+"""Pictures by matplotlib: heat maps of a grid, bars of phases, curves of scaling, errors against the papers.
 
 matplotlib is loaded when the first picture is made. Raises CommandError where it is not installed.
 """
@@ -90,7 +90,7 @@ def bars(outcomes: Sequence[Outcome], title: str) -> Any:
         axes.text(total, at, f" {total:.3g} s", va="center", fontsize=8)
     axes.set_yticks(range(len(outcomes)), [found.system for found in outcomes], fontsize=8)
     axes.invert_yaxis()
-    axes.margins(x=0.12)
+    axes.set_xlim(0, 1.15 * max(left))
     axes.set_xlabel("seconds")
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -1,4 +1,4 @@
-"""One web page without scripts or other files: the figures against the papers', the systems' phases, grids and curves."""
+"""One web page without scripts or other files: figures against the papers', phases, grids and scaling."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,9 @@ def report_page() -> str:
     within = sum(abs(row["error"]) <= 0.1 for row in rows)
     parts = [
         "<h1>nearflash: models of near-storage systems</h1>",
-        f"<p>Ours against what papers publish: {within} of {len(rows)} figures within 10 % of the published value. Errors "
-        "are fractions of the published value. Where a figure gave a constant of the hardware tables, the last column "
-        "states which: its own error shows nothing.</p>",
+        f"<p>Ours against what papers publish: {within} of {len(rows)} figures within 10 % of the published value. "
+        "Errors are fractions of the published value. Where a figure gave a constant of the hardware tables, the last "
+        "column states which: its own error shows nothing.</p>",
         _figure("errors", errors_plot(rows)),
         _figures_table(rows),
     ]

@@ -71,11 +71,12 @@ class Ssd:
         of_lun = math.ceil(each / self.luns_count)
         rounds = math.ceil(of_lun / self.planes_count)
         batch_s = self.planes_count * self.transfer_s
-        # Of the last round, only its pages move; the LUNs wait for one another once.
+        # LUNs begin one batch of the link apart; of the last round, only those that still have pages count.
         last = of_lun - (rounds - 1) * self.planes_count
-        others = min(self.luns_count, each) - 1
-        waits_s = others * min(self.planes_count, of_lun) * self.transfer_s
-        in_cells = rounds * cells_s + (rounds - 1) * batch_s + last * self.transfer_s + waits_s
+        busy = self.luns_count if last > 1 else each - (of_lun - 1) * self.luns_count
+        in_cells = rounds * cells_s + (rounds - 1) * batch_s
+        if rounds > 1:
+            in_cells += (busy - 1) * batch_s + last * self.transfer_s
         return max(in_cells, cells_s + each * self.transfer_s)
 
     @property

@@ -95,7 +95,9 @@ def deepspeed(serving: Serving, gpu: str = "a6000") -> Outcome:
     steps = serving.new - 1
     parts = found.breakdown("decode")
     names = {"cache_read": "KV read", "cache_write": "KV write", "weight_read": "weights", "compute": "GPU"}
-    return _outcome("DeepSpeed", serving, {names[key]: value / steps for key, value in parts.items()}, found)
+    return _outcome(
+        f"DeepSpeed, batch {serving.batch}", serving, {names[key]: value / steps for key, value in parts.items()}, found
+    )
 
 
 def _outcome(name: str, serving: Serving, phases: dict[str, float], found: Prediction) -> Outcome:

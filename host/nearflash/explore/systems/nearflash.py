@@ -1,8 +1,8 @@
 """nearflash's own attention on InstInfer's workload: page selection, by what the simulated engine took.
 
 The engine's cycles a head are measured in cycle-accurate simulation (hardware/attended.toml) and include flash, index,
-selection and gathering of heads that overlap; between contexts they follow a power law. The GPU and the link are those of
-systems.instinfer. In `overlapped`, half of the batch is on the GPU while the drives attend for the other half.
+selection and gathering of heads that overlap; between contexts they follow a power law. The GPU and the link are those
+of systems.instinfer. In `overlapped`, half of the batch is on the GPU while the drives attend for the other half.
 """
 
 import math
