@@ -35,7 +35,7 @@ MAY_IMPORT = {
         "planning",
         "explore",
         "offload",
-    },  # fmt: skip
+    },
     "sim.bench": {"abi", "model", "gateware", "device", "inference", "sim", "verify", "bench"},
     "demo": {"abi", "arguments", "device", "storage", "training", "bench"},
     "cli": {
@@ -49,7 +49,7 @@ MAY_IMPORT = {
         "explore",
         "training",
         "bench",
-    },  # fmt: skip
+    },
 }
 #: Parts of a package that may import more.
 MORE = {

@@ -13,7 +13,10 @@ def text_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -
     names = list(columns) or [key for key, value in rows[0].items() if not isinstance(value, dict | list | tuple)]
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[at]) for line in cells)) for at, name in enumerate(names)]
-    right = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in names]
+    right = [
+        all(isinstance(row.get(name), int | float | None) and row.get(name) is not True for row in rows)
+        for name in names
+    ]
     lines = [names, ["-" * width for width in widths], *cells]
     return "\n".join(
         "  ".join(cell.rjust(width) if at_right else cell.ljust(width)
