@@ -175,3 +175,21 @@ def test_values_that_the_parser_rejects(arguments, capsys):
     with pytest.raises(SystemExit):
         run(*arguments)
     assert "must be" in capsys.readouterr().err
+
+
+def test_what_if(capsys):
+    assert run("smart-infinity", "--model", "gpt2-8.4b", "--csds", "6", "--json") == 0
+    before = {row["method"]: row["seconds"] for row in rows(capsys)}
+    change = "smartssd.smartssd.write_bytes_per_s=1.6e9"
+    assert run("smart-infinity", "--model", "gpt2-8.4b", "--csds", "6", "--set", change, "--json") == 0
+    after = {row["method"]: row["seconds"] for row in rows(capsys)}
+    assert all(after[method] > before[method] for method in before)
+    with pytest.raises(PlanError, match=r"what-if must name FILE\.PART\.KEY"):
+        run("check", "--set", "gpu.h100.memory_bytes=3")
+
+
+@pytest.mark.parametrize("text", ["gpu.a5000.memory_bytes", "gpu.a5000.memory_bytes=much", "="])
+def test_what_if_of_no_number(text, capsys):
+    with pytest.raises(SystemExit):
+        run("check", "--set", text)
+    assert "must" in capsys.readouterr().err

@@ -14,11 +14,11 @@ from nearflash.explore.processors import Cpu, Gpu, Npu, Runtime
 from nearflash.explore.shapes import Trained, decoder_names, trained_names
 from nearflash.explore.ssd import Ssd
 from nearflash.explore.systems.instinfer import Csd, Selection
-from nearflash.explore.systems.kvnand import Die
+from nearflash.explore.systems.kvnand import Arrangement, Decode, Die, decode_step
 from nearflash.explore.systems.layered import Expander
 from nearflash.explore.systems.nearflash import Attended
-from nearflash.explore.systems.smart_infinity import OptimizerBytes, SmartSsd
-from nearflash.explore.tables import UNITS, own_tables, part_names, read_part, read_toml, table
+from nearflash.explore.systems.smart_infinity import OptimizerBytes, SmartSsd, Training, speed_up
+from nearflash.explore.tables import UNITS, own_tables, part_names, read_part, read_toml, table, what_if
 from nearflash.explore.wear import Price
 
 KINDS = (Attended, Board, Cpu, Csd, Die, Energy, Expander, Gpu, Link, Memory, Npu, OptimizerBytes, Price, Runtime,
@@ -149,3 +149,41 @@ def test_a_file_that_is_no_toml(tmp_path, content):
 def test_a_trained_model_of_no_parameters():
     with pytest.raises(PlanError, match=r"m.parameters_count must be above 0, not 0"):
         table(Trained, {"source": "none", "parameters_count": 0}, "m")
+
+
+def test_what_if_changes_a_part_for_a_while():
+    before = read_part(Gpu, "a5000")
+    with what_if({"gpu.a5000.memory_bytes_per_s": 1e12}):
+        assert read_part(Gpu, "a5000") == dataclasses.replace(before, memory_bytes_per_s=1e12)
+        assert read_part(Gpu, "a6000").memory_bytes_per_s == 768e9
+        with what_if({"gpu.a5000.fp16_flops_per_s": 1e15}):
+            both = read_part(Gpu, "a5000")
+            assert (both.memory_bytes_per_s, both.fp16_flops_per_s) == (1e12, 1e15)
+    assert read_part(Gpu, "a5000") == before
+
+
+def test_what_if_reaches_every_system():
+    """Also where a system keeps its parts, as kvnand does."""
+    step = decode_step(Decode("llama2-7b", 1000), Arrangement("C", 8)).seconds
+    with what_if({"die.kvnand.read_us": 8}):
+        assert decode_step(Decode("llama2-7b", 1000), Arrangement("C", 8)).seconds > 1.8 * step
+    assert decode_step(Decode("llama2-7b", 1000), Arrangement("C", 8)).seconds == step
+    gain = speed_up(Training(method="SU"))
+    with what_if({"smartssd.smartssd.write_bytes_per_s": 1.6e9}):
+        assert speed_up(Training(method="SU")) != pytest.approx(gain, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "key", ["gpu.a5000", "gpu.h100.memory_bytes", "gpu.a5000.colour", "toaster.a.b", "", "gpu.a5000.source"]
+)
+def test_what_if_of_parts_that_are_not_there(key):
+    with pytest.raises(PlanError, match="what-if must"):
+        with what_if({key: 1.0}):
+            pass
+
+
+def test_what_if_keeps_the_rules_of_a_part():
+    with what_if({"gpu.a5000.memory_bytes_per_s": -1}):
+        with pytest.raises(PlanError, match=r"a5000.memory_bytes_per_s must be above 0, not -1"):
+            read_part(Gpu, "a5000")
+    assert read_part(Gpu, "a5000").memory_bytes_per_s > 0

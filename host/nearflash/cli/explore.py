@@ -16,6 +16,7 @@ _EXAMPLES = """examples:
   nearflash explore kvnand --model llama3.1-70b --quant w4a16 --context 100k --dies 8 --png grid.png
   nearflash explore instinfer --batch 4..256 --csds 1..20
   nearflash explore smart-infinity --model gpt2-8.4b --csds 1..10 --png scaling.png
+  nearflash explore smart-infinity --csds 6 --set smartssd.smartssd.write_bytes_per_s=1.6e9
   nearflash explore endor --model opt-66b --layers 5/8/51
   nearflash explore compare --trace systems.json      opens in ui.perfetto.dev
   nearflash explore check --json                      our figures against the papers'
@@ -73,10 +74,28 @@ def explore(subparsers: Any) -> None:
 def _action(actions: Any, name: str, run: Any, text: str, *, pictures: bool = True) -> Any:
     parser = actions.add_parser(name, help=text, description=text)
     parser.add_argument("--json", action="store_true", help="Print one JSON object a line.")
+    parser.add_argument("--set", action="append", type=_change, default=[], metavar="FILE.PART.KEY=VALUE",
+                        help="Compute with another value of a part, as csd.instinfer.clock_hz=300e6.")  # fmt: skip
     if pictures:
         parser.add_argument("--png", type=Path, metavar="FILE", help="Draw into this file (.png, .svg or .pdf).")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=lambda arguments: _changed(run, arguments))
     return parser.add_argument
+
+
+def _changed(run: Any, arguments: argparse.Namespace) -> int:
+    from nearflash.explore.tables import what_if
+
+    with what_if(dict(arguments.set)):
+        return int(run(arguments))
+
+
+def _change(text: str) -> tuple[str, float]:
+    key, equals, value = text.partition("=")
+    try:
+        return key, int(value) if value.isdecimal() else float(value)
+    except ValueError:
+        wrong = f"must be FILE.PART.KEY=NUMBER, not {text!r}" if equals else f"must have a = and a number, not {text!r}"
+        raise argparse.ArgumentTypeError(wrong) from None
 
 
 def _add_kvnand(actions: Any) -> None:

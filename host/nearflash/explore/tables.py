@@ -6,7 +6,9 @@ one of yours: a file holds tables of one kind, named as people name the part.
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib.resources import files
@@ -15,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from nearflash.abi.errors import PlanError
 
-__all__ = ["UNITS", "own_tables", "part_names", "read_part", "read_toml", "table"]
+__all__ = ["UNITS", "current_changes", "own_tables", "part_names", "read_part", "read_toml", "table", "what_if"]
 
 _Part = TypeVar("_Part")
 UNITS = (
@@ -24,6 +26,7 @@ UNITS = (
     "_passes",
 )  # fmt: skip
 """How the key of a number ends."""
+_CHANGES: ContextVar[tuple[tuple[str, float], ...]] = ContextVar("changes", default=())
 _MAY_BE_ZERO = ("layer_s", "overhead_us", "spare_bytes", "keys_count")
 
 
@@ -51,7 +54,36 @@ def read_part(kind: type[_Part], name: str, path: Path | None = None) -> _Part:
     tables = own_tables("hardware", _file(kind)) if path is None else read_toml(path)
     if name not in tables:
         raise PlanError(f"{kind.__name__} must be one of {', '.join(sorted(tables))}, not {name!r}")
-    return table(kind, tables[name], name)
+    begin = f"{_file(kind).removesuffix('.toml')}.{name}."
+    changed = {key.removeprefix(begin): value for key, value in _CHANGES.get() if key.startswith(begin)}
+    return table(kind, {**tables[name], **changed} if changed else tables[name], name)
+
+
+def current_changes() -> tuple[tuple[str, float], ...]:
+    """What what_if changes here: a key for caches of parts."""
+    return _CHANGES.get()
+
+
+@contextmanager
+def what_if(changes: Mapping[str, float]) -> Iterator[None]:
+    """Read parts with other values in this block: `FILE.PART.KEY`, as in `gpu.a5000.memory_bytes_per_s`.
+
+    Raises PlanError for a key that no part has, before anything is computed.
+    """
+    for key in changes:
+        file, _, rest = key.partition(".")
+        part, _, name = rest.rpartition(".")
+        try:
+            known = own_tables("hardware", f"{file}.toml")[part][name]
+        except (OSError, KeyError) as error:
+            raise PlanError(f"what-if must name FILE.PART.KEY of explore/hardware, not {key!r}") from error
+        if not isinstance(known, int | float):
+            raise PlanError(f"what-if must change a number, not {key!r}")
+    token = _CHANGES.set(tuple(sorted({**dict(_CHANGES.get()), **changes}.items())))
+    try:
+        yield
+    finally:
+        _CHANGES.reset(token)
 
 
 def _file(kind: type) -> str:

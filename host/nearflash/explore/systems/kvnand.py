@@ -22,7 +22,7 @@ from nearflash.explore.links import Memory
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.processors import Npu
 from nearflash.explore.shapes import Decoder, decoder
-from nearflash.explore.tables import read_part
+from nearflash.explore.tables import current_changes, read_part
 from nearflash.explore.wear import SECONDS_PER_YEAR, erase_cycles
 
 __all__ = ["BASE_DIES", "QUANTS", "Arrangement", "Decode", "Die", "best", "decode_step", "endurance_cycles",
@@ -142,9 +142,13 @@ class _Parts:
 
 
 @cache
-def _parts() -> _Parts:
+def _parts_of(_changes: object) -> _Parts:
     return _Parts(read_part(Die, "kvnand"), read_part(Npu, "kvnand"), read_part(Memory, "lpddr5x"),
                   read_part(Energy, "flash-and-dram"))  # fmt: skip
+
+
+def _parts() -> _Parts:
+    return _parts_of(current_changes())
 
 
 def decode_step(decode: Decode, arrangement: Arrangement) -> Outcome:
