@@ -115,7 +115,7 @@ def test_pictures_of_sweeps(tmp_path, capsys):
         assert run(name, *given, "--png", file) == 0
         assert file.stat().st_size > 1000
     assert run("compare", "--png", tmp_path / "all.png") == 0
-    assert len(list(tmp_path.glob("all-*.png"))) == 4
+    assert len(list(tmp_path.glob("all-*.png"))) == 5
 
 
 def test_check(capsys):

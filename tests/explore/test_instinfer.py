@@ -7,8 +7,16 @@ import pytest
 from nearflash.abi.errors import PlanError
 from nearflash.explore.links import Link
 from nearflash.explore.processors import Gpu, Runtime
+from nearflash.explore.ssd import Ssd
 from nearflash.explore.systems.flexgen import deepspeed, flexgen, flexgen_machine, sparq_page_fraction
-from nearflash.explore.systems.instinfer import Csd, Serving, instinfer_step, instinfer_throughput
+from nearflash.explore.systems.instinfer import (
+    Csd,
+    Selection,
+    Serving,
+    _mean_rest,
+    instinfer_step,
+    instinfer_throughput,
+)
 from nearflash.explore.systems.nearflash import Attended, sparf_page_step
 from nearflash.explore.tables import part_names, read_part
 
@@ -57,7 +65,9 @@ def test_heads_that_drives_cannot_share_evenly():
 
 def test_selection_reads_less_and_selects():
     dense, sparse = (instinfer_step(Serving(), 1, name) for name in ("dense", "sparf-8"))
-    assert sparse.phases["flash"] == pytest.approx(0.34 * dense.phases["flash"])
+    # From 1,024 to 2,047 tokens: an index block, and 511.5 tokens on average whose K is read whole.
+    read = 0.229 * 1536 + 0.5 * 0.23 * (1536 - 511.5) + 0.5 * (1 - 0.229) * 511.5
+    assert sparse.phases["flash"] == pytest.approx(read / 1536 * dense.phases["flash"])
     assert sparse.phases["engine select"] > 0
     assert sparse.seconds < dense.seconds
     assert sparse.memory_bytes["flash of a drive"] == pytest.approx(1.5 * dense.memory_bytes["flash of a drive"])
@@ -143,15 +153,45 @@ def test_our_engine_at_measured_contexts(part):
     assert measured.cycles(512) < measured.head_cycles[0]
 
 
-def test_our_engine_beside_the_papers():
+@pytest.mark.parametrize(
+    ("selection", "fraction"),
+    [("dense", 1.0), ("sparf-8", 0.344), ("sparf-page", 0.179)],
+)
+def test_pages_read_with_a_whole_index(selection, fraction):
+    """attention.md, section 2: flash fractions .34 and .18 at 4,096 tokens."""
+    chosen = read_part(Selection, selection)
+    assert chosen.flash_fraction(4096, 0) == pytest.approx(fraction, abs=0.001)
+    assert chosen.flash_fraction(4096, 4096 % chosen.block_tokens) == pytest.approx(fraction, abs=0.001)
+
+
+def test_a_suffix_without_index_is_read_whole():
+    separate, both = (read_part(Selection, name) for name in ("sparf-8", "sparf-page"))
+    assert separate.flash_fraction(512, 512) == pytest.approx(0.5 + 0.5 * 0.229)
+    assert both.flash_fraction(512, 512) == 1.0
+    fractions = [separate.flash_fraction(4096, each) for each in (0, 100, 1000)]
+    assert fractions == sorted(fractions)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "block", "mean"), [(1024, 1024, 1024, 511.5), (4, 4, 4, 1.5), (0, 3, 10, 1.0)]
+)
+def test_the_mean_suffix(prompt, new, block, mean):
+    assert _mean_rest(prompt, new, block) == mean
+
+
+def test_our_engine_reads_what_has_no_index_yet():
     serving = Serving(batch=256)
-    ours, theirs = sparf_page_step(serving), instinfer_step(serving, 1, "sparf-8")
-    assert ours.rate > 1.2 * theirs.rate
-    heads = 256 * 40 * 40
-    assert ours.phases["engine and flash"] == pytest.approx(
-        heads * read_part(Attended, "slc-1400").cycles(1536) / 285e6
-    )
-    assert any("simulated" in text for text in ours.assumptions)
+    found, measured = sparf_page_step(serving), read_part(Attended, "slc-1400")
+    heads, rest = 256 * 40 * 40, 511.5 * 512 / read_part(Ssd, "slc-low-latency").read_bytes_per_s
+    assert found.phases["engine and flash"] == pytest.approx(heads * (measured.cycles(1024.5) / 285e6 + rest))
+    assert any("simulated" in text for text in found.assumptions)
+
+
+@pytest.mark.parametrize("prompt", [8192, 16384, 32768])
+def test_our_engine_beside_the_papers_at_long_contexts(prompt):
+    """There the suffix is short beside the context; at 1,024 + 1,024 tokens most of what both read is the suffix."""
+    serving = Serving(prompt=prompt, batch=16)
+    assert sparf_page_step(serving).rate > 1.2 * instinfer_step(serving, 1, "sparf-8").rate
 
 
 def test_overlap_hides_half_of_the_shorter_side():

@@ -23,7 +23,7 @@ from nearflash.explore.wear import Price
 
 KINDS = (Attended, Board, Cpu, Csd, Die, Energy, Expander, Gpu, Link, Memory, Npu, OptimizerBytes, Price, Runtime,
          Selection, SmartSsd, Ssd, Synthesis)  # fmt: skip
-TEXT = {"source", "digest"}
+TEXT = {"source", "digest", "drive", "interleaved"}
 
 
 def hardware_files():

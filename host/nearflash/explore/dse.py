@@ -131,7 +131,7 @@ def _heads_per_s(
     contexts: np.ndarray, clock: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
     tokens, dim, group = load
-    moved = 4 * dim * tokens * mode.flash_fraction
+    moved = 4 * dim * tokens * mode.flash_fraction(tokens, tokens % mode.block_tokens)
     flash = moved / (drive.read_bytes_per_s / drive.channels_count * channels)
     passes = np.ceil(group / heads)
     lanes = 4 * channels

@@ -151,7 +151,9 @@ def _decode_rate(model: str, context: int, dies: int = _DIES) -> float:
 
 def _best_split(model: str, context: int, quant: str, dies: int, part: str) -> float:
     weights, kv = _kv(model, context, "D", quant, dies).system.removeprefix("D-(").removesuffix(")").split("+")
-    return float({"weights": weights, "kv": kv}[part])
+    if part not in ("weights", "kv"):
+        raise PlanError(f"part must be weights or kv, not {part!r}")
+    return float(weights if part == "weights" else kv)
 
 
 def _crossing(model: str, quant: str, dies: int) -> float:
@@ -189,8 +191,11 @@ def _head_seconds(drive: str, tokens: int, dim: int) -> float:
 def _flexgen_t4(model: str, prompt: int, gbs: int, batches: int, percent: Sequence[float], part: str,
                 overlap: bool = True) -> float:  # fmt: skip
     """FlexGen on its own machine, by the planner: 32 tokens; part: tokens_per_second, or PHASE or PHASE PART in s."""
-    weights, cache, states = (Shares(a / 100, b / 100, (100 - a - b) / 100) for a, b in zip(percent[::2], percent[1::2],
-                                                                                             strict=True))  # fmt: skip
+    if len(percent) != 6:
+        raise PlanError(f"percent must be six numbers, not {percent!r}")
+    weights, cache, states = (
+        Shares(a / 100, b / 100, (100 - a - b) / 100) for a, b in zip(percent[::2], percent[1::2], strict=True)
+    )
     policy = OffloadPolicy(gbs, batches, weights, cache, states, overlap=overlap, cpu_attention=cache.gpu < 1)
     found = predict(shape(model), load_machine("t4"), Workload(prompt, 32), policy)
     if part == "tokens_per_second":

@@ -89,6 +89,8 @@ def compared() -> dict[str, list[Outcome]]:
     return {
         "decode step of 64 sequences, OPT-13B, 1,024 + 1,024 tokens, two drives": [
             deepspeed(Serving(batch=16)), *_serving_outcomes(serving, 2)],
+        "decode step of 16 sequences, LLaMA3.1-8B, 16,384 + 1,024 tokens, two drives": [
+            *_serving_outcomes(Serving("llama3.1-8b", 16_384, 1024, 16), 2)],
         "training step, GPT-2 8.4B, six drives": [training_step(Training(method=method)) for method in METHODS],
         "one pass, OPT-66B, layers 5/8/51": [
             layered_pass("opt-66b", layers, host),

@@ -27,7 +27,7 @@ UNITS = (
 )  # fmt: skip
 """How the key of a number ends."""
 _CHANGES: ContextVar[tuple[tuple[str, float], ...]] = ContextVar("changes", default=())
-_MAY_BE_ZERO = ("layer_s", "overhead_us", "spare_bytes", "keys_count")
+_MAY_BE_ZERO = ("layer_s", "overhead_us", "spare_bytes", "keys_count", "index_fraction")
 
 
 @cache

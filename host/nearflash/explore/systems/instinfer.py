@@ -9,6 +9,7 @@ Source: InstInfer (arXiv 2409.04992); selection shares of pages: attention.md, s
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.outcome import Outcome
@@ -55,16 +56,30 @@ class Csd:
 class Selection:
     """Which share of the KV an attention reads and multiplies, of dense.
 
-    flash: bytes of pages read. qk, pv: multiplications. keys: approximate scores selected from, of the tokens; stored:
-    bytes kept, of one copy of K and V.
+    token, index: of token pages, and of index pages, which have so many bits an element and cover blocks of tokens.
+    interleaved: a token page has K and V. qk, pv: multiplications. keys: approximate scores selected from, a token;
+    copies: bytes kept, of one copy of K and V.
     """
 
     source: str
-    flash_fraction: float
+    token_fraction: float
+    index_fraction: float
+    index_bits: float
+    block_tokens: int
+    interleaved: bool
     qk_fraction: float
     pv_fraction: float
     keys_count: int
     copies_count: float
+
+    def flash_fraction(self, tokens: float, suffix: float) -> float:
+        """Bytes of pages read, of dense, with so many tokens, of which a suffix has no index block yet.
+
+        Of the suffix all of K is read, beside what of it was selected; all of V too where both lie in one page.
+        """
+        index = 0.5 * self.index_fraction * self.index_bits / 16 * (tokens - suffix)
+        extra = (1.0 if self.interleaved else 0.5) * (1 - self.token_fraction) * suffix
+        return (self.token_fraction * tokens + index + extra) / tokens
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,10 @@ class Serving:
         """In a sequence's cache, on average over decode."""
         return self.prompt + self.new / 2
 
+    def suffix(self, block_tokens: int) -> float:
+        """Tokens after the last whole block of an index, on average over decode."""
+        return _mean_rest(self.prompt, self.new, block_tokens)
+
     @property
     def shape(self) -> Decoder:
         """Of the model."""
@@ -94,6 +113,11 @@ class Serving:
     def kv_bytes(self) -> float:
         """K and V of the batch in fp16, on average over decode."""
         return 2 * self.shape.kv * self.tokens * self.batch
+
+
+@cache
+def _mean_rest(first: int, count: int, block: int) -> float:
+    return sum(tokens % block for tokens in range(first, first + count)) / count
 
 
 def instinfer_step(
@@ -111,7 +135,7 @@ def instinfer_step(
     runtime = read_part(Runtime, "flexgen")
     # Heads are what drives divide: one with more of them than the others is the last to finish.
     share = math.ceil(shape.kv_heads / csds) / shape.kv_heads
-    read = serving.kv_bytes * chosen.flash_fraction
+    read = serving.kv_bytes * chosen.flash_fraction(serving.tokens, serving.suffix(chosen.block_tokens))
     macs = shape.group * serving.kv_bytes / 4
     heads = serving.batch * shape.kv_heads * shape.layers
     new = 2 * shape.kv * serving.batch

@@ -1,14 +1,16 @@
 """nearflash's own attention on InstInfer's workload: page selection, by what the simulated engine took.
 
 The engine's cycles a head are measured in cycle-accurate simulation (hardware/attended.toml) and include flash, index,
-selection and gathering of heads that overlap; between contexts they follow a power law. The GPU and the link are those
-of systems.instinfer. In `overlapped`, half of the batch is on the GPU while the drives attend for the other half.
+selection and gathering of heads that overlap; between contexts they follow a power law. Tokens that no index block
+covers yet are read whole, at the drive's rate. The GPU and the link are those of systems.instinfer. In `overlapped`, half
+of the batch is on the GPU while the drives attend for the other half.
 """
 
 import math
 from dataclasses import dataclass
 
 from nearflash.explore.outcome import Outcome
+from nearflash.explore.ssd import Ssd
 from nearflash.explore.systems.instinfer import Serving, instinfer_step
 from nearflash.explore.tables import read_part
 
@@ -21,6 +23,8 @@ class Attended:
 
     source: str
     digest: str
+    drive: str
+    block_tokens: int
     clock_hz: float
     dim_count: int
     context_tokens: tuple[float, ...]
@@ -44,8 +48,12 @@ def sparf_page_step(
     measured, shape = read_part(Attended, part), serving.shape
     other = instinfer_step(serving, csds, "sparf-page", gpu)
     heads = serving.batch * shape.layers * math.ceil(shape.kv_heads / csds)
-    scale = shape.head_dim / measured.dim_count
-    engine = heads * scale * measured.cycles(serving.tokens) / measured.clock_hz
+    suffix = serving.suffix(measured.block_tokens)
+    indexed = (
+        measured.cycles(max(1.0, serving.tokens - suffix)) / measured.clock_hz * shape.head_dim / measured.dim_count
+    )
+    rest = 2 * 2 * shape.head_dim * suffix / read_part(Ssd, measured.drive).read_bytes_per_s
+    engine = heads * (indexed + rest)
     host = {name: other.phases[name] for name in ("link", "GPU")}
     shorter = min(engine, sum(host.values())) if overlapped and serving.batch > 1 else 0.0
     hidden = shorter / 2
@@ -65,6 +73,7 @@ def sparf_page_step(
         traffic_bytes=other.traffic_bytes,
         assumptions=(
             f"cycles a head of build {measured.digest[:12]}, simulated: {part}, groups of 4 query heads",
+            "index blocks of 1,024 tokens; the tokens after the last one are read whole",
             "a page in eight gathered, int4 index: loss measured at d = 128 in attention.md, section 2",
             "half of a batch is on the GPU while the drives attend for the other half" if overlapped else "no overlap",
             "the GPU's share is FlexGen's of its peak",
