@@ -193,3 +193,10 @@ def test_what_if_of_no_number(text, capsys):
     with pytest.raises(SystemExit):
         run("check", "--set", text)
     assert "must" in capsys.readouterr().err
+
+
+def test_fleets(capsys):
+    assert run("fleet", "--near", "1,2", "--plain", "1..3", "--json") == 0
+    found = rows(capsys)
+    assert [(row["near"], row["plain"]) for row in found] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
+    assert found[0]["seconds"] > found[-1]["seconds"]

@@ -67,7 +67,7 @@ def explore(subparsers: Any) -> None:
         description="Model near-storage systems: time, energy, memory, traffic, cost, wear.",
     )
     actions = parser.add_subparsers(metavar="system", required=True)
-    for add in (_add_kvnand, _add_instinfer, _add_training, _add_endor, _add_engine, _add_others):
+    for add in (_add_kvnand, _add_instinfer, _add_training, _add_endor, _add_engine, _add_fleet, _add_others):
         add(actions)
 
 
@@ -140,6 +140,14 @@ def _add_engine(actions: Any) -> None:
     add("--board", default="zynq7045", help="A board of board.toml.")
     add("--context", type=amounts, default=amounts("4096"), metavar="N", help="Tokens of a head (default: 4096).")
     add("--all", action="store_true", help="List builds that do not fit too.")
+
+
+def _add_fleet(actions: Any) -> None:
+    add = _action(actions, "fleet", _fleet, "The optimizer step on drives that compute and plain ones.", pictures=False)
+    add("--model", default="gpt2-8.4b", metavar="NAME", help="A model of trained.toml.")
+    add("--near", type=ranged, default=ranged("1..6"), metavar="N[..N]", help="Drives that compute (default: 1..6).")
+    add("--plain", type=ranged, default=ranged("1..6"), metavar="N[..N]", help="Plain drives (default: 1..6).")
+    add("--optimizer", default="adam", help="A row of optimizer.toml.")
 
 
 def _add_others(actions: Any) -> None:
@@ -231,6 +239,17 @@ def _training(arguments: argparse.Namespace) -> int:
         picked = [row for row in rows if row["model"] == model]
         figure = curves(_series(picked, "drives", "speed_up"), model, "drives", "speed-up over ZeRO-Infinity")
         _draw(arguments, figure)
+    return 0
+
+
+def _fleet(arguments: argparse.Namespace) -> int:
+    from nearflash.explore.sweeps import row_of
+    from nearflash.explore.systems.fleet import fleet_step
+
+    _show(
+        (row_of(fleet_step(arguments.model, near, plain, arguments.optimizer), near=near, plain=plain)
+         for near in arguments.near for plain in arguments.plain),
+        arguments, ("model", "near", "plain", "seconds", "fits"))  # fmt: skip
     return 0
 
 

@@ -2,8 +2,8 @@
 
 The engine's cycles a head are measured in cycle-accurate simulation (hardware/attended.toml) and include flash, index,
 selection and gathering of heads that overlap; between contexts they follow a power law. Tokens that no index block
-covers yet are read whole, at the drive's rate. The GPU and the link are those of systems.instinfer. In `overlapped`, half
-of the batch is on the GPU while the drives attend for the other half.
+covers yet are read whole, at the drive's rate. The GPU and the link are those of systems.instinfer. In `overlapped`,
+half of the batch is on the GPU while the drives attend for the other half.
 """
 
 import math
