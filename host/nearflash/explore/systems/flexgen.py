@@ -10,6 +10,7 @@ channel in a page of its own.
 
 import math
 
+from nearflash.abi.errors import PlanError
 from nearflash.explore.links import Link
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.processors import Gpu, Runtime
@@ -64,7 +65,12 @@ def sparq_page_fraction(serving: Serving, compression: int = 8) -> float:
 
 
 def flexgen(serving: Serving, drives: int = 1, gpu: str = "a6000", sparq: bool = False) -> Outcome:
-    """An average decode step of the whole batch; sparq: reads and attends to an eighth of it, in whole pages."""
+    """An average decode step of the whole batch; sparq: reads and attends to an eighth of it, in whole pages.
+
+    Raises PlanError for no drives.
+    """
+    if drives < 1:
+        raise PlanError(f"drives must be 1 at least, not {drives}")
     runtime, part = read_part(Runtime, "flexgen"), read_part(Gpu, gpu)
     machine = flexgen_machine(runtime, part, read_part(Link, "pcie4-x16"), drives)
     policy = OffloadPolicy(serving.batch, 1, Shares(gpu=1), Shares(disk=1), Shares(gpu=1), overlap=False)
