@@ -75,7 +75,7 @@ def _action(actions: Any, name: str, run: Any, text: str, *, pictures: bool = Tr
     parser = actions.add_parser(name, help=text, description=text)
     parser.add_argument("--json", action="store_true", help="Print one JSON object a line.")
     parser.add_argument("--set", action="append", type=_change, default=[], metavar="FILE.PART.KEY=VALUE",
-                        help="Take another value of a part, as csd.instinfer.clock_hz=3e8 (default: none).")  # fmt: skip
+                        help="Take another value of a part: csd.instinfer.clock_hz=3e8 (default: none).")  # fmt: skip
     if pictures:
         parser.add_argument("--png", type=Path, metavar="FILE", help="Draw into this file (.png, .svg or .pdf).")
     parser.set_defaults(run=lambda arguments: _changed(run, arguments))
