@@ -9,7 +9,7 @@ def t4():
     return load_machine("t4")
 
 
-def opt(layers, hidden, heads):
+def _opt(layers, hidden, heads):
     return from_config(
         {
             "hidden_size": hidden,
@@ -25,13 +25,19 @@ def opt(layers, hidden, heads):
 
 
 @pytest.fixture
+def opt():
+    """OPT of so many layers, hidden dims and heads."""
+    return _opt
+
+
+@pytest.fixture
 def opt_175b():
-    return opt(96, 12288, 96)
+    return _opt(96, 12288, 96)
 
 
 @pytest.fixture
 def opt_6_7b():
-    return opt(32, 4096, 32)
+    return _opt(32, 4096, 32)
 
 
 @pytest.fixture

@@ -110,6 +110,14 @@ def test_four_bits_cost_four_and_a_half():
     assert four[0] - vectors == pytest.approx((sixteen[0] - vectors) * 4.5 / 16)
 
 
+def test_equal_layers_are_counted_once():
+    shape = from_config({**MOE, "num_experts": 8, "moe_intermediate_size": 48, "mlp_only_layers": [1]})
+    assert [number for _, number in shape.kinds] == [2, 1]
+    assert shape.weight_bytes() == (sum(shape.layer_bytes()), max(shape.layer_bytes()))
+    total, largest = shape.weight_bytes(4, 0.5)
+    assert 0.4 < total / sum(shape.layer_bytes(4)) < 0.6 and largest < max(shape.layer_bytes(4))
+
+
 def test_a_shape_has_a_digest_of_its_own():
     shape = from_config(FAMILIES["opt"][1])
     assert shape.digest() == from_config(FAMILIES["opt"][1]).digest() and len(shape.digest()) == 64

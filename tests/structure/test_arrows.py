@@ -48,6 +48,7 @@ MAY_IMPORT = {
         "planning",
         "explore",
         "training",
+        "offload",
         "bench",
     },
 }

@@ -30,12 +30,12 @@ _EXAMPLES = """examples:
 """
 
 
-def generate(subparsers: Any) -> None:
-    """Add the command. Raises ImportError, loading nothing, where a package that it needs is not installed."""
+def generate(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the command; its parser. Raises ImportError, loading nothing, where a package that it needs is missing."""
     for package in ("torch", "transformers"):
         if not find_spec(package):
             raise ModuleNotFoundError(f"no {package}", name=package)
-    parser = subparsers.add_parser(
+    parser: argparse.ArgumentParser = subparsers.add_parser(
         "generate",
         epilog=_EXAMPLES,
         description="Continue a prompt, or every line of a file, with a transformers model. K and V lie on flash, and\n"
@@ -45,6 +45,7 @@ def generate(subparsers: Any) -> None:
     _add_attention(parser.add_argument_group("attention: what decode reads of K and V"))
     _add_storage(parser.add_argument_group("storage: where K and V lie"))
     parser.set_defaults(run=_generate)
+    return parser
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

@@ -145,7 +145,7 @@ def predict(
         slower = decode if decode_s >= prefill_s else prefill
     tokens = policy.block_size * workload.new_tokens
     moved = {}
-    for name in found.prefill_bytes | found.decode_bytes:
+    for name in {**found.prefill_bytes, **found.decode_bytes}:
         total = float(found.prefill_bytes.get(name, on(0)) @ shares)
         total += float(found.decode_bytes.get(name, on(0)) @ shares) * steps
         moved[name] = total / tokens
@@ -170,18 +170,18 @@ def placed_policy(shape: ModelShape, machine: Machine, policy: OffloadPolicy) ->
     if not machine.schedule.places_tensors:
         return policy
     totals = {"gpu": 0.0, "host": 0.0, "disk": 0.0}
-    for layer in shape.layers:
+    for layer, number in shape.kinds:
         attention = [each for each in layer.linears if "attn" in each.name or "attention" in each.name]
         for part in (attention, [each for each in layer.linears if each not in attention]):
-            _place(part, policy.weights, totals)
+            _place(part, number, policy.weights, totals)
     every = sum(totals.values())
     return replace(policy, weights=Shares(**{tier: part / every for tier, part in totals.items()}))
 
 
-def _place(linears: Sequence[Linear], shares: Shares, totals: dict[str, float]) -> None:
+def _place(linears: Sequence[Linear], number: int, shares: Shares, totals: dict[str, float]) -> None:
     size, before = sum(each.parameters for each in linears), 0
     for each in linears:
         middle = (before + each.parameters / 2) / size
         tier = "disk" if middle < shares.disk else "host" if middle < shares.disk + shares.host else "gpu"
-        totals[tier] += each.parameters
+        totals[tier] += number * each.parameters
         before += each.parameters

@@ -17,9 +17,11 @@ from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import ModelShape, bytes_of
 from nearflash.planning.terms import Options, Vector, Workload, on, shares_vector
 
-__all__ = ["TIERS", "Peak", "limits", "peak_vectors", "peaks"]
+__all__ = ["ALIGNMENT_BYTES", "TIERS", "Peak", "limits", "peak_vectors", "peaks"]
 
 TIERS = ("gpu", "host", "disk", "device")
+ALIGNMENT_BYTES = 64 << 10
+"""What aligned tensors of a layer leave unused, at most: a page of 4 KiB for each of 16."""
 _BUFFERS = 2
 """A layer's or batch's bytes that compute, and the next one's that load."""
 
@@ -56,7 +58,11 @@ def peaks(shape: ModelShape, machine: Machine, workload: Workload, policy: Offlo
     shares = shares_vector(placed_policy(shape, machine, policy))
     vectors = peak_vectors(shape, machine, workload, Options.of(policy))
     every = limits(machine)
-    return {tier: Peak(tier, *(float(vector @ shares) for vector in vectors[tier]), every[tier]) for tier in TIERS}
+    found = {}
+    for tier in TIERS:
+        prefill, decode = (float(vector @ shares) for vector in vectors[tier])
+        found[tier] = Peak(tier, prefill, decode, every[tier])
+    return found
 
 
 def peak_vectors(
@@ -71,8 +77,8 @@ def peak_vectors(
 
 def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> dict[str, Vector]:
     """What stays where its share is; the KV cache at its full length, which is allocated at once."""
-    vectors = sum(2 * (layer.vectors + layer.expert_vectors * layer.experts) for layer in shape.layers)
-    weights = (sum(shape.layer_bytes(options.weight_bits)) - vectors) * options.stored_fraction + vectors
+    weights, _ = shape.weight_bytes(options.weight_bits, options.stored_fraction)
+    weights += ALIGNMENT_BYTES * len(shape.layers)
     outside = 2 * shape.outside
     fixed = on(0)
     if machine.schedule.offloads_embeddings:
@@ -80,8 +86,8 @@ def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Opti
     else:
         fixed = on(outside)
     tokens = workload.prompt_tokens + workload.new_tokens
-    cache = shape.kv_bytes_per_token * len(shape.layers) * options.block_size * tokens
-    cache *= bytes_of(1, options.cache_bits) / 2
+    dense = shape.kv_bytes_per_token * len(shape.layers) * options.block_size * tokens
+    cache = dense * bytes_of(1, options.cache_bits) / 2
     # Activations between two layers: of one layer at a time.
     states = 2 * shape.hidden * options.block_size * workload.prompt_tokens
     home = {
@@ -98,7 +104,8 @@ def _working(
     """What passes through while a batch computes `tokens` tokens of each sequence."""
     batch = options.batch_size
     biggest = shape.largest_layer
-    stored = max(shape.layer_bytes(options.weight_bits)) * options.stored_fraction
+    _, stored = shape.weight_bytes(options.weight_bits, options.stored_fraction)
+    stored += ALIGNMENT_BYTES
     if machine.schedule.offloads_embeddings:
         stored = max(stored, 2 * shape.head)
     packed = options.weight_bits != 16 or options.stored_fraction < 1

@@ -26,6 +26,8 @@ __all__ = ["Plan", "Space", "Workload", "plan_for", "search", "tokens_per_second
 
 _ROUNDED = 12
 """The best programs that are rounded before the best plan is returned."""
+_NEARER = {"host": 1e-5, "device": 2e-5, "disk": 1e-4}
+"""What a share costs by tier beside its time, as a fraction of it: decides between plans that are equal."""
 _REFINED = 2
 """The best programs of powers of two whose neighbours are tried."""
 
@@ -185,10 +187,11 @@ def _solve(
     objective = np.zeros(number + 2)
     objective[number:] = (1.0, steps)
     if max_block_s is not None:
-        rows.append(objective)
+        rows.append(objective.copy())
         bounds_above.append(max_block_s / scale)
-    # A little for what lies near: of two equal plans, the one that moves less.
-    objective[[at for at, name in enumerate(VARIABLES) if name.endswith(("host", "disk"))]] = 1e-9
+    # Of two equal plans, the one that moves less and writes nothing.
+    for at, name in enumerate(VARIABLES):
+        objective[at] = _NEARER.get(name.rpartition(".")[2], 0.0) * (1 + steps)
     sums = np.zeros((3, number + 2))
     for at, what in enumerate(("weights.", "cache.", "activations.")):
         sums[at, [place for place, name in enumerate(VARIABLES) if name.startswith(what)]] = 1

@@ -8,8 +8,10 @@ is exact.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from nearflash.abi.errors import PlanError
@@ -55,13 +57,13 @@ class LayerShape:
     experts_per_token: int = 0
     expert_vectors: int = 0
 
-    @property
+    @cached_property
     def expert(self) -> int:
         """Parameters of one expert, 0 in a layer without."""
         matrices = sum(each.rows * each.columns for each in self.linears if _is_of_experts(each.name))
         return matrices + self.expert_vectors
 
-    @property
+    @cached_property
     def shared(self) -> int:
         """Parameters that every token reads: all but the experts'."""
         return sum(each.parameters for each in self.linears if not _is_of_experts(each.name)) + self.vectors
@@ -75,7 +77,8 @@ class LayerShape:
         """Expected experts that a batch of tokens reads, each routed by itself: E·(1 - (1 - k/E)^tokens)."""
         if not self.experts:
             return 0.0
-        return self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
+        missed: float = (1 - self.experts_per_token / self.experts) ** tokens
+        return self.experts * (1 - missed)
 
     def read_parameters(self, tokens: float) -> float:
         """Expected parameters that a batch of so many tokens reads."""
@@ -107,10 +110,15 @@ class ModelShape:
     tied: bool
     vectors: int = 0
 
+    @cached_property
+    def kinds(self) -> tuple[tuple[LayerShape, int], ...]:
+        """The layers that differ, and how many there are of each."""
+        return tuple(Counter(self.layers).items())
+
     @property
     def parameters(self) -> int:
         """All parameters, a tied embedding once."""
-        return sum(layer.parameters for layer in self.layers) + self.outside
+        return sum(number * layer.parameters for layer, number in self.kinds) + self.outside
 
     @property
     def outside(self) -> int:
@@ -122,20 +130,30 @@ class ModelShape:
         """Bytes of K and V of one token in one layer, fp16."""
         return 2 * self.kv_heads * self.head_dim * _HALF_BYTES
 
-    @property
+    @cached_property
     def widest(self) -> int:
         """The widest input or output of a layer's matrices, in elements a token (k experts at once)."""
         return max(max(each.rows, each.columns) * (layer.experts_per_token if _is_of_experts(each.name) else 1)
-                   for layer in self.layers for each in layer.linears)  # fmt: skip
+                   for layer, _ in self.kinds for each in layer.linears)  # fmt: skip
 
-    @property
+    @cached_property
     def largest_layer(self) -> LayerShape:
         """The layer with most parameters."""
-        return max(self.layers, key=lambda layer: layer.parameters)
+        return max((layer for layer, _ in self.kinds), key=lambda layer: layer.parameters)
 
     def layer_bytes(self, bits: int = 16) -> tuple[float, ...]:
         """Bytes of the weights of each layer; vectors stay at 16 bits."""
-        return tuple(_layer_bytes(layer, bits) for layer in self.layers)
+        sizes = {layer: _layer_bytes(layer, bits) for layer, _ in self.kinds}
+        return tuple(sizes[layer] for layer in self.layers)
+
+    def weight_bytes(self, bits: int = 16, stored_fraction: float = 1.0) -> tuple[float, float]:
+        """Bytes of all layers and of the largest, matrices stored in a fraction of theirs."""
+        total = largest = 0.0
+        for layer, number in self.kinds:
+            vectors = 2 * (layer.vectors + layer.expert_vectors * layer.experts)
+            size = (_layer_bytes(layer, bits) - vectors) * stored_fraction + vectors
+            total, largest = total + number * size, max(largest, size)
+        return total, largest
 
     def digest(self) -> str:
         """SHA-256 of the shape, hexadecimal: plans of another shape are rejected by it."""

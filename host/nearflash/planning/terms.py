@@ -128,7 +128,7 @@ class _Sizes:
     def loaded(self, tokens: float) -> float:
         """Bytes of weights that one pass reads from where they are stored: of experts, those routed to."""
         options, shape = self.options, self.shape
-        inside = sum(_stored(layer, layer.distinct_experts(tokens), options) for layer in shape.layers)
+        inside = sum(n * _stored(layer, layer.distinct_experts(tokens), options) for layer, n in shape.kinds)
         outside = 2 * (shape.embedding + shape.head) if self.machine.schedule.offloads_embeddings else 0
         return inside + outside
 
@@ -136,10 +136,10 @@ class _Sizes:
         """One batch through all layers: as fast as it multiplies, or as GPU memory gives its weights."""
         bandwidth = self.machine.compute.gpu_memory_bytes_per_s
         total = 0.0
-        for layer in self.shape.layers:
+        for layer, number in self.shape.kinds:
             flops = 2 * layer.active_parameters * tokens
             read = _stored(layer, layer.distinct_experts(tokens), self.options)
-            total += max(flops / flops_per_s, read / bandwidth) + self.unpack_seconds(layer, tokens)
+            total += number * (max(flops / flops_per_s, read / bandwidth) + self.unpack_seconds(layer, tokens))
         return total
 
     def head_seconds(self, flops_per_s: float) -> float:
@@ -161,7 +161,7 @@ class _Sizes:
     def overhead_seconds(self) -> float:
         """Serial work of all layers and batches."""
         schedule = self.machine.schedule
-        routed = sum(1 for layer in self.shape.layers if layer.experts)
+        routed = sum(number for layer, number in self.shape.kinds if layer.experts)
         batches = self.options.num_batches
         return batches * (len(self.shape.layers) * schedule.per_layer_s + routed * schedule.per_routing_s)
 

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nearflash.device.timeline import Timeline
     from nearflash.training.checks import conformance
     from nearflash.training.gradients.compression import TopK
     from nearflash.training.gradients.scaler import LossScale
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from nearflash.training.optimizers.store import OptimizerStore
     from nearflash.training.step.report import Report
     from nearflash.training.step.stalls import Stalls
-    from nearflash.training.step.timeline import Timeline
     from nearflash.training.step.traffic import Traffic
 
 __all__ = [

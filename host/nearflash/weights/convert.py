@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,10 @@ def copy_others(model: Any, tokenizer: Any, source: Path, folder: Path) -> None:
     Where the source is no folder, configuration and tokenizer are written as transformers does.
     """
     if not source.is_dir():
-        model.config.save_pretrained(folder)
+        config = deepcopy(model.config)
+        if hasattr(config, "quantization_config"):  # of a package's GGUF, whose weights are unpacked here
+            del config.quantization_config
+        config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return
     weights = {INDEX, *(_indexed(source / INDEX) if (source / INDEX).is_file() else ())}

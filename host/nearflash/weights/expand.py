@@ -1,5 +1,6 @@
 """Compressed weights expanded: by the host's cores, on a device of the `expand` kernel, or on a GPU."""
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from math import prod
 from typing import Any
@@ -12,7 +13,8 @@ from nearflash.abi.errors import FormatError, ShapeError, StreamError
 from nearflash.abi.topk import StreamFault
 from nearflash.device import Device, open_device
 from nearflash.device.drivers.expand import expand_matrix
-from nearflash.weights.file import WeightsTensor
+from nearflash.storage.io.reuse import reused_buffer
+from nearflash.weights.file import Fill, WeightsTensor
 from nearflash.weights.groups import expand_groups
 
 __all__ = ["ELEMENTS", "expand"]
@@ -26,7 +28,12 @@ _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U16": "<u2"
 
 
 def expand(
-    source: bytes | WeightsTensor, device: str | Device = "host", *, out: Any = None, executor: Executor | None = None
+    source: bytes | WeightsTensor,
+    device: str | Device = "host",
+    *,
+    out: Any = None,
+    executor: Executor | None = None,
+    memory: Callable[[int], NDArray[np.uint8]] = reused_buffer,
 ) -> Any:
     """The dense tensor of a stream that `pack` gave, (rows, columns), or of a tensor in a file, of its own shape.
 
@@ -36,14 +43,15 @@ def expand(
     device: `host`, which computes in threads; another name for `open_device`, or an open Device, which stays open; or
     `cuda`, also with a number. All give the same bits. out: a numpy array or torch tensor of that shape and dtype (of
     bf16 uint16 or bfloat16), contiguous; it is written and returned. executor: of threads that have
-    set_ieee_arithmetic, for `host`; by default as many as there are processors, for large tensors.
+    set_ieee_arithmetic, for `host`; by default as many as there are processors, for large tensors. memory: gives
+    aligned memory of so many bytes, to read a tensor of a file into.
 
     Raises StreamError for a stream that is damaged and WeightsError for a tensor that is; ShapeError and FormatError
     for another `out`, whose contents are undefined after an error; UnknownDeviceError, and what the device raises.
     """
     if isinstance(source, WeightsTensor):
         try:
-            return _expand_tensor(source, out, device, executor)
+            return _expand_tensor(source, out, device, executor, memory)
         except StreamError as error:
             raise source.error(error) from error
     data = np.frombuffer(source, np.uint8)
@@ -51,26 +59,38 @@ def expand(
     return _expand_stream(data, header, (header.rows, header.columns), out, device, executor)
 
 
-def _expand_tensor(tensor: WeightsTensor, out: Any, device: str | Device, executor: Executor | None) -> Any:
-    data = tensor.read()
+def _expand_tensor(
+    tensor: WeightsTensor,
+    out: Any,
+    device: str | Device,
+    executor: Executor | None,
+    memory: Callable[[int], NDArray[np.uint8]],
+) -> Any:
     if tensor.form == "bitmap":
-        header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
-        if (header.dense, header.rows * header.columns) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
-            stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
-            raise tensor.error(f"it must be {stated}, not {header.rows} x {header.columns} of {header.dense.name}")
-        return _expand_stream(data, header, tensor.shape, out, device, executor)
+        with tensor.reading(memory) as (data, fill):
+            fill(min(HEADER_BYTES, len(data)))
+            header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
+            if (header.dense, header.rows * header.columns) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
+                stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
+                raise tensor.error(f"it must be {stated}, not {header.rows} x {header.columns} of {header.dense.name}")
+            return _expand_stream(data, header, tensor.shape, out, device, executor, fill)
+    data = tensor.read(memory)
     if tensor.dtype not in _DTYPES:
         raise tensor.error(f"its dtype must be one of {', '.join(_DTYPES)}, not {tensor.dtype}")
+    on_gpu, dtype = _on_gpu(out, device), _DTYPES[tensor.dtype]
     if tensor.form == "dense":
-        found = data.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
-    else:
-        rows, columns = prod(tensor.shape[:-1]), tensor.shape[-1]
-        found = np.empty((rows, columns), np.uint16)
-        expand_groups(data, found, int(tensor.form.removeprefix("int")), ELEMENTS[tensor.dtype], executor)
-        found = found.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
-    if out is None and not _on_gpu(out, device):
-        return found
-    return _copied(found, tensor.dtype, out, device)
+        found = data.view(dtype).reshape(tensor.shape)
+        return found if out is None and not on_gpu else _copied(found, tensor.dtype, out, device)
+    found = np.empty(tensor.shape, dtype) if out is None or on_gpu else _memory(out, tensor.shape, tensor.dtype)
+    rows = found.view(np.uint16).reshape(-1, tensor.shape[-1])
+    expand_groups(data, rows, int(tensor.form.removeprefix("int")), ELEMENTS[tensor.dtype], executor)
+    if on_gpu:
+        return _copied(found, tensor.dtype, out, device)
+    return found if out is None else out
+
+
+def _nothing(count: int) -> None:
+    """Reads nothing: all is there."""
 
 
 def _expand_stream(
@@ -80,21 +100,26 @@ def _expand_stream(
     out: Any,
     device: str | Device,
     executor: Executor | None,
+    fill: Fill = _nothing,
 ) -> Any:
+    """`fill` reads the first bytes of the stream (WeightsTensor.reading), where they are not there."""
     dtype = _NAMES[header.dense]
     if header.rows * header.columns > 8 * len(data):  # an element takes a bit at least
         raise bitmap_error(StreamFault.LENGTH, f"{len(data)} bytes, {header.rows} x {header.columns} elements")
     if _on_gpu(out, device):
         from nearflash.weights.gpu import expand_stream
 
+        fill(len(data))
         return expand_stream(data, header, shape, out, device)
     target = np.empty(shape, _DTYPES[dtype]) if out is None else _memory(out, shape, dtype)
     rows = target.reshape(header.rows, header.columns)
     if device == "host":
         from nearflash.device.backends.host.matrix import expand_into
 
-        expand_into(data, rows.view(np.uint8), executor)
-    elif isinstance(device, Device):
+        expand_into(data, rows.view(np.uint8), executor, fill)
+        return target if out is None else out
+    fill(len(data))
+    if isinstance(device, Device):
         rows[:] = expand_matrix(device, data.tobytes()).dense.view(rows.dtype)
     else:
         with open_device(device, "expand") as opened:

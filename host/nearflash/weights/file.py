@@ -7,7 +7,8 @@ and its `form`. Other readers find tensors of bytes. Layout: docs/contracts/weig
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -27,7 +28,10 @@ __all__ = ["FORMS", "VERSION", "PackedTensor", "WeightsTensor", "read_file", "wr
 VERSION = 1
 FORMS = ("dense", "bitmap", "int8", "int4")
 """How a tensor is stored: as it is; as a bitmap matrix, whatever its elements; in groups of 64 columns, without one."""
+Bytes, Fill = NDArray[np.uint8], Callable[[int], None]
 _VERSION, _TENSORS = "nearflash_weights", "nearflash_tensors"
+_CHUNK_BYTES = 2 << 20
+"""Read at once where a part of a tensor is wanted."""
 _LONGEST_BYTES = 20
 """Digits that a size may have more than was planned for it, twice."""
 
@@ -71,10 +75,45 @@ class WeightsTensor:
 
         memory: gives aligned memory of so many bytes, a part of which comes back. Raises WeightsError.
         """
-        data = _read(self, memory)
+        with self.reading(memory) as (data, fill):
+            fill(len(data))
         if self.checksum is not None and crc32c(data) != self.checksum:
             raise self.error("it is damaged: its checksum is another")
         return data
+
+    @contextmanager
+    def reading(self, memory: Callable[[int], NDArray[np.uint8]] = reused_buffer) -> Iterator[tuple[Bytes, Fill]]:
+        """Memory for the bytes as `read` gives it, and `fill(n)`, which reads the first n of them, if it has not yet.
+
+        What is worked on as soon as it was read is in the processor's cache still. Nothing is checked. Raises
+        WeightsError, as `fill` does.
+        """
+        before = self.offset % BLOCK_BYTES
+        blocks = -(-(before + self.stored_bytes) // BLOCK_BYTES)
+        room, done, fd = memory(max(blocks, 1) * BLOCK_BYTES), 0, -1
+
+        def fill(count: int) -> None:
+            nonlocal done
+            wanted = before + min(count, self.stored_bytes)
+            while done < wanted:
+                end = min(max(done + _CHUNK_BYTES, wanted), len(room))
+                end = -(-end // BLOCK_BYTES) * BLOCK_BYTES
+                try:
+                    found = os.preadv(fd, [room[done:end].data], self.offset - before + done)
+                except OSError as error:
+                    raise self.error(f"reading failed ({error.strerror})") from error
+                done += found
+                if (not found or found % BLOCK_BYTES) and done < before + self.stored_bytes:
+                    raise self.error(f"the file ends {before + self.stored_bytes - done} bytes too early")
+
+        try:
+            fd = _open(self.path)
+        except OSError as error:
+            raise self.error(f"reading failed ({error.strerror})") from error
+        try:
+            yield room[before : before + self.stored_bytes], fill
+        finally:
+            os.close(fd)
 
     def error(self, what: object) -> WeightsError:
         """The error for this tensor."""
@@ -166,28 +205,6 @@ def _found(file: TensorFile, stored: StoredTensor, described: Mapping[str, objec
         raise ValueError(f"{stored.name!r} has {size_bytes} bytes, too few for the shape {shape}")
     own = None if form == "bitmap" else checksum
     return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), file.path, at, size_bytes, own)
-
-
-def _read(tensor: WeightsTensor, buffer: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Bytes at the tensor's place in memory that begins at the same offset within a block."""
-    before = tensor.offset % BLOCK_BYTES
-    blocks = -(-(before + tensor.stored_bytes) // BLOCK_BYTES)
-    memory = buffer(max(blocks, 1) * BLOCK_BYTES)
-    try:
-        fd = _open(tensor.path)
-        try:
-            done = 0
-            while done < before + tensor.stored_bytes:
-                count = os.preadv(fd, [memory[done:].data], tensor.offset - before + done)
-                done += count
-                if (not count or count % BLOCK_BYTES) and done < before + tensor.stored_bytes:
-                    raise tensor.error(f"the file ends {before + tensor.stored_bytes - done} bytes too early")
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise tensor.error(f"reading failed ({error.strerror})") from error
-    data: NDArray[np.uint8] = memory[before : before + tensor.stored_bytes]
-    return data
 
 
 def _open(path: Path) -> int:

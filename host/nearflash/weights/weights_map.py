@@ -8,7 +8,8 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import fields
 from itertools import pairwise
 
 import numpy as np
@@ -21,9 +22,9 @@ from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.weights.expand import expand
-from nearflash.weights.file import WeightsTensor
+from nearflash.weights.file import Bytes, Fill, WeightsTensor
 
-__all__ = ["TORCH_DTYPES", "WeightsMap", "buffer_bytes"]
+__all__ = ["TORCH_DTYPES", "KeptTensor", "WeightsMap", "buffer_bytes"]
 
 TORCH_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -50,7 +51,8 @@ class WeightsMap(Mapping[str, Tensor]):
         in_memory: Iterable[str] = (),
         device: str = "cpu",
     ) -> None:
-        self._tensors = {name: _Kept(each) if name in set(in_memory) else each for name, each in tensors.items()}
+        kept = set(in_memory)
+        self._tensors = {name: KeptTensor(each) if name in kept else each for name, each in tensors.items()}
         self._next = dict(pairwise(self._tensors))  # of the last one, when it is known whether another pass comes
         self._device, self._prefetch_bytes = device, prefetch_bytes
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-weights", initializer=set_ieee_arithmetic)
@@ -115,28 +117,33 @@ class WeightsMap(Mapping[str, Tensor]):
         tensor = self._tensors[name]
         if tensor.dtype not in TORCH_DTYPES:
             raise tensor.error(f"its dtype must be one of {', '.join(TORCH_DTYPES)}, not {tensor.dtype}")
-        read = tensor if isinstance(tensor, _Kept) else _Kept(tensor, self._buffers.take)
+        take = self._buffers.take
         if self._device != "cpu":
-            found: Tensor = expand(read, self._device)
+            found: Tensor = expand(tensor, self._device, memory=take)
             return found
         dtype = TORCH_DTYPES[tensor.dtype]
-        if tensor.form == "dense" and read is not tensor and read.read().ctypes.data % dtype.itemsize == 0:
-            return torch.from_numpy(read.read()).view(dtype).view(tensor.shape)  # where it was read
-        out = torch.from_numpy(self._buffers.take(tensor.dense_bytes))
-        return expand(read, out=out[: tensor.dense_bytes].view(dtype).view(tensor.shape), executor=CallingThread())
+        if tensor.form == "dense" and not isinstance(tensor, KeptTensor) and tensor.offset % dtype.itemsize == 0:
+            return torch.from_numpy(tensor.read(take)).view(dtype).view(tensor.shape)  # where it was read
+        out = torch.from_numpy(take(tensor.dense_bytes))[: tensor.dense_bytes].view(dtype).view(tensor.shape)
+        return expand(tensor, out=out, executor=CallingThread(), memory=take)
 
 
-class _Kept(WeightsTensor):
-    """A tensor whose stored bytes are in memory."""
+class KeptTensor(WeightsTensor):
+    """A tensor whose stored bytes are in memory: `data`, or what reading it gives now."""
 
-    def __init__(self, tensor: WeightsTensor, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> None:
-        super().__init__(**vars(replace(tensor)))
-        object.__setattr__(self, "_data", tensor.read(memory))
+    def __init__(self, tensor: WeightsTensor, data: NDArray[np.uint8] | None = None) -> None:
+        super().__init__(**{each.name: getattr(tensor, each.name) for each in fields(WeightsTensor)})
+        object.__setattr__(self, "_data", tensor.read(aligned_buffer) if data is None else data)
 
     def read(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> NDArray[np.uint8]:
-        """The bytes, as they were read when this was made."""
+        """The bytes in memory."""
         data: NDArray[np.uint8] = vars(self)["_data"]
         return data
+
+    @contextmanager
+    def reading(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> Iterator[tuple[Bytes, Fill]]:
+        """The bytes, of which none is left to be read."""
+        yield self.read(), lambda count: None
 
 
 def buffer_bytes(tensors: Iterable[WeightsTensor], prefetch_bytes: int) -> int:
@@ -165,19 +172,26 @@ class _Buffers:
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
         """Bytes with any content, so many or an eighth more: compressed tensors differ a little in size."""
         step = max(1 << max(size_bytes.bit_length() - 4, 0), BLOCK_BYTES)
-        room = -(-size_bytes // step) * step
+        room = max(-(-size_bytes // step), 1) * step
         with self._lock:
             free = self._free.setdefault(room, deque())
             memory = free.pop() if free else None
-            if memory is None:
-                self._size_bytes += room
-                self._give_back()
+            self._size_bytes += room if memory is None else 0
+            self._give_back()
         if memory is None:
-            memory = aligned_buffer(room)
+            memory = self._new(room)
         # Views of an array refer to what its memory belongs to: behind a memoryview to this array, not further.
         array: NDArray[np.uint8] = np.frombuffer(memoryview(memory.data), np.uint8)
         weakref.finalize(array, free.append, memory).atexit = False  # without the lock: a collection may hold it
         return array
+
+    def _new(self, room: int) -> NDArray[np.uint8]:
+        try:
+            return aligned_buffer(room)
+        except BaseException:
+            with self._lock:
+                self._size_bytes -= room
+            raise
 
     def _give_back(self) -> None:
         for room, free in self._free.items():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from nearflash.inference.engines import compiled
-from nearflash.inference.engines.compiled import ROWS
 
 EVERY = np.arange(1 << 16, dtype=np.uint16)
 LENGTHS = (0, 1, 3, 7, 8, 15, 16, 17, 31, 64, 100)
@@ -26,14 +25,6 @@ def exponential(values, out):
     """e^x of each."""
     for i in range(len(values)):
         out[i] = compiled.exp(values[i])
-
-
-@compiled.compiled
-def fetched(values):
-    """Asking for a cache line changes nothing."""
-    for i in range(0, len(values), 16):
-        compiled.fetch(values, i)
-    return compiled.get(values, 0)
 
 
 @pytest.fixture
@@ -83,24 +74,11 @@ def test_exponentials_of_what_is_far_below_are_nothing():
 
 
 @pytest.mark.parametrize("count", LENGTHS)
-def test_rows_at_places_of_flat_arrays(rng, count):
-    """Products and sums of `count` elements from places 5 and 3 on; what is beside them stays."""
-    x, y = numbers(rng, count + 20), numbers(rng, count + 20)
-    exact = np.dot(x[5 : 5 + count].astype(np.float64), y[3 : 3 + count])
-    assert compiled.dot(x, 5, y, 3, count) == pytest.approx(exact, abs=1e-4)
-    changed = y.copy()
-    compiled.add(np.float32(0.5), x, 5, changed, 3, count)
-    np.testing.assert_allclose(changed[3 : 3 + count], y[3 : 3 + count] + 0.5 * x[5 : 5 + count], rtol=1e-6, atol=1e-6)
-    np.testing.assert_array_equal(np.delete(changed, slice(3, 3 + count)), np.delete(y, slice(3, 3 + count)))
-
-
-@pytest.mark.parametrize("count", LENGTHS)
-def test_four_rows_are_multiplied_at_once(rng, count):
-    stride = count + 2
-    x, y = numbers(rng, count + 3), numbers(rng, ROWS * stride + 1)
-    rows = np.stack([y[1 + row * stride :][:count] for row in range(ROWS)]).astype(np.float64)
-    found = compiled.dot_rows(x, 3, y, 1, stride, count)
-    np.testing.assert_allclose(found, rows @ x[3:], rtol=1e-5, atol=1e-4)
+def test_products_at_places_of_flat_arrays(rng, count):
+    """Of `count` elements from places 5 and 3 on."""
+    x, y = numbers(rng, count + 20), numbers(rng, count + 20).astype(np.float16)
+    exact = np.dot(x[5 : 5 + count].astype(np.float64), y[3 : 3 + count].astype(np.float64))
+    assert compiled.dot_half(x, 5, y.view(np.uint16), 3, count) == pytest.approx(exact, abs=1e-4)
 
 
 @pytest.mark.parametrize("count", LENGTHS)
@@ -113,49 +91,55 @@ def test_sums_of_exponentials_leave_their_terms(rng, count):
 
 
 @pytest.mark.parametrize("count", LENGTHS)
-def test_four_rows_are_added_at_once(rng, count):
-    stride = count + 2
-    x, y, weights = numbers(rng, ROWS * stride + 1), numbers(rng, count + 9), numbers(rng, 7)
-    changed = y.copy()
-    compiled.add_rows(weights, 2, x, 1, stride, changed, 4, count)
-    rows = np.stack([x[1 + row * stride :][:count] for row in range(ROWS)]).astype(np.float64)
-    want = y[4 : 4 + count] + weights[2 : 2 + ROWS] @ rows
-    np.testing.assert_allclose(changed[4 : 4 + count], want, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(np.delete(changed, slice(4, 4 + count)), np.delete(y, slice(4, 4 + count)))
+def test_exponentials_in_place_of_their_terms(rng, count):
+    """What is beside them stays."""
+    x = numbers(rng, count + 5)
+    own, most, taken = slice(2, 2 + count), np.float32(0.5 * x.max()), x.copy()
+    total = compiled.exponentials(taken, 2, count, np.float32(0.5), most)
+    np.testing.assert_allclose(taken[own], np.exp(0.5 * x[own].astype(np.float64) - most), rtol=1e-5)
+    assert total == pytest.approx(taken[own].sum(dtype=np.float64), rel=1e-5)
+    np.testing.assert_array_equal(np.delete(taken, own), np.delete(x, own))
+
+
+@pytest.mark.parametrize("place", [0, 1, 7])
+@pytest.mark.parametrize("count", LENGTHS)
+def test_the_exponentials_of_vectors_are_those_of_single_numbers(rng, count, place):
+    """By a vector or one by one, within the same bound; far below they are nothing."""
+    x = -np.abs(numbers(rng, count + place)) * 30
+    x[place::5] = -1e4
+    want = np.empty(len(x), np.float32)
+    exponential(x, want)
+    compiled.exponentials(x, place, count, np.float32(1), np.float32(0))
+    np.testing.assert_allclose(x[place:], want[place:], rtol=3e-6)
+    assert (x[place::5] == 0).all()
 
 
 @pytest.mark.parametrize("count", LENGTHS)
-def test_sums_largest_and_scales(rng, count):
-    x = numbers(rng, count)
-    assert compiled.sum_of(x) == pytest.approx(x.sum(dtype=np.float64), abs=1e-4)
-    assert compiled.largest_of(x, np.float32(-9)) == max([-9, *x])
-    assert compiled.largest_of(x, np.float32(9)) == 9
+def test_largest_and_scales(rng, count):
+    x = numbers(rng, count + 4)
+    own = slice(3, 3 + count)
+    assert compiled.largest_of(x, 3, count, np.float32(-9)) == max([-9, *x[own]])
+    assert compiled.largest_of(x, 3, count, np.float32(9)) == 9
+    for place in range(count):
+        lifted = x.copy()
+        lifted[3 + place] = 7
+        assert compiled.largest_of(lifted, 3, count, np.float32(-9)) == 7
     scaled = x.copy()
-    compiled.scale(np.float32(-2), scaled)
-    np.testing.assert_array_equal(scaled, -2 * x)
-    most = np.float32(max([0, *x]))
-    taken = x.copy()
-    total = compiled.exponentials(taken, most)
-    np.testing.assert_allclose(taken, np.exp(x.astype(np.float64) - most), rtol=1e-6)
-    assert total == pytest.approx(taken.sum(dtype=np.float64), rel=1e-6)
-
-
-def test_places_are_set_and_had(rng):
-    x = numbers(rng, 40)
-    before = x.copy()
-    assert fetched(x) == x[0]
-    np.testing.assert_array_equal(x, before)
+    compiled.scale(np.float32(-2), scaled, 3, count)
+    np.testing.assert_array_equal(scaled[own], -2 * x[own])
+    np.testing.assert_array_equal(np.delete(scaled, own), np.delete(x, own))
 
 
 def test_code_on_disk_is_not_of_an_older_primitive(tmp_path):
     """Loops of other modules have the primitives within: they stayed as they were when a primitive had changed."""
     primitives = Path(compiled.__file__).read_text()
-    loop = "from primitives import compiled, sum_of\n\n\n@compiled\ndef loop(x):\n    return sum_of(x)\n"
-    call = "import numpy as np; from loops import loop; print(loop(np.ones(5, np.float32)))"
+    loop = "from primitives import compiled, scale\n@compiled\ndef loop(x):\n    scale(1, x, 0, 5)\n    return x[0]\n"
+    call = "import numpy as np; from loops import loop; print(loop(np.full(5, 5, np.float32)))"
+    line = "        put(x, i, factor * get(x, i))\n"
+    assert line in primitives
     (tmp_path / "loops.py").write_text(loop)
-    for factor in ("x[i]", "2 * x[i]"):
-        text = primitives.replace("        total += x[i]\n", f"        total += np.float32({factor})\n")
-        assert text != primitives
+    for factor in (1, 2):
+        text = primitives.replace(line, f"        put(x, i, np.float32({factor}) * get(x, i))\n")
         (tmp_path / "primitives.py").write_text(text)
         out = subprocess.run([sys.executable, "-c", call], cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert float(out.stdout) == (5 if factor == "x[i]" else 10)
+        assert float(out.stdout) == 5 * factor

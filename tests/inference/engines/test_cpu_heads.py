@@ -9,7 +9,7 @@ from nearflash.device import open_device
 from nearflash.inference.engines import cpu as cpu_module
 from nearflash.inference.engines import cpu_heads
 from nearflash.inference.engines.cpu import CpuEngine
-from nearflash.inference.engines.cpu_heads import takes_all
+from nearflash.inference.engines.cpu_heads import dims_by_size, takes_all
 from nearflash.inference.engines.device import DeviceEngine
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvLayout
@@ -108,6 +108,63 @@ def test_policies_that_take_all_tokens_need_no_scores():
     assert takes_all(AttentionPolicy("sparf", top_k=0.1, min_tokens=500), 500, 64, layout)
     assert not takes_all(AttentionPolicy("sparf", top_k=0.1, min_tokens=500), 501, 64, layout)
     assert not takes_all(AttentionPolicy("sparf-page", top_k=1.0, top_p=0.9), 5000, 64, layout)
+
+
+def test_dims_by_the_size_of_q():
+    """Summed over query heads, rounded to fp16; the lower dim first among equals."""
+    q = np.zeros((2, 1, 2, 5), np.float16)
+    q[0, 0] = [[1, -3, 0, 2, 2], [1, 0, -1, 0, 0]]
+    q[1, 0, 0] = [4, 4.001, 4, 8, 0]
+    assert dims_by_size(q).tolist() == [[[1, 0, 3, 4, 2]], [[3, 0, 1, 2, 4]]]
+
+
+@pytest.mark.parametrize("name", ["sparf", "page", "mass"])
+def test_an_index_in_memory_gives_the_same(make_store, make_layout, shape, filled, name, draw_q, expected):
+    """None of it, what there is room for, all: also after more tokens, and in a store of fewer of them."""
+    layout, policy = make_layout(), POLICIES[name]
+    outs = []
+    for room in (0, 5000, 1 << 20):
+        engine = CpuEngine(make_store(shape, layout), policy, index_cache_bytes=room)
+        numbers, stored = filled(engine, shape, [200, 75])
+        own = []
+        for seed in range(3):
+            q = draw_q(shape, 2, seed=seed)
+            own.append(engine.attend(1, numbers, q))
+            assert_near(own[-1], expected(q, stored, policy, layout))
+            more = draw_q(shape, 2, group=40, seed=seed + 50)
+            for row, number in enumerate(numbers):
+                engine.append(number, 1, more[row], -more[row])
+                stored[row] = [
+                    np.concatenate([x, y], axis=1) for x, y in zip(stored[row], (more[row], -more[row]), strict=True)
+                ]
+        outs.append(own)
+    np.testing.assert_array_equal(outs[0], outs[2])
+    np.testing.assert_array_equal(outs[1], outs[2])
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3])
+def test_what_fails_in_a_thread_is_raised(
+    make_store, make_layout, shape, filled, monkeypatch, failing, draw_q, expected
+):  # fmt: skip
+    """Whichever thread has the sequence; the next call gives what it should."""
+    monkeypatch.setattr(cpu_module, "_THREADS", 2)
+    layout, policy = make_layout(), POLICIES["page"]
+    engine = CpuEngine(make_store(shape, layout, blocks=64), policy, page_cache_bytes=60 * layout.page_bytes)
+    numbers, stored = filled(engine, shape, [220, 150, 310, 90])
+    attend = cpu_heads.Heads.attend
+
+    def broken(part, form):
+        if part.row == failing:
+            raise RuntimeError(f"row {part.row}")
+        return attend(part, form)
+
+    q = draw_q(shape, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_heads.Heads, "attend", broken)
+        with pytest.raises(RuntimeError, match=f"row {failing}"):
+            engine.attend(1, numbers, q)
+    assert_near(engine.attend(1, numbers, q), expected(q, stored, policy, layout))
+    engine.close()
 
 
 def test_a_device_does_not_take_large_groups(make_store, make_layout, shape):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.inference.engines import kernels, scoring
+from nearflash.inference.engines import kernels, scoring, vectors
 
 NONE = np.zeros(0, np.float32)
 ALL = np.zeros((0, 0), bool)
@@ -17,6 +17,10 @@ def rng():
 
 def halves(rng, *shape):
     return rng.standard_normal(shape).astype(np.float16)
+
+
+def numbers(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
 
 
 def attention(q, k, v, taken, softcap=0.0, sinks=None):
@@ -95,6 +99,85 @@ def test_attention_in_memory_is_that_of_its_layer(rng, tokens):
             own = given[head] if len(given) else None
             want = attention(q[head].astype(np.float32) * 0.25, k, v, np.ones(tokens, bool), sinks=own)
             assert np.abs(out[head] - want).max() < 2e-6
+
+
+@pytest.mark.parametrize(
+    "left, heads", [(1, [1]), (2, [2]), (3, [3]), (4, [2, 2]), (5, [3, 2]), (7, [3, 2, 2]), (16, [3] * 4 + [2, 2])]
+)
+def test_query_heads_are_taken_together(left, heads):
+    """One alone would share nothing."""
+    taken = []
+    while left:
+        taken.append(kernels.heads_at_once(left))
+        left -= taken[-1]
+    assert taken == heads
+
+
+def test_vectors_of_v_are_taken_together():
+    for left in range(1, 17):
+        assert kernels.parts_at_once(left) in vectors.PARTS and kernels.parts_at_once(left) <= left
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 16])
+@pytest.mark.parametrize("dim", [4, 20, 36, 80, 100, 256])
+def test_every_number_of_query_heads_and_dims(rng, group, dim):
+    """Dims that do not fill vectors, too; some tokens do not count."""
+    k, v = halves(rng, 3 * 140, dim), halves(rng, 3 * 140, dim)
+    q, chosen = rng.standard_normal((group, dim), np.float32) / np.float32(dim**0.5), rng.random((3, 140)) < 0.7
+    every = np.ones(3 * 140, bool)
+    assert np.abs(run(q, k, v, [[2, 0, 1]], 140) - attention(q, k, v, every)).max() < 5e-6
+    out = run(q, k, v, [[2], [0, 1]], 140, chosen)
+    assert np.abs(out - attention(q, k, v, chosen.reshape(-1))).max() < 5e-6
+
+
+@pytest.mark.parametrize("dim", [32, 20])
+def test_groups_in_memory_and_new_ones(rng, dim):
+    """K and V of a token together, or V behind all K; each head's groups from two arrays."""
+    each, shape = 24, (7, 2, 24, dim)
+    kept, new = halves(rng, *shape), halves(rng, *shape)
+    q = rng.standard_normal((2, 3, dim), np.float32) / np.float32(dim**0.5)
+    places, numbers, ends = np.array([3, -2, 0, -7, 6]), np.array([0, 1, 2, 0, 4]), np.array([3, 5])
+    groups = [kept[place] if place >= 0 else new[-1 - place] for place in places]
+    for together in (True, False):
+        flat = [
+            np.ascontiguousarray(x.swapaxes(1, 2) if together else x).reshape(-1).view(np.uint16) for x in (kept, new)
+        ]
+        stride, v_from = (2 * dim, dim) if together else (dim, each * dim)
+        largest, total, out = np.empty((2, 3), np.float32), np.empty((2, 3), np.float32), np.empty(q.shape, np.float32)
+        for head in range(2):
+            kernels.start(largest[head], total[head], out[head])
+        kernels.attend_groups(q, *flat, places, numbers, ends, 2 * each * dim, v_from, stride, each, ALL,
+                              np.float32(0), largest, total, out)  # fmt: skip
+        for head, own in enumerate((groups[:3], groups[3:])):
+            k, v = (np.concatenate([group[part] for group in own]) for part in range(2))
+            want = attention(q[head], k, v, np.ones(len(k), bool))
+            assert np.abs(out[head] / total[head][:, None] - want).max() < 5e-6
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 70])
+def test_the_tokens_in_memory_end_an_attention(rng, tokens):
+    """Of some heads, in their order, out of views of larger arrays; after groups that were attended to."""
+    room = halves(rng, 2, 4, 90, 32)
+    k, v = room[:, :, :tokens]
+    before = halves(rng, 2, 4, 50, 32)
+    q, heads, mean = rng.standard_normal((2, 3, 32), np.float32) / 6, np.array([3, 1]), numbers(rng, 4, 32)
+    chosen, alpha = rng.random((2, tokens)) < 0.5, np.array([[1, 0.5, 0.75], [0.25, 1, 1]], np.float32)
+    for masks in (np.zeros((0, 0), bool), chosen):
+        largest, total, out = np.empty((2, 3), np.float32), np.empty((2, 3), np.float32), np.empty(q.shape, np.float32)
+        start_at = np.zeros(1, np.int64)
+        for own, head in enumerate(heads):
+            kernels.start(largest[own], total[own], out[own])
+            keys, values = (x[head].reshape(-1).view(np.uint16) for x in before)
+            kernels.attend(q[own], keys, values, start_at, start_at, 32, 50, ALL, np.float32(0), largest[own],
+                           total[own], out[own])  # fmt: skip
+        kernels.attend_suffixes(q, heads, k.view(np.uint16), v.view(np.uint16), masks, np.float32(0),
+                                np.zeros((0, 0), np.float32), alpha, mean, largest, total, out)  # fmt: skip
+        for own, head in enumerate(heads):
+            every_k, every_v = (np.concatenate([before[part, head], x[head]]) for part, x in enumerate((k, v)))
+            taken = np.concatenate([np.ones(50, bool), masks[own] if len(masks) else np.ones(tokens, bool)])
+            share = alpha[own][:, None]
+            want = share * attention(q[own], every_k, every_v, taken) + (1 - share) * mean[head]
+            assert np.abs(out[own] - want).max() < 5e-6
 
 
 def test_numbers_that_are_not_finite_are_found(rng):
@@ -197,3 +280,55 @@ def test_entries_are_chosen_as_by_sorting(rng, each, window, top_p):
                 assert np.array_equal(taken, expected_choice(keys, each, tokens, window, top_k, top_p))
                 share = probabilities[:, np.repeat(taken, each)[:tokens]].sum(1, dtype=np.float64)
                 assert np.abs(alpha - share).max() < 1e-5 and not counts.any()
+
+
+@pytest.mark.parametrize("bits, block_tokens", [(4, 16), (4, 48), (8, 32), (16, 16), (4, 1040)])
+@pytest.mark.parametrize("group", [1, 4, 7])
+def test_blocks_of_every_length_are_scored(rng, group, bits, block_tokens):
+    """Those that vectors do not divide, too, by every number of query heads."""
+    codes = rng.integers(0, 256, (3, 6, block_tokens * bits // 8)).astype(np.uint8)
+    if bits == 16:
+        codes = halves(rng, 3, 6, block_tokens).view(np.uint8)
+    wide = {4: np.stack([codes & 15, codes >> 4], axis=-1).reshape(3, 6, -1), 8: codes, 16: codes.view(np.float16)}[
+        bits
+    ]
+    q, rows, factors = numbers(rng, group, 4), np.array([0, 2, 3, 5]), halves(rng, 3, 6, 2)
+    scores = np.empty((group, 3 * block_tokens), np.float32)
+    scoring.score_index(q, codes, factors.view(np.uint16), rows, bits, scores)
+    scale, zero = (factors[..., i : i + 1].astype(np.float64) for i in (0, 1))
+    found = wide.astype(np.float64) if bits == 16 else wide * scale + zero
+    want = np.einsum("gr,brt->gbt", q.astype(np.float64), found[:, rows]).reshape(group, -1)
+    assert np.abs(scores - want).max() < 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("by_probability", [True, False])
+@pytest.mark.parametrize("each", [1, 16])
+def test_heads_choose_by_their_own_scores(rng, each, by_probability):
+    """Scores of the index and the suffix, scaled by the share of |q| in their dims, weighed and chosen."""
+    heads, group, dim, covered, suffix_tokens, top_k = 3, 2, 16, 96, 20, 40 // each
+    k = halves(rng, heads, covered + suffix_tokens, dim)
+    q, dims = (
+        numbers(rng, heads, group, dim),
+        np.sort(np.array([rng.choice(dim, 5, replace=False) for _ in range(heads)])),
+    )
+    tokens = covered + suffix_tokens
+    codes = k[:, :covered].reshape(heads, 3, 32, dim).swapaxes(2, 3).copy().view(np.uint8)
+    taken, alpha = np.empty((heads, -(-tokens // each)), bool), np.empty((heads, group), np.float32)
+    suffix, none = k[:, covered:].copy().view(np.uint16), np.zeros((heads, 3, dim, 2), np.uint16)
+    scoring.choose_heads(
+        q, dims, codes, none, dims, 16, suffix, covered, np.float32(0.25), np.float32(0), each, by_probability, 8,
+        top_k, 0, np.empty((group, tokens), np.float32), np.zeros(1 << 16, np.int32), taken, alpha,
+    )  # fmt: skip
+    for head in range(heads):
+        near = q[head][:, dims[head]].astype(np.float64)
+        share = np.abs(q[head]).sum(1, dtype=np.float64) / np.abs(near).sum(1)
+        logits = 0.25 * np.sqrt(share)[:, None] * (near @ k[head][:, dims[head]].T.astype(np.float64))
+        p = torch.softmax(torch.from_numpy(logits), 1).numpy()
+        pad = -tokens % each
+        entries = np.pad(p, ((0, 0), (0, pad))).reshape(group, -1, each)
+        largest = np.pad(logits, ((0, 0), (0, pad)), constant_values=-1e9).reshape(group, -1, each).max(2).sum(0)
+        keys = 4096 * entries.sum((0, 2)) if by_probability else largest * np.log2(np.e)
+        want = expected_choice(keys.astype(np.float32), each, tokens, 8, top_k, 0)
+        assert (taken[head] == want).mean() > 0.97  # two whose keys are alike may be taken for one another
+        assert taken[head].sum() == want.sum()
+        np.testing.assert_allclose(alpha[head], entries.sum(2)[:, taken[head]].sum(1), rtol=1e-4)

@@ -25,6 +25,7 @@ from nearflash.bench.inference.contexts import Contexts, default_config, random_
 from nearflash.bench.inference.decode import DecodeCase, measure
 from nearflash.bench.inference.memory_reads import memory_reads
 from nearflash.bench.inference.short_contexts import short_contexts
+from nearflash.bench.offload import mixture, runtime
 from nearflash.bench.options import Option
 from nearflash.inference.engines.estimate import READ_DEPTH, index_bytes
 from nearflash.inference.engines.setup import default_layout
@@ -45,10 +46,11 @@ POLICIES = {
 AUTO = "auto"
 CONTEXTS = {"8k": 8192, "32k": 32768}
 """Random ones, by part."""
-TEXT, SHORT, MEMORY = "text", "short", "memory"
-"""Parts: four English texts, 32,000 tokens of context; 50 and 500 tokens; attention to what is in memory."""
+TEXT, SHORT, MEMORY, OFFLOAD, EXPERTS = "text", "short", "memory", "offload", "experts"
+"""Parts: four English texts, 32,000 tokens of context; 50 and 500 tokens; attention to what is in memory; weights and
+cache on the disk, as planned and otherwise, beside accelerate; a mixture larger than memory."""
 BATCH = 4
-STEPS = {TEXT: (8, 12), "8k": (1, 5), "32k": (1, 5), SHORT: (0, 0), MEMORY: (0, 0)}
+STEPS = {TEXT: (8, 12), "8k": (1, 5), "32k": (1, 5), SHORT: (0, 0), MEMORY: (0, 0), OFFLOAD: (0, 0), EXPERTS: (0, 0)}
 """Steps that are not counted, which come first, and steps that are."""
 MEMORY_BYTES = 1 << 30
 """For K and V, or what an engine keeps of them."""
@@ -74,6 +76,10 @@ def run(
     for part in wanted:
         if part == SHORT:
             yield from ({"part": part, **row} for row in short_contexts(_random_model(model)))
+        elif part == OFFLOAD:
+            yield from ({"part": part, **row} for row in runtime.run(None if model is None else Path(model)))
+        elif part == EXPERTS:
+            yield from ({"part": part, **row} for row in mixture.measure(Path(tempfile.gettempdir())))
         elif part == MEMORY:
             yield {"part": part, **memory_reads(POLICIES["sparf-page"], profile)}
         else:

@@ -1,1 +1,1 @@
-"""Benches of offloaded generation."""
+"""Benches of offloaded generation: its plan, and its runtime."""

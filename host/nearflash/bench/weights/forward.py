@@ -108,6 +108,8 @@ def _limited(limit_bytes: int) -> Iterator[tuple[str, Callable[[], object]]]:
         except OSError:
             continue  # not mounted, or not ours to write to
         try:
+            if not (group / file).exists():
+                continue  # an ordinary folder, or a group without the controller of memory
             (group / file).write_text(str(limit_bytes))
             yield "cgroup", partial(_enter, group)
         finally:

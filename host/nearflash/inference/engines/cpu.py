@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nearflash.inference.engines import kernels
 from nearflash.inference.engines.base import EngineCounters
-from nearflash.inference.engines.cpu_heads import Heads
+from nearflash.inference.engines.cpu_heads import Heads, dims_by_size
 from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
 from nearflash.inference.engines.index_rows import IndexCache
 from nearflash.inference.engines.page_cache import PageCache
@@ -80,18 +80,12 @@ class CpuEngine(PagedEngine):
                     out[row] = self._several(layer, number, torch.from_numpy(q[row].astype(np.float32)), form).numpy()
                 return out
             # Everything that scores need is asked for first; then each part's groups, as soon as they are chosen.
-            parts: list[Heads] = []
-            for row, number in enumerate(sequences):
-                if not self._attend_memory(layer, number, q[row], form, out[row]):
-                    parts += self._parts(layer, number, row, q, alone=len(sequences) == 1)
-            if not parts:
-                return out
-            self._each(parts, lambda part: part.choose(self._ask_groups, self._pages, form))
-
-            def attend(part: Heads) -> None:
-                out[part.row, part.reads.heads] = part.attend(form)
-
-            self._each(parts, attend)
+            rows = [
+                row for row, number in enumerate(sequences)
+                if not self._attend_memory(layer, number, q[row], form, out[row])
+            ]  # fmt: skip
+            if rows:
+                self._attend_parts(self._parts(layer, sequences, rows, q), form, out)
         return out
 
     @property
@@ -142,17 +136,19 @@ class CpuEngine(PagedEngine):
         )
         return True
 
-    def _each(self, parts: list[Heads], call: Callable[[Heads], None]) -> None:
-        """Call for each part; several at once where KV page groups are kept, so that few are read."""
+    def _attend_parts(self, parts: list[Heads], form: AttentionForm[F32], out: NDArray[np.float32]) -> None:
+        """Attend to parts, by several threads where KV page groups are kept, so that few are read."""
 
-        def some(first: int) -> None:
-            for part in parts[first::threads]:
-                call(part)
+        def attend(own: list[Heads]) -> None:
+            for part in own:
+                part.choose(self._ask_groups, self._pages, form)
+            for part in own:
+                out[part.row, part.reads.heads] = part.attend(form)
 
-        threads = max(min(_THREADS, len(parts)), 1) if self._pages.keeps else 1
-        others = [self._workers.submit(some, first) for first in range(1, threads)]
+        threads = min(_THREADS, len(parts)) if self._pages.keeps else 1
+        others = [self._workers.submit(attend, parts[first::threads]) for first in range(1, threads)]
         try:
-            some(0)
+            attend(parts[::threads])
         finally:
             wait(others)
         for done in others:
@@ -165,19 +161,21 @@ class CpuEngine(PagedEngine):
             self._tails[layer] = all(one.mode is AttentionMode.DENSE or one.keep_tail for one in policies)
         return self._tails[layer]
 
-    def _parts(self, layer: int, sequence: int, row: int, q: NDArray[np.float16], *, alone: bool) -> list[Heads]:
-        """The heads of a sequence by the policy that they follow; what their scores need is asked for."""
-        stored = self.store.layer(sequence, layer)
-        apart = alone and stored.tokens >= _APART_TOKENS
-        heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
-        for head in range(self.kv_heads):
-            heads.setdefault((self._policy_at(layer, head), head * apart), []).append(head)
+    def _parts(self, layer: int, sequences: Sequence[int], rows: list[int], q: NDArray[np.float16]) -> list[Heads]:
+        """The heads of sequences by the policy that they follow; what their scores need is asked for."""
+        wide, order = q.astype(np.float32), dims_by_size(q)
         parts = []
-        for (policy, _), own in heads.items():
-            reads = SequenceReads(self.store, stored, own, self._read)
-            part = Heads(row, reads, q[row, own].astype(np.float32), policy, self.store.layout)
-            part.ask(self._ask, self._index)
-            parts.append(part)
+        for row in rows:
+            stored = self.store.layer(sequences[row], layer)
+            apart = len(sequences) == 1 and stored.tokens >= _APART_TOKENS
+            heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
+            for head in range(self.kv_heads):
+                heads.setdefault((self._policy_at(layer, head), head * apart), []).append(head)
+            for (policy, _), own in heads.items():
+                reads = SequenceReads(self.store, stored, own, self._read)
+                part = Heads(row, reads, wide[row, own], order[row, own], policy, self.store.layout)
+                part.ask(self._ask, self._index)
+                parts.append(part)
         return parts
 
     def _ask(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:

@@ -9,21 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.inference.engines import kernels, scoring
+from nearflash.inference.engines.compiled import LOWEST
 from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
-from nearflash.inference.engines.index_rows import IndexRows
+from nearflash.inference.engines.index_rows import IndexCache, IndexRows
 from nearflash.inference.engines.page_cache import PageCache
 from nearflash.inference.engines.softmax import AttentionForm
-from nearflash.inference.policy.policy import AttentionPolicy
-from nearflash.storage.io.reuse import reused_buffer
+from nearflash.inference.policy.policy import AttentionPolicy, ResolvedPolicy
 from nearflash.storage.kv import KvLayout
 
-__all__ = ["Heads", "takes_all"]
+__all__ = ["Heads", "dims_by_size", "takes_all"]
 
 F32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 _ALL = np.zeros((0, 0), bool)
-_NO_SINKS = np.zeros(0, np.float32)
+_NO_SINKS = np.zeros((0, 0), np.float32)
 _thread = threading.local()
 _CHUNK_BYTES = 8 << 20
 """Of KV page groups that are asked for at once."""
@@ -31,7 +31,10 @@ _CHUNK_BYTES = 8 << 20
 
 def takes_all(policy: AttentionPolicy, tokens: int, dim: int, layout: KvLayout) -> bool:
     """Whether the policy (without its overrides) takes all of so many tokens, whatever they are."""
-    resolved = policy.resolve(tokens, dim, layout)
+    return _takes_all(policy, policy.resolve(tokens, dim, layout), tokens, layout)
+
+
+def _takes_all(policy: AttentionPolicy, resolved: ResolvedPolicy, tokens: int, layout: KvLayout) -> bool:
     if not resolved.score_dims or resolved.local_window >= tokens:
         return True
     return not resolved.top_p and resolved.top_k * policy.entry_tokens(layout) >= tokens
@@ -40,31 +43,38 @@ def takes_all(policy: AttentionPolicy, tokens: int, dim: int, layout: KvLayout) 
 class Heads:
     """q (H, g, d) of heads that follow one policy: `ask`, then `choose`, then `attend`.
 
-    Each asks for what it reads by `reader`, and waits for what was asked for before.
+    order (H, d): their dims, those first by which they are scored. Each asks for what it reads by `reader`, and waits
+    for what was asked for before.
     """
 
-    def __init__(self, row: int, reads: SequenceReads, q: F32, policy: AttentionPolicy, layout: KvLayout) -> None:
+    def __init__(
+        self, row: int, reads: SequenceReads, q: F32, order: Ints, policy: AttentionPolicy, layout: KvLayout
+    ) -> None:  # fmt: skip
         self.row, self.reads, self.policy = row, reads, policy
         self._q, self._layout = q, layout
-        self._takes_all = takes_all(policy, reads.tokens, q.shape[-1], layout)
+        self._resolved = policy.resolve(reads.tokens, q.shape[-1], layout)
+        self._takes_all = _takes_all(policy, self._resolved, reads.tokens, layout)
+        self._dims = np.sort(order[:, : self._resolved.score_dims], axis=1)
         self._chosen: Bools | None = None
         """Tokens, (H, S); None: all, or all of a group."""
         self._tail: Bools | None = None
         """Of the tokens in memory, (H, u); None: all."""
         self._alpha = np.ones(q.shape[:2], np.float32)
-        self._index: Future[tuple[IndexRows, NDArray[np.int64]]]
+        self._kept: IndexRows | None = None
+        """Rows of all dims, where they are in memory; else:"""
+        self._index: Future[tuple[IndexRows, Ints]]
         self._suffix: Future[NDArray[np.float16]] | None = None
         """K of the unindexed suffix, where it is not all in memory."""
         self._groups: list[Future[Groups]] = []
         """In the order of their tokens, no more than _CHUNK_BYTES each: one comes while another is attended to."""
 
-    def ask(self, ask: Callable[..., Future], index: object) -> None:
-        """Ask for what the scores need; index: the engine's IndexCache."""
+    def ask(self, ask: Callable[..., Future], index: IndexCache) -> None:
+        """Ask for what the scores need, and is not in memory; index: the engine's."""
         if self._takes_all:
             return
-        count = self.policy.resolve(self.reads.tokens, self._q.shape[-1], self._layout).score_dims
-        self._dims = _top_dims(self._q, count)
-        self._index = ask(self.reads.index, self._dims, index)
+        self._kept = self.reads.kept_index(index)
+        if self._kept is None:
+            self._index = ask(self.reads.index, self._dims, index)
         self._suffix = None if self.reads.suffix_kept else ask(self.reads.suffix)
 
     def choose(self, ask: Callable[..., Future], groups: PageCache, form: AttentionForm[F32]) -> None:
@@ -83,13 +93,11 @@ class Heads:
     def attend(self, form: AttentionForm[F32]) -> F32:
         """(H, g, d)."""
         stored, scaled = self.reads.stored, self._q * np.float32(form.scaling)
-        largest, total = (np.empty(self._q.shape[:2], np.float32) for _ in range(2))
-        out, softcap = np.empty(self._q.shape, np.float32), np.float32(form.softcap or 0.0)
+        largest, total = np.full(self._q.shape[:2], LOWEST), np.zeros(self._q.shape[:2], np.float32)
+        out, softcap = np.zeros(self._q.shape, np.float32), np.float32(form.softcap or 0.0)
         layout, dim = self._layout, self._q.shape[-1]
         elements = layout.group_pages * layout.page_bytes // 2
         stride, v_from = (2 * dim, dim) if layout.interleaved else (dim, layout.page_bytes // 2)
-        for own in range(len(out)):
-            kernels.start(largest[own], total[own], out[own])
         while self._groups:
             groups = self._groups.pop(0).result()
             kept, new = (data.reshape(-1).view(np.uint16) for data in (groups.kept, groups.new))
@@ -97,33 +105,28 @@ class Heads:
                 scaled, kept, new, groups.places, groups.number, groups.ends, elements, v_from, stride,
                 layout.group_tokens, _ALL if self._chosen is None else self._chosen, softcap, largest, total, out,
             )  # fmt: skip
-        for own, head in enumerate(self.reads.heads):
-            keys, values = (x[head].reshape(-1).view(np.uint16) for x in (stored.suffix_k, stored.suffix_v))
-            tail = _ALL if self._tail is None else np.ascontiguousarray(self._tail[own])[None]
-            sinks = _NO_SINKS if form.sinks is None else form.sinks[head]
-            kernels.attend_suffix(scaled[own], keys, values, tail, softcap, sinks, self._alpha[own],
-                                  stored.v_mean[head], largest[own], total[own], out[own])  # fmt: skip
+        kernels.attend_suffixes(
+            scaled, np.array(self.reads.heads), stored.suffix_k.view(np.uint16), stored.suffix_v.view(np.uint16),
+            _ALL if self._tail is None else np.ascontiguousarray(self._tail), softcap,
+            _NO_SINKS if form.sinks is None else form.sinks, self._alpha, stored.v_mean, largest, total, out,
+        )  # fmt: skip
         return out
 
     def _choose(self, full: int, form: AttentionForm[F32]) -> Bools:
         """The wanted groups, (H, full)."""
-        layout, tokens, (heads, group, dim) = self._layout, self.reads.tokens, self._q.shape
-        rows, places = self._index.result()
+        layout, tokens, (heads, group, _) = self._layout, self.reads.tokens, self._q.shape
+        rows, places = self._index.result() if self._kept is None else (self._kept, self._dims)
         suffix = self.reads.suffix() if self._suffix is None else self._suffix.result()
-        near = np.take_along_axis(self._q, self._dims[:, None], axis=2)
-        partly = np.zeros_like(self._q)
-        np.put_along_axis(partly, np.broadcast_to(self._dims[:, None], near.shape), near, axis=2)
-        resolved, each = self.policy.resolve(tokens, dim, layout), self.policy.entry_tokens(layout)
+        resolved, each = self._resolved, self.policy.entry_tokens(layout)
         covered = tokens // layout.block_tokens * layout.block_tokens
-        scores = reused_buffer(4 * group * tokens).view(np.float32).reshape(group, tokens)
-        entries = -(-tokens // each)
-        taken, keys, shares = (np.empty((n, entries), kind) for n, kind in ((heads, bool), (1, "f4"), (group, "f4")))
+        scores, counts = _room(group * tokens)
+        taken = np.empty((heads, -(-tokens // each)), bool)
         scoring.choose_heads(
-            near, partly, rows.codes, rows.factors.view(np.uint16), np.ascontiguousarray(places),
+            self._q, self._dims, rows.codes, rows.factors.view(np.uint16), np.ascontiguousarray(places),
             layout.index_format.bits, np.ascontiguousarray(suffix).view(np.uint16), covered,
-            _logit_scales(self._q, near, form.scaling), np.float32(form.softcap or 0.0), each,
-            self.policy.by_probability, resolved.local_window, resolved.top_k, resolved.top_p, scores, keys[0],
-            shares, _counts(), taken, self._alpha,
+            np.float32(form.scaling), np.float32(form.softcap or 0.0), each, self.policy.by_probability,
+            resolved.local_window, resolved.top_k, resolved.top_p, scores.reshape(group, tokens), counts, taken,
+            self._alpha,
         )  # fmt: skip
         flash = full * layout.group_tokens
         if each == layout.group_tokens:
@@ -134,24 +137,16 @@ class Heads:
         return np.asarray(wanted)
 
 
-def _counts() -> NDArray[np.int32]:
-    """What `choose` counts in, zeros before and after; each thread has its own."""
+def _room(scores: int) -> tuple[F32, NDArray[np.int32]]:
+    """Room for scores, and what `choose` counts in, zeros before and after; each thread has its own."""
     if not hasattr(_thread, "counts"):
-        _thread.counts = np.zeros(1 << 16, np.int32)
-    counts: NDArray[np.int32] = _thread.counts
-    return counts
+        _thread.counts, _thread.scores = np.zeros(1 << 16, np.int32), np.empty(0, np.float32)
+    if len(_thread.scores) < scores:
+        _thread.scores = np.empty(scores * 5 // 4, np.float32)
+    return _thread.scores[:scores], _thread.counts
 
 
-def _top_dims(q: F32, count: int) -> NDArray[np.int64]:
-    """The `count` dims of each head with the largest sum of |q| (H, g, d), rising, (H, count)."""
-    sums = (np.abs(q).sum(axis=1, dtype=np.float64) / 8).astype(np.float16)
-    order = np.argsort(-sums, axis=1, kind="stable")[:, :count]
-    return np.sort(order, axis=1)
-
-
-def _logit_scales(q: F32, near: F32, scale: float) -> F32:
-    """Factors from approximate scores to logits, (H, g): `scale`, corrected for the share of |q| in the dims."""
-    every, chosen = np.abs(q).sum(axis=2), np.abs(near).sum(axis=2)
-    share = np.divide(every, chosen, out=np.ones_like(every), where=chosen > 0)
-    scales: F32 = np.float32(scale) * np.sqrt(share)
-    return scales
+def dims_by_size(q: NDArray[np.float16]) -> Ints:
+    """The dims of each head, (…, d), those first whose sum of |q| (…, g, d) is the largest, the lower among equals."""
+    sums = (np.abs(q).sum(axis=-2, dtype=np.float64) / 8).astype(np.float16)
+    return np.argsort(-sums, axis=-1, kind="stable")

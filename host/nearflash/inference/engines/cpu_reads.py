@@ -69,6 +69,13 @@ class SequenceReads:
         new = self._groups(found.heads[lacking], found.groups[lacking], self._store.layout.group_pages)
         return Groups(found.groups, ends, memory.fill(found, new), memory.data, new)
 
+    def kept_index(self, memory: IndexCache) -> IndexRows | None:
+        """Rows of all dims and all whole blocks, where they are in memory."""
+        kept = memory.get(self.stored.sequence, self.stored.page_tag.layer)
+        if kept is None or kept.codes.shape[1] < self.tokens // self._store.layout.block_tokens:
+            return None
+        return kept.of(self.heads)
+
     def index(self, dims: Ints, memory: IndexCache) -> tuple[IndexRows, Ints]:
         """Rows of all whole blocks, and which of them are those over `dims` (heads, r)."""
         key, blocks = (self.stored.sequence, self.stored.page_tag.layer), self.tokens // self._store.layout.block_tokens

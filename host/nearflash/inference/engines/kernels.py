@@ -14,12 +14,8 @@ import numpy as np
 
 from nearflash.inference.engines.compiled import (
     LOWEST,
-    ROWS,
-    add,
-    add_rows,
     compiled,
-    dot,
-    dot_rows,
+    dot_half,
     exp,
     exponentials,
     get,
@@ -28,11 +24,33 @@ from nearflash.inference.engines.compiled import (
     scale,
     widen,
 )
+from nearflash.inference.engines.vectors import HEADS, LANES, add_values, dots
 
-__all__ = ["are_finite", "attend", "attend_groups", "attend_memory", "attend_suffix", "finish", "start"]
+__all__ = [
+    "are_finite",
+    "attend",
+    "attend_groups",
+    "attend_memory",
+    "attend_suffixes",
+    "finish",
+    "heads_at_once",
+    "start",
+]
 
-_TILE = 64
+_TILE = 128
 """Tokens whose logits are held at once."""
+
+
+@compiled
+def heads_at_once(left: Any) -> Any:
+    """Of so many query heads that are left: up to HEADS, none of them alone where it can be."""
+    return 2 if left == 4 else min(left, HEADS)
+
+
+@compiled
+def parts_at_once(left: Any) -> Any:
+    """Of so many vectors of a token's V that are left: the most that `add_values` takes."""
+    return 4 if left >= 4 else 2 if left >= 2 else 1
 
 
 @compiled
@@ -46,6 +64,73 @@ def start(largest: Any, total: Any, out: Any) -> None:
 
 
 @compiled
+def _logits(q: Any, keys: Any, at: Any, stride: Any, ahead: Any, size: Any, dim: Any, logits: Any) -> None:
+    """logits (g, _TILE) of `size` tokens of `keys`, flat; q (g, d), flat, with zeros up to a number of vectors.
+
+    `ahead`: where what is wanted next begins.
+    """
+    group = len(logits)
+    padded, flat = len(q) // group, logits.reshape(-1)
+    whole = size // LANES * LANES
+    first = 0
+    while first < group:
+        heads = heads_at_once(group - first)
+        for t in range(0, whole, LANES):
+            dots(heads, q, first * padded, padded, keys, at + t * stride, stride, padded // LANES,
+                 ahead + t * stride, 0 if first else LANES * stride // 32, flat, first * _TILE + t, _TILE)  # fmt: skip
+        first += heads
+    for a in range(group):
+        for t in range(whole, size):
+            put(flat, a * _TILE + t, dot_half(q, a * padded, keys, at + t * stride, dim))
+
+
+@compiled
+def _add_values(weights: Any, t: Any, count: Any, values: Any, at: Any, stride: Any, out: Any) -> None:
+    """out (g, vectors of d), flat, += V of `count` tokens from token t on, by weights (g, _TILE)."""
+    group = len(weights)
+    padded, flat = len(out) // group, weights.reshape(-1)
+    first = 0
+    while first < group:
+        heads = heads_at_once(group - first)
+        part = 0
+        while part < padded // LANES:
+            parts = parts_at_once(padded // LANES - part)
+            add_values(
+                heads, parts, flat, first * _TILE + t, _TILE, values, at + t * stride + part * LANES, stride, count,
+                out, first * padded + part * LANES, padded,
+            )  # fmt: skip
+            part += parts
+        first += heads
+
+
+@compiled
+def _copied(values: Any, at: Any, stride: Any, size: Any, dim: Any, padded: Any, tile: Any) -> None:
+    """`size` tokens of d elements into a tile, each `padded`."""
+    for t in range(size):
+        for i in range(dim):
+            put(tile, t * padded + i, get(values, at + t * stride + i))
+
+
+@compiled
+def _soften(logits: Any, size: Any, softcap: Any, largest: Any, total: Any, out: Any) -> None:
+    """Weights e^(logit - largest) of `size` tokens in place of their logits (g, _TILE); out (g, …), flat, follows."""
+    group, flat = len(logits), logits.reshape(-1)
+    each = len(out) // group
+    for a in range(group):
+        if softcap > 0:
+            for t in range(size):
+                if logits[a, t] > LOWEST:
+                    logits[a, t] = softcap * np.float32(math.tanh(logits[a, t] / softcap))
+        most = largest_of(flat, a * _TILE, size, largest[a])
+        if most > largest[a]:
+            kept = exp(max(largest[a] - most, np.float32(-88.0)))
+            scale(kept, out, a * each, each)
+            total[a] *= kept
+            largest[a] = most
+        total[a] += exponentials(flat, a * _TILE, size, np.float32(1.0), most)
+
+
+@compiled
 def attend(
     q: Any, keys: Any, values: Any, k_at: Any, v_at: Any, stride: Any, each: Any, chosen: Any, softcap: Any,
     largest: Any, total: Any, out: Any,
@@ -53,15 +138,17 @@ def attend(
     """Go on with an attention of q (g, d), scaled, over runs of `each` tokens.
 
     Of run j token t has its K at element k_at[j] + t·stride of `keys` and its V at v_at[j] + t·stride of `values`, both
-    flat; stride d, or 2d where V lies right behind K in the same array. chosen (runs, each) bool: which tokens count;
-    (0, 0): all. softcap 0: none. largest, total, out: what `start` and earlier calls left; out is not divided by total
-    yet.
+    flat. chosen (runs, each) bool: which tokens count; (0, 0): all. softcap 0: none. largest, total, out: what `start`
+    and earlier calls left; out is not divided by total yet.
     """
     group, dim = q.shape
-    flat, flat_out, together = q.reshape(-1), out.reshape(-1), stride == 2 * dim
-    behind = dim if together else 0
-    tile, logits = np.empty(_TILE * stride, np.float32), np.empty((group, _TILE), np.float32)
-    weights, masked = logits.reshape(-1), len(chosen) > 0
+    padded = -(-dim // LANES) * LANES
+    wide_q, flat = np.zeros(group * padded, np.float32), np.zeros(group * padded, np.float32)
+    for a in range(group):
+        for i in range(dim):
+            wide_q[a * padded + i], flat[a * padded + i] = q[a, i], out[a, i]
+    logits, tile = np.empty((group, _TILE), np.float32), np.zeros(0 if padded == dim else _TILE * padded, np.uint16)
+    masked = len(chosen) > 0
     for run in range(len(k_at)):
         for begin in range(0, each, _TILE):
             size = min(_TILE, each - begin)
@@ -72,46 +159,41 @@ def attend(
                     taken += chosen[run, begin + t]
                 if not taken:
                     continue
-            widen(keys, k_at[run] + begin * stride, tile, 0, (size - 1) * stride + dim + behind)
-            fours = size // ROWS * ROWS
-            for t in range(0, fours, ROWS):
-                for a in range(group):
-                    one, two, three, four = dot_rows(flat, a * dim, tile, t * stride, stride, dim)
-                    place = a * _TILE + t
-                    put(weights, place, one)
-                    put(weights, place + 1, two)
-                    put(weights, place + 2, three)
-                    put(weights, place + 3, four)
-            for t in range(fours, size):
-                for a in range(group):
-                    put(weights, a * _TILE + t, dot(flat, a * dim, tile, t * stride, dim))
+            k, v = k_at[run] + begin * stride, v_at[run] + begin * stride
+            ahead = k + _TILE * stride
+            if begin + _TILE >= each:
+                ahead = k_at[run + 1] if run + 1 < len(k_at) else k
+            if padded == dim:
+                _logits(wide_q, keys, k, stride, ahead, size, dim, logits)
+            else:
+                _copied(keys, k, stride, size, dim, padded, tile)
+                _logits(wide_q, tile, 0, padded, 0, size, dim, logits)
             if taken < size:
                 for t in range(size):
                     if not chosen[run, begin + t]:
                         for a in range(group):
-                            put(weights, a * _TILE + t, LOWEST)
-            for a in range(group):
-                own = logits[a, :size]
-                if softcap > 0:
-                    for t in range(size):
-                        if own[t] > LOWEST:
-                            own[t] = softcap * np.float32(math.tanh(own[t] / softcap))
-                most = largest_of(own, largest[a])
-                kept = exp(max(largest[a] - most, np.float32(-88.0)))
-                scale(kept, out[a])
-                total[a] = total[a] * kept + exponentials(own, most)
-                largest[a] = most
-            if not together:
-                widen(values, v_at[run] + begin * stride, tile, 0, (size - 1) * stride + dim)
-            rows = 0 if taken < size else size // ROWS * ROWS
-            for t in range(0, rows, ROWS):
-                for a in range(group):
-                    add_rows(weights, a * _TILE + t, tile, t * stride + behind, stride, flat_out, a * dim, dim)
-            for t in range(rows, size):
-                if masked and not chosen[run, begin + t]:
-                    continue
-                for a in range(group):
-                    add(get(weights, a * _TILE + t), tile, t * stride + behind, flat_out, a * dim, dim)
+                            logits[a, t] = LOWEST
+            _soften(logits, size, softcap, largest, total, flat)
+            if padded == dim:
+                _add_taken(logits, chosen, run, begin, size, taken, values, v, stride, flat)
+            else:
+                _copied(values, v, stride, size, dim, padded, tile)
+                _add_taken(logits, chosen, run, begin, size, taken, tile, 0, padded, flat)
+    for a in range(group):
+        for i in range(dim):
+            out[a, i] = flat[a * padded + i]
+
+
+@compiled
+def _add_taken(
+    weights: Any, chosen: Any, run: Any, begin: Any, size: Any, taken: Any, values: Any, at: Any, stride: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """`_add_values` of the tokens of a run that count: `taken` of `size` from `begin` on."""
+    step = size if taken == size else 1
+    for t in range(0, size, step):
+        if step == size or chosen[run, begin + t]:
+            _add_values(weights, t, step, values, at, stride, out)
 
 
 @compiled
@@ -128,7 +210,7 @@ def attend_memory(
     start_at, mean, every = np.zeros(1, np.int64), np.zeros(dim, np.float32), np.zeros((0, 0), np.bool_)
     for head in range(heads):
         widen(q[head].reshape(-1), 0, wide.reshape(-1), 0, group * dim)
-        scale(scaling, wide.reshape(-1))
+        scale(scaling, wide.reshape(-1), 0, group * dim)
         start(largest, total, out[head])
         keys, values = suffixes[0, layer, head].reshape(-1), suffixes[1, layer, head].reshape(-1)
         attend(wide, keys, values, start_at, start_at, dim, tokens, every, softcap, largest, total, out[head])
@@ -170,19 +252,25 @@ def attend_groups(
 
 
 @compiled
-def attend_suffix(
-    q: Any, keys: Any, values: Any, chosen: Any, softcap: Any, sinks: Any, alpha: Any, v_mean: Any, largest: Any,
-    total: Any, out: Any,
+def attend_suffixes(
+    q: Any, heads: Any, keys: Any, values: Any, chosen: Any, softcap: Any, sinks: Any, alpha: Any, v_mean: Any,
+    largest: Any, total: Any, out: Any,
 ) -> None:  # fmt: skip
-    """End an attention of q (g, d) with the tokens in memory, flat in keys and values: `attend`, then `finish`.
+    """End attentions of q (H, g, d) with the tokens of `heads` (H,) in memory: `attend`, then `finish`.
 
-    chosen (1, tokens): which count; (0, 0): all.
+    keys and values: (all heads, u, d), each head's together. chosen (H, u): which count; (0, 0): all. sinks (all heads,
+    g), or (0, 0): none; v_mean (all heads, d).
     """
-    tokens = len(keys) // q.shape[1]
-    if tokens:
-        start_at = np.zeros(1, np.int64)
-        attend(q, keys, values, start_at, start_at, q.shape[1], tokens, chosen, softcap, largest, total, out)
-    finish(sinks, alpha, v_mean, largest, total, out)
+    tokens, dim = keys.shape[1], q.shape[2]
+    k_at, v_at = np.empty(1, np.int64), np.empty(1, np.int64)
+    for own in range(len(q)):
+        head = heads[own]
+        if tokens:
+            k_at[0], v_at[0] = head * keys.strides[0] // 2, head * values.strides[0] // 2
+            masks = chosen[own : own + 1]
+            attend(q[own], keys, values, k_at, v_at, dim, tokens, masks, softcap, largest[own], total[own], out[own])
+        sink = sinks[head] if len(sinks) else v_mean[head, :0]
+        finish(sink, alpha[own], v_mean[head], largest[own], total[own], out[own])
 
 
 @compiled

@@ -14,60 +14,33 @@ import numpy as np
 from nearflash.inference.engines.compiled import (
     LOG2E,
     LOWEST,
-    ROWS,
-    add_rows,
     compiled,
-    dot,
+    dot_half,
     exponentials,
-    fetch,
     fp16,
     fp16_bits,
     get,
     largest_of,
     put,
     scale,
-    sum_of,
     sum_of_exponentials,
-    widen,
 )
+from nearflash.inference.engines.kernels import heads_at_once
+from nearflash.inference.engines.vectors import LANES, ROW_TOKENS, score_few, score_rows
 
 __all__ = ["choose", "choose_heads", "score_index", "score_keys", "weigh"]
 
-_BYTES = 512
-"""Codes of a row that are scored at once."""
-_LINE = 64
-"""Bytes of a cache line."""
 _BINS = 1 << 16
-_RUN = 16
-"""Tokens of an entry from which on its probability is summed by itself."""
 
 
 @compiled
 def score_keys(q: Any, k: Any, first: Any, scores: Any) -> None:
     """Scores (g, S) of tokens first, first + 1, … with fp16 keys k (t, d): q (g, d), 0 outside the score's dims."""
     group, dim = q.shape
-    flat, keys, row = q.reshape(-1), k.reshape(-1), np.empty(dim, np.float32)
+    flat, keys = q.reshape(-1), k.reshape(-1)
     for t in range(len(k)):
-        widen(keys, t * dim, row, 0, dim)
         for a in range(group):
-            scores[a, first + t] = dot(flat, a * dim, row, 0, dim)
-
-
-@compiled
-def _numbers(codes: Any, at: Any, bits: Any, low: Any, high: Any, to: Any, size: Any) -> None:
-    """Numbers of `size` bytes of codes: of int4 the lower nibbles in `low`, the upper in `high`; else all in `low`."""
-    if bits == 4:
-        for b in range(size):
-            both = np.int32(get(codes, at + b))
-            put(low, to + b, np.float32(both & np.int32(15)))
-            put(high, to + b, np.float32(both >> np.int32(4)))
-    elif bits == 8:
-        for b in range(size):
-            put(low, to + b, np.float32(get(codes, at + b)))
-    else:
-        for b in range(size // 2):
-            word = np.uint16(get(codes, at + 2 * b)) | np.uint16(get(codes, at + 2 * b + 1)) << np.uint16(8)
-            put(low, to + b, fp16(np.uint16(word)))
+            scores[a, first + t] = dot_half(flat, a * dim, keys, t * dim, dim)
 
 
 @compiled
@@ -79,49 +52,39 @@ def score_index(q: Any, codes: Any, factors: Any, rows: Any, bits: Any, scores: 
     """
     group, dims = q.shape
     blocks, lines, length = codes.shape
-    tokens, padded = length * 8 // bits, -(-dims // ROWS) * ROWS
-    flat, flat_scores, width = codes.reshape(-1), scores.reshape(-1), scores.shape[1]
-    weights, base = np.zeros(group * padded, np.float32), np.empty(group, np.float32)
-    low, high = np.zeros(ROWS * _BYTES, np.float32), np.zeros(ROWS * _BYTES, np.float32)
-    sums = np.empty(2 * group * _BYTES, np.float32)
+    tokens, width = length * 8 // bits, scores.shape[1]
+    whole, few = tokens // ROW_TOKENS * ROW_TOKENS, 16 if bits == 4 else 8
+    flat, flat_scores = codes.reshape(-1), scores.reshape(-1)
+    weights, base = np.empty(group * dims, np.float32), np.empty(group, np.float32)
     for block in range(blocks):
-        for a in range(group):
-            base[a] = np.float32(0.0)
-            for j in range(dims):
-                weights[a * padded + j] = q[a, j]
-                if bits != 16:
-                    weights[a * padded + j] *= fp16(factors[block, rows[j], 0])
-                    base[a] += q[a, j] * fp16(factors[block, rows[j], 1])
-        for begin in range(0, length, _BYTES):
-            size = min(_BYTES, length - begin)
-            count = size // 2 if bits == 16 else size
-            for a in range(group):
-                for b in range(2 * _BYTES):
-                    put(sums, 2 * a * _BYTES + b, base[a])
-            for j in range(0, dims, ROWS):
-                ahead, after = (block, j + ROWS) if j + ROWS < dims else (block + 1, 0)
-                if ahead < blocks:
-                    for u in range(min(ROWS, dims - after)):
-                        at = (ahead * lines + rows[after + u]) * length + begin
-                        for b in range(0, size, _LINE):
-                            fetch(flat, at + b)
-                for u in range(min(ROWS, dims - j)):
-                    at = (block * lines + rows[j + u]) * length + begin
-                    _numbers(flat, at, bits, low, high, u * _BYTES, size)
-                for a in range(group):
-                    first, to = a * padded + j, 2 * a * _BYTES
-                    add_rows(weights, first, low, 0, _BYTES, sums, to, count)
-                    if bits == 4:
-                        add_rows(weights, first, high, 0, _BYTES, sums, to + _BYTES, count)
-            for a in range(group):
-                place, at = a * width + block * tokens + begin * 8 // bits, 2 * a * _BYTES
-                if bits == 4:
-                    for b in range(size):
-                        put(flat_scores, place + 2 * b, get(sums, at + b))
-                        put(flat_scores, place + 2 * b + 1, get(sums, at + _BYTES + b))
-                else:
-                    for b in range(count):
-                        put(flat_scores, place + b, get(sums, at + b))
+        _weights(q, factors[block], rows, bits, weights, base)
+        at, ahead = block * lines * length, (block + 1) * lines * length
+        first = 0
+        while first < group:
+            heads = heads_at_once(group - first)
+            to = first * width + block * tokens
+            for t in range(0, whole, ROW_TOKENS):
+                byte = t * bits // 8
+                score_rows(heads, bits, flat, at + byte, length, rows, dims, ahead + byte, weights, first * dims, dims,
+                           base, first, flat_scores, to + t, width)  # fmt: skip
+            for t in range(whole, tokens, few):
+                byte = t * bits // 8
+                score_few(heads, bits, flat, at + byte, length, rows, dims, ahead + byte, weights, first * dims, dims,
+                          base, first, flat_scores, to + t, width)  # fmt: skip
+            first += heads
+
+
+@compiled
+def _weights(q: Any, factors: Any, rows: Any, bits: Any, weights: Any, base: Any) -> None:
+    """Of a block: q (g, r) times each row's scale, flat, and the sums (g,) of q times the rows' zeros."""
+    group, dims = q.shape
+    for a in range(group):
+        base[a] = np.float32(0.0)
+        for j in range(dims):
+            weights[a * dims + j] = q[a, j]
+            if bits != 16:
+                weights[a * dims + j] *= fp16(factors[rows[j], 0])
+                base[a] += q[a, j] * fp16(factors[rows[j], 1])
 
 
 @compiled
@@ -134,38 +97,40 @@ def weigh(
     of 2. softcap 0: none. The scores are others afterwards.
     """
     group, tokens = scores.shape
-    flat = scores.reshape(-1)
-    for e in range(len(keys)):
+    flat, entries = scores.reshape(-1), len(keys)
+    for e in range(entries):
         keys[e] = np.float32(0.0)
     for a in range(group):
-        own, factor, first = scores[a], factors[a], a * tokens
+        factor, first = factors[a], a * tokens
         if softcap > 0:
-            for t in range(tokens):
-                own[t] = softcap * np.float32(math.tanh(own[t] * factor / softcap))
+            for t in range(first, first + tokens):
+                put(flat, t, softcap * np.float32(math.tanh(get(flat, t) * factor / softcap)))
             factor = np.float32(1.0)
-        if factor < 0 or each < _RUN:
-            scale(factor, own)
+        if factor < 0:
+            scale(factor, flat, first, tokens)
             factor = np.float32(1.0)
         if not by_probability:
-            for e in range(len(keys)):
-                keys[e] += factor * largest_of(own[e * each : e * each + each], LOWEST) * LOG2E
-        most, total = factor * largest_of(own, LOWEST), np.float32(0.0)
-        if each < _RUN:
-            total = exponentials(own, most)
-            for e in range(len(keys)):
-                shares[a, e] = sum_of(own[e * each : e * each + each])
+            for e in range(entries):
+                count = min(each, tokens - e * each)
+                keys[e] += factor * largest_of(flat, first + e * each, count, LOWEST) * LOG2E
+        most, total = factor * largest_of(flat, first, tokens, LOWEST), np.float32(0.0)
+        if each < LANES:
+            total = exponentials(flat, first, tokens, factor, most)
+            for e in range(entries):
+                share = np.float32(0.0)
+                for t in range(first + e * each, first + min(e * each + each, tokens)):
+                    share += get(flat, t)
+                shares[a, e] = share
         else:
-            for e in range(len(keys)):
+            for e in range(entries):
                 count = min(each, tokens - e * each)
                 shares[a, e] = sum_of_exponentials(flat, first + e * each, count, factor, most)
                 total += shares[a, e]
         over = np.float32(1.0) / total
-        for e in range(len(keys)):
+        for e in range(entries):
             shares[a, e] *= over
             if by_probability:
-                keys[e] += shares[a, e]
-    if by_probability:
-        scale(np.float32(4096.0), keys)
+                keys[e] += np.float32(4096.0) * shares[a, e]
 
 
 @compiled
@@ -234,17 +199,31 @@ def choose(
 
 @compiled
 def choose_heads(
-    near: Any, partly: Any, codes: Any, factors: Any, rows: Any, bits: Any, suffix: Any, covered: Any, scales: Any,
-    softcap: Any, each: Any, by_probability: Any, window: Any, top_k: Any, top_p: Any, scores: Any, keys: Any,
-    shares: Any, counts: Any, taken: Any, alpha: Any,
+    q: Any, dims: Any, codes: Any, factors: Any, rows: Any, bits: Any, suffix: Any, covered: Any, scaling: Any,
+    softcap: Any, each: Any, by_probability: Any, window: Any, top_k: Any, top_p: Any, scores: Any, counts: Any,
+    taken: Any, alpha: Any,
 ) -> None:  # fmt: skip
     """`taken` (H, E) and `alpha` (H, g) of heads, one after the other: scores by index and suffix, `weigh`, `choose`.
 
-    near (H, g, r) and partly (H, g, d): q of the score's dims, alone and among zeros. suffix (H, t, d): K of the tokens
-    after the `covered` ones of the index. scores (g, S), keys, shares, counts: room, as these functions take it.
+    q (H, g, d) is scored over dims (H, r), which are the index's `rows` (H, r); a score is a logit when it is
+    multiplied by `scaling` and by the root of |q| over that of these dims. suffix (H, t, d): K of the tokens after the
+    `covered` ones of the index. scores (g, S), counts: room, as these functions take it.
     """
-    for head in range(len(near)):
-        score_index(near[head], codes[head], factors[head], rows[head], bits, scores)
-        score_keys(partly[head], suffix[head], covered, scores)
-        weigh(scores, scales[head], softcap, each, by_probability, keys, shares)
+    heads, group, dim = q.shape
+    near, partly = np.empty((group, dims.shape[1]), np.float32), np.empty((group, dim), np.float32)
+    keys, shares = np.empty(taken.shape[1], np.float32), np.empty((group, taken.shape[1]), np.float32)
+    scales = np.empty(group, np.float32)
+    for head in range(heads):
+        for a in range(group):
+            every, chosen = np.float32(0.0), np.float32(0.0)
+            for i in range(dim):
+                partly[a, i] = np.float32(0.0)
+                every += abs(q[head, a, i])
+            for j in range(dims.shape[1]):
+                near[a, j] = partly[a, dims[head, j]] = q[head, a, dims[head, j]]
+                chosen += abs(near[a, j])
+            scales[a] = scaling * np.float32(math.sqrt(every / chosen)) if chosen > 0 else scaling
+        score_index(near, codes[head], factors[head], rows[head], bits, scores)
+        score_keys(partly, suffix[head], covered, scores)
+        weigh(scores, scales, softcap, each, by_probability, keys, shares)
         choose(keys, shares, each, scores.shape[1], window, top_k, top_p, counts, taken[head], alpha[head])

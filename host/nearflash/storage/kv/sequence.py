@@ -65,6 +65,8 @@ class Tags:
 
     def of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of groups, or blocks, by number."""
+        if len(self.numbers) == 1:
+            return np.full(places.shape, self.numbers[0], np.int64)
         return np.array(self.numbers, np.int64)[np.searchsorted(self.starts, places, side="right") - 1]
 
     def then(self, start: int, number: int) -> "Tags":

@@ -15,10 +15,10 @@ from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import CommandError, FormatError, StateError
 from nearflash.abi.optimizers import Profile, StateFormat
 from nearflash.device import Device
+from nearflash.device.timeline import Timeline
 from nearflash.storage.state.manifest import EXTENT_PARAMS
 from nearflash.training.gradients.compression import TopK
 from nearflash.training.gradients.scaler import LossScale
-from nearflash.training.step.timeline import Timeline
 
 __all__ = ["STATE_NAME", "Options", "Settings", "document"]
 

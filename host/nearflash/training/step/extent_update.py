@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from nearflash.device.timeline import Timeline
 from nearflash.training.gradients.compression import Compressor
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.plan import Plan
-from nearflash.training.step.timeline import Timeline
 from nearflash.training.step.transfer import Slot, Transfer
 
 __all__ = ["ExtentUpdate"]

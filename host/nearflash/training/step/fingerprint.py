@@ -18,22 +18,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
 
-from nearflash.device.backends.host.vector.compiled import compiled
+from nearflash.training.step.host_memory import KEYS, RUN, WORD_BYTES, Row, is_plain, sums_of
 
-__all__ = ["KEYS", "MODULUS", "RUN", "GradientFingerprints", "fingerprint", "fingerprints"]
+__all__ = ["KEYS", "MODULUS", "RUN", "GradientFingerprints", "fingerprint", "fingerprint_of_copy", "fingerprints"]
 
-RUN = 1 << 10
-"""Words that share a factor."""
-KEYS = np.random.Generator(np.random.PCG64(0x6E66)).integers(0, 1 << 32, RUN, dtype=np.uint32) | np.uint32(1)
 MODULUS = 1 << 64
 BLOCK = 1 << 20
-"""Elements that a thread takes at once."""
-_WORD_BYTES = 4
+"""Words that a thread takes at once."""
 
 
 def fingerprint(values: torch.Tensor, first: int = 0) -> int:
@@ -41,34 +36,72 @@ def fingerprint(values: torch.Tensor, first: int = 0) -> int:
 
     Those of 2 bytes come in pairs: `first` is even, and the number of values too, but at the tensor's end.
     """
-    words = _words(values.detach().reshape(-1).resolve_neg())
-    first //= _WORD_BYTES // values.element_size()
+    words = _words(values.detach())
+    first //= WORD_BYTES // values.element_size()
     if words.is_cuda:
         return _on_gpu(words, first)
-    return int(_sum(words.numpy().view(np.uint32), KEYS, first))
+    return sums_of([(words.data_ptr(), 0, words.numel(), first)])[0]
 
 
-def _words(flat: torch.Tensor) -> torch.Tensor:
-    """The int32 words, (n,), of a contiguous tensor; of its own memory where that is possible."""
-    if flat.element_size() == _WORD_BYTES:
+def _words(values: torch.Tensor) -> torch.Tensor:
+    """The int32 words, (n,), of a tensor, contiguous; of its own memory where that is possible."""
+    flat = values.reshape(-1).resolve_neg().contiguous()
+    if flat.element_size() == WORD_BYTES:
         return flat.view(torch.int32)
     if flat.numel() % 2:
         return torch.nn.functional.pad(flat.view(torch.int16), (0, 1)).view(torch.int32)
-    return (flat.clone() if flat.data_ptr() % _WORD_BYTES else flat).view(torch.int32)
+    return (flat.clone() if flat.data_ptr() % WORD_BYTES else flat).view(torch.int32)
+
+
+def fingerprint_of_copy(source: torch.Tensor, target: torch.Tensor, first: int) -> int:
+    """Copy into a part of a tensor, in host memory as `source`; the fingerprint of that part, from the same pass.
+
+    source: of any dtype. first: the place of the part's first element, as in `fingerprint`.
+    """
+    size_bytes = target.numel() * target.element_size()
+    addresses = source.data_ptr(), target.data_ptr()
+    plain = source.dtype is target.dtype and is_plain(source) and is_plain(target)
+    if not plain or any(number % WORD_BYTES for number in (*addresses, size_bytes)):
+        target.copy_(source)
+        return fingerprint(target, first)
+    return sums_of([(*addresses, size_bytes // WORD_BYTES, first * target.element_size() // WORD_BYTES)])[0]
 
 
 def fingerprints(tensors: Iterable[torch.Tensor], threads: int | None = None) -> list[int]:
     """One for each tensor; those in host memory on so many threads, on all cores by default."""
-    tensors = list(tensors)
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
-        futures = []
-        for tensor in tensors:
-            flat = tensor.detach().reshape(-1)
-            starts = range(0, flat.numel(), BLOCK) if not flat.is_cuda else ()
-            futures.append([pool.submit(fingerprint, flat[start : start + BLOCK], start) for start in starts])
-        on_gpu = [fingerprint(tensor) if tensor.is_cuda else 0 for tensor in tensors]
-        parts = zip(on_gpu, futures, strict=True)
-        return [(gpu + sum(future.result() for future in blocks)) % MODULUS for gpu, blocks in parts]
+    on_gpu: dict[int, torch.Tensor] = {}
+    kept: list[torch.Tensor] = []
+    rows: list[tuple[int, Row]] = []
+    for index, tensor in enumerate(tensors):
+        if tensor.is_cuda:
+            on_gpu[index] = tensor
+            continue
+        words = _words_of(tensor)
+        kept.append(words)
+        address, length = words.data_ptr(), words.numel() * words.element_size() // WORD_BYTES
+        for first in range(0, length, BLOCK):
+            rows.append((index, (address + first * WORD_BYTES, 0, min(BLOCK, length - first), first)))
+    found = [0] * (len(on_gpu) + len(kept))
+    count = threads or os.cpu_count() or 1
+    parts = [rows[part::count] for part in range(count)]
+    for part, marks in zip(parts, _on_threads([[row for _, row in part] for part in parts]), strict=True):
+        for (index, _), mark in zip(part, marks, strict=True):
+            found[index] = (found[index] + mark) % MODULUS
+    return [fingerprint(on_gpu[index]) if index in on_gpu else mark for index, mark in enumerate(found)]
+
+
+def _words_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Whole words, a multiple of 4 bytes at one of 4, of a tensor in host memory; of its own memory where possible."""
+    values = tensor.detach()
+    whole = not (values.numel() * values.element_size() | values.data_ptr()) % WORD_BYTES if is_plain(values) else False
+    return values if whole else _words(values)
+
+
+def _on_threads(tables: list[list[Row]]) -> list[list[int]]:
+    if len(tables) == 1:
+        return [sums_of(tables[0])]
+    with ThreadPoolExecutor(len(tables)) as pool:
+        return list(pool.map(sums_of, tables))
 
 
 class GradientFingerprints:
@@ -87,20 +120,6 @@ class GradientFingerprints:
     def agree(self, today: Mapping[int, int]) -> bool:
         """Whether every tensor's gradient is still the one that was gathered."""
         return all(self._sums[tensor] == value for tensor, value in today.items())
-
-
-@compiled
-def _sum(words: Any, keys: Any, first: Any) -> Any:
-    total, place = np.uint64(0), 0
-    while place < words.size:
-        run, phase = divmod(first + place, RUN)
-        length = min(RUN - phase, words.size - place)
-        x, k, part = words[place : place + length], keys[phase : phase + length], np.uint64(0)
-        for i in range(length):
-            part += np.uint64(x[i]) * np.uint64(k[i])
-        total += part * np.uint64(2 * run + 1)
-        place += length
-    return total
 
 
 def _on_gpu(given: torch.Tensor, first: int) -> int:

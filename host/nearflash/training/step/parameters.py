@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import CommandError, FormatError
 from nearflash.storage import Extent, Manifest, StateArray, TensorEntry
-from nearflash.training.step.fingerprint import MODULUS, GradientFingerprints, fingerprint, fingerprints
+from nearflash.training.step.fingerprint import MODULUS, GradientFingerprints, fingerprint_of_copy, fingerprints
+from nearflash.training.step.host_memory import copy_all, is_plain, widen_bf16
 
 __all__ = ["COPY_OF", "FlatParameters", "Piece", "dtype_name"]
 
 COPY_OF = {torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16, torch.float32: CopyFormat.NONE}
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
-_BLOCK = 1 << 20
-"""Elements that are published at once: so many that the interpreter's share of the time is small."""
+_ALIGNED = 64
+"""Bytes, of which a thread's part of what is published is a multiple."""
 _DTYPE_OF = {copy: dtype for dtype, copy in COPY_OF.items()}
 
 
@@ -70,6 +71,8 @@ class FlatParameters:
         self._stops = [entry.stop for entry in self.manifest.tensors]
         pinned = any(tensor.is_cuda for tensor in self.tensors)
         self._next = [torch.empty(t.numel(), dtype=t.dtype, device="cpu", pin_memory=pinned) for t in self.tensors]
+        self._staged: list[dict[int, int]] = [{} for _ in self.tensors]
+        """Fingerprints of the staged values, by tensor and first element."""
         self._versions: list[int] = []
         self._fingerprints: list[int] = []
         self.note_contents()
@@ -114,10 +117,13 @@ class FlatParameters:
             gradient = self.tensors[piece.tensor].grad
             assert gradient is not None, "runs hold tensors with gradients only"
             out[reached - start : piece.position - start] = 0
-            values = gradient.reshape(-1)[piece.first : piece.first + piece.length]
-            target[piece.position - start :][: piece.length].copy_(values)
+            at = piece.position - start
+            if gradient.dtype is torch.bfloat16 and is_plain(gradient):
+                widen_bf16(gradient.data_ptr() + piece.first * gradient.element_size(), out[at : at + piece.length])
+            else:
+                target[at:][: piece.length].copy_(gradient.reshape(-1)[piece.first : piece.first + piece.length])
             if gathered is not None:
-                gathered.add(piece.tensor, piece.first, target[piece.position - start :][: piece.length])
+                gathered.add(piece.tensor, piece.first, target[at:][: piece.length])
             reached = piece.position + piece.length
         out[reached - start :] = 0
         if scalar != 1.0:
@@ -144,43 +150,47 @@ class FlatParameters:
     # To the tensors
 
     def stage(self, start: int, stop: int, source: NDArray[np.uint8], copy: CopyFormat) -> None:
-        """Keep the new values of [start, stop): bytes in fp32 (then rounded to the tensor's dtype) or `copy`."""
+        """Keep the new values of [start, stop): bytes in fp32 (then rounded to the tensor's dtype) or `copy`.
+
+        start, stop: bounds of tensors or of extents. Fingerprints are taken while the values are in the cache.
+        """
         values = torch.from_numpy(source).view(_DTYPE_OF[copy])
         for piece in self.pieces(start, stop):
+            new = values[piece.position - start :][: piece.length]
             target = self._next[piece.tensor][piece.first : piece.first + piece.length]
-            target.copy_(values[piece.position - start :][: piece.length])
+            self._staged[piece.tensor][piece.first] = fingerprint_of_copy(new, target, piece.first)
 
     def publish(self, tensors: Sequence[int]) -> None:
         """Copy the staged values into the tensors, in place; those on CPU on all cores."""
-        on_gpu = [index for index in tensors if self.tensors[index].is_cuda]
-        blocks = [block for index in tensors if not self.tensors[index].is_cuda for block in self._blocks(index)]
-        for index in tensors:
-            self._fingerprints[index] = 0
+        plain = [index for index in tensors if self._is_like_next(index)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for (index, _, _), mark in zip(blocks, pool.map(self._publish_block, blocks), strict=True):
-                self._fingerprints[index] = (self._fingerprints[index] + mark) % MODULUS
-        for index in on_gpu:  # here, as the caller's stream is its thread's
-            self._fingerprints[index] = self._publish_block((index, 0, self.entries[index].params))
+            for _ in pool.map(copy_all, self._shares(plain, os.cpu_count() or 1)):
+                pass
+        for index in plain:
+            torch.autograd.graph.increment_version(self.tensors[index])
+        with torch.no_grad():
+            for index in set(tensors).difference(plain):  # here, as the caller's stream is its thread's
+                self.tensors[index].copy_(self._next[index].view(self.tensors[index].shape))
         for index in tensors:
+            self._fingerprints[index] = sum(self._staged[index].values()) % MODULUS
             self._versions[index] = self.tensors[index]._version
 
-    def _blocks(self, index: int) -> Iterator[tuple[int, int, int]]:
-        """Parts of a tensor that stay in a processor's cache: (index, first, stop). Strided tensors are one part."""
-        params = self.entries[index].params
-        length = _BLOCK if self.tensors[index].is_contiguous() else max(params, 1)
-        for first in range(0, params, length):
-            yield index, first, min(first + length, params)
-
-    def _publish_block(self, block: tuple[int, int, int]) -> int:
-        """Copy; gives the fingerprint."""
-        index, first, stop = block
+    def _is_like_next(self, index: int) -> bool:
         tensor, values = self.tensors[index], self._next[index]
-        with torch.no_grad():
-            if stop - first == values.numel():
-                tensor.copy_(values.view(tensor.shape))
-            else:
-                tensor.view(-1)[first:stop].copy_(values[first:stop])
-        return fingerprint(values[first:stop], first)
+        return is_plain(tensor) and tensor.dtype is values.dtype and tensor.numel() == values.numel()
+
+    def _shares(self, tensors: Sequence[int], threads: int) -> list[list[tuple[int, int, int]]]:
+        """What each thread copies, for `copy_all`: of all bytes, in order, its part."""
+        shares: list[list[tuple[int, int, int]]] = [[] for _ in range(threads)]
+        place, share = 0, -(-sum(self._next[index].nbytes for index in tensors) // (threads * _ALIGNED)) * _ALIGNED
+        for index in tensors:
+            source, target = self._next[index].data_ptr(), self.tensors[index].data_ptr()
+            first, size_bytes = 0, self._next[index].nbytes
+            while first < size_bytes:
+                length = min(size_bytes - first, share - place % share)
+                shares[place // share].append((target + first, source + first, length))
+                first, place = first + length, place + length
+        return shares
 
     # Changes from outside
 

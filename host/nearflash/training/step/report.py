@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from nearflash.device.timeline import Timeline
 from nearflash.training.step.stalls import Stalls
-from nearflash.training.step.timeline import Timeline
 from nearflash.training.step.traffic import Traffic
 
 __all__ = ["Report"]

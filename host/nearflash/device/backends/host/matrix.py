@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import (
     GROUP_END,
     HEADER_BYTES,
+    SCALE_COLUMNS,
     SECTION_BYTES,
     SECTIONS,
     BitmapHeader,
@@ -47,17 +48,29 @@ class RowGroup:
     """(n, 3), of each row: offset of its bitmap, values, escapes."""
 
 
-def read_groups(stream: Bytes) -> Iterator[RowGroup]:
+def _nothing(count: int) -> None:
+    """Reads nothing: all is there."""
+
+
+def read_groups(stream: Bytes, fill: Callable[[int], None] = _nothing) -> Iterator[RowGroup]:
     """The groups of a matrix, each when its lengths and its checksum are right.
+
+    fill: called with a number of bytes before those that far are looked at, which may come only then.
 
     Raises StreamError; before that comes, where rows of its group are right, a group of them alone.
     """
+    fill(min(HEADER_BYTES, stream.size))
     header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
     sections = SECTIONS[header.row_format]
     bits = np.array([sections.get(section, 0) for section in Section])
+    columns = -(-header.columns // SCALE_COLUMNS), header.columns
+    longest = header.group_rows * sum(
+        section_bytes(columns[section is not Section.SCALES] * each) for section, each in sections.items()
+    )
     base, at = stream.ctypes.data, HEADER_BYTES
     for number in range(header.groups):
         begin, first = at, number * header.group_rows
+        fill(min(at + longest + 2 * SECTION_BYTES, stream.size))
         if header.coding is Coding.EXPONENTS:
             at += SECTION_BYTES
             if at > stream.size:
@@ -80,13 +93,16 @@ def read_groups(stream: Bytes) -> Iterator[RowGroup]:
         raise bitmap_error(StreamFault.LENGTH, f"{at} bytes of {stream.size}")
 
 
-def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> int:
+def expand_into(
+    stream: Bytes, out: Bytes, executor: Executor | None = None, fill: Callable[[int], None] = _nothing
+) -> int:
     """Write the dense rows of a matrix to `out` (rows, bytes of a row), contiguous; returns the number of values.
 
     Bytes behind a row's columns stay as they are. executor: of threads that have set_ieee_arithmetic; by default the
     caller's thread for a small matrix, `expand_pool` for others. Raises StreamError; rows before the fault may have
-    been written.
+    been written. fill: as for `read_groups`.
     """
+    fill(min(HEADER_BYTES, stream.size))
     header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
     used = header.columns * header.dense.number_format.bytes
     assert out.flags.c_contiguous and len(out) == header.rows and out.shape[1] >= used
@@ -102,7 +118,7 @@ def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> 
         executor = CallingThread() if len(out) * used < _THREADED_BYTES else expand_pool()
     jobs, values = [], 0
     try:
-        for group in read_groups(stream):
+        for group in read_groups(stream, fill):
             jobs.append(executor.submit(expand, group))
             values += int(group.table[:, 1].sum())
     finally:

@@ -1,0 +1,149 @@
+"""`nearflash plan` and `nearflash tune`: how a model would generate here, before anything is loaded."""
+
+import argparse
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import CommandError
+from nearflash.arguments import positive
+
+__all__ = ["plan", "tune"]
+
+_EXAMPLES = """examples:
+  nearflash plan DIR --prompt-len 512 --gen-len 32
+  nearflash plan DIR --hardware t4 --prompts 256 --bits 4 --picture plan.png
+  nearflash plan opt-175b/config.json --hardware machine.toml --json -o plan.json
+Then: nearflash generate --model DIR --prompts FILE --plan plan.json
+"""
+_TUNE_EXAMPLES = """examples:
+  nearflash tune DIR --prompt-len 512 --gen-len 32
+Then: nearflash generate --model DIR --prompts FILE --plan auto
+"""
+_MEASURE = "measure"
+
+
+def plan(subparsers: Any) -> None:
+    """Add `plan`. Raises ImportError, loading nothing, where a package that it needs is not installed."""
+    text = (
+        "Find the fastest way to generate that fits a machine: how fast, how many bytes, how much wear.\n"
+        "Nothing of the model is loaded but its config and its files' headers."
+    )
+    parser = _parser(subparsers, "plan", text, _EXAMPLES)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Keep the plan in this file.")
+    parser.add_argument("--picture", type=Path, metavar="FILE",
+                        help="Draw where every byte lies and one step of decode into this PNG.")  # fmt: skip
+    parser.set_defaults(run=_plan)
+
+
+def tune(subparsers: Any) -> None:
+    """Add `tune`. Raises ImportError as `plan` does."""
+    text = "Measure this machine, find the plan for a model and keep it beside it."
+    parser = _parser(subparsers, "tune", text, _TUNE_EXAMPLES)
+    parser.set_defaults(run=_tune)
+
+
+def _parser(subparsers: Any, name: str, description: str, examples: str) -> argparse.ArgumentParser:
+    if not find_spec("scipy"):
+        raise ModuleNotFoundError("no scipy", name="scipy")
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, description=description, epilog=examples)
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="A folder with config.json, or a config.json itself.")
+    add("--prompt-len", type=positive, default=512, metavar="N", help="Tokens of a prompt (default: %(default)s).")
+    add("--gen-len", type=positive, default=32, metavar="N", help="Tokens generated for each (default: %(default)s).")
+    add("--prompts", type=positive, default=256, metavar="N",
+        help="Generate for so many prompts at once at most (default: %(default)s).")  # fmt: skip
+    add("--hardware", metavar="NAME",
+        help="A machine's profile: a TOML file, the name of one that comes along, or measure, which measures this "
+        "machine again (default: as it was measured, or measured now).")  # fmt: skip
+    add("--folder", type=Path, default=Path(), metavar="DIR", help="Measure the drive of this folder.")
+    add("--gpu-memory", type=_gigabytes, metavar="GB",
+        help="Fill so much of the GPU's memory at most; without a GPU, of what computes.")  # fmt: skip
+    add("--host-memory", type=_gigabytes, metavar="GB", help="Fill so much of the host's memory at most.")
+    add("--disk", type=_gigabytes, metavar="GB", help="Fill so much of the disk at most.")
+    add("--bits", type=int, nargs="+", choices=(16, 4), default=[16], metavar="BITS",
+        help="Try weights of 16 or 4 bits (default: 16).")  # fmt: skip
+    add("--cache-bits", type=int, nargs="+", choices=(16, 4), default=[16], metavar="BITS",
+        help="Try a KV cache of 16 or 4 bits (default: 16).")  # fmt: skip
+    add("--max-seconds", type=_seconds, metavar="S", help="Finish all prompts of a block in this time.")
+    add("--json", action="store_true", help="Print one JSON object.")
+    return parser
+
+
+def _gigabytes(text: str) -> float:
+    return _above_zero(text) * 1e9
+
+
+def _seconds(text: str) -> float:
+    return _above_zero(text)
+
+
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e12:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return number
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    found = _found(arguments)
+    if arguments.output:
+        _keep(found, arguments.output)
+    if arguments.picture:
+        from nearflash.offload.picture import save_picture
+
+        save_picture(found, arguments.picture)
+        print(f"drawn in {arguments.picture}", file=sys.stderr)
+    return _print(arguments, found)
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from nearflash.planning.plan_file import PLAN_NAME
+
+    if not arguments.model.is_dir():
+        raise CommandError(f"model must be a folder to keep a plan in, not {str(arguments.model)!r}")
+    found = _found(arguments)
+    _keep(found, arguments.model / PLAN_NAME)
+    return _print(arguments, found)
+
+
+def _keep(found: Any, file: Path) -> None:
+    from nearflash.planning.plan_file import write_plan
+
+    write_plan(found, file)
+    print(f"kept in {file}", file=sys.stderr)
+
+
+def _print(arguments: argparse.Namespace, found: Any) -> int:
+    from nearflash.planning.explain import explain, summary
+    from nearflash.planning.plan_file import plan_text
+
+    if arguments.json:
+        print(json.dumps({**summary(found), "policy": json.loads(plan_text(found))["policy"]}))
+    else:
+        print("\n".join(explain(found)))
+    return 0
+
+
+def _found(arguments: argparse.Namespace) -> Any:
+    from nearflash.offload.planned import machine_here, model_shape
+    from nearflash.planning.profile import load_machine
+    from nearflash.planning.search import Space, Workload, search
+
+    shape, stored_fraction = model_shape(arguments.model)
+    if arguments.hardware in (None, _MEASURE):
+        machine, kept = machine_here(arguments.model, arguments.folder, again=arguments.hardware == _MEASURE)
+        if kept is not None:
+            print(f"measured, and kept in {kept}", file=sys.stderr)
+    else:
+        machine = load_machine(arguments.hardware)
+    budgets = {"gpu_bytes": arguments.gpu_memory, "host_bytes": arguments.host_memory, "disk_bytes": arguments.disk}
+    machine = machine.with_memory(**{tier: budget for tier, budget in budgets.items() if budget is not None})
+    space = Space(weight_bits=arguments.bits, cache_bits=arguments.cache_bits, max_block_s=arguments.max_seconds,
+                  max_sequences=arguments.prompts, stored_fraction=stored_fraction)  # fmt: skip
+    return search(shape, machine, Workload(arguments.prompt_len, arguments.gen_len), space)

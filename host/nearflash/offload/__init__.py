@@ -1,0 +1,25 @@
+"""Generation with models larger than memory: weights, KV cache and activations on tiers, computed in a zig-zag."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nearflash.offload.generation import OffloadedModel, OffloadResult, generate
+    from nearflash.offload.report import Budgets, Report
+
+__all__ = ["Budgets", "OffloadResult", "OffloadedModel", "Report", "generate"]
+
+_HOMES = {
+    "Budgets": "report",
+    "OffloadResult": "generation",
+    "OffloadedModel": "generation",
+    "Report": "report",
+    "generate": "generation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the commands of this package are looked up by every `nearflash`, and must not load torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

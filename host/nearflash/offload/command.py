@@ -1,0 +1,163 @@
+"""`nearflash generate --plan`: prompts continued by a model that memory does not hold, as a plan places it.
+
+Without --plan the command is that of nearflash.inference.cli.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import CommandError
+from nearflash.inference.cli import generate as in_memory
+from nearflash.inference.console import read_prompts
+
+__all__ = ["AUTO", "generate"]
+
+AUTO = "auto"
+_OWN = ("gpu_memory", "host_memory", "disk", "scratch", "results", "trace", "expert_memory")
+"""Options that go with --plan alone."""
+_OTHERS = ("policy", "attention", "session", "path", "stream")
+"""Options that do not go with it."""
+
+
+def generate(subparsers: Any) -> None:
+    """Add the command. Raises ImportError, loading nothing, where a package that it needs is not installed."""
+    parser = in_memory(subparsers)
+    add = parser.add_argument_group("offloading: models and KV caches that are larger than memory").add_argument
+    add("--plan", metavar="FILE",
+        help="Place weights, KV cache and activations as this plan does (nearflash plan -o FILE); auto: as the plan "
+        "beside the model (nearflash tune), else as the fastest that fits this machine.")  # fmt: skip
+    for tier, what in (("gpu-memory", "the GPU's memory, or without one, of what computes"), ("host-memory", "memory"),
+                       ("disk", "the disk")):  # fmt: skip
+        add(f"--{tier}", type=_gigabytes, metavar="GB", help=f"Fill so much of {what} at most (with --plan auto).")
+    add("--scratch", type=Path, metavar="DIR", help="Keep the KV cache that lies on disk here (default: the system's "
+        "folder for temporary files).")  # fmt: skip
+    add("--results", type=Path, metavar="FILE",
+        help="Write finished texts to this file of JSON lines, and go on from it after an interruption.")  # fmt: skip
+    add("--trace", type=Path, metavar="FILE", help="Write what ran when, and what was predicted, for ui.perfetto.dev.")
+    add("--expert-memory", type=_gigabytes, metavar="GB",
+        help="Keep so much of a mixture's experts in memory, and read the others as they are routed.")  # fmt: skip
+    parser.set_defaults(run=_generate, run_in_memory=parser.get_default("run"))
+
+
+def _gigabytes(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of gigabytes above 0, not {text!r}")
+    return number * 1e9
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    if arguments.plan is None:
+        if given := [name for name in _OWN if getattr(arguments, name) is not None]:
+            raise CommandError(f"{', '.join(given)} must be given with --plan FILE, or --plan auto")
+        run: Callable[[argparse.Namespace], int] = arguments.run_in_memory
+        return run(arguments)
+    if given := [name for name in _OTHERS if getattr(arguments, name)]:
+        raise CommandError(f"{', '.join(given)} must be left out with --plan, which says where everything lies")
+    if arguments.device not in ("cpu", "cuda"):
+        raise CommandError(f"device must be cpu or cuda with --plan, not {arguments.device!r}")
+    if not Path(arguments.model).is_dir():
+        raise CommandError(f"model must be a folder of safetensors with --plan, not {arguments.model!r}")
+    return _offloaded(arguments, read_prompts(arguments.prompt, arguments.prompts, sys.stdin))
+
+
+def _offloaded(arguments: argparse.Namespace, prompts: list[str]) -> int:
+    from nearflash.device.threads import set_threads
+
+    set_threads(arguments.threads)  # before torch is imported
+
+    from nearflash.offload.generation import OffloadedModel
+    from nearflash.pretrained import load_tokenizer, silent_transformers
+
+    with nullcontext() if arguments.verbose else silent_transformers():
+        texts = prompts
+        tokenizer = load_tokenizer(arguments.model, verbose=arguments.verbose)
+        if arguments.chat:
+            texts = [_as_message(tokenizer, prompt) for prompt in prompts]
+        longest = max(map(len, tokenizer(texts)["input_ids"]))
+        policy, predicted, line = _policy(arguments, longest, len(prompts))
+        print(line, file=sys.stderr)
+        experts = None if arguments.expert_memory is None else int(arguments.expert_memory)
+        with OffloadedModel(
+            arguments.model, policy, device=arguments.device, scratch=arguments.scratch, expert_bytes=experts
+        ) as model:
+            done = model.generate(
+                texts, max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature or None,
+                top_p=arguments.sampling_top_p, seed=arguments.seed, results=arguments.results, progress=_progress,
+            )  # fmt: skip
+            if arguments.trace is not None:
+                model.ledger.timeline.write(arguments.trace)
+    for prompt, text in zip(prompts, done.texts, strict=True):
+        print(f"{prompt}{' => ' if arguments.chat else ''}{text}\n")
+    for line in _figures(done, predicted):
+        print(line, file=sys.stderr)
+    return 0
+
+
+def _as_message(tokenizer: Any, prompt: str) -> str:
+    message = [{"role": "user", "content": prompt}]
+    found: str = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    return found
+
+
+def _policy(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -> tuple[Any, float, str]:
+    """The policy, its predicted tokens a second, and a line about it. Raises PlanError."""
+    from nearflash.offload.planned import model_shape, plan_here
+    from nearflash.planning.explain import one_line
+    from nearflash.planning.plan_file import PLAN_NAME, read_plan
+    from nearflash.planning.search import Workload
+
+    model = Path(arguments.model)
+    memory = {
+        f"{name}_bytes": value
+        for name, value in (("gpu", arguments.gpu_memory), ("host", arguments.host_memory), ("disk", arguments.disk))
+        if value is not None
+    }
+    kept = model / PLAN_NAME
+    if arguments.plan == AUTO and (memory or not kept.is_file()):
+        workload = Workload(prompt_tokens, arguments.max_new_tokens)
+        plan = plan_here(model, workload, sequences, arguments.scratch or Path(), memory)
+        return plan.policy, plan.prediction.tokens_per_second, one_line(plan)
+    if memory:
+        names = ", ".join(name.removesuffix("_bytes") for name in memory)
+        raise CommandError(f"{names} must be given with --plan auto: the plan in {arguments.plan} was made for its own")
+    file = kept if arguments.plan == AUTO else Path(arguments.plan)
+    plan_file = read_plan(file)
+    plan_file.check(model_shape(model)[0])
+    predicted = plan_file.prediction["tokens_per_second"]
+    return plan_file.policy, predicted, f"plan: {file}, {predicted:.3g} token/s predicted on {plan_file.machine}"
+
+
+def _progress(done: Any) -> None:
+    text = (
+        f"\r{done.finished} of {done.prompts} texts, token {done.step} of {done.steps}  "
+        f"{done.tokens_per_s:.3g} token/s  {done.remaining_s:.0f} s left "
+    )
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+def _figures(done: Any, predicted: float) -> list[str]:
+    """Lines after the run."""
+    report = done.report
+    if not report.new_tokens:
+        return [f"\nall {done.resumed} texts were in the results already"]
+    parts = ", ".join(f"{name} {spent:.2f} s" for name, spent in report.seconds.items() if spent >= 0.005)
+    moved = ", ".join(f"{link} {size / 1e6:,.1f} MB" for link, size in report.link_bytes.items() if size)
+    held = ", ".join(f"{tier} {size / 1e6:,.1f} MB" for tier, size in report.peak_bytes.items() if size)
+    lines = [
+        f"\n{report.new_tokens} tokens in {report.total_s:.2f} s: {report.tokens_per_s:.3g} token/s, "
+        f"{predicted:.3g} predicted",
+        f"seconds: {parts}",
+        f"moved: {moved or 'nothing'}",
+        f"at most in use: {held}; the process {report.peak_process_bytes / 1e6:,.0f} MB",
+    ]
+    if report.expert_hits or report.expert_misses:
+        lines.append(f"experts: {report.expert_hit_rate:.2f} of those routed were in memory")
+    return lines

@@ -1,0 +1,355 @@
+"""Experts of a mixture as units of loading: only those that are routed are read, hot ones stay in memory.
+
+transformers keeps a layer's experts in fused parameters, (experts, …), and its loop indexes them by expert. Here an
+object stands in a parameter's place that gives the expert's tensor, from a cache with a budget. What is evicted is the
+expert that was routed least often; the counts are kept in a file beside the model. Reads go ahead of the loop, once the
+layer's routing is known; and before that to where the next layer's router would send this layer's hidden states.
+"""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from nearflash.abi.errors import CommandError, StateError
+from nearflash.device.threads import set_ieee_arithmetic
+from nearflash.offload.layout import Layout, LayoutReader
+from nearflash.offload.link import Buffer, Link
+from nearflash.offload.report import Ledger
+from nearflash.offload.sources import Piece, Source
+from nearflash.storage.io.sealed import fields, integers
+
+__all__ = ["COUNTS_FILE", "ExpertCache", "MixtureLayer", "mixtures_of"]
+
+COUNTS_FILE = "nearflash-experts.json"
+"""How often each expert was routed, beside the model."""
+EXPERTS_WAIT = "wait for experts"
+_AHEAD = 4
+"""Experts that are read at a time, at most."""
+_READERS = 2
+
+
+@dataclass
+class MixtureLayer:
+    """The experts of one decoder layer."""
+
+    number: int
+    """Of the layer."""
+    module: Any
+    """Whose forward loops over experts."""
+    router: Any
+    sources: dict[str, Source]
+    """Of the fused parameters, by name in `module`."""
+
+    @property
+    def experts(self) -> int:
+        """How many there are."""
+        return next(iter(self.sources.values())).experts
+
+
+def mixtures_of(
+    layers: Sequence[Any], sources: Sequence[dict[str, Source]], numbers: Sequence[int]
+) -> list[MixtureLayer]:
+    """The layers among `numbers` whose experts can be read one by one; their sources are taken out of `sources`.
+
+    Parameters of a matrix for each expert count, in a module with `num_experts` whose implementation can be chosen.
+    """
+    found = []
+    for number in numbers:
+        for name, module in layers[number].named_modules():
+            if not isinstance(getattr(module, "num_experts", None), int) or not hasattr(module, "is_transposed"):
+                continue
+            own = {
+                leaf: sources[number][f"{name}.{leaf}"] for leaf in module._parameters
+                if len(sources[number][f"{name}.{leaf}"].shape) == 3 and sources[number][f"{name}.{leaf}"].experts
+            }  # fmt: skip
+            parent = layers[number].get_submodule(name.rpartition(".")[0])
+            router = next((each for each in parent.children() if _is_router(each, module.num_experts)), None)
+            if own:
+                for leaf in own:
+                    del sources[number][f"{name}.{leaf}"]
+                found.append(MixtureLayer(number, module, router, own))
+                break
+    return found
+
+
+def _is_router(module: Any, experts: int) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2 and len(weight) == experts and hasattr(module, "top_k")
+
+
+@dataclass
+class _Slot:
+    """Memory of one expert, and whose it is."""
+
+    buffer: Buffer
+    key: tuple[int, int] | None = None
+    loading: "Future[None] | None" = None
+    views: dict[str, Tensor] = field(default_factory=dict)
+    used: int = 0
+    """When it was used last."""
+
+
+class _Rows:
+    """In the place of a fused parameter: its rows by expert."""
+
+    def __init__(self, cache: "ExpertCache", place: int, leaf: str) -> None:
+        self._cache, self._place, self._leaf = cache, place, leaf
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self._cache.tensor(self._place, int(index), self._leaf)
+
+
+class ExpertCache:
+    """Experts of the layers of `mixtures`, up to `cache_bytes` of them. Close it, or use it as a context manager.
+
+    folder: the model's, where the counts are kept if it can be written to; None: they are not. ahead: read before the
+    loop asks. Raises CommandError for a budget of less than two experts, StateError for damaged counts.
+    """
+
+    def __init__(
+        self, mixtures: Sequence[MixtureLayer], cache_bytes: int, *, link: Link, ledger: Ledger, folder: Path | None,
+        ahead: bool = True, direct: bool = True,
+    ) -> None:  # fmt: skip
+        self._mixtures, self._link, self._ledger, self._ahead = list(mixtures), link, ledger, ahead
+        self._reader = LayoutReader(direct)
+        self._layouts: dict[tuple[int, int], Layout] = {}
+        every = [(place, expert) for place, own in enumerate(self._mixtures) for expert in range(own.experts)]
+        size = max(self._layout(*key).size_bytes for key in every)  # they begin anywhere in a block
+        count = min(cache_bytes // size, len(every))
+        if count < 2:
+            raise CommandError(f"expert_bytes must be {2 * size} at least, for two experts, not {cache_bytes!r}")
+        ledger.take("gpu", count * size, "experts")
+        self._held = count * size
+        self._slots = [_Slot(link.buffer(size)) for _ in range(count)]
+        self._by_key: dict[tuple[int, int], _Slot] = {}
+        self._free = list(self._slots)
+        self._pool = ThreadPoolExecutor(_READERS, "nearflash-experts", initializer=set_ieee_arithmetic)
+        self._clock = 0
+        self._plan: list[tuple[int, int]] = []
+        """What the loop that runs will still ask for, in its order."""
+        self._current: tuple[int, int] | None = None
+        self.hits = self.ahead_hits = self.misses = 0
+        """Routed experts that were in memory; that were being read; that were neither."""
+        self.reads = 0
+        self._file = None if folder is None else folder / COUNTS_FILE
+        self._counts: defaultdict[tuple[int, int], int] = defaultdict(int, _read_counts(self._file, self._shape()))
+        self._replaced: list[tuple[Any, dict[str, Any]]] = []
+        for place, mixture in enumerate(self._mixtures):
+            self._replace(place, mixture)
+
+    def tensor(self, place: int, expert: int, leaf: str) -> Tensor:
+        """A parameter of an expert, (…): of `sources[leaf]` without its first dimension. Waits until it is read."""
+        key = (place, expert)
+        if key != self._current or key not in self._by_key:
+            if key in self._plan:
+                del self._plan[: self._plan.index(key) + 1]
+            self._current = key
+            slot = self._slot(key)
+            assert slot is not None
+            self._read_on()
+            with self._ledger.span(EXPERTS_WAIT, layer=self._mixtures[place].number, expert=expert):
+                assert slot.loading is not None
+                slot.loading.result()
+            self._link.before_use(slot.buffer)
+        return self._by_key[key].views[leaf]
+
+    def close(self) -> None:
+        """Keep the counts, free the memory, put the model's parameters back; may be called twice."""
+        self._pool.shutdown(cancel_futures=True)
+        self._reader.close()
+        self._ledger.give("gpu", self._held)
+        self._held = 0
+        for module, parameters in self._replaced:
+            del module.forward
+            for leaf, parameter in parameters.items():
+                delattr(module, leaf)
+                module._parameters[leaf] = parameter
+        if self._replaced:
+            _write_counts(self._file, self._shape(), self._counts)
+        self._replaced = []
+
+    def __enter__(self) -> "ExpertCache":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The model's side
+
+    def _replace(self, place: int, mixture: MixtureLayer) -> None:
+        module = mixture.module
+        own = {leaf: module._parameters.pop(leaf) for leaf in mixture.sources}
+        self._replaced.append((module, own))
+        for leaf in own:
+            setattr(module, leaf, _Rows(self, place, leaf))
+        forward = module.forward
+
+        def routed(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            chosen = next(
+                each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and not each.is_floating_point()
+            )
+            self._route(place, chosen, hidden_states)
+            return forward(hidden_states, *args, **kwargs)
+
+        module.forward = routed
+
+    def _route(self, place: int, chosen: Tensor, hidden_states: Tensor) -> None:
+        """The loop of this layer begins: it will ask for the experts `chosen` (tokens, k), in ascending order."""
+        numbers, counts = (each.tolist() for each in chosen.unique(return_counts=True))
+        wanted = [(place, number) for number in numbers if number < self._mixtures[place].experts]
+        for key, count in zip(wanted, counts, strict=False):
+            self._counts[key] += count
+            slot = self._by_key.get(key)
+            if slot is None:
+                self.misses += 1
+            elif slot.loading is not None and slot.loading.done():
+                self.hits += 1
+            else:
+                self.ahead_hits += 1
+        self._plan, self._current = wanted, None
+        if self._ahead:
+            self._read_on()
+            self._guess(place + 1, hidden_states, len(chosen))
+
+    def _guess(self, place: int, hidden_states: Tensor, tokens: int) -> None:
+        """Read what the next layer's router makes of these hidden states, where memory is not in use."""
+        if place >= len(self._mixtures) or tokens * 2 > len(self._slots):
+            return  # it will use most of its experts anyway, and they would push out each other
+        router = self._mixtures[place].router
+        if router is None or router.weight.is_meta:
+            return
+        found = router(hidden_states)
+        chosen = next((e for e in reversed(found) if isinstance(e, Tensor) and not e.is_floating_point()), None)
+        for number in [] if chosen is None else chosen.unique().tolist():
+            if self._in_flight() >= _AHEAD:
+                return
+            self._slot((place, number), needed=False)
+
+    # Memory
+
+    def _read_on(self) -> None:
+        """Begin to read what the loop asks for next."""
+        if not self._ahead:
+            return
+        for key in self._plan:
+            if self._in_flight() >= _AHEAD:
+                return
+            if key not in self._by_key and self._slot(key, needed=False) is None:
+                return
+
+    def _in_flight(self) -> int:
+        return sum(slot.loading is not None and not slot.loading.done() for slot in self._slots)
+
+    def _slot(self, key: tuple[int, int], *, needed: bool = True) -> _Slot | None:
+        """The memory of an expert, which is being read if it was not there; None where it is not `needed` enough."""
+        self._clock += 1
+        slot = self._by_key.get(key)
+        if slot is None:
+            slot = self._free.pop() if self._free else self._evicted(key, needed)
+            if slot is None:
+                return None
+            slot.key, self._by_key[key] = key, slot
+            slot.loading = self._pool.submit(self._load, key, slot)
+            self.reads += 1
+        slot.used = self._clock
+        return slot
+
+    def _evicted(self, key: tuple[int, int], needed: bool) -> _Slot | None:
+        """Memory taken from the expert that was routed least often, of those that the loop does not ask for again."""
+        planned = set(self._plan)
+        others = [slot for slot in self._slots if slot.key != self._current]
+        idle = [slot for slot in others if slot.loading is None or slot.loading.done()]
+        spare = [slot for slot in idle if slot.key not in planned]
+        if not spare and needed:
+            order = {each: place for place, each in enumerate(self._plan)}
+            spare = sorted(idle, key=lambda slot: order[slot.key or key])[-1:]
+        if not spare and needed:  # all of it is being read: wait for the one that is asked for last
+            last = others[-1]
+            assert last.loading is not None
+            last.loading.exception()
+            spare = [last]
+        if not spare:
+            return None
+        slot = min(spare, key=lambda each: (self._counts[each.key] if each.key else -1, each.used))
+        if slot.key is not None:
+            del self._by_key[slot.key]
+            self._link.after_use(slot.buffer)
+        return slot
+
+    def _load(self, key: tuple[int, int], slot: _Slot) -> None:
+        layout = self._layout(*key)
+        self._link.before_fill(slot.buffer)
+        with self._ledger.span("load expert", layer=self._mixtures[key[0]].number, expert=key[1]):
+            moved = self._reader.read_runs(layout, slot.buffer.host) + self._reader.expand(layout, slot.buffer.host)
+        self._ledger.moved("experts disk to host", moved)
+        self._link.push(slot.buffer)
+        slot.views = layout.views(slot.buffer.memory)
+
+    def _layout(self, place: int, expert: int) -> Layout:
+        key = (place, expert)
+        if key not in self._layouts:
+            sources = self._mixtures[place].sources
+            own = {leaf: _of_expert(source, expert) for leaf, source in sources.items()}
+            self._layouts[key] = Layout(own, gap_bytes=0)
+        return self._layouts[key]
+
+    def _shape(self) -> list[list[int]]:
+        return [[mixture.number, mixture.experts] for mixture in self._mixtures]
+
+
+def _of_expert(source: Source, expert: int) -> Source:
+    """A fused parameter's source for one expert."""
+    shape = source.shape[1:]
+    own = [piece for piece in source.pieces if piece.place and piece.place[0] == expert]
+    if own:
+        whole = len(own) == 1
+        pieces = tuple(replace(piece, place=() if whole else piece.place[1:]) for piece in own)
+        return replace(source, shape=shape, pieces=pieces)
+    tensor = source.pieces[0].tensor
+    size = tensor.stored_bytes // source.shape[0]
+    assert size * source.shape[0] == tensor.dense_bytes and prod(shape) * source.shape[0] == prod(tensor.shape)
+    part = replace(tensor, shape=shape, offset=tensor.offset + expert * size, stored_bytes=size, checksum=None)
+    return replace(source, shape=shape, pieces=(Piece(part),))
+
+
+def _read_counts(file: Path | None, shape: list[list[int]]) -> Mapping[tuple[int, int], int]:
+    """The counts in a file; none where there is none, or it is of other layers. Raises StateError."""
+    if file is None or not file.is_file():
+        return {}
+    what = f"counts of experts {file}"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StateError(f"{what} cannot be read ({error}): remove it") from error
+    layers, counts = fields(what, found, layers=list, counts=list)
+    if layers != shape:
+        return {}
+    if len(counts) != len(shape):
+        raise StateError(f"{what} must have {len(shape)} rows, not {len(counts)}: remove it")
+    kept = {}
+    for place, row in enumerate(counts):
+        for expert, count in enumerate(integers(what, row)):
+            kept[place, expert] = count // 2  # what was long ago counts for less
+    return kept
+
+
+def _write_counts(file: Path | None, shape: list[list[int]], counts: Mapping[tuple[int, int], int]) -> None:
+    """Keep the counts, where the folder can be written to; they only save time."""
+    if file is None:
+        return
+    rows = [[counts.get((place, expert), 0) for expert in range(experts)] for place, (_, experts) in enumerate(shape)]
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    with suppress(OSError):
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as out:
+            json.dump({"layers": shape, "counts": rows}, out)
+        partial.replace(file)

@@ -1,0 +1,68 @@
+"""The profile of this machine, kept from one measurement to the next plan; reading it loads no torch.
+
+One TOML file (0600) a drive and dtype: $XDG_STATE_HOME/nearflash/machine-….toml, ~/.local/state by default.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from nearflash.abi.errors import StateError
+from nearflash.planning.profile import Machine, load_machine, machine_toml
+
+__all__ = ["FREE_SHARE", "available_bytes", "keep_machine", "kept_machine"]
+
+FREE_SHARE = 0.8
+"""Of free memory and of the drive's free room that a plan may fill."""
+
+
+def available_bytes() -> int:
+    """Free memory of the host, by the kernel's estimate."""
+    found = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE)
+    return int(found[1]) << 10 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def keep_machine(machine: Machine, folder: Path, dtype_name: str | None) -> Path:
+    """Keep what was measured in a folder for a dtype, in place of an older profile; its file. Raises StateError."""
+    file = _file(folder, dtype_name)
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            out.write(machine_toml(machine))
+        partial.replace(file)
+    except OSError as error:
+        raise StateError(f"{file} must be writable to keep the machine's profile: {error.strerror}") from error
+    return file
+
+
+def kept_machine(folder: Path, dtype_name: str | None) -> Machine | None:
+    """The profile kept for a folder's drive and a dtype, with no more memory than is free now; None where none is.
+
+    Raises PlanError for a file that is no profile.
+    """
+    file = _file(folder, dtype_name)
+    if not file.exists():
+        return None
+    machine = load_machine(file)
+    memory = machine.memory
+    free = available_bytes() * FREE_SHARE
+    gpu_bytes = memory.gpu_bytes
+    if not Path("/proc/driver/nvidia/version").exists():
+        # What computes is host memory, too: both shrink by what others took meanwhile.
+        gpu_bytes *= min(1.0, free / (memory.gpu_bytes + memory.host_bytes))
+        free -= gpu_bytes
+    room = shutil.disk_usage(folder).free * FREE_SHARE
+    return machine.with_memory(
+        gpu_bytes=gpu_bytes, host_bytes=min(memory.host_bytes, free), disk_bytes=min(memory.disk_bytes, room)
+    )
+
+
+def _file(folder: Path, dtype_name: str | None) -> Path:
+    base = os.environ.get("XDG_STATE_HOME")
+    state = Path(base if base else Path.home() / ".local" / "state") / "nearflash"
+    number = folder.stat().st_dev
+    dtype = re.sub(r"\W", "", dtype_name or "default")
+    return state / f"machine-{dtype}-{os.major(number)}-{os.minor(number)}.toml"

@@ -1,0 +1,101 @@
+"""Pipeline parallel over torch.distributed: each rank has some layers, and their KV cache, in order of the ranks.
+
+Every rank runs the model's own code for every batch. Layers that are another rank's are passed by; a rank's first layer
+takes its hidden states from the rank before, and the last rank's tokens go to all others, in the place of logits. With
+several groups of batches one rank computes a group while the next rank computes another.
+
+    torchrun --nproc 2 -m nearflash.offload MODEL --prompts FILE
+"""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nearflash.abi.errors import CommandError, DeviceLostError
+
+__all__ = ["Pipeline", "open_pipeline"]
+
+_CERTAIN = 1e4
+"""The logit of a token that another rank chose; that of all others is its negative."""
+
+
+class Pipeline:
+    """This process's place among the ranks of a process group. Raises CommandError for fewer layers than ranks."""
+
+    def __init__(self, rank: int, ranks: int, layers: int) -> None:
+        if not 0 <= rank < ranks <= layers:
+            raise CommandError(
+                f"ranks must be at most {layers}, one for each layer, and rank below, not {ranks}, {rank}"
+            )
+        self.rank, self.ranks = rank, ranks
+        bounds = [layers * each // ranks for each in range(ranks + 1)]
+        self.first, self.end = bounds[rank], bounds[rank + 1]
+        """Its layers, half open."""
+        self._sent: list[Any] = []
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the output layer."""
+        return self.rank == self.ranks - 1
+
+    def owns(self, number: int) -> bool:
+        """Whether a layer is this rank's."""
+        return self.first <= number < self.end
+
+    def send_states(self, states: Tensor) -> None:
+        """Hidden states (batch, t, hidden) to the next rank; returns at once."""
+        self._send(states, self.rank + 1)
+
+    def receive_states(self, like: Tensor) -> Tensor:
+        """Hidden states of that shape from the rank before."""
+        return self._receive(torch.empty_like(like), self.rank - 1)
+
+    def send_tokens(self, tokens: Tensor) -> None:
+        """Chosen tokens (batch,) to all other ranks; returns at once."""
+        for rank in range(self.ranks - 1):
+            self._send(tokens, rank)
+
+    def receive_logits(self, states: Tensor, vocabulary: int) -> Tensor:
+        """Logits (batch, t, vocabulary), fp32, of which the tokens that the last rank chose are largest."""
+        tokens = self._receive(torch.empty(len(states), dtype=torch.int64, device=states.device), self.ranks - 1)
+        logits = torch.full((*states.shape[:2], vocabulary), -_CERTAIN, device=states.device)
+        return logits.scatter_(2, tokens[:, None, None].expand(-1, states.shape[1], 1), _CERTAIN)
+
+    def finish(self) -> None:
+        """Wait until all that was sent has arrived."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent = []
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        data = tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+        try:
+            self._sent.append((dist.isend(data, rank), data))
+        except RuntimeError as error:
+            raise _lost(rank, error) from error
+
+    @staticmethod
+    def _receive(tensor: Tensor, rank: int) -> Tensor:
+        try:
+            dist.recv(tensor.view(torch.uint8), rank)
+        except RuntimeError as error:
+            raise _lost(rank, error) from error
+        return tensor
+
+
+def _lost(rank: int, error: RuntimeError) -> DeviceLostError:
+    return DeviceLostError(f"rank {rank} is lost ({str(error).splitlines()[0][:200]}): see its log, and run again")
+
+
+def open_pipeline(layers: int) -> Pipeline | None:
+    """This process's place where torchrun started several; None where it is alone. Raises CommandError."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks == 1:
+        return None
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return Pipeline(dist.get_rank(), ranks, layers)

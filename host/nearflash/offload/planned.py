@@ -1,0 +1,80 @@
+"""The plan for a model on this machine: its shape from its folder, the machine as it was measured, the best policy."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import PlanError
+from nearflash.offload.machine_file import keep_machine, kept_machine
+from nearflash.planning.parameters import from_parameters
+from nearflash.planning.profile import Machine
+from nearflash.planning.search import Plan, Space, Workload, search
+from nearflash.planning.shapes import ModelShape, from_config
+from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
+
+__all__ = ["machine_here", "model_shape", "plan_here"]
+
+
+def plan_here(
+    model: Path, workload: Workload, sequences: int, folder: Path, memory: Mapping[str, float] | None = None
+) -> Plan:
+    """The fastest plan for a model's folder on this machine, which is measured where it never was.
+
+    sequences: prompts that there are. folder: on the drive that is used. memory: bytes to fill at most, as
+    `Machine.with_memory` names them. Raises PlanError where nothing fits.
+    """
+    shape, stored_fraction = model_shape(model)
+    machine, _ = machine_here(model, folder)
+    space = Space(max_sequences=sequences, stored_fraction=stored_fraction)
+    return search(shape, machine.with_memory(**(memory or {})), workload, space)
+
+
+def machine_here(model: Path, folder: Path, *, again: bool = False) -> tuple[Machine, Path | None]:
+    """This machine for a model's dtype: as it was kept, or measured now (always, with `again`); and its new file."""
+    config = read_config(model)
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if not again and (kept := kept_machine(folder, dtype)) is not None:
+        return kept, None
+    from nearflash.offload.measure import measure_machine  # which loads torch
+
+    machine = measure_machine(folder, dtype)
+    return machine, keep_machine(machine, folder, dtype)
+
+
+def model_shape(model: Path) -> tuple[ModelShape, float]:
+    """The shape of the model in a folder or config.json, and the fraction of their bytes in which weights are stored.
+
+    Checkpoints beside the config are read by their headers, which is exact; a config alone, by rule. Raises PlanError,
+    and WeightsError for a damaged checkpoint.
+    """
+    config = read_config(model)
+    by_rule = from_config(config)
+    folder = model if model.is_dir() else model.parent
+    if not any((folder / name).is_file() for name in (SINGLE, INDEX)):
+        return by_rule, 1.0
+    tensors = open_checkpoint(folder)
+    if by_rule.tied:
+        # A checkpoint may hold the tied head again.
+        tensors = {name: each for name, each in tensors.items() if not name.endswith("lm_head.weight")}
+    shape = from_parameters({name: each.shape for name, each in tensors.items()}, config)
+    # Matrices of layers, whose names hold a number, are what is compressed.
+    matrices = [each for name, each in tensors.items() if re.search(r"\.\d+\.", name) and len(each.shape) > 1]
+    if all(each.form == "dense" for each in matrices):
+        return shape, 1.0
+    stored = sum(each.stored_bytes for each in matrices) / sum(each.dense_bytes for each in matrices)
+    return shape, min(1.0, stored)
+
+
+def read_config(model: Path) -> dict[str, Any]:
+    """A model's config.json, of a folder or itself. Raises PlanError."""
+    file = model / "config.json" if model.is_dir() else model
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"model must be a folder with config.json, or one itself, not {str(model)!r}: {error}"
+        raise PlanError(message) from None
+    if not isinstance(config, dict):
+        raise PlanError(f"{file} must hold an object, not {type(config).__name__}")
+    return config

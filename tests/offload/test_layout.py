@@ -1,0 +1,144 @@
+"""A layer's parameters read straight into one buffer, however its file is laid out."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nearflash.abi.errors import WeightsError
+from nearflash.offload.layout import Layout, LayoutReader, ReadFile, Run
+from nearflash.offload.link import host_memory
+from nearflash.offload.sources import Piece, Source
+from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.weights_map import KeptTensor
+
+
+def tensors(seed=1, dtype=torch.bfloat16, shapes=((7, 5), (64, 64), (3,), (130, 17), (1,), (64, 33))):
+    generator = torch.Generator().manual_seed(seed)
+    return {f"t{n}": torch.randn(shape, generator=generator).to(dtype) for n, shape in enumerate(shapes)}
+
+
+def source(found, name, dtype=None):
+    tensor = found[name]
+    own = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}[tensor.dtype]
+    return Source(name, tensor.shape, dtype or own, (Piece(tensor),))
+
+
+def filled(layout, direct=True):
+    memory = host_memory(layout.size_bytes)
+    memory.fill_(0xA5)
+    reader = LayoutReader(direct)
+    try:
+        moved = reader.read_runs(layout, memory), reader.expand(layout, memory)
+    finally:
+        reader.close()
+    return layout.views(memory), moved
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_all_tensors_of_a_file(tmp_path, direct, dtype):
+    values = tensors(dtype=dtype)
+    save_file(values, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path)
+    layout = Layout({name: source(found, name) for name in found})
+    views, (read, expanded) = filled(layout, direct)
+    assert all(torch.equal(views[name], value) for name, value in values.items())
+    assert len(layout.runs) == 1 and not layout.expanded and expanded == 0
+    stored = sum(value.numel() * value.element_size() for value in values.values())
+    assert stored <= read < stored + 4096
+
+
+def test_some_tensors_of_several_files(tmp_path):
+    """What lies between two wanted ones is read with them only where it is small."""
+    one = {"a": torch.randn(64, 64), "b": torch.randn(512, 512), "c": torch.randn(9, 9)}
+    save_file(one, tmp_path / "one.safetensors")
+    save_file({"d": torch.randn(40, 3)}, tmp_path / "two.safetensors")
+    found = open_checkpoint(tmp_path / "one.safetensors") | open_checkpoint(tmp_path / "two.safetensors")
+    wanted = {name: source(found, name) for name in ("a", "c", "d")}
+    far = Layout(wanted)
+    assert len(far.runs) == 3, "b is a MiB"
+    near = Layout(wanted, gap_bytes=2 << 20)
+    assert len(near.runs) == 2
+    for layout in (far, near):
+        views, _ = filled(layout)
+        assert torch.equal(views["a"], one["a"]) and torch.equal(views["c"], one["c"])
+        assert views["d"].shape == (40, 3)
+    assert far.size_bytes < near.size_bytes
+
+
+def test_views_do_not_overlap_and_stay_inside(tmp_path):
+    save_file(tensors(), tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path)
+    layout = Layout({name: source(found, name) for name in found})
+    memory = host_memory(layout.size_bytes)
+    start = memory.data_ptr()
+    spans = sorted((v.data_ptr() - start, v.numel() * v.element_size()) for v in layout.views(memory).values())
+    assert all(place + size <= after for (place, size), (after, _) in itertools.pairwise(spans))
+    assert spans[-1][0] + spans[-1][1] <= layout.size_bytes and layout.size_bytes % 4096 == 0
+
+
+def test_another_dtype_is_converted(tmp_path):
+    values = tensors(dtype=torch.float16)
+    save_file(values, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path)
+    layout = Layout({name: source(found, name, torch.float32) for name in found})
+    assert not layout.runs and set(layout.expanded) == set(values)
+    views, (read, expanded) = filled(layout)
+    assert read == 0 and expanded == sum(2 * value.numel() for value in values.values())
+    assert all(torch.equal(views[name], value.float()) for name, value in values.items())
+
+
+def test_tensors_in_memory_are_not_read(tmp_path):
+    values = tensors()
+    save_file(values, tmp_path / "model.safetensors")
+    found = {name: KeptTensor(tensor) for name, tensor in open_checkpoint(tmp_path).items()}
+    (tmp_path / "model.safetensors").unlink()
+    layout = Layout({name: source(found, name) for name in found})
+    views, _ = filled(layout)
+    assert all(torch.equal(views[name], value) for name, value in values.items())
+
+
+def test_a_long_run_is_read_in_parts(tmp_path):
+    value = torch.from_numpy(np.random.default_rng(1).integers(0, 2**15, (5000, 4000), np.int16)).view(torch.bfloat16)
+    save_file({"big": value}, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path)
+    layout = Layout({"big": source(found, "big")})
+    parts = list(layout.runs[0].parts())
+    assert len(parts) == 3 and sum(part.size_bytes for part in parts) == layout.runs[0].size_bytes
+    assert all(part.offset % 4096 == 0 and part.place % 4096 == 0 for part in parts)
+    views, _ = filled(layout)
+    assert torch.equal(views["big"].view(torch.int16), value.view(torch.int16))
+
+
+def test_an_empty_layout_needs_nothing():
+    layout = Layout({})
+    assert layout.size_bytes == 0 and layout.stored_bytes == 0
+    assert filled(layout) == ({}, (0, 0))
+
+
+def test_a_file_that_ends_too_early(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(bytes(10_000))
+    memory = host_memory(16384)
+    read = ReadFile(file)
+    read.read(Run(file, 0, 10_000, 0, "t"), memory)
+    read.read(Run(file, 8192, 10_000 - 8192, 4096, "t"), memory)
+    for offset, size in ((0, 10_001), (8192, 4096), (16384, 1)):
+        with pytest.raises(WeightsError, match=r"tensor 't', at byte \d+.*the file ends \d+ bytes too early"):
+            read.read(Run(file, offset, size, 0, "t"), memory)
+    read.close()
+
+
+def test_a_file_that_cannot_be_opened_or_read(tmp_path):
+    with pytest.raises(WeightsError, match="cannot be opened"):
+        ReadFile(tmp_path / "none")
+    file = tmp_path / "file"
+    file.write_bytes(bytes(8192))
+    read = ReadFile(file)
+    os.close(read._fd)
+    with pytest.raises(WeightsError, match="reading 't' failed"):
+        read.read(Run(file, 0, 4096, 0, "t"), host_memory(4096))

@@ -1,0 +1,61 @@
+import pytest
+
+pytest.importorskip("torch")
+
+from nearflash.abi.errors import PlanError, StateError
+from nearflash.offload import measure
+from nearflash.offload.machine_file import available_bytes
+from nearflash.planning.profile import machine_toml, parse_machine
+from nearflash.storage.io.measure import Rate
+from nearflash.storage.io.profile import keep_profile
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(measure, "_COPY_BYTES", 1 << 20)
+
+
+def test_a_measured_machine_is_a_profile(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "_CONTEXT", 256)
+    machine = measure.measure_machine(tmp_path, "bfloat16")
+    assert "bfloat16" in machine.compute.source and machine.compute.expand_bytes_per_s > 0
+    assert parse_machine(machine_toml(machine)) == machine
+    assert machine.memory.gpu_bytes + machine.memory.host_bytes <= available_bytes() * 1.2
+    assert machine.disk is not None
+    assert {rate.direct for rate in machine.rates} == {True, False} and {"read", "write"} == {
+        rate.call for rate in machine.rates
+    }
+    assert machine.compute.matmul_prefill_flops_per_s > 1e9 and machine.schedule.per_layer_s < 0.1
+    assert not [each for each in tmp_path.iterdir() if each.name != "state"]
+
+
+def test_rates_that_were_kept_are_used_again(tmp_path, monkeypatch):
+    rates = [Rate("read", 1 << 20, 4, 3.0, 2.9, 3.1), Rate("write", 1 << 20, 4, 2.0, 1.9, 2.1),
+             Rate("write", 1 << 16, 1, 0.5, 0.4, 0.6), Rate("random", 4096, 1, 0.1, 0.1, 0.1)]  # fmt: skip
+    keep_profile(tmp_path, rates, "2026-11-24")
+    monkeypatch.setattr(measure, "measure_drive", None)
+    found = tuple(measure._disk_rates(tmp_path))
+    disk = measure._disk(found)
+    assert (disk.read_weights_bytes_per_s, disk.write_back_bytes_per_s, disk.write_tokens_bytes_per_s) == (
+        3e9,
+        2e9,
+        5e8,
+    )
+
+
+def test_a_folder_that_is_not_there_cannot_be_measured(tmp_path):
+    with pytest.raises((StateError, FileNotFoundError)):
+        list(measure._disk_rates(tmp_path / "none"))
+
+
+def test_other_dtypes_are_rejected(tmp_path):
+    with pytest.raises(PlanError, match="dtype must be one of float16, bfloat16, float32, not 'int8'"):
+        measure.measure_machine(tmp_path, "int8")
+
+
+def test_seconds_are_the_fastest_after_warming_up():
+    calls = []
+    torch = pytest.importorskip("torch")
+    assert 0 <= measure._seconds(torch.device("cpu"), lambda: calls.append(1), repeats=3) < 1
+    assert len(calls) == 4

@@ -1,0 +1,173 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nearflash.abi.errors import PlanError
+from nearflash.planning.cost import FORMS, chains, placed_policy, predict
+from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.planning.profile import DeviceTier
+from nearflash.planning.terms import Options, Workload, shares_vector, terms
+
+GPU, HOST, DISK, DEVICE = Shares(gpu=1), Shares(host=1), Shares(disk=1), Shares(device=1)
+WORK = Workload(512, 32)
+
+
+def policy(weights=HOST, cache=HOST, states=HOST, size=8, count=2, **more):
+    return OffloadPolicy(size, count, weights, cache, states, **more)
+
+
+def own(machine, **changes):
+    """The machine with a runtime of our own: everything overlaps."""
+    return replace(
+        machine, schedule=replace(machine.schedule, exposed_weight_loads=0.0, places_tensors=False, **changes)
+    )
+
+
+def test_bytes_over_each_link_are_the_shares_of_what_there_is(opt_6_7b, t4):
+    found = predict(opt_6_7b, own(t4, offloads_embeddings=False), Workload(100, 11), policy(Shares(0.25, 0.5, 0.25)))
+    layers = sum(opt_6_7b.layer_bytes())
+    tokens, passes = 16 * 11, 11
+    assert found.bytes_per_token["weights disk to host"] == pytest.approx(0.25 * layers * passes / tokens)
+    assert found.bytes_per_token["weights host to gpu"] == pytest.approx(0.75 * layers * passes / tokens)
+    kv = 2 * 2 * 4096 * 32  # K and V, fp16, all layers
+    written = 16 * kv * (100 + 10)
+    assert found.bytes_per_token["cache gpu to host"] == pytest.approx(written / tokens)
+    read = 16 * kv * (100 + 11 / 2) * 10
+    assert found.bytes_per_token["cache host to gpu"] == pytest.approx(read / tokens)
+
+
+def test_attention_where_the_cache_lies_moves_queries_alone(opt_6_7b, t4):
+    here, there = (predict(opt_6_7b, t4, WORK, policy(cpu_attention=where)) for where in (False, True))
+    queries = 2 * 4096 * 32 * 16 * 31 / (16 * 32)
+    assert there.bytes_per_token["cache host to gpu"] == pytest.approx(queries)
+    assert here.bytes_per_token["cache host to gpu"] > 100 * queries
+    assert there.decode["host"] > 0 == here.decode["host"]
+
+
+def test_decode_is_no_faster_than_gpu_memory_gives_weights(opt_6_7b, t4):
+    found = predict(opt_6_7b, t4, Workload(32, 32), policy(GPU, GPU, GPU, 1, 1))
+    read = 2 * opt_6_7b.parameters / t4.compute.gpu_memory_bytes_per_s
+    assert found.decode_s / 31 >= 0.99 * read
+    flops = 2 * opt_6_7b.parameters / t4.compute.matmul_decode_flops_per_s
+    assert found.decode_s / 31 > flops
+
+
+def test_four_bits_move_less_and_cost_work(opt_6_7b, t4):
+    plain, packed = (predict(opt_6_7b, t4, WORK, policy(weight_bits=bits, cache_bits=bits)) for bits in (16, 4))
+    for name in ("weights to gpu", "cache to gpu"):
+        assert 0.27 < packed.decode[name] / plain.decode[name] < 0.35
+    assert packed.decode["gpu"] > plain.decode["gpu"]
+
+
+def test_compressed_weights_need_a_rate_of_expanding(opt_6_7b, t4):
+    with pytest.raises(PlanError, match="expand_bytes_per_s"):
+        predict(opt_6_7b, t4, WORK, policy(stored_fraction=0.5))
+    ours = own(t4, offloads_embeddings=False)
+    fast = replace(ours, compute=replace(t4.compute, expand_bytes_per_s=1e11))
+    small, dense = (predict(opt_6_7b, fast, WORK, policy(stored_fraction=share)) for share in (0.5, 1.0))
+    assert 0.5 < small.decode["weights to gpu"] / dense.decode["weights to gpu"] < 0.53
+    assert small.decode["gpu"] > dense.decode["gpu"]
+
+
+def test_grouped_queries_move_less(llama_70b, t4):
+    assert llama_70b.kv_bytes_per_token == 2 * 2 * 8 * 128
+    found = predict(llama_70b, t4, WORK, policy(DISK, DISK, HOST, 1, 1))
+    read = llama_70b.kv_bytes_per_token * 80 * (512 + 16) * 31
+    assert found.bytes_per_token["cache disk to host"] == pytest.approx(read / 32)
+
+
+def test_only_routed_experts_are_read(mixtral, t4):
+    ours = own(t4, offloads_embeddings=False)
+    one = predict(mixtral, ours, WORK, policy(DISK, HOST, HOST, 1, 1))
+    many = predict(mixtral, ours, WORK, policy(DISK, HOST, HOST, 64, 4))
+    layer = mixtral.layers[0]
+    per_step = 2 * 32 * (layer.shared + 2 * layer.expert)
+    moved = one.bytes_per_token["weights disk to host"] * 32
+    prefill = sum(mixtral.layer_bytes())  # 512 tokens reach every expert
+    assert moved == pytest.approx(prefill + 31 * per_step, rel=1e-6)
+    assert many.bytes_per_token["weights disk to host"] * 256 * 32 == pytest.approx(32 * prefill, rel=1e-6)
+
+
+def test_routing_costs_every_layer_with_experts(mixtral, opt_6_7b, t4):
+    slow = own(t4, per_layer_s=1e-3, per_routing_s=2e-3)
+    for shape, expected in ((mixtral, 32 * 3e-3), (opt_6_7b, 32 * 1e-3)):
+        times = [predict(shape, each, WORK, policy(GPU, GPU, GPU, 1, 2)).decode_s for each in (own(t4), slow)]
+        assert (times[1] - times[0]) / 31 == pytest.approx(2 * expected)
+
+
+def test_forms_order_as_they_are_defined(opt_175b, t4):
+    block = policy(Shares(host=0.5, disk=0.5), DISK, HOST, 32, 8, cpu_attention=True)
+    seconds = {form: predict(opt_175b, t4, WORK, block, form).seconds for form in FORMS}
+    apart = predict(opt_175b, t4, WORK, replace(block, overlap=False)).seconds
+    assert seconds["paper"] < seconds["released"] < seconds["nearflash"] < apart
+
+
+def test_a_runtime_that_hides_loads_is_faster(opt_175b, t4):
+    block = policy(Shares(host=0.5, disk=0.5), DISK, HOST, 32, 8, cpu_attention=True)
+    exposed, hidden = predict(opt_175b, t4, WORK, block), predict(opt_175b, own(t4), WORK, block)
+    assert exposed.decode_s - hidden.decode_s == pytest.approx(
+        exposed.decode["weights to gpu"] + exposed.decode["activations to gpu"]
+    )
+
+
+def test_the_longest_chain_is_the_prediction(opt_175b, t4):
+    block = policy(Shares(host=0.5, disk=0.5), DISK, HOST, 32, 8)
+    found = terms(opt_175b, t4, WORK, Options.of(block))
+    shares = shares_vector(placed_policy(opt_175b, t4, block))
+    prefill, decode = chains(found, t4, Options.of(block))
+    prediction = predict(opt_175b, t4, WORK, block)
+    assert prediction.prefill_s == pytest.approx(max(float(each @ shares) for each in prefill.values()))
+    assert prediction.decode_s == pytest.approx(31 * max(float(each @ shares) for each in decode.values()))
+    assert prediction.bottleneck in decode
+
+
+def test_tensors_lie_where_their_middle_falls(opt_175b, t4):
+    placed = placed_policy(opt_175b, t4, policy(Shares(0.2, 0.8)))
+    # Of attention's four equal matrices, the last; of the FFN's two, none.
+    assert placed.weights.gpu == pytest.approx(1 / 12) and placed.weights.host == pytest.approx(11 / 12)
+    half = placed_policy(opt_175b, t4, policy(Shares(host=0.5, disk=0.5)))
+    assert half.weights.disk == pytest.approx(0.5)
+    assert placed_policy(opt_175b, own(t4), policy(Shares(0.2, 0.8))).weights.gpu == 0.2
+
+
+def test_near_storage_drives_attend_beside_the_gpu(opt_6_7b, t4):
+    device = DeviceTier("test", 1e13, 11.2e9, 2e9, 3e9)
+    machine = replace(own(t4), device=device)
+    found = predict(opt_6_7b, machine, WORK, policy(GPU, DEVICE, GPU, 64, 4))
+    kv = 2 * 2 * 4096 * 32 * 256
+    assert found.decode["device"] == pytest.approx(31 * kv * (528 / 11.2e9 + 1 / 2e9))
+    sparse = replace(machine, device=replace(device, read_fraction=0.125))
+    assert predict(opt_6_7b, sparse, WORK, policy(GPU, DEVICE, GPU, 64, 4)).decode_s < found.decode_s
+    assert found.bytes_per_token["cache disk to host"] == 0
+    # With one batch there is nothing to compute beside it.
+    alone = predict(opt_6_7b, machine, WORK, policy(GPU, DEVICE, GPU, 64, 1))
+    assert alone.decode_s == pytest.approx(alone.decode["gpu"] + alone.decode["device"])
+
+
+def test_tiers_that_are_not_there_are_rejected(opt_6_7b, t4):
+    with pytest.raises(PlanError, match=r"no table \[disk\]"):
+        predict(opt_6_7b, replace(t4, disk=None), WORK, policy(DISK))
+    with pytest.raises(PlanError, match=r"no table \[device\]"):
+        predict(opt_6_7b, t4, WORK, policy(cache=DEVICE))
+    predict(opt_6_7b, replace(t4, disk=None), WORK, policy())
+
+
+def test_one_new_token_has_no_decode(opt_6_7b, t4):
+    found = predict(opt_6_7b, t4, Workload(16, 1), policy())
+    assert found.decode_s == 0 == found.decode_tokens_per_second and found.tokens_per_second > 0
+
+
+@pytest.mark.parametrize("counts", [(0, 1), (1, 0), (-3, 2)])
+def test_workloads_of_no_tokens_are_rejected(counts):
+    with pytest.raises(PlanError, match="1 at least"):
+        Workload(*counts)
+
+
+def test_vectors_are_linear_in_the_shares(opt_6_7b, t4):
+    found = terms(opt_6_7b, t4, WORK, Options(4, 2))
+    both = [shares_vector(policy(*kinds)) for kinds in ((GPU, GPU, GPU), (DISK, HOST, DISK))]
+    for vector in (*found.prefill.values(), *found.decode.values()):
+        middle = float(vector @ (0.5 * (both[0] + both[1])))
+        assert middle == pytest.approx(0.5 * float(vector @ both[0]) + 0.5 * float(vector @ both[1]))
+        assert np.all(vector >= 0)
