@@ -39,6 +39,7 @@ GROUPS = {
     },
     "inspect": {
         "bench": "Measure, one JSON object a line with --json.",
+        "explore": "Model near-storage systems and explore their designs, beside what papers publish.",
         "trace": "Show a simulated kernel at work: a trace, a picture, waves.",
         "results": "Write the pages of docs/results from the benches' JSON.",
         "selftest": "Compare random commands on a device with the reference model.",

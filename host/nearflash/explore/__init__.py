@@ -1,0 +1,1 @@
+"""Models of near-storage systems: seconds, energy, memory, traffic, cost and wear, before anyone builds them."""

@@ -1,0 +1,143 @@
+"""Design-space exploration: KVNAND's grids, and builds of our own attend engine under a board's resources."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nearflash.abi.errors import PlanError
+from nearflash.explore.ssd import Ssd
+from nearflash.explore.systems.instinfer import Selection
+from nearflash.explore.systems.kvnand import Arrangement, Decode, Die, decode_step, splits
+from nearflash.explore.tables import read_part
+from nearflash.explore.wear import Price, years
+
+__all__ = ["Board", "Synthesis", "engine_builds", "kvnand_best", "kvnand_grid"]
+
+_CONTEXT_CYCLES = 2300
+"""Of a head that no other of its phases overlap: prepare, selection, finish (attention.md, section 4)."""
+
+
+def kvnand_grid(
+    models: Sequence[str], contexts: Sequence[int], quants: Sequence[str], dies: int
+) -> Iterator[dict[str, object]]:
+    """A row for each model, context, quantisation and arrangement; seconds is None where it does not fit."""
+    for model in models:
+        for quant in quants:
+            for context in contexts:
+                decode = Decode(model, context, quant)
+                for arrangement in splits(dies):
+                    yield kvnand_row(decode, arrangement)
+
+
+def kvnand_row(decode: Decode, arrangement: Arrangement) -> dict[str, object]:
+    """One cell: time, energy, price and years of decoding until the KV region is worn."""
+    found = decode_step(decode, arrangement)
+    row: dict[str, object] = {"model": decode.model, "context": decode.context, "quant": decode.quant,
+                              "arrangement": found.system, "fits": found.fits}  # fmt: skip
+    if not found.fits:
+        return row | {"seconds": None}
+    flash = sum(found.capacity_bytes.values())
+    written = decode.shape.kv * decode.value_bytes * found.rate
+    free = flash - decode.weight_bytes
+    return row | {
+        "seconds": found.seconds,
+        "tokens_per_second": found.rate,
+        "joules_per_token": found.joules,
+        "flash_usd": read_part(Price, "usual").dollars(flash),
+        "years_to_wear": years(written, free, read_part(Die, "kvnand").endurance_count),
+        "phases": dict(found.phases),
+    }
+
+
+def kvnand_best(rows: Sequence[dict[str, object]]) -> dict[tuple[object, ...], dict[str, object]]:
+    """The fastest arrangement that fits, by model, quantisation and context."""
+    found: dict[tuple[object, ...], dict[str, object]] = {}
+    for row in rows:
+        key = (row["model"], row["quant"], row["context"])
+        seconds, known = row["seconds"], found.get(key)
+        if isinstance(seconds, float) and (known is None or seconds < float(str(known["seconds"]))):
+            found[key] = row
+    return found
+
+
+@dataclass(frozen=True)
+class Board:
+    """What a device has."""
+
+    source: str
+    lut_count: int
+    bram_count: int
+    dsp_count: int
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """Resources of a channel, of what there is once, and of a channel's set of lanes for one more query head."""
+
+    source: str
+    channel_lut_count: int
+    channel_dsp_count: int
+    channel_bram_count: int
+    base_lut_count: int
+    base_dsp_count: int
+    base_bram_count: int
+    lanes_lut_count: int
+    lanes_dsp_count: int
+    heads_per_beat_count: int
+    contexts_count: int
+
+
+def engine_builds(
+    board: str = "zynq7045",
+    tokens: int = 4096,
+    dim: int = 128,
+    group: int = 4,
+    drives: Sequence[str] = ("slc-low-latency", "instinfer-16k"),
+    modes: Sequence[str] = ("dense", "sparf-8", "sparf-page"),
+) -> list[dict[str, object]]:
+    """Every build of channels, query heads a beat, contexts, clock, pages and mode, fastest first; `fits` by the board.
+
+    A head takes as long as its busiest part: flash, lanes, selection. Contexts hide what a lone head waits for.
+    Raises PlanError for counts below 1.
+    """
+    if min(tokens, dim, group) < 1:
+        raise PlanError(f"tokens, dim and group must be 1 at least, not {tokens}, {dim}, {group}")
+    limits, cost = read_part(Board, board), read_part(Synthesis, "attend")
+    axes = ([2, 4, 8, 16], [1, 2, 4, 8], [4, 8, 16, 32, 64], [200e6, 250e6, 285e6, 300e6])
+    channels, heads, contexts, clock = (each.ravel() for each in np.meshgrid(*axes, indexing="ij"))
+    more = channels * (heads - cost.heads_per_beat_count)
+    lut = cost.base_lut_count + channels * cost.channel_lut_count + more * cost.lanes_lut_count
+    dsp = cost.base_dsp_count + channels * cost.channel_dsp_count + more * cost.lanes_dsp_count
+    bram = cost.base_bram_count * contexts / cost.contexts_count + channels * cost.channel_bram_count
+    fits = (lut <= limits.lut_count) & (dsp <= limits.dsp_count) & (bram <= limits.bram_count)
+    rows: list[dict[str, object]] = []
+    for drive in drives:
+        for mode in modes:
+            rate = _heads_per_s(read_part(Ssd, drive), read_part(Selection, mode), (tokens, dim, group),
+                                channels, heads, contexts, clock)  # fmt: skip
+            rows += [
+                {"board": board, "drive": drive, "mode": mode, "channels": int(c), "heads_per_beat": int(h),
+                 "contexts": int(n), "clock_hz": float(f), "heads_per_second": float(r), "lut": int(a), "dsp": int(b),
+                 "bram36": float(d), "fits": bool(ok)}
+                for c, h, n, f, r, a, b, d, ok in zip(channels, heads, contexts, clock, rate, lut, dsp, bram, fits,
+                                                      strict=True)
+            ]  # fmt: skip
+    return sorted(rows, key=lambda row: (not row["fits"], -float(str(row["heads_per_second"]))))
+
+
+def _heads_per_s(
+    drive: Ssd, mode: Selection, load: tuple[int, int, int], channels: np.ndarray, heads: np.ndarray,
+    contexts: np.ndarray, clock: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    tokens, dim, group = load
+    moved = 4 * dim * tokens * mode.flash_fraction(tokens, tokens % mode.block_tokens)
+    flash = moved / (drive.read_bytes_per_s / drive.channels_count * channels)
+    passes = np.ceil(group / heads)
+    lanes = 4 * channels
+    work = tokens * dim * (mode.qk_fraction + mode.pv_fraction) * passes / lanes / clock
+    select = 2 * tokens * mode.keys_count / 4 / clock if mode.keys_count else np.zeros_like(clock)
+    busiest = np.maximum(np.maximum(flash, work), select)
+    alone = flash + select + _CONTEXT_CYCLES / clock + 2 * drive.read_us * 1e-6
+    rate: np.ndarray = np.minimum(1 / busiest, contexts / alone)
+    return rate

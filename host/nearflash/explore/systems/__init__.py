@@ -1,0 +1,1 @@
+"""One file a system: a function of model, workload and hardware that gives an Outcome."""

@@ -1,0 +1,81 @@
+"""nearflash's own attention on InstInfer's workload: page selection, by what the simulated engine took.
+
+The engine's cycles a head are measured in cycle-accurate simulation (hardware/attended.toml) and include flash, index,
+selection and gathering of heads that overlap; between contexts they follow a power law. Tokens that no index block
+covers yet are read whole, at the drive's rate. The GPU and the link are those of systems.instinfer. In `overlapped`,
+half of the batch is on the GPU while the drives attend for the other half.
+"""
+
+import math
+from dataclasses import dataclass
+
+from nearflash.explore.outcome import Outcome
+from nearflash.explore.ssd import Ssd
+from nearflash.explore.systems.instinfer import Serving, instinfer_step
+from nearflash.explore.tables import read_part
+
+__all__ = ["Attended", "sparf_page_step"]
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Measured cycles a KV head, by tokens in its context."""
+
+    source: str
+    digest: str
+    drive: str
+    block_tokens: int
+    clock_hz: float
+    dim_count: int
+    context_tokens: tuple[float, ...]
+    head_cycles: tuple[float, ...]
+    busy_fraction: tuple[float, ...]
+    contexts_count: tuple[float, ...]
+
+    def cycles(self, tokens: float) -> float:
+        """Between measured contexts on a line in logarithms, beyond them on the last one's."""
+        known = list(zip(self.context_tokens, self.head_cycles, strict=True))
+        at = min(max(sum(each <= tokens for each in self.context_tokens) - 1, 0), len(known) - 2)
+        (low, first), (high, second) = known[at], known[at + 1]
+        slope = math.log(second / first) / math.log(high / low)
+        return float(first * (tokens / low) ** slope)
+
+
+def sparf_page_step(
+    serving: Serving, csds: int = 1, part: str = "slc-1400", gpu: str = "a6000", overlapped: bool = True
+) -> Outcome:
+    """A decode step of the batch on so many drives with our engine at its measured rate."""
+    measured, shape = read_part(Attended, part), serving.shape
+    other = instinfer_step(serving, csds, "sparf-page", gpu)
+    heads = serving.batch * shape.layers * math.ceil(shape.kv_heads / csds)
+    suffix = serving.suffix(measured.block_tokens)
+    indexed = (
+        measured.cycles(max(1.0, serving.tokens - suffix)) / measured.clock_hz * shape.head_dim / measured.dim_count
+    )
+    rest = 2 * 2 * shape.head_dim * suffix / read_part(Ssd, measured.drive).read_bytes_per_s
+    engine = heads * (indexed + rest)
+    host = {name: other.phases[name] for name in ("link", "GPU")}
+    shorter = min(engine, sum(host.values())) if overlapped and serving.batch > 1 else 0.0
+    hidden = shorter / 2
+    # Of two halves of a batch one waits for the other, so that half of the shorter side is hidden.
+    phases = {
+        "engine and flash": engine,
+        **{name: part * (1 - hidden / sum(host.values())) for name, part in host.items()},
+    }
+    return Outcome(
+        system=f"nearflash sparf-page, {csds} CSD",
+        model=serving.model,
+        phases=phases,
+        units=serving.batch,
+        hidden={"GPU and link": hidden} | dict(other.hidden),
+        memory_bytes=other.memory_bytes,
+        capacity_bytes=other.capacity_bytes,
+        traffic_bytes=other.traffic_bytes,
+        assumptions=(
+            f"cycles a head of build {measured.digest[:12]}, simulated: {part}, groups of 4 query heads",
+            "index blocks of 1,024 tokens; the tokens after the last one are read whole",
+            "a page in eight gathered, int4 index: loss measured at d = 128 in attention.md, section 2",
+            "half of a batch is on the GPU while the drives attend for the other half" if overlapped else "no overlap",
+            "the GPU's share is FlexGen's of its peak",
+        ),
+    )

@@ -1,0 +1,127 @@
+"""Data files of explore: TOML tables of parts, with a unit in every key and a source in every table.
+
+A part is read into the dataclass of its kind to the last key. `read_part` takes the files that come with nearflash, or
+one of yours: a file holds tables of one kind, named as people name the part.
+"""
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from nearflash.abi.errors import PlanError
+
+__all__ = ["UNITS", "current_changes", "own_tables", "part_names", "read_part", "read_toml", "table", "what_if"]
+
+_Part = TypeVar("_Part")
+UNITS = (
+    "_bytes", "_bytes_per_s", "_flops_per_s", "_ops_per_s", "_params_per_s", "_s", "_us", "_hz", "_fraction", "_count",
+    "_bits", "_pj_per_bit", "_usd_per_gb", "_cycles", "_bytes_per_param", "_years", "_tokens", "_layers",
+    "_passes",
+)  # fmt: skip
+"""How the key of a number ends."""
+_CHANGES: ContextVar[tuple[tuple[str, float], ...]] = ContextVar("changes", default=())
+_MAY_BE_ZERO = ("layer_s", "overhead_us", "spare_bytes", "keys_count", "index_fraction")
+
+
+@cache
+def own_tables(folder: str, file: str) -> Mapping[str, Any]:
+    """A data file that comes with explore, read once."""
+    return tomllib.loads((files("nearflash.explore") / folder / file).read_text("utf-8"))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file of yours. Raises PlanError where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise PlanError(f"{path} must be a readable TOML file: {error}") from error
+
+
+def part_names(kind: type) -> list[str]:
+    """Names of the parts of a kind that come with nearflash."""
+    return sorted(own_tables("hardware", _file(kind)))
+
+
+def read_part(kind: type[_Part], name: str, path: Path | None = None) -> _Part:
+    """The part of that name, from nearflash's own file or from `path`. Raises PlanError for one that is not there."""
+    tables = own_tables("hardware", _file(kind)) if path is None else read_toml(path)
+    if name not in tables:
+        raise PlanError(f"{kind.__name__} must be one of {', '.join(sorted(tables))}, not {name!r}")
+    begin = f"{_file(kind).removesuffix('.toml')}.{name}."
+    changed = {key.removeprefix(begin): value for key, value in _CHANGES.get() if key.startswith(begin)}
+    return table(kind, {**tables[name], **changed} if changed else tables[name], name)
+
+
+def current_changes() -> tuple[tuple[str, float], ...]:
+    """What what_if changes here: a key for caches of parts."""
+    return _CHANGES.get()
+
+
+@contextmanager
+def what_if(changes: Mapping[str, float]) -> Iterator[None]:
+    """Read parts with other values in this block: `FILE.PART.KEY`, as in `gpu.a5000.memory_bytes_per_s`.
+
+    Raises PlanError for a key that no part has, before anything is computed.
+    """
+    for key in changes:
+        file, _, rest = key.partition(".")
+        part, _, name = rest.rpartition(".")
+        try:
+            known = own_tables("hardware", f"{file}.toml")[part][name]
+        except (OSError, KeyError) as error:
+            raise PlanError(f"what-if must name FILE.PART.KEY of explore/hardware, not {key!r}") from error
+        if not isinstance(known, int | float):
+            raise PlanError(f"what-if must change a number, not {key!r}")
+    token = _CHANGES.set(tuple(sorted({**dict(_CHANGES.get()), **changes}.items())))
+    try:
+        yield
+    finally:
+        _CHANGES.reset(token)
+
+
+def _file(kind: type) -> str:
+    return f"{getattr(kind, 'FILE', kind.__name__.lower())}.toml"
+
+
+def table(kind: type[_Part], body: object, what: str) -> _Part:
+    """A dataclass from a table. Raises PlanError for a missing, unknown, negative or not finite value."""
+    if not isinstance(body, Mapping):
+        raise PlanError(f"{what} must be a table, not {body!r}")
+    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    required = {name for name, each in known.items() if each.default is MISSING}
+    if missing := required - body.keys():
+        raise PlanError(f"{what} must have {', '.join(sorted(missing))}")
+    if unknown := body.keys() - known.keys():
+        raise PlanError(f"{what} must have only {', '.join(known)}, not {', '.join(sorted(unknown))}")
+    hints = get_type_hints(kind)
+    return kind(**{name: _value(f"{what}.{name}", hints[name], value) for name, value in body.items()})
+
+
+def _value(what: str, hint: Any, value: Any) -> Any:
+    if hint is str:
+        if not isinstance(value, str) or not value.strip():
+            raise PlanError(f"{what} must be text, not {value!r}")
+        return value
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise PlanError(f"{what} must be true or false, not {value!r}")
+        return value
+    if hint == tuple[float, ...]:
+        if not isinstance(value, list) or not value:
+            raise PlanError(f"{what} must be a list of numbers, not {value!r}")
+        return tuple(_value(what, float, each) for each in value)
+    kind = int if hint is int else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+        raise PlanError(f"{what} must be a {'whole ' if hint is int else ''}number, not {value!r}")
+    if value < 0 or (value == 0 and not what.endswith(_MAY_BE_ZERO)):
+        raise PlanError(f"{what} must be above 0, not {value!r}")
+    if what.endswith("_fraction") and value > 1:
+        raise PlanError(f"{what} must be between 0 and 1, not {value!r}")
+    return value

@@ -1,0 +1,40 @@
+"""What cells and money wear out: program and erase cycles, years, dollars."""
+
+from dataclasses import dataclass
+
+from nearflash.abi.errors import PlanError
+
+__all__ = ["SECONDS_PER_YEAR", "Price", "erase_cycles", "reclaims_per_s", "years"]
+
+SECONDS_PER_YEAR = 365.25 * 86400
+
+
+@dataclass(frozen=True)
+class Price:
+    """Dollars a GB (10^9 bytes)."""
+
+    source: str
+    flash_usd_per_gb: float
+    dram_usd_per_gb: float
+
+    def dollars(self, flash_bytes: float = 0, dram_bytes: float = 0) -> float:
+        """Of so much of both."""
+        return (flash_bytes * self.flash_usd_per_gb + dram_bytes * self.dram_usd_per_gb) / 1e9
+
+
+def erase_cycles(written_bytes_per_s: float, region_bytes: float, seconds: float, amplification: float = 1.0) -> float:
+    """Program and erase cycles of a region that is written evenly. Raises PlanError for a region without room."""
+    if region_bytes <= 0:
+        raise PlanError(f"region_bytes must be above 0, not {region_bytes}: nothing is left beside the weights")
+    return written_bytes_per_s * seconds * amplification / region_bytes
+
+
+def years(written_bytes_per_s: float, region_bytes: float, endurance: float, amplification: float = 1.0) -> float:
+    """Until cells that stand so many cycles are worn."""
+    return endurance / erase_cycles(written_bytes_per_s, region_bytes, SECONDS_PER_YEAR, amplification)
+
+
+def reclaims_per_s(page_reads_per_s: float, pages_per_block: int, read_limit: float) -> float:
+    """Blocks a second that are copied because their pages were read `read_limit` times (read disturb), reads spread
+    evenly over a block's pages."""
+    return page_reads_per_s / (read_limit * pages_per_block)
