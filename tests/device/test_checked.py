@@ -133,9 +133,12 @@ def test_thousands_of_ranges_are_checked_in_an_instant():
     memory = SimulatedMemory(1 << 24)
     buffers = [memory.allocate(4096, LinkBytes()) for _ in range(2000)]
     halves = [[(buffer.address + offset, 2048) for buffer in buffers] for offset in (0, 2048)]
-    start = process_time()
-    check_ranges(Ranges(*halves), buffers, 1 << 24)
-    assert process_time() - start < 0.5, "4,000 ranges took seconds when each was compared with each"
+    spent = []
+    for _ in range(3):  # other threads of the process count, too, and come and go
+        start = process_time()
+        check_ranges(Ranges(*halves), buffers, 1 << 24)
+        spent.append(process_time() - start)
+    assert min(spent) < 0.5, "4,000 ranges took seconds when each was compared with each"
 
 
 def test_contract_checks_come_first():

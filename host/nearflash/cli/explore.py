@@ -101,7 +101,11 @@ def _change(text: str) -> tuple[str, float]:
 def _add_kvnand(actions: Any) -> None:
     add = _action(actions, "kvnand", _kvnand, "In-flash computing without DRAM: all splits of the dies.")
     add("--model", default="llama3.1-8b", help="A decoder of models.toml.")
-    add("--quant", default="w16a16", help="w16a16, w8a8 or w4a16.")
+    add(
+        "--quant",
+        default="w16a16",
+        help="Bits of weights and activations: w16a16, w8a8 or w4a16 (default: %(default)s).",
+    )
     add("--context", type=amounts, default=amounts("128,1k,10k,100k"), metavar="N[,N]",
         help="Tokens (default: 128,1k,10k,100k).")  # fmt: skip
     add("--dies", type=positive, default=16, metavar="N", help="Flash dies in all.")

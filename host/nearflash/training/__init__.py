@@ -50,7 +50,7 @@ _MODULES = {
     "Options": "optimizers.options",
     "Report": "step.report",
     "Stalls": "step.stalls",
-    "Timeline": "step.timeline",
+    "Timeline": ".device.timeline",
     "TopK": "gradients.compression",
     "Traffic": "step.traffic",
 }
@@ -60,4 +60,4 @@ def __getattr__(name: str) -> Any:
     """Import on first use: the commands of this package are looked up by every `nearflash`, and must not load torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
