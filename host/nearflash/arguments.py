@@ -3,7 +3,7 @@
 import argparse
 import math
 
-__all__ = ["non_negative", "positive", "rate"]
+__all__ = ["above_zero", "non_negative", "positive", "rate"]
 
 
 def non_negative(text: str, least: int = 0) -> int:
@@ -30,4 +30,15 @@ def rate(text: str) -> float:
         number = math.nan
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number, 0 or more, not {text!r}")
+    return number
+
+
+def above_zero(text: str, most: float = math.inf, what: str = "number") -> float:
+    """A number above 0 and below `most`; what: its name in the error."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < most:
+        raise argparse.ArgumentTypeError(f"must be a {what} above 0, not {text!r}")
     return number

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.arguments import positive
+from nearflash.arguments import above_zero, positive
 
 __all__ = ["plan", "tune"]
 
@@ -23,6 +23,7 @@ _TUNE_EXAMPLES = """examples:
 Then: nearflash generate --model DIR --prompts FILE --plan auto
 """
 _MEASURE = "measure"
+_MOST = 1e12
 
 
 def plan(subparsers: Any) -> None:
@@ -73,21 +74,11 @@ def _parser(subparsers: Any, name: str, description: str, examples: str) -> argp
 
 
 def _gigabytes(text: str) -> float:
-    return _above_zero(text) * 1e9
+    return above_zero(text, _MOST) * 1e9
 
 
 def _seconds(text: str) -> float:
-    return _above_zero(text)
-
-
-def _above_zero(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e12:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return number
+    return above_zero(text, _MOST)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.arguments import above_zero
 from nearflash.inference.cli import generate as in_memory
 from nearflash.inference.console import read_prompts
 
@@ -44,13 +45,7 @@ def generate(subparsers: Any) -> None:
 
 
 def _gigabytes(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of gigabytes above 0, not {text!r}")
-    return number * 1e9
+    return above_zero(text, 1e6, "number of gigabytes") * 1e9
 
 
 def _generate(arguments: argparse.Namespace) -> int:
