@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 NEARFLASH := $(VENV)/bin/nearflash
 JOBS ?= $(shell nproc)
 # Workers that have run out of tests take over half of another's: they end together.
-PYTEST := $(PY) -m pytest -n $(JOBS) --dist worksteal
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=20 --durations-min=5
 UNIT ?= gateware.top.update
 WAVES ?= 0
 KERNEL ?= update

@@ -36,7 +36,13 @@ def test_a_model_that_is_not_there_is_skipped_visibly():
     assert row["model"] == "none" and "folder with a config.json, not 'none'" in row["skipped"]
 
 
-def test_bytes_bounds_and_losses_of_every_pruning(tmp_path):
+@pytest.fixture
+def short_windows(monkeypatch):
+    monkeypatch.setattr(sizes, "_TOKENS", 64)
+    monkeypatch.setattr(sizes, "_HELD_OUT_WINDOWS", 2)
+
+
+def test_bytes_bounds_and_losses_of_every_pruning(tmp_path, short_windows):
     rows = rows_of("sizes", windows=2, format="coded-bitmap", dtype="fp16", path=tmp_path)
     assert [row["pruning"] for row in rows] == ["magnitude", "wanda", "sparsegpt", "wanda-2:4"]
     for row in rows:
@@ -46,7 +52,7 @@ def test_bytes_bounds_and_losses_of_every_pruning(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_codes_alone_are_of_weights_that_are_not_pruned(tmp_path):
+def test_codes_alone_are_of_weights_that_are_not_pruned(tmp_path, short_windows):
     (row,) = rows_of("sizes", windows=1, format="int4", dtype="fp16", path=tmp_path)
     assert (row["pruning"], row["lossless"]) == ("none", 0) and row["density"] == pytest.approx(1, abs=1e-4)
     assert row["bytes_fraction"] == pytest.approx(0.28125) and row["perplexity"] > row["perplexity_of_fp16"]
@@ -113,6 +119,7 @@ def test_loading_compares_times_with_bytes(folders, tmp_path, monkeypatch):
         assert row["speedup_over_bytes_ratio"] == pytest.approx(ratio)
 
 
+@pytest.mark.slow
 def test_passes_under_a_cap_give_the_same_logits(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(decode, "_PROBE_BYTES", 1 << 20)
     rows = {row["case"]: row for row in forward.measure(folders, tmp_path)}

@@ -54,10 +54,20 @@ def test_eight_unequal_prompts_give_the_tokens_of_the_models_own_cache(doclm, ba
     model = copy.deepcopy(doclm).to(dtype)
     own = tokens_of(model, batch, RoundedCache(config=model.config))
     with NearflashCache(engine) as cache:
-        assert tokens_of(model, batch, cache) == own
+        found = tokens_of(model, batch, cache)
+        assert found == own or dtype is torch.bfloat16
         lengths = batch["attention_mask"].sum(1).tolist()
         assert [engine.kv(row, 5)[0].shape for row in cache.sequences] == [(2, n + 5, 128) for n in lengths]
     assert not engine.stored
+    # Eight bits of significand: which of two almost equal logits is larger depends on the processor's own kernels.
+    for ids, mask, here, there in zip(batch["input_ids"], batch["attention_mask"], found, own, strict=True):
+        if here != there:
+            at = next(place for place, (a, b) in enumerate(zip(here, there, strict=True)) if a != b)
+            context = torch.cat([ids[mask.bool()], torch.tensor(there[:at], dtype=ids.dtype)])
+            with torch.no_grad():
+                logits = model(context[None]).logits[0, -1].float()
+            gap = (logits[here[at]] - logits[there[at]]).abs()
+            assert gap <= 4 * torch.finfo(dtype).eps * logits.abs().max(), (here, there)
 
 
 def test_grouped_queries_go_to_their_kv_head(make_model, make_engine):
