@@ -32,7 +32,7 @@ from nearflash.abi.config import AttendConfig, ExpandConfig, KernelConfig, Updat
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.registers import FACTOR_BITS
 
-__all__ = ["FAMILIES", "Resources", "command", "resources", "run"]
+__all__ = ["FAMILIES", "Resources", "command", "kernel_resources", "resources", "run"]
 
 _EXAMPLES = """examples:
   nearflash synth update --family xcup --config smartssd
@@ -261,6 +261,22 @@ def _expand(build: ExpandConfig) -> _Kernel:
     return _Kernel(units, "matrix_parser", "top.parser", 1)
 
 
+def _units(build: KernelConfig) -> _Kernel:
+    if isinstance(build, ExpandConfig):
+        return _expand(build)
+    if isinstance(build, AttendConfig):
+        return _attend(build)
+    assert isinstance(build, UpdateConfig)
+    return _update(build)
+
+
+def kernel_resources(build: KernelConfig, family: str) -> Resources:
+    """Resources of a whole kernel: of its equal parts once, of the rest, added up. Raises ConfigError as `run`."""
+    made = _units(build)
+    part = resources(made.units[made.part], family)
+    return _with_parts(resources(made.units["total"], family, made.boxes), part, made.count)
+
+
 def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
     """One row a unit, the whole kernel (`unit` "total") last. Raises ConfigError for names that do not exist.
 
@@ -269,10 +285,7 @@ def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
     build = config(f"{kernel}-{config_name}")
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    if isinstance(build, ExpandConfig):
-        made = _expand(build)
-    else:
-        made = _attend(build) if isinstance(build, AttendConfig) else _update(build)
+    made = _units(build)
     rows = {}
     for unit, component in made.units.items():
         found = rows[unit] = resources(component, family, made.boxes if unit == "total" else "")

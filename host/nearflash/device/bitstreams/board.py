@@ -45,13 +45,14 @@ class Resources:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a build of a kernel may use at most, and the Fmax that it must reach, Hz."""
+    """What a build of a kernel may use at most, its longest path in LUT levels, and the Fmax that it must reach, Hz."""
 
     lut: int
     ff: int
     dsp: int
     bram36: float
     fmax_hz: int = 0
+    logic_depth: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class Manifest:
     """Cells along the longest path, by the signals that they drive, from register to register."""
     evidence: str
     """One of EVIDENCE."""
+    logic_depth: float = 0.0
+    """LUT levels of the longest path, as Yosys estimates them; 0 where it was routed."""
 
     def __post_init__(self) -> None:
         digests = {"digest": self.digest, "design": self.design, **self.files}
@@ -106,6 +108,10 @@ class Manifest:
         for name, used in asdict(self.utilisation).items():
             if used > (most := getattr(limits, name)):
                 raise BitstreamError(f"{board.name}/{self.kernel}: {name} must be at most {most}, not {used}")
+        if limits.logic_depth and self.logic_depth > limits.logic_depth:
+            raise BitstreamError(
+                f"{board.name}/{self.kernel}: logic_depth must be at most {limits.logic_depth}, not {self.logic_depth}"
+            )
         if self.fmax_hz < limits.fmax_hz:
             raise BitstreamError(
                 f"{board.name}/{self.kernel}: fmax_hz must be at least {limits.fmax_hz}, not {self.fmax_hz}"
