@@ -24,7 +24,7 @@ from nearflash.boards.zynq7.top import ZynqTop
 from nearflash.device.bitstreams.board import Board
 from nearflash.device.bitstreams.manifest import Manifest, load_manifest, sha256
 
-__all__ = ["build", "design_digest", "design_text", "revision_of"]
+__all__ = ["build", "design_digest", "design_text", "revision_of", "stamped"]
 
 #: Of prjxray's database: the family that a part's device belongs to.
 _DATABASES = {"xc7z": "zynq7", "xc7a": "artix7", "xc7k": "kintex7", "xc7s": "spartan7"}
@@ -46,15 +46,23 @@ _CHOICES = {
 }
 
 
-def design_text(build_config: KernelConfig, git_revision: int = 0) -> str:
-    """RTLIL of a build's whole design, with the first 32 bits of the revision of its sources."""
-    text: str = rtlil.convert(ZynqTop(build_config, git_revision), name="top", emit_src=False)
+def design_text(build_config: KernelConfig) -> str:
+    """RTLIL of a build's whole design, with the git revision 0."""
+    text: str = rtlil.convert(ZynqTop(build_config), name="top", emit_src=False)
     return text
 
 
 def design_digest(build_config: KernelConfig) -> str:
-    """SHA-256 (hex) of the design with revision 0: what a manifest compares sources by."""
+    """SHA-256 (hex) of the design: what a manifest compares sources by."""
     return hashlib.sha256(design_text(build_config).encode()).hexdigest()
+
+
+def stamped(text: str, git_revision: int) -> str:
+    """A design with the first 32 bits of a revision in its identity. Raises ValueError for a text without its place."""
+    place = "connect \\git_revision 32'"
+    if f"{place}{0:032b}" not in text:
+        raise ValueError("design must have a git revision of 0, not none")
+    return text.replace(f"{place}{0:032b}", f"{place}{git_revision:032b}")
 
 
 def revision_of(board: Board, kernel: str, design: str) -> str:
@@ -88,9 +96,10 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     work.mkdir(parents=True, exist_ok=True)
     database = PartDatabase(programs.bit_database(_DATABASES[board.part[:4]]), board.part)
 
-    design = design_digest(build_config)
+    text = design_text(build_config)
+    design = hashlib.sha256(text.encode()).hexdigest()
     revision = revision_of(board, kernel, design)
-    (work / "top.il").write_text(design_text(build_config, int(revision[:8], 16)))
+    (work / "top.il").write_text(stamped(text, int(revision[:8], 16)))
     cells = synthesise(work / "top.il", board.family, work / "top.json")
     (work / "top.xdc").write_text(constraints(_PINS[board.name]))
     choice = _CHOICES[build_config.full_name]
