@@ -7,10 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from nearflash.abi.errors import FormatError
 from nearflash.boards.open.packages import run_logged
 from nearflash.device.bitstreams.board import Resources
 
-__all__ = ["count_cells", "synthesise", "yosys_version"]
+__all__ = ["count_cells", "synthesise", "tap_shift_registers", "yosys_version"]
 
 _SCRIPT = """import sys
 from pyosys import libyosys
@@ -42,7 +43,32 @@ def synthesise(source: Path, family: str, netlist: Path) -> Resources:
         f"write_json {netlist}",
     ]
     run_logged([sys.executable, "-c", _SCRIPT, *passes], netlist.with_suffix(".yosys.log"))
-    return count_cells(json.loads(netlist.read_text())["modules"]["top"]["cells"])
+    design = json.loads(netlist.read_text())
+    cells = design["modules"]["top"]["cells"]
+    tap_shift_registers(cells)
+    netlist.write_text(json.dumps(design))
+    return count_cells(cells)
+
+
+def tap_shift_registers(cells: dict[str, Any]) -> None:
+    """Take the last bit of each 32-bit shift register from Q at address 31: nextpnr does not know its port Q31.
+
+    Raises FormatError for one whose Q and Q31 are both used.
+    """
+    used = {bit for cell in cells.values() for port, bits in cell["connections"].items()
+            if cell["port_directions"][port] == "input" for bit in bits}  # fmt: skip
+    for name, cell in cells.items():
+        pins = cell["connections"]
+        if cell["type"] != "SRLC32E" or "Q31" not in pins:
+            continue
+        last = pins.pop("Q31")
+        del cell["port_directions"]["Q31"]
+        if used.isdisjoint(last):
+            continue
+        if not used.isdisjoint(pins.get("Q", ())):
+            raise FormatError(f"shift register {name} must have one output, not Q and Q31")
+        pins |= {"Q": last, "A": ["1"] * 5}
+        cell["port_directions"]["Q"] = "output"
 
 
 def count_cells(cells: dict[str, Any]) -> Resources:
