@@ -23,8 +23,8 @@ MAY_IMPORT = {
     "offload": {"abi", "arguments", "device", "storage", "weights", "pretrained", "planning", "inference"},
     "gateware": {"abi"},
     "boards": {"abi", "device", "gateware"},
-    "sim": {"abi", "model", "gateware", "device"},
-    "verify": {"abi", "model", "gateware", "device", "sim"},
+    "sim": {"abi", "model", "gateware", "device", "boards"},
+    "verify": {"abi", "model", "gateware", "device", "boards", "sim"},
     "bench": {
         "abi",
         "device",

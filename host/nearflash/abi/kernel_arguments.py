@@ -41,9 +41,9 @@ class KernelArgument:
 
 def kernel_arguments(kernel: str) -> tuple[KernelArgument, ...]:
     """The arguments of a kernel, by index."""
-    ports = _POINTER_PORTS[kernel]
+    names = {name: f"m_axi_gmem{port}" for name, port in _POINTER_PORTS[kernel].items()}
     written = (register for register in REGISTER_MAPS[kernel] if register.access is Access.RW)
     return tuple(
-        KernelArgument(index, register, f"m_axi_gmem{ports[name]}" if (name := register.name) in ports else CONTROL_PORT)
+        KernelArgument(index, register, names.get(register.name, CONTROL_PORT))
         for index, register in enumerate(written)
     )

@@ -1,4 +1,4 @@
-"""`nearflash bitstream estimate`: the manifest of a kernel that no vendor tool has built here, from a synthesis by Yosys.
+"""`nearflash bitstream estimate`: the manifest of a kernel that no vendor tool built, from a synthesis by Yosys.
 
 The manifest states resources and the longest path with the evidence level "synthesised"; it names no files and no
 Fmax. The board's limits hold for it as for a routed one.

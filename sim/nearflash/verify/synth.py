@@ -170,7 +170,7 @@ def resources(component: Any, family: str, boxes: str = "") -> Resources:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What is synthesised of a kernel: how its units are made, by name, the last one `total`; and which it has often."""
+    """What is synthesised of a kernel: how its units are made, the last one `total`, and which it has often."""
 
     units: dict[str, Callable[[], Any]]
     part: str
@@ -201,7 +201,7 @@ def _update(build: UpdateConfig) -> _Kernel:
     from nearflash.gateware.update.lane import Lane
     from nearflash.gateware.update.store import Store
 
-    units = {
+    units: dict[str, Callable[[], Any]] = {
         "add": Add, "mul": Mul, "muladd": MulAdd, "muladd_51": partial(MulAdd, FACTOR_BITS), "div": Div, "sqrt": Sqrt,
         "lane": Lane, **({"topk_expander": partial(TopKExpander, build.lanes)} if "topk" in build.gradients else {}),
         "fetch": partial(Fetch, build), "store": partial(Store, build), "total": partial(UpdateKernel, build),
@@ -229,12 +229,12 @@ def _attend(build: AttendConfig) -> _Kernel:
     from nearflash.gateware.nand.pages.transfer import PageTransfer
     from nearflash.gateware.top.attend import AttendKernel
 
-    nand = {
+    nand: dict[str, Callable[[], Any]] = {
         "nand_controller": partial(NandController, build.luns, build.nand, build.clock_hz, tag=TAG),
         "codeword_checker": CodewordChecker, "corrector": partial(CorrectorShare, min(4, build.channels)),
         "page_transfer": PageTransfer, "page_mover": partial(PageMover, build),
     } if build.luns else {}  # fmt: skip
-    units = {
+    units: dict[str, Callable[[], Any]] = {
         "exact_mac": ExactMac, "exp2": Exp2, "argtopk": partial(RadixSelector, build.selector_keys), **nand,
         **{name: partial(unit, build) for name, unit in (
             ("selection", Selection), ("prepare", Prepare), ("scan_walker", ScanWalker), ("token_walker", TokenWalker),
@@ -257,7 +257,7 @@ def _expand(build: ExpandConfig) -> _Kernel:
     bitmaps = {f"bitmap_{width}x{bits}": partial(BitmapExpander, width, bits) for width, bits in shapes}
     coded = {f"coded_values_{width}": partial(CodedValues, width) for width in (8, 16)}
     scaled = {f"dequantizer_{width}": partial(Dequantizer, width) for width in (8, 16)}
-    units = {
+    units: dict[str, Callable[[], Any]] = {
         **bitmaps, **coded, **scaled, "topk_expander": partial(TopKExpander, 4),
         "matrix_parser": partial(MatrixParser, build.port_bits, build.columns_max),
         "total": partial(ExpandKernel, build),

@@ -1,14 +1,12 @@
 """Packages of kernels that have the ports of real ones and nothing inside: what scripts name is ports and registers."""
 
-from dataclasses import replace
-
 import pytest
 from amaranth import Module
 from amaranth.lib import wiring
 
 from nearflash.abi.config import CONFIGS
 from nearflash.boards.kernels import kernel_of
-from nearflash.boards.vendor.kernel import KernelDesign, flatten
+from nearflash.boards.vendor.kernel import KernelDesign, convert_kernel, flatten
 from nearflash.boards.vendor.package import write_package
 from nearflash.device.bitstreams import load_board
 
@@ -41,7 +39,7 @@ def packages(tmp_path_factory):
     return made
 
 
-@pytest.fixture
-def tiny_board():
-    """The SmartSSD with one small kernel."""
-    return replace(load_board("smartssd"), kernels=("expand-tiny",))
+@pytest.fixture(scope="package")
+def expand_tiny():
+    """A whole kernel, elaborated."""
+    return convert_kernel(CONFIGS["expand-tiny"])

@@ -53,7 +53,9 @@ def results():
     """A page of two codewords is read, another is programmed, a block is erased."""
     timing = NandTiming(read_ns=100, program_ns=200, erase_ns=300, cache_busy_ns=50, link_bytes_per_s=1_400_000_000)
     reads = [{"tag": 5, "codewords": 3, "page_log2": 3, "row": 9, "lun": 1}]
-    operations = [{"erase": erase, "lun": 0, "row": 3, "codewords": 8 * (not erase), "number": erase} for erase in (0, 1)]
+    operations = [
+        {"erase": erase, "lun": 0, "row": 3, "codewords": 8 * (not erase), "number": erase} for erase in (0, 1)
+    ]
     return run_streams(
         Absent(NandController(2, timing, 100_000_000, tag=8)),
         {"i": reads, "operations": operations, "program": [1] * (8 * RAW_BEATS)},

@@ -1,15 +1,15 @@
 """Kernels as flat Verilog: names of ports, reset, tied revision, module names."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from amaranth import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import BitstreamError
-from nearflash.boards.vendor.kernel import FlatDesign, convert_kernel, flatten
+from nearflash.boards.vendor.kernel import FlatDesign, flatten
 from nearflash.verify.vendor.netlist import AXI4, AXI_LITE, kernel_shape, verilog_ports
 
 
@@ -71,10 +71,21 @@ def test_equal_texts_have_equal_digests():
     assert flatten(Adder(), "adder", {"step": 5}).digest != flatten(Adder(), "adder", {"step": 6}).digest
 
 
-@pytest.mark.parametrize("revision", [-1, 1 << 32])
-def test_a_revision_has_32_bits(revision):
-    with pytest.raises(BitstreamError, match=rf"git_revision must be 32 bits, not {revision}"):
-        convert_kernel(CONFIGS["expand-tiny"], revision)
+def test_a_revision_is_stamped_into_the_text(packages):
+    design = packages["zynq7045"][1][0]
+    assert f"32'{0xC0FFEE:032b}\n" in design.stamped(0xC0FFEE).rtlil
+    for revision in (-1, 1 << 32):
+        with pytest.raises(BitstreamError, match=rf"git_revision must be 32 bits, not {revision}"):
+            design.stamped(revision)
+    with pytest.raises(BitstreamError, match=r"attend-zynq7045 must have a git revision of 0, not none"):
+        replace(design, rtlil="").stamped(1)
+
+
+def test_a_whole_kernel_has_a_place_for_its_revision(expand_tiny):
+    """The one small kernel that is quick to elaborate."""
+    stamped = expand_tiny.stamped(0xC0FFEE)
+    assert stamped.digest != expand_tiny.digest and f"{0xC0FFEE:032b}" in stamped.rtlil
+    assert stamped.pins == expand_tiny.pins and expand_tiny.buses == ("s_axi_control", "m_axi_gmem0", "m_axi_gmem1")
 
 
 def test_yosys_refusal_is_an_error_with_its_output(tmp_path):

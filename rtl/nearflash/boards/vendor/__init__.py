@@ -1,1 +1,1 @@
-"""Packages for vendor tools: flat Verilog of the kernels, kernel.xml, Tcl, constraints, and the tools that read them."""
+"""Packages for vendor tools: flat Verilog of kernels, kernel.xml, Tcl, constraints, and how the tools are run."""

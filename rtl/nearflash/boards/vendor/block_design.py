@@ -39,7 +39,7 @@ def block_design_tcl(board: Board, design: KernelDesign) -> str:
     processor = processor_of(board)
     sections = (
         _project(board, design), _cells(board, design, processor), _clocks(design, processor),
-        _buses(design, processor), _nand(design), _addresses(board, design, processor), _build(board, design),
+        _buses(design, processor), _nand(design), _addresses(board, design, processor), _build(design),
     )  # fmt: skip
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
@@ -166,9 +166,9 @@ def _addresses(board: Board, design: KernelDesign, processor: Processor) -> list
     ]
 
 
-def _build(board: Board, design: KernelDesign) -> list[str]:
-    """The bitstream, its handoff and its figures, beside the script, under the build's name."""
-    stem = design.build.full_name
+def _build(design: KernelDesign) -> list[str]:
+    """The bitstream, its handoff and its figures, beside the script, under the kernel's name."""
+    stem = design.top
     return [
         "add_files -norecurse [make_wrapper -files [get_files system.bd] -top]",
         "set_property top system_wrapper [current_fileset]",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -95,19 +95,26 @@ class KernelDesign(FlatDesign):
         """Names of the NAND links: nand0 and so on, none where the build has no LUNs."""
         return tuple(pin.name.removesuffix("_cycles_valid") for pin in self.pins if pin.name.endswith("_cycles_valid"))
 
+    def stamped(self, git_revision: int) -> "KernelDesign":
+        """The design with the first 32 bits of its sources' revision in its identity registers.
+
+        Raises BitstreamError for a revision that does not fit, or a design without its place.
+        """
+        if not 0 <= git_revision < 1 << 32:
+            raise BitstreamError(f"git_revision must be 32 bits, not {git_revision!r}")
+        place = "connect \\git_revision 32'"
+        if f"{place}{0:032b}" not in self.rtlil:
+            raise BitstreamError(f"{self.build.full_name} must have a git revision of 0, not none")
+        return replace(self, rtlil=self.rtlil.replace(f"{place}{0:032b}", f"{place}{git_revision:032b}"))
+
     def bus_pins(self, bus: str) -> tuple[Pin, ...]:
         """The pins of one interface."""
         return tuple(pin for pin in self.pins if pin.name.startswith(f"{bus}_"))
 
 
-def convert_kernel(build: KernelConfig, git_revision: int = 0) -> KernelDesign:
-    """Elaborate the kernel of a build; `git_revision` is the first 32 bits of the sources' revision.
-
-    Raises BitstreamError for a revision that does not fit.
-    """
-    if not 0 <= git_revision < 1 << 32:
-        raise BitstreamError(f"git_revision must be 32 bits, not {git_revision!r}")
-    flat = flatten(kernel_of(build), build.kernel, {"git_revision": git_revision})
+def convert_kernel(build: KernelConfig) -> KernelDesign:
+    """Elaborate the kernel of a build, with the git revision 0."""
+    flat = flatten(kernel_of(build), build.kernel, {"git_revision": 0})
     return KernelDesign(flat.top, flat.pins, flat.rtlil, build)
 
 

@@ -1,12 +1,13 @@
 """Everything that a vendor's tools need to build a board, in one folder: `build/bitstreams/<board>/`.
 
-    <kernel>.v, <kernel>.xdc, package_<kernel>.tcl     each kernel: Verilog, its clock, its packaging as IP
-    <kernel>.xml, connectivity.cfg                     boards with a Vitis platform
-    system.tcl, system.xdc, nand_phy.v                 Zynq boards: the block design, and what stands for a NAND PHY
+<kernel>.v, <kernel>.xdc, package_<kernel>.tcl     each kernel: Verilog, its clock, its packaging as IP
+<kernel>.xml, connectivity.cfg                     boards with a Vitis platform
+system.tcl, system.xdc, nand_phy.v                 Zynq boards: the block design, and what stands for a NAND PHY
 """
 
 from pathlib import Path
 
+from nearflash.abi.config import config
 from nearflash.abi.errors import ConfigError
 from nearflash.boards.vendor.absent_nand import AbsentNand
 from nearflash.boards.vendor.block_design import block_design_tcl
@@ -20,13 +21,15 @@ from nearflash.device.bitstreams.board import Board
 __all__ = ["convert_board", "write_package"]
 
 
-def convert_board(board: Board, git_revision: int = 0) -> list[KernelDesign]:
+def convert_board(board: Board) -> list[KernelDesign]:
     """The kernels of a board, elaborated: minutes for large ones."""
-    return [convert_kernel(board.build(name.partition("-")[0]), git_revision) for name in board.kernels]
+    return [convert_kernel(config(name)) for name in board.kernels]
 
 
-def write_package(board: Board, designs: list[KernelDesign], folder: Path) -> list[Path]:
+def write_package(board: Board, designs: list[KernelDesign], folder: Path, git_revision: int = 0) -> list[Path]:
     """Write the files of a board's package; returns their paths.
+
+    git_revision : first 32 bits of the sources' revision, for the identity registers.
 
     Raises ConfigError for a board that the open flow builds, or a Zynq board with more than one kernel.
     """
@@ -44,7 +47,8 @@ def write_package(board: Board, designs: list[KernelDesign], folder: Path) -> li
             raise ConfigError(f"kernels of {board.name} must be one, not {len(designs)}: its block design has one")
         texts |= {"system.tcl": block_design_tcl(board, designs[0]), "system.xdc": system_xdc(designs[0])}
     folder.mkdir(parents=True, exist_ok=True)
-    verilog = [*designs, *([flatten(AbsentNand(), "nand_phy")] if any(design.links for design in designs) else [])]
+    kernels = [design.stamped(git_revision) if git_revision else design for design in designs]
+    verilog = [*kernels, *([flatten(AbsentNand(), "nand_phy")] if any(design.links for design in designs) else [])]
     for flat in verilog:
         flat.write_verilog(folder / f"{flat.top}.v")
     for name, text in texts.items():

@@ -22,7 +22,8 @@ __all__ = ["commands", "keep_bitstream", "keep_xclbin", "run_tools"]
 
 _PROGRAMS = {
     "vivado": "vivado (AMD Vivado 2021.1 or later with the part {part}; source its settings64.sh)",
-    "vitis": "v++ (AMD Vitis 2021.1 or later with the platform {platform} in PLATFORM_REPO_PATHS; source its settings64.sh)",
+    "vitis": "v++ (AMD Vitis 2021.1 or later, its settings64.sh sourced, with the platform {platform} in "
+    "PLATFORM_REPO_PATHS)",
 }
 _XCLBIN = "nearflash.xclbin"
 
@@ -54,7 +55,9 @@ def run_tools(board: Board, designs: list[KernelDesign], folder: Path) -> None:
             done = subprocess.run(run, cwd=folder, stdout=sink, stderr=subprocess.STDOUT, check=False)
         if done.returncode:
             text = log.read_text(errors="replace")[-1500:]
-            raise BitstreamError(f"`{' '.join(run)}` must succeed in {folder}, not exit with {done.returncode}:\n{text}")
+            raise BitstreamError(
+                f"`{' '.join(run)}` must succeed in {folder}, not exit with {done.returncode}:\n{text}"
+            )
 
 
 def keep_bitstream(board: Board, design: KernelDesign, folder: Path, git: str, tools: Mapping[str, str]) -> Manifest:
@@ -63,17 +66,22 @@ def keep_bitstream(board: Board, design: KernelDesign, folder: Path, git: str, t
     Raises BitstreamError where a file is missing, timing was not met, or the board's limits are exceeded: then nothing
     is copied.
     """
-    stem = design.build.full_name
+    stem = design.top
+    bitstream, handoff, archive = (folder / f"{stem}.{suffix}" for suffix in ("bit", "hwh", "xsa"))
+    missing = [path.name for path in (bitstream, archive, folder / f"{stem}.figures") if not path.is_file()]
+    if missing:
+        raise BitstreamError(f"system.tcl must write {', '.join(missing)} into {folder}, not end without")
     figures = _figures(folder / f"{stem}.figures")
-    bitstream, handoff = folder / f"{stem}.bit", folder / f"{stem}.hwh"
-    with zipfile.ZipFile(folder / f"{stem}.xsa") as archive:
-        handoff.write_bytes(archive.read("system.hwh"))
+    with zipfile.ZipFile(archive) as members:
+        handoff.write_bytes(members.read("system.hwh"))
     slack_ns = float(figures["slack"])
     if slack_ns < 0:
-        raise BitstreamError(f"{stem} must meet timing at {board.clock_hz} Hz, not miss it by {-slack_ns} ns")
+        raise BitstreamError(
+            f"{design.build.full_name} must meet timing at {board.clock_hz} Hz, not miss it by {-slack_ns} ns"
+        )
     manifest = Manifest(
-        board=board.name, config=stem, digest=design.build.digest, design=design.digest, git=git, tools=tools,
-        files={path.name: sha256(path) for path in (bitstream, handoff)},
+        board=board.name, config=design.build.full_name, digest=design.build.digest, design=design.digest, git=git,
+        tools=tools,        files={path.name: sha256(path) for path in (bitstream, handoff)},
         utilisation=Resources(
             int(figures["lut"]), int(figures["ff"]), int(figures["dsp"]),
             int(figures["ramb36"]) + int(figures["ramb18"]) / 2,

@@ -1,1 +1,1 @@
-"""Vendor scripts without the vendor's tools: run under tclsh with stubs that record, then checked against the design."""
+"""Vendor scripts without vendor tools: run under tclsh with stubs that record, and checked against the design."""
