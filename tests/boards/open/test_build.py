@@ -65,7 +65,7 @@ def board(database, tmp_path, monkeypatch):
     monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(folder.parent))
     monkeypatch.setitem(flow._DATABASES, "desk", "small")
     monkeypatch.setitem(flow._PINS, "desk", {"led": "A1"})
-    monkeypatch.setitem(flow._CHOICES, "update-tiny", flow._Choice(100_000_000, 1))
+    monkeypatch.setitem(flow._CHOICES, "update-tiny", flow.Choice(100_000_000, 1))
     monkeypatch.setattr(flow, "design_text", lambda build_config: TEXT)
     monkeypatch.setattr(flow, "synthesise", lambda source, family, netlist: Resources(1, 2, 3, 4.5))
     return load_board("desk")
@@ -123,7 +123,7 @@ def test_a_revision_needs_its_place_in_the_design():
         ),
         ({"fasm": "CLB_X0Y0.MUX.A\nCLB_X0Y0.MUX.B\n"}, FormatError, "features must agree on bit"),
         ({"fasm": "junk"}, FormatError, "line 1 must be a FASM feature"),
-        ({"lost_bits": 2}, BitstreamError, "update.bit must read back as it was written, but 2 bits differ"),
+        ({"lost_bits": 2}, BitstreamError, "top.bit must read back as it was written, but 2 bits differ"),
     ],
 )
 def test_what_goes_wrong_changes_nothing_beside_the_board(board, programs, tmp_path, change, error, message):

@@ -63,8 +63,8 @@ def test_one_light_is_all_that_leaves_the_part(text):
     assert re.findall(r"wire width (\d+) (input|output|inout) \d+ +\\(\w+)", top) == [("1", "output", "led")]
 
 
-def test_the_clock_comes_over_one_global_buffer(text):
-    assert len(re.findall(r"^  cell \\BUFG ", text, re.MULTILINE)) == 1
+def test_clock_and_reset_come_over_global_buffers(text):
+    assert len(re.findall(r"^  cell \\BUFG ", text, re.MULTILINE)) == 2
     assert len(re.findall(r"^  cell \\PS7 ", text, re.MULTILINE)) == 1
 
 

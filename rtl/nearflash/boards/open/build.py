@@ -6,7 +6,9 @@ Equal sources and equal tools give equal files: seeds are fixed, names are those
 import hashlib
 import importlib.metadata
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from amaranth.back import rtlil
@@ -17,32 +19,41 @@ from nearflash.boards.open.database import PartDatabase
 from nearflash.boards.open.fasm import parse
 from nearflash.boards.open.frames import assemble, read_bits, write_frames
 from nearflash.boards.open.packages import SidPrograms, fetch
-from nearflash.boards.open.routing import constraints, route
+from nearflash.boards.open.routing import Routed, constraints, route
 from nearflash.boards.open.synthesis import synthesise, yosys_version
 from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
-from nearflash.device.bitstreams.board import Board
+from nearflash.device.bitstreams.board import Board, Resources
 from nearflash.device.bitstreams.manifest import Manifest, load_manifest, sha256
 
-__all__ = ["build", "design_digest", "design_text", "revision_of", "stamped"]
+__all__ = ["Choice", "Implemented", "build", "design_digest", "design_text", "implement", "revision_of", "stamped"]
 
 #: Of prjxray's database: the family that a part's device belongs to.
 _DATABASES = {"xc7z": "zynq7", "xc7a": "artix7", "xc7k": "kintex7", "xc7s": "spartan7"}
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """What place and route of a kernel starts from, found by trying: its aim and its seed."""
+class Choice:
+    """What place and route starts from, found by trying: its aim and its seed."""
 
     freq_hz: int
     seed: int
 
 
+@dataclass(frozen=True)
+class Implemented:
+    """A design on its part."""
+
+    cells: Resources
+    routed: Routed
+    bitstream: Path
+
+
 #: Pins of the boards' lights.
 _PINS = {"pynq-z2": {"led": "R14"}}
 _CHOICES = {
-    "update-pynq-z2": _Choice(freq_hz=100_000_000, seed=1),
-    "attend-pynq-z2": _Choice(freq_hz=80_000_000, seed=1),
+    "update-pynq-z2": Choice(freq_hz=100_000_000, seed=1),
+    "attend-pynq-z2": Choice(freq_hz=80_000_000, seed=1),
 }
 
 
@@ -100,20 +111,18 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     design = hashlib.sha256(text.encode()).hexdigest()
     revision = revision_of(board, kernel, design)
     (work / "top.il").write_text(stamped(text, int(revision[:8], 16)))
-    cells = synthesise(work / "top.il", board.family, work / "top.json")
-    (work / "top.xdc").write_text(constraints(_PINS[board.name]))
-    choice = _CHOICES[build_config.full_name]
-    routed, fasm = route(programs, board.part, database.device, work / "top.json", work / "top.xdc",
-                         freq_hz=choice.freq_hz, seed=choice.seed)  # fmt: skip
-    _bitstream(programs, database, fasm, work / f"{kernel}.bit")
-    clock = dividers(routed.fmax_hz)
+    made = implement(programs, database, work / "top.il", board.family, _PINS[board.name],
+                     _CHOICES[build_config.full_name])  # fmt: skip
+    made.bitstream.rename(work / f"{kernel}.bit")
+    clock = dividers(made.routed.fmax_hz)
     (work / f"{kernel}.hwh").write_text(hwh_text(board, build_config, clock))
 
     files = [work / f"{kernel}.bit", work / f"{kernel}.hwh"]
     manifest = Manifest(
         board=board.name, config=build_config.full_name, digest=build_config.digest, design=design, git=revision,
-        tools=_versions(programs), files={path.name: sha256(path) for path in files}, utilisation=cells,
-        clock_hz=clock.clock_hz, fmax_hz=routed.fmax_hz, critical_path=routed.critical_path, evidence="routed",
+        tools=_versions(programs), files={path.name: sha256(path) for path in files}, utilisation=made.cells,
+        clock_hz=clock.clock_hz, fmax_hz=made.routed.fmax_hz, critical_path=made.routed.critical_path,
+        evidence="routed",
     )  # fmt: skip
     for path in files:
         (board.folder / path.name).write_bytes(path.read_bytes())
@@ -121,18 +130,29 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     return manifest
 
 
-def _bitstream(programs: SidPrograms, database: PartDatabase, fasm: Path, bitstream: Path) -> None:
-    """FASM to frames to .bit, and back: raises BitstreamError where a bit differs."""
-    frames = bitstream.with_suffix(".frm")
-    bits = assemble(database, (feature for lines in (fasm.read_text().splitlines(), database.required())
-                               for feature in parse(lines)))  # fmt: skip
+def implement(
+    programs: SidPrograms, database: PartDatabase, source: Path, family: str, pins: Mapping[str, str], choice: Choice
+) -> Implemented:
+    """The module `top` of an RTLIL file as a bitstream beside it, with its ports on `pins`; read back and compared.
+
+    Raises ToolsError where a program fails, FormatError for features that no one knows, BitstreamError where a bit of
+    the bitstream is not what was written.
+    """
+    xdc, frames, bitstream, netlist = (source.with_suffix(suffix) for suffix in (".xdc", ".frm", ".bit", ".json"))
+    cells = synthesise(source, family, netlist)
+    xdc.write_text(constraints(pins))
+    routed, fasm = route(programs, database.part, database.device, netlist, xdc, freq_hz=choice.freq_hz,
+                         seed=choice.seed)  # fmt: skip
+    lines = chain(fasm.read_text().splitlines(), database.required())
+    bits = assemble(database, parse(lines))
     write_frames(frames, database.frames(), bits)
     part = [f"--part_file={database.part_file}", f"--part_name={database.part}"]
     programs.run("xc7frames2bit", *part, f"--frm_file={frames}", f"--output_file={bitstream}",
-                 log=bitstream.with_suffix(".frames2bit.log"))  # fmt: skip
-    text = programs.run("bitread", part[0], "-y", bitstream, log=bitstream.with_suffix(".bitread.log"))
+                 log=source.with_suffix(".frames2bit.log"))  # fmt: skip
+    text = programs.run("bitread", part[0], "-y", bitstream, log=source.with_suffix(".bitread.log"))
     if wrong := bits ^ read_bits(text):
         raise BitstreamError(f"{bitstream} must read back as it was written, but {len(wrong)} bits differ")
+    return Implemented(cells, routed, bitstream)
 
 
 def _versions(programs: SidPrograms) -> dict[str, str]:

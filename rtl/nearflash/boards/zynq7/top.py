@@ -4,7 +4,7 @@ The light blinks with FCLK0 divided by 2**26 (1.5 Hz at 100 MHz): it is on or of
 or the reset does not end.
 """
 
-from amaranth import ClockDomain, ClockSignal, Instance, Module, Signal
+from amaranth import ClockDomain, ClockSignal, Instance, Module, ResetSignal, Signal
 from amaranth.lib import wiring
 from amaranth.lib.cdc import ResetSynchronizer
 from amaranth.lib.wiring import Out
@@ -41,7 +41,11 @@ class ZynqTop(wiring.Component):
         m.submodules.system = system = self.system
         m.submodules.ps = ps = Ps7(len(system.ports))
         m.submodules.buffer = Instance("BUFG", i_I=ps.fclk, o_O=ClockSignal())
-        m.submodules.reset = ResetSynchronizer(~ps.fclk_reset_n)
+        # The reset has thousands of registers: it goes over a global buffer too, and leaves the fabric's wires alone.
+        m.domains.early = early = ClockDomain(local=True)
+        m.d.comb += early.clk.eq(ClockSignal())
+        m.submodules.reset = ResetSynchronizer(~ps.fclk_reset_n, domain="early")
+        m.submodules.reset_buffer = Instance("BUFG", i_I=early.rst, o_O=ResetSignal())
         wiring.connect(m, ps.gp0, system.gp0)
         for inner, outer in zip(system.hp, ps.hp, strict=True):
             wiring.connect(m, inner, outer)

@@ -5,7 +5,7 @@ bursts of up to 32-bit beats are done; a wrapping burst is answered with SLVERR,
 register block's window with DECERR, both without an access. Identifiers come back. One burst of each direction at a
 time.
 
-Timing: 2 cycles a read beat and 3 a written one, with a slave that responds in the cycle after the address, and 1 and 2
+Timing: 2 cycles a read beat and 3 a written one, with a slave that responds in the cycle after the address, and 2 and 3
 a burst; back-pressure: yes.
 Limits: no exclusive accesses; the lock bits are ignored. A window is a power of two that is aligned to itself.
 Source: AMBA AXI specification, IHI 0022, chapters A3, A7 and B1.
@@ -49,7 +49,7 @@ class Axi3ControlBridge(wiring.Component):
             )
         self.base_address, self.address_bits = base_address, address_bits
         self._burst = data.StructLayout(
-            {"id": id_bits, "address": address_bits, "left": 4, "size": 2, "fixed": 1, "error": AxiResponse}
+            {"id": id_bits, "address": AXI3_ADDRESS_BITS, "left": 4, "size": 2, "kind": AxiBurst, "error": AxiResponse}
         )
         super().__init__({"bus": In(Axi3Signature(32, id_bits)), "port": Out(AxiLiteSignature(address_bits))})
 
@@ -61,26 +61,33 @@ class Axi3ControlBridge(wiring.Component):
         return m
 
     def _accept(self, m: Module, channel: str, burst: Any) -> None:
-        """Keep a burst's address, with the error that it will be answered with."""
-        address, length, size, kind = (getattr(self.bus, channel + name) for name in ("addr", "len", "size", "burst"))
-        last = Signal(AXI3_ADDRESS_BITS + 1, name=f"{channel}_last")
-        base = self.base_address >> self.address_bits
-        inside = (address[self.address_bits :] == base) & (last[self.address_bits :] == base)
-        m.d.comb += last.eq(address + Mux(kind == AxiBurst.FIXED, 0, length << size[:2]))
+        """Keep a burst as it came: the processor's wires are long, so that nothing is computed of them."""
+        address, length, size, kind, name = (
+            getattr(self.bus, channel + member) for member in ("addr", "len", "size", "burst", "id")
+        )
         m.d.sync += [
-            burst.id.eq(getattr(self.bus, f"{channel}id")),
+            burst.id.eq(name),
             burst.address.eq(address),
             burst.left.eq(length),
             burst.size.eq(size),
-            burst.fixed.eq(kind == AxiBurst.FIXED),
-            burst.error.eq(Mux(kind == AxiBurst.WRAP, AxiResponse.SLVERR,
-                               Mux(inside, AxiResponse.OKAY, AxiResponse.DECERR))),
-        ]  # fmt: skip
+            burst.kind.eq(kind),
+        ]
+
+    def _check(self, m: Module, burst: Any) -> None:
+        """Find the error that a kept burst is answered with."""
+        last = Signal(AXI3_ADDRESS_BITS + 1)
+        base = self.base_address >> self.address_bits
+        inside = (burst.address[self.address_bits :] == base) & (last[self.address_bits :] == base)
+        m.d.comb += last.eq(burst.address + Mux(burst.kind == AxiBurst.FIXED, 0, burst.left << burst.size))
+        m.d.sync += burst.error.eq(
+            Mux(burst.kind == AxiBurst.WRAP, AxiResponse.SLVERR, Mux(inside, AxiResponse.OKAY, AxiResponse.DECERR))
+        )
 
     def _step(self, m: Module, burst: Any) -> None:
         m.d.sync += burst.left.eq(burst.left - 1)
-        with m.If(~burst.fixed):
-            m.d.sync += burst.address.eq(burst.address + (1 << burst.size))
+        with m.If(burst.kind != AxiBurst.FIXED):
+            low = burst.address[: self.address_bits]
+            m.d.sync += low.eq(low + (1 << burst.size))
 
     def _read(self, m: Module) -> None:
         bus, port = self.bus, self.port
@@ -98,7 +105,10 @@ class Axi3ControlBridge(wiring.Component):
                 m.d.comb += bus.arready.eq(1)
                 with m.If(bus.arvalid):
                     self._accept(m, "ar", burst)
-                    m.next = "REQUEST"
+                    m.next = "CHECK"
+            with m.State("CHECK"):
+                self._check(m, burst)
+                m.next = "REQUEST"
             with m.State("REQUEST"):
                 m.d.comb += port.arvalid.eq(~refused)
                 with m.If(refused | port.arready):
@@ -122,7 +132,10 @@ class Axi3ControlBridge(wiring.Component):
                 m.d.comb += bus.awready.eq(1)
                 with m.If(bus.awvalid):
                     self._accept(m, "aw", burst)
-                    m.next = "DATA"
+                    m.next = "CHECK"
+            with m.State("CHECK"):
+                self._check(m, burst)
+                m.next = "DATA"
             with m.State("DATA"):
                 m.d.comb += bus.wready.eq(1)
                 m.d.sync += [port.wdata.eq(bus.wdata), port.wstrb.eq(bus.wstrb), address_sent.eq(0), data_sent.eq(0)]
