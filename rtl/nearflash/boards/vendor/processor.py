@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nearflash.abi.errors import ConfigError
 from nearflash.device.bitstreams.board import Board
 
-__all__ = ["PROCESSORS", "Processor", "processor_of"]
+__all__ = ["PROCESSORS", "Processor", "has_processor", "processor_of"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ PROCESSORS = {
     ),
 }  # fmt: skip
 """By the beginning of a part's name."""
+
+
+def has_processor(board: Board) -> bool:
+    """Whether the board's part has a processor system: then it gets a block design around its kernel."""
+    return board.part.startswith(tuple(PROCESSORS))
 
 
 def processor_of(board: Board) -> Processor:
