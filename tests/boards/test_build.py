@@ -51,6 +51,14 @@ def test_the_package_alone(calls):
     assert [name for name, _ in calls] == ["write_package"]
 
 
+def test_a_board_without_a_design_around_its_kernel_states_so(calls):
+    lines = subject.build_board(load_board("ku3p"))
+    next(lines)
+    with pytest.raises(BitstreamError, match=r"ku3p must have a design around its kernel .*ku3p/README.md states what"):
+        next(lines)
+    assert [name for name, _ in calls] == ["write_package"]
+
+
 def test_the_package_stays_where_tools_are_missing(calls, monkeypatch, tmp_path):
     def missing(*_):
         raise BitstreamError("zynq7045 must be built by vivado")

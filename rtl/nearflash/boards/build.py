@@ -7,9 +7,11 @@ tools build it where they are installed.
 import subprocess
 from collections.abc import Iterator
 
+from nearflash.abi.errors import BitstreamError
 from nearflash.boards.open.build import build as build_open
 from nearflash.boards.open.build import revision_of
 from nearflash.boards.vendor.package import convert_board, write_package
+from nearflash.boards.vendor.processor import has_processor
 from nearflash.boards.vendor.tools import keep_bitstream, keep_xclbin, run_tools
 from nearflash.device.bitstreams import Board, bitstreams_root
 
@@ -37,6 +39,11 @@ def build_board(board: Board, kernel: str | None = None, *, package_only: bool =
         yield str(path)
     if package_only:
         return
+    if board.flow == "vivado" and not has_processor(board):
+        raise BitstreamError(
+            f"{board.name} must have a design around its kernel for a bitstream, and has none yet: "
+            f"{board.folder}/README.md states what is missing; the kernel's package is in {work}"
+        )
     run_tools(board, designs, work)
     tools = {"vivado": tool_version("vivado")}
     if board.flow == "vivado":

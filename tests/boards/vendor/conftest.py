@@ -31,7 +31,7 @@ def shell_of(name: str) -> KernelDesign:
 def packages(tmp_path_factory):
     """The package of each vendor board, and its designs."""
     made = {}
-    for name in ("smartssd", "zynq7045", "zu17eg"):
+    for name in ("ku3p", "smartssd", "zynq7045", "zu17eg"):
         board = load_board(name)
         designs = [shell_of(kernel) for kernel in board.kernels]
         folder = tmp_path_factory.mktemp(name)

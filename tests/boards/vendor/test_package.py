@@ -10,6 +10,7 @@ import pytest
 from nearflash.abi.errors import BitstreamError, ConfigError
 from nearflash.abi.fields import Access
 from nearflash.abi.registers import REGISTER_MAPS
+from nearflash.boards.vendor.block_design import block_design_tcl
 from nearflash.boards.vendor.package import write_package
 from nearflash.device.bitstreams import load_board
 from nearflash.verify.vendor.block_design import check_block_design
@@ -23,7 +24,13 @@ from nearflash.verify.vendor.recording import option, record
 
 pytestmark = pytest.mark.skipif(shutil.which("tclsh") is None, reason="tclsh is not installed (apt install tcl)")
 ZYNQ = ("zynq7045", "zu17eg")
-KERNELS = (("smartssd", "update"), ("smartssd", "expand"), ("zynq7045", "attend"), ("zu17eg", "attend"))
+KERNELS = (
+    ("ku3p", "update"),
+    ("smartssd", "update"),
+    ("smartssd", "expand"),
+    ("zynq7045", "attend"),
+    ("zu17eg", "attend"),
+)
 
 
 @pytest.fixture
@@ -99,13 +106,14 @@ def test_clocks_are_the_boards(packages):
         calls = record(folder / f"{designs[0].top}.xdc")
         periods[name] = next(option(call, "-period") for call in calls if call[0] == "create_clock")
         assert sum(call[0] == "set_false_path" for call in calls) == 2
-    assert periods == {"smartssd": "3.333", "zynq7045": "3.509", "zu17eg": "3.333"}
+    assert periods == {"ku3p": "8.000", "smartssd": "3.333", "zynq7045": "3.509", "zu17eg": "3.333"}
 
 
 def test_only_the_smartssd_gets_objects_for_vitis(packages):
     made = {name: {path.name for path in paths} for name, (*_, paths) in packages.items()}
     assert {"connectivity.cfg", "update.xml", "expand.xml"} <= made["smartssd"] and "system.tcl" not in made["smartssd"]
     assert "connectivity.cfg" not in made["zynq7045"] and {"system.tcl", "nand_phy.v"} <= made["zynq7045"]
+    assert made["ku3p"] == {"update.v", "update.xdc", "package_update.tcl"}
     calls = record(packages["smartssd"][2] / "package_update.tcl")
     package = next(call for call in calls if call[0] == "package_xo")
     assert option(package, "-ctrl_protocol") == "ap_ctrl_chain" and option(package, "-kernel_xml").endswith(
@@ -266,5 +274,5 @@ def test_packages_are_of_vendor_boards(packages, tmp_path):
     with pytest.raises(ConfigError, match=r"kernels of zynq7045 must be one, not 2"):
         write_package(board, designs * 2, tmp_path / "none")
     with pytest.raises(ConfigError, match=r"part of zynq7045 must begin with xc7z or xczu, not 'xcku3p'"):
-        write_package(replace(board, part="xcku3p"), designs, tmp_path / "none")
+        block_design_tcl(replace(board, part="xcku3p"), designs[0])
     assert not (tmp_path / "none").exists()

@@ -2,7 +2,9 @@
 
 <kernel>.v, <kernel>.xdc, package_<kernel>.tcl     each kernel: Verilog, its clock, its packaging as IP
 <kernel>.xml, connectivity.cfg                     boards with a Vitis platform
-system.tcl, system.xdc, nand_phy.v                 Zynq boards: the block design, and what stands for a NAND PHY
+system.tcl, system.xdc, nand_phy.v                 Zynq boards: the block design, what stands for a NAND PHY
+
+Of other boards without a platform the package has the kernels alone.
 """
 
 from pathlib import Path
@@ -16,6 +18,7 @@ from nearflash.boards.vendor.constraints import kernel_xdc, system_xdc
 from nearflash.boards.vendor.kernel import KernelDesign, convert_kernel, flatten
 from nearflash.boards.vendor.kernel_xml import kernel_xml
 from nearflash.boards.vendor.package_tcl import package_tcl
+from nearflash.boards.vendor.processor import has_processor
 from nearflash.device.bitstreams.board import Board
 
 __all__ = ["convert_board", "write_package"]
@@ -42,7 +45,7 @@ def write_package(board: Board, designs: list[KernelDesign], folder: Path, git_r
     if board.flow == "vitis":
         texts |= {f"{design.top}.xml": kernel_xml(design) for design in designs}
         texts["connectivity.cfg"] = connectivity(board, designs)
-    else:
+    elif has_processor(board):
         if len(designs) != 1:
             raise ConfigError(f"kernels of {board.name} must be one, not {len(designs)}: its block design has one")
         texts |= {"system.tcl": block_design_tcl(board, designs[0]), "system.xdc": system_xdc(designs[0])}
