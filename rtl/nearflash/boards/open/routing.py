@@ -12,7 +12,7 @@ from nearflash.boards.open.packages import SidPrograms
 __all__ = ["Routed", "constraints", "parse_report", "route"]
 
 #: Options that give the same result for the same netlist and the same nextpnr.
-_OPTIONS = ("--router", "router2", "--timing-allow-fail")
+_OPTIONS = ("--placer", "static", "--router", "router2", "--timing-allow-fail")
 
 
 @dataclass(frozen=True)

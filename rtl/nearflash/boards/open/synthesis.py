@@ -19,6 +19,8 @@ design = libyosys.Design()
 for line in sys.argv[1:]:
     libyosys.run_pass(line, design)
 """
+_WIRE_PS = 700
+"""Delay of a wire that mapping reckons with: what nextpnr's router reaches on a Zynq-7020 (yosys by itself: 300)."""
 _LUTS = {
     **{f"LUT{inputs}": 1 for inputs in range(1, 7)}, "INV": 1, "SRL16E": 1, "SRLC32E": 1, "RAM32X1D": 2, "RAM64X1D": 2,
     "RAM64X1S": 1, "RAM32M": 4, "RAM64M": 4, "RAM128X1D": 4, "RAM256X1D": 8,
@@ -38,6 +40,7 @@ def synthesise(source: Path, family: str, netlist: Path) -> Resources:
     """
     passes = [
         f"read_rtlil {source}",
+        f"scratchpad -set synth_xilinx.abc9.W {_WIRE_PS}",
         f"synth_xilinx -flatten -abc9 -family {family} -top top",
         "check -assert",
         f"write_json {netlist}",
