@@ -78,6 +78,12 @@ def test_unknown_configurations_are_rejected_before_anything_is_built():
         next(lint_configs(["expand-tiny", "expand-huge"]))
 
 
+def test_without_names_what_stands_for_a_phy_comes_first(monkeypatch):
+    monkeypatch.setattr("nearflash.verify.lint.CONFIGS", {})
+    (found,) = lint_configs()
+    assert (found.name, found.complaints) == ("nand_phy", ())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_kernel_is_clean(name):

@@ -165,7 +165,7 @@ def _estimate(arguments: argparse.Namespace) -> int:
 
 def _lint(arguments: argparse.Namespace) -> int:
     complaints = 0
-    for report in _function("lint")(arguments.configs or list(CONFIGS)):
+    for report in _function("lint")(arguments.configs or None):
         waived = ", ".join(f"{count} {rule}" for rule, count in sorted(report.waived.items()))
         print(f"{report.name}: {len(report.complaints)} complaints; waived: {waived or 'none'}")
         for line in report.complaints:

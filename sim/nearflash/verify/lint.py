@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearflash.abi.config import config
-from nearflash.boards.vendor.kernel import FlatDesign, convert_kernel
+from nearflash.abi.config import CONFIGS, config
+from nearflash.boards.vendor.absent_nand import AbsentNand
+from nearflash.boards.vendor.kernel import FlatDesign, convert_kernel, flatten
 from nearflash.sim.verilator.build import verilator_root
 
 __all__ = ["WAIVERS", "LintReport", "Waiver", "lint", "lint_configs"]
@@ -98,8 +99,12 @@ def yosys_problems(path: Path, top: str) -> list[str]:
     return problems or ([f"{path.name}: {found[0]}"] if int(found[1]) else [])
 
 
-def lint_configs(names: list[str]) -> Iterator[LintReport]:
-    """Reports of the kernels of build configurations, each as it is done. Raises ConfigError for an unknown name."""
-    builds = [config(name) for name in names]
+def lint_configs(names: list[str] | None = None) -> Iterator[LintReport]:
+    """Reports of the kernels of build configurations, each as it is done; of all, and of what stands for a NAND PHY,
+    without names. Raises ConfigError for an unknown name.
+    """
+    builds = [config(name) for name in (CONFIGS if names is None else names)]
+    if names is None:
+        yield lint(flatten(AbsentNand(), "nand_phy"), "nand_phy")
     for build in builds:
         yield lint(convert_kernel(build), build.full_name)
