@@ -170,3 +170,13 @@ def test_an_xclbin_that_was_not_linked_is_an_error(work):
     board, designs, folder = work("smartssd")
     with pytest.raises(BitstreamError, match=r"nearflash.xclbin must exist after v\+\+ linked memory DDR\[0\]"):
         keep_xclbin(board, designs, folder, GIT, {})
+
+
+@needs_tclsh
+def test_a_design_that_was_not_routed_ends_the_script(work, programs):
+    board, designs, folder = work("zynq7045")
+    script = folder / "system.tcl"
+    script.write_text(script.read_text().replace("route_design Complete*", "write_bitstream Complete*"))
+    programs("vivado", VIVADO)
+    with pytest.raises(BitstreamError, match=r"(?s)`vivado .*system.tcl` must succeed .*impl_1 must route the design"):
+        run_tools(board, designs, folder)

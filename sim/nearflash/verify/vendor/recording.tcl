@@ -63,7 +63,7 @@ set commands {
     write_bitstream {} {-force} {}
     write_hw_platform {-file} {-fixed -force} {}
 }
-set properties {PROGRESS 100% SLACK 0.25 STARTPOINT_PIN first/C ENDPOINT_PIN last/D}
+set properties {STATUS {route_design Complete!} SLACK 0.25 STARTPOINT_PIN first/C ENDPOINT_PIN last/D}
 
 proc vendor_command {name valued flags result arguments} {
     set line {}
