@@ -69,7 +69,7 @@ class Board:
     flow: str
     """A name of FLOWS."""
     backend: str
-    """Device backend that runs its bitstreams: pynq or xrt."""
+    """Device backend that runs its bitstreams: pynq or xrt; none where there is no driver yet."""
     clock_hz: int
     """Clock that builds aim at, Hz."""
     kernels: tuple[str, ...]
