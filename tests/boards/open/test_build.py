@@ -15,10 +15,15 @@ from nearflash.boards.open.frames import read_bits
 from nearflash.boards.open.packages import PACKAGES, SidPrograms, ToolsError
 from nearflash.device.bitstreams import load_board, load_manifest
 from nearflash.device.bitstreams.board import Resources
+from nearflash.device.bitstreams.header import BitHeader, read_header
 
 TEXT = "module \\top\nconnect \\git_revision 32'" + "0" * 32 + "\nend\n"
 FASM = "CLB_X0Y0.AFF.ZINI\nCLB_X0Y0.LUT.INIT[1:0] = 2'b10\n"
 REPORT = {"fmax": {"clk": {"achieved": 101.5}}, "critical_paths": []}
+
+
+def _payload(path):
+    return path.read_bytes()[-read_header(path).payload_bytes :].decode()
 
 
 class StandIn(SidPrograms):
@@ -37,10 +42,12 @@ class StandIn(SidPrograms):
         values = dict(option.removeprefix("--").split("=", 1) for option in options if "=" in option)
         if program == "xc7frames2bit":
             assert values["part_name"] == "desk7clg1-1"
-            Path(values["output_file"]).write_text(Path(values["frm_file"]).read_text())
+            frames = Path(values["frm_file"]).read_bytes()
+            header = BitHeader(values["frm_file"], "desk7clg1-1", "2026/11/25", "03:54:32", len(frames))
+            Path(values["output_file"]).write_bytes(header.to_bytes() + frames)
             return ""
         if program == "bitread":
-            rows = [line.split() for line in Path(options[-1]).read_text().splitlines()]
+            rows = [line.split() for line in _payload(Path(options[-1])).splitlines()]
             words = [(int(address, 16), at, int(word, 16)) for address, row in rows
                      for at, word in enumerate(row.split(","))]  # fmt: skip
             places = [(frame, at, bit) for frame, at, word in words for bit in range(32) if word >> bit & 1]

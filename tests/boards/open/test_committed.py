@@ -39,7 +39,7 @@ def test_files_are_those_of_the_manifest_and_within_the_limits(built):
 def test_the_bitstream_is_for_the_boards_part(built):
     board, manifest = built
     header = read_header(manifest.file(".bit"))
-    assert board.part.startswith(header.part) or header.part in (board.part, board.part.removeprefix("xc"))
+    assert header.part == board.part
     assert header.payload_bytes > 4_000_000
 
 

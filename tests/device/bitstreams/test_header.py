@@ -3,7 +3,7 @@
 import pytest
 
 from nearflash.abi.errors import BitstreamError
-from nearflash.device.bitstreams.header import BitHeader, read_header
+from nearflash.device.bitstreams.header import BitHeader, read_header, rename_design
 
 START = bytes.fromhex("0009 0ff00ff00ff00ff000 0001")
 
@@ -59,3 +59,23 @@ def test_every_cut_is_noticed(tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(BitstreamError):
             read_header(path)
+
+
+def test_a_renamed_design_has_no_date_and_the_same_data(tmp_path):
+    files = [tmp_path / name for name in ("x.bit", "y.bit")]
+    for path, options in zip(
+        files, ({}, {"a": "/somewhere/else.frm", "c": "2026/11/25", "d": "03:54:32"}), strict=True
+    ):
+        path.write_bytes(bit(bytes(range(20)), **options))
+        rename_design(path, "update")
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert read_header(files[0]) == BitHeader("update", "7z020clg400", "2000/01/01", "00:00:00", 20)
+    assert files[0].read_bytes().endswith(bytes(range(20)))
+
+
+def test_a_file_that_is_no_bitstream_is_not_renamed(tmp_path):
+    path = tmp_path / "x.bit"
+    path.write_bytes(bit()[:-1])
+    with pytest.raises(BitstreamError):
+        rename_design(path, "update")
+    assert path.read_bytes() == bit()[:-1]

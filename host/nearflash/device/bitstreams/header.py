@@ -3,15 +3,16 @@
 Source: the layout that AMD's tools write and that open tools read: five fields, each with a letter and a length.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nearflash.abi.errors import BitstreamError
 
-__all__ = ["BitHeader", "read_header"]
+__all__ = ["BitHeader", "read_header", "rename_design"]
 
 _START = bytes.fromhex("0009 0ff00ff00ff00ff000 0001")
 _TEXTS = "abcd"
+_NO_DATE, _NO_TIME = "2000/01/01", "00:00:00"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ class BitHeader:
     time: str
     payload_bytes: int
     """Bytes of configuration data: all that follows the header."""
+
+    def to_bytes(self) -> bytes:
+        """The header, up to the configuration data."""
+        texts = (self.design, self.part, self.date, self.time)
+        fields = (letter.encode() + (len(text) + 1).to_bytes(2, "big") + text.encode("latin-1") + b"\0"
+                  for letter, text in zip(_TEXTS, texts, strict=True))  # fmt: skip
+        return _START + b"".join(fields) + b"e" + self.payload_bytes.to_bytes(4, "big")
 
 
 def read_header(path: Path) -> BitHeader:
@@ -44,3 +52,14 @@ def read_header(path: Path) -> BitHeader:
         raise BitstreamError(f"{path} must have {stated} bytes of data behind its header, not {max(found, 0)}")
     design, part, date, time = texts
     return BitHeader(design, part, date, time, stated)
+
+
+def rename_design(path: Path, design: str) -> None:
+    """Give a .bit file the name of its design, and no date: equal designs then have equal files.
+
+    Raises BitstreamError as `read_header`.
+    """
+    header = read_header(path)
+    content = path.read_bytes()
+    payload = content[len(content) - header.payload_bytes :]
+    path.write_bytes(replace(header, design=design, date=_NO_DATE, time=_NO_TIME).to_bytes() + payload)

@@ -24,6 +24,7 @@ from nearflash.boards.open.synthesis import synthesise, yosys_version
 from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
 from nearflash.device.bitstreams.board import Board, Resources
+from nearflash.device.bitstreams.header import rename_design
 from nearflash.device.bitstreams.manifest import Manifest, load_manifest, sha256
 
 __all__ = ["Choice", "Implemented", "build", "design_digest", "design_text", "implement", "revision_of", "stamped"]
@@ -149,6 +150,7 @@ def implement(
     part = [f"--part_file={database.part_file}", f"--part_name={database.part}"]
     programs.run("xc7frames2bit", *part, f"--frm_file={frames}", f"--output_file={bitstream}",
                  log=source.with_suffix(".frames2bit.log"))  # fmt: skip
+    rename_design(bitstream, source.stem)
     text = programs.run("bitread", part[0], "-y", bitstream, log=source.with_suffix(".bitread.log"))
     if wrong := bits ^ read_bits(text):
         raise BitstreamError(f"{bitstream} must read back as it was written, but {len(wrong)} bits differ")
