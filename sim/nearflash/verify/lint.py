@@ -43,7 +43,7 @@ WAIVERS = (
     Waiver("WIDTHTRUNC", "(Operator|Logical operator)",
            "an assignment keeps the low bits and a logical operator any bit, as Amaranth means them"),
     Waiver("CASEOVERLAP", "Case conditions overlap", "a multiplexer with one-hot selects, written as casez"),
-    Waiver("UNSIGNED", "Comparison is constant due to unsigned arithmetic", "a bound that is zero in this configuration"),
+    Waiver("UNSIGNED", "Comparison is constant due to unsigned arithmetic", "a bound that is zero in this build"),
     Waiver("CMPCONST", "Comparison is constant due to limited range", "a width that the configuration fixes"),
 )  # fmt: skip
 """All that is let through."""
