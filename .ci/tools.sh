@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Debian packages that the Python packages do not bring: installs them when root, else says which.
-# ccache only makes repeated builds faster, so nothing stops without it.
+# ccache only makes repeated builds faster, and tclsh only runs the vendors' scripts in tests: nothing stops without them.
 set -euo pipefail
 missing=()
 for program in g++ make perl; do
@@ -8,6 +8,7 @@ for program in g++ make perl; do
 done
 optional=()
 command -v ccache >/dev/null || optional+=(ccache)
+command -v tclsh >/dev/null || optional+=(tcl)
 [ ${#missing[@]} -eq 0 ] && [ ${#optional[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq && apt-get install -y -qq "${missing[@]}" "${optional[@]}" >/dev/null || failed=yes

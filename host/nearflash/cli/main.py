@@ -16,7 +16,7 @@ from typing import Any
 from nearflash import abi
 from nearflash.abi.errors import CommandError, NearflashError
 from nearflash.bench.runner import print_rows, with_origin
-from nearflash.cli import bench, devices, emit, selftest
+from nearflash.cli import bench, bitstream, devices, emit, selftest
 from nearflash.cli.help import HelpFormatter, set_formatter
 
 __all__ = ["GROUPS", "main", "make_parser"]
@@ -50,11 +50,18 @@ GROUPS = {
         "mutation": "Change units in many places and count the changes that their vectors notice.",
         "synth": "Estimate resources and logic depth of a kernel with Yosys.",
         "hls": "Start, check and estimate an optimizer of your own for the HLS kernels.",
+        "bitstream": "List, build, verify and deploy the bitstreams of boards.",
         "emit": "Write the generated headers and tables of this checkout again.",
     },
 }
 """What `nearflash --help` shows: commands by purpose, each with one sentence."""
-_OWN = {"bench": bench.add, "devices": devices.add, "emit": emit.add, "selftest": selftest.add}
+_OWN = {
+    "bench": bench.add,
+    "bitstream": bitstream.add,
+    "devices": devices.add,
+    "emit": emit.add,
+    "selftest": selftest.add,
+}
 _SENTENCES = {name: text for group in GROUPS.values() for name, text in group.items()}
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 """What silences the loaders of models, which read it when they are imported."""

@@ -21,8 +21,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from nearflash.abi.config import AttendConfig, ExpandConfig, KernelConfig, Updat
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.registers import FACTOR_BITS
 
-__all__ = ["FAMILIES", "Resources", "command", "resources", "run"]
+__all__ = ["FAMILIES", "Resources", "command", "kernel_resources", "resources", "run"]
 
 _EXAMPLES = """examples:
   nearflash synth update --family xcup --config smartssd
@@ -169,9 +170,9 @@ def resources(component: Any, family: str, boxes: str = "") -> Resources:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What is synthesised of a kernel: its units by name, the last one `total`, and which of them it has many times."""
+    """What is synthesised of a kernel: how its units are made, the last one `total`, and which it has often."""
 
-    units: dict[str, Any]
+    units: dict[str, Callable[[], Any]]
     part: str
     boxes: str
     """Pattern of the modules of `part` in the kernel."""
@@ -200,10 +201,10 @@ def _update(build: UpdateConfig) -> _Kernel:
     from nearflash.gateware.update.lane import Lane
     from nearflash.gateware.update.store import Store
 
-    units = {
-        "add": Add(), "mul": Mul(), "muladd": MulAdd(), "muladd_51": MulAdd(FACTOR_BITS), "div": Div(), "sqrt": Sqrt(),
-        "lane": Lane(), **({"topk_expander": TopKExpander(build.lanes)} if "topk" in build.gradients else {}),
-        "fetch": Fetch(build), "store": Store(build), "total": UpdateKernel(build),
+    units: dict[str, Callable[[], Any]] = {
+        "add": Add, "mul": Mul, "muladd": MulAdd, "muladd_51": partial(MulAdd, FACTOR_BITS), "div": Div, "sqrt": Sqrt,
+        "lane": Lane, **({"topk_expander": partial(TopKExpander, build.lanes)} if "topk" in build.gradients else {}),
+        "fetch": partial(Fetch, build), "store": partial(Store, build), "total": partial(UpdateKernel, build),
     }  # fmt: skip
     return _Kernel(units, "lane", "top.pipeline.lane_*", build.lanes)
 
@@ -228,16 +229,18 @@ def _attend(build: AttendConfig) -> _Kernel:
     from nearflash.gateware.nand.pages.transfer import PageTransfer
     from nearflash.gateware.top.attend import AttendKernel
 
-    nand = {
-        "nand_controller": NandController(build.luns, build.nand, build.clock_hz, tag=TAG),
-        "codeword_checker": CodewordChecker(), "corrector": CorrectorShare(min(4, build.channels)),
-        "page_transfer": PageTransfer(), "page_mover": PageMover(build),
+    nand: dict[str, Callable[[], Any]] = {
+        "nand_controller": partial(NandController, build.luns, build.nand, build.clock_hz, tag=TAG),
+        "codeword_checker": CodewordChecker, "corrector": partial(CorrectorShare, min(4, build.channels)),
+        "page_transfer": PageTransfer, "page_mover": partial(PageMover, build),
     } if build.luns else {}  # fmt: skip
-    units = {
-        "exact_mac": ExactMac(), "exp2": Exp2(), "argtopk": RadixSelector(build.selector_keys), **nand,
-        "selection": Selection(build), "prepare": Prepare(build), "scan_walker": ScanWalker(build),
-        "token_walker": TokenWalker(build), "context_table": ContextTable(build), "finish": Finish(build),
-        "channel_engine": ChannelEngine(build), "channel": Channel(build), "total": AttendKernel(build),
+    units: dict[str, Callable[[], Any]] = {
+        "exact_mac": ExactMac, "exp2": Exp2, "argtopk": partial(RadixSelector, build.selector_keys), **nand,
+        **{name: partial(unit, build) for name, unit in (
+            ("selection", Selection), ("prepare", Prepare), ("scan_walker", ScanWalker), ("token_walker", TokenWalker),
+            ("context_table", ContextTable), ("finish", Finish), ("channel_engine", ChannelEngine),
+            ("channel", Channel), ("total", AttendKernel),
+        )},
     }  # fmt: skip
     return _Kernel(units, "channel", "top.channel_*", build.channels)
 
@@ -251,14 +254,31 @@ def _expand(build: ExpandConfig) -> _Kernel:
     from nearflash.gateware.weights.parser import MatrixParser
 
     shapes = ((8, 16), (16, 16), (32, 16), (16, 8), (32, 8))
-    bitmaps = {f"bitmap_{width}x{bits}": BitmapExpander(width, bits) for width, bits in shapes}
-    coded = {f"coded_values_{width}": CodedValues(width) for width in (8, 16)}
-    scaled = {f"dequantizer_{width}": Dequantizer(width) for width in (8, 16)}
-    units = {
-        **bitmaps, **coded, **scaled, "topk_expander": TopKExpander(4),
-        "matrix_parser": MatrixParser(build.port_bits, build.columns_max), "total": ExpandKernel(build),
+    bitmaps = {f"bitmap_{width}x{bits}": partial(BitmapExpander, width, bits) for width, bits in shapes}
+    coded = {f"coded_values_{width}": partial(CodedValues, width) for width in (8, 16)}
+    scaled = {f"dequantizer_{width}": partial(Dequantizer, width) for width in (8, 16)}
+    units: dict[str, Callable[[], Any]] = {
+        **bitmaps, **coded, **scaled, "topk_expander": partial(TopKExpander, 4),
+        "matrix_parser": partial(MatrixParser, build.port_bits, build.columns_max),
+        "total": partial(ExpandKernel, build),
     }  # fmt: skip
     return _Kernel(units, "matrix_parser", "top.parser", 1)
+
+
+def _units(build: KernelConfig) -> _Kernel:
+    if isinstance(build, ExpandConfig):
+        return _expand(build)
+    if isinstance(build, AttendConfig):
+        return _attend(build)
+    assert isinstance(build, UpdateConfig)
+    return _update(build)
+
+
+def kernel_resources(build: KernelConfig, family: str) -> Resources:
+    """Resources of a whole kernel: of its equal parts once, of the rest, added up. Raises ConfigError as `run`."""
+    made = _units(build)
+    part = resources(made.units[made.part](), family)
+    return _with_parts(resources(made.units["total"](), family, made.boxes), part, made.count)
 
 
 def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
@@ -269,13 +289,10 @@ def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
     build = config(f"{kernel}-{config_name}")
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    if isinstance(build, ExpandConfig):
-        made = _expand(build)
-    else:
-        made = _attend(build) if isinstance(build, AttendConfig) else _update(build)
+    made = _units(build)
     rows = {}
-    for unit, component in made.units.items():
-        found = rows[unit] = resources(component, family, made.boxes if unit == "total" else "")
+    for unit, make in made.units.items():
+        found = rows[unit] = resources(make(), family, made.boxes if unit == "total" else "")
         if unit == "total":
             found = _with_parts(found, rows[made.part], made.count)
         yield _row(build, family, unit, found)

@@ -25,8 +25,8 @@ from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
 from nearflash.abi.errors import NearflashError
+from nearflash.boards.modules import shared_modules
 from nearflash.sim.cache import cached
-from nearflash.sim.verilator.modules import shared_modules
 
 __all__ = ["TOP", "Design", "InnerStream", "Port", "YosysError", "cached_design", "convert", "encoded"]
 

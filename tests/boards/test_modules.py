@@ -5,8 +5,8 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from nearflash.boards.modules import shared_modules
 from nearflash.sim.verilator.burst import BurstUnit
-from nearflash.sim.verilator.modules import shared_modules
 from nearflash.sim.verilator.verilog import convert
 
 

@@ -1,0 +1,174 @@
+"""`nearflash bitstream`: boards, what was built for them, and how it gets there."""
+
+import argparse
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+from nearflash.abi.config import CONFIGS
+from nearflash.abi.errors import BitstreamError, CommandError, DigestError
+
+__all__ = ["add"]
+
+GROUP = "nearflash.bitstream"
+"""Entry points of the packages that build, lint and estimate: they need Amaranth and Yosys, this command does not."""
+_EXAMPLES = """examples:
+  nearflash bitstream list
+  nearflash bitstream build zynq7045
+  nearflash bitstream verify pynq-z2
+  nearflash bitstream deploy pynq-z2 --kernel update --to xilinx@pynq:nearflash
+"""
+_TARGET = re.compile(r"(?:[\w.-]+@)?[\w.-]+:[\w./~-]+")
+
+
+def add(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("bitstream", epilog=_EXAMPLES)
+    actions = parser.add_subparsers(metavar="action", required=True)
+
+    def action(name: str, run: Callable[[argparse.Namespace], int], text: str, *, optional: bool) -> Any:
+        one = actions.add_parser(name, help=text, description=text)
+        one.add_argument("board", nargs="?" if optional else None, help="Board: a folder of bitstreams/.")
+        one.set_defaults(run=run)
+        return one
+
+    action("list", _list, "List boards and kernels: evidence, Fmax, resources, files.", optional=True)
+    build = action("build", _build, "Build a board's bitstreams, or what its vendor's tools need.", optional=False)
+    build.add_argument("--kernel", help="Build this kernel only (boards of the open flow).")
+    build.add_argument("--package-only", action="store_true", help="Write the package and run no vendor tool.")
+    action("verify", _verify, "Compare configurations and files with the manifests.", optional=True)
+    deploy = action("deploy", _deploy, "Load a verified bitstream on this machine's board, or copy it.", optional=False)
+    deploy.add_argument("--kernel", required=True, help="The kernel to load.")
+    deploy.add_argument("--to", metavar="USER@HOST:FOLDER", help="Copy it there with scp instead, with its manifest.")
+    estimate = action("estimate", _estimate, "Synthesise with Yosys and keep the figures as manifest.", optional=False)
+    estimate.add_argument("--kernel", help="Estimate this kernel only.")
+    lint = actions.add_parser("lint", help="Check the Verilog of kernels with Verilator and Yosys.")
+    lint.add_argument("configs", nargs="*", metavar="CONFIG", help="Build configurations (default: all).")
+    lint.set_defaults(run=_lint)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """A function of the packages with gateware. Raises CommandError where they are missing."""
+    try:
+        function: Callable[..., Any] = next(iter(entry_points(group=GROUP, name=name))).load()
+    except StopIteration:
+        raise CommandError(f"bitstream {name} must be registered under {GROUP}: install nearflash again") from None
+    except ImportError as missing:
+        raise CommandError(
+            f"bitstream {name} needs the package {missing.name!r}; pip install 'nearflash[dev]'"
+        ) from None
+    return function
+
+
+def _chosen(arguments: argparse.Namespace) -> list[Any]:
+    from nearflash.device.bitstreams import boards, load_board
+
+    return [load_board(name) for name in ([arguments.board] if arguments.board else boards())]
+
+
+def _kernels(board: Any) -> list[str]:
+    return [CONFIGS[name].kernel for name in board.kernels]
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from nearflash.device.bitstreams import load_manifest
+
+    for board in _chosen(arguments):
+        print(f"{board.name}: {board.title}, {board.part}, {board.flow} flow")
+        for kernel in _kernels(board):
+            try:
+                manifest = load_manifest(board, kernel)
+            except BitstreamError:
+                print(f"  {kernel:<8}not built")
+                continue
+            used, there = manifest.utilisation, board.resources
+            fmax = f"{manifest.fmax_hz / 1e6:.1f} MHz" if manifest.fmax_hz else "no Fmax"
+            cells = ", ".join(
+                f"{getattr(used, name):g} {name.upper()} ({getattr(used, name) / getattr(there, name):.0%})"
+                for name in ("lut", "ff", "dsp", "bram36")
+            )
+            files = ", ".join(name for name in manifest.files if (manifest.folder / name).is_file()) or "no files"
+            print(f"  {kernel:<8}{manifest.evidence}, {fmax}, {cells}; {files}")
+    return 0
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from nearflash.device.bitstreams import load_board
+
+    for line in _function("build")(load_board(arguments.board), arguments.kernel, package_only=arguments.package_only):
+        print(line)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from nearflash.device.bitstreams import load_manifest
+
+    wrong = 0
+    for board in _chosen(arguments):
+        for kernel in _kernels(board):
+            try:
+                manifest = load_manifest(board, kernel)
+                manifest.verify()
+                manifest.check_limits(board)
+            except (BitstreamError, DigestError, OSError) as error:
+                missing = not (board.folder / f"{kernel}.json").exists()
+                wrong += not missing or bool(arguments.board)
+                print(f"{board.name}/{kernel}: {'not built' if missing and not arguments.board else error}")
+                continue
+            print(f"{board.name}/{kernel}: {manifest.evidence}, {len(manifest.files)} files as built")
+    return 1 if wrong else 0
+
+
+def _deploy(arguments: argparse.Namespace) -> int:
+    from nearflash.device import open_device
+    from nearflash.device.bitstreams import load_board, load_manifest
+
+    board = load_board(arguments.board)
+    manifest = load_manifest(board, arguments.kernel)
+    manifest.verify()
+    if not manifest.files:
+        raise BitstreamError(f"{board.name}/{manifest.kernel} must have been built, not only {manifest.evidence}")
+    if arguments.to:
+        _copy(manifest, arguments.to)
+        return 0
+    with open_device(f"{board.backend}:{manifest.config}") as device:
+        identity = device.identity
+        print(f"{identity.name}: loaded, digest {identity.digest64:016x}, git {identity.git_revision:08x}")
+    return 0
+
+
+def _copy(manifest: Any, target: str) -> None:
+    """Copy a bitstream's files and its manifest with scp."""
+    if not _TARGET.fullmatch(target):
+        raise CommandError(f"--to must be USER@HOST:FOLDER, not {target!r}")
+    if shutil.which("scp") is None:
+        raise CommandError("scp must be on PATH to copy a bitstream, not missing (apt install openssh-client)")
+    names = [*manifest.files, f"{manifest.kernel}.json"]
+    command = ["scp", "-q", "--", *(str(manifest.folder / name) for name in names), target]
+    if subprocess.run(command, check=False).returncode:
+        raise BitstreamError(f"scp must copy {', '.join(names)} to {target}; it failed, see its message")
+    print(f"{', '.join(names)}: copied to {target}")
+
+
+def _estimate(arguments: argparse.Namespace) -> int:
+    from nearflash.device.bitstreams import load_board
+
+    board = load_board(arguments.board)
+    for kernel in [arguments.kernel] if arguments.kernel else _kernels(board):
+        manifest = _function("estimate")(board, kernel)
+        print(f"{manifest.config}: {manifest.utilisation.lut:g} LUT, {manifest.logic_depth:g} levels")
+    return 0
+
+
+def _lint(arguments: argparse.Namespace) -> int:
+    complaints = 0
+    for report in _function("lint")(arguments.configs or None):
+        waived = ", ".join(f"{count} {rule}" for rule, count in sorted(report.waived.items()))
+        print(f"{report.name}: {len(report.complaints)} complaints; waived: {waived or 'none'}")
+        for line in report.complaints:
+            print(f"  {line}")
+        complaints += len(report.complaints)
+    return 1 if complaints else 0

@@ -1,0 +1,1 @@
+"""Packages for vendor tools: flat Verilog of kernels, kernel.xml, Tcl, constraints, and how the tools are run."""

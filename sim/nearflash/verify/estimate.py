@@ -1,0 +1,42 @@
+"""`nearflash bitstream estimate`: the manifest of a kernel that no vendor tool built, from a synthesis by Yosys.
+
+The manifest states resources and the longest path with the evidence level "synthesised"; it names no files and no
+Fmax. The board's limits hold for it as for a routed one.
+"""
+
+import importlib.metadata
+import subprocess
+from pathlib import Path
+
+from nearflash.boards.vendor.kernel import convert_kernel
+from nearflash.device.bitstreams.board import Board, Resources
+from nearflash.device.bitstreams.manifest import Manifest
+from nearflash.verify.synth import kernel_resources
+
+__all__ = ["estimate"]
+
+
+def estimate(board: Board, kernel: str) -> Manifest:
+    """Synthesise a kernel for a board's family and write its manifest into the board's folder.
+
+    Raises ConfigError for a kernel that the board does not have, BitstreamError for one that exceeds the limits: then
+    nothing is written.
+    """
+    build = board.build(kernel)
+    found = kernel_resources(build, board.family)
+    manifest = Manifest(
+        board=board.name, config=build.full_name, digest=build.digest, design=convert_kernel(build).digest,
+        git=_revision(), tools={name: importlib.metadata.version(name) for name in ("amaranth", "pyosys")}, files={},
+        utilisation=Resources(found.lut, found.ff, found.dsp, found.bram36), clock_hz=build.clock_hz, fmax_hz=0,
+        critical_path=found.path, evidence="synthesised", logic_depth=found.logic_depth,
+    )  # fmt: skip
+    manifest.check_limits(board)
+    (board.folder / f"{kernel}.json").write_text(manifest.to_json())
+    return manifest
+
+
+def _revision() -> str:
+    """Revision of the sources, zeros outside a git checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "0" * 40

@@ -1,0 +1,58 @@
+"""The bitstreams that are in the repository are those of this checkout: files, part, configuration, design, limits."""
+
+import pytest
+
+from nearflash.abi.config import config
+from nearflash.boards.open.build import design_digest
+from nearflash.device.bitstreams import boards, load_board, load_manifest
+from nearflash.device.bitstreams.header import read_header
+
+#: Kernels of boards of the open flow that were built.
+BUILT = [
+    (board.name, config(name).kernel)
+    for board in map(load_board, boards())
+    for name in board.kernels
+    if board.flow == "open" and (board.folder / f"{config(name).kernel}.json").exists()
+]
+FILE_BYTES_MAX = 5_000_000
+
+if not BUILT:
+    pytest.skip("no bitstream is committed: make bitstream builds them", allow_module_level=True)
+
+
+@pytest.fixture(params=BUILT, ids="/".join)
+def built(request):
+    """A board and the manifest of one of its kernels."""
+    name, kernel = request.param
+    board = load_board(name)
+    return board, load_manifest(board, kernel)
+
+
+def test_files_are_those_of_the_manifest_and_within_the_limits(built):
+    board, manifest = built
+    manifest.verify()
+    manifest.check_limits(board)
+    assert {manifest.file(".bit").name, manifest.file(".hwh").name} == manifest.files.keys()
+    assert all((board.folder / name).stat().st_size <= FILE_BYTES_MAX for name in manifest.files)
+
+
+def test_the_bitstream_is_for_the_boards_part(built):
+    board, manifest = built
+    header = read_header(manifest.file(".bit"))
+    assert header.part == board.part
+    assert header.payload_bytes > 4_000_000
+
+
+def test_the_design_is_this_checkouts(built):
+    board, manifest = built
+    again = f"run `make bitstream BOARD={board.name} KERNEL={manifest.kernel}`"
+    assert design_digest(board.build(manifest.kernel)) == manifest.design, f"the gateware changed since: {again}"
+
+
+def test_the_manifest_states_clock_path_and_tools(built):
+    _, manifest = built
+    assert manifest.evidence == "routed" and 0 < manifest.clock_hz <= manifest.fmax_hz
+    assert len(manifest.critical_path) >= 3 and "ns" in manifest.critical_path[0]
+    assert {"amaranth", "yosys", "nextpnr-himbaechel-xilinx", "prjxray"} <= manifest.tools.keys()
+    assert f"{manifest.clock_hz / 1e6:.6f}" in manifest.file(".hwh").read_text()
+    assert manifest.digest in manifest.file(".hwh").read_text()
