@@ -44,6 +44,14 @@ struct update_smartssd {
     static constexpr std::int64_t clock_hz = 300000000;
     static constexpr std::uint64_t digest = 0xc9432a3552cb612cull;
 };
+struct update_pynq_z2 {
+    static constexpr std::int64_t lanes = 1;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t outstanding_bursts = 8;
+    static constexpr std::int64_t burst_bytes = 128;
+    static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::uint64_t digest = 0xbb7a999e66391785ull;
+};
 struct attend_tiny {
     static constexpr std::int64_t channels = 2;
     static constexpr std::int64_t heads_per_beat = 1;

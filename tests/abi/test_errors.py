@@ -9,6 +9,7 @@ from nearflash.abi.topk import StreamFault
 BUILTINS = {
     "ConfigError": ValueError,
     "UnknownDeviceError": LookupError,
+    "BitstreamError": ValueError,
     "AddressError": ValueError,
     "AlignmentError": ValueError,
     "ShapeError": ValueError,

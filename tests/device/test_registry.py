@@ -28,13 +28,15 @@ def test_a_backend_does_not_open_a_kernel_that_it_does_not_run():
 
 @pytest.mark.parametrize("backend", [HostDevice, ModelDevice])
 def test_a_backend_refuses_the_configuration_of_another_kernel(backend):
-    with pytest.raises(ConfigError, match="must be one of update-smartssd, update-tiny, not 'attend-tiny'"):
+    with pytest.raises(
+        ConfigError, match="must be one of update-pynq-z2, update-smartssd, update-tiny, not 'attend-tiny'"
+    ):
         backend.open("attend-tiny")
 
 
 @pytest.mark.parametrize("spec", ["", "model", "model:", "model:tiny", "nothing:update-tiny", ":update-tiny"])
 def test_unknown_names_list_what_exists(spec):
-    with pytest.raises(UnknownDeviceError, match=rf"device must be one of hls:update-smartssd, .*, not '{spec}'"):
+    with pytest.raises(UnknownDeviceError, match=rf"device must be one of hls:update-pynq-z2, .*, not '{spec}'"):
         open_device(spec)
 
 

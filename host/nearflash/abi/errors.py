@@ -10,6 +10,7 @@ from typing import Any
 __all__ = [
     "AddressError",
     "AlignmentError",
+    "BitstreamError",
     "CommandError",
     "ConfigError",
     "DeviceError",
@@ -48,6 +49,10 @@ class UnknownDeviceError(NearflashError, LookupError):
 
 class DigestError(NearflashError):
     """The device was built from another configuration than the host expects."""
+
+
+class BitstreamError(NearflashError, ValueError):
+    """A bitstream whose manifest or files are missing, malformed, or not what was built."""
 
 
 class AddressError(NearflashError, ValueError):

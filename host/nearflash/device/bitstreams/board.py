@@ -1,0 +1,138 @@
+"""Boards: `bitstreams/<board>/board.toml`, with what a build and a driver need to know of each."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nearflash.abi.config import KernelConfig, config
+from nearflash.abi.errors import ConfigError
+from nearflash.device.bitstreams.schema import parse_table
+
+__all__ = ["FLOWS", "Board", "Limits", "Memory", "Resources", "bitstreams_root", "boards", "load_board"]
+
+FLOWS = {
+    "open": "yosys, nextpnr and our own frames: a bitstream without vendor tools",
+    "vivado": "AMD Vivado: a bitstream",
+    "vitis": "AMD Vitis: an xclbin for a platform",
+}
+"""How a board's bitstreams are made."""
+
+_FORMAT, _VERSION = "nearflash board", 1
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the kernels' ports reach."""
+
+    base_address: int
+    """First address, bytes."""
+    size_bytes: int
+    bandwidth_bytes_per_s: int
+    """Peak of the memory, bytes a second."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Cells of the part; an 18 Kb block RAM is half a BRAM36."""
+
+    lut: int
+    ff: int
+    dsp: int
+    bram36: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a build of a kernel may use at most, and the Fmax that it must reach, Hz."""
+
+    lut: int
+    ff: int
+    dsp: int
+    bram36: float
+    fmax_hz: int = 0
+
+
+@dataclass(frozen=True)
+class Board:
+    """One board. Raises ConfigError for a flow or a build configuration that does not exist."""
+
+    name: str
+    title: str
+    """Maker and product."""
+    part: str
+    """FPGA with package and speed grade, as the tools spell it."""
+    family: str
+    """Yosys family: xc7 or xcup."""
+    flow: str
+    """A name of FLOWS."""
+    backend: str
+    """Device backend that runs its bitstreams: pynq or xrt."""
+    clock_hz: int
+    """Clock that builds aim at, Hz."""
+    kernels: tuple[str, ...]
+    """Build configurations that the board has, by full name."""
+    memory: Memory
+    resources: Resources
+    sources: tuple[str, ...]
+    """Documents that the figures are from."""
+    platform: str = "none"
+    """Vitis platform, where the flow is vitis."""
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+    """By kernel."""
+
+    def __post_init__(self) -> None:
+        if self.flow not in FLOWS:
+            raise ConfigError(f"flow must be one of {', '.join(FLOWS)}, not {self.flow!r}")
+        for name in self.kernels:
+            config(name)
+        unbuilt = sorted(self.limits.keys() - {config(name).kernel for name in self.kernels})
+        if unbuilt:
+            raise ConfigError(f"limits must be of kernels that {self.name} has, not of {', '.join(unbuilt)}")
+
+    @property
+    def folder(self) -> Path:
+        """Where the board's files lie."""
+        return bitstreams_root() / self.name
+
+    def build(self, kernel: str) -> KernelConfig:
+        """The board's build configuration of a kernel. Raises ConfigError that lists the kernels that it has."""
+        builds = {config(name).kernel: config(name) for name in self.kernels}
+        if kernel not in builds:
+            raise ConfigError(f"kernel of {self.name} must be one of {', '.join(builds)}, not {kernel!r}")
+        return builds[kernel]
+
+
+def bitstreams_root() -> Path:
+    """The folder `bitstreams`: the environment's NEARFLASH_BITSTREAMS, else that of the source tree.
+
+    Raises ConfigError where neither exists.
+    """
+    given = os.environ.get("NEARFLASH_BITSTREAMS")
+    root = Path(given).resolve() if given else Path(__file__).parents[4] / "bitstreams"
+    if not root.is_dir():
+        raise ConfigError(f"NEARFLASH_BITSTREAMS must name the folder bitstreams of a source tree, not {str(root)!r}")
+    return root
+
+
+def boards() -> list[str]:
+    """Names of all boards."""
+    return sorted(path.parent.name for path in bitstreams_root().glob("*/board.toml"))
+
+
+def load_board(name: str) -> Board:
+    """A board by its name. Raises ConfigError for one that does not exist, and for a file that is not a board's."""
+    path = bitstreams_root() / name / "board.toml"
+    if name not in boards():
+        raise ConfigError(f"board must be one of {', '.join(boards())}, not {name!r}")
+    try:
+        body = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} must be TOML: {error}") from error
+    if body.pop("format", None) != _FORMAT or body.pop("version", None) != _VERSION:
+        raise ConfigError(f'{path} must begin with format = "{_FORMAT}" and version = {_VERSION}')
+    board = parse_table(Board, body, str(path))
+    if board.name != name:
+        raise ConfigError(f"{path}: name must be that of its folder, not {board.name!r}")
+    return board

@@ -1,0 +1,146 @@
+"""Manifests: `bitstreams/<board>/<kernel>.json`, which states what was built, by what, and how good it is.
+
+A manifest names its files with their SHA-256 and the digest of the configuration, so that a host never loads a
+bitstream that is not the one that its registers belong to.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from nearflash.abi.config import KernelConfig, config
+from nearflash.abi.errors import BitstreamError, ConfigError, DigestError
+from nearflash.device.bitstreams.board import Board, Resources, load_board
+from nearflash.device.bitstreams.schema import parse_table
+
+__all__ = ["EVIDENCE", "Manifest", "load_manifest", "sha256"]
+
+EVIDENCE = ("simulated", "synthesised", "routed", "ran on silicon")
+"""Levels, from weak to strong: nothing is stated above the level that was reached."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one build of a kernel for a board is. Raises BitstreamError for an entry that cannot be."""
+
+    board: str
+    config: str
+    """Full name of the build configuration."""
+    digest: str
+    """SHA-256 (hex) of that configuration: KernelConfig.digest."""
+    design: str
+    """SHA-256 (hex) of the design that was built, its git revision as 0: equal designs have equal ones."""
+    git: str
+    """Revision of the sources, 40 hex digits; its first 32 bits are in the identity registers."""
+    tools: Mapping[str, str]
+    """Version of each tool by name."""
+    files: Mapping[str, str]
+    """SHA-256 (hex) of each file beside the manifest, by name."""
+    utilisation: Resources
+    clock_hz: int
+    """Clock that the bitstream is meant to run at, Hz: at most fmax_hz."""
+    fmax_hz: int
+    """Highest clock of the timing model, Hz; 0 where none was computed."""
+    critical_path: tuple[str, ...]
+    """Cells along the longest path, by the signals that they drive, from register to register."""
+    evidence: str
+    """One of EVIDENCE."""
+
+    def __post_init__(self) -> None:
+        digests = {"digest": self.digest, "design": self.design, **self.files}
+        if wrong := [name for name, value in digests.items() if not _SHA256.fullmatch(value)]:
+            raise BitstreamError(f"manifest: {wrong[0]} must be a SHA-256, 64 hex digits, not {digests[wrong[0]]!r}")
+        if hidden := [name for name in self.files if Path(name).name != name or name in (".", "..")]:
+            raise BitstreamError(f"manifest: files must be names of files beside it, not {hidden[0]!r}")
+        if self.evidence not in EVIDENCE:
+            raise BitstreamError(f"manifest: evidence must be one of {', '.join(EVIDENCE)}, not {self.evidence!r}")
+        if self.fmax_hz and self.clock_hz > self.fmax_hz:
+            raise BitstreamError(f"manifest: clock_hz must be at most fmax_hz, {self.fmax_hz}, not {self.clock_hz}")
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name. Raises ConfigError for a configuration that does not exist."""
+        return config(self.config).kernel
+
+    @property
+    def folder(self) -> Path:
+        """Where the manifest and its files lie."""
+        return load_board(self.board).folder
+
+    def file(self, suffix: str) -> Path:
+        """Path of the one file with that suffix (`.bit`). Raises BitstreamError where the manifest has none."""
+        names = [name for name in self.files if Path(name).suffix == suffix]
+        if len(names) != 1:
+            raise BitstreamError(f"{self.board}/{self.kernel} must have one {suffix} file, not {len(names)}")
+        return self.folder / names[0]
+
+    def verify(self) -> None:
+        """Check the configuration's digest, then every file.
+
+        Raises DigestError where this checkout has another configuration of that name, BitstreamError for a file that
+        is missing or not the one that was built.
+        """
+        expected = config(self.config).digest
+        if self.digest != expected:
+            raise DigestError(
+                f"{self.board}/{self.kernel} must be a build of {self.config} with digest {expected[:16]}, not "
+                f"{self.digest[:16]}; run `make bitstream BOARD={self.board} KERNEL={self.kernel}`"
+            )
+        for name, wanted in self.files.items():
+            path = self.folder / name
+            if not path.is_file():
+                raise BitstreamError(f"{path} must exist; run `make bitstream BOARD={self.board} KERNEL={self.kernel}`")
+            if (found := sha256(path)) != wanted:
+                raise BitstreamError(f"{path} must have the SHA-256 of its manifest, {wanted[:16]}, not {found[:16]}")
+
+    def check_limits(self, board: Board) -> None:
+        """Compare with the board's limits. Raises BitstreamError for a build that uses more, or is slower."""
+        limits = board.limits.get(self.kernel)
+        if limits is None:
+            return
+        for name, used in asdict(self.utilisation).items():
+            if used > (most := getattr(limits, name)):
+                raise BitstreamError(f"{board.name}/{self.kernel}: {name} must be at most {most}, not {used}")
+        if self.fmax_hz < limits.fmax_hz:
+            raise BitstreamError(
+                f"{board.name}/{self.kernel}: fmax_hz must be at least {limits.fmax_hz}, not {self.fmax_hz}"
+            )
+
+    def to_json(self) -> str:
+        """The manifest's text."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_manifest(board: Board, kernel: str) -> Manifest:
+    """The manifest of a board's kernel, its files unchecked.
+
+    Raises ConfigError for a kernel that the board does not have, BitstreamError for a manifest that is missing (it
+    states how to build one), malformed, or of another board or configuration.
+    """
+    build: KernelConfig = board.build(kernel)
+    path = board.folder / f"{kernel}.json"
+    try:
+        body = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise BitstreamError(f"{path} must exist; run `make bitstream BOARD={board.name} KERNEL={kernel}`") from error
+    except (ValueError, RecursionError) as error:
+        raise BitstreamError(f"{path} must be JSON: {error}") from error
+    try:
+        manifest = parse_table(Manifest, body, str(path))
+    except ConfigError as error:
+        raise BitstreamError(str(error)) from error
+    if (manifest.board, manifest.config) != (board.name, build.full_name):
+        found = f"{manifest.config} for {manifest.board}"
+        raise BitstreamError(f"{path} must be of {build.full_name} for {board.name}, not of {found}")
+    return manifest
