@@ -9,30 +9,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from nearflash.abi.config import KernelConfig
-from nearflash.abi.errors import DeviceError, DeviceLostError, UnknownDeviceError
+from nearflash.abi.errors import DeviceError, DeviceLostError
 from nearflash.abi.registers import MAGIC
+from nearflash.device.bitstreams import load_board, load_manifest
 from nearflash.device.memory import Memory
 from nearflash.device.registers import RegisterDevice
 
-__all__ = ["BITSTREAMS", "BoardDevice", "bitstream", "use_p2p"]
+__all__ = ["BoardDevice", "bitstream", "use_p2p"]
 
-BITSTREAMS = "NEARFLASH_BITSTREAMS"
-"""Environment variable that names the folder of bitstreams; by default `bitstreams` of the source tree."""
 P2P = "NEARFLASH_P2P"
 """Environment variable; 0: buffers without a window for direct I/O, as where the board has none."""
 _ALL_ONES = 0xFFFF_FFFF
-_TREE = Path(__file__).resolve().parents[4]
 
 
-def bitstream(config: KernelConfig, suffix: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """The file `<folder>/<board>/<kernel>-<board><suffix>`. Raises UnknownDeviceError where it is missing."""
-    path = Path(environment.get(BITSTREAMS) or _TREE / "bitstreams") / config.name / f"{config.full_name}{suffix}"
-    if not path.is_file():
-        raise UnknownDeviceError(
-            f"{path} must exist to open {config.full_name} on a board: build it (docs/guides/boards.md), or set "
-            f"{BITSTREAMS} to the folder that holds {config.name}/{path.name}"
-        )
-    return path
+def bitstream(config: KernelConfig, suffix: str) -> Path:
+    """The verified file with that suffix (`.bit`) of the manifest of this build.
+
+    Raises ConfigError where the board has no such build, BitstreamError where it was not built or its files were
+    changed, DigestError where it was built from another configuration than this host's.
+    """
+    manifest = load_manifest(load_board(config.name), config.kernel)
+    manifest.verify()
+    return manifest.file(suffix)
 
 
 def use_p2p(environment: Mapping[str, str] = os.environ) -> bool:

@@ -1,26 +1,23 @@
 """Machines with cards whose kernels are simulated."""
 
-from pathlib import Path
-
 import pytest
 
 from nearflash.abi.config import CONFIGS
 
 xrt = pytest.importorskip("nearflash.sim.boards.xrt")
+folder = pytest.importorskip("nearflash.sim.boards.folder")
 
 PLATFORM = "xilinx_u2_gen3x4_xdma_gc_2_202110_1"
 
 
 @pytest.fixture
 def machine(sysfs, tmp_path, monkeypatch):
-    """A runtime with one card; `add` puts another in. The xclbins of tiny builds are there."""
-    folder = tmp_path / "bitstreams/tiny"
-    folder.mkdir(parents=True)
-    paths = {str(folder / f"{kernel}-tiny.xclbin"): PLATFORM for kernel in ("update", "expand")}
-    for path in paths:
-        Path(path).touch()
+    """A runtime with one card. The xclbins of tiny builds are there."""
+    files = {kernel: {".xclbin": kernel.encode()} for kernel in ("update", "expand")}
+    board = folder.write_board(tmp_path / "bitstreams", "tiny", "xrt", files)
+    paths = {str(path): PLATFORM for path in board.glob("*.xclbin")}
     runtime = xrt.XrtRuntime({sysfs.smartssd(): xrt.SimulatedCard(CONFIGS["update-tiny"])}, paths)
-    monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(folder.parent))
+    monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(board.parent))
     monkeypatch.setattr("nearflash.device.backends.xrt.device.load_library", lambda: runtime)
     yield runtime
     for card in runtime.cards.values():

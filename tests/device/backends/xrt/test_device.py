@@ -10,10 +10,11 @@ from nearflash.abi.commands import UpdateCommand
 from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import (
     AddressError,
+    BitstreamError,
+    ConfigError,
     DeviceError,
     DeviceLostError,
     DigestError,
-    UnknownDeviceError,
     WaitTimeoutError,
 )
 from nearflash.abi.optimizers import AdamStep
@@ -157,10 +158,14 @@ def test_an_xclbin_without_the_kernel(machine, card):
     assert not held(machine)
 
 
-def test_a_missing_xclbin_is_named_with_its_place(machine, monkeypatch, tmp_path):
-    monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(tmp_path))
-    with pytest.raises(UnknownDeviceError, match=r"tiny/update-tiny.xclbin must exist .* set NEARFLASH_BITSTREAMS to"):
+def test_an_xclbin_that_was_not_built_or_was_changed(machine, tmp_path):
+    path = tmp_path / "bitstreams/tiny/update-tiny.xclbin"
+    path.write_bytes(b"other")
+    with pytest.raises(BitstreamError, match=r"update-tiny.xclbin must have the SHA-256 of its manifest"):
         XrtDevice.open("update-tiny")
+    with pytest.raises(ConfigError, match="board must be one of tiny, not 'smartssd'"):
+        XrtDevice.open("update-smartssd")
+    assert not machine.calls
 
 
 def test_no_permission(machine, sysfs, monkeypatch):

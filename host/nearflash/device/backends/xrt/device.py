@@ -1,7 +1,8 @@
 """Device `xrt`: a kernel on a PCIe card that the Xilinx Runtime manages.
 
 `xrt:update-smartssd` is the only card of this machine, `xrt:update-smartssd@0000:3b:00.1` the one at that PCI address.
-The xclbin is `bitstreams/smartssd/update-smartssd.xclbin`, or below the folder that NEARFLASH_BITSTREAMS names.
+The xclbin is the one of the manifest `bitstreams/smartssd/update.json`, or below the folder that NEARFLASH_BITSTREAMS
+names.
 Completion is polled: XRT gives the interrupt of a kernel that it manages to its own scheduler.
 """
 
