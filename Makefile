@@ -12,8 +12,9 @@ WAVES ?= 0
 KERNEL ?= update
 FAMILY ?= xcup
 CONFIG ?= smartssd
+BOARD ?= pynq-z2
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full sim hls-test lint format docs bench baseline synth formal mutation emit clean
+.PHONY: help venv demo test test-full sim hls-test lint format docs bench baseline synth bitstream formal mutation emit clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +72,9 @@ baseline: venv ## DeepSpeed in .venv-deepspeed, for nearflash bench train
 
 synth: venv ## resources of one kernel: make synth KERNEL=update FAMILY=xcup CONFIG=smartssd
 	$(NEARFLASH) synth $(KERNEL) --family $(FAMILY) --config $(CONFIG)
+
+bitstream: venv ## a board's bitstreams without vendor tools: make bitstream BOARD=pynq-z2 [KERNEL=update]
+	$(PY) -m nearflash.boards.open $(BOARD) $(if $(filter command line,$(origin KERNEL)),$(KERNEL))
 
 formal: venv ## prove the stream elements and the AXI masters
 	$(NEARFLASH) formal

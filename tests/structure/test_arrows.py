@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "inference": {"abi", "arguments", "device", "pretrained", "storage"},
     "offload": {"abi", "arguments", "device", "storage", "weights", "pretrained", "planning", "inference"},
     "gateware": {"abi"},
+    "boards": {"abi", "device", "gateware"},
     "sim": {"abi", "model", "gateware", "device"},
     "verify": {"abi", "model", "gateware", "device", "sim"},
     "bench": {
@@ -68,6 +69,7 @@ LEAN = {
     "bench.runner": set(),
     "cli": set(),
     "gateware": {"amaranth"},
+    "boards": {"amaranth"},
 }
 #: Imported in a function, only when it is called and where it is installed.
 LAZY = {"nearflash.device.backends.host.matrix": {"crc32c"}, "nearflash.device.backends.host.topk": {"crc32c"}}

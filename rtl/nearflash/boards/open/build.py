@@ -1,0 +1,160 @@
+"""A bitstream by the open flow: Amaranth, yosys, nextpnr, FASM, frames, .bit, read back and compared; .hwh; manifest.
+
+Equal sources and equal tools give equal files: seeds are fixed, names are those of the design, and no file has a date.
+"""
+
+import hashlib
+import importlib.metadata
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from amaranth.back import rtlil
+
+from nearflash.abi.config import KernelConfig
+from nearflash.abi.errors import BitstreamError, ConfigError
+from nearflash.boards.open.database import PartDatabase
+from nearflash.boards.open.fasm import parse
+from nearflash.boards.open.frames import assemble, read_bits, write_frames
+from nearflash.boards.open.packages import SidPrograms, fetch
+from nearflash.boards.open.routing import Routed, constraints, route
+from nearflash.boards.open.synthesis import synthesise, yosys_version
+from nearflash.boards.zynq7.hwh import dividers, hwh_text
+from nearflash.boards.zynq7.top import ZynqTop
+from nearflash.device.bitstreams.board import Board, Resources
+from nearflash.device.bitstreams.manifest import Manifest, load_manifest, sha256
+
+__all__ = ["Choice", "Implemented", "build", "design_digest", "design_text", "implement", "revision_of", "stamped"]
+
+#: Of prjxray's database: the family that a part's device belongs to.
+_DATABASES = {"xc7z": "zynq7", "xc7a": "artix7", "xc7k": "kintex7", "xc7s": "spartan7"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What place and route starts from, found by trying: its aim and its seed."""
+
+    freq_hz: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Implemented:
+    """A design on its part."""
+
+    cells: Resources
+    routed: Routed
+    bitstream: Path
+
+
+#: Pins of the boards' lights.
+_PINS = {"pynq-z2": {"led": "R14"}}
+_CHOICES = {
+    "update-pynq-z2": Choice(freq_hz=100_000_000, seed=1),
+    "attend-pynq-z2": Choice(freq_hz=80_000_000, seed=1),
+}
+
+
+def design_text(build_config: KernelConfig) -> str:
+    """RTLIL of a build's whole design, with the git revision 0."""
+    text: str = rtlil.convert(ZynqTop(build_config), name="top", emit_src=False)
+    return text
+
+
+def design_digest(build_config: KernelConfig) -> str:
+    """SHA-256 (hex) of the design: what a manifest compares sources by."""
+    return hashlib.sha256(design_text(build_config).encode()).hexdigest()
+
+
+def stamped(text: str, git_revision: int) -> str:
+    """A design with the first 32 bits of a revision in its identity. Raises ValueError for a text without its place."""
+    place = "connect \\git_revision 32'"
+    if f"{place}{0:032b}" not in text:
+        raise ValueError("design must have a git revision of 0, not none")
+    return text.replace(f"{place}{0:032b}", f"{place}{git_revision:032b}")
+
+
+def revision_of(board: Board, kernel: str, design: str) -> str:
+    """Revision that the bitstream states: that of its manifest where the design is the same, else the checkout's.
+
+    So a build from a later checkout that changed nothing of the design gives the same bitstream.
+    """
+    try:
+        manifest = load_manifest(board, kernel)
+    except BitstreamError:
+        manifest = None
+    if manifest is not None and manifest.design == design:
+        return manifest.git
+    head = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    done = subprocess.run(head, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "0" * 40
+
+
+def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = None) -> Manifest:
+    """Build a kernel's bitstream for a board and put it, with its .hwh and manifest, into the board's folder.
+
+    work: folder for what comes between. Files in the board's folder are replaced only when all is done.
+
+    Raises ConfigError for a board of another flow, ToolsError where a program is missing or fails, FormatError for
+    features that no one knows, BitstreamError where the bitstream does not read back.
+    """
+    if board.flow != "open" or board.name not in _PINS:
+        raise ConfigError(f"flow of {board.name} must be open, not {board.flow}")
+    build_config = board.build(kernel)
+    programs = programs or fetch()
+    work.mkdir(parents=True, exist_ok=True)
+    database = PartDatabase(programs.bit_database(_DATABASES[board.part[:4]]), board.part)
+
+    text = design_text(build_config)
+    design = hashlib.sha256(text.encode()).hexdigest()
+    revision = revision_of(board, kernel, design)
+    (work / "top.il").write_text(stamped(text, int(revision[:8], 16)))
+    made = implement(programs, database, work / "top.il", board.family, _PINS[board.name],
+                     _CHOICES[build_config.full_name])  # fmt: skip
+    made.bitstream.rename(work / f"{kernel}.bit")
+    clock = dividers(made.routed.fmax_hz)
+    (work / f"{kernel}.hwh").write_text(hwh_text(board, build_config, clock))
+
+    files = [work / f"{kernel}.bit", work / f"{kernel}.hwh"]
+    manifest = Manifest(
+        board=board.name, config=build_config.full_name, digest=build_config.digest, design=design, git=revision,
+        tools=_versions(programs), files={path.name: sha256(path) for path in files}, utilisation=made.cells,
+        clock_hz=clock.clock_hz, fmax_hz=made.routed.fmax_hz, critical_path=made.routed.critical_path,
+        evidence="routed",
+    )  # fmt: skip
+    for path in files:
+        (board.folder / path.name).write_bytes(path.read_bytes())
+    (board.folder / f"{kernel}.json").write_text(manifest.to_json())
+    return manifest
+
+
+def implement(
+    programs: SidPrograms, database: PartDatabase, source: Path, family: str, pins: Mapping[str, str], choice: Choice
+) -> Implemented:
+    """The module `top` of an RTLIL file as a bitstream beside it, with its ports on `pins`; read back and compared.
+
+    Raises ToolsError where a program fails, FormatError for features that no one knows, BitstreamError where a bit of
+    the bitstream is not what was written.
+    """
+    xdc, frames, bitstream, netlist = (source.with_suffix(suffix) for suffix in (".xdc", ".frm", ".bit", ".json"))
+    cells = synthesise(source, family, netlist)
+    xdc.write_text(constraints(pins))
+    routed, fasm = route(programs, database.part, database.device, netlist, xdc, freq_hz=choice.freq_hz,
+                         seed=choice.seed)  # fmt: skip
+    lines = chain(fasm.read_text().splitlines(), database.required())
+    bits = assemble(database, parse(lines))
+    write_frames(frames, database.frames(), bits)
+    part = [f"--part_file={database.part_file}", f"--part_name={database.part}"]
+    programs.run("xc7frames2bit", *part, f"--frm_file={frames}", f"--output_file={bitstream}",
+                 log=source.with_suffix(".frames2bit.log"))  # fmt: skip
+    text = programs.run("bitread", part[0], "-y", bitstream, log=source.with_suffix(".bitread.log"))
+    if wrong := bits ^ read_bits(text):
+        raise BitstreamError(f"{bitstream} must read back as it was written, but {len(wrong)} bits differ")
+    return Implemented(cells, routed, bitstream)
+
+
+def _versions(programs: SidPrograms) -> dict[str, str]:
+    amaranth = importlib.metadata.version("amaranth")
+    return {"amaranth": amaranth, "yosys": yosys_version(), **programs.versions}

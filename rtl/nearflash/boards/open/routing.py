@@ -1,0 +1,67 @@
+"""Place and route with nextpnr, and what its report states: highest clock, critical path, sites used."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import FormatError
+from nearflash.boards.open.packages import SidPrograms
+
+__all__ = ["Routed", "constraints", "parse_report", "route"]
+
+#: Options that give the same result for the same netlist and the same nextpnr.
+_OPTIONS = ("--router", "router2", "--timing-allow-fail")
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A routed design: `critical_path` has delay, kind and net or cell of each step from register to register."""
+
+    fmax_hz: int
+    critical_path: tuple[str, ...]
+    sites: Mapping[str, int]
+    """Used sites by kind."""
+
+
+def constraints(pins: Mapping[str, str], standard: str = "LVCMOS33") -> str:
+    """XDC text that places top-level ports on package pins."""
+    return "".join(
+        f"set_property PACKAGE_PIN {pin} [get_ports {port}]\nset_property IOSTANDARD {standard} [get_ports {port}]\n"
+        for port, pin in pins.items()
+    )
+
+
+def route(
+    programs: SidPrograms, part: str, device: str, netlist: Path, xdc: Path, *, freq_hz: int, seed: int
+) -> tuple[Routed, Path]:
+    """Place and route a netlist; returns the report and the FASM file, beside the netlist.
+
+    Raises ToolsError where nextpnr fails.
+    """
+    fasm, report, log = (netlist.with_suffix(suffix) for suffix in (".fasm", ".report.json", ".nextpnr.log"))
+    programs.run(
+        "nextpnr-himbaechel-xilinx", "--device", part, "--chipdb", programs.chip_database(device), "--json", netlist,
+        "--vopt", f"xdc={xdc}", "--vopt", f"fasm={fasm}", "--report", report, "--freq", f"{freq_hz / 1e6:g}",
+        "--seed", str(seed), *_OPTIONS, log=log,
+    )  # fmt: skip
+    return parse_report(json.loads(report.read_text())), fasm
+
+
+def parse_report(report: Mapping[str, Any]) -> Routed:
+    """What nextpnr's JSON report states of the slowest clock. Raises FormatError for a report without a clock."""
+    clocks = report.get("fmax", {})
+    if not clocks:
+        raise FormatError("report must have the fmax of a clock, not none: the design has no registers")
+    clock = min(clocks, key=lambda name: float(clocks[name]["achieved"]))
+    paths = [path for path in report.get("critical_paths", ()) if path["from"] == path["to"] == f"posedge {clock}"]
+    steps = tuple(_step(step) for path in paths[:1] for step in path["path"])
+    sites = {kind: counts["used"] for kind, counts in report.get("utilization", {}).items() if counts["used"]}
+    return Routed(int(float(clocks[clock]["achieved"]) * 1e6), steps, sites)
+
+
+def _step(step: Mapping[str, Any]) -> str:
+    """One step of a path: `0.62 ns routing kernel.lane.sum`."""
+    name = step.get("net") or step["to"]["cell"]
+    return f"{step['delay']:.2f} ns {step['type']} {name}"

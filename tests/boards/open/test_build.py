@@ -1,0 +1,150 @@
+"""The whole flow with stand-ins of its programs: what ends up beside the board, and what leaves it as it was."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nearflash.abi.config import config
+from nearflash.abi.errors import BitstreamError, ConfigError, FormatError
+from nearflash.boards.open import build as flow
+from nearflash.boards.open.build import build, design_digest, revision_of, stamped
+from nearflash.boards.open.frames import read_bits
+from nearflash.boards.open.packages import PACKAGES, SidPrograms, ToolsError
+from nearflash.device.bitstreams import load_board, load_manifest
+from nearflash.device.bitstreams.board import Resources
+
+TEXT = "module \\top\nconnect \\git_revision 32'" + "0" * 32 + "\nend\n"
+FASM = "CLB_X0Y0.AFF.ZINI\nCLB_X0Y0.LUT.INIT[1:0] = 2'b10\n"
+REPORT = {"fmax": {"clk": {"achieved": 101.5}}, "critical_paths": []}
+
+
+class StandIn(SidPrograms):
+    """The three programs: a route that is given, a .bit that holds its frames, and bitread of it."""
+
+    fasm, lost_bits = FASM, 0
+
+    def chip_database(self, device):
+        return self.root / device
+
+    def bit_database(self, family):
+        return self.root / "database"
+
+    def run(self, program, *arguments, log):
+        options = [str(argument) for argument in arguments]
+        values = dict(option.removeprefix("--").split("=", 1) for option in options if "=" in option)
+        if program == "xc7frames2bit":
+            assert values["part_name"] == "desk7clg1-1"
+            Path(values["output_file"]).write_text(Path(values["frm_file"]).read_text())
+            return ""
+        if program == "bitread":
+            rows = [line.split() for line in Path(options[-1]).read_text().splitlines()]
+            words = [(int(address, 16), at, int(word, 16)) for address, row in rows
+                     for at, word in enumerate(row.split(","))]  # fmt: skip
+            places = [(frame, at, bit) for frame, at, word in words for bit in range(32) if word >> bit & 1]
+            found = [f"bit_{frame:08x}_{at:03d}_{bit:02d}" for frame, at, bit in places]
+            return "\n".join(found[self.lost_bits :])
+        (log.parent / "top.fasm").write_text(self.fasm)
+        (log.parent / "top.report.json").write_text(json.dumps(REPORT))
+        return ""
+
+
+@pytest.fixture
+def board(database, tmp_path, monkeypatch):
+    """A board of the small part, whose design is a line."""
+    folder = tmp_path / "bitstreams" / "desk"
+    folder.mkdir(parents=True)
+    (folder / "board.toml").write_text(
+        'format = "nearflash board"\nversion = 1\nname = "desk"\ntitle = "x"\npart = "desk7clg1-1"\nfamily = "xc7"\n'
+        'flow = "open"\nbackend = "pynq"\nclock_hz = 1\nkernels = ["update-tiny"]\nsources = []\n'
+        "memory = { base_address = 0, size_bytes = 1, bandwidth_bytes_per_s = 1 }\n"
+        "resources = { lut = 1, ff = 1, dsp = 1, bram36 = 1 }\n"
+    )
+    monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(folder.parent))
+    monkeypatch.setitem(flow._DATABASES, "desk", "small")
+    monkeypatch.setitem(flow._PINS, "desk", {"led": "A1"})
+    monkeypatch.setitem(flow._CHOICES, "update-tiny", flow.Choice(100_000_000, 1))
+    monkeypatch.setattr(flow, "design_text", lambda build_config: TEXT)
+    monkeypatch.setattr(flow, "synthesise", lambda source, family, netlist: Resources(1, 2, 3, 4.5))
+    return load_board("desk")
+
+
+@pytest.fixture
+def programs(tmp_path):
+    return StandIn(tmp_path, dict.fromkeys(PACKAGES, "1.0"))
+
+
+def test_a_build_puts_bitstream_handoff_and_manifest_beside_the_board(board, programs, tmp_path):
+    manifest = build(board, "update", tmp_path / "work", programs)
+    assert manifest == load_manifest(board, "update")
+    manifest.verify()
+    assert sorted(manifest.files) == ["update.bit", "update.hwh"]
+    assert (manifest.fmax_hz, manifest.clock_hz, manifest.evidence) == (101_500_000, 100_000_000, "routed")
+    assert manifest.utilisation == Resources(1, 2, 3, 4.5)
+    assert {"amaranth", "yosys", *PACKAGES} == manifest.tools.keys()
+    assert (manifest.config, manifest.digest) == ("update-tiny", config("update-tiny").digest)
+    assert manifest.design == design_digest(config("update-tiny"))
+    bits = programs.run("bitread", "-y", manifest.file(".bit"), log=tmp_path / "log")
+    assert read_bits(bits) == {(0x103, 0, 6), (0x102, 0, 1), (0x100, 2, 0)}  # and the feature that the part requires
+
+
+def test_the_design_states_the_revision_of_its_sources(board, programs, tmp_path):
+    manifest = build(board, "update", tmp_path / "work", programs)
+    head = subprocess.run(["git", "-C", flow.__file__.rpartition("/")[0], "rev-parse", "HEAD"], capture_output=True)
+    assert manifest.git == (head.stdout.decode().strip() or "0" * 40)
+    assert f"{int(manifest.git[:8], 16):032b}" in (tmp_path / "work/top.il").read_text()
+
+
+def test_an_unchanged_design_keeps_its_revision_and_so_its_files(board, programs, tmp_path):
+    first = build(board, "update", tmp_path / "work", programs)
+    path = board.folder / "update.json"
+    older = replace(first, git="ab" * 20)
+    path.write_text(older.to_json())
+    assert revision_of(board, "update", first.design) == "ab" * 20
+    assert revision_of(board, "update", "0" * 64) == first.git
+    assert build(board, "update", tmp_path / "again", programs) == older
+
+
+def test_a_revision_needs_its_place_in_the_design():
+    assert stamped(TEXT, 0xFFFF_0000) == TEXT.replace("0" * 32, "1" * 16 + "0" * 16)
+    with pytest.raises(ValueError, match="design must have a git revision of 0, not none"):
+        stamped("module \\top\nend\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"fasm": FASM + "CLB_X0Y0.NEW\n"},
+            FormatError,
+            "features must be in the database of desk7clg1-1, not CLB_X0Y0.NEW",
+        ),
+        ({"fasm": "CLB_X0Y0.MUX.A\nCLB_X0Y0.MUX.B\n"}, FormatError, "features must agree on bit"),
+        ({"fasm": "junk"}, FormatError, "line 1 must be a FASM feature"),
+        ({"lost_bits": 2}, BitstreamError, "top.bit must read back as it was written, but 2 bits differ"),
+    ],
+)
+def test_what_goes_wrong_changes_nothing_beside_the_board(board, programs, tmp_path, change, error, message):
+    for name, value in change.items():
+        object.__setattr__(programs, name, value)
+    with pytest.raises(error, match=message):
+        build(board, "update", tmp_path / "work", programs)
+    assert [path.name for path in board.folder.iterdir()] == ["board.toml"]
+
+
+def test_boards_of_other_flows_and_other_kernels_are_refused(board, programs, tmp_path):
+    with pytest.raises(ConfigError, match="flow of desk must be open, not vitis"):
+        build(replace(board, flow="vitis"), "update", tmp_path, programs)
+    with pytest.raises(ConfigError, match="kernel of desk must be one of update, not 'attend'"):
+        build(board, "attend", tmp_path, programs)
+
+
+def test_without_programs_the_reason_is_stated(board, monkeypatch, tmp_path):
+    def refuse():
+        raise ToolsError("the open flow needs Debian")
+
+    monkeypatch.setattr(flow, "fetch", refuse)
+    with pytest.raises(ToolsError, match="the open flow needs Debian"):
+        build(board, "update", tmp_path / "work")

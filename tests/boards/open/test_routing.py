@@ -1,0 +1,72 @@
+"""What nextpnr is called with, and what its report states."""
+
+import json
+
+import pytest
+
+from nearflash.abi.errors import FormatError
+from nearflash.boards.open.packages import SidPrograms
+from nearflash.boards.open.routing import constraints, parse_report, route
+
+
+def step(kind, delay, cell, net=None):
+    ends = {"from": {"cell": "before", "loc": "X1Y1", "port": "Q"}, "to": {"cell": cell, "loc": "X1Y2", "port": "D"}}
+    return {"type": kind, "delay": delay, **ends, **({"net": net} if net else {})}
+
+
+REPORT = {
+    "fmax": {"clk": {"achieved": 101.239, "constraint": 100.0}, "slow": {"achieved": 90.5, "constraint": 100.0}},
+    "critical_paths": [
+        {"from": "async", "to": "posedge slow", "path": [step("routing", 30.0, "pad", "led")]},
+        {"from": "posedge clk", "to": "posedge clk", "path": [step("logic", 1.0, "other")]},
+        {"from": "posedge slow", "to": "posedge slow", "path": [
+            step("clk-to-q", 0.34, "sum_reg"), step("routing", 1.234, "lut", "lane.sum"),
+            step("setup", 0.05, "quotient")]},
+    ],
+    "utilization": {"SLICE_LUTX": {"available": 100, "used": 7}, "PAD": {"available": 9, "used": 0}},
+}  # fmt: skip
+
+
+def test_the_slowest_clock_and_its_own_path_count():
+    routed = parse_report(REPORT)
+    assert routed.fmax_hz == 90_500_000
+    assert routed.critical_path == ("0.34 ns clk-to-q sum_reg", "1.23 ns routing lane.sum", "0.05 ns setup quotient")
+    assert routed.sites == {"SLICE_LUTX": 7}
+
+
+def test_a_design_without_a_clock_is_an_error():
+    with pytest.raises(FormatError, match="report must have the fmax of a clock"):
+        parse_report({"fmax": {}})
+
+
+class Recorder(SidPrograms):
+    """Programs that write down how they are called, and a report."""
+
+    def run(self, program, *arguments, log):
+        options = [str(argument) for argument in arguments]
+        (self.root / "call.json").write_text(json.dumps([program, *options]))
+        report = options[options.index("--report") + 1]
+        (self.root / report).write_text(json.dumps(REPORT))
+        return ""
+
+    def chip_database(self, device):
+        return self.root / f"{device}.bin"
+
+
+def test_nextpnr_gets_part_constraints_aim_and_a_fixed_seed(tmp_path):
+    routed, fasm = route(Recorder(tmp_path, {}), "xc7z020clg400-1", "xc7z020", tmp_path / "top.json",
+                         tmp_path / "top.xdc", freq_hz=83_300_000, seed=7)  # fmt: skip
+    assert routed == parse_report(REPORT) and fasm == tmp_path / "top.fasm"
+    program, *options = json.loads((tmp_path / "call.json").read_text())
+    assert program == "nextpnr-himbaechel-xilinx"
+    pairs = dict(zip(options[::2], options[1::2], strict=False))
+    assert (pairs["--device"], pairs["--freq"], pairs["--seed"]) == ("xc7z020clg400-1", "83.3", "7")
+    assert f"xdc={tmp_path}/top.xdc" in options and f"fasm={tmp_path}/top.fasm" in options
+    assert "--randomize-seed" not in options
+
+
+def test_constraints_place_each_port():
+    assert constraints({"led": "R14", "clk": "H16"}).splitlines() == [
+        "set_property PACKAGE_PIN R14 [get_ports led]", "set_property IOSTANDARD LVCMOS33 [get_ports led]",
+        "set_property PACKAGE_PIN H16 [get_ports clk]", "set_property IOSTANDARD LVCMOS33 [get_ports clk]",
+    ]  # fmt: skip

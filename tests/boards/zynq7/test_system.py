@@ -1,0 +1,110 @@
+"""A kernel between its bridges, Verilated behind a stand-in for the processor system: equal to the model to the bit."""
+
+import numpy as np
+import pytest
+from amaranth import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearflash.abi.commands import CopyFormat
+from nearflash.abi.config import config, update_config
+from nearflash.abi.errors import ConfigError
+from nearflash.abi.optimizers import AdamStep
+from nearflash.boards.zynq7.system import CONTROL_ADDRESS, ZynqSystem
+from nearflash.device.memory import SimulatedMemory
+from nearflash.device.registers import RegisterDevice
+from nearflash.device.selftest.update import UpdateVector, random_state, run_update
+from nearflash.gateware.bus.axi import Axi4Signature, AxiLiteSignature
+from nearflash.model.update.lane import optimizer_step
+from nearflash.sim.verilator.device import QUIET_CYCLES, VerilatorDevice
+from nearflash.sim.verilator.kernel import KernelLibrary, MemoryModel
+from nearflash.sim.verilator.verilog import convert
+
+IDENTIFIER = 0xA5C
+
+
+class ProcessorStandIn(wiring.Component):
+    """What the simulator drives as a bare kernel: registers through gp0, AXI3 memory ports as AXI4."""
+
+    def __init__(self, build):
+        self.system = ZynqSystem(build, 0x1234_5678)
+        ports = {name: Out(Axi4Signature(64)) for name in self.system.ports}
+        super().__init__({"s_axi_control": In(AxiLiteSignature(12)), **ports, "interrupt": Out(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.system = system = self.system
+        gp0, control = system.gp0, self.s_axi_control
+        for channel in ("aw", "ar"):
+            values = {"addr": CONTROL_ADDRESS + getattr(control, f"{channel}addr"), "size": 2, "burst": 1,
+                      "id": IDENTIFIER, "valid": getattr(control, f"{channel}valid")}  # fmt: skip
+            m.d.comb += [getattr(gp0, channel + name).eq(value) for name, value in values.items()]
+            m.d.comb += getattr(control, f"{channel}ready").eq(getattr(gp0, f"{channel}ready"))
+        for name in ("wdata", "wstrb", "wvalid", "bready", "rready"):
+            m.d.comb += getattr(gp0, name).eq(getattr(control, name))
+        m.d.comb += gp0.wlast.eq(1)
+        for name in ("wready", "bresp", "rdata", "rresp"):
+            m.d.comb += getattr(control, name).eq(getattr(gp0, name))
+        # A response that does not have the request's identifier is none.
+        m.d.comb += [
+            control.bvalid.eq(gp0.bvalid & (gp0.bid == IDENTIFIER)),
+            control.rvalid.eq(gp0.rvalid & (gp0.rid == IDENTIFIER) & gp0.rlast),
+        ]
+        for index, name in enumerate(system.ports):
+            inner, outer = system.hp[index], getattr(self, name)
+            for member, description in outer.signature.members.items():
+                if hasattr(inner, member) and member not in ("rid", "bid"):
+                    one, other = getattr(outer, member), getattr(inner, member)
+                    m.d.comb += one.eq(other) if description.flow is Out else other.eq(one)
+        m.d.comb += self.interrupt.eq(system.interrupt)
+        return m
+
+
+class WrappedDevice(VerilatorDevice):
+    """The simulated device, with bridges between it and its registers and memory."""
+
+    def __init__(self, build, model=None):
+        self.kernel = KernelLibrary(
+            convert(ProcessorStandIn(build)), f"zynq7-{build.full_name}", memory_bytes=1 << 20, model=model
+        )
+        memory = SimulatedMemory(base=self.kernel.base_address, storage=self.kernel.memory)
+        RegisterDevice.__init__(self, "verilator", build, memory)
+        self._quiet_cycles = QUIET_CYCLES
+        self._enable_interrupt()
+
+
+@pytest.fixture(scope="module")
+def device():
+    with WrappedDevice(update_config("update-pynq-z2")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("model", [MemoryModel(read_latency_cycles=40), MemoryModel(stall_percent=50, seed=3)])
+def test_an_update_equals_the_model(device, model):
+    params = 777
+    rule = AdamStep(lr=1e-3, step=4, weight_decay=0.01)
+    state = random_state(np.random.default_rng(1), params)
+    device.kernel.configure(model)
+    results, counters = run_update(device, UpdateVector(rule, params, CopyFormat.FP16), state)
+    expected = optimizer_step(rule, *state, CopyFormat.FP16)
+    assert counters["params_done"] == params
+    for name in ("p", "m", "v", "copy"):
+        assert results[name] == getattr(expected, name).tobytes(), name
+
+
+def test_memory_sees_bursts_of_at_most_16_beats(device):
+    before = device.kernel.statistics()["m_axi_gmem1"].read_bursts
+    rule, params = AdamStep(lr=1e-3, step=1), 1024
+    run_update(device, UpdateVector(rule, params), random_state(np.random.default_rng(2), params))
+    assert device.kernel.statistics()["m_axi_gmem1"].read_bursts - before >= 4 * params // 128
+
+
+def test_the_identity_is_the_builds(device):
+    assert device.identity.digest64 == update_config("update-pynq-z2").digest64
+    assert device.identity.git_revision == 0x1234_5678
+
+
+@pytest.mark.parametrize("name", ["update-smartssd", "expand-smartssd"])
+def test_a_build_with_wider_ports_is_refused(name):
+    with pytest.raises(ConfigError, match=f"{name} must have at most 4 ports of 64 bits for a Zynq-7000, not . of 512"):
+        ZynqSystem(config(name))
