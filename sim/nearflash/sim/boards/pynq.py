@@ -14,6 +14,7 @@ from pynq.metadata.runtime_metadata_parser import RuntimeMetadataParser
 from pynqmetadata.frontends import Metadata
 
 from nearflash.abi.config import KernelConfig
+from nearflash.abi.errors import AddressError
 from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device.base import LinkBytes
 from nearflash.device.memory import SimulatedBuffer
@@ -113,7 +114,10 @@ class _Memory:
     def allocate(self, shape: tuple[int, ...], dtype: str, **_: object) -> Any:
         if self._board.kernel is None:
             raise RuntimeError("Overlay is not downloaded")
-        buffer = self._board.kernel.memory.allocate(shape[0], LinkBytes())
+        try:
+            buffer = self._board.kernel.memory.allocate(shape[0], LinkBytes())
+        except AddressError as full:
+            raise RuntimeError(f"Allocate failed: {full}") from full
         array = PynqBuffer(shape, dtype, buffer=buffer.p2p, device=self._board, device_address=buffer.address)
         # As PYNQ's own cache of buffers: freeing gives the pointer back to `return_to`.
         array.memory, array.pointer, array.return_to = self, buffer.address, self
