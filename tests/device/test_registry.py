@@ -1,3 +1,4 @@
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -9,9 +10,9 @@ from nearflash.device.backends.host.update import HostDevice
 from nearflash.device.backends.model.update import ModelDevice
 
 BACKENDS = {
-    "update": {"model", "host", "replay", "verilator", "hls"},
-    "attend": {"model", "replay", "verilator"},
-    "expand": {"model", "host", "replay", "verilator"},
+    "update": {"model", "host", "replay", "verilator", "hls", "pynq", "xrt"},
+    "attend": {"model", "replay", "verilator", "pynq"},
+    "expand": {"model", "host", "replay", "verilator", "xrt"},
 }
 
 
@@ -77,7 +78,7 @@ def test_a_name_that_does_not_run_the_kernel_lists_those_that_do(spec):
     with pytest.raises(UnknownDeviceError) as error:
         open_device(spec, kernel="attend")
     listed = str(error.value).removeprefix("device must be one of ").removesuffix(f", not {spec!r}").split(", ")
-    assert listed == ["model", "replay", "verilator", *available_devices("attend")]
+    assert listed == ["model", "pynq", "replay", "verilator", *available_devices("attend")]
 
 
 def test_a_backend_named_alone_names_its_missing_package(monkeypatch):
@@ -90,3 +91,40 @@ def test_a_backend_named_alone_names_its_missing_package(monkeypatch):
 def test_opening_gives_exactly_the_named_device():
     with open_device("model:update-smartssd") as device:
         assert device.identity.name == "model:update-smartssd"
+
+
+class Cards(ModelDevice):
+    """A backend with cards."""
+
+    @classmethod
+    def open_card(cls, config, card):
+        device = cls.open(config)
+        device.identity = replace(device.identity, backend="cards", card=card)
+        return device
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    point = EntryPoint("cards", f"{__name__}:Cards", f"{registry.GROUP}.update")
+    monkeypatch.setattr(registry, "entry_points", lambda group, name="cards": [point] if name == "cards" else [])
+    monkeypatch.setattr(registry, "_load", lambda backend, kernel: Cards)
+
+
+@pytest.mark.parametrize("spec", ["cards:update-tiny@0000:3b:00.1", "cards@0000:3b:00.1"])
+def test_a_card_is_named_after_its_device(cards, spec):
+    with open_device(spec, "update") as device:
+        assert device.identity.card == "0000:3b:00.1"
+        assert device.identity.name == f"cards:update-{device.identity.config.name}@0000:3b:00.1"
+        assert registry.full_name(device.identity.name) == device.identity.name
+
+
+def test_without_a_card_the_backend_chooses(cards):
+    with open_device("cards:update-tiny") as device:
+        assert device.identity.card == ""
+    with pytest.raises(UnknownDeviceError, match="not 'card@1'"):
+        open_device("card@1", "update")
+
+
+def test_a_card_of_a_backend_without_cards():
+    with pytest.raises(UnknownDeviceError, match="a backend with cards only, not with update-tiny@1"):
+        open_device("model:update-tiny@1")

@@ -88,7 +88,7 @@ class DeviceError(NearflashError, RuntimeError):
 
 
 class DeviceLostError(DeviceError):
-    """A device of an array failed; the message names it, its KV heads, and the sequences whose KV is lost."""
+    """A device is gone: a card answers no more, or one of an array failed. The message names it and what is lost."""
 
 
 class StreamError(DeviceError, ValueError):

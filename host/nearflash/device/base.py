@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.commands import Command, Completion
 from nearflash.abi.config import KernelConfig
-from nearflash.abi.errors import AddressError
+from nearflash.abi.errors import AddressError, UnknownDeviceError
 
 __all__ = ["Buffer", "Device", "Identity", "LinkBytes"]
 
@@ -27,11 +27,13 @@ class Identity:
     digest64: int
     abi_version: int
     git_revision: int
+    card: str = ""
+    """Which of several cards, as the backend names them; empty where there is one."""
 
     @property
     def name(self) -> str:
         """Name that opens this device again, for example `verilator:update-tiny`."""
-        return f"{self.backend}:{self.config.full_name}"
+        return f"{self.backend}:{self.config.full_name}" + (f"@{self.card}" if self.card else "")
 
 
 @dataclass
@@ -88,6 +90,16 @@ class Device(ABC):
     @abstractmethod
     def open(cls, config: str) -> Self:
         """Open the device with this build configuration (`update-tiny`). Raises ConfigError, DigestError."""
+
+    @classmethod
+    def open_card(cls, config: str, card: str) -> Self:
+        """Open one of several cards, named as in `Identity.card`. Raises as `open`, and where a backend has none."""
+        raise UnknownDeviceError(f"a card can be named for a backend with cards only, not with {config}@{card}")
+
+    @classmethod
+    def presence(cls) -> str:
+        """What is in this machine, for a list of devices; opens nothing. Raises UnknownDeviceError: what is missing."""
+        return "installed"
 
     @abstractmethod
     def allocate(self, size_bytes: int) -> Buffer:

@@ -1,5 +1,7 @@
 """Devices by name: `backend:kernel-config`, or `backend` alone where the caller names the kernel that it needs.
 
+Where a backend has several cards, `@card` after it names one: `xrt:update-smartssd@0000:3b:00.1`.
+
 A backend is registered by entry point in the group of each kernel that it runs: `nearflash.device.update`,
 `nearflash.device.attend`, `nearflash.device.expand`.
 """
@@ -30,16 +32,17 @@ def full_name(spec: str, kernel: str | None = None) -> str:
     UnknownDeviceError, which lists what exists, for a name that is not registered or is of another kernel, and, saying
     what to install, where the packages of a backend named alone are missing.
     """
-    if kernel is not None and ":" not in spec and entry_points(group=f"{GROUP}.{kernel}", name=spec):
-        spec = f"{spec}:{kernel}-{_load(spec, kernel).DEFAULT_BUILD}"
-    backend, _, config = spec.partition(":")
+    name, at, card = spec.partition("@")
+    if kernel is not None and ":" not in name and entry_points(group=f"{GROUP}.{kernel}", name=name):
+        name = f"{name}:{kernel}-{_load(name, kernel).DEFAULT_BUILD}"
+    backend, _, config = name.partition(":")
     build = CONFIGS.get(config)
     runs = build is not None and kernel in (None, build.kernel)
     if build is None or not runs or not entry_points(group=f"{GROUP}.{build.kernel}", name=backend):
         names = available_devices(kernel)
         backends = sorted({name.partition(":")[0] for name in names}) if kernel else []
         raise UnknownDeviceError(f"device must be one of {', '.join(backends + names)}, not {spec!r}")
-    return spec
+    return name + at + card
 
 
 def device_class(spec: str, kernel: str | None = None) -> type[Device]:
@@ -47,7 +50,7 @@ def device_class(spec: str, kernel: str | None = None) -> type[Device]:
 
     Raises UnknownDeviceError as `full_name`, and where the backend's packages are missing (it states which to install).
     """
-    backend, _, config = full_name(spec, kernel).partition(":")
+    backend, _, config = full_name(spec, kernel).partition("@")[0].partition(":")
     return _load(backend, CONFIGS[config].kernel)
 
 
@@ -59,8 +62,9 @@ def open_device(spec: str, kernel: str | None = None) -> Device:
 
     Raises UnknownDeviceError as `device_class`, and what the device's `open` raises.
     """
-    name = full_name(spec, kernel)
-    return device_class(name).open(name.partition(":")[2])
+    name, _, card = full_name(spec, kernel).partition("@")
+    opened, config = device_class(name), name.partition(":")[2]
+    return opened.open_card(config, card) if card else opened.open(config)
 
 
 def _load(backend: str, kernel: str) -> type[Device]:

@@ -40,6 +40,14 @@ def modules(root):
     return {module.get("MODTYPE"): module for module in root.iter("MODULE")}
 
 
+def test_registers_go_from_the_processors_to_the_kernel(root):
+    buses = {bus.get("NAME"): bus.attrib for bus in root.iter("BUSINTERFACE")}
+    assert {name: bus["TYPE"] for name, bus in buses.items()} == {"M_AXI_GP0": "MASTER", "s_axi_control": "SLAVE"}
+    (memory,) = root.iter("MEMRANGE")
+    assert {memory.get("MASTERBUSINTERFACE"), memory.get("SLAVEBUSINTERFACE")} == set(buses)
+    assert all(":aximm:" in bus["VLNV"] and bus["DATAWIDTH"] == "32" for bus in buses.values())
+
+
 def test_the_kernel_is_at_its_address_with_its_name(root, kernel):
     assert modules(root)[kernel].get("VLNV") == f"nearflash:kernel:{kernel}:1.0"
     (window,) = root.iter("MEMRANGE")
@@ -75,7 +83,8 @@ def test_fields_of_a_register_have_their_bits(root):
 def test_the_processor_system_has_the_clock_and_the_ports_that_are_used(root, kernel):
     found = parameters(modules(root)["processing_system7"])
     assert (found["PCW_FCLK0_PERIPHERAL_DIVISOR0"], found["PCW_FCLK0_PERIPHERAL_DIVISOR1"]) == ("11", "1")
-    assert found["PCW_FPGA0_PERIPHERAL_FREQMHZ"] == "90.909090"
+    assert found["PCW_FPGA0_PERIPHERAL_FREQMHZ"] == found["PSU__CRL_APB__PL0_REF_CTRL__ACT_FREQMHZ"] == "90.909090"
+    assert {found[f"PCW_FCLK{index}_PERIPHERAL_CLKSRC"] for index in range(4)} == {"IO PLL"}
     assert [found[f"PCW_FPGA_FCLK{index}_ENABLE"] for index in range(4)] == ["1", "0", "0", "0"]
     used = 4 if kernel == "update" else 1
     assert [found[f"PCW_USE_S_AXI_HP{index}"] for index in range(4)] == ["1"] * used + ["0"] * (4 - used)

@@ -87,6 +87,14 @@ def _ports(module: Element, ports: Mapping[str, tuple[str, str, str]]) -> None:
         SubElement(table, "PORT", {"DIR": direction, "NAME": name, "SIGIS": kind, "SIGNAME": net})
 
 
+def _bus(module: Element, name: str, direction: str, width_bits: int) -> None:
+    """A memory-mapped interface, which PYNQ from release 3 on follows from the processors to the kernel."""
+    SubElement(SubElement(module, "BUSINTERFACES"), "BUSINTERFACE", {
+        "BUSNAME": "registers", "DATAWIDTH": str(width_bits), "NAME": name, "TYPE": direction,
+        "VLNV": "xilinx.com:interface:aximm:1.0",
+    })  # fmt: skip
+
+
 def _processor(modules: Element, build: KernelConfig, clock: ClockDividers) -> None:
     used = build.ports  # type: ignore[attr-defined]
     parameters: dict[str, object] = {
@@ -94,6 +102,9 @@ def _processor(modules: Element, build: KernelConfig, clock: ClockDividers) -> N
         **{f"PCW_FPGA_FCLK{index}_ENABLE": int(index == 0) for index in range(_FCLKS)},
         **{f"PCW_FCLK{index}_PERIPHERAL_DIVISOR0": clock.first if index == 0 else 1 for index in range(_FCLKS)},
         **{f"PCW_FCLK{index}_PERIPHERAL_DIVISOR1": clock.second if index == 0 else 1 for index in range(_FCLKS)},
+        **{f"PCW_FCLK{index}_PERIPHERAL_CLKSRC": "IO PLL" for index in range(_FCLKS)},
+        # PYNQ 4.0.0 takes the frequency of a Zynq-7000's clock from this name of a later family, and fails without it.
+        "PSU__CRL_APB__PL0_REF_CTRL__ACT_FREQMHZ": f"{clock.clock_hz / 1e6:.6f}",
         "PCW_USE_M_AXI_GP0": 1,
         **{f"PCW_USE_S_AXI_HP{index}": int(index < used) for index in range(HP_PORTS)},
         **{f"PCW_S_AXI_HP{index}_DATA_WIDTH": build.port_bits for index in range(used)},
@@ -103,6 +114,7 @@ def _processor(modules: Element, build: KernelConfig, clock: ClockDividers) -> N
     module = _module(modules, _PS_INSTANCE, "processing_system7", "xilinx.com:ip:processing_system7:5.5", parameters)
     _ports(module, {"FCLK_CLK0": ("O", "clk", "clk"), "FCLK_RESET0_N": ("O", "rst", "reset_n"),
                     "IRQ_F2P": ("I", "INTERRUPT", "interrupt")})  # fmt: skip
+    _bus(module, "M_AXI_GP0", "MASTER", 32)
     size = REGISTER_MAPS[build.kernel].size_bytes
     SubElement(SubElement(module, "MEMORYMAP"), "MEMRANGE", {
         "ADDRESSBLOCK": "Reg", "BASENAME": "C_BASEADDR", "BASEVALUE": f"{CONTROL_ADDRESS:#010x}",
@@ -126,6 +138,7 @@ def _kernel(modules: Element, build: KernelConfig) -> None:
         _register(registers, register)
     _ports(module, {"ap_clk": ("I", "clk", "clk"), "ap_rst_n": ("I", "rst", "reset_n"),
                     "interrupt": ("O", "INTERRUPT", "interrupt")})  # fmt: skip
+    _bus(module, "s_axi_control", "SLAVE", 32)
 
 
 def _register(registers: Element, register: Register) -> None:

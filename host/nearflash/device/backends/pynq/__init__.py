@@ -1,0 +1,1 @@
+"""Device `pynq`: a Zynq board that runs PYNQ."""

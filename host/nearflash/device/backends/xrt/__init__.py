@@ -1,0 +1,1 @@
+"""Device `xrt`: a PCIe card with an XRT platform (SmartSSD, Alveo)."""

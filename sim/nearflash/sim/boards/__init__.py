@@ -1,0 +1,1 @@
+"""Boards without a board: what vendors' runtimes show a driver, over the Verilated kernel."""

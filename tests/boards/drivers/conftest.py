@@ -1,0 +1,89 @@
+"""The drivers of boards, each on what its vendor's runtime shows of Verilated kernels."""
+
+import warnings
+from contextlib import contextmanager
+
+import pytest
+
+from nearflash.abi.config import CONFIGS
+
+PLATFORM, ADDRESS = "xilinx_u2_gen3x4_xdma_gc_2_202110_1", "0000:3e:00.1"
+
+
+def installed_board(config):
+    """PYNQ with a simulated board. Skips where PYNQ is missing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("pynq", reason="needs PYNQ in .venv-pynq: make test-boards")
+        from nearflash.sim.boards.pynq import SimulatedBoard
+    board = SimulatedBoard(config)
+    board.install()
+    return board
+
+
+@contextmanager
+def opened_pynq(full_name):
+    from nearflash.device.backends.pynq.device import PynqDevice
+
+    board = installed_board(CONFIGS[full_name])
+    with PynqDevice.open(full_name) as device:
+        yield device
+    board.close()
+
+
+@contextmanager
+def opened_xrt(full_name):
+    from nearflash.device.backends.xrt.device import XrtDevice
+
+    with XrtDevice.open(full_name) as device:
+        yield device
+
+
+@pytest.fixture
+def pynq_board():
+    return installed_board
+
+
+@pytest.fixture
+def bitstreams(tmp_path, monkeypatch):
+    """Folder of a board `tiny` for PYNQ: the handoff is that of pynq-z2, with the registers of each kernel."""
+    pytest.importorskip("amaranth")
+    from nearflash.boards.zynq7.hwh import dividers, hwh_text
+    from nearflash.device.bitstreams import load_board
+    from nearflash.sim.boards.folder import write_board
+
+    board = load_board("pynq-z2")
+    files = {}
+    for kernel in ("update", "attend"):
+        handoff = hwh_text(board, CONFIGS[f"{kernel}-tiny"], dividers(100_000_000))
+        files[kernel] = {".bit": b"configuration", ".hwh": handoff.encode()}
+    written = write_board(tmp_path / "bitstreams", "tiny", "pynq", files)
+    monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(written.parent))
+    return written
+
+
+@pytest.fixture(params=["pynq", "xrt"])
+def open_tiny(request, tmp_path, monkeypatch):
+    """Opens a tiny build with one driver."""
+    if request.param == "pynq":
+        request.getfixturevalue("bitstreams")
+        return opened_pynq
+    pytest.importorskip("amaranth")
+    from nearflash.sim.boards.folder import write_board
+    from nearflash.sim.boards.xrt import SimulatedCard, XrtRuntime
+
+    files = {kernel: {".xclbin": kernel.encode()} for kernel in ("update", "attend")}
+    written = write_board(tmp_path / "bitstreams", "tiny", "xrt", files)
+    monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(written.parent))
+    paths = {str(path): PLATFORM for path in written.glob("*.xclbin")}
+
+    @contextmanager
+    def opened(full_name):
+        runtime = XrtRuntime({ADDRESS: SimulatedCard(CONFIGS[full_name])}, paths)
+        monkeypatch.setattr("nearflash.device.backends.xrt.device.load_library", lambda: runtime)
+        monkeypatch.setattr("nearflash.device.topology.cards", lambda driver: [ADDRESS])
+        with opened_xrt(full_name) as device:
+            yield device
+        runtime.cards[ADDRESS].kernel.close()
+
+    return opened

@@ -1,0 +1,51 @@
+"""Training and attention through the drivers of boards: the bits are the model's.
+
+A model of 7 million parameters makes a minute of each; `make test-boards` runs them, for pynq in its own environment.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nearflash.device import open_device
+from nearflash.device.selftest.attend import compare_heads
+
+MODEL = Path(__file__).parents[2] / "data/doclm-7m"
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+def one_step(device, path):
+    """Bits of the parameters and of p, m, v after a step on fixed tokens."""
+    import torch
+
+    from nearflash.inference.models import load_model
+    from nearflash.training import NearStorageAdamW
+
+    model, _ = load_model(MODEL)
+    tokens = torch.arange(64).reshape(1, -1) % model.config.vocab_size
+    options = {"lr": 1e-3, "weight_decay": 0.1, "extent_params": 1 << 19}
+    with NearStorageAdamW(model.parameters(), path=path, device=device, **options) as optimizer:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        state = [np.asarray(optimizer.store.read_array(name)).tobytes() for name in "pmv"]
+        counted = optimizer.report.traffic.params
+    return state, [parameter.detach().float().numpy().tobytes() for parameter in model.parameters()], counted
+
+
+def test_a_training_step_of_a_language_model(open_tiny, tmp_path):
+    with open_device("model:update-tiny") as model:
+        expected = one_step(model, tmp_path / "model")
+    with open_tiny("update-tiny") as device:
+        found = one_step(device, tmp_path / "board")
+        down, up = device.links.to_device, device.links.from_device
+    assert found == expected
+    assert found[2] > 1_000_000 and 0 < up <= down < 40 * found[2]
+
+
+def test_a_batch_of_heads(open_tiny):
+    with open_tiny("attend-tiny") as device:
+        rows = list(compare_heads(device, tokens=100, seed=1))
+    assert len(rows) > 10 and sum(row.words for row in rows) > 1000
+    assert not any(row.mismatches for row in rows)

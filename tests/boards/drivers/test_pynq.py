@@ -1,0 +1,123 @@
+"""The driver of PYNQ on PYNQ's own Overlay, MMIO, allocate and clocks."""
+
+import os
+
+import numpy as np
+import pytest
+
+from nearflash.abi.commands import UpdateCommand
+from nearflash.abi.config import CONFIGS
+from nearflash.abi.errors import (
+    AddressError,
+    BitstreamError,
+    DeviceError,
+    DeviceLostError,
+    DigestError,
+)
+from nearflash.abi.optimizers import AdamStep
+from nearflash.abi.registers import REGISTER_MAPS
+from nearflash.device import open_device
+from nearflash.device.backends.pynq.device import PynqDevice
+from nearflash.device.base import LinkBytes
+from nearflash.device.selftest.update import UpdateVector, differing_words, random_state, run_update
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+STATE = random_state(np.random.default_rng(1), 200)
+VECTOR = UpdateVector(AdamStep(1e-3, 3, weight_decay=0.1), 200)
+
+
+@pytest.fixture
+def board(bitstreams, pynq_board):
+    made = pynq_board(CONFIGS["update-tiny"])
+    yield made
+    made.close()
+
+
+def test_an_update_through_pynqs_own_calls(board):
+    with PynqDevice.open("update-tiny") as device:
+        found, counters = run_update(device, VECTOR, STATE)
+        assert type(device._mmio).__module__ == "pynq.mmio"
+    with open_device("model:update-tiny") as model:
+        expected, _ = run_update(model, VECTOR, STATE)
+    assert differing_words(found, expected) == (600, 0) and counters["params_done"] == 200
+    assert device.identity.name == "pynq:update-tiny"
+
+
+def test_the_clock_of_the_handoff_is_set(board):
+    """FCLK0's divisors in the processing system's register, which PYNQ writes: 1 GHz / 10."""
+    PynqDevice.open("update-tiny").close()
+    control = board.words[0xF800_0170]
+    assert (control >> 8 & 0x3F) * (control >> 20 & 0x3F) == 10
+
+
+def test_buffers_are_pynqs_and_are_given_back(board, tmp_path):
+    with PynqDevice.open("update-tiny") as device:
+        buffer = device.allocate(5000)
+        assert type(buffer.array).__module__ == "pynq.buffer" and buffer.array.device_address == buffer.address
+        data = np.random.default_rng(2).integers(0, 256, 4096, np.uint8)
+        (tmp_path / "page").write_bytes(data.tobytes())
+        file = os.open(tmp_path / "page", os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+        assert os.preadv(file, [buffer.p2p[:4096]], 0) == 4096
+        os.close(file)
+        assert (board.kernel.view(buffer.address, 4096) == data).all() and device.links == LinkBytes()
+        buffer.sync_from_device(0, 4096)
+        assert (buffer.host[:4096] == data).all()
+        with pytest.raises(AddressError, match="must fit what is left of the contiguous memory"):
+            device.allocate(1 << 31)
+    assert board.kernel.memory.allocate(1, LinkBytes()).address == board.kernel.memory.base
+
+
+def test_a_board_of_another_architecture(board):
+    board.arch = "aarch64"
+    with pytest.raises(
+        DeviceError, match=r"not for a processing_system7 \(armv7l\): this is Simulated-Z2, aarch64; name"
+    ):
+        PynqDevice.open("update-tiny")
+    assert board.kernel is None, "nothing was loaded"
+
+
+def test_no_permission(board):
+    board.denied = True
+    with pytest.raises(
+        DeviceError, match=r"update-tiny.bit must be loaded by root, .*: Root permissions required.; use"
+    ):
+        PynqDevice.open("update-tiny")
+
+
+def test_a_bitstream_of_another_digest(board, bitstreams):
+    (bitstreams / "update-tiny.bit").write_bytes(b"other")
+    with pytest.raises(BitstreamError, match=r"update-tiny\.bit must have the SHA-256 of its manifest"):
+        PynqDevice.open("update-tiny")
+    (bitstreams / "update-tiny.bit").write_bytes(b"configuration")
+    device = PynqDevice.open("update-tiny")
+    word, read = REGISTER_MAPS["update"]["config_digest"].offset, board.kernel.read
+    board.kernel.read = lambda offset: read(offset) ^ (offset == word)
+    device.close()
+    with pytest.raises(DigestError, match="config digest of pynq:update-tiny must be"):
+        PynqDevice.open("update-tiny")
+
+
+def test_a_handoff_without_the_kernel(board, bitstreams):
+    written = bitstreams / "update-tiny.hwh"
+    text = written.read_text().replace("nearflash:kernel:update", "nearflash:kernel:other")
+    from nearflash.sim.boards.folder import write_board
+
+    write_board(bitstreams.parent, "tiny", "pynq", {"update": {".bit": b"1", ".hwh": text.encode()}})
+    with pytest.raises(
+        DeviceError, match=r"\.hwh must have one core nearflash:kernel:update, not 0 among .*build it again"
+    ):
+        PynqDevice.open("update-tiny")
+
+
+def test_unplugged_in_mid_run(board):
+    device = PynqDevice.open("update-tiny")
+    places = {name: device.allocate(4096).address for name in "gpmv"}
+    ticket = device.submit(UpdateCommand(AdamStep(1e-3, 1), 100, places, {name: places[name] for name in "pmv"}))
+    board.kernel.unplugged = True
+    with pytest.raises(DeviceLostError, match="pynq:update-tiny must answer register reads"):
+        device.wait(ticket)
+    device.close()
+
+
+def test_what_is_here(board):
+    assert PynqDevice.presence() == "board Simulated-Z2"
