@@ -14,7 +14,8 @@ FAMILY ?= xcup
 CONFIG ?= smartssd
 BOARD ?= pynq-z2
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full sim hls-test lint format docs bench baseline synth bitstream vivado xclbin formal mutation emit clean
+.PHONY: help venv demo test test-full test-boards sim hls-test lint format docs bench baseline synth bitstream vivado xclbin formal \
+    mutation emit clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +41,10 @@ test: venv ## all tests but the long campaigns
 test-full: venv ## all tests, long campaigns too
 	@echo "Usually one to three hours on two idle cores: the tests of make test, every proof, samples of all mutants."
 	$(PYTEST)
+
+test-boards: venv ## the drivers of boards on Verilated kernels: PYNQ's own calls in .venv-pynq, XRT's C functions
+	bash .ci/boards.sh
+	.venv-pynq/bin/python -m pytest tests/boards/drivers tests/device/backends/pynq tests/device/backends/xrt
 
 sim: venv ## one cocotb testbench on Verilator: make sim UNIT=gateware.top.update WAVES=1
 	$(NEARFLASH) sim $(UNIT) $(if $(filter 1,$(WAVES)),--waves)

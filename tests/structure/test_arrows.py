@@ -72,7 +72,11 @@ LEAN = {
     "boards": {"amaranth"},
 }
 #: Imported in a function, only when it is called and where it is installed.
-LAZY = {"nearflash.device.backends.host.matrix": {"crc32c"}, "nearflash.device.backends.host.topk": {"crc32c"}}
+LAZY = {
+    "nearflash.device.backends.host.matrix": {"crc32c"},
+    "nearflash.device.backends.host.topk": {"crc32c"},
+    "nearflash.device.backends.pynq.device": {"pynq"},
+}
 #: Loaded by a device that needs them, which says so where they are missing.
 FOR_ONE_DEVICE = {
     f"nearflash.device.backends.host.vector.{name}": {"numba", "llvmlite"} for name in ("chunks", "compiled")

@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 open_device(spec).close()
                 state = "opens here"
             else:
-                state = "installed"
+                state = device_class(spec).presence()
         except NearflashError as error:
             state = f"not here: {error}"
         print(f"{spec:<27}{build}  {state}")

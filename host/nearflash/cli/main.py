@@ -42,7 +42,7 @@ GROUPS = {
         "explore": "Model near-storage systems and explore their designs, beside what papers publish.",
         "trace": "Show a simulated kernel at work: a trace, a picture, waves.",
         "results": "Write the pages of docs/results from the benches' JSON.",
-        "selftest": "Compare random commands on a device with the reference model.",
+        "selftest": "Bring a board up, and compare random commands on a device with the reference model.",
     },
     "develop": {
         "sim": "Run one cocotb testbench on Verilator.",

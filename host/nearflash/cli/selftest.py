@@ -9,6 +9,7 @@ _EXAMPLES = """examples:
   nearflash selftest --device verilator
   nearflash selftest --device verilator --kernel attend
   nearflash selftest --device host:expand-tiny --columns 512 --record run.jsonl
+  sudo -E nearflash selftest --device pynq:update-pynq-z2 --record board.jsonl
 """
 
 
@@ -33,14 +34,19 @@ def add(subparsers: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from nearflash.device import open_device
     from nearflash.device.replay import RecordingDevice
+    from nearflash.device.selftest.bringup import bring_up
     from nearflash.device.selftest.run import compare
 
     words = mismatches = 0
     kernel = arguments.kernel or (None if ":" in arguments.device else "update")
-    device = open_device(arguments.device, kernel)
-    with RecordingDevice(device, arguments.record) if arguments.record else device as device:
-        sizes = {name: getattr(arguments, name) for name in ("params", "tokens", "columns")}
-        for result in compare(device, seed=arguments.seed, **sizes):
+    opened = open_device(arguments.device, kernel)
+    with RecordingDevice(opened, arguments.record) if arguments.record else opened as device:
+        sizes = {name: getattr(arguments, name) for name in ("params", "tokens", "columns", "seed")}
+        for stage in bring_up(device, opened, **sizes):
+            print(f"{stage.name:<16}{'ok' if stage.passed else 'FAILED'}: {stage.found}", flush=True)
+            if not stage.passed:
+                return 1
+        for result in compare(device, **sizes):
             print(f"{result.case:<28}{result.words:>8} words {result.mismatches:>6} mismatches")
             words, mismatches = words + result.words, mismatches + result.mismatches
     print(f"{device.identity.name}: {words} words compared with the model, {mismatches} mismatches")

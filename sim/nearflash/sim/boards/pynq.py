@@ -29,7 +29,7 @@ _PLLS = {0xF800_0100: 40 << 12, 0xF800_0104: 32 << 12, 0xF800_0108: 20 << 12}
 """System-level control registers of a Zynq-7000: multipliers of the ARM, DDR and I/O PLLs (UG585, B.28)."""
 
 
-class SimulatedBoard(pynq.Device):  # type: ignore[misc]
+class SimulatedBoard(pynq.Device):
     """A Zynq-7000 board whose logic is the kernel of `config`, once its bitstream was downloaded.
 
     `denied` makes every access to memory fail as for a user that is not root.
@@ -56,6 +56,8 @@ class SimulatedBoard(pynq.Device):  # type: ignore[misc]
         """Be PYNQ's active device, on a machine that PYNQ takes for a Zynq-7000."""
         pynq.ps.CPU_ARCH = pynq.ps.ZYNQ_ARCH
         pynq.Device.active_device = self
+        if hasattr(pynq.ps.Clocks, "_real_instance"):
+            del pynq.ps.Clocks._real_instance  # that of another board
 
     def close(self) -> None:
         """Free the simulator."""
