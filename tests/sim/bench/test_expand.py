@@ -27,7 +27,7 @@ def test_topk_groups_wait_only_for_the_input() -> None:
 
 def test_a_kernel_expands_a_group_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expand, "KERNELS", {"expand-tiny": 1024})
-    rows = list(expand.run(parts=["kernel"], beats=1024))
+    rows = list(expand.run(parts=["kernel"], beats=4096))
     assert len(rows) == 9 * 5
     for row in rows:
         assert (row["config"], row["width"], row["mismatches"]) == ("expand-tiny", 4, 0)
