@@ -12,7 +12,7 @@ from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.boards.zynq7.hwh import FCLK_SOURCE_HZ, ClockDividers, dividers, hwh_text
 from nearflash.device.bitstreams import load_board
 
-PYNQ = Path("/work/venvs/pynq/bin/python")
+PYNQ = Path(__file__).parents[3] / ".venv-pynq/bin/python"
 _PARSE = """import json, sys, warnings
 warnings.simplefilter("ignore")
 from pynq.pl_server.hwh_parser import _HWHZynq
