@@ -12,8 +12,7 @@ from typing import ClassVar, Self
 from nearflash.abi.config import KernelConfig
 from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import NearflashError
-from nearflash.abi.fields import Access
-from nearflash.abi.registers import REGISTER_MAPS
+from nearflash.abi.kernel_arguments import kernel_arguments
 from nearflash.device import topology
 from nearflash.device.backends.board import BoardDevice, bitstream, use_p2p
 from nearflash.device.backends.xrt.card import DRIVER, XrtCard, choose_card
@@ -24,9 +23,8 @@ __all__ = ["XrtDevice", "first_pointer"]
 
 
 def first_pointer(config: KernelConfig) -> int:
-    """Number of the kernel's first argument that is a pointer: arguments are the writable registers in their order."""
-    arguments = [register for register in REGISTER_MAPS[config.kernel] if register.access is Access.RW]
-    return next(number for number, register in enumerate(arguments) if register.name.endswith("_address"))
+    """Index of the kernel's first argument that is a pointer."""
+    return next(argument.index for argument in kernel_arguments(config.kernel) if argument.is_pointer)
 
 
 class XrtDevice(BoardDevice):
