@@ -6,9 +6,8 @@ from numpy.typing import NDArray
 from nearflash.abi.config import KernelConfig
 from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device.memory import SimulatedMemory
-from nearflash.sim.verilator.device import kernel_component, nand_model
+from nearflash.sim.verilator.device import kernel_design, nand_model
 from nearflash.sim.verilator.kernel import KernelLibrary
-from nearflash.sim.verilator.verilog import cached_design
 
 __all__ = ["POLL_CYCLES", "BoardKernel"]
 
@@ -24,8 +23,9 @@ class BoardKernel:
     """
 
     def __init__(self, config: KernelConfig, memory_bytes: int = 1 << 30) -> None:
-        design = cached_design(f"{config.full_name}-{config.digest[:16]}", lambda: kernel_component(config))
-        self.kernel = KernelLibrary(design, config.full_name, memory_bytes=memory_bytes, nand=nand_model(config))
+        self.kernel = KernelLibrary(
+            kernel_design(config), config.full_name, memory_bytes=memory_bytes, nand=nand_model(config)
+        )
         self.memory = SimulatedMemory(base=self.kernel.base_address, storage=self.kernel.memory)
         self._control = REGISTER_MAPS[config.kernel]["control"].offset
         self.unplugged = False

@@ -3,36 +3,29 @@
 Opening builds the simulator on first use (a minute for a large configuration) and takes it from the build cache after.
 """
 
-from typing import Any, Self
+from typing import Self
 
 from nearflash.abi.commands import Completion
-from nearflash.abi.config import AttendConfig, ExpandConfig, KernelConfig, UpdateConfig
+from nearflash.abi.config import AttendConfig, KernelConfig
 from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import ConfigError, WaitTimeoutError
+from nearflash.boards.kernels import kernel_of
 from nearflash.device.memory import DEFAULT_BYTES, SimulatedMemory
 from nearflash.device.registers import RegisterDevice
-from nearflash.gateware.top.attend import AttendKernel
-from nearflash.gateware.top.expand import ExpandKernel
-from nearflash.gateware.top.update import UpdateKernel
 from nearflash.sim.nand.channel import NandModel
 from nearflash.sim.nand.parts import nand_part, nand_parts
 from nearflash.sim.verilator.kernel import KernelLibrary, MemoryModel
-from nearflash.sim.verilator.verilog import cached_design
+from nearflash.sim.verilator.verilog import Design, cached_design
 
-__all__ = ["VerilatorDevice", "kernel_component", "nand_model"]
+__all__ = ["VerilatorDevice", "kernel_design", "nand_model"]
 
 #: A kernel that moves no data for so long, and for the time of an erase, will never move any.
 QUIET_CYCLES = 100_000
 
 
-def kernel_component(config: KernelConfig) -> Any:
-    """The top of the kernel that `config` describes."""
-    if isinstance(config, AttendConfig):
-        return AttendKernel(config)
-    if isinstance(config, ExpandConfig):
-        return ExpandKernel(config)
-    assert isinstance(config, UpdateConfig)
-    return UpdateKernel(config)
+def kernel_design(config: KernelConfig) -> Design:
+    """The kernel that `config` describes, converted once for all processes."""
+    return cached_design(f"{config.full_name}-{config.digest[:16]}", lambda: kernel_of(config))
 
 
 def nand_model(config: KernelConfig) -> NandModel | None:
@@ -66,9 +59,8 @@ class VerilatorDevice(RegisterDevice):
         nand: NandModel | None = None,
         trace: bool = False,
     ) -> None:
-        design = cached_design(f"{config.full_name}-{config.digest[:16]}", lambda: kernel_component(config))
         self.kernel = KernelLibrary(
-            design,
+            kernel_design(config),
             config.full_name,
             memory_bytes=memory_bytes,
             model=model,
