@@ -5,7 +5,6 @@ Equal sources and equal tools give equal files: seeds are fixed, names are those
 
 import hashlib
 import importlib.metadata
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -21,13 +20,14 @@ from nearflash.boards.open.frames import assemble, read_bits, write_frames
 from nearflash.boards.open.packages import SidPrograms, fetch
 from nearflash.boards.open.routing import Routed, constraints, route
 from nearflash.boards.open.synthesis import synthesise, yosys_version
+from nearflash.boards.revision import revision_of, stamped
 from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
 from nearflash.device.bitstreams.board import Board, Resources
 from nearflash.device.bitstreams.header import rename_design
-from nearflash.device.bitstreams.manifest import Manifest, load_manifest, sha256
+from nearflash.device.bitstreams.manifest import Manifest, sha256
 
-__all__ = ["Choice", "Implemented", "build", "design_digest", "design_text", "implement", "revision_of", "stamped"]
+__all__ = ["Choice", "Implemented", "build", "design_digest", "design_text", "implement"]
 
 #: Of prjxray's database: the family that a part's device belongs to.
 _DATABASES = {"xc7z": "zynq7", "xc7a": "artix7", "xc7k": "kintex7", "xc7s": "spartan7"}
@@ -67,30 +67,6 @@ def design_text(build_config: KernelConfig) -> str:
 def design_digest(build_config: KernelConfig) -> str:
     """SHA-256 (hex) of the design: what a manifest compares sources by."""
     return hashlib.sha256(design_text(build_config).encode()).hexdigest()
-
-
-def stamped(text: str, git_revision: int) -> str:
-    """A design with the first 32 bits of a revision in its identity. Raises ValueError for a text without its place."""
-    place = "connect \\git_revision 32'"
-    if f"{place}{0:032b}" not in text:
-        raise ValueError("design must have a git revision of 0, not none")
-    return text.replace(f"{place}{0:032b}", f"{place}{git_revision:032b}")
-
-
-def revision_of(board: Board, kernel: str, design: str) -> str:
-    """Revision that the bitstream states: that of its manifest where the design is the same, else the checkout's.
-
-    So a build from a later checkout that changed nothing of the design gives the same bitstream.
-    """
-    try:
-        manifest = load_manifest(board, kernel)
-    except BitstreamError:
-        manifest = None
-    if manifest is not None and manifest.design == design:
-        return manifest.git
-    head = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    done = subprocess.run(head, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "0" * 40
 
 
 def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = None) -> Manifest:

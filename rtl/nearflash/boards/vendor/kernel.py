@@ -28,6 +28,7 @@ from nearflash.abi.config import KernelConfig
 from nearflash.abi.errors import BitstreamError
 from nearflash.boards.kernels import kernel_of
 from nearflash.boards.modules import shared_modules
+from nearflash.boards.revision import stamped
 
 __all__ = ["FlatDesign", "KernelDesign", "Pin", "convert_kernel", "flatten"]
 
@@ -100,12 +101,7 @@ class KernelDesign(FlatDesign):
 
         Raises BitstreamError for a revision that does not fit, or a design without its place.
         """
-        if not 0 <= git_revision < 1 << 32:
-            raise BitstreamError(f"git_revision must be 32 bits, not {git_revision!r}")
-        place = "connect \\git_revision 32'"
-        if f"{place}{0:032b}" not in self.rtlil:
-            raise BitstreamError(f"{self.build.full_name} must have a git revision of 0, not none")
-        return replace(self, rtlil=self.rtlil.replace(f"{place}{0:032b}", f"{place}{git_revision:032b}"))
+        return replace(self, rtlil=stamped(self.rtlil, git_revision, self.build.full_name))
 
     def bus_pins(self, bus: str) -> tuple[Pin, ...]:
         """The pins of one interface."""
