@@ -79,7 +79,7 @@ synth: venv ## resources of one kernel: make synth KERNEL=update FAMILY=xcup CON
 	$(NEARFLASH) synth $(KERNEL) --family $(FAMILY) --config $(CONFIG)
 
 bitstream: venv ## a board's bitstreams without vendor tools: make bitstream BOARD=pynq-z2 [KERNEL=update]
-	$(PY) -m nearflash.boards.open $(BOARD) $(if $(filter command line,$(origin KERNEL)),$(KERNEL))
+	$(NEARFLASH) bitstream build $(BOARD) $(if $(filter command line,$(origin KERNEL)),--kernel $(KERNEL))
 
 vivado: venv ## a Zynq board's bitstream with AMD Vivado, or its package: make vivado BOARD=zynq7045
 	$(NEARFLASH) bitstream build $(if $(filter command line environment,$(origin BOARD)),$(BOARD),zynq7045)

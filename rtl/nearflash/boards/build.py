@@ -7,13 +7,14 @@ tools build it where they are installed.
 import subprocess
 from collections.abc import Iterator
 
+from nearflash.abi.config import config
 from nearflash.abi.errors import BitstreamError
 from nearflash.boards.open.build import build as build_open
 from nearflash.boards.revision import revision_of
 from nearflash.boards.vendor.package import convert_board, write_package
 from nearflash.boards.vendor.processor import has_processor
 from nearflash.boards.vendor.tools import keep_bitstream, keep_xclbin, run_tools
-from nearflash.device.bitstreams import Board, bitstreams_root
+from nearflash.device.bitstreams import Board, Manifest, bitstreams_root
 
 __all__ = ["build_board"]
 
@@ -22,17 +23,18 @@ def build_board(board: Board, kernel: str | None = None, *, package_only: bool =
     """Lines about what was made, as it is made. `kernel` is for the open flow, which builds one at a time.
 
     Raises ConfigError for a kernel that the board does not have, ToolsError or BitstreamError where tools are missing
-    or fail: the message states which, and where the package is.
+    or fail: the message states which, and where the package is;
+    BitstreamError too for a bitstream of the open flow beyond the board's limits.
     """
     if kernel is not None:
         board.build(kernel)
-    work = bitstreams_root().parent / "build" / "bitstreams" / board.name
     if board.flow == "open":
-        for name in [kernel] if kernel else [board.build(each.partition("-")[0]).kernel for each in board.kernels]:
-            manifest = build_open(board, name, work)
-            cells = f"{manifest.utilisation.lut:g} LUT"
-            yield f"{manifest.config}: {manifest.fmax_hz / 1e6:.1f} MHz, {cells}, in {board.folder}"
+        for name in [kernel] if kernel else [config(each).kernel for each in board.kernels]:
+            made = build_open(board, name, bitstreams_root().parent / "build" / "boards" / board.name / name)
+            yield _figures(board, made)
+            made.check_limits(board)
         return
+    work = bitstreams_root().parent / "build" / "bitstreams" / board.name
     designs = convert_board(board)
     revision = revision_of(board, designs[0].top, designs[0].digest)
     for path in write_package(board, designs, work, int(revision[:8], 16)):
@@ -52,6 +54,13 @@ def build_board(board: Board, kernel: str | None = None, *, package_only: bool =
     else:
         keep_xclbin(board, designs, work, revision, tools | {"v++": tool_version("v++")})
         yield f"{', '.join(design.build.full_name for design in designs)}: in {board.folder}"
+
+
+def _figures(board: Board, made: Manifest) -> str:
+    cells = made.utilisation
+    speed = f"{made.fmax_hz / 1e6:.1f} MHz, runs at {made.clock_hz / 1e6:.1f} MHz"
+    area = f"{cells.lut} LUT, {cells.ff} FF, {cells.dsp} DSP, {cells.bram36:g} BRAM36"
+    return f"{board.name}/{made.kernel}: {speed}; {area}; 0 bits differ"
 
 
 def tool_version(program: str) -> str:
