@@ -25,8 +25,8 @@ def calls(monkeypatch, tmp_path):
     def record(name, result=None):
         monkeypatch.setattr(subject, name, lambda *given: (seen.append((name, given)), result)[1])
 
-    manifest = SimpleNamespace(config="attend-x", kernel="attend", fmax_hz=123_400_000, clock_hz=1, check_limits=lambda _: None,
-                               utilisation=load_board("zynq7045").resources)  # fmt: skip
+    manifest = SimpleNamespace(config="attend-x", kernel="attend", fmax_hz=123_400_000, clock_hz=1,
+                               check_limits=lambda _: None, utilisation=load_board("zynq7045").resources)  # fmt: skip
     for name, result in (("write_package", [tmp_path / "a.tcl"]), ("run_tools", None), ("keep_bitstream", manifest),
                          ("keep_xclbin", None), ("build_open", manifest)):  # fmt: skip
         record(name, result)

@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import AddressError
-from nearflash.device.base import Buffer, LinkBytes
-from nearflash.device.memory import PAGE_BYTES, Memory, anonymous
+from nearflash.device.backends.buffers import BoardMemory, OwnedBuffer
+from nearflash.device.base import LinkBytes
+from nearflash.device.memory import PAGE_BYTES, anonymous
 
 __all__ = ["PynqBuffer", "PynqMemory"]
 
 Allocate = Callable[[int], Any]
 
 
-class PynqBuffer(Buffer):
+class PynqBuffer(OwnedBuffer):
     """An array of `pynq.allocate`, and the host's copy of it."""
 
     def __init__(self, array: Any, size_bytes: int, p2p: bool, links: LinkBytes) -> None:
@@ -43,18 +44,20 @@ class PynqBuffer(Buffer):
         self.host[span] = self._bytes[span]
         self._links.from_device += span.stop - span.start
 
+    def release(self) -> None:
+        """Free the array: the buffer's views must not be used afterwards."""
+        self.array.freebuffer()
 
-class PynqMemory(Memory):
+
+class PynqMemory(BoardMemory):
     """What `allocate`, from bytes to an array of them, gives. `p2p`: buffers have a window for direct I/O."""
 
     def __init__(self, allocate: Allocate, size_bytes: int, *, p2p: bool) -> None:
+        super().__init__()
         self._allocate, self.size_bytes, self.p2p = allocate, size_bytes, p2p
-        self._buffers: dict[int, PynqBuffer] = {}
 
-    def allocate(self, size_bytes: int, links: LinkBytes) -> PynqBuffer:
-        """A buffer of whole pages. Raises AddressError for less than a byte and where there is no room."""
-        if size_bytes <= 0:
-            raise AddressError(f"a buffer's size must be at least 1 byte, not {size_bytes!r}")
+    def make(self, size_bytes: int, links: LinkBytes) -> PynqBuffer:
+        """A buffer of whole pages. Raises AddressError where there is no room."""
         try:
             array = self._allocate(-(-size_bytes // PAGE_BYTES) * PAGE_BYTES)
         except (MemoryError, RuntimeError, OSError) as full:
@@ -62,18 +65,4 @@ class PynqMemory(Memory):
                 f"a buffer of {size_bytes} bytes must fit what is left of the contiguous memory (`grep Cma "
                 f"/proc/meminfo`), not fail: {full}; free other buffers, or boot with a larger cma="
             ) from full
-        buffer = PynqBuffer(array, size_bytes, self.p2p, links)
-        self._buffers[buffer.address] = buffer
-        return buffer
-
-    def free(self, buffer: Buffer) -> None:
-        """Free the array. Raises AddressError for one that is not allocated here."""
-        found = self._buffers.pop(buffer.address, None)
-        if found is None:
-            raise AddressError(f"a buffer must be allocated to be freed, not at {buffer.address:#x} (freed twice?)")
-        found.array.freebuffer()
-
-    def close(self) -> None:
-        """Free all that is allocated."""
-        for address in list(self._buffers):
-            self._buffers.pop(address).array.freebuffer()
+        return PynqBuffer(array, size_bytes, self.p2p, links)

@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import AddressError, DeviceError
+from nearflash.device.backends.buffers import BoardMemory, OwnedBuffer
 from nearflash.device.backends.xrt.card import XrtCard
 from nearflash.device.backends.xrt.functions import FROM_DEVICE, NORMAL, P2P, TO_DEVICE
-from nearflash.device.base import Buffer, LinkBytes
-from nearflash.device.memory import DEFAULT_BYTES, PAGE_BYTES, Memory, anonymous
+from nearflash.device.base import LinkBytes
+from nearflash.device.memory import DEFAULT_BYTES, PAGE_BYTES, anonymous
 
 __all__ = ["DmaBuffer", "P2pBuffer", "XrtBuffer", "XrtMemory"]
 
 
-class XrtBuffer(Buffer):
+class XrtBuffer(OwnedBuffer):
     """A buffer object."""
 
     def __init__(self, card: XrtCard, size_bytes: int, flags: int, group: int, links: LinkBytes) -> None:
@@ -89,37 +90,21 @@ class DmaBuffer(XrtBuffer):
         return span
 
 
-class XrtMemory(Memory):
+class XrtMemory(BoardMemory):
     """The bank `group` of a card. `p2p` states whether buffers are windows; a card without P2P gives none."""
 
     def __init__(self, card: XrtCard, group: int, *, p2p: bool, size_bytes: int = DEFAULT_BYTES) -> None:
+        super().__init__()
         self._card, self._group, self.size_bytes = card, group, size_bytes
-        self._buffers: dict[int, XrtBuffer] = {}
         self.p2p = p2p and self._has_windows()
 
-    def allocate(self, size_bytes: int, links: LinkBytes) -> Buffer:
-        """A buffer object. Raises AddressError for less than a byte and where there is no room."""
-        if size_bytes <= 0:
-            raise AddressError(f"a buffer's size must be at least 1 byte, not {size_bytes!r}")
+    def make(self, size_bytes: int, links: LinkBytes) -> XrtBuffer:
+        """A buffer object. Raises AddressError where there is no room."""
         kind = P2pBuffer if self.p2p else DmaBuffer
         try:
-            buffer = kind(self._card, size_bytes, self._group, links)
+            return kind(self._card, size_bytes, self._group, links)
         except DeviceError as full:
             raise AddressError(f"a buffer of {size_bytes} bytes must fit the card's memory: {full}") from full
-        self._buffers[buffer.address] = buffer
-        return buffer
-
-    def free(self, buffer: Buffer) -> None:
-        """Free the buffer object. Raises AddressError for one that is not allocated here."""
-        found = self._buffers.pop(buffer.address, None)
-        if found is None:
-            raise AddressError(f"a buffer must be allocated to be freed, not at {buffer.address:#x} (freed twice?)")
-        found.release()
-
-    def close(self) -> None:
-        """Free all that is allocated."""
-        for address in list(self._buffers):
-            self._buffers.pop(address).release()
 
     def _has_windows(self) -> bool:
         try:
