@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,9 @@ def equality_rows(count: int = 21 * len(_KINDS), seed: int = 1, *, everywhere: b
         for start in range(0, len(heads), _BATCH)
     ]
     found: dict[tuple[str, int, int], list[tuple[int, bool]]] = {}
-    with ProcessPoolExecutor(os.cpu_count(), initializer=_open) as pool:
+    _open_device().close()  # built once, before the processes want it
+    # Forked processes would inherit locks that threads of this one hold, and wait for them for ever.
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), initializer=_open) as pool:
         for results in pool.map(_compare, batches):
             for key, tokens, wrong in results:
                 found.setdefault(key, []).append((tokens, wrong))
@@ -71,9 +74,13 @@ def equality_rows(count: int = 21 * len(_KINDS), seed: int = 1, *, everywhere: b
 _device: VerilatorDevice
 
 
+def _open_device() -> VerilatorDevice:
+    return VerilatorDevice(attend_config(CONFIG), memory_bytes=_MEMORY_BYTES)
+
+
 def _open() -> None:
     global _device
-    _device = VerilatorDevice(attend_config(CONFIG), memory_bytes=_MEMORY_BYTES)
+    _device = _open_device()
 
 
 def _compare(batch: tuple[Sequence[_Named], Sequence[_Way]]) -> list[tuple[tuple[str, int, int], int, bool]]:
