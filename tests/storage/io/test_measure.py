@@ -5,6 +5,7 @@ import threading
 from nearflash.cli import main as cli
 from nearflash.storage.io import measure
 from nearflash.storage.io.backend import PositionalBackend
+from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.io.measure import Rate, measure_drive, measure_random, report
 from nearflash.storage.io.profile import known_profile
 
@@ -77,3 +78,11 @@ def test_devices_measure(tmp_path, capsys, monkeypatch):
 def test_no_such_folder(tmp_path, capsys):
     assert cli.main(["devices", "--measure", str(tmp_path / "none")]) == 2
     assert "none must be a folder on the drive to measure" in capsys.readouterr().err
+
+
+def test_a_disturbance_does_not_make_one_size_of_pages_slow(tmp_path, monkeypatch):
+    """All repeats of a size were read one after another: half a second of another program chose other pages."""
+    sizes = []
+    monkeypatch.setattr(DirectFile, "read_many", lambda file, offsets, into: sizes.append(into.shape[1]))
+    list(measure_random(tmp_path, pages=(4096, 16384), depths=(4,), file_bytes=1 << 20, repeats=3))
+    assert sizes == [4096, 16384] * 3

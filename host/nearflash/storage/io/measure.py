@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -87,17 +88,20 @@ def measure_random(
             for offset in range(0, file_bytes, len(block)):
                 file.write(offset, block[: file_bytes - offset])
             file.flush()
+        memory = aligned_buffer(max(*pages, _RANDOM_BYTES))
+        memory[:] = 0  # pages of memory that were never touched are no part of a read
         for depth in depths:
             with DirectFile.open(path, backend=QueueBackend(depth)) as file:
-                for page_bytes in pages:
+                # In turns: what else the machine does for a second must not make one size of pages look slow.
+                found: dict[int, list[float]] = {page_bytes: [] for page_bytes in pages}
+                for _, page_bytes in product(range(repeats), pages):
                     count = max(min(_RANDOM_BYTES, file_bytes) * min(depth, 8) // 8 // page_bytes, 1)
-                    memory = aligned_buffer(count * page_bytes).reshape(count, page_bytes)
-                    rates = []
-                    for _ in range(repeats):
-                        offsets = draw.integers(0, file_bytes // page_bytes, count) * page_bytes
-                        start = time.perf_counter()
-                        file.read_many(offsets, memory)
-                        rates.append(memory.nbytes / (time.perf_counter() - start) / 1e9)
+                    into = memory[: count * page_bytes].reshape(count, page_bytes)
+                    offsets = draw.integers(0, file_bytes // page_bytes, count) * page_bytes
+                    start = time.perf_counter()
+                    file.read_many(offsets, into)
+                    found[page_bytes].append(into.nbytes / (time.perf_counter() - start) / 1e9)
+                for page_bytes, rates in found.items():
                     yield Rate("random", page_bytes, depth, statistics.median(rates), min(rates), max(rates))
 
 
