@@ -1,4 +1,5 @@
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -250,10 +251,17 @@ def unpacked(shape, items):
     return [layout.from_bits(value) for value in values]
 
 
-def unit_of(config):
-    """The engine, Verilated; pages wait for the broadcasts, drains for all that is done."""
+@cache
+def built(config):
     after = {"i_page": ["i_context", "i_query", "i_gather"], "i_drain": ["o_done"]}
     return StreamUnit(Ordered(ChannelEngine(config), after), f"engine-{config.name}")
+
+
+def unit_of(config):
+    """A new engine, Verilated; pages wait for the broadcasts, drains for all that is done."""
+    unit = built(config)
+    unit.reset_model()
+    return unit
 
 
 def check(got, traffic):
