@@ -41,6 +41,7 @@ def stalled(device, request):
     device.kernel.configure(MemoryModel())
 
 
+@pytest.mark.slow  # a simulator of its own, two minutes to build and to run
 def test_testbench():
     result = run_testbench("gateware.top.expand")
     assert result.failed == ()

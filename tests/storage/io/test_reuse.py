@@ -1,10 +1,12 @@
 """Memory that is used again: never while anything refers to it."""
 
 import gc
+import mmap
 import threading
 
 import numpy as np
 
+from nearflash.storage.io import reuse
 from nearflash.storage.io.reuse import reused_buffer
 
 
@@ -60,3 +62,21 @@ def test_threads_never_share_memory():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_small_arrays_share_a_huge_page_and_large_ones_begin_one():
+    small = [reused_buffer(1 << 17) for _ in range(17)]
+    pages = {address(one) >> 21 for one in small}
+    assert len({address(one) for one in small}) == 17 and 2 <= len(pages) <= 3
+    assert address(reused_buffer(3 << 20)) % (1 << 21) == 0
+
+
+def test_a_kernel_without_huge_pages_gives_plain_ones(monkeypatch):
+    class Plain(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError("no huge pages")
+
+    monkeypatch.setattr(reuse.mmap, "mmap", Plain)
+    (array,) = reuse._in_huge_pages(1 << 22)
+    array[:] = 3
+    assert array.shape == (1 << 22,) and int(array[-1]) == 3
