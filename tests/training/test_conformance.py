@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from nearflash.training import conformance
@@ -10,6 +11,7 @@ from nearflash.training.checks.__main__ import main
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "conformance.md"
 
 
+@pytest.mark.slow
 def test_the_table_of_the_guide(capsys):
     assert main() == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]

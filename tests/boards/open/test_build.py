@@ -69,11 +69,10 @@ def board(database, tmp_path, monkeypatch):
         'flow = "open"\nbackend = "pynq"\nclock_hz = 1\nkernels = ["update-tiny"]\nsources = []\n'
         "memory = { base_address = 0, size_bytes = 1, bandwidth_bytes_per_s = 1 }\n"
         "resources = { lut = 1, ff = 1, dsp = 1, bram36 = 1 }\n"
+        'pins = { led = "A1" }\nrouting.update = { freq_hz = 100_000_000, seed = 1 }\n'
     )
     monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(folder.parent))
     monkeypatch.setitem(flow._DATABASES, "desk", "small")
-    monkeypatch.setitem(flow._PINS, "desk", {"led": "A1"})
-    monkeypatch.setitem(flow._CHOICES, "update-tiny", flow.Choice(100_000_000, 1))
     monkeypatch.setattr(flow, "design_text", lambda build_config: TEXT)
     monkeypatch.setattr(flow, "synthesise", lambda source, family, netlist: Resources(1, 2, 3, 4.5))
     return load_board("desk")
@@ -156,3 +155,10 @@ def test_without_programs_the_reason_is_stated(board, monkeypatch, tmp_path):
     monkeypatch.setattr(flow, "fetch", refuse)
     with pytest.raises(ToolsError, match="the open flow needs Debian"):
         build(board, "update", tmp_path / "work")
+
+
+def test_a_kernel_without_a_start_for_its_routing_is_named(board, programs, tmp_path):
+    bare = replace(board, routing={})
+    with pytest.raises(ConfigError, match=r"board.toml of desk must have routing.update"):
+        build(bare, "update", tmp_path / "work", programs)
+    assert not (tmp_path / "work").exists()

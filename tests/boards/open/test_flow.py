@@ -6,9 +6,10 @@ from amaranth.back import rtlil
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
-from nearflash.boards.open.build import Choice, implement
+from nearflash.boards.open.build import implement
 from nearflash.boards.open.database import PartDatabase
 from nearflash.boards.open.packages import fetched
+from nearflash.device.bitstreams.board import Routing
 from nearflash.device.bitstreams.header import read_header
 
 PART = "xc7z020clg400-1"
@@ -37,12 +38,12 @@ def test_a_small_design_reads_back_without_a_differing_bit(tmp_path):
     programs = fetched()
     database = PartDatabase(programs.bit_database("zynq7"), PART)
     (tmp_path / "top.il").write_text(rtlil.convert(Blinker(), name="top", emit_src=False))
-    made = implement(programs, database, tmp_path / "top.il", "xc7", {"led": "R14"}, Choice(100_000_000, 1))
+    made = implement(programs, database, tmp_path / "top.il", "xc7", {"led": "R14"}, Routing(100_000_000, 1))
     assert made.routed.fmax_hz > 150_000_000
     assert made.cells.ff >= 12 and made.cells.lut >= 3
     assert made.routed.critical_path[0].split()[2] == "clk-to-q"
     header = read_header(made.bitstream)
     assert (header.design, header.part, header.payload_bytes) == ("top", PART, PAYLOAD_BYTES)
     first = made.bitstream.read_bytes()
-    again = implement(programs, database, tmp_path / "top.il", "xc7", {"led": "R14"}, Choice(100_000_000, 1))
+    again = implement(programs, database, tmp_path / "top.il", "xc7", {"led": "R14"}, Routing(100_000_000, 1))
     assert again.bitstream.read_bytes() == first, "equal sources give equal files"

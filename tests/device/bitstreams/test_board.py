@@ -54,6 +54,9 @@ def test_an_unknown_board_lists_what_exists(desk):
         ('sources = ["a data sheet"]', 'sources = "a data sheet"', "sources must be a list, not 'a data sheet'"),
         ("limits.update = {", "limits.expand = {", "limits must be of kernels that desk has, not of expand"),
         ("limits.update = {", "limits = 3\nlimit = {", "must have only"),
+        ("limits.update", "routing.expand = { freq_hz = 1, seed = 1 }\nlimits.update", "routing must be of kernels"),
+        ("limits.update", "routing.update = { freq_hz = 1 }\nlimits.update", "routing.update must have seed"),
+        ("limits.update", "pins = { led = 4 }\nlimits.update", "pins.led must be text, not 4"),
         (
             "fmax_hz = 40",
             "fmin_hz = 40",

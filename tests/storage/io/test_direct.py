@@ -197,7 +197,7 @@ def test_forked_children_keep_no_lock(tmp_path, end):
         "import os, sys, time; from pathlib import Path; from nearflash.storage.io.direct import DirectFile\n"
         "file = DirectFile.create(Path(sys.argv[1]), 4096, direct=False)\n"
         "child = os.fork()\n"
-        "if not child:\n    os.close(1); time.sleep(60); os._exit(0)\n"  # who reads the output waits for all that have it
+        "if not child:\n    os.close(1); time.sleep(60); os._exit(0)\n"  # else the reader waits for it
         "print(child, flush=True)\n"
         "if sys.argv[2] == 'close':\n"
         "    file.close(); DirectFile.open(Path(sys.argv[1]), direct=False).close(); print('again', flush=True)\n"

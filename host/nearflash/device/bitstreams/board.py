@@ -10,7 +10,7 @@ from nearflash.abi.config import KernelConfig, config
 from nearflash.abi.errors import ConfigError
 from nearflash.device.bitstreams.schema import parse_table
 
-__all__ = ["FLOWS", "Board", "Limits", "Memory", "Resources", "bitstreams_root", "boards", "load_board"]
+__all__ = ["FLOWS", "Board", "Limits", "Memory", "Resources", "Routing", "bitstreams_root", "boards", "load_board"]
 
 FLOWS = {
     "open": "yosys, nextpnr and our own frames: a bitstream without vendor tools",
@@ -56,6 +56,14 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """What place and route of a kernel starts from, found by trying: its aim, Hz, and its seed."""
+
+    freq_hz: int
+    seed: int
+
+
+@dataclass(frozen=True)
 class Board:
     """One board. Raises ConfigError for a flow or a build configuration that does not exist."""
 
@@ -82,15 +90,20 @@ class Board:
     """Vitis platform, where the flow is vitis."""
     limits: Mapping[str, Limits] = field(default_factory=dict)
     """By kernel."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Package pins by port of the whole design, where the flow is open."""
+    routing: Mapping[str, Routing] = field(default_factory=dict)
+    """By kernel, where the flow is open."""
 
     def __post_init__(self) -> None:
         if self.flow not in FLOWS:
             raise ConfigError(f"flow must be one of {', '.join(FLOWS)}, not {self.flow!r}")
         for name in self.kernels:
             config(name)
-        unbuilt = sorted(self.limits.keys() - {config(name).kernel for name in self.kernels})
-        if unbuilt:
-            raise ConfigError(f"limits must be of kernels that {self.name} has, not of {', '.join(unbuilt)}")
+        built = {config(name).kernel for name in self.kernels}
+        for what, given in (("limits", self.limits.keys()), ("routing", self.routing.keys())):
+            if unbuilt := sorted(given - built):
+                raise ConfigError(f"{what} must be of kernels that {self.name} has, not of {', '.join(unbuilt)}")
 
     @property
     def folder(self) -> Path:

@@ -23,22 +23,14 @@ from nearflash.boards.open.synthesis import synthesise, yosys_version
 from nearflash.boards.revision import revision_of, stamped
 from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
-from nearflash.device.bitstreams.board import Board, Resources
+from nearflash.device.bitstreams.board import Board, Resources, Routing
 from nearflash.device.bitstreams.header import rename_design
 from nearflash.device.bitstreams.manifest import Manifest, sha256
 
-__all__ = ["Choice", "Implemented", "build", "design_digest", "design_text", "implement"]
+__all__ = ["Implemented", "build", "design_digest", "design_text", "implement"]
 
 #: Of prjxray's database: the family that a part's device belongs to.
 _DATABASES = {"xc7z": "zynq7", "xc7a": "artix7", "xc7k": "kintex7", "xc7s": "spartan7"}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What place and route starts from, found by trying: its aim and its seed."""
-
-    freq_hz: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -48,14 +40,6 @@ class Implemented:
     cells: Resources
     routed: Routed
     bitstream: Path
-
-
-#: Pins of the boards' lights.
-_PINS = {"pynq-z2": {"led": "R14"}}
-_CHOICES = {
-    "update-pynq-z2": Choice(freq_hz=100_000_000, seed=1),
-    "attend-pynq-z2": Choice(freq_hz=80_000_000, seed=1),
-}
 
 
 def design_text(build_config: KernelConfig) -> str:
@@ -77,9 +61,11 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     Raises ConfigError for a board of another flow, ToolsError where a program is missing or fails, FormatError for
     features that no one knows, BitstreamError where the bitstream does not read back.
     """
-    if board.flow != "open" or board.name not in _PINS:
+    if board.flow != "open":
         raise ConfigError(f"flow of {board.name} must be open, not {board.flow}")
     build_config = board.build(kernel)
+    if kernel not in board.routing:
+        raise ConfigError(f"board.toml of {board.name} must have routing.{kernel}, where place and route starts from")
     programs = programs or fetch()
     work.mkdir(parents=True, exist_ok=True)
     database = PartDatabase(programs.bit_database(_DATABASES[board.part[:4]]), board.part)
@@ -88,8 +74,7 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     design = hashlib.sha256(text.encode()).hexdigest()
     revision = revision_of(board, kernel, design)
     (work / "top.il").write_text(stamped(text, int(revision[:8], 16)))
-    made = implement(programs, database, work / "top.il", board.family, _PINS[board.name],
-                     _CHOICES[build_config.full_name])  # fmt: skip
+    made = implement(programs, database, work / "top.il", board.family, board.pins, board.routing[kernel])
     made.bitstream.rename(work / f"{kernel}.bit")
     clock = dividers(made.routed.fmax_hz)
     (work / f"{kernel}.hwh").write_text(hwh_text(board, build_config, clock))
@@ -108,7 +93,7 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
 
 
 def implement(
-    programs: SidPrograms, database: PartDatabase, source: Path, family: str, pins: Mapping[str, str], choice: Choice
+    programs: SidPrograms, database: PartDatabase, source: Path, family: str, pins: Mapping[str, str], routing: Routing
 ) -> Implemented:
     """The module `top` of an RTLIL file as a bitstream beside it, with its ports on `pins`; read back and compared.
 
@@ -118,8 +103,8 @@ def implement(
     xdc, frames, bitstream, netlist = (source.with_suffix(suffix) for suffix in (".xdc", ".frm", ".bit", ".json"))
     cells = synthesise(source, family, netlist)
     xdc.write_text(constraints(pins))
-    routed, fasm = route(programs, database.part, database.device, netlist, xdc, freq_hz=choice.freq_hz,
-                         seed=choice.seed)  # fmt: skip
+    routed, fasm = route(programs, database.part, database.device, netlist, xdc, freq_hz=routing.freq_hz,
+                         seed=routing.seed)  # fmt: skip
     lines = chain(fasm.read_text().splitlines(), database.required())
     bits = assemble(database, parse(lines))
     write_frames(frames, database.frames(), bits)
