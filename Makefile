@@ -36,7 +36,7 @@ demo: venv ## fine-tune a small model through the Verilated updater; writes buil
 
 test: venv ## all tests but the long campaigns
 	@echo "Usually 10 to 20 minutes on two idle cores where simulators have to be built, half of that where they are kept."
-	$(PYTEST) -m 'not slow' -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+	$(PYTEST) -m 'not slow' -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 
 test-full: venv ## all tests, long campaigns too
 	@echo "Usually one to three hours on two idle cores: the tests of make test, every proof, samples of all mutants."

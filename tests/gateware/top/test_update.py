@@ -17,6 +17,7 @@ ADAM = AdamStep(lr=1e-3, step=4, weight_decay=0.01)
 MODEL = MemoryModel(read_latency_cycles=60, write_latency_cycles=40)
 
 
+@pytest.mark.slow  # a simulator of its own, two minutes to build and to run
 def test_testbench() -> None:
     result = run_testbench("gateware.top.update")
     assert result.failed == ()

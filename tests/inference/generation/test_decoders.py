@@ -104,19 +104,20 @@ def both(request):
     return model, attach(copy.deepcopy(model))
 
 
-def test_sixty_four_tokens_of_three_unequal_prompts_are_those_of_the_models_own_cache(both, make_engine):
+@pytest.mark.parametrize("new", [24, pytest.param(NEW, marks=pytest.mark.slow)])
+def test_tokens_of_three_unequal_prompts_are_those_of_the_models_own_cache(both, make_engine, new):
     """By the engine in plain arrays, and by the one on a flash."""
     model, attached = both
-    inputs = inputs_of([9, 4, 13])
-    own = generate(model, inputs, DynamicCache(config=model.config))
+    inputs = inputs_of([73 - new, 68 - new, 77 - new])  # a page group and its tail
+    own = generate(model, inputs, DynamicCache(config=model.config), new)
     flash = flash_layers(model.config)
     engine = make_engine(kv_shape_of(model.config).kv_heads if flash else 1)
     with NearflashCache(engine, attached.config) as cache:
-        assert generate(attached, inputs, cache) == own
+        assert generate(attached, inputs, cache, new) == own
         assert [sorted(layers) for layers in engine.stored.values()] == [list(range(len(flash)))] * (3 if flash else 0)
     if flash:
         with open_engine(kv_shape_of(model.config), AttentionPolicy(), tokens=80, sequences=3) as engine:
-            assert generate(attached, inputs, NearflashCache(engine, attached.config)) == own
+            assert generate(attached, inputs, NearflashCache(engine, attached.config), new) == own
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-oss"])
