@@ -35,7 +35,7 @@ demo: venv ## fine-tune a small model through the Verilated updater; writes buil
 	$(NEARFLASH) demo
 
 test: venv ## all tests but the long campaigns
-	@echo "Usually 10 to 20 minutes on two idle cores where simulators have to be built, half of that where they are kept."
+	@echo "Usually 30 to 50 minutes on two cores where simulators have to be built, about half of that where they are kept."
 	$(PYTEST) -m 'not slow' -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 
 test-full: venv ## all tests, long campaigns too
