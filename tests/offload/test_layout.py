@@ -13,6 +13,7 @@ from nearflash.offload.layout import Layout, LayoutReader, ReadFile, Run
 from nearflash.offload.link import host_memory
 from nearflash.offload.sources import Piece, Source
 from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.file import PackedTensor, write_file
 from nearflash.weights.weights_map import KeptTensor
 
 
@@ -142,3 +143,36 @@ def test_a_file_that_cannot_be_opened_or_read(tmp_path):
     os.close(read._fd)
     with pytest.raises(WeightsError, match="reading 't' failed"):
         read.read(Run(file, 0, 4096, 0, "t"), host_memory(4096))
+
+
+def checksummed(folder, values):
+    """A file of dense tensors with checksums, as compressed checkpoints have them."""
+    numbers = {name: value.contiguous().view(torch.uint8).numpy().reshape(-1) for name, value in values.items()}
+    planned = {name: ("F32", tuple(value.shape)) for name, value in values.items()}
+    packed = [PackedTensor(name, "F32", tuple(values[name].shape), "dense", data) for name, data in numbers.items()]
+    write_file(folder / "model.safetensors", planned, packed)
+    return open_checkpoint(folder)
+
+
+def test_tensors_with_checksums_are_read_in_place(tmp_path):
+    """They were read into another buffer, one open file each, and copied: 2.4 times the time of a decode step."""
+    values = tensors(dtype=torch.float32)
+    found = checksummed(tmp_path, values)
+    assert all(tensor.checksum is not None for tensor in found.values())
+    layout = Layout({name: source(found, name) for name in found})
+    views, (_, expanded) = filled(layout)
+    assert not layout.expanded and expanded == 0
+    assert all(torch.equal(views[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize("name", ["t0", "t1", "t5"])
+def test_damage_in_what_is_read_in_place_is_an_error(tmp_path, name):
+    found = checksummed(tmp_path, tensors(dtype=torch.float32))
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.seek(found[name].offset + found[name].stored_bytes - 1)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    layout = Layout({each: source(found, each) for each in found})
+    with pytest.raises(WeightsError, match=rf"tensor '{name}', at byte {found[name].offset}: it is damaged"):
+        filled(layout)

@@ -1,7 +1,8 @@
 """Where a layer's parameters lie in one buffer, so that its file is read straight into it.
 
 Tensors that are stored as the model computes with them keep their distances in the file, in runs that begin at a block
-of it: direct I/O then puts each where it is used, without a copy. The others are expanded or converted behind them.
+of it: direct I/O then puts each where it is used, without a copy; those that have a checksum are checked there. The
+others are expanded or converted behind them.
 """
 
 import os
@@ -17,6 +18,7 @@ from nearflash.abi.errors import WeightsError
 from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.offload.sources import Source
 from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.checksum import crc32c
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.weights_map import TORCH_DTYPES
 
@@ -79,6 +81,17 @@ class Layout:
         """Bytes that are read for it."""
         return sum(run.room_bytes for run in self.runs) + sum(each.stored_bytes for each in self.expanded.values())
 
+    def check(self, memory: Tensor) -> None:
+        """Compare what was read in runs with the file's checksums, where it has them. Raises WeightsError."""
+        for name, (place, source) in self._places.items():
+            if name in self.expanded:
+                continue
+            tensor = source.pieces[0].tensor
+            if tensor.checksum is None:
+                continue
+            if crc32c(memory[place : place + tensor.stored_bytes].numpy()) != tensor.checksum:
+                raise tensor.error("it is damaged: its checksum is another")
+
     def views(self, memory: Tensor) -> dict[str, Tensor]:
         """The parameters in a buffer (size_bytes,) uint8."""
         return {
@@ -114,7 +127,7 @@ def _is_direct(source: Source) -> bool:
     if source.converter is not None or len(source.pieces) != 1 or source.pieces[0].place:
         return False
     tensor = source.pieces[0].tensor
-    same = tensor.form == "dense" and tensor.checksum is None and TORCH_DTYPES.get(tensor.dtype) is source.dtype
+    same = tensor.form == "dense" and TORCH_DTYPES.get(tensor.dtype) is source.dtype
     return same and type(tensor) is WeightsTensor and tensor.offset % source.dtype.itemsize == 0
 
 
@@ -162,7 +175,7 @@ class LayoutReader:
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-read", initializer=set_ieee_arithmetic)
 
     def read_runs(self, layout: Layout, memory: Tensor) -> int:
-        """Read what lies in runs; the bytes of it. Raises WeightsError."""
+        """Read what lies in runs, and check it; the bytes of it. Raises WeightsError."""
         parts = [part for run in layout.runs for part in run.parts()]
         files = [self._file(part.path) for part in parts]
         if len(parts) == 1:
@@ -171,6 +184,7 @@ class LayoutReader:
             jobs = [self._pool.submit(file.read, part, memory) for file, part in zip(files, parts, strict=True)]
             for job in jobs:
                 job.result()
+        layout.check(memory)
         return sum(part.size_bytes for part in parts)
 
     def expand(self, layout: Layout, memory: Tensor) -> int:
