@@ -111,6 +111,17 @@ def test_peaks_hold_every_byte_once_at_home(shape, workload, policy):
 
 @settings(deadline=None, max_examples=30)
 @given(shapes(), workloads, policies())
+def test_wider_elements_take_more_and_are_no_faster(shape, workload, policy):
+    wide = replace(shape, element_bytes=2 * shape.element_bytes)
+    for tier, peak in peaks(wide, GPU24, workload, policy).items():
+        narrow = peaks(shape, GPU24, workload, policy)[tier].peak_bytes
+        assert narrow <= peak.peak_bytes <= 2 * narrow + 1e-6
+    seconds = [predict(each, GPU24, workload, policy).seconds for each in (shape, wide)]
+    assert seconds[0] <= seconds[1] * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(shapes(), workloads, policies())
 def test_larger_blocks_and_longer_prompts_need_no_less(shape, workload, policy):
     larger = replace(policy, batch_size=policy.batch_size + 1, num_batches=policy.num_batches + 1)
     longer = replace(workload, prompt_tokens=workload.prompt_tokens + 7)

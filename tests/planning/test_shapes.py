@@ -103,11 +103,21 @@ def test_experts_read_by_more_tokens_saturate():
 
 
 def test_four_bits_cost_four_and_a_half():
-    assert bytes_of(128, 16) == 256 and bytes_of(128, 4) == 72
+    assert bytes_of(128, 16, 2) == 256 and bytes_of(128, 16, 4) == 512 and bytes_of(128, 4, 4) == 72
     shape = from_config(FAMILIES["opt"][1])
     sixteen, four = shape.layer_bytes(), shape.layer_bytes(4)
     vectors = 4 * 64 * 2
     assert four[0] - vectors == pytest.approx((sixteen[0] - vectors) * 4.5 / 16)
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_model_in_fp32_has_twice_the_bytes(key):
+    """It was planned as fp16: peaks came out at half of what the run took."""
+    half, whole = (from_config({**FAMILIES["opt"][1], key: name}) for name in ("float16", "float32"))
+    assert half.element_bytes == 2 and whole.element_bytes == 4
+    assert whole.kv_bytes_per_token == 2 * half.kv_bytes_per_token
+    assert whole.weight_bytes()[0] == 2 * half.weight_bytes()[0]
+    assert from_config(FAMILIES["opt"][1]).element_bytes == 2
 
 
 def test_equal_layers_are_counted_once():

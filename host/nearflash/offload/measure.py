@@ -20,8 +20,8 @@ __all__ = ["measure_machine"]
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COPY_BYTES = 128 << 20
 _SIDE = 1024
-_TOKENS, _FEW_TOKENS = 512, 16
-"""Of prefill, and of a step of decode that is not bound by memory alone."""
+_TOKENS, _FEW_TOKENS, _MANY_TOKENS = 512, 16, 4096
+"""Of prefill, of a step of decode that is not bound by memory alone, and more than the caches hold."""
 _HEADS, _HEAD_DIM = 16, 64
 _CONTEXT = 4096
 _HOST_GPU_SHARE = 0.25
@@ -32,8 +32,7 @@ def measure_machine(folder: Path, dtype_name: str | None = None) -> Machine:
     """Measure where `folder` lies; rates of its drive that `nearflash devices --measure` kept are used again.
 
     dtype_name: what the model computes in, as its config has it (float16, bfloat16, float32); None: fp16 on a GPU, fp32
-    elsewhere. Rates of weights and KV are bytes of 16 bits a value, whatever it is. Raises StateError for a folder
-    that cannot be measured, PlanError for another dtype.
+    elsewhere. Raises StateError for a folder that cannot be measured, PlanError for another dtype.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype_name = dtype_name or ("float16" if device.type == "cuda" else "float32")
@@ -57,8 +56,9 @@ def measure_machine(folder: Path, dtype_name: str | None = None) -> Machine:
             dequantise_bytes_per_s=_dequantise_bytes(device, dtype),
             expand_bytes_per_s=_expand_bytes(device, dtype),
         )
-        schedule = Schedule(source="measured: small operations of a layer, one after another",
-                            per_layer_s=_small_operations(device, dtype))  # fmt: skip
+        schedule = Schedule(source="measured: a layer's operations beside its matrices, of one token and of many",
+                            per_layer_s=_small_operations(device, dtype),
+                            per_state_s=_state_seconds(device, dtype))  # fmt: skip
     links = Links("measured copies of 128 MiB, pinned where there is a GPU", to_gpu, to_host, to_host)
     return Machine("this machine", memory, links, _disk(rates), compute, schedule, rates=rates)
 
@@ -115,39 +115,39 @@ def _matmul_flops(device: torch.device, dtype: torch.dtype, tokens: int) -> floa
 
 
 def _weight_bytes(device: torch.device, dtype: torch.dtype) -> float:
-    """Bytes of fp16 weights a second, as one token multiplies with matrices too many for the caches."""
+    """Bytes of weights a second, as one token multiplies with matrices too many for the caches."""
     weights = [torch.randn(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(32)]
     states = torch.randn(1, _SIDE, dtype=dtype, device=device)
     seconds = _seconds(device, lambda: [states @ weight.T for weight in weights])
-    return 2 * len(weights) * _SIDE * _SIDE / seconds
+    return dtype.itemsize * len(weights) * _SIDE * _SIDE / seconds
 
 
 def _attention_bytes(device: torch.device, dtype: torch.dtype) -> float:
-    """Bytes of fp16 KV that decode attends over in a second."""
+    """Bytes of KV that decode attends over in a second."""
     shape = (4, _HEADS, _CONTEXT, _HEAD_DIM)
     keys, values = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
     query = torch.randn(4, _HEADS, 1, _HEAD_DIM, dtype=dtype, device=device)
     attend = torch.nn.functional.scaled_dot_product_attention
-    return 2 * 2 * keys.numel() / _seconds(device, lambda: attend(query, keys, values))
+    return 2 * keys.nbytes / _seconds(device, lambda: attend(query, keys, values))
 
 
 def _dequantise_bytes(device: torch.device, dtype: torch.dtype) -> float:
-    """Bytes of fp16 that come out of 4-bit codes, two a byte, in groups of 64."""
+    """Bytes that come out of 4-bit codes, two a byte, in groups of 64."""
     codes = torch.randint(0, 255, (_SIDE * _SIDE // 64, 32), dtype=torch.uint8, device=device)
     scale = torch.rand(_SIDE * _SIDE // 64, 1, dtype=dtype, device=device)
 
     def unpack() -> torch.Tensor:
         return torch.stack((codes & 15, codes >> 4), -1).flatten(1).to(dtype) * scale + scale
 
-    return 2 * _SIDE * _SIDE / _seconds(device, unpack)
+    return dtype.itemsize * _SIDE * _SIDE / _seconds(device, unpack)
 
 
 def _expand_bytes(device: torch.device, dtype: torch.dtype) -> float:
-    """Bytes of fp16 that come out of a mask and its values, half of them zero: torch's own scatter."""
+    """Bytes that come out of a mask and its values, half of them zero: torch's own scatter."""
     mask = torch.arange(_SIDE * _SIDE, device=device) % 2 == 0
     values = torch.ones(_SIDE * _SIDE // 2, dtype=dtype, device=device)
     out = torch.zeros(_SIDE * _SIDE, dtype=dtype, device=device)
-    return 2 * _SIDE * _SIDE / _seconds(device, lambda: out.masked_scatter_(mask, values))
+    return out.nbytes / _seconds(device, lambda: out.masked_scatter_(mask, values))
 
 
 def _small_operations(device: torch.device, dtype: torch.dtype) -> float:
@@ -160,6 +160,32 @@ def _small_operations(device: torch.device, dtype: torch.dtype) -> float:
             found = (found * 0.5 + states).relu()
 
     return _seconds(device, work)
+
+
+def _state_seconds(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds for each element of many tokens' states: norms in fp32, rotation, a gated activation, residuals.
+
+    The activation is 8/3 as wide as the states, as in most decoders.
+    """
+    states = torch.randn(_MANY_TOKENS, _SIDE, dtype=dtype, device=device)
+    gate, up = (torch.randn(_MANY_TOKENS, 8 * _SIDE // 3, dtype=dtype, device=device) for _ in range(2))
+    scale, half = states[:1], _HEAD_DIM // 2
+
+    def norm(values: torch.Tensor) -> torch.Tensor:
+        wide = values.float()
+        return scale * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
+
+    def rotate(values: torch.Tensor) -> torch.Tensor:
+        heads = values.view(_MANY_TOKENS, _SIDE // _HEAD_DIM, _HEAD_DIM).transpose(0, 1)
+        turned = torch.cat((-heads[..., half:], heads[..., :half]), -1)
+        return (heads * 0.5 + turned * 0.5).transpose(0, 1).reshape(_MANY_TOKENS, _SIDE)
+
+    def work() -> None:
+        found = states + rotate(norm(states))
+        found = found + norm(found)
+        torch.nn.functional.silu(gate) * up
+
+    return _seconds(device, work, repeats=5) / states.numel()
 
 
 def _disk_rates(folder: Path) -> Iterator[DiskRate]:

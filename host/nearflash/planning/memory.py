@@ -79,7 +79,7 @@ def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Opti
     """What stays where its share is; the KV cache at its full length, which is allocated at once."""
     weights, _ = shape.weight_bytes(options.weight_bits, options.stored_fraction)
     weights += ALIGNMENT_BYTES * len(shape.layers)
-    outside = 2 * shape.outside
+    outside = shape.element_bytes * shape.outside
     fixed = on(0)
     if machine.schedule.offloads_embeddings:
         weights += outside
@@ -87,9 +87,9 @@ def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Opti
         fixed = on(outside)
     tokens = workload.prompt_tokens + workload.new_tokens
     dense = shape.kv_bytes_per_token * len(shape.layers) * options.block_size * tokens
-    cache = dense * bytes_of(1, options.cache_bits) / 2
+    cache = dense * bytes_of(1, options.cache_bits, shape.element_bytes) / shape.element_bytes
     # Activations between two layers: of one layer at a time.
-    states = 2 * shape.hidden * options.block_size * workload.prompt_tokens
+    states = shape.element_bytes * shape.hidden * options.block_size * workload.prompt_tokens
     home = {
         tier: on(weights, f"weights.{tier}") + on(cache, f"cache.{tier}") + on(states, f"activations.{tier}")
         for tier in ("gpu", "host", "disk")
@@ -107,12 +107,12 @@ def _working(
     _, stored = shape.weight_bytes(options.weight_bits, options.stored_fraction)
     stored += ALIGNMENT_BYTES
     if machine.schedule.offloads_embeddings:
-        stored = max(stored, 2 * shape.head)
+        stored = max(stored, shape.element_bytes * shape.head)
     packed = options.weight_bits != 16 or options.stored_fraction < 1
-    # One layer in fp16 where the stored form is another.
-    unpacked = 2 * biggest.parameters if packed else 0
+    # One layer as it computes, where the stored form is another.
+    unpacked = shape.element_bytes * biggest.parameters if packed else 0
     cache = shape.kv_bytes_per_token * batch * (workload.prompt_tokens + workload.new_tokens)
-    states = 2 * shape.hidden * batch * tokens
+    states = shape.element_bytes * shape.hidden * batch * tokens
     gpu = on(_BUFFERS * stored, "weights.host", "weights.disk") + on(unpacked)
     gpu = gpu + on(_BUFFERS * states, "activations.host", "activations.disk")
     gpu = gpu + on(_computing_bytes(shape, machine, workload, options, tokens))
@@ -128,20 +128,20 @@ def _working(
     host = host + on(_BUFFERS * cache, "cache.disk")
     if options.cpu_attention and tokens == 1:
         # K and V of a batch in fp32, as the host computes.
-        host = host + on(2 * cache, *afar)
+        host = host + on(4 / shape.element_bytes * cache, *afar)
     return {"gpu": gpu, "host": host}
 
 
 def _computing_bytes(shape: ModelShape, machine: Machine, workload: Workload, options: Options, tokens: int) -> float:
     """The largest of what attention, the FFN and the logits of one batch need at a time."""
-    batch = options.batch_size
+    batch, each = options.batch_size, shape.element_bytes
     context = workload.prompt_tokens + workload.new_tokens
-    hidden = 2 * batch * tokens * shape.hidden
-    queries = 2 * batch * tokens * shape.heads * shape.head_dim
+    hidden = each * batch * tokens * shape.hidden
+    queries = each * batch * tokens * shape.heads * shape.head_dim
     scores = 0
     if tokens == 1 or machine.schedule.stores_scores:
-        scores = 2 * 2 * batch * shape.heads * tokens * (context if tokens == 1 else tokens)
+        scores = 2 * each * batch * shape.heads * tokens * (context if tokens == 1 else tokens)
     attention = 2 * hidden + 3 * queries + scores + shape.kv_bytes_per_token * batch * tokens
-    ffn = 2 * hidden + 2 * 2 * batch * tokens * shape.widest
-    logits = hidden + (2 + 4) * batch * shape.vocabulary
+    ffn = 2 * hidden + 2 * each * batch * tokens * shape.widest
+    logits = hidden + (each + 4) * batch * shape.vocabulary
     return float(max(attention, ffn, logits))

@@ -52,6 +52,7 @@ def from_parameters(parameters: Mapping[str, Sequence[int]], config: Mapping[str
         head=head,
         tied=tied,
         vectors=sum(prod(shape) for name, shape in outside.items() if name not in tables),
+        element_bytes=by_rule.element_bytes,
     )
 
 

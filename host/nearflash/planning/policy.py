@@ -39,8 +39,9 @@ class OffloadPolicy:
 
     batch_size: sequences that are computed at once. num_batches: batches of a block, for all of which a layer's weights
     are loaded once. overlap: loads and stores run beside the computing. cpu_attention: attention over a KV cache on
-    the host is computed there. weight_bits, cache_bits: 16, or 4 for groups of 64 codes with a scale and a minimum.
-    stored_fraction: bytes of compressed weights over those at weight_bits, 1 for weights that are not compressed.
+    the host is computed there. weight_bits, cache_bits: 16 for the model's own dtype, or 4 for groups of 64 codes with
+    a scale and a minimum. stored_fraction: bytes of compressed weights over those at weight_bits, 1 for weights that
+    are not compressed.
     Raises CommandError for counts below 1, other bits or fractions, or weights on a device.
     """
 

@@ -66,9 +66,9 @@ class Disk:
 class Compute:
     """Where matrices multiply (GPU), and attention on both sides.
 
-    Attention in decode is bound by memory: bytes of fp16 KV it goes through a second, on the GPU; on the host over a
-    cache that lies there, and over a buffer just filled from the disk. dequantise, expand: bytes of fp16 weights or KV
-    that come out a second.
+    Attention in decode is bound by memory: bytes of KV it goes through a second, on the GPU; on the host over a cache
+    that lies there, and over a buffer just filled from the disk. dequantise, expand: bytes of weights or KV that come
+    out a second. All of values in the dtype that computes.
     """
 
     source: str
@@ -89,7 +89,8 @@ class Schedule:
 
     exposed_weight_loads: share of loading a layer's weights in decode that no computing hides; 1 where the runtime
     waits for all streams at every step, as FlexGen's does. per_layer_s: for each layer and batch. per_routing_s: more
-    of it in layers with experts, whose loading waits for the router. stores_scores: prefill holds all attention scores.
+    of it in layers with experts, whose loading waits for the router. per_state_s: for each element of the hidden states
+    that pass a layer, of norms, rotation, activations and residuals. stores_scores: prefill holds all attention scores.
     offloads_embeddings: shares of the weights hold outside layers too. places_tensors: a share is
     rounded to tensors in each layer, as FlexGen does, not to layers.
     """
@@ -98,6 +99,7 @@ class Schedule:
     exposed_weight_loads: float = 0.0
     per_layer_s: float = 0.0
     per_routing_s: float = 0.0
+    per_state_s: float = 0.0
     stores_scores: bool = False
     offloads_embeddings: bool = False
     places_tensors: bool = False
@@ -151,7 +153,7 @@ class Machine:
 _TABLES: dict[str, Any] = {"memory": Memory, "links": Links, "disk": Disk, "compute": Compute, "schedule": Schedule,
                            "device": DeviceTier}  # fmt: skip
 _OPTIONAL_TABLES = ("disk", "device")
-_MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "exposed_weight_loads", "per_layer_s", "per_routing_s")
+_MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "exposed_weight_loads", "per_layer_s", "per_routing_s", "per_state_s")
 _FRACTIONS = ("exposed_weight_loads", "read_fraction")
 
 

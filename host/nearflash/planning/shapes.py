@@ -20,12 +20,14 @@ __all__ = ["GROUP", "LayerShape", "Linear", "ModelShape", "bytes_of", "from_conf
 
 GROUP = 64
 """Codes of 4 bits that share a scale and a minimum of 16 bits each."""
-_HALF_BYTES = 2
+_DTYPE_BYTES = {"float32": 4, "float64": 8}
 
 
-def bytes_of(elements: float, bits: int) -> float:
-    """Bytes of so many values: 16 bits, or codes with a scale and a minimum a group (4.5 bits for 4)."""
-    return elements * (bits / 8 if bits == 16 else (bits + 32 / GROUP) / 8)
+def bytes_of(elements: float, bits: int, element_bytes: int) -> float:
+    """Bytes of so many values: as the model has them (`bits` 16), or codes with a scale and a minimum a group (4.5 bits
+    for 4).
+    """
+    return elements * (element_bytes if bits == 16 else (bits + 32 / GROUP) / 8)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class ModelShape:
     """A decoder: its layers and what lies outside them; numbers are parameters, heads, dims or tokens.
 
     embedding: matrices that tokens are looked up in, positions included. head: the matrix that gives logits, which
-    `tied` shares with the embedding. vectors: norms and biases outside the layers.
+    `tied` shares with the embedding. vectors: norms and biases outside the layers. element_bytes: of a weight, a key or
+    an activation that is not quantised, by the dtype that the model computes in.
     """
 
     hidden: int
@@ -109,6 +112,7 @@ class ModelShape:
     head: int
     tied: bool
     vectors: int = 0
+    element_bytes: int = 2
 
     @cached_property
     def kinds(self) -> tuple[tuple[LayerShape, int], ...]:
@@ -127,8 +131,8 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V of one token in one layer, fp16."""
-        return 2 * self.kv_heads * self.head_dim * _HALF_BYTES
+        """Bytes of K and V of one token in one layer, not quantised."""
+        return 2 * self.kv_heads * self.head_dim * self.element_bytes
 
     @cached_property
     def widest(self) -> int:
@@ -142,16 +146,16 @@ class ModelShape:
         return max((layer for layer, _ in self.kinds), key=lambda layer: layer.parameters)
 
     def layer_bytes(self, bits: int = 16) -> tuple[float, ...]:
-        """Bytes of the weights of each layer; vectors stay at 16 bits."""
-        sizes = {layer: _layer_bytes(layer, bits) for layer, _ in self.kinds}
+        """Bytes of the weights of each layer; vectors are never quantised."""
+        sizes = {layer: _layer_bytes(layer, bits, self.element_bytes) for layer, _ in self.kinds}
         return tuple(sizes[layer] for layer in self.layers)
 
     def weight_bytes(self, bits: int = 16, stored_fraction: float = 1.0) -> tuple[float, float]:
         """Bytes of all layers and of the largest, matrices stored in a fraction of theirs."""
         total = largest = 0.0
         for layer, number in self.kinds:
-            vectors = 2 * (layer.vectors + layer.expert_vectors * layer.experts)
-            size = (_layer_bytes(layer, bits) - vectors) * stored_fraction + vectors
+            vectors = self.element_bytes * (layer.vectors + layer.expert_vectors * layer.experts)
+            size = (_layer_bytes(layer, bits, self.element_bytes) - vectors) * stored_fraction + vectors
             total, largest = total + number * size, max(largest, size)
         return total, largest
 
@@ -160,9 +164,9 @@ class ModelShape:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
-def _layer_bytes(layer: LayerShape, bits: int) -> float:
+def _layer_bytes(layer: LayerShape, bits: int, element_bytes: int) -> float:
     vectors = layer.vectors + layer.expert_vectors * layer.experts
-    return bytes_of(layer.parameters - vectors, bits) + vectors * _HALF_BYTES
+    return bytes_of(layer.parameters - vectors, bits, element_bytes) + vectors * element_bytes
 
 
 def _is_of_experts(name: str) -> bool:
@@ -213,7 +217,16 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
         head=vocabulary * width,
         tied=tied,
         vectors=norms // 2,
+        element_bytes=_element_bytes(config),
     )
+
+
+def _element_bytes(config: Mapping[str, Any]) -> int:
+    """By the dtype that the configuration names; 2 where it names none."""
+    text = text_config(config)
+    names = (source.get(key) for source in (config, text) for key in ("dtype", "torch_dtype"))
+    name = next((name for name in names if name), "")
+    return _DTYPE_BYTES.get(str(name).removeprefix("torch."), 2)
 
 
 def _layer(

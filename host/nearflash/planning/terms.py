@@ -116,21 +116,31 @@ class _Sizes:
         self.shape, self.machine, self.workload, self.options = shape, machine, workload, options
         block, layers = options.block_size, len(shape.layers)
         token = shape.kv_bytes_per_token * layers * block
-        ratio = bytes_of(1, options.cache_bits) / 2
+        ratio = bytes_of(1, options.cache_bits, shape.element_bytes) / shape.element_bytes
         self.cache_prefill = token * workload.prompt_tokens * ratio
         self.cache_read = token * workload.average_tokens * ratio
         self.cache_read_dense = token * workload.average_tokens
         self.cache_token = token * ratio
-        self.states_token = 2 * shape.hidden * block * layers
+        self.states_token = shape.element_bytes * shape.hidden * block * layers
         self.states_prefill = self.states_token * workload.prompt_tokens
         self.prefill_tokens = block * workload.prompt_tokens
 
     def loaded(self, tokens: float) -> float:
         """Bytes of weights that one pass reads from where they are stored: of experts, those routed to."""
-        options, shape = self.options, self.shape
-        inside = sum(n * _stored(layer, layer.distinct_experts(tokens), options) for layer, n in shape.kinds)
-        outside = 2 * (shape.embedding + shape.head) if self.machine.schedule.offloads_embeddings else 0
+        shape = self.shape
+        inside = sum(n * self.stored(layer, tokens) for layer, n in shape.kinds)
+        outside = (
+            shape.element_bytes * (shape.embedding + shape.head) if self.machine.schedule.offloads_embeddings else 0
+        )
         return inside + outside
+
+    def stored(self, layer: LayerShape, tokens: float) -> float:
+        """Bytes of a layer as it is stored, with the experts that so many tokens are routed to."""
+        options, each = self.options, self.shape.element_bytes
+        experts = layer.distinct_experts(tokens)
+        vectors = layer.vectors + layer.expert_vectors * experts
+        matrices = layer.shared + layer.expert * experts - vectors
+        return bytes_of(matrices, options.weight_bits, each) * options.stored_fraction + each * vectors
 
     def matmul_seconds(self, tokens: float, flops_per_s: float) -> float:
         """One batch through all layers: as fast as it multiplies, or as GPU memory gives its weights."""
@@ -138,19 +148,19 @@ class _Sizes:
         total = 0.0
         for layer, number in self.shape.kinds:
             flops = 2 * layer.active_parameters * tokens
-            read = _stored(layer, layer.distinct_experts(tokens), self.options)
+            read = self.stored(layer, tokens)
             total += number * (max(flops / flops_per_s, read / bandwidth) + self.unpack_seconds(layer, tokens))
         return total
 
     def head_seconds(self, flops_per_s: float) -> float:
         """Logits of one token of each sequence of a batch."""
         head, bandwidth = self.shape.head, self.machine.compute.gpu_memory_bytes_per_s
-        return max(2 * head * self.options.batch_size / flops_per_s, 2 * head / bandwidth)
+        return max(2 * head * self.options.batch_size / flops_per_s, self.shape.element_bytes * head / bandwidth)
 
     def unpack_seconds(self, layer: LayerShape, tokens: float) -> float:
         """Dequantising and expanding a layer's weights for one batch."""
         options, compute = self.options, self.machine.compute
-        dense = 2 * layer.read_parameters(tokens)
+        dense = self.shape.element_bytes * layer.read_parameters(tokens)
         seconds = dense / compute.dequantise_bytes_per_s if options.weight_bits != 16 else 0.0
         if options.stored_fraction < 1:
             if compute.expand_bytes_per_s is None:
@@ -158,19 +168,14 @@ class _Sizes:
             seconds += dense / compute.expand_bytes_per_s
         return seconds
 
-    def overhead_seconds(self) -> float:
-        """Serial work of all layers and batches."""
+    def overhead_seconds(self, tokens: float) -> float:
+        """Serial work of all layers and batches, and what is done to the states of so many tokens beside matrices."""
         schedule = self.machine.schedule
         routed = sum(number for layer, number in self.shape.kinds if layer.experts)
         batches = self.options.num_batches
-        return batches * (len(self.shape.layers) * schedule.per_layer_s + routed * schedule.per_routing_s)
-
-
-def _stored(layer: LayerShape, experts: float, options: Options) -> float:
-    """Bytes of a layer with so many of its experts, as they are stored."""
-    vectors = layer.vectors + layer.expert_vectors * experts
-    matrices = layer.shared + layer.expert * experts - vectors
-    return bytes_of(matrices, options.weight_bits) * options.stored_fraction + 2 * vectors
+        states = tokens * self.shape.hidden * len(self.shape.layers)
+        serial = len(self.shape.layers) * schedule.per_layer_s + routed * schedule.per_routing_s
+        return batches * serial + states * schedule.per_state_s
 
 
 def _prefill_bytes(sizes: _Sizes) -> dict[str, Vector]:
@@ -192,7 +197,7 @@ def _decode_bytes(sizes: _Sizes) -> dict[str, Vector]:
     options, shape = sizes.options, sizes.shape
     weights, states = sizes.loaded(options.block_size), sizes.states_token
     # Attention on the host takes queries there and results back; a drive that attends takes them over its link.
-    queries = 2 * shape.heads * shape.head_dim * options.block_size * len(shape.layers)
+    queries = shape.element_bytes * shape.heads * shape.head_dim * options.block_size * len(shape.layers)
     read, new = sizes.cache_read, sizes.cache_token
     afar = ("cache.host", "cache.disk")
     to_gpu = on(queries, *afar) if options.cpu_attention else on(read, *afar)
@@ -222,7 +227,7 @@ def _prefill_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Ve
         sizes.matmul_seconds(tokens, compute.matmul_prefill_flops_per_s)
         + sizes.head_seconds(compute.matmul_prefill_flops_per_s)
     )
-    gpu += scores / compute.attention_prefill_flops_per_s + sizes.overhead_seconds()
+    gpu += scores / compute.attention_prefill_flops_per_s + sizes.overhead_seconds(sizes.prefill_tokens)
     if options.cache_bits != 16:
         gpu += 2 * sizes.cache_prefill / compute.dequantise_bytes_per_s
     seconds = {
@@ -251,8 +256,8 @@ def _decode_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Vec
         sizes.matmul_seconds(options.batch_size, compute.matmul_decode_flops_per_s)
         + sizes.head_seconds(compute.matmul_decode_flops_per_s)
     )
-    gpu = on(batches + sizes.overhead_seconds())
-    # 4-bit codes become fp16 first, wherever they are attended to.
+    gpu = on(batches + sizes.overhead_seconds(options.block_size))
+    # 4-bit codes are unpacked first, wherever they are attended to.
     unpack = sizes.cache_read_dense / compute.dequantise_bytes_per_s if options.cache_bits != 16 else 0.0
     dense = sizes.cache_read_dense
     afar = () if options.cpu_attention else ("cache.host", "cache.disk")
