@@ -1,6 +1,7 @@
 """Tensors of a map: in any order, held or dropped, damaged or kept, and the memory that they share."""
 
 import gc
+import time
 
 import numpy as np
 import pytest
@@ -137,6 +138,22 @@ def test_held_tensors_are_never_overwritten_and_dropped_ones_leave_no_more_than_
         for name in random.choice(NAMES, 40):
             assert is_right(weights[name], name)
             assert weights._buffers._size_bytes <= buffer_bytes(tensors.values(), prefetch_bytes)
+
+
+@pytest.mark.parametrize("prefetch_bytes", [115_000, 150_000])
+def test_orders_that_change_while_tensors_are_read_stay_within_the_limit(tensors, prefetch_bytes, monkeypatch):
+    reading, random, delays = WeightsTensor.reading, np.random.default_rng(5), np.random.default_rng(1)
+
+    def slow(each, memory):
+        time.sleep(delays.random() * 0.006)  # what was begun for another order is still being read
+        return reading(each, memory)
+
+    monkeypatch.setattr(WeightsTensor, "reading", slow)
+    most = buffer_bytes(tensors.values(), prefetch_bytes)
+    with WeightsMap(tensors, prefetch_bytes) as weights:
+        for name in random.choice(NAMES, 300):
+            weights[name]
+            assert weights._buffers._size_bytes <= most
 
 
 def test_the_first_pass_reads_each_tensor_once_and_nothing_after_the_last(tensors, reads):

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import pairwise
@@ -108,9 +108,11 @@ class WeightsMap(Mapping[str, Tensor]):
                 self._ahead[name] = self._pool.submit(self._expand, name)
 
     def _drop(self) -> None:
-        """Forget what was begun: another order than the one known is asked for."""
-        for job in self._ahead.values():
-            job.cancel()
+        """Forget what was begun: another order than the one known is asked for.
+
+        What a thread is expanding is waited for: beside what is begun next, it would be more than buffer_bytes.
+        """
+        wait([job for job in self._ahead.values() if not job.cancel()])
         self._ahead.clear()
 
     def _expand(self, name: str) -> Tensor:
