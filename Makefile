@@ -35,10 +35,12 @@ demo: venv ## fine-tune a small model through the Verilated updater; writes buil
 	$(NEARFLASH) demo
 
 test: venv ## all tests but the long campaigns
+	@bash .ci/tools.sh chromium
 	@echo "Usually 30 to 50 minutes on two cores where simulators have to be built, about half of that where they are kept."
 	$(PYTEST) -m 'not slow' -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 
 test-full: venv ## all tests, long campaigns too
+	@bash .ci/tools.sh chromium
 	@echo "Usually one to three hours on two idle cores: the tests of make test, every proof, samples of all mutants."
 	$(PYTEST)
 

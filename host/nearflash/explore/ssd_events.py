@@ -6,20 +6,10 @@ once (multi-plane), moves them one by one over the link, and senses again when t
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
 
 from nearflash.explore.ssd import Ssd
 
-__all__ = ["PageRequest", "program_events_s", "read_events_s", "request_events_s"]
-
-
-class PageRequest(NamedTuple):
-    """A page, or parts of one, of a LUN: seconds that the link is taken for it, commands included."""
-
-    channel: int
-    lun: int
-    link_s: float
+__all__ = ["program_events_s", "read_events_s"]
 
 
 def read_events_s(drive: Ssd, pages: int) -> float:
@@ -30,14 +20,6 @@ def read_events_s(drive: Ssd, pages: int) -> float:
 def program_events_s(drive: Ssd, pages: int) -> float:
     """Seconds of programming pages spread evenly over channels and LUNs; each LUN programs its planes at once."""
     return max((_program_channel(drive, each) for each in _striped(pages, drive.channels_count)), default=0.0)
-
-
-def request_events_s(requests: Iterable[PageRequest], read_s: float) -> float:
-    """Seconds of any requests, all there at time 0, each LUN's in their order; a LUN holds one page at a time."""
-    queues: dict[int, dict[int, deque[float]]] = {}
-    for request in requests:
-        queues.setdefault(request.channel, {}).setdefault(request.lun, deque()).append(request.link_s)
-    return max((_serve(luns, read_s) for luns in queues.values()), default=0.0)
 
 
 def _serve(queues: dict[int, deque[float]], read_s: float) -> float:

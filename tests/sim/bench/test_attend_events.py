@@ -7,9 +7,9 @@ import pytest
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import attend_config
+from nearflash.explore.nand_channel import ChannelTiming
 from nearflash.model.attention.settings import Settings
 from nearflash.sim.bench.attend_events import Cycles, Load, simulate
-from nearflash.sim.bench.channel_events import ChannelTiming
 from nearflash.sim.nand.parts import nand_part
 
 CONFIG = replace(attend_config("attend-zynq7045"), score_blocks=8)
@@ -21,21 +21,21 @@ PHASES = ["prepare_cycles", "scan_cycles", "select_cycles", "gather_cycles", "fi
 
 
 def link_bound(tokens, gathered, part):
-    """Cycles of all links for one head, spread evenly; for the index its codewords alone."""
-    timing = ChannelTiming(part, CONFIG.clock_hz)
-    per_block = 32 * (timing.link(2, 1) - timing.link(1, 1))
+    """Cycles of all links for the data of one head, spread evenly; for the index its codewords alone."""
+    timing = ChannelTiming(part.timing, CONFIG.clock_hz)
+    per_block = 32 * (timing.data(2) - timing.data(1))
     groups = round(tokens / 8 * gathered)
-    return (tokens // 1024 * per_block + groups * timing.link(8, 1)) / CONFIG.channels
+    return (tokens // 1024 * per_block + groups * timing.data(8)) / CONFIG.channels
 
 
-@pytest.mark.parametrize(("name", "least"), [("slc-1400", 0.95), ("instinfer-1400", 0.8)])
+@pytest.mark.parametrize(("name", "least"), [("slc-1400", 0.95), ("instinfer-1400", 0.75)])
 def test_many_heads_in_flight_keep_the_links_busy(name, least):
     part, load = nand_part(name), Load(SETTINGS, 4096, 4, 1 / 8)
     outcomes = [simulate(CONFIG, part, load, contexts, heads=3 * contexts) for contexts in (2, 8, 32)]
     busy = [outcome.channel_busy_fraction for outcome in outcomes]
     assert busy == sorted(busy) and busy[0] < 0.6 and least < busy[2] <= 1
     assert all(outcome.cycles_per_head >= link_bound(4096, 1 / 8, part) for outcome in outcomes)
-    assert outcomes[2].cycles_per_head < 1.3 / least * link_bound(4096, 1 / 8, part)
+    assert outcomes[2].cycles_per_head < 1.55 / least * link_bound(4096, 1 / 8, part)
     assert all(list(outcome.phases) == PHASES and min(outcome.phases.values()) > 0 for outcome in outcomes)
 
 

@@ -1,4 +1,4 @@
-"""Bench `attend`: the selector's time, bit errors, flash bytes, equality with the model, performance.
+"""Bench `attend`: the selector's time, bit errors, a channel's time, flash bytes, equality with the model, performance.
 
 Two builds of eight channels for the performance take a quarter of an hour each on two cores, once; then about half an
 hour in all.
@@ -13,6 +13,7 @@ from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError
 from nearflash.bench.options import Option
 from nearflash.gateware.attention.select.select import RadixSelector
+from nearflash.sim.bench.attend_channel import channel_rows
 from nearflash.sim.bench.attend_equality import equality_rows
 from nearflash.sim.bench.attend_errors import error_rows
 from nearflash.sim.bench.attend_flash import flash_rows
@@ -41,6 +42,7 @@ def selector_rows(sizes: tuple[int, ...] = (128, 1024, 4096)) -> Iterator[dict[s
 PARTS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "selector": selector_rows,
     "errors": error_rows,
+    "channel": channel_rows,
     "flash": flash_rows,
     "equality": equality_rows,
     "performance": performance_rows,

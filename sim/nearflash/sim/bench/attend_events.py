@@ -22,8 +22,9 @@ from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import AttendConfig
+from nearflash.explore.nand_channel import Channel, ChannelTiming, Clock, Request
 from nearflash.model.attention.settings import Settings
-from nearflash.sim.bench.channel_events import Channel, ChannelTiming, Clock, IndexQueue, Request, Server, Walker
+from nearflash.sim.bench.channel_events import IndexQueue, Server, Walker
 from nearflash.sim.nand.parts import NandPart
 
 __all__ = ["Cycles", "Load", "Outcome", "simulate"]
@@ -89,9 +90,8 @@ class _Kernel:
     def __init__(self, config: AttendConfig, part: NandPart, load: Load, cycles: Cycles, seed: int) -> None:
         self.clock, self.load, self.cycles, self._config = Clock(), load, cycles, config
         self._rng = np.random.default_rng(seed)
-        self._timing = ChannelTiming(part, config.clock_hz)
-        luns = min(part.luns, config.luns)
-        self.channels = [Channel(self.clock, self._timing, luns) for _ in range(config.channels)]
+        timing, luns = ChannelTiming(part.timing, config.clock_hz), min(part.luns, config.luns)
+        self.channels = [Channel(self.clock, timing, luns) for _ in range(config.channels)]
         self._units = luns
         self._passes = -(-load.group // config.heads_per_beat)
         self._prepare, self._scores, self._finish = (Server(self.clock) for _ in range(3))
@@ -101,8 +101,8 @@ class _Kernel:
         self._blocks: deque[tuple[_Head, int]] = deque()
         self._slots, self._selecting = config.gather_slots, False
         self._scored_heads, self._starting = deque[_Head](), deque[_Head]()
-        self.done: list[tuple[_Head, float, float]] = []
-        """Finished heads, with the links' and the lanes' cycles until then."""
+        self.done: list[tuple[_Head, float, float, float]] = []
+        """Finished heads, with the cycles of links, bursts and lanes until then."""
 
     def run(self, heads: int, contexts: int) -> None:
         """All heads, at most `contexts` at a time: with fewer, each has a larger share of the slots."""
@@ -160,8 +160,8 @@ class _Kernel:
             codewords = rows * layout.row_codewords
             beats = codewords * CODEWORD_BYTES // _BEAT_BYTES
             lanes = beats * _ROW_BEAT_CYCLES[layout.format] * self._passes
-            lun, link = (start + page) % self._units, self._timing.link(codewords, begun)
-            yield self.cycles.page_walked, Request(channel, lun, link, lanes, page_done, initial=page == 0)
+            lun = (start + page) % self._units
+            yield self.cycles.page_walked, Request(channel, lun, codewords, int(begun), lanes, page_done, page == 0)
 
     def _token_codewords(self, *, value: bool) -> tuple[float, float]:
         """Codewords of a whole token group (K alone, or V too), and beats of them that the lanes work on."""
@@ -175,7 +175,7 @@ class _Kernel:
         """A token group; separate pages are counted as one read of twice the codewords."""
         codewords, beats = self._token_codewords(value=value)
         channel, lun = (head.number + group) % len(self.channels), int(self._rng.integers(self._units))
-        return Request(channel, lun, self._timing.link(codewords, 1), beats * self._passes, done)
+        return Request(channel, lun, codewords, 1, beats * self._passes, done)
 
     def _scored(self, head: _Head, tokens: int) -> None:
         self._scores.serve(tokens / _LANES * self.load.group, lambda: self._ready_to_select(head))
@@ -231,10 +231,15 @@ class _Kernel:
             elements = self.load.group * self.load.settings.dim
             self._finish.serve(self.cycles.finish + elements + 4 * self.cycles.memory_latency, lambda: self._end(head))
 
+    def spent(self) -> tuple[float, float, float]:
+        """Cycles of all links, bursts and lanes until now."""
+        kinds = ("link_cycles", "data_cycles", "lane_cycles")
+        links, bursts, lanes = (sum(getattr(c, name) for c in self.channels) for name in kinds)
+        return links, bursts, lanes
+
     def _end(self, head: _Head) -> None:
         head.times.append(self.clock.now)
-        links, lanes = (sum(getattr(c, name) for c in self.channels) for name in ("link_cycles", "lane_cycles"))
-        self.done.append((head, links, lanes))
+        self.done.append((head, *self.spent()))
         self._slots += 1
         self._gather()
         self._begin()
@@ -252,10 +257,11 @@ def simulate(
     first, last = kernel.done[begin], kernel.done[end]
     middle = [head for head, *_ in kernel.done[begin + 1 : end + 1]]
     elapsed = last[0].times[-1] - first[0].times[-1]
+    links, bursts, lanes = (after - before for before, after in zip(first[1:], last[1:], strict=True))
     spent = np.diff([head.times for head in middle], axis=1).mean(axis=0)
     return Outcome(
-        cycles_per_head=elapsed / len(middle),
-        channel_busy_fraction=(last[1] - first[1]) / elapsed / len(kernel.channels),
-        lane_busy_fraction=(last[2] - first[2]) / elapsed / len(kernel.channels),
+        cycles_per_head=elapsed * kernel.spent()[1] / heads / bursts,  # heads end in bunches, data come evenly
+        channel_busy_fraction=links / elapsed / len(kernel.channels),
+        lane_busy_fraction=lanes / elapsed / len(kernel.channels),
         phases={f"{name}_cycles": float(value) for name, value in zip(_PHASES, spent, strict=True)},
     )

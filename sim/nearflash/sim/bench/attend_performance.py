@@ -3,7 +3,8 @@
 All heads of a row are alike in shape; each has a q, K and V of its own. (Heads that share pages want the same ones
 again, and the channels of those are busier than others.) A batch runs to its end; figures are of the window from the
 end of a quarter of its heads to the beginning of the last one, so that neither filling nor emptying the contexts
-counts. A channel is busy while its link moves pages, commands, addresses or status, or waits between them as ONFI
+counts; for how many heads it counts, its share of all data on the links says: heads end in bunches. A channel is
+busy while its link moves pages, commands, addresses or status, or waits between them as ONFI
 demands; `channel_data_fraction` counts page data alone. Some heads are compared with the model.
 """
 
@@ -120,11 +121,12 @@ class _Window:
         """Figures of the window; counters of the kernel, over the whole batch, a head."""
         ticket = self._device.submit(self._batch.batch)
         begin = self._until(self._first)
-        for channel in self._kernel.channels:
-            channel.statistics(clear=True)
+        before = sum(channel.statistics(clear=True).read_beats for channel in self._kernel.channels)
         window = self._until(self._last) - begin
         channels = [channel.statistics() for channel in self._kernel.channels]
+        within = sum(channel.read_beats for channel in channels)
         counters = self._device.wait(ticket, 3600).counters
+        every = before + sum(channel.statistics().read_beats for channel in self._kernel.channels)
         assert not counters["heads_faulty"]
         busy = [channel.busy for channel in channels]
         taken = len(channels) * counters["cycles"]
@@ -134,7 +136,7 @@ class _Window:
             "channel_busy_most": max(busy),
             "channel_data_fraction": fmean(channel.data for channel in channels),
             "mac_duty": counters["lane_cycles"] / taken,
-            "cycles_per_head": window / (self._last - self._first),
+            "cycles_per_head": window * every / self._count / within,
             "score_wait_fraction": counters["wait_score_cycles"] / taken,
             **{f"{phase}_cycles": counters[f"{phase}_cycles"] / self._count
                for phase in ("prepare", "scan", "select", "gather", "finish")},
