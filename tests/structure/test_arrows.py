@@ -37,7 +37,7 @@ MAY_IMPORT = {
         "explore",
         "offload",
     },
-    "sim.bench": {"abi", "model", "gateware", "device", "inference", "sim", "verify", "bench"},
+    "sim.bench": {"abi", "model", "gateware", "device", "explore", "inference", "sim", "verify", "bench"},
     "demo": {"abi", "arguments", "device", "storage", "training", "bench"},
     "cli": {
         "abi",
