@@ -139,7 +139,7 @@ def test_this_machine_is_measured_once(tmp_path, capsys, monkeypatch):
 
     calls = []
 
-    def measured(folder, dtype):
+    def measured(folder, dtype, model):
         calls.append(dtype)
         return load_machine("gpu24").with_memory(gpu_bytes=1e8, host_bytes=1e8, disk_bytes=1e8)
 

@@ -5,6 +5,7 @@ import torch
 
 from nearflash.abi.errors import CommandError, StorageFullError
 from nearflash.offload.block import Block, BlockShape, on_device
+from nearflash.offload.kv_rest import DiskRest, KvForm
 from nearflash.offload.link import Link
 from nearflash.offload.report import Budgets, Ledger
 from nearflash.planning.policy import OffloadPolicy, Shares
@@ -62,8 +63,10 @@ def test_host_memory_with_and_without_attention_there(config):
 def test_disk(config, tmp_path):
     ledger = Ledger()
     with block(config, policy(DISK, DISK), ledger, scratch=tmp_path):
-        tails = 4 * sum(2 * 2 * batch * 4096 for batch, _ in SHAPE.batches)
-        assert ledger.held == {"gpu": 3 * rows(3, 40), "host": tails, "disk": CACHE + 3 * STATES}
+        tails = 4 * len(SHAPE.batches) * 4096
+        files = [DiskRest.file_bytes(KvForm(batch, 2, tokens, 64, torch.float32)) for batch, tokens in SHAPE.batches]
+        assert max(files) <= ledger.held["gpu"] // 3 <= rows(3, 40)
+        assert ledger.held["host"] == tails and ledger.held["disk"] == 4 * sum(files) + 3 * STATES
         assert not list(tmp_path.iterdir()), "it has no name"
     assert not any(ledger.held.values())
 

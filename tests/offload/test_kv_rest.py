@@ -25,19 +25,20 @@ def rest(tmp_path):
     def make(kind, own, ledger):
         if kind == "memory":
             return MemoryRest(own, ledger, "host to gpu")
-        files.append(DirectFile.create(tmp_path / f"file-{len(files)}", 3 * own.size_bytes))
-        return DiskRest(own, files[-1], own.size_bytes, ledger)
+        size = DiskRest.file_bytes(own)
+        files.append(DirectFile.create(tmp_path / f"file-{len(files)}", 3 * size))
+        return DiskRest(own, files[-1], size, ledger)
 
     yield make
     for file in files:
         file.close()
 
 
-def fresh(own):
+def fresh(held):
     """A work buffer with nothing in it that was stored."""
-    memory = host_memory(own.dense.size_bytes + own.size_bytes)
+    memory = host_memory(held.form.dense.size_bytes + held.form.size_bytes)
     memory.fill_(0x7F)
-    return own.dense.states(memory), memory
+    return held.states(memory), memory
 
 
 def as_stored(states, own):
@@ -62,15 +63,15 @@ def test_every_token_comes_back(rest, kind, bits, dim, dtype):
     rng = np.random.default_rng(dim)
     while length < TOKENS:
         new = min(int(rng.choice([1, 2, 5, 60])) if length else 47, TOKENS - length)
-        work, memory = fresh(own)
+        work, memory = fresh(held)
         if length:
-            held.load(work, memory, 0, length)
+            held.load(memory, 0, length)
             assert torch.equal(work[..., :length, :], expected[..., :length, :]), length
         work[..., length : length + new, :] = states[..., length : length + new, :]
-        held.store(work, memory, length, length + new)
+        held.store(memory, length, length + new)
         length += new
-    work, memory = fresh(own)
-    held.load(work, memory, 0, TOKENS)
+    work, memory = fresh(held)
+    held.load(memory, 0, TOKENS)
     assert torch.equal(work, expected)
 
 
@@ -82,15 +83,15 @@ def test_a_window_alone_is_loaded(rest, kind, bits, first):
     ledger = Ledger()
     held = rest(kind, own, ledger)
     states = torch.randn((2, own.batch, own.heads, TOKENS, own.dim)).to(own.dtype)
-    work, memory = fresh(own)
+    work, memory = fresh(held)
     work.copy_(states)
-    held.store(work, memory, 0, TOKENS)
+    held.store(memory, 0, TOKENS)
     ledger.links.clear()
-    held.load(*fresh(own), 0, TOKENS)
+    held.load(fresh(held)[1], 0, TOKENS)
     every = sum(ledger.links.values())
     ledger.links.clear()
-    work, memory = fresh(own)
-    held.load(work, memory, first, TOKENS)
+    work, memory = fresh(held)
+    held.load(memory, first, TOKENS)
     assert torch.equal(work[..., first:, :], as_stored(states, own)[..., first:, :])
     if first >= 100 and (kind == "memory" or bits == 16):  # a row of codes has one whole block
         assert sum(ledger.links.values()) < every
@@ -102,40 +103,54 @@ def test_a_window_that_moves_is_stored_and_loaded(rest):
     held = rest("disk", own, ledger)
     states = torch.randn((2, own.batch, own.heads, TOKENS, own.dim)).to(own.dtype)
     for length in range(TOKENS):
-        work, memory = fresh(own)
+        work, memory = fresh(held)
         first = max(length - 7, 0)
         if length:
-            held.load(work, memory, first, length)
+            held.load(memory, first, length)
             assert torch.equal(work[..., first:length, :], states[..., first:length, :])
         work[..., length, :] = states[..., length, :]
-        held.store(work, memory, length, length + 1)
-    work, memory = fresh(own)
-    held.load(work, memory, 0, TOKENS)
+        held.store(memory, length, length + 1)
+    work, memory = fresh(held)
+    held.load(memory, 0, TOKENS)
     assert torch.equal(work, states)
 
 
 def test_blocks_are_written_once_and_whole(rest):
     own, ledger = form(), Ledger()
     held = rest("disk", own, ledger)
-    work, memory = fresh(own)
+    _, memory = fresh(held)
     for length in range(TOKENS):
-        held.store(work, memory, length, length + 1)
-    blocks = TOKENS * 128 // 4096
-    assert ledger.links == {"cache host to disk": own.rows * blocks * 4096}
+        held.store(memory, length, length + 1)
+    assert ledger.links == {"cache host to disk": TOKENS * own.rows * 128 // 4096 * 4096}
+
+
+def test_a_visit_reads_and_writes_what_lies_together(rest, monkeypatch):
+    """A few large requests, not one for each sequence and head."""
+    own, calls = form(dim=256, dtype=torch.float32, batch=16), []
+    held = rest("disk", own, Ledger())
+    for name in ("read", "write", "read_many"):
+        whole = getattr(DirectFile, name)
+        monkeypatch.setattr(DirectFile, name, lambda *args, name=name, whole=whole: calls.append(name) or whole(*args))
+    _, memory = fresh(held)
+    held.store(memory, 0, 100)
+    held.load(memory, 0, 100)
+    held.store(memory, 100, 101)
+    assert calls.count("write") == 2 and calls.count("read_many") == 1 and calls.count("read") <= 1
 
 
 def test_units_of_a_file_keep_apart(tmp_path):
     own, ledger = form(), Ledger()
-    with DirectFile.create(tmp_path / "file", 3 * own.size_bytes) as file:
-        rests = [DiskRest(own, file, place * own.size_bytes, ledger) for place in range(3)]
+    size = DiskRest.file_bytes(own)
+    with DirectFile.create(tmp_path / "file", 3 * size) as file:
+        rests = [DiskRest(own, file, place * size, ledger) for place in range(3)]
         states = [torch.full((2, own.batch, own.heads, TOKENS, own.dim), float(n + 1)).to(own.dtype) for n in range(3)]
         for held, own_states in zip(rests, states, strict=True):
-            work, memory = fresh(own)
+            work, memory = fresh(held)
             work.copy_(own_states)
-            held.store(work, memory, 0, TOKENS)
+            held.store(memory, 0, TOKENS)
         for held, own_states in zip(rests, states, strict=True):
-            work, memory = fresh(own)
-            held.load(work, memory, 0, TOKENS)
+            work, memory = fresh(held)
+            held.load(memory, 0, TOKENS)
             assert torch.equal(work, own_states)
 
 

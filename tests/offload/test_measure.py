@@ -2,10 +2,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from nearflash.abi.errors import PlanError, StateError
-from nearflash.offload import measure
+from nearflash.offload import measure, measure_layer
 from nearflash.offload.machine_file import available_bytes
+from nearflash.offload.stopwatch import seconds_of
 from nearflash.planning.profile import machine_toml, parse_machine
+from nearflash.planning.shapes import from_config
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.profile import keep_profile
 
@@ -54,8 +58,38 @@ def test_other_dtypes_are_rejected(tmp_path):
         measure.measure_machine(tmp_path, "int8")
 
 
-def test_seconds_are_the_fastest_after_warming_up():
+def test_seconds_are_the_median_after_warming_up():
     calls = []
-    torch = pytest.importorskip("torch")
-    assert 0 <= measure._seconds(torch.device("cpu"), lambda: calls.append(1), repeats=3) < 1
+    assert 0 <= seconds_of(torch.device("cpu"), lambda: calls.append(1), repeats=3) < 1
     assert len(calls) == 4
+
+
+def test_what_is_lost_beside_each_other():
+    assert measure._shares(1.0, 1.0) == (0, 0)
+    assert measure._shares(0.5, 0.5) == (1, 1)
+    assert measure._shares(0.8, 1.0) == (pytest.approx(0.2), 0)
+    assert measure._shares(1.1, 0.0) == (0, pytest.approx(1 / 1.1))
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gemma2"])
+def test_a_layer_of_the_model_is_timed(saved, monkeypatch, family):
+    monkeypatch.setattr(measure_layer, "_LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(measure_layer, "_STEP_TOKENS", (1, 8))
+    monkeypatch.setattr(measure_layer, "_PREFILL", (2, 16))
+    folder, model = saved(family)
+    shape = from_config(model.config.to_dict())
+    rates = measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32)
+    assert rates.flops_per_s > 0 and rates.bytes_per_s > 0
+    assert rates.tokens == (1, 8, 32) and len(rates.factors) == 3
+    assert rates.factors[0] == pytest.approx(1) or rates.factors[0] < 1  # multiplying may be the longer
+    assert rates.factors[-1] == 1
+
+
+def test_layers_with_experts_or_beyond_memory_are_not_timed(saved, monkeypatch):
+    folder, model = saved("mixtral")
+    shape = from_config(model.config.to_dict())
+    assert measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32) is None
+    folder, model = saved("llama")
+    monkeypatch.setattr(measure_layer, "available_bytes", lambda: 1000)
+    shape = from_config(model.config.to_dict())
+    assert measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32) is None

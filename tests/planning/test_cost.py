@@ -122,6 +122,33 @@ def test_the_longest_chain_is_the_prediction(opt_175b, t4):
     assert prediction.bottleneck in decode
 
 
+@pytest.mark.parametrize("lost", [0.0, 0.5, 1.0])
+def test_computing_loses_to_what_is_loaded_beside_it(opt_6_7b, t4, lost):
+    """Disk reads and copies cost computing their share; at 1 nothing overlaps."""
+    own = replace(t4, schedule=replace(t4.schedule, exposed_weight_loads=0.0))
+    schedule = replace(own.schedule, computing_lost_to_reads=lost, computing_lost_to_copies=lost)
+    policy = OffloadPolicy(4, 2, Shares(disk=1), Shares(host=1), Shares(gpu=1))
+    free = predict(opt_6_7b, own, WORK, policy)
+    slow = predict(opt_6_7b, replace(own, schedule=schedule), WORK, policy)
+    assert slow.seconds >= free.seconds
+    loads = [
+        free.decode[name] for name in ("weights to gpu", "weights from disk", "cache to gpu", "activations to gpu")
+    ]
+    back = [free.decode[name] for name in ("cache to host", "activations to host")]
+    computing = free.decode["gpu"] + free.decode["host"] + lost * sum(loads + back)
+    assert slow.decode_s == pytest.approx(max(computing, free.decode_s))
+
+
+def test_reads_lose_to_what_is_computed_beside_them(opt_6_7b, t4):
+    own = replace(t4, schedule=replace(t4.schedule, exposed_weight_loads=0.0))
+    slow = replace(own, schedule=replace(own.schedule, reads_lost_to_computing=0.5))
+    policy = OffloadPolicy(4, 2, Shares(disk=1), Shares(gpu=1), Shares(gpu=1))
+    free = predict(opt_6_7b, own, WORK, policy)
+    assert free.bottleneck == "disk"
+    lost = 0.5 * (free.decode["gpu"] + free.decode["host"])
+    assert predict(opt_6_7b, slow, WORK, policy).decode_s == pytest.approx(free.decode_s + lost)
+
+
 def test_tensors_lie_where_their_middle_falls(opt_175b, t4):
     placed = placed_policy(opt_175b, t4, policy(Shares(0.2, 0.8)))
     # Of attention's four equal matrices, the last; of the FFN's two, none.

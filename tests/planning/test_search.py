@@ -55,6 +55,21 @@ def test_smaller_budgets_never_overflow(opt_6_7b, t4, gpu_gb, host_gb):
         assert plan.policy.weights.gpu == 1
 
 
+@pytest.mark.parametrize("sequences", [7, 100, 130])
+def test_blocks_divide_the_prompts_evenly(opt_6_7b, t4, sequences):
+    """A block of 96 would leave one of 4 behind, which takes as long for its weights."""
+    machine = layer_placed(t4).with_memory(gpu_bytes=16e9, host_bytes=30e9)
+    space = Space(max_sequences=sequences)
+    plan = search(opt_6_7b, machine, WORK, space)
+    assert fits(plan) and plan.policy.block_size <= sequences + 3
+    assert space.filled(plan.policy.block_size) > 0.8
+
+
+def test_places_of_blocks_that_are_filled():
+    assert Space(max_sequences=100).filled(96) == pytest.approx(100 / 192)
+    assert Space(max_sequences=100).filled(50) == 1 and Space().filled(96) == 1
+
+
 def test_more_memory_is_never_slower(opt_6_7b, t4):
     space = Space(batch_sizes=(1, 4, 16), batch_counts=(1, 4))
     machines = [layer_placed(t4).with_memory(gpu_bytes=size * 1e9, host_bytes=40e9) for size in (3, 6, 12, 24)]

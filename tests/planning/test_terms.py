@@ -83,6 +83,9 @@ def test_prefill_moves(shape, machine, link, share, expected):
 
 READ = KV_TOKEN * BLOCK * (PROMPT + NEW / 2)
 NEW_KV = KV_TOKEN * BLOCK
+GROUP = HEADS // KV_HEADS
+ATTENDED = READ * (GROUP / 1e14 + (1 + GROUP) / 1e18)
+"""Seconds of attention on the GPU, K and V repeated for each query head of a group."""
 
 
 @pytest.mark.parametrize(
@@ -140,8 +143,8 @@ def test_prefill_takes(shape, machine, term, share, expected):
     ("term", "share", "cpu_attention", "expected"),
     [
         ("gpu", None, False, (MATMUL + HEAD) / 1e12),
-        ("gpu", "cache.gpu", False, READ / 1e14),
-        ("gpu", "cache.host", False, READ / 1e14),
+        ("gpu", "cache.gpu", False, ATTENDED),
+        ("gpu", "cache.host", False, ATTENDED),
         ("gpu", "cache.host", True, 0),
         ("gpu", "cache.device", False, 0),
         ("host", "cache.host", True, READ / 1e15),
@@ -162,12 +165,35 @@ def test_a_step_of_decode_takes(shape, machine, term, share, cpu_attention, expe
     assert vector[VARIABLES.index(share) if share else -1] == pytest.approx(expected)
 
 
+def test_weights_of_a_host_that_computes_are_not_copied(shape, machine):
+    machine = replace(machine, links=replace(machine.links, one_memory=True))
+    found = terms(shape, machine, WORK, OPTIONS)
+    assert not found.prefill["weights to gpu"].any() and not found.decode["weights to gpu"].any()
+    assert found.decode["cache to gpu"].any()
+
+
+def test_products_of_few_tokens_take_longer(shape, machine):
+    compute = replace(machine.compute, matmul_tokens=(1.0, 4.0, 64.0), matmul_factors=(1.0, 2.0, 1.0))
+    assert [compute.matmul_factor(tokens) for tokens in (0.5, 1, 2, 4, 16, 64, 1000)] == pytest.approx(
+        [1, 1, 1.5, 2, 1.5, 1, 1]
+    )
+    slow = terms(shape, replace(machine, compute=compute), WORK, replace(OPTIONS, batch_size=4))
+    fast = terms(shape, machine, WORK, replace(OPTIONS, batch_size=4))
+    assert slow.decode["gpu"][-1] == pytest.approx(2 * fast.decode["gpu"][-1])
+
+
+def test_tokens_are_chosen_of_all_logits(shape, machine):
+    slow = replace(machine, schedule=replace(machine.schedule, per_logit_s=1.0))
+    found, base = (terms(shape, each, WORK, OPTIONS).decode["gpu"][-1] for each in (slow, machine))
+    assert found - base == pytest.approx(VOCABULARY * BLOCK)
+
+
 def test_four_bits_of_cache_are_four_and_a_half(shape, machine):
     packed = terms(shape, machine, WORK, replace(OPTIONS, cache_bits=4))
     at = VARIABLES.index("cache.host")
     assert packed.decode_bytes["cache host to gpu"][at] == pytest.approx(READ * 4.5 / 16)
     # Dequantised before attention, at 1e5 bytes a second.
-    assert packed.decode["gpu"][at] == pytest.approx(READ / 1e14 + READ / 1e5)
+    assert packed.decode["gpu"][at] == pytest.approx(ATTENDED + READ / 1e5)
     assert packed.prefill["gpu"][-1] > terms(shape, machine, WORK, OPTIONS).prefill["gpu"][-1]
 
 

@@ -133,12 +133,14 @@ class Block:
             plan.units.append(_Unit(layer, number, form, tier, in_place, plan.bytes["disk"]))
             if not self._owns(layer):
                 continue
-            plan.bytes[tier] += form.size_bytes
             if tier == "disk":
-                plan.bytes["host"] += DiskRest.tail_bytes(form)
+                plan.bytes["disk"] += DiskRest.file_bytes(form)
+                plan.bytes["host"] += DiskRest.tail_bytes
+                plan.work_bytes = max(plan.work_bytes, DiskRest.work_bytes(form))
+                continue
+            plan.bytes[tier] += form.size_bytes
             if not in_place:
-                packed = form.size_bytes if tier == "disk" and form.bits != 16 else 0
-                plan.work_bytes = max(plan.work_bytes, form.dense.size_bytes + packed)
+                plan.work_bytes = max(plan.work_bytes, form.dense.size_bytes)
         largest = max(batch for batch, _ in shape.batches)
         hidden = largest * shape.prompt_tokens * self._text.hidden_size * self._dtype.itemsize
         plan.states_bytes = -(-hidden // BLOCK_BYTES) * BLOCK_BYTES

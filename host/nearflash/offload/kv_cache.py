@@ -63,7 +63,7 @@ class CacheMover:
             layer.buffer = self._load(layer) if layer.loading is None else layer.loading.result()
         layer.loading = None
         self.link.before_use(layer.buffer)
-        layer.work = layer.rest.form.dense.states(layer.buffer.memory)
+        layer.work = layer.rest.states(layer.buffer.memory)
 
     def finish(self, layer: "TieredLayer") -> None:
         """The visit is over: store what it added."""
@@ -106,8 +106,7 @@ class CacheMover:
             rest = layer.rest
             if layer.stored and rest is not None:
                 with self.ledger.span("load cache", layer=layer.number):
-                    states = rest.form.dense.states(buffer.host)
-                    rest.load(states, buffer.host, layer.first_visible, layer.stored)
+                    rest.load(buffer.host, layer.first_visible, layer.stored)
             self.link.push(buffer)
         except BaseException:
             self._free.put(buffer)
@@ -119,13 +118,11 @@ class CacheMover:
             rest = layer.rest
             assert rest is not None
             with self.ledger.span("store cache", layer=layer.number):
-                states = rest.form.dense.states(buffer.memory)
                 if not self.link.is_cpu:
-                    own = rest.form.dense.states(buffer.host)
                     self.link.before_fill(buffer)
-                    own[..., first:last, :].copy_(states[..., first:last, :])
-                    states = own
-                rest.store(states, buffer.host, first, last)
+                    there, here = rest.states(buffer.memory), rest.states(buffer.host)
+                    here[..., first:last, :].copy_(there[..., first:last, :])
+                rest.store(buffer.host, first, last)
         finally:
             self._free.put(buffer)
 

@@ -1,10 +1,11 @@
 """Keys and values at rest: those of one layer and one batch, between two visits.
 
-    rows, one for K and one for V of each sequence and KV head, (2·batch·heads, row_bytes) bytes
-    a row: its tokens one after another, 16-bit elements or codes of 4 bits; whole blocks of 4096 bytes
+    in memory   rows, one for K and one for V of each sequence and KV head, (2·batch·heads, row_bytes) bytes;
+                a row: its tokens one after another, elements or codes of 4 bits; whole blocks of 4096 bytes
+    on disk     tokens one after another, each with all of its rows: what a visit reads, and what it adds, lie together
 
-On disk a row's last, incomplete block stays in the host's memory (its tail) and is written once it is complete: no byte
-is written twice. A visit reads the blocks that its window needs, all rows at once.
+On disk the last, incomplete block stays in the host's memory (the tail) and is written once it is complete: no byte is
+written twice. A visit reads the blocks that its window needs.
 """
 
 from abc import ABC, abstractmethod
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.offload.groups import decode, encode, token_bytes
@@ -21,6 +23,9 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
 
 __all__ = ["DiskRest", "KvForm", "MemoryRest", "Rest"]
+
+_REQUEST_BYTES = 1 << 20
+"""Of one read of several at a time."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +72,21 @@ class KvForm:
 
 
 class Rest(ABC):
-    """Where keys and values are between visits. `work` below is (2, batch, heads, tokens, dim)."""
+    """Where keys and values are between visits; `memory` below is a buffer of `work_bytes` that a visit has."""
 
     def __init__(self, form: KvForm) -> None:
         self.form = form
 
-    @abstractmethod
-    def load(self, work: Tensor, memory: Tensor, first: int, last: int) -> None:
-        """Fill tokens `first` to `last` of `work`, whose rows are `memory`, (dense bytes,)."""
+    def states(self, memory: Tensor) -> Tensor:
+        """Keys and values in a buffer, (2, batch, heads, tokens, dim)."""
+        return self.form.dense.states(memory)
 
     @abstractmethod
-    def store(self, work: Tensor, memory: Tensor, first: int, last: int) -> None:
+    def load(self, memory: Tensor, first: int, last: int) -> None:
+        """Fill tokens `first` to `last` of a buffer's states."""
+
+    @abstractmethod
+    def store(self, memory: Tensor, first: int, last: int) -> None:
         """Keep tokens `first` to `last`, which follow those that are kept."""
 
 
@@ -90,18 +99,18 @@ class MemoryRest(Rest):
         self._rows = self.memory.view(2, form.batch, form.heads, form.row_bytes)
         self._ledger, self._link = ledger, link
 
-    def load(self, work: Tensor, memory: Tensor, first: int, last: int) -> None:
+    def load(self, memory: Tensor, first: int, last: int) -> None:
         """See Rest.load."""
-        data = self._tokens(first, last)
+        work, data = self.states(memory), self._tokens(first, last)
         if self.form.bits == 16:
             work[..., first:last, :].copy_(data.view(self.form.dtype))
         else:
             decode(data, work[..., first:last, :])
         self._ledger.moved(f"cache {self._link}", data.numel())
 
-    def store(self, work: Tensor, memory: Tensor, first: int, last: int) -> None:
+    def store(self, memory: Tensor, first: int, last: int) -> None:
         """See Rest.store."""
-        states, data = work[..., first:last, :], self._tokens(first, last)
+        states, data = self.states(memory)[..., first:last, :], self._tokens(first, last)
         if self.form.bits == 16:
             data.view(self.form.dtype).copy_(states)
         else:
@@ -119,45 +128,78 @@ class DiskRest(Rest):
     def __init__(self, form: KvForm, file: DirectFile, place: int, ledger: Ledger) -> None:
         super().__init__(form)
         self._file, self._place, self._ledger = file, place, ledger
-        self._tail = host_memory(form.rows * BLOCK_BYTES).view(form.rows, BLOCK_BYTES)
+        self._tail = host_memory(self.tail_bytes)
+
+    tail_bytes = BLOCK_BYTES
+    """Of the host's memory."""
 
     @staticmethod
-    def tail_bytes(form: KvForm) -> int:
-        """Of the host's memory."""
-        return form.rows * BLOCK_BYTES
+    def file_bytes(form: KvForm) -> int:
+        """Of the file, whole blocks."""
+        return -(-form.tokens * form.rows * form.token_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
-    def load(self, work: Tensor, memory: Tensor, first: int, last: int) -> None:
-        """See Rest.load."""
-        size, form = self.form.token_bytes, self.form
-        rows = self._rows(memory)
-        begin, end = first * size // BLOCK_BYTES * BLOCK_BYTES, last * size // BLOCK_BYTES * BLOCK_BYTES
-        if end > begin:
-            offsets = self._place + np.arange(form.rows, dtype=np.int64) * form.row_bytes + begin
-            self._file.read_many(offsets, rows.numpy()[:, begin:end])
-            self._ledger.moved("cache disk to host", form.rows * (end - begin))
-        rows[:, end : last * size] = self._tail[:, : last * size - end]
-        if form.bits != 16:
-            data = rows.view(2, form.batch, form.heads, form.row_bytes)[..., first * size : last * size]
-            decode(data.unflatten(-1, (last - first, size)), work[..., first:last, :])
+    @classmethod
+    def work_bytes(cls, form: KvForm) -> int:
+        """Of a buffer: what is read, and of codes what comes out of them before it."""
+        return cls.file_bytes(form) + (form.dense.size_bytes if form.bits != 16 else 0)
 
-    def store(self, work: Tensor, memory: Tensor, first: int, last: int) -> None:
-        """See Rest.store."""
-        size, form = self.form.token_bytes, self.form
-        rows = self._rows(memory)
-        begin, end = first * size // BLOCK_BYTES * BLOCK_BYTES, last * size // BLOCK_BYTES * BLOCK_BYTES
-        if form.bits != 16:
-            rows[:, begin : first * size] = self._tail[:, : first * size - begin]
-            target = rows.view(2, form.batch, form.heads, form.row_bytes)[..., first * size : last * size]
-            target.unflatten(-1, (last - first, size)).copy_(encode(work[..., first:last, :]))
-        if end > begin:
-            part = rows.numpy()
-            for row in range(form.rows):
-                self._file.write(self._place + row * form.row_bytes + begin, part[row, begin:end])
-            self._ledger.moved("cache host to disk", form.rows * (end - begin))
-        self._tail[:, : last * size - end] = rows[:, end : last * size]
-
-    def _rows(self, memory: Tensor) -> Tensor:
-        """The rows of the work buffer; of codes, rows of their own behind it."""
+    def states(self, memory: Tensor) -> Tensor:
+        """See Rest.states: where it is read to, or what came out of codes."""
         if self.form.bits != 16:
-            memory = memory[self.form.dense.size_bytes :]
-        return memory[: self.form.size_bytes].view(self.form.rows, self.form.row_bytes)
+            return super().states(memory)
+        return self._tokens(memory, 0, self.form.tokens).flatten(-2).view(self.form.dtype).view(
+            self.form.tokens, 2, self.form.batch, self.form.heads, self.form.dim
+        ).permute(1, 2, 3, 0, 4)  # fmt: skip
+
+    def load(self, memory: Tensor, first: int, last: int) -> None:
+        """See Rest.load."""
+        area, token = self._area(memory), self._token_bytes
+        begin, end = first * token // BLOCK_BYTES * BLOCK_BYTES, last * token // BLOCK_BYTES * BLOCK_BYTES
+        self._read(area.numpy(), begin, end)
+        area[end : last * token] = self._tail[: last * token - end]
+        if self.form.bits != 16:
+            decode(self._codes(memory, first, last), self.states(memory)[..., first:last, :])
+
+    def store(self, memory: Tensor, first: int, last: int) -> None:
+        """See Rest.store."""
+        area, token = self._area(memory), self._token_bytes
+        begin, end = first * token // BLOCK_BYTES * BLOCK_BYTES, last * token // BLOCK_BYTES * BLOCK_BYTES
+        if self.form.bits != 16:
+            area[begin : first * token] = self._tail[: first * token - begin]
+            self._codes(memory, first, last).copy_(encode(self.states(memory)[..., first:last, :]))
+        if end > begin:
+            self._file.write(self._place + begin, area.numpy()[begin:end])
+            self._ledger.moved("cache host to disk", end - begin)
+        self._tail[: last * token - end] = area[end : last * token]
+
+    @property
+    def _token_bytes(self) -> int:
+        return self.form.rows * self.form.token_bytes
+
+    def _read(self, area: NDArray[np.uint8], begin: int, end: int) -> None:
+        """Equal requests of _REQUEST_BYTES or more, and what is left: fewer blocks than requests."""
+        blocks = (end - begin) // BLOCK_BYTES
+        count = max(1, (end - begin) // _REQUEST_BYTES)
+        size = blocks // count * BLOCK_BYTES
+        middle = begin + count * size
+        if size:
+            offsets = self._place + begin + np.arange(count, dtype=np.int64) * size
+            self._file.read_many(offsets, area[begin:middle].reshape(count, size))
+        if end > middle:
+            self._file.read(self._place + middle, area[middle:end])
+        self._ledger.moved("cache disk to host", end - begin)
+
+    def _area(self, memory: Tensor) -> Tensor:
+        """What is in the file of the buffer; of codes, behind what comes out of them."""
+        return memory[self.form.dense.size_bytes if self.form.bits != 16 else 0 :]
+
+    def _tokens(self, memory: Tensor, first: int, last: int) -> Tensor:
+        """Bytes of tokens, (tokens, rows, bytes)."""
+        area, token = self._area(memory), self._token_bytes
+        return area[first * token : last * token].view(last - first, self.form.rows, self.form.token_bytes)
+
+    def _codes(self, memory: Tensor, first: int, last: int) -> Tensor:
+        """Codes of tokens, (2, batch, heads, tokens, bytes)."""
+        form = self.form
+        codes = self._tokens(memory, first, last).view(last - first, 2, form.batch, form.heads, form.token_bytes)
+        return codes.permute(1, 2, 3, 0, 4)

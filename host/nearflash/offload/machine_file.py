@@ -1,6 +1,6 @@
 """The profile of this machine, kept from one measurement to the next plan; reading it loads no torch.
 
-One TOML file (0600) a drive and dtype: $XDG_STATE_HOME/nearflash/machine-….toml, ~/.local/state by default.
+One TOML file (0600) a drive and model: $XDG_STATE_HOME/nearflash/machine-….toml, ~/.local/state by default.
 """
 
 import os
@@ -23,9 +23,12 @@ def available_bytes() -> int:
     return int(found[1]) << 10 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def keep_machine(machine: Machine, folder: Path, dtype_name: str | None) -> Path:
-    """Keep what was measured in a folder for a dtype, in place of an older profile; its file. Raises StateError."""
-    file = _file(folder, dtype_name)
+def keep_machine(machine: Machine, folder: Path, what: str | None) -> Path:
+    """Keep what was measured in a folder for a model, `what`, in place of an older profile; its file.
+
+    Raises StateError.
+    """
+    file = _file(folder, what)
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -38,12 +41,12 @@ def keep_machine(machine: Machine, folder: Path, dtype_name: str | None) -> Path
     return file
 
 
-def kept_machine(folder: Path, dtype_name: str | None) -> Machine | None:
-    """The profile kept for a folder's drive and a dtype, with no more memory than is free now; None where none is.
+def kept_machine(folder: Path, what: str | None) -> Machine | None:
+    """The profile kept for a folder's drive and a model, with no more memory than is free now; None where none is.
 
     Raises PlanError for a file that is no profile.
     """
-    file = _file(folder, dtype_name)
+    file = _file(folder, what)
     if not file.exists():
         return None
     machine = load_machine(file)
@@ -60,9 +63,9 @@ def kept_machine(folder: Path, dtype_name: str | None) -> Machine | None:
     )
 
 
-def _file(folder: Path, dtype_name: str | None) -> Path:
+def _file(folder: Path, what: str | None) -> Path:
     base = os.environ.get("XDG_STATE_HOME")
     state = Path(base if base else Path.home() / ".local" / "state") / "nearflash"
     number = folder.stat().st_dev
-    dtype = re.sub(r"\W", "", dtype_name or "default")
+    dtype = re.sub(r"\W", "", what or "default")
     return state / f"machine-{dtype}-{os.major(number)}-{os.minor(number)}.toml"

@@ -3,15 +3,21 @@
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
+from threading import Event, Thread
 from typing import Any
 
 import torch
+from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from nearflash.abi.errors import PlanError
 from nearflash.offload.machine_file import FREE_SHARE, available_bytes
+from nearflash.offload.measure_layer import LayerRates, measure_layer
+from nearflash.offload.stopwatch import finish, seconds_of
 from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, Memory, Schedule
+from nearflash.planning.shapes import ModelShape
+from nearflash.storage.io.bandwidth import Probe
 from nearflash.storage.io.measure import Rate, measure_drive
 from nearflash.storage.io.profile import known_profile
 
@@ -20,17 +26,27 @@ __all__ = ["measure_machine"]
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COPY_BYTES = 128 << 20
 _SIDE = 1024
-_TOKENS, _FEW_TOKENS, _MANY_TOKENS = 512, 16, 4096
-"""Of prefill, of a step of decode that is not bound by memory alone, and more than the caches hold."""
+_STEP_TOKENS, _MANY_TOKENS = (1, 4, 16, 64, 256), 4096
+"""Of steps of decode, and of prefill: more than the caches hold."""
+_FEW_TOKENS = 16
+"""Of a step of decode that is not bound by memory alone."""
+_MATRICES = 32
+"""More than the caches hold."""
 _HEADS, _HEAD_DIM = 16, 64
 _CONTEXT = 4096
+_BESIDE_BYTES, _BESIDE_S, _BESIDE_TIMES = 64 << 20, 0.2, 3
+"""What is moved at a time beside computing, and for how long, how often."""
+_VOCABULARY = 32768
 _HOST_GPU_SHARE = 0.25
 """Of free memory that computes on a machine without a GPU, unless a budget is given."""
 
 
-def measure_machine(folder: Path, dtype_name: str | None = None) -> Machine:
+def measure_machine(
+    folder: Path, dtype_name: str | None = None, model: tuple[Path, ModelShape] | None = None
+) -> Machine:
     """Measure where `folder` lies; rates of its drive that `nearflash devices --measure` kept are used again.
 
+    model: the one to plan for, whose layers are timed; without it, or where they are too large, square matrices are.
     dtype_name: what the model computes in, as its config has it (float16, bfloat16, float32); None: fp16 on a GPU, fp32
     elsewhere. Raises StateError for a folder that cannot be measured, PlanError for another dtype.
     """
@@ -43,23 +59,32 @@ def measure_machine(folder: Path, dtype_name: str | None = None) -> Machine:
     to_gpu, to_host = _copies(device)
     rates = tuple(_disk_rates(folder))
     with torch.inference_mode():
-        prefill, decode = (_matmul_flops(device, dtype, tokens) for tokens in (_TOKENS, _FEW_TOKENS))
+        own = None if model is None else measure_layer(*model, device, dtype)
+        rates_of = own or _square_rates(device, dtype)
+        what = "layers of the model" if own else f"matrices of {_SIDE} x {_SIDE}"
         compute = Compute(
-            source=f"measured on {device}, matrices of {_SIDE} x {_SIDE} in {dtype}",
-            matmul_prefill_flops_per_s=prefill,
-            matmul_decode_flops_per_s=decode,
-            attention_prefill_flops_per_s=prefill,
+            source=f"measured on {device}: {what} in {dtype}",
+            matmul_prefill_flops_per_s=rates_of.flops_per_s,
+            matmul_decode_flops_per_s=rates_of.flops_per_s,
+            attention_prefill_flops_per_s=rates_of.flops_per_s,
             gpu_attention_bytes_per_s=_attention_bytes(device, dtype),
-            gpu_memory_bytes_per_s=_weight_bytes(device, dtype),
+            gpu_memory_bytes_per_s=rates_of.bytes_per_s,
             host_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), dtype),
             host_buffer_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), dtype),
             dequantise_bytes_per_s=_dequantise_bytes(device, dtype),
             expand_bytes_per_s=_expand_bytes(device, dtype),
+            matmul_tokens=rates_of.tokens,
+            matmul_factors=rates_of.factors,
         )
-        schedule = Schedule(source="measured: a layer's operations beside its matrices, of one token and of many",
-                            per_layer_s=_small_operations(device, dtype),
-                            per_state_s=_state_seconds(device, dtype))  # fmt: skip
-    links = Links("measured copies of 128 MiB, pinned where there is a GPU", to_gpu, to_host, to_host)
+        to_reads, from_reads, to_copies = _lost(device, dtype, folder)
+        schedule = Schedule(source="measured: a layer's operations beside its matrices, of one token and of many; "
+                                   "matrix products, disk reads and copies beside each other",
+                            per_layer_s=0.0 if own else _layer_seconds(device, dtype),
+                            per_state_s=0.0 if own else _state_seconds(device, dtype),
+                            per_logit_s=_logit_seconds(device, dtype), computing_lost_to_reads=to_reads,
+                            computing_lost_to_copies=to_copies, reads_lost_to_computing=from_reads)  # fmt: skip
+    links = Links("measured copies of 128 MiB, pinned where there is a GPU", to_gpu, to_host, to_host,
+                  one_memory=device.type == "cpu")  # fmt: skip
     return Machine("this machine", memory, links, _disk(rates), compute, schedule, rates=rates)
 
 
@@ -74,52 +99,40 @@ def _memory(device: torch.device, folder: Path) -> Memory:
     return Memory(f"{FREE_SHARE:.0%} of what is free now", gpu, free, room)
 
 
-@contextmanager
-def _timed(device: torch.device) -> Iterator[Callable[[], float]]:
-    _wait(device)
-    start = time.perf_counter()
-    yield lambda: time.perf_counter() - start
-
-
-def _seconds(device: torch.device, work: Callable[[], Any], repeats: int = 10) -> float:
-    """The fastest of some repeats, after one that warms up: others that compute meanwhile only make it slower."""
-    work()
-    found = []
-    for _ in range(repeats):
-        with _timed(device) as elapsed:
-            work()
-            _wait(device)
-            found.append(elapsed())
-    return min(found)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def _copies(device: torch.device) -> tuple[float, float]:
     """Bytes a second from host to GPU and back; without a GPU, of a copy in memory."""
     pinned = device.type == "cuda"
     host = torch.ones(_COPY_BYTES, dtype=torch.uint8, pin_memory=pinned)
     there = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device)
-    into = _seconds(device, lambda: there.copy_(host, non_blocking=True))
-    back = _seconds(device, lambda: host.copy_(there, non_blocking=True))
+    into = seconds_of(device, lambda: there.copy_(host, non_blocking=True))
+    back = seconds_of(device, lambda: host.copy_(there, non_blocking=True))
     return _COPY_BYTES / into, _COPY_BYTES / back
 
 
-def _matmul_flops(device: torch.device, dtype: torch.dtype, tokens: int) -> float:
+def _matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     weight = torch.randn(_SIDE, _SIDE, dtype=dtype, device=device)
-    states = torch.randn(tokens, _SIDE, dtype=dtype, device=device)
-    return 2 * tokens * _SIDE * _SIDE / _seconds(device, lambda: states @ weight.T)
+    states = torch.randn(_MANY_TOKENS, _SIDE, dtype=dtype, device=device)
+    return 2 * _MANY_TOKENS * _SIDE * _SIDE / seconds_of(device, lambda: states @ weight.T)
 
 
-def _weight_bytes(device: torch.device, dtype: torch.dtype) -> float:
-    """Bytes of weights a second, as one token multiplies with matrices too many for the caches."""
-    weights = [torch.randn(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(32)]
-    states = torch.randn(1, _SIDE, dtype=dtype, device=device)
-    seconds = _seconds(device, lambda: [states @ weight.T for weight in weights])
-    return dtype.itemsize * len(weights) * _SIDE * _SIDE / seconds
+def _weight_bytes(device: torch.device, dtype: torch.dtype) -> tuple[float, list[float]]:
+    """Bytes of weights a second, as one token multiplies with matrices too many for the caches; and the seconds that a
+    matrix takes for each of _STEP_TOKENS.
+    """
+    weights = [torch.randn(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(_MATRICES)]
+    found = []
+    for tokens in _STEP_TOKENS:
+        states = torch.randn(tokens, _SIDE, dtype=dtype, device=device)
+        found.append(seconds_of(device, lambda: [states @ weight.T for weight in weights]) / len(weights))  # noqa: B023
+    return weights[0].nbytes / found[0], found
+
+
+def _square_rates(device: torch.device, dtype: torch.dtype) -> LayerRates:
+    """Rates of square matrices, where the model's own layer is not known or too large."""
+    flops, (weight_bytes, steps) = _matmul_flops(device, dtype), _weight_bytes(device, dtype)
+    each = 2 * _SIDE * _SIDE / flops
+    factors = tuple(took / max(tokens * each, steps[0]) for tokens, took in zip(_STEP_TOKENS, steps, strict=True))
+    return LayerRates(flops, weight_bytes, (*map(float, _STEP_TOKENS), float(_MANY_TOKENS)), (*factors, 1.0))
 
 
 def _attention_bytes(device: torch.device, dtype: torch.dtype) -> float:
@@ -128,7 +141,7 @@ def _attention_bytes(device: torch.device, dtype: torch.dtype) -> float:
     keys, values = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
     query = torch.randn(4, _HEADS, 1, _HEAD_DIM, dtype=dtype, device=device)
     attend = torch.nn.functional.scaled_dot_product_attention
-    return 2 * keys.nbytes / _seconds(device, lambda: attend(query, keys, values))
+    return 2 * keys.nbytes / seconds_of(device, lambda: attend(query, keys, values))
 
 
 def _dequantise_bytes(device: torch.device, dtype: torch.dtype) -> float:
@@ -139,7 +152,7 @@ def _dequantise_bytes(device: torch.device, dtype: torch.dtype) -> float:
     def unpack() -> torch.Tensor:
         return torch.stack((codes & 15, codes >> 4), -1).flatten(1).to(dtype) * scale + scale
 
-    return dtype.itemsize * _SIDE * _SIDE / _seconds(device, unpack)
+    return dtype.itemsize * _SIDE * _SIDE / seconds_of(device, unpack)
 
 
 def _expand_bytes(device: torch.device, dtype: torch.dtype) -> float:
@@ -147,19 +160,85 @@ def _expand_bytes(device: torch.device, dtype: torch.dtype) -> float:
     mask = torch.arange(_SIDE * _SIDE, device=device) % 2 == 0
     values = torch.ones(_SIDE * _SIDE // 2, dtype=dtype, device=device)
     out = torch.zeros(_SIDE * _SIDE, dtype=dtype, device=device)
-    return out.nbytes / _seconds(device, lambda: out.masked_scatter_(mask, values))
+    return out.nbytes / seconds_of(device, lambda: out.masked_scatter_(mask, values))
 
 
-def _small_operations(device: torch.device, dtype: torch.dtype) -> float:
-    """Seconds of what a layer does beside its matrices: norms, rotation, residuals, about 30 small operations."""
-    states = torch.randn(1, _SIDE, dtype=dtype, device=device)
+def _lost(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float, float, float]:
+    """Of Schedule: computing_lost_to_reads, reads_lost_to_computing, computing_lost_to_copies."""
+    weights = [torch.randn(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(8)]
+    states = torch.randn(_FEW_TOKENS, _SIDE, dtype=dtype, device=device)
+    with torch.inference_mode(False):  # another thread copies
+        there, here = (torch.ones(_BESIDE_BYTES, dtype=torch.uint8) for _ in range(2))
 
-    def work() -> None:
-        found = states
-        for _ in range(10):
-            found = (found * 0.5 + states).relu()
+    def compute() -> None:
+        for weight in weights:
+            states @ weight.T
+        finish(device)
 
-    return _seconds(device, work)
+    def lost(move: Callable[[], Any]) -> tuple[float, float]:
+        found = []
+        for _ in range(_BESIDE_TIMES):
+            alone, moving = _per_second(compute), _per_second(move)
+            stop, moved = Event(), [0]
+            thread = Thread(target=_repeat, args=(move, stop, moved))
+            thread.start()
+            try:
+                start = time.perf_counter()
+                beside = _per_second(compute) / alone
+            finally:
+                stop.set()
+                thread.join()
+            rate = moved[0] / (time.perf_counter() - start) / moving
+            found.append(_shares(beside, rate))
+        first, second = (median(values) for values in zip(*found, strict=True))
+        return first, second
+
+    with Probe(folder, 4 * _BESIDE_BYTES) as probe:
+        probe.write(probe.size_bytes)
+        reads = lost(lambda: probe.read(_BESIDE_BYTES))
+    return *reads, lost(lambda: there.copy_(here))[0]
+
+
+def _shares(computing: float, moving: float) -> tuple[float, float]:
+    """What each loses of the other's time, of what is left of both rates beside each other.
+
+    A second beside each other does `computing` seconds of what is computed alone, and `moving` of what is moved alone:
+    computing + lost_to_moving * moving = 1, and the other way round.
+    """
+    lost = (1 - computing) / max(moving, 1e-3), (1 - moving) / max(computing, 1e-3)
+    return min(1.0, max(0.0, lost[0])), min(1.0, max(0.0, lost[1]))
+
+
+def _per_second(work: Callable[[], Any]) -> float:
+    start, times = time.perf_counter(), 0
+    while (spent := time.perf_counter() - start) < _BESIDE_S or not times:
+        work()
+        times += 1
+    return times / spent
+
+
+def _repeat(work: Callable[[], Any], stop: Event, times: list[int]) -> None:
+    while not stop.is_set():
+        work()
+        times[0] += 1
+
+
+def _layer_seconds(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds of what a layer does beside its matrices, whatever their size: a decoder of tiny ones, a token."""
+    seconds = []
+    for layers in (1, 9):
+        config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4,
+                             num_key_value_heads=2, vocab_size=16)  # fmt: skip
+        model = LlamaModel(config).to(device, dtype).eval()
+        token = torch.zeros(1, 1, dtype=torch.long, device=device)
+        seconds.append(seconds_of(device, lambda: model(token, past_key_values=DynamicCache(config=config))))  # noqa: B023
+    return max(0.0, (seconds[1] - seconds[0]) / 8)
+
+
+def _logit_seconds(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds a logit of choosing the most likely token, in fp32 as transformers does."""
+    logits = torch.randn(16, _VOCABULARY, dtype=dtype, device=device)
+    return seconds_of(device, lambda: logits.to(torch.float32, copy=True).argmax(-1)) / logits.numel()
 
 
 def _state_seconds(device: torch.device, dtype: torch.dtype) -> float:
@@ -185,7 +264,7 @@ def _state_seconds(device: torch.device, dtype: torch.dtype) -> float:
         found = found + norm(found)
         torch.nn.functional.silu(gate) * up
 
-    return _seconds(device, work, repeats=5) / states.numel()
+    return seconds_of(device, work, repeats=5) / states.numel()
 
 
 def _disk_rates(folder: Path) -> Iterator[DiskRate]:

@@ -107,8 +107,13 @@ def chains(
             "gpu to host": prefill["gpu to host"] + prefill["disk writes"],
             "computing": prefill["computing"],
         }, {name: decode["host to gpu"] + part for name, part in decode.items() if name != "host to gpu"}
+    schedule = machine.schedule
     for part, phase in ((prefill, found.prefill), (decode, found.decode)):
-        part["disk"] = part.pop("disk reads") + part.pop("disk writes")
+        copies, reads = part["host to gpu"] + part["gpu to host"], part.pop("disk reads")
+        part["disk"] = reads + part.pop("disk writes") + schedule.reads_lost_to_computing * part["computing"]
+        part["computing"] = (
+            part["computing"] + schedule.computing_lost_to_reads * reads + schedule.computing_lost_to_copies * copies
+        )
         if "device" in phase:
             part["device link"] = phase["device link"]
             # Drives attend for one batch while the GPU multiplies for another.

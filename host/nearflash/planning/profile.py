@@ -6,9 +6,11 @@ GPU, `gpu` is the part of host memory that the model may compute in, and links t
 
 import math
 import tomllib
+from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -34,7 +36,8 @@ class Memory:
 class Links:
     """Between host memory and GPU: pinned copies; GPU to host where cache or activations go to memory, pinned or not.
 
-    disk_to_host_to_gpu copies through pinned buffers run at host_to_gpu's rate, after the disk's.
+    disk_to_host_to_gpu copies through pinned buffers run at host_to_gpu's rate, after the disk's. one_memory: what
+    computes is the host: dense weights are used where they lie there, or are read to.
     """
 
     source: str
@@ -42,6 +45,7 @@ class Links:
     gpu_to_host_bytes_per_s: float
     gpu_to_host_cache_bytes_per_s: float
     host_to_gpu_unpinned_bytes_per_s: float | None = None
+    one_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class Compute:
 
     Attention in decode is bound by memory: bytes of KV it goes through a second, on the GPU; on the host over a cache
     that lies there, and over a buffer just filled from the disk. dequantise, expand: bytes of weights or KV that come
-    out a second. All of values in the dtype that computes.
+    out a second. All of values in the dtype that computes. matmul_factors: what products of matmul_tokens take, over
+    the longer of multiplying and reading the weights; between them by the logarithm, beyond them as at the ends.
     """
 
     source: str
@@ -81,6 +86,19 @@ class Compute:
     host_buffer_attention_bytes_per_s: float
     dequantise_bytes_per_s: float
     expand_bytes_per_s: float | None = None
+    matmul_tokens: tuple[float, ...] = ()
+    matmul_factors: tuple[float, ...] = ()
+
+    def matmul_factor(self, tokens: float) -> float:
+        """For so many tokens."""
+        if not self.matmul_factors:
+            return 1.0
+        at = [math.log(each) for each in self.matmul_tokens]
+        place, x = bisect(at, math.log(tokens)), math.log(tokens)
+        if place in (0, len(at)):
+            return self.matmul_factors[min(place, len(at) - 1)]
+        share = (x - at[place - 1]) / (at[place] - at[place - 1])
+        return self.matmul_factors[place - 1] * (1 - share) + self.matmul_factors[place] * share
 
 
 @dataclass(frozen=True)
@@ -90,7 +108,10 @@ class Schedule:
     exposed_weight_loads: share of loading a layer's weights in decode that no computing hides; 1 where the runtime
     waits for all streams at every step, as FlexGen's does. per_layer_s: for each layer and batch. per_routing_s: more
     of it in layers with experts, whose loading waits for the router. per_state_s: for each element of the hidden states
-    that pass a layer, of norms, rotation, activations and residuals. stores_scores: prefill holds all attention scores.
+    that pass a layer, of norms, rotation, activations and residuals. per_logit_s: for each logit of which a token is
+    chosen. computing_lost_to_reads, computing_lost_to_copies: shares of the time of disk reads and of copies that are
+    lost to what computes beside them: processors move the data, or both wait for memory; reads_lost_to_computing: the
+    share of computing's time that reads lose. stores_scores: prefill holds all attention scores.
     offloads_embeddings: shares of the weights hold outside layers too. places_tensors: a share is
     rounded to tensors in each layer, as FlexGen does, not to layers.
     """
@@ -100,6 +121,10 @@ class Schedule:
     per_layer_s: float = 0.0
     per_routing_s: float = 0.0
     per_state_s: float = 0.0
+    per_logit_s: float = 0.0
+    computing_lost_to_reads: float = 0.0
+    computing_lost_to_copies: float = 0.0
+    reads_lost_to_computing: float = 0.0
     stores_scores: bool = False
     offloads_embeddings: bool = False
     places_tensors: bool = False
@@ -153,8 +178,10 @@ class Machine:
 _TABLES: dict[str, Any] = {"memory": Memory, "links": Links, "disk": Disk, "compute": Compute, "schedule": Schedule,
                            "device": DeviceTier}  # fmt: skip
 _OPTIONAL_TABLES = ("disk", "device")
-_MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "exposed_weight_loads", "per_layer_s", "per_routing_s", "per_state_s")
-_FRACTIONS = ("exposed_weight_loads", "read_fraction")
+_LOST = ("computing_lost_to_reads", "computing_lost_to_copies", "reads_lost_to_computing")
+_MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "exposed_weight_loads", "per_layer_s", "per_routing_s", "per_state_s",
+                "per_logit_s", *_LOST)  # fmt: skip
+_FRACTIONS = ("exposed_weight_loads", "read_fraction", *_LOST)
 
 
 def known_machines() -> list[str]:
@@ -217,7 +244,11 @@ def _table(kind: Any, body: Any, what: str) -> Any:
         raise PlanError(f"{what} must have {', '.join(sorted(missing))}")
     if unknown := body.keys() - hints.keys():
         raise PlanError(f"{what} must have only {', '.join(hints)}, not {', '.join(sorted(unknown))}")
-    return kind(**{key: _value(key, hints[key], value, what) for key, value in body.items()})
+    values = {key: _value(key, hints[key], value, what) for key, value in body.items()}
+    tokens, factors = values.get("matmul_tokens", ()), values.get("matmul_factors", ())
+    if len(tokens) != len(factors) or any(one >= other for one, other in pairwise(tokens)):
+        raise PlanError(f"{what} must have a factor in matmul_factors for each of matmul_tokens, which ascend")
+    return kind(**values)
 
 
 def _value(key: str, hint: Any, value: Any, what: str) -> Any:
@@ -225,6 +256,10 @@ def _value(key: str, hint: Any, value: Any, what: str) -> Any:
         if type(value) is not hint:
             raise PlanError(f"{what}.{key} must be {'text' if hint is str else 'true or false'}, not {value!r}")
         return value
+    if hint == tuple[float, ...]:
+        if not isinstance(value, list):
+            raise PlanError(f"{what}.{key} must be a list of numbers, not {value!r}")
+        return tuple(_value(key, float, each, what) for each in value)
     if isinstance(value, bool) or not isinstance(value, int if hint is int else int | float):
         raise PlanError(f"{what}.{key} must be a number, not {value!r}")
     least_is_zero = key in _MAY_BE_ZERO
@@ -254,6 +289,8 @@ def _pairs(values: Mapping[str, Any]) -> list[str]:
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'

@@ -38,7 +38,8 @@ class Space:
     between those and the best.
 
     cpu_attention, weight_bits, cache_bits: each value is tried. stored_fraction: of weights that are compressed
-    already. max_block_s: longest time of a block. max_sequences: prompts that there are.
+    already. max_block_s: longest time of a block. max_sequences: prompts that there are; blocks that divide them evenly
+    are tried too.
     """
 
     batch_sizes: Sequence[int] | None = None
@@ -49,6 +50,11 @@ class Space:
     stored_fraction: float = 1.0
     max_block_s: float | None = None
     max_sequences: int | None = None
+
+    def filled(self, block_size: int) -> float:
+        """Share of its blocks' places that the list of prompts fills."""
+        number = self.max_sequences or block_size
+        return number / (-(-number // block_size) * block_size)
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,15 @@ def search(shape: ModelShape, machine: Machine, workload: Workload, space: Space
     found += _between(shape, machine, workload, space, [options for _, options, _ in found[:_REFINED]])
     found.sort(key=lambda each: each[0])
     best: Plan | None = None
+
+    def speed(plan: Plan) -> float:
+        return plan.prediction.tokens_per_second * space.filled(plan.policy.block_size)
+
     for at, (_, options, shares) in enumerate(found):
         if best is not None and at >= _ROUNDED:
             break
         plan = _rounded(shape, machine, workload, options, shares)
-        if plan is not None and _within(plan, space) and (best is None or _speed(plan) > _speed(best)):
+        if plan is not None and _within(plan, space) and (best is None or speed(plan) > speed(best)):
             best = plan
     if best is None:
         raise PlanError(_why_not(shape, machine, workload, space))
@@ -100,10 +110,6 @@ def tokens_per_second_at_best(shape: ModelShape, machine: Machine, workload: Wor
     """The most that shares can give a block, before they are rounded; 0 where it does not fit."""
     solved = _solve(shape, machine, workload, options, None)
     return workload.new_tokens / solved[0] if solved else 0.0
-
-
-def _speed(plan: Plan) -> float:
-    return plan.prediction.tokens_per_second
 
 
 def _within(plan: Plan, space: Space) -> bool:
@@ -124,7 +130,7 @@ def _programs(
                 if solved is None:
                     break  # more batches need more of everything
                 any_fits = True
-                yield solved[0], options, solved[1]
+                yield solved[0] / space.filled(options.block_size), options, solved[1]
             if not any_fits:
                 break  # and so do larger ones
 
@@ -136,6 +142,8 @@ def _between(
     tried = set(best)
     for options in best:
         sizes = [options.batch_size] if space.batch_sizes else _near(options.batch_size)
+        if space.max_sequences is not None and not space.batch_sizes:
+            sizes += [_even(space.max_sequences, size * options.num_batches, options.num_batches) for size in sizes]
         counts = [options.num_batches] if space.batch_counts else _near(options.num_batches)
         for size, count in itertools.product(sizes, counts):
             near = replace(options, batch_size=size, num_batches=count)
@@ -143,11 +151,17 @@ def _between(
                 continue
             tried.add(near)
             if solved := _solve(shape, machine, workload, near, space.max_block_s):
-                yield solved[0], near, solved[1]
+                yield solved[0] / space.filled(near.block_size), near, solved[1]
 
 
 def _near(number: int) -> list[int]:
     return sorted({max(1, number * 3 // 4), number, max(1, number * 5 // 4), number * 3 // 2})
+
+
+def _even(sequences: int, block_size: int, count: int) -> int:
+    """The batch size with which as many blocks hold all sequences evenly."""
+    blocks = -(-sequences // block_size)
+    return -(-sequences // (blocks * count))
 
 
 def _sizes(given: Sequence[int] | None, most: int | None, size: int = 1) -> Iterable[int]:

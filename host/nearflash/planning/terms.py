@@ -144,18 +144,38 @@ class _Sizes:
 
     def matmul_seconds(self, tokens: float, flops_per_s: float) -> float:
         """One batch through all layers: as fast as it multiplies, or as GPU memory gives its weights."""
-        bandwidth = self.machine.compute.gpu_memory_bytes_per_s
+        bandwidth, factor = self.machine.compute.gpu_memory_bytes_per_s, self.machine.compute.matmul_factor(tokens)
         total = 0.0
         for layer, number in self.shape.kinds:
             flops = 2 * layer.active_parameters * tokens
             read = self.stored(layer, tokens)
-            total += number * (max(flops / flops_per_s, read / bandwidth) + self.unpack_seconds(layer, tokens))
+            product = max(flops / flops_per_s, read / bandwidth)
+            total += number * (factor * product + self.unpack_seconds(layer, tokens))
         return total
 
     def head_seconds(self, flops_per_s: float) -> float:
-        """Logits of one token of each sequence of a batch."""
+        """Logits of one token of each sequence of a batch, and the choice of a token."""
         head, bandwidth = self.shape.head, self.machine.compute.gpu_memory_bytes_per_s
-        return max(2 * head * self.options.batch_size / flops_per_s, self.shape.element_bytes * head / bandwidth)
+        batch = self.options.batch_size
+        product = max(2 * head * batch / flops_per_s, self.shape.element_bytes * head / bandwidth)
+        logits = self.machine.schedule.per_logit_s * self.shape.vocabulary * batch
+        return self.machine.compute.matmul_factor(batch) * product + logits
+
+    @property
+    def attended_on_gpu(self) -> float:
+        """Seconds of decode's attention over the whole cache where matrices multiply.
+
+        Transformers repeats K and V for each query head of a group before that where there is a mask.
+        """
+        shape, compute = self.shape, self.machine.compute
+        group, dense = shape.heads // shape.kv_heads, self.cache_read_dense
+        seconds = group * dense / compute.gpu_attention_bytes_per_s
+        return seconds + (group > 1) * (1 + group) * dense / compute.gpu_memory_bytes_per_s
+
+    def weights_to_gpu(self, moved: Vector) -> Vector:
+        """Seconds of copying weights; packed ones are expanded from where they lie, which is counted there."""
+        links = self.machine.links
+        return moved * (0.0 if links.one_memory else 1 / links.host_to_gpu_bytes_per_s)
 
     def unpack_seconds(self, layer: LayerShape, tokens: float) -> float:
         """Dequantising and expanding a layer's weights for one batch."""
@@ -232,7 +252,7 @@ def _prefill_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Ve
         gpu += 2 * sizes.cache_prefill / compute.dequantise_bytes_per_s
     seconds = {
         "gpu": on(gpu),
-        "weights to gpu": moved["weights host to gpu"] / links.host_to_gpu_bytes_per_s,
+        "weights to gpu": sizes.weights_to_gpu(moved["weights host to gpu"]),
         "activations to gpu": moved["activations host to gpu"] / links.host_to_gpu_bytes_per_s,
         "activations to host": moved["activations gpu to host"] / links.gpu_to_host_bytes_per_s,
         "cache to host": on(sizes.cache_prefill / links.gpu_to_host_cache_bytes_per_s, "cache.host"),
@@ -261,7 +281,7 @@ def _decode_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Vec
     unpack = sizes.cache_read_dense / compute.dequantise_bytes_per_s if options.cache_bits != 16 else 0.0
     dense = sizes.cache_read_dense
     afar = () if options.cpu_attention else ("cache.host", "cache.disk")
-    gpu = gpu + on(dense / compute.gpu_attention_bytes_per_s + unpack, "cache.gpu", *afar)
+    gpu = gpu + on(sizes.attended_on_gpu + unpack, "cache.gpu", *afar)
     host = on(0)
     if options.cpu_attention:
         host = on(dense / compute.host_attention_bytes_per_s, "cache.host")
@@ -270,7 +290,7 @@ def _decode_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Vec
     seconds = {
         "gpu": gpu,
         "host": host,
-        "weights to gpu": moved["weights host to gpu"] / links.host_to_gpu_bytes_per_s,
+        "weights to gpu": sizes.weights_to_gpu(moved["weights host to gpu"]),
         "activations to gpu": moved["activations host to gpu"] / links.host_to_gpu_bytes_per_s,
         "activations to host": moved["activations gpu to host"] / links.gpu_to_host_bytes_per_s,
         "cache to gpu": moved["cache host to gpu"] / links.host_to_gpu_bytes_per_s,

@@ -94,7 +94,8 @@ def deepspeed(serving: Serving, gpu: str = "a6000") -> Outcome:
     runtime, part = read_part(Runtime, "deepspeed-inference"), read_part(Gpu, gpu)
     machine = flexgen_machine(runtime, part, read_part(Link, "pcie4-x16"))
     pageable = read_part(Link, "pcie4-x16-pageable")
-    machine = Machine(machine.name, machine.memory, Links(pageable.source, *[pageable.bytes_per_s] * 3), machine.disk,
+    rate = pageable.bytes_per_s
+    machine = Machine(machine.name, machine.memory, Links(pageable.source, rate, rate, rate), machine.disk,
                       machine.compute, machine.schedule)  # fmt: skip
     policy = OffloadPolicy(serving.batch, 1, Shares(host=1), Shares(host=1), Shares(gpu=1), overlap=False)
     found = predict(shape(serving.model), machine, Workload(serving.prompt, serving.new), policy)

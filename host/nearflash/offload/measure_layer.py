@@ -1,0 +1,82 @@
+"""A layer of the user's model, timed as transformers computes it: random weights of its shapes, in its dtype.
+
+Matrices of a model are seldom of the sizes at which a processor is fastest, and norms, rotation and activations take
+time beside them; all of it is in what a layer takes.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModel
+
+from nearflash.offload.machine_file import available_bytes
+from nearflash.offload.skeleton import decoder_layers
+from nearflash.offload.stopwatch import seconds_of
+from nearflash.planning.shapes import ModelShape
+from nearflash.pretrained import silent_transformers
+
+__all__ = ["LayerRates", "measure_layer"]
+
+_STEP_TOKENS = (1, 4, 16, 64, 256)
+_PREFILL = (16, 128)
+"""Sequences and tokens of each."""
+_LAYERS, _LEAST_BYTES = 9, 256 << 20
+"""At most so many layers, and weights of which the caches hold little."""
+_MEMORY_SHARE = 0.25
+"""Of free memory."""
+
+
+@dataclass(frozen=True)
+class LayerRates:
+    """Operations and bytes of weights a second, and the factors of few tokens, as in planning's Compute."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    tokens: tuple[float, ...]
+    factors: tuple[float, ...]
+
+
+def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> LayerRates | None:
+    """Times of a layer beside `per_layer_s` of one with tiny matrices; None where layers have experts or do not fit.
+
+    model: a folder with config.json, or that file.
+    """
+    layer = shape.largest_layer
+    size = layer.parameters * dtype.itemsize
+    count = min(_LAYERS, len(shape.layers), max(3, 1 + _LEAST_BYTES // size))
+    if layer.experts or count < 3 or count * size > _MEMORY_SHARE * available_bytes():
+        return None
+    with torch.inference_mode():
+        one, more = (_decoder(model, layers, device, dtype) for layers in (1, count))
+
+        def seconds(sequences: int, tokens: int, repeats: int) -> float:
+            ids = torch.zeros(sequences, tokens, dtype=torch.long, device=device)
+            alone, all_of_them = (
+                seconds_of(device, lambda: each(input_ids=ids, use_cache=False), repeats)  # noqa: B023
+                for each in (one, more)
+            )
+            return max((all_of_them - alone) / (count - 1), 1e-7)
+
+        prefill = seconds(*_PREFILL, repeats=5)
+        steps = [seconds(tokens, 1, repeats=10) for tokens in _STEP_TOKENS]
+    flops = 2 * layer.active_parameters * _PREFILL[0] * _PREFILL[1] / prefill
+    bandwidth = size / steps[0]
+    longer = [max(2 * layer.active_parameters * tokens / flops, steps[0]) for tokens in _STEP_TOKENS]
+    factors = tuple(took / each for took, each in zip(steps, longer, strict=True))
+    ends = (float(_PREFILL[0] * _PREFILL[1]), 1.0)
+    return LayerRates(flops, bandwidth, (*map(float, _STEP_TOKENS), ends[0]), (*factors, ends[1]))
+
+
+def _decoder(model: Path, layers: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+    """So many layers of a model's configuration, without its vocabulary."""
+    folder = model if model.is_dir() else model.parent
+    config = copy.deepcopy(AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config(decoder=True))
+    config.num_hidden_layers, config.vocab_size, config.pad_token_id = layers, 16, None
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    with silent_transformers(), torch.device(device):
+        made = AutoModel.from_config(config, dtype=dtype).eval()
+    decoder_layers(made)  # refuses what has none
+    return made
