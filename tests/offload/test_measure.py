@@ -85,6 +85,16 @@ def test_a_layer_of_the_model_is_timed(saved, monkeypatch, family):
     assert rates.factors[-1] == 1
 
 
+def test_models_that_transformers_does_not_know_are_not_timed(saved, tmp_path):
+    folder, model = saved("llama")
+    shape = from_config(model.config.to_dict())
+    file = tmp_path / "other.json"
+    file.write_text('{"model_type": "of another library", "hidden_size": 64}')
+    assert measure_layer.measure_layer(file, shape, torch.device("cpu"), torch.float32) is None
+    file.write_text((folder / "config.json").read_text())
+    assert measure_layer.measure_layer(file, shape, torch.device("cpu"), torch.float32) is not None
+
+
 def test_layers_with_experts_or_beyond_memory_are_not_timed(saved, monkeypatch):
     folder, model = saved("mixtral")
     shape = from_config(model.config.to_dict())

@@ -26,7 +26,7 @@ __all__ = ["measure_machine"]
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COPY_BYTES = 128 << 20
 _SIDE = 1024
-_STEP_TOKENS, _MANY_TOKENS = (1, 4, 16, 64, 256), 4096
+_STEP_TOKENS, _MANY_TOKENS = (1, 4, 16, 32, 64, 128, 256), 4096
 """Of steps of decode, and of prefill: more than the caches hold."""
 _FEW_TOKENS = 16
 """Of a step of decode that is not bound by memory alone."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModel
 
+from nearflash.abi.errors import UnsupportedError
 from nearflash.offload.machine_file import available_bytes
 from nearflash.offload.skeleton import decoder_layers
 from nearflash.offload.stopwatch import seconds_of
@@ -19,7 +20,7 @@ from nearflash.pretrained import silent_transformers
 
 __all__ = ["LayerRates", "measure_layer"]
 
-_STEP_TOKENS = (1, 4, 16, 64, 256)
+_STEP_TOKENS = (1, 4, 16, 32, 64, 128, 256)
 _PREFILL = (16, 128)
 """Sequences and tokens of each."""
 _LAYERS, _LEAST_BYTES = 9, 256 << 20
@@ -39,17 +40,20 @@ class LayerRates:
 
 
 def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> LayerRates | None:
-    """Times of a layer beside `per_layer_s` of one with tiny matrices; None where layers have experts or do not fit.
+    """Rates of the largest layer; None where it has experts, does not fit, or transformers does not know its model.
 
-    model: a folder with config.json, or that file.
+    model: a folder with config.json, or that file. A pass of several layers less one of one layer is what is timed.
     """
     layer = shape.largest_layer
     size = layer.parameters * dtype.itemsize
     count = min(_LAYERS, len(shape.layers), max(3, 1 + _LEAST_BYTES // size))
     if layer.experts or count < 3 or count * size > _MEMORY_SHARE * available_bytes():
         return None
-    with torch.inference_mode():
+    try:
         one, more = (_decoder(model, layers, device, dtype) for layers in (1, count))
+    except (ValueError, KeyError, UnsupportedError):  # a model of another library, or built in another way
+        return None
+    with torch.inference_mode():
 
         def seconds(sequences: int, tokens: int, repeats: int) -> float:
             ids = torch.zeros(sequences, tokens, dtype=torch.long, device=device)
@@ -71,8 +75,7 @@ def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: t
 
 def _decoder(model: Path, layers: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     """So many layers of a model's configuration, without its vocabulary."""
-    folder = model if model.is_dir() else model.parent
-    config = copy.deepcopy(AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config(decoder=True))
+    config = copy.deepcopy(AutoConfig.from_pretrained(model, local_files_only=True).get_text_config(decoder=True))
     config.num_hidden_layers, config.vocab_size, config.pad_token_id = layers, 16, None
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]

@@ -9,6 +9,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.offload import runtime
 from nearflash.bench.offload.accelerate_case import AccelerateCase, greedy
 from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.planning.profile import load_machine
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,13 @@ def folder(tmp_path_factory):
         num_key_value_heads=2, head_dim=16, max_position_embeddings=128, pad_token_id=0, eos_token_id=2,
     )).save_pretrained(path)  # fmt: skip
     return path
+
+
+@pytest.fixture(autouse=True)
+def _known_machine(monkeypatch):
+    """No test measures the machine."""
+    machine = load_machine("gpu24").with_memory(gpu_bytes=2e9, host_bytes=2e9, disk_bytes=1e9)
+    monkeypatch.setattr(runtime, "_measured", lambda model, folder: machine)
 
 
 def test_every_case_gives_the_same_tokens(folder, tmp_path, monkeypatch):
@@ -87,19 +95,11 @@ def test_a_mixture_reads_what_is_routed(tmp_path, monkeypatch):
     assert rows["planned"]["expert_hit_rate"] >= 0 and rows["all-experts"]["expert_hit_rate"] is None
     assert rows["planned"]["disk_bytes_per_token"] < rows["all-experts"]["disk_bytes_per_token"]
     assert rows["host"]["expert_hit_rate"] is None, "no layer of it is on disk"
+    planned = rows["planned"]
+    assert planned["error"] == planned["predicted"]["tokens_per_second"] / planned["tokens_per_second"] - 1
 
 
-@pytest.fixture
-def known_machine(monkeypatch):
-    """No test measures the machine."""
-    from nearflash.offload import planned
-    from nearflash.planning.profile import load_machine
-
-    machine = load_machine("gpu24").with_memory(gpu_bytes=2e9, host_bytes=2e9, disk_bytes=1e9)
-    monkeypatch.setattr(planned, "kept_machine", lambda folder, dtype: machine)
-
-
-def test_the_planner_chooses_within_the_memory_given(folder, tmp_path, monkeypatch, known_machine):
+def test_the_planner_chooses_within_the_memory_given(folder, tmp_path, monkeypatch):
     pytest.importorskip("scipy")
     monkeypatch.setattr(runtime, "_PROBE_BYTES", 32 << 20)
     rows = {row["case"]: row for row in runtime.run(folder, tmp_path, 3, 6, 4, (3,), memory_fraction=3)}
@@ -114,7 +114,7 @@ def test_the_planner_chooses_within_the_memory_given(folder, tmp_path, monkeypat
     assert "error" not in rows["host"], "what was not planned was not predicted"
 
 
-def test_no_plan_within_too_little_memory(folder, tmp_path, known_machine):
+def test_no_plan_within_too_little_memory(folder, tmp_path):
     pytest.importorskip("scipy")
     from nearflash.abi.errors import PlanError
 
