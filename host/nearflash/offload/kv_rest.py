@@ -125,13 +125,13 @@ class MemoryRest(Rest):
 class DiskRest(Rest):
     """In a part of a file, from `place` on; reads and writes whole blocks past the page cache."""
 
+    tail_bytes = BLOCK_BYTES
+    """Of the host's memory."""
+
     def __init__(self, form: KvForm, file: DirectFile, place: int, ledger: Ledger) -> None:
         super().__init__(form)
         self._file, self._place, self._ledger = file, place, ledger
         self._tail = host_memory(self.tail_bytes)
-
-    tail_bytes = BLOCK_BYTES
-    """Of the host's memory."""
 
     @staticmethod
     def file_bytes(form: KvForm) -> int:
