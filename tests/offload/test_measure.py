@@ -74,7 +74,7 @@ def test_what_is_lost_beside_each_other():
 @pytest.mark.parametrize("family", ["llama", "opt", "gemma2"])
 def test_a_layer_of_the_model_is_timed(saved, monkeypatch, family):
     monkeypatch.setattr(measure_layer, "_LEAST_BYTES", 1 << 20)
-    monkeypatch.setattr(measure_layer, "_STEP_TOKENS", (1, 8))
+    monkeypatch.setattr(measure_layer, "STEP_TOKENS", (1, 8))
     monkeypatch.setattr(measure_layer, "_PREFILL", (2, 16))
     folder, model = saved(family)
     shape = from_config(model.config.to_dict())

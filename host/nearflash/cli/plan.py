@@ -128,7 +128,8 @@ def _found(arguments: argparse.Namespace) -> Any:
 
     shape, stored_fraction = model_shape(arguments.model)
     if arguments.hardware in (None, _MEASURE):
-        machine, kept = machine_here(arguments.model, arguments.folder, again=arguments.hardware == _MEASURE)
+        again = arguments.hardware == _MEASURE
+        machine, kept = machine_here(arguments.model, shape, arguments.folder, again=again)
         if kept is not None:
             print(f"measured, and kept in {kept}", file=sys.stderr)
     else:

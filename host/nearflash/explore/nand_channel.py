@@ -92,11 +92,6 @@ class ChannelTiming:
         beat = max(1.0, _BEAT_BYTES / self.timing.link_bytes_per_s * self.clock_hz)
         return self.clocks(self.timing.preamble_ns) + codewords * RAW_BYTES / _BEAT_BYTES * beat
 
-    def link(self, codewords: float, runs: float) -> float:
-        """Clocks that the link is taken for a page by itself: its commands, status, waits and data."""
-        ended = self.status + self.free + (_READ_CYCLES + _SELECT_CYCLES + (runs - 1) * _COLUMN_CYCLES) * self.command
-        return ended + runs * (self.settle + self.data(0) + self.free) + self.data(codewords) - self.data(0)
-
 
 @dataclass
 class Request:
@@ -239,7 +234,8 @@ class Channel:
     def _read(self, request: Request) -> Generator[float, None, None]:
         """Run after run: its column change, other LUNs while that settles, its data."""
         timing, lun = self._timing, self._luns[request.lun]
-        scan = request.scan or math.ceil(request.codewords / request.runs)
+        codewords = request.codewords / request.runs
+        scan, data = request.scan or math.ceil(codewords), timing.data(codewords)
         begin, reads = self._clock.now + _OPEN + scan, 0.0
         for run in range(request.runs):
             begin = max(begin + _NAME, self._free)
@@ -254,10 +250,10 @@ class Channel:
                     break
             begin = max(settled, self._clock.now) + 1
             reads = reads or begin
-            end = begin + timing.data(request.codewords / request.runs)
+            end = begin + data
             self._free = end + timing.free
             self._taken(settled - timing.settle, self._free)
-            self.data_cycles += timing.data(request.codewords / request.runs)
+            self.data_cycles += data
             begin = end + _NEXT
         self._lanes_free = max(end, max(reads, self._lanes_free) + request.lane_cycles)
         self.lane_cycles += request.lane_cycles

@@ -154,7 +154,7 @@ class DiskRest(Rest):
     def load(self, memory: Tensor, first: int, last: int) -> None:
         """See Rest.load."""
         area, token = self._area(memory), self._token_bytes
-        begin, end = first * token // BLOCK_BYTES * BLOCK_BYTES, last * token // BLOCK_BYTES * BLOCK_BYTES
+        begin, end = _whole(first * token), _whole(last * token)
         self._read(area.numpy(), begin, end)
         area[end : last * token] = self._tail[: last * token - end]
         if self.form.bits != 16:
@@ -163,7 +163,7 @@ class DiskRest(Rest):
     def store(self, memory: Tensor, first: int, last: int) -> None:
         """See Rest.store."""
         area, token = self._area(memory), self._token_bytes
-        begin, end = first * token // BLOCK_BYTES * BLOCK_BYTES, last * token // BLOCK_BYTES * BLOCK_BYTES
+        begin, end = _whole(first * token), _whole(last * token)
         if self.form.bits != 16:
             area[begin : first * token] = self._tail[: first * token - begin]
             self._codes(memory, first, last).copy_(encode(self.states(memory)[..., first:last, :]))
@@ -203,3 +203,8 @@ class DiskRest(Rest):
         form = self.form
         codes = self._tokens(memory, first, last).view(last - first, 2, form.batch, form.heads, form.token_bytes)
         return codes.permute(1, 2, 3, 0, 4)
+
+
+def _whole(size_bytes: int) -> int:
+    """Of whole blocks alone."""
+    return size_bytes // BLOCK_BYTES * BLOCK_BYTES

@@ -13,7 +13,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from nearflash.abi.errors import PlanError
 from nearflash.offload.machine_file import FREE_SHARE, available_bytes
-from nearflash.offload.measure_layer import LayerRates, measure_layer
+from nearflash.offload.measure_layer import STEP_TOKENS, LayerRates, measure_layer
 from nearflash.offload.stopwatch import finish, seconds_of
 from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, Memory, Schedule
 from nearflash.planning.shapes import ModelShape
@@ -26,8 +26,8 @@ __all__ = ["measure_machine"]
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COPY_BYTES = 128 << 20
 _SIDE = 1024
-_STEP_TOKENS, _MANY_TOKENS = (1, 4, 16, 32, 64, 128, 256), 4096
-"""Of steps of decode, and of prefill: more than the caches hold."""
+_MANY_TOKENS = 4096
+"""Of prefill: more than the caches hold."""
 _FEW_TOKENS = 16
 """Of a step of decode that is not bound by memory alone."""
 _MATRICES = 32
@@ -60,21 +60,21 @@ def measure_machine(
     rates = tuple(_disk_rates(folder))
     with torch.inference_mode():
         own = None if model is None else measure_layer(*model, device, dtype)
-        rates_of = own or _square_rates(device, dtype)
+        products = own or _square_rates(device, dtype)
         what = "layers of the model" if own else f"matrices of {_SIDE} x {_SIDE}"
         compute = Compute(
             source=f"measured on {device}: {what} in {dtype}",
-            matmul_prefill_flops_per_s=rates_of.flops_per_s,
-            matmul_decode_flops_per_s=rates_of.flops_per_s,
-            attention_prefill_flops_per_s=rates_of.flops_per_s,
+            matmul_prefill_flops_per_s=products.flops_per_s,
+            matmul_decode_flops_per_s=products.flops_per_s,
+            attention_prefill_flops_per_s=products.flops_per_s,
             gpu_attention_bytes_per_s=_attention_bytes(device, dtype),
-            gpu_memory_bytes_per_s=rates_of.bytes_per_s,
+            gpu_memory_bytes_per_s=products.bytes_per_s,
             host_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), dtype),
             host_buffer_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), dtype),
             dequantise_bytes_per_s=_dequantise_bytes(device, dtype),
             expand_bytes_per_s=_expand_bytes(device, dtype),
-            matmul_tokens=rates_of.tokens,
-            matmul_factors=rates_of.factors,
+            matmul_tokens=products.tokens,
+            matmul_factors=products.factors,
         )
         to_reads, from_reads, to_copies = _lost(device, dtype, folder)
         schedule = Schedule(source="measured: a layer's operations beside its matrices, of one token and of many; "
@@ -109,30 +109,16 @@ def _copies(device: torch.device) -> tuple[float, float]:
     return _COPY_BYTES / into, _COPY_BYTES / back
 
 
-def _matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
-    weight = torch.randn(_SIDE, _SIDE, dtype=dtype, device=device)
-    states = torch.randn(_MANY_TOKENS, _SIDE, dtype=dtype, device=device)
-    return 2 * _MANY_TOKENS * _SIDE * _SIDE / seconds_of(device, lambda: states @ weight.T)
-
-
-def _weight_bytes(device: torch.device, dtype: torch.dtype) -> tuple[float, list[float]]:
-    """Bytes of weights a second, as one token multiplies with matrices too many for the caches; and the seconds that a
-    matrix takes for each of _STEP_TOKENS.
-    """
-    weights = [torch.randn(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(_MATRICES)]
-    found = []
-    for tokens in _STEP_TOKENS:
-        states = torch.randn(tokens, _SIDE, dtype=dtype, device=device)
-        found.append(seconds_of(device, lambda: [states @ weight.T for weight in weights]) / len(weights))  # noqa: B023
-    return weights[0].nbytes / found[0], found
-
-
 def _square_rates(device: torch.device, dtype: torch.dtype) -> LayerRates:
-    """Rates of square matrices, where the model's own layer is not known or too large."""
-    flops, (weight_bytes, steps) = _matmul_flops(device, dtype), _weight_bytes(device, dtype)
-    each = 2 * _SIDE * _SIDE / flops
-    factors = tuple(took / max(tokens * each, steps[0]) for tokens, took in zip(_STEP_TOKENS, steps, strict=True))
-    return LayerRates(flops, weight_bytes, (*map(float, _STEP_TOKENS), float(_MANY_TOKENS)), (*factors, 1.0))
+    """Rates of square matrices, too many for the caches, where the model's own layer is not known or too large."""
+    weights = [torch.randn(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(_MATRICES)]
+
+    def seconds(tokens: int, used: list[torch.Tensor]) -> float:
+        states = torch.randn(tokens, _SIDE, dtype=dtype, device=device)
+        return seconds_of(device, lambda: [states @ weight.T for weight in used]) / len(used)
+
+    steps = [seconds(tokens, weights) for tokens in STEP_TOKENS]
+    return LayerRates.of(_SIDE * _SIDE, weights[0].nbytes, steps, _MANY_TOKENS, seconds(_MANY_TOKENS, weights[:1]))
 
 
 def _attention_bytes(device: torch.device, dtype: torch.dtype) -> float:

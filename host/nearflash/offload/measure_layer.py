@@ -5,6 +5,7 @@ time beside them; all of it is in what a layer takes.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from nearflash.offload.stopwatch import seconds_of
 from nearflash.planning.shapes import ModelShape
 from nearflash.pretrained import silent_transformers
 
-__all__ = ["LayerRates", "measure_layer"]
+__all__ = ["STEP_TOKENS", "LayerRates", "measure_layer"]
 
-_STEP_TOKENS = (1, 4, 16, 32, 64, 128, 256)
+STEP_TOKENS = (1, 4, 16, 32, 64, 128, 256)
+"""Of products of few tokens."""
 _PREFILL = (16, 128)
 """Sequences and tokens of each."""
 _LAYERS, _LEAST_BYTES = 9, 256 << 20
@@ -37,6 +39,14 @@ class LayerRates:
     bytes_per_s: float
     tokens: tuple[float, ...]
     factors: tuple[float, ...]
+
+    @classmethod
+    def of(cls, parameters: int, size_bytes: int, steps: Sequence[float], many: int, many_s: float) -> "LayerRates":
+        """Of so many parameters and bytes: seconds of a product of STEP_TOKENS each, and of `many` tokens."""
+        token_s = many_s / many
+        factors = tuple(took / max(tokens * token_s, steps[0]) for tokens, took in zip(STEP_TOKENS, steps, strict=True))
+        tokens = *map(float, STEP_TOKENS), float(many)
+        return cls(2 * parameters / token_s, size_bytes / steps[0], tokens, (*factors, 1.0))
 
 
 def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> LayerRates | None:
@@ -64,13 +74,8 @@ def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: t
             return max((all_of_them - alone) / (count - 1), 1e-7)
 
         prefill = seconds(*_PREFILL, repeats=5)
-        steps = [seconds(tokens, 1, repeats=10) for tokens in _STEP_TOKENS]
-    flops = 2 * layer.active_parameters * _PREFILL[0] * _PREFILL[1] / prefill
-    bandwidth = size / steps[0]
-    longer = [max(2 * layer.active_parameters * tokens / flops, steps[0]) for tokens in _STEP_TOKENS]
-    factors = tuple(took / each for took, each in zip(steps, longer, strict=True))
-    ends = (float(_PREFILL[0] * _PREFILL[1]), 1.0)
-    return LayerRates(flops, bandwidth, (*map(float, _STEP_TOKENS), ends[0]), (*factors, ends[1]))
+        steps = [seconds(tokens, 1, repeats=10) for tokens in STEP_TOKENS]
+    return LayerRates.of(layer.active_parameters, size, steps, _PREFILL[0] * _PREFILL[1], prefill)
 
 
 def _decoder(model: Path, layers: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:

@@ -20,27 +20,27 @@ __all__ = ["machine_here", "model_shape", "plan_here"]
 
 
 def plan_here(
-    model: Path, workload: Workload, sequences: int, folder: Path, memory: Mapping[str, float] | None = None
-) -> Plan:
-    """The fastest plan for a model's folder on this machine, which is measured where it never was.
+    model: Path, workload: Workload, sequences: int, folder: Path, memory: Mapping[str, float] | None = None, *,
+    again: bool = False,
+) -> Plan:  # fmt: skip
+    """The fastest plan for a model's folder on this machine, which is measured where it never was, or `again`.
 
     sequences: prompts that there are. folder: on the drive that is used. memory: bytes to fill at most, as
     `Machine.with_memory` names them. Raises PlanError where nothing fits.
     """
     shape, stored_fraction = model_shape(model)
-    machine, _ = machine_here(model, folder)
+    machine, _ = machine_here(model, shape, folder, again=again)
     space = Space(max_sequences=sequences, stored_fraction=stored_fraction)
     return search(shape, machine.with_memory(**(memory or {})), workload, space)
 
 
-def machine_here(model: Path, folder: Path, *, again: bool = False) -> tuple[Machine, Path | None]:
-    """This machine for a model: as it was kept for its shape and dtype, or measured now (always, with `again`).
-
-    With its file, where that is new.
+def machine_here(model: Path, shape: ModelShape, folder: Path, *, again: bool = False) -> tuple[Machine, Path | None]:
+    """This machine for a model: as it was kept for its shape and dtype, or measured now (always, with `again`); and its
+    file, where that is new.
 
     What is measured beside other work is used now, and not kept: rates of a busy machine would be believed later.
     """
-    config, (shape, _) = read_config(model), model_shape(model)
+    config = read_config(model)
     dtype = config.get("dtype") or config.get("torch_dtype")
     what = f"{dtype or 'default'}{shape.digest()[:12]}"
     if not again and (kept := kept_machine(folder, what)) is not None:

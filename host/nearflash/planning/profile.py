@@ -6,13 +6,14 @@ GPU, `gpu` is the part of host memory that the model may compute in, and links t
 
 import math
 import tomllib
-from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import numpy as np
 
 from nearflash.abi.errors import PlanError
 
@@ -93,12 +94,7 @@ class Compute:
         """For so many tokens."""
         if not self.matmul_factors:
             return 1.0
-        at = [math.log(each) for each in self.matmul_tokens]
-        place, x = bisect(at, math.log(tokens)), math.log(tokens)
-        if place in (0, len(at)):
-            return self.matmul_factors[min(place, len(at) - 1)]
-        share = (x - at[place - 1]) / (at[place] - at[place - 1])
-        return self.matmul_factors[place - 1] * (1 - share) + self.matmul_factors[place] * share
+        return float(np.interp(math.log(tokens), np.log(self.matmul_tokens), self.matmul_factors))
 
 
 @dataclass(frozen=True)

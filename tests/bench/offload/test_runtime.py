@@ -9,7 +9,6 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.offload import runtime
 from nearflash.bench.offload.accelerate_case import AccelerateCase, greedy
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.planning.profile import load_machine
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +22,6 @@ def folder(tmp_path_factory):
         num_key_value_heads=2, head_dim=16, max_position_embeddings=128, pad_token_id=0, eos_token_id=2,
     )).save_pretrained(path)  # fmt: skip
     return path
-
-
-@pytest.fixture(autouse=True)
-def _known_machine(monkeypatch):
-    """No test measures the machine."""
-    machine = load_machine("gpu24").with_memory(gpu_bytes=2e9, host_bytes=2e9, disk_bytes=1e9)
-    monkeypatch.setattr(runtime, "_measured", lambda model, folder: machine)
 
 
 def test_every_case_gives_the_same_tokens(folder, tmp_path, monkeypatch):

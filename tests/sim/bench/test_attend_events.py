@@ -28,14 +28,14 @@ def link_bound(tokens, gathered, part):
     return (tokens // 1024 * per_block + groups * timing.data(8)) / CONFIG.channels
 
 
-@pytest.mark.parametrize(("name", "least"), [("slc-1400", 0.95), ("instinfer-1400", 0.75)])
+@pytest.mark.parametrize(("name", "least"), [("slc-1400", 0.95), ("instinfer-1400", 0.78)])
 def test_many_heads_in_flight_keep_the_links_busy(name, least):
     part, load = nand_part(name), Load(SETTINGS, 4096, 4, 1 / 8)
     outcomes = [simulate(CONFIG, part, load, contexts, heads=3 * contexts) for contexts in (2, 8, 32)]
     busy = [outcome.channel_busy_fraction for outcome in outcomes]
     assert busy == sorted(busy) and busy[0] < 0.6 and least < busy[2] <= 1
     assert all(outcome.cycles_per_head >= link_bound(4096, 1 / 8, part) for outcome in outcomes)
-    assert outcomes[2].cycles_per_head < 1.55 / least * link_bound(4096, 1 / 8, part)
+    assert outcomes[2].cycles_per_head < 1.54 / least * link_bound(4096, 1 / 8, part)
     assert all(list(outcome.phases) == PHASES and min(outcome.phases.values()) > 0 for outcome in outcomes)
 
 

@@ -28,11 +28,10 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.offload.accelerate_case import AccelerateCase, greedy
 from nearflash.bench.options import Option
 from nearflash.offload import OffloadedModel
-from nearflash.offload.planned import machine_here, model_shape
+from nearflash.offload.planned import machine_here, model_shape, plan_here
 from nearflash.planning.cost import predict
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.planning.profile import Machine
-from nearflash.planning.search import Space, Workload, search
+from nearflash.planning.search import Workload
 from nearflash.pretrained import SMOLLM2, load_pretrained, silent_transformers
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.weights import open_checkpoint
@@ -142,10 +141,7 @@ def _planned(
     sequences, prompt_tokens, new_tokens = sizes
     weights = sum(tensor.stored_bytes for tensor in open_checkpoint(model).values())
     memory = dict.fromkeys(("gpu_bytes", "host_bytes"), memory_fraction * weights)
-    shape, stored_fraction = model_shape(model)
-    space = Space(max_sequences=sequences, stored_fraction=stored_fraction)
-    machine = _measured(model, folder).with_memory(**memory)
-    plan = search(shape, machine, Workload(prompt_tokens, new_tokens), space)
+    plan = plan_here(model, Workload(prompt_tokens, new_tokens), sequences, folder, memory, again=True)
     return plan.policy, {
         "tokens_per_second": plan.prediction.tokens_per_second,
         "seconds": [plan.prediction.prefill_s, plan.prediction.decode_s],
@@ -159,19 +155,14 @@ def _predicted(
 ) -> dict[str, Any]:
     """What the planner predicts of a policy; experts in memory are as large a share of those that are routed to."""
     _, prompt_tokens, new_tokens = sizes
-    machine = _measured(model, folder)
+    shape, _ = model_shape(model)
+    machine, _ = machine_here(model, shape, folder, again=True)
     if expert_bytes is not None:
         share = min(1.0, expert_bytes / sum(tensor.stored_bytes for tensor in open_checkpoint(model).values()))
         policy = replace(policy, weights=Shares(gpu=share, disk=1 - share))
-    shape, _ = model_shape(model)
     found = predict(shape, machine, Workload(prompt_tokens, new_tokens), policy)
     seconds = [found.prefill_s, found.decode_s]
     return {"tokens_per_second": found.tokens_per_second, "seconds": seconds, "peak_bytes": {}}
-
-
-def _measured(model: Path, folder: Path) -> Machine:
-    """This machine as it is now, whatever was kept."""
-    return machine_here(model, folder, again=True)[0]
 
 
 def _fits(row: dict[str, Any], predicted: dict[str, Any]) -> bool:

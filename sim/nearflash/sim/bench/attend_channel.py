@@ -13,12 +13,12 @@ import numpy as np
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, RAW_BYTES
 from nearflash.abi.config import attend_config
 from nearflash.explore.nand_channel import ChannelTiming, Request, channel_cycles
+from nearflash.sim.bench.attend_performance import CONFIG
 from nearflash.sim.nand.controller_testbench import ControllerBench, PageRead
 from nearflash.sim.nand.parts import NandPart, nand_part
 
 __all__ = ["MIXES", "channel_rows", "compared", "controller"]
 
-CONFIG = "attend-zynq7045"
 PARTS = ("slc-1400", "page16k-1400", "instinfer-1400")
 _PAGES_PER_BLOCK, _TIMEOUT_CYCLES = 16, 100_000_000
 
