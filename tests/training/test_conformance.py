@@ -1,5 +1,6 @@
 """The conformance table of the guide is what the optimizers do; and the check notices what differs."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,24 @@ def test_torch_is_as_torch():
         return torch.optim.Adam(params, lr=0.01)
 
     assert {row.outcome for row in conformance(adam, adam)} == {"as torch"}
+
+
+def test_no_thread_of_a_process_group_can_hang_the_check():
+    """Gloo's, destroyed after a backward pass, waited with Python's lock held for a thread that needed the lock."""
+    names = set()
+
+    def note(*_):
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # it has ended
+                names.add((thread / "comm").read_text())
+
+    def adam(params):
+        optimizer = torch.optim.Adam(params, lr=0.01)
+        optimizer.register_step_pre_hook(note)
+        return optimizer
+
+    conformance(adam, adam)
+    assert names and not any("gloo" in name for name in names)
 
 
 def test_what_differs_is_noticed():

@@ -4,12 +4,12 @@ Source: the documented behaviour of torch.optim.Optimizer and of its subclasses.
 """
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.distributed import HashStore as _HashStore  # type: ignore[attr-defined]
+from torch import distributed
 
 __all__ = ["BEHAVIOURS", "Behaviour", "Factory", "Run"]
 
@@ -171,27 +171,53 @@ class _Products(torch.nn.Module):
         return torch.stack([(each * torch.randn(each.shape, generator=generator)).sum() for each in self.tensors]).sum()
 
 
-@contextmanager
-def _one_rank() -> Iterator[torch.distributed.ProcessGroup | None]:
-    """A process group of this process alone; of a process that has one, a part of that."""
-    if torch.distributed.is_initialized():
-        yield torch.distributed.new_group([torch.distributed.get_rank()])
-        return
-    torch.distributed.init_process_group("gloo", store=_HashStore(), rank=0, world_size=1)
-    try:
-        yield None
-    finally:
-        torch.distributed.destroy_process_group()
+class _Done(distributed.Work):
+    """A collective of one rank: its result is what it was given."""
+
+    def __init__(self, result: object) -> None:
+        super().__init__()
+        self._future: torch.futures.Future[object] = torch.futures.Future()
+        self._future.set_result(result)
+
+    def wait(self, timeout: object = None) -> bool:
+        return True
+
+    def get_future(self) -> torch.futures.Future[object]:
+        return self._future
+
+
+class _OneRank(distributed.ProcessGroup):
+    """The process group of this process alone, without threads.
+
+    Gloo's, when destroyed just after a backward pass, can wait for ever: it joins with Python's lock held a thread that
+    needs the lock (torch 2.13).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg] # the stub lacks this form
+
+    def allreduce(self, tensors: Any, options: object = None) -> _Done:  # type: ignore[override]
+        return _Done(tensors)
+
+    def broadcast(self, tensors: Any, options: object = None) -> _Done:  # type: ignore[override]
+        return _Done(tensors)
+
+    def allgather(self, into: Any, tensors: Any, options: object = None) -> _Done:
+        for place, tensor in zip(into, tensors, strict=True):
+            place[0].copy_(tensor)
+        return _Done(into)
+
+    def getBackendName(self) -> str:
+        return "one rank"
 
 
 def _distributed(run: Run, **options: Any) -> None:
     """Two steps under DistributedDataParallel, a further one without it."""
-    with _one_rank() as group:
-        model = torch.nn.parallel.DistributedDataParallel(_Products(run.tensors), process_group=group, **options)
-        for number in range(2):
-            run.opened.zero_grad()
-            model(number).backward()
-            run.opened.step()
+    model = torch.nn.parallel.DistributedDataParallel(_Products(run.tensors), process_group=_OneRank(), **options)
+    for number in range(2):
+        run.opened.zero_grad()
+        model(number).backward()
+        run.opened.step()
     del model
     run.step(2)
 
