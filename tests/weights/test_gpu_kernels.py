@@ -13,7 +13,7 @@ import torch
 
 from nearflash.abi.bitmap import BitmapHeader, Coding, ElementFormat
 from nearflash.abi.errors import FormatError, ShapeError
-from nearflash.device.backends.host.matrix import read_groups
+from nearflash.device.backends.host.matrix import read_rows
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.model.weights.bitmap import expand
 from nearflash.weights import gpu, pack
@@ -26,7 +26,7 @@ each_format = pytest.mark.parametrize("form", MATRIX_FORMATS, ids=lambda form: "
 def expanded(stream, out=None):
     """Bit patterns of the dense matrix."""
     data = np.frombuffer(stream, np.uint8).copy()
-    starts = torch.from_numpy(np.concatenate([group.table for group in read_groups(data)]))
+    starts = torch.from_numpy(np.concatenate([rows.table for rows in read_rows(data)]))
     dense = expand_rows(torch.from_numpy(data), starts, BitmapHeader.unpack(stream[:64], len(stream)), out)
     return dense.view(torch.int8).numpy().view(f"<u{dense.itemsize}")
 

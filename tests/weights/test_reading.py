@@ -1,4 +1,4 @@
-"""Bytes of a tensor as they come from the file, a part at a time, and what is expanded from them."""
+"""Bytes of a tensor as they come from the file, and what is expanded from them."""
 
 import os
 from pathlib import Path
@@ -13,14 +13,9 @@ from nearflash.weights import compress_tensor, expand, read_file, write_file
 from nearflash.weights.compress import dense_tensor
 
 RNG = np.random.default_rng(7)
-LARGE_BYTES, CHUNK_BYTES = 5 << 20, 2 << 20
+LARGE_BYTES = 5 << 20
 SHAPE = (1200, 1024)
 """More than one group of a megabyte."""
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr("nearflash.weights.file._CHUNK_BYTES", CHUNK_BYTES)
 
 
 def pruned(dtype):
@@ -46,12 +41,6 @@ def bytes_of(tensor):
     return tensor.path.read_bytes()[tensor.offset : tensor.offset + tensor.stored_bytes]
 
 
-def zeros(size_bytes):
-    memory = aligned_buffer(size_bytes)
-    memory[:] = 0
-    return memory
-
-
 @pytest.mark.parametrize("name", ["small", "large", "none", "last"])
 def test_reading_gives_the_files_bytes(file, name):
     tensor = file[name]
@@ -59,58 +48,44 @@ def test_reading_gives_the_files_bytes(file, name):
     assert tensor.read().tobytes() == bytes_of(tensor)
 
 
-def test_a_part_is_read_and_not_the_end(file):
-    expected = np.frombuffer(bytes_of(file["large"]), np.uint8)
-    with file["large"].reading(zeros) as (data, fill):
-        fill(1)
-        assert (data[: CHUNK_BYTES - 4096] == expected[: CHUNK_BYTES - 4096]).all() and not data[CHUNK_BYTES:].any()
-        fill(CHUNK_BYTES + 1000)
-        assert (data[: CHUNK_BYTES + 1000] == expected[: CHUNK_BYTES + 1000]).all() and not data[-4096:].any()
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", ["small", "large", "last"])
-def test_any_increasing_parts_give_all_bytes(file, name, seed):
-    random, expected = np.random.default_rng(seed), np.frombuffer(bytes_of(file[name]), np.uint8)
-    with file[name].reading() as (data, fill):
-        for count in [*np.sort(random.integers(0, len(data), 6)), len(data)]:
-            fill(int(count))
-            assert (data[:count] == expected[:count]).all()
-
-
-def test_nothing_is_read_twice(file, monkeypatch):
-    reads, preadv = [], os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, to, at: reads.append((at, len(to[0]))) or preadv(fd, to, at))
-    with file["large"].reading() as (data, fill):
-        for count in (5000, 100, 5000, len(data), 0, len(data)):
-            fill(count)
-    ends = [at + length for at, length in reads]
-    assert [at for at, _ in reads] == [file["large"].offset // 4096 * 4096, *ends[:-1]]
-    assert len(reads) == 2 and all(at % 4096 == 0 for at in ends)
-
-
-def test_more_than_there_is_reads_all(file):
-    """It read nothing for ever."""
-    with file["small"].reading() as (data, fill):
-        fill(10 * len(data) + (1 << 20))
-        assert data.tobytes() == bytes_of(file["small"])
+def test_a_read_in_parts_gives_all_bytes(file, monkeypatch):
+    """As the system may give fewer bytes than were asked for."""
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, to, at: preadv(fd, [to[0][: 1 << 20]], at))
+    for name in ("small", "large", "last"):
+        assert file[name].read().tobytes() == bytes_of(file[name])
 
 
 @pytest.mark.parametrize("kept", [0, 1, 4096 - 64, 4096, 3 << 20])
-def test_a_file_cut_between_two_parts(tmp_path, kept):
+def test_a_file_that_was_cut(tmp_path, kept):
     data = RNG.integers(0, 256, LARGE_BYTES).astype(np.uint8)
     tensor = written(tmp_path / "file", dense_tensor("large", "U8", (LARGE_BYTES,), data))["large"]
-    with tensor.reading() as (found, fill):
-        fill(1000)
-        os.truncate(tensor.path, tensor.offset + kept)
+    os.truncate(tensor.path, tensor.offset + kept)
+    for read in (tensor.read, tensor.load):
         with pytest.raises(WeightsError, match=rf"'large', at byte {tensor.offset}: the file ends \d+ bytes too early"):
-            fill(len(found))
+            read()
 
 
-def test_the_files_descriptor_is_closed_after_an_error(file):
+def test_what_is_loaded_is_not_checked_before_it_is_asked_for(tmp_path):
+    data = RNG.integers(0, 256, 5000).astype(np.uint8)
+    tensor = written(tmp_path / "file", dense_tensor("x", "U8", (5000,), data))["x"]
+    tensor.check(tensor.load())
+    damage = bytearray(tensor.path.read_bytes())
+    damage[tensor.offset] ^= 1
+    tensor.path.write_bytes(damage)
+    found = tensor.load()
+    with pytest.raises(WeightsError, match=r"'x', .* it is damaged: its checksum is another"):
+        tensor.check(found)
+
+
+def test_the_files_descriptor_is_closed_after_an_error(file, monkeypatch):
+    def fails(*_):
+        raise OSError(5, "Input/output error")
+
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(ZeroDivisionError), file["large"].reading():
-        raise ZeroDivisionError
+    monkeypatch.setattr(os, "preadv", fails)
+    with pytest.raises(WeightsError, match=r"'large', .* reading failed \(Input/output error\)"):
+        file["large"].read()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

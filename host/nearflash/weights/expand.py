@@ -14,7 +14,7 @@ from nearflash.abi.topk import StreamFault
 from nearflash.device import Device, open_device
 from nearflash.device.drivers.expand import expand_matrix
 from nearflash.storage.io.reuse import reused_buffer
-from nearflash.weights.file import Fill, WeightsTensor
+from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import expand_groups
 
 __all__ = ["ELEMENTS", "expand"]
@@ -66,15 +66,13 @@ def _expand_tensor(
     executor: Executor | None,
     memory: Callable[[int], NDArray[np.uint8]],
 ) -> Any:
-    if tensor.form == "bitmap":
-        with tensor.reading(memory) as (data, fill):
-            fill(min(HEADER_BYTES, len(data)))
-            header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
-            if (header.dense, header.rows * header.columns) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
-                stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
-                raise tensor.error(f"it must be {stated}, not {header.rows} x {header.columns} of {header.dense.name}")
-            return _expand_stream(data, header, tensor.shape, out, device, executor, fill)
     data = tensor.read(memory)
+    if tensor.form == "bitmap":
+        header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
+        if (header.dense, header.rows * header.columns) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
+            stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
+            raise tensor.error(f"it must be {stated}, not {header.rows} x {header.columns} of {header.dense.name}")
+        return _expand_stream(data, header, tensor.shape, out, device, executor)
     if tensor.dtype not in _DTYPES:
         raise tensor.error(f"its dtype must be one of {', '.join(_DTYPES)}, not {tensor.dtype}")
     on_gpu, dtype = _on_gpu(out, device), _DTYPES[tensor.dtype]
@@ -89,10 +87,6 @@ def _expand_tensor(
     return found if out is None else out
 
 
-def _nothing(count: int) -> None:
-    """Reads nothing: all is there."""
-
-
 def _expand_stream(
     data: NDArray[np.uint8],
     header: BitmapHeader,
@@ -100,25 +94,21 @@ def _expand_stream(
     out: Any,
     device: str | Device,
     executor: Executor | None,
-    fill: Fill = _nothing,
 ) -> Any:
-    """`fill` reads the first bytes of the stream (WeightsTensor.reading), where they are not there."""
     dtype = _NAMES[header.dense]
     if header.rows * header.columns > 8 * len(data):  # an element takes a bit at least
         raise bitmap_error(StreamFault.LENGTH, f"{len(data)} bytes, {header.rows} x {header.columns} elements")
     if _on_gpu(out, device):
         from nearflash.weights.gpu import expand_stream
 
-        fill(len(data))
         return expand_stream(data, header, shape, out, device)
     target = np.empty(shape, _DTYPES[dtype]) if out is None else _memory(out, shape, dtype)
     rows = target.reshape(header.rows, header.columns)
     if device == "host":
         from nearflash.device.backends.host.matrix import expand_into
 
-        expand_into(data, rows.view(np.uint8), executor, fill)
+        expand_into(data, rows.view(np.uint8), executor)
         return target if out is None else out
-    fill(len(data))
     if isinstance(device, Device):
         rows[:] = expand_matrix(device, data.tobytes()).dense.view(rows.dtype)
     else:

@@ -7,12 +7,10 @@ and its `form`. Other readers find tensors of bytes. Layout: docs/contracts/weig
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +27,7 @@ __all__ = ["FORMS", "VERSION", "PackedTensor", "WeightsTensor", "read_file", "wr
 VERSION = 1
 FORMS = ("dense", "bitmap", "int8", "int4")
 """How a tensor is stored: as it is; as a bitmap matrix, whatever its elements; in groups of 64 columns, without one."""
-Bytes: TypeAlias = NDArray[np.uint8]
-Fill: TypeAlias = Callable[[int], None]
 _VERSION, _TENSORS = "nearflash_weights", "nearflash_tensors"
-_CHUNK_BYTES = 16 << 20
-"""Read at once where a part of a tensor is wanted."""
 _LONGEST_BYTES = 20
 """Digits that a size may have more than was planned for it, twice."""
 
@@ -77,45 +71,33 @@ class WeightsTensor:
 
         memory: gives aligned memory of so many bytes, a part of which comes back. Raises WeightsError.
         """
-        with self.reading(memory) as (data, fill):
-            fill(len(data))
-        if self.checksum is not None and crc32c(data) != self.checksum:
-            raise self.error("it is damaged: its checksum is another")
+        data = self.load(memory)
+        self.check(data)
         return data
 
-    @contextmanager
-    def reading(self, memory: Callable[[int], NDArray[np.uint8]] = reused_buffer) -> Iterator[tuple[Bytes, Fill]]:
-        """Memory for the bytes as `read` gives it, and `fill(n)`, which reads the first n of them, if it has not yet.
-
-        What is worked on as soon as it was read is in the processor's cache still. Nothing is checked. Raises
-        WeightsError, as `fill` does.
-        """
+    def load(self, memory: Callable[[int], NDArray[np.uint8]] = reused_buffer) -> NDArray[np.uint8]:
+        """As `read`, but nothing is checked: for who does that in another thread."""
         before = self.offset % BLOCK_BYTES
         blocks = -(-(before + self.stored_bytes) // BLOCK_BYTES)
-        room, done, fd = memory(max(blocks, 1) * BLOCK_BYTES), 0, -1
-
-        def fill(count: int) -> None:
-            nonlocal done
-            wanted = before + min(count, self.stored_bytes)
-            while done < wanted:
-                end = min(max(done + _CHUNK_BYTES, wanted), len(room))
-                end = -(-end // BLOCK_BYTES) * BLOCK_BYTES
-                try:
-                    found = os.preadv(fd, [room[done:end].data], self.offset - before + done)
-                except OSError as error:
-                    raise self.error(f"reading failed ({error.strerror})") from error
-                done += found
-                if (not found or found % BLOCK_BYTES) and done < before + self.stored_bytes:
-                    raise self.error(f"the file ends {before + self.stored_bytes - done} bytes too early")
-
+        room, done, end = memory(max(blocks, 1) * BLOCK_BYTES), 0, before + self.stored_bytes
         try:
             fd = _open(self.path)
+            try:
+                while done < end:
+                    found = os.preadv(fd, [room[done : blocks * BLOCK_BYTES].data], self.offset - before + done)
+                    done += found
+                    if (not found or found % BLOCK_BYTES) and done < end:
+                        raise self.error(f"the file ends {end - done} bytes too early")
+            finally:
+                os.close(fd)
         except OSError as error:
             raise self.error(f"reading failed ({error.strerror})") from error
-        try:
-            yield room[before : before + self.stored_bytes], fill
-        finally:
-            os.close(fd)
+        return room[before:end]
+
+    def check(self, data: NDArray[np.uint8]) -> None:
+        """Compare the bytes that `load` gave with the file's checksum, where it has one. Raises WeightsError."""
+        if self.checksum is not None and crc32c(data) != self.checksum:
+            raise self.error("it is damaged: its checksum is another")
 
     def error(self, what: object) -> WeightsError:
         """The error for this tensor."""

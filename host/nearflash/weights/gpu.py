@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearflash.abi.bitmap import BitmapHeader, ElementFormat
 from nearflash.abi.errors import FormatError, ShapeError
-from nearflash.device.backends.host.matrix import read_groups
+from nearflash.device.backends.host.matrix import read_rows
 from nearflash.weights.gpu_kernels import expand_rows
 
 __all__ = ["expand_stream", "to_gpu"]
@@ -21,7 +21,7 @@ def expand_stream(
     data: NDArray[np.uint8], header: BitmapHeader, shape: tuple[int, ...], out: Tensor | None, device: Any
 ) -> Tensor:
     """The dense tensor of a bitmap matrix, on `device` or in `out`. Raises StreamError before anything is copied."""
-    starts = torch.from_numpy(np.concatenate([group.table for group in read_groups(data)]))
+    starts = torch.from_numpy(np.concatenate([rows.table for rows in read_rows(data)]))
     out = _target(shape, _DTYPES[header.dense], out, device)
     stream = torch.from_numpy(data).to(out.device)
     expand_rows(stream, starts.to(out.device), header, out.view(header.rows, header.columns))

@@ -28,9 +28,9 @@ _DTYPES = {ElementFormat.FP16: torch.float16, ElementFormat.BF16: torch.bfloat16
 def expand_rows(stream: Tensor, starts: Tensor, header: BitmapHeader, out: Tensor | None = None) -> Tensor:
     """The dense matrix (rows, columns) of a stream, which must have been checked: lengths and checksums are believed.
 
-    stream: uint8 (bytes,), at an even address. starts: int64 (rows, 3), of each row the offset of its bitmap, its
-    values and its escapes. out: of that shape and of float16, bfloat16 or int8, contiguous, written where given. All on
-    one device. Raises ShapeError, FormatError for another `out`.
+    stream: uint8 (bytes,), at an even address. starts: int64 (rows, 4), of each row the offset of its bitmap, its
+    values, its escapes and the offset of its group. out: of that shape and of float16, bfloat16 or int8, contiguous,
+    written where given. All on one device. Raises ShapeError, FormatError for another `out`.
     """
     shape, dtype = (header.rows, header.columns), _DTYPES[header.dense]
     if out is None:
@@ -42,7 +42,7 @@ def expand_rows(stream: Tensor, starts: Tensor, header: BitmapHeader, out: Tenso
     tile = min(_TILE, triton.next_power_of_2(header.columns))
     _expand[(header.rows,)](
         stream, stream.view(torch.int16), out.view(torch.int8 if dtype == torch.int8 else torch.int16), starts,
-        header.columns, header.group_rows, FORM=int(header.row_format), BF16=header.dense is ElementFormat.BF16,
+        header.columns, FORM=int(header.row_format), BF16=header.dense is ElementFormat.BF16,
         TILE=tile, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     return out
@@ -56,14 +56,14 @@ def _padded(bits):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _expand(  # type: ignore[no-untyped-def]
-    bytes_at, words_at, out, starts, columns, group_rows,
+    bytes_at, words_at, out, starts, columns,
     FORM: tl.constexpr, BF16: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    start = tl.load(starts + row * 3)
-    count, escaped = tl.load(starts + row * 3 + 1).to(tl.int32), tl.load(starts + row * 3 + 2).to(tl.int32)
+    start = tl.load(starts + row * 4)
+    count, escaped = tl.load(starts + row * 4 + 1).to(tl.int32), tl.load(starts + row * 4 + 2).to(tl.int32)
     behind, target = start + _padded(columns), out + row.to(tl.int64) * columns
-    book = bytes_at + tl.load(starts + row // group_rows * group_rows * 3) - 64
+    book = bytes_at + tl.load(starts + row * 4 + 3)
     values, escapes = 0, 0
     for first in range(0, columns, TILE):
         column = first + tl.arange(0, TILE)

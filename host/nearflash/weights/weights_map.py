@@ -3,12 +3,12 @@
 What accelerate's hooks take as `weights_map` (AlignDevicesHook, dispatch_model).
 """
 
+import os
 import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import fields
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.weights.expand import expand
-from nearflash.weights.file import Bytes, Fill, WeightsTensor
+from nearflash.weights.file import WeightsTensor
 
 __all__ = ["TORCH_DTYPES", "KeptTensor", "WeightsMap", "buffer_bytes"]
 
@@ -31,8 +31,10 @@ TORCH_DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 """Of the tensors of each dtype of a file."""
-_READERS = 3
-"""Tensors that are read and expanded at once: while two are read or expanded, one waits for the disk."""
+_JOBS = 6
+"""Tensors at work at once, being read, read, or being expanded."""
+_READING = 2
+"""Of them, those that are being read: the disk has always a further request then, and none waits behind many."""
 
 
 class WeightsMap(Mapping[str, Tensor]):
@@ -55,13 +57,11 @@ class WeightsMap(Mapping[str, Tensor]):
         self._tensors = {name: KeptTensor(each) if name in kept else each for name, each in tensors.items()}
         self._next = dict(pairwise(self._tensors))  # of the last one, when it is known whether another pass comes
         self._device, self._prefetch_bytes = device, prefetch_bytes
-        self._pool = ThreadPoolExecutor(_READERS, "nearflash-weights", initializer=set_ieee_arithmetic)
+        self._pool = ThreadPoolExecutor(_JOBS, "nearflash-weights", initializer=set_ieee_arithmetic)
         self._ahead: OrderedDict[str, Future[Tensor]] = OrderedDict()
-        self._buffers, self._lock, self._last = (
-            _Buffers(buffer_bytes(tensors.values(), prefetch_bytes)),
-            threading.Lock(),
-            "",
-        )
+        self._buffers = _Buffers(buffer_bytes(tensors.values(), prefetch_bytes))
+        self._reading, self._expanding = threading.Semaphore(_READING), threading.Semaphore(os.cpu_count() or 1)
+        self._lock, self._last = threading.Lock(), ""
 
     def __getitem__(self, name: str) -> Tensor:
         with self._lock:
@@ -120,14 +120,19 @@ class WeightsMap(Mapping[str, Tensor]):
         if tensor.dtype not in TORCH_DTYPES:
             raise tensor.error(f"its dtype must be one of {', '.join(TORCH_DTYPES)}, not {tensor.dtype}")
         take = self._buffers.take
-        if self._device != "cpu":
-            found: Tensor = expand(tensor, self._device, memory=take)
-            return found
-        dtype = TORCH_DTYPES[tensor.dtype]
-        if tensor.form == "dense" and not isinstance(tensor, KeptTensor) and tensor.offset % dtype.itemsize == 0:
-            return torch.from_numpy(tensor.read(take)).view(dtype).view(tensor.shape)  # where it was read
-        out = torch.from_numpy(take(tensor.dense_bytes))[: tensor.dense_bytes].view(dtype).view(tensor.shape)
-        return expand(tensor, out=out, executor=CallingThread(), memory=take)
+        with self._reading:
+            data = tensor.load(take)
+        with self._expanding:
+            tensor.check(data)
+            read = KeptTensor(tensor, data)
+            if self._device != "cpu":
+                found: Tensor = expand(read, self._device)
+                return found
+            dtype = TORCH_DTYPES[tensor.dtype]
+            if tensor.form == "dense" and not isinstance(tensor, KeptTensor) and tensor.offset % dtype.itemsize == 0:
+                return torch.from_numpy(data).view(dtype).view(tensor.shape)  # where it was read
+            out = torch.from_numpy(take(tensor.dense_bytes))[: tensor.dense_bytes].view(dtype).view(tensor.shape)
+            return expand(read, out=out, executor=CallingThread())
 
 
 class KeptTensor(WeightsTensor):
@@ -142,10 +147,12 @@ class KeptTensor(WeightsTensor):
         data: NDArray[np.uint8] = vars(self)["_data"]
         return data
 
-    @contextmanager
-    def reading(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> Iterator[tuple[Bytes, Fill]]:
-        """The bytes, of which none is left to be read."""
-        yield self.read(), lambda count: None
+    def load(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> NDArray[np.uint8]:
+        """The bytes in memory."""
+        return self.read()
+
+    def check(self, data: NDArray[np.uint8]) -> None:
+        """Nothing: they were checked."""
 
 
 def buffer_bytes(tensors: Iterable[WeightsTensor], prefetch_bytes: int) -> int:
@@ -158,7 +165,7 @@ def buffer_bytes(tensors: Iterable[WeightsTensor], prefetch_bytes: int) -> int:
     dense, stored = (
         max((getattr(each, name) for each in found), default=0) for name in ("dense_bytes", "stored_bytes")
     )
-    return 2 * prefetch_bytes + dense + _READERS * (stored + stored // 8)
+    return 2 * prefetch_bytes + dense + _JOBS * (stored + stored // 8)
 
 
 class _Buffers:

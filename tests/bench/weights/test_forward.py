@@ -3,13 +3,19 @@
 import os
 import subprocess
 import sys
+import threading
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("accelerate")
 
 from nearflash.bench.weights import forward, loading
 from nearflash.bench.weights.forward import LargeModel
+from nearflash.weights import compress_tensor, read_file, write_file
 
 LIMIT_BYTES = 96 << 20
 
@@ -99,19 +105,26 @@ def test_passes_are_compared_with_accelerates(tmp_path, monkeypatch):
 
 
 def test_loading_takes_the_median_of_the_passes_after_the_first(tmp_path, monkeypatch):
-    seconds = {"dense": iter([99, 4, 5, 3, 4, 8]), "bitmap": iter([99, 2, 1, 2, 3, 2]), "int8": iter([0.1] + 5 * [8])}
+    seconds = {"dense": iter([99, 4, 5, 3, 4, 8, 4, 4]), "bitmap": iter([99, 2, 1, 2, 3, 2, 2, 2]),
+               "int8": iter([0.1] + 7 * [8])}  # fmt: skip
     stored = {"dense": 8_000_000, "bitmap": 6_000_000, "int8": 4_000_000}
     passes = []
 
-    def one_pass(folder, names):
-        passes.append(folder.name)
+    def tensors(folder, names):
         assert names == ["up"]
-        return stored[folder.name], 8_000_000, float(next(seconds[folder.name]))
+        return {folder.name: SimpleNamespace(stored_bytes=stored[folder.name], dense_bytes=8_000_000)}
 
+    def one_pass(weights):
+        passes.append(*weights)
+        return float(next(seconds[passes[-1]]))
+
+    monkeypatch.setattr(loading, "_tensors", tensors)
     monkeypatch.setattr(loading, "_pass", one_pass)
+    monkeypatch.setattr(loading, "WeightsMap", nullcontext)
     monkeypatch.setattr(loading, "disk_rate", lambda path: 1.5)
+    monkeypatch.setattr(loading, "_rate_beside", lambda path, tensors: 0.001)
     rows = {row["format"]: row for row in loading.measure(model_of(tmp_path, *stored), tmp_path)}
-    assert passes == [*stored] * 6  # the cases are interleaved
+    assert passes == [*stored] * 8  # the cases are interleaved
     assert [row["seconds"] for row in rows.values()] == [4, 2, 8]
     assert [row["seconds_range"] for row in rows.values()] == [[3, 8], [1, 3], [8, 8]]
     assert [row["bytes_fraction"] for row in rows.values()] == [1, 0.75, 0.5]
@@ -119,3 +132,26 @@ def test_loading_takes_the_median_of_the_passes_after_the_first(tmp_path, monkey
     assert [row["speedup_over_bytes_ratio"] for row in rows.values()] == pytest.approx([1, 1.5, 0.25])
     assert rows["bitmap"]["output_gbps"] == 0.004 and rows["bitmap"]["read_gbps"] == 0.003
     assert all(row["disk_read_gbps"] == 1.5 for row in rows.values())
+    beside = [row["read_over_disk_beside"] for row in rows.values()]
+    assert beside == pytest.approx([0.002 / 1.5, 3, 0.5])
+
+
+def test_the_disks_rate_beside_expanding_is_measured_while_all_cores_expand(tmp_path, monkeypatch):
+    values = np.zeros((64, 64), np.float16)
+    values[::2] = 1
+    packed = compress_tensor("up", values)
+    write_file(tmp_path / "file", {"up": ("F16", values.shape)}, [packed])
+    calls = []
+
+    def rate(path):
+        before, deadline = len(calls), time.monotonic() + 60
+        while len(calls) < before + 3:
+            assert time.monotonic() < deadline, "nothing is expanded"
+            time.sleep(0.001)
+        return 2.5
+
+    monkeypatch.setattr(loading, "disk_rate", rate)
+    monkeypatch.setattr(loading, "expand", lambda *a, **k: calls.append(threading.get_ident()))
+    threads = threading.active_count()
+    assert loading._rate_beside(tmp_path, [*read_file(tmp_path / "file").values()]) == 2.5
+    assert threading.active_count() == threads and threading.get_ident() not in calls

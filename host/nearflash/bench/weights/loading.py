@@ -1,35 +1,50 @@
 """Dense tensors of a model's layers from the disk, one after another: stored dense, and compressed.
 
 Each pass takes all linear weights of the decoder layers from a WeightsMap in the model's order, as a forward pass does,
-and drops each at once. Nothing is kept in memory and reads go past the page cache. The cases are interleaved.
+and drops each at once. Nothing is kept in memory and reads go past the page cache. The cases are interleaved; the first
+pass of each, which gets memory from the system, does not count. Beside them, the disk's rate alone and while all cores
+expand from memory: where reading costs the cores something, the second one bounds what can be loaded.
 """
 
+import os
 import statistics
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nearflash.bench.weights.decode import disk_rate
 from nearflash.bench.weights.forward import DENSE, LargeModel
-from nearflash.weights import open_checkpoint
-from nearflash.weights.weights_map import WeightsMap
+from nearflash.device.backends.host.matrix import CallingThread
+from nearflash.weights import expand, open_checkpoint
+from nearflash.weights.file import WeightsTensor
+from nearflash.weights.weights_map import KeptTensor, WeightsMap
 
 __all__ = ["measure"]
 
-_REPEATS = 5
+_REPEATS = 7
 
 
 def measure(folders: LargeModel, path: Path) -> Iterator[dict[str, Any]]:
     """A row for each format; `speedup_over_bytes_ratio` is 1 where the time shrinks as the bytes do."""
-    rate, seconds, stored = disk_rate(path), dict[str, list[float]](), dict[str, int]()
-    for _ in range(_REPEATS + 1):
-        for format, folder in folders.formats.items():
-            stored[format], dense, taken = _pass(folder, folders.names)
-            seconds.setdefault(format, []).append(taken)
+    seconds: dict[str, list[float]] = {format: [] for format in folders.formats}
+    tensors = {format: _tensors(folder, folders.names) for format, folder in folders.formats.items()}
+    rate = disk_rate(path)
+    with ExitStack() as stack:
+        maps = {format: stack.enter_context(WeightsMap(each)) for format, each in tensors.items()}
+        for _ in range(_REPEATS + 1):
+            for format, weights in maps.items():
+                seconds[format].append(_pass(weights))
+    stored = {format: sum(each.stored_bytes for each in found.values()) for format, found in tensors.items()}
+    dense = sum(each.dense_bytes for each in tensors[DENSE].values())
     medians = {format: statistics.median(each[1:]) for format, each in seconds.items()}
     for format, each in seconds.items():
-        speedup = medians[DENSE] / medians[format]
+        speedup, read = medians[DENSE] / medians[format], stored[format] / medians[format] / 1e9
+        beside = rate if format == DENSE else _rate_beside(path, list(tensors[format].values()))
         yield {
             "format": format,
             "dtype": "bf16",
@@ -38,22 +53,44 @@ def measure(folders: LargeModel, path: Path) -> Iterator[dict[str, Any]]:
             "seconds": medians[format],
             "seconds_range": [min(each[1:]), max(each[1:])],
             "output_gbps": dense / medians[format] / 1e9,
-            "read_gbps": stored[format] / medians[format] / 1e9,
+            "read_gbps": read,
             "disk_read_gbps": rate,
+            "disk_read_gbps_beside_expanding": beside,
+            "read_over_disk_beside": read / beside,
             "speedup_over_dense": speedup,
             "bytes_ratio": stored[DENSE] / stored[format],
             "speedup_over_bytes_ratio": speedup * stored[format] / stored[DENSE],
         }
 
 
-def _pass(folder: Path, names: list[str]) -> tuple[int, int, float]:
-    """Stored bytes, dense bytes, and seconds."""
+def _tensors(folder: Path, names: Sequence[str]) -> dict[str, WeightsTensor]:
     every = open_checkpoint(folder)
-    tensors = {name: every[name] for name in names}
-    with WeightsMap(tensors) as weights:
-        start = time.perf_counter()
-        for name in names:
-            weights[name]
-        taken = time.perf_counter() - start
-    stored = sum(tensor.stored_bytes for tensor in tensors.values())
-    return stored, sum(tensor.dense_bytes for tensor in tensors.values()), taken
+    return {name: every[name] for name in names}
+
+
+def _pass(weights: WeightsMap) -> float:
+    """Seconds."""
+    start = time.perf_counter()
+    for name in weights:
+        weights[name]
+    return time.perf_counter() - start
+
+
+def _rate_beside(path: Path, tensors: Sequence[WeightsTensor]) -> float:
+    """GB/s of the disk while every core expands the largest of the tensors from memory."""
+    kept, stop = KeptTensor(max(tensors, key=lambda each: each.dense_bytes)), threading.Event()
+
+    def work() -> None:
+        out = np.empty(kept.shape, np.uint16)
+        while not stop.is_set():
+            expand(kept, out=out, executor=CallingThread())
+
+    threads = [threading.Thread(target=work) for _ in range(os.cpu_count() or 1)]
+    for thread in threads:
+        thread.start()
+    try:
+        return disk_rate(path)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

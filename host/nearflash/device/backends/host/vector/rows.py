@@ -1,6 +1,7 @@
 """Rows of a bitmap matrix, found and expanded by compiled loops. Format: nearflash.abi.bitmap.
 
-Addresses are int64. A table has a line a row: the offset of its bitmap, its values, its escapes.
+Addresses are int64. A table has a line a row: the offset of its bitmap, its values, its escapes, and the offset of its
+group, where the codebook is.
 """
 
 from functools import cache
@@ -10,6 +11,7 @@ import numpy as np
 
 from nearflash.abi.bitmap import SCALE_COLUMNS, SECTION_BYTES, ElementFormat, RowFormat
 from nearflash.abi.topk import StreamFault
+from nearflash.device.backends.host.vector.checksum import crc32c_at
 from nearflash.device.backends.host.vector.chunks import (
     ALL,
     CHUNK,
@@ -25,9 +27,11 @@ from nearflash.device.backends.host.vector.chunks import (
 )
 from nearflash.device.backends.host.vector.compiled import compiled
 
-__all__ = ["find_rows", "group_loop", "row_loop"]
+__all__ = ["find_groups", "group_loop", "row_loop"]
 
-_NONE, _LENGTH, _COUNT = (int(fault) for fault in (StreamFault.NONE, StreamFault.LENGTH, StreamFault.COUNT))
+_NONE, _LENGTH, _COUNT, _CHECKSUM = (
+    int(fault) for fault in (StreamFault.NONE, StreamFault.LENGTH, StreamFault.COUNT, StreamFault.CHECKSUM)
+)
 _SECTION_BITS = 8 * SECTION_BYTES
 assert SCALE_COLUMNS == 2 * CHUNK
 
@@ -71,41 +75,56 @@ def _escapes(address: Any, values: Any, code_bits: Any) -> Any:
 
 
 @compiled
-def find_rows(base: Any, at: Any, end: Any, columns: Any, bits: Any, table: Any) -> Any:
-    """Fill the table of rows that begin at offset `at` of the stream; returns fault, rows found, and where it stands.
+def find_groups(base: Any, at: Any, end: Any, numbers: Any, layout: Any, bits: Any, table: Any) -> Any:
+    """Fill the table of rows of groups that begin at offset `at` of the stream, and check their checksums.
 
-    bits: int64, of each Section, 0 where the format lacks it. Nothing at or behind offset `end` is read.
+    numbers: (first group, behind the last one). layout: (rows, columns, rows of a group, bytes of a codebook). bits:
+    int64, of each Section, 0 where the format lacks it. Nothing at or behind offset `end` is read. Returns the fault;
+    the number of its row, or of its group where it is in no row; rows found; and where it stands.
     """
-    for row in range(len(table)):
-        table[row, 0] = at
-        if at + _padded(columns) > end:
-            return _LENGTH, row, at
-        values, escapes = _bitmap_ones(base + at, columns), 0
-        at += _padded(columns)
-        if values < 0:
-            return _COUNT, row, at
-        for section in range(1, 6):
-            fields = values
-            if section == 1:
-                fields = (columns + SCALE_COLUMNS - 1) // SCALE_COLUMNS
-            elif section == 4:
-                fields = escapes
-            size = _padded(fields * bits[section])
-            if at + size > end:
-                return _LENGTH, row, at
-            if section == 3:
-                escapes = _escapes(base + at, values, bits[section]) if bits[section] else 0
-            at += size
-        table[row, 1], table[row, 2] = values, escapes
-    return _NONE, len(table), at
+    found, (rows, columns, group_rows, book_bytes) = 0, layout
+    for number in range(numbers[0], numbers[1]):
+        begin = at
+        if at + book_bytes > end:
+            return _LENGTH, number, found, at
+        at += book_bytes
+        for row in range(number * group_rows, min((number + 1) * group_rows, rows)):
+            table[found, 0], table[found, 3] = at, begin
+            if at + _padded(columns) > end:
+                return _LENGTH, row, found, at
+            values, escapes = _bitmap_ones(base + at, columns), 0
+            at += _padded(columns)
+            if values < 0:
+                return _COUNT, row, found, at
+            for section in range(1, 6):
+                fields = values
+                if section == 1:
+                    fields = (columns + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+                elif section == 4:
+                    fields = escapes
+                size = _padded(fields * bits[section])
+                if at + size > end:
+                    return _LENGTH, row, found, at
+                if section == 3:
+                    escapes = _escapes(base + at, values, bits[section]) if bits[section] else 0
+                at += size
+            table[found, 1], table[found, 2] = values, escapes
+            found += 1
+        if at + SECTION_BYTES > end:
+            return _LENGTH, number, found, at
+        checksum = np.uint64(crc32c_at(base + begin, at - begin))
+        if load64(base + at) != np.uint64(number) | checksum << np.uint64(32):
+            return _CHECKSUM, number, found, at
+        at += SECTION_BYTES
+    return _NONE, 0, found, at
 
 
 @cache
 def row_loop(row_format: RowFormat, output: ElementFormat | None) -> Any:
-    """The loop `expand(base, table, columns, out, row_bytes, book, buffer)` for rows of a format.
+    """The loop `expand(base, table, columns, out, row_bytes, buffer)` for rows of a format.
 
     base: address of the stream; table: of n rows; out: address of their first dense row, the others `row_bytes` apart,
-    of which the columns are written; book: address of the group's codebook; buffer: address of 2·columns + 64 bytes.
+    of which the columns are written; buffer: address of 2·columns + 64 bytes.
     """
     if output is not None:
         return _scaled_loop(scale_fp16 if output is ElementFormat.FP16 else scale_bf16, row_format is RowFormat.SCALED4)
@@ -140,7 +159,7 @@ def _plain_loop(expand: Any, size: int) -> Any:
     spread = _spreading(expand, size)
 
     @compiled
-    def loop(base: Any, table: Any, columns: Any, out: Any, row_bytes: Any, book: Any, buffer: Any) -> None:
+    def loop(base: Any, table: Any, columns: Any, out: Any, row_bytes: Any, buffer: Any) -> None:
         for row in range(len(table)):
             bitmap = base + table[row, 0]
             spread(bitmap, bitmap + _padded(columns), columns, out + row * row_bytes)
@@ -152,13 +171,13 @@ def _coded_loop(decode: Any, code_bits: int, has_low: bool) -> Any:
     spread = _spreading(expand16, 2)
 
     @compiled
-    def loop(base: Any, table: Any, columns: Any, out: Any, row_bytes: Any, book: Any, buffer: Any) -> None:
+    def loop(base: Any, table: Any, columns: Any, out: Any, row_bytes: Any, buffer: Any) -> None:
         for row in range(len(table)):
             bitmap, values = base + table[row, 0], table[row, 1]
             low = bitmap + _padded(columns)
             codes = low + (_padded(values) if has_low else 0)
             escapes = codes + _padded(values * code_bits)
-            high = escapes + _padded(table[row, 2] * 8)
+            high, book = escapes + _padded(table[row, 2] * 8), base + table[row, 3]
             for first in range(0, values, CHUNK):
                 escapes += decode(buffer + 2 * first, book, high + first, codes + first * code_bits // 8,
                                   low + first // 8, escapes, _lanes(values - first))  # fmt: skip
@@ -169,7 +188,7 @@ def _coded_loop(decode: Any, code_bits: int, has_low: bool) -> Any:
 
 def _scaled_loop(scale: Any, joined: bool) -> Any:
     @compiled
-    def loop(base: Any, table: Any, columns: Any, out: Any, row_bytes: Any, book: Any, buffer: Any) -> None:
+    def loop(base: Any, table: Any, columns: Any, out: Any, row_bytes: Any, buffer: Any) -> None:
         pairs = (columns + SCALE_COLUMNS - 1) // SCALE_COLUMNS
         for row in range(len(table)):
             bitmap, at = base + table[row, 0], out + row * row_bytes
