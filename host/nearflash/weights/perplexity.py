@@ -1,7 +1,7 @@
 """Perplexity of a language model on texts."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,10 +39,14 @@ def held_out(tokens: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def perplexity(model: Any, tokens: Tensor) -> float:
-    """exp of the mean cross entropy, in nats, of each token but the first of its window; tokens: int64 (n, length)."""
+def perplexity(model: Any, tokens: Tensor, cache: Callable[[], Any] | None = None) -> float:
+    """exp of the mean cross entropy, in nats, of each token but the first of its window; tokens: int64 (n, length).
+
+    cache: gives a cache of transformers' for each window, whose keys and values attention uses; by default none.
+    """
     total = 0.0
     for window in tokens:
-        logits = model(window[None].to(model.device), use_cache=False).logits[0, :-1]
+        options = {"use_cache": False} if cache is None else {"past_key_values": cache()}
+        logits = model(window[None].to(model.device), **options).logits[0, :-1]
         total += float(cross_entropy(logits.float(), window[1:].to(logits.device), reduction="sum"))
     return math.exp(total / (tokens.shape[0] * (tokens.shape[1] - 1)))

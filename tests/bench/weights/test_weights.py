@@ -56,6 +56,19 @@ def test_codes_alone_are_of_weights_that_are_not_pruned(tmp_path, short_windows)
     (row,) = rows_of("sizes", windows=1, format="int4", dtype="fp16", path=tmp_path)
     assert (row["pruning"], row["lossless"]) == ("none", 0) and row["density"] == pytest.approx(1, abs=1e-4)
     assert row["bytes_fraction"] == pytest.approx(0.28125) and row["perplexity"] > row["perplexity_of_fp16"]
+    assert row["perplexity_of_fp16_kv_int4"] > row["perplexity_of_fp16"]
+    assert row["perplexity_kv_int4"] > row["perplexity"]
+
+
+def test_keys_and_values_in_int4_are_as_generation_stores_them():
+    cache, states = sizes.RoundedCache(), torch.randn(1, 2, 5, 64, generator=torch.Generator().manual_seed(1))
+    states[0, 0, 0] = 0.5  # a constant group
+    for first, last in ((0, 3), (3, 5)):
+        keys, values = cache.update(states[:, :, first:last], -states[:, :, first:last], 0)
+    steps = (states.amax(-1) - states.amin(-1)) / 15
+    assert keys.shape == states.shape and torch.equal(keys[0, 0, 0], states[0, 0, 0])
+    assert ((keys - states).abs().amax(-1) <= 0.51 * steps + 0.002).all()
+    assert ((values + states).abs().amax(-1) <= 0.51 * steps + 0.002).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,5 +1,8 @@
 """Bytes of a model's linear weights in every format, against dense ones and against the entropy bound; perplexity.
 
+Perplexities with KV in int4 are of keys and values as offloaded generation stores them (nearflash.offload.groups), the
+newest token's among them.
+
 The bound of a lossless 16-bit format: the entropy of which elements are zero, and of each value a bit of sign, the bits
 of its significand, and the entropy of its exponent; of each tensor by itself, elements taken as independent.
 """
@@ -12,9 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.texts import manual_text
+from nearflash.offload.groups import decode, encode
 from nearflash.pretrained import DTYPES, load_pretrained, token_ids
 from nearflash.weights import expand, open_checkpoint
 from nearflash.weights.convert import Written, linear_weights, write_model
@@ -26,6 +31,7 @@ __all__ = [
     "FORMATS",
     "OF",
     "MissingModelError",
+    "RoundedCache",
     "Settings",
     "entropy_bound",
     "loaded",
@@ -99,7 +105,7 @@ def measure(name: str, settings: Settings) -> Iterator[dict[str, Any]]:
         _restore(model, dense)
         for _ in prune(model, calibration, **options) if options else ():
             pass
-        losses = {"perplexity_of_fp16": _rounded_perplexity(model, names, others)}
+        losses = _rounded_perplexities(model, names, others, kv=not options)
         for dtype in settings.dtypes:
             for format in formats:
                 row = _row(model, names, format, dtype, settings.path, others)
@@ -111,12 +117,30 @@ def _restore(model: Any, weights: Mapping[str, Tensor]) -> None:
         model.get_parameter(name).copy_(weight)
 
 
-def _rounded_perplexity(model: Any, names: list[str], tokens: Tensor) -> float:
+def _rounded_perplexities(model: Any, names: list[str], tokens: Tensor, *, kv: bool) -> dict[str, float]:
+    """Of the weights in fp16, and with `kv` also with KV in int4."""
     before = {name: model.get_parameter(name).clone() for name in names}
     _restore(model, {name: weight.half().float() for name, weight in before.items()})
-    found = perplexity(model, tokens)
+    found = {"perplexity_of_fp16": perplexity(model, tokens)}
+    if kv:
+        found["perplexity_of_fp16_kv_int4"] = perplexity(model, tokens, RoundedCache)
     _restore(model, before)
     return found
+
+
+class RoundedCache(DynamicCache):
+    """Keys and values as groups of 64 codes of 4 bits give them back."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """See Cache.update."""
+        found: tuple[Tensor, Tensor] = super().update(_rounded(key_states), _rounded(value_states), *args, **kwargs)
+        return found
+
+
+def _rounded(states: Tensor) -> Tensor:
+    out = torch.empty_like(states)
+    decode(encode(states), out)
+    return out
 
 
 def _row(model: Any, names: list[str], format: str, dtype: str, path: Path, tokens: Tensor) -> dict[str, Any]:
@@ -145,6 +169,8 @@ def _row(model: Any, names: list[str], format: str, dtype: str, path: Path, toke
         before = {name: model.get_parameter(name).clone() for name in names}
         _restore(model, found)
         row["perplexity"] = perplexity(model, tokens)
+        if format.startswith("int"):
+            row["perplexity_kv_int4"] = perplexity(model, tokens, RoundedCache)
         _restore(model, before)
     return row
 
