@@ -106,7 +106,10 @@ def test_finished_texts_are_kept_and_traced(tmp_path, prompts, capsys):
     run("--prompts", prompts, "--plan", "auto", "--results", results, "--trace", trace)
     first = texts_of(capsys)
     assert results.stat().st_mode & 0o777 == 0o600
-    assert {each["name"] for each in json.loads(trace.read_text())["traceEvents"]} >= {"compute"}
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {each["name"] for each in events if each["pid"] == 1} >= {"compute"}
+    assert {each["name"] for each in events if each["pid"] == 2 and each["ph"] == "X"} >= {"prefill", "step 1"}
+    assert [each["args"]["name"] for each in events if each["name"] == "process_name"] == ["measured", "predicted"]
     run("--prompts", prompts, "--plan", "auto", "--results", results)
     out, err = capsys.readouterr()
     assert [text for text in out.split("\n\n") if text.strip()] == first

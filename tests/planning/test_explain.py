@@ -86,8 +86,8 @@ def test_a_plan_for_another_model_is_rejected(plan, opt_6_7b, tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("format",), "x", "must have format 'nearflash plan', version 1, not 'x'"),
-        (("version",), 2, "version 1, not 'nearflash plan', 2"),
+        (("format",), "x", "must have format 'nearflash plan', version 2, not 'x'"),
+        (("version",), 1, "version 2, not 'nearflash plan', 1"),
         (("shape_digest",), 3, "shape_digest must be text"),
         (("more",), 1, "must have the keys format"),
         (("workload", "prompt_tokens"), 0, "workload.prompt_tokens must be a whole number"),

@@ -1,5 +1,7 @@
 """What ran when, for the eye: spans that chrome://tracing and ui.perfetto.dev show, one row a thread.
 
+What was predicted can stand beside it: a second process, whose clock begins with the first span.
+
 Source: Trace Event Format (Google, 2016), complete events ("ph": "X") and names of threads ("ph": "M").
 """
 
@@ -7,12 +9,23 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Timeline"]
+__all__ = ["Predicted", "Timeline"]
+
+_MEASURED, _PREDICTED = 1, 2
+
+
+class Predicted(NamedTuple):
+    """A span that was predicted: its row and name, its seconds since the beginning, and how many it takes."""
+
+    row: str
+    name: str
+    start_s: float
+    seconds: float
 
 
 class Timeline:
@@ -43,18 +56,30 @@ class Timeline:
                         "ph": "X",
                         "ts": (start - self._origin) * 1e6,
                         "dur": duration * 1e6,
-                        "pid": 1,
+                        "pid": _MEASURED,
                         "tid": row,
                         "args": details,
                     }
                 )
 
-    def write(self, path: Path) -> None:
-        """Write the spans as trace events (JSON, times in microseconds)."""
+    def write(self, path: Path, predicted: Iterable[Predicted] = ()) -> None:
+        """Write the spans as trace events (JSON, times in microseconds), and what was predicted beside them."""
         with self._lock:
             events = sorted(self._events, key=lambda event: float(event["ts"]))
-            rows = [
-                {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
-                for name, row in self._rows.items()
+            rows = [_named("thread_name", _MEASURED, row, name) for name, row in self._rows.items()]
+        origin, places = float(events[0]["ts"]) if events else 0.0, dict[str, int]()
+        for each in predicted:
+            place = places.setdefault(each.row, len(places) + 1)
+            events.append({"name": each.name, "ph": "X", "ts": origin + each.start_s * 1e6, "dur": each.seconds * 1e6,
+                           "pid": _PREDICTED, "tid": place, "args": {}})  # fmt: skip
+        if places:
+            rows += [
+                _named("process_name", _MEASURED, 0, "measured"),
+                _named("process_name", _PREDICTED, 0, "predicted"),
             ]
+            rows += [_named("thread_name", _PREDICTED, place, row) for row, place in places.items()]
         path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": rows + events}))
+
+
+def _named(kind: str, process: int, row: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": row, "args": {"name": name}}

@@ -69,6 +69,7 @@ def _offloaded(arguments: argparse.Namespace, prompts: list[str]) -> int:
     set_threads(arguments.threads)  # before torch is imported
 
     from nearflash.offload.generation import OffloadedModel
+    from nearflash.offload.predicted import predicted_spans
     from nearflash.pretrained import load_tokenizer, silent_transformers
 
     with nullcontext() if arguments.verbose else silent_transformers():
@@ -77,7 +78,7 @@ def _offloaded(arguments: argparse.Namespace, prompts: list[str]) -> int:
         if arguments.chat:
             texts = [_as_message(tokenizer, prompt) for prompt in prompts]
         longest = max(map(len, tokenizer(texts)["input_ids"]))
-        policy, predicted, line = _policy(arguments, longest, len(prompts))
+        policy, prediction, line = _policy(arguments, longest, len(prompts))
         print(line, file=sys.stderr)
         experts = None if arguments.expert_memory is None else int(arguments.expert_memory)
         with OffloadedModel(
@@ -88,10 +89,11 @@ def _offloaded(arguments: argparse.Namespace, prompts: list[str]) -> int:
                 top_p=arguments.sampling_top_p, seed=arguments.seed, results=arguments.results, progress=_progress,
             )  # fmt: skip
             if arguments.trace is not None:
-                model.ledger.timeline.write(arguments.trace)
+                spans = predicted_spans(prediction, policy, len(prompts), arguments.max_new_tokens)
+                model.ledger.timeline.write(arguments.trace, spans)
     for prompt, text in zip(prompts, done.texts, strict=True):
         print(f"{prompt}{' => ' if arguments.chat else ''}{text}\n")
-    for line in _figures(done, predicted):
+    for line in _figures(done, prediction["tokens_per_second"]):
         print(line, file=sys.stderr)
     return 0
 
@@ -102,10 +104,10 @@ def _as_message(tokenizer: Any, prompt: str) -> str:
     return found
 
 
-def _policy(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -> tuple[Any, float, str]:
-    """The policy, its predicted tokens a second, and a line about it. Raises PlanError."""
+def _policy(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -> tuple[Any, dict[str, Any], str]:
+    """The policy, what is predicted (explain.summary), and a line about it. Raises PlanError."""
     from nearflash.offload.planned import model_shape, plan_here
-    from nearflash.planning.explain import one_line
+    from nearflash.planning.explain import one_line, summary
     from nearflash.planning.plan_file import PLAN_NAME, read_plan
     from nearflash.planning.search import Workload
 
@@ -119,7 +121,7 @@ def _policy(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -
     if arguments.plan == AUTO and (memory or not kept.is_file()):
         workload = Workload(prompt_tokens, arguments.max_new_tokens)
         plan = plan_here(model, workload, sequences, arguments.scratch or Path(), memory)
-        return plan.policy, plan.prediction.tokens_per_second, one_line(plan)
+        return plan.policy, summary(plan), one_line(plan)
     if memory:
         names = ", ".join(name.removesuffix("_bytes") for name in memory)
         raise CommandError(f"{names} must be given with --plan auto: the plan in {arguments.plan} was made for its own")
@@ -127,7 +129,8 @@ def _policy(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -
     plan_file = read_plan(file)
     plan_file.check(model_shape(model)[0])
     predicted = plan_file.prediction["tokens_per_second"]
-    return plan_file.policy, predicted, f"plan: {file}, {predicted:.3g} token/s predicted on {plan_file.machine}"
+    line = f"plan: {file}, {predicted:.3g} token/s predicted on {plan_file.machine}"
+    return plan_file.policy, plan_file.prediction, line
 
 
 def _progress(done: Any) -> None:

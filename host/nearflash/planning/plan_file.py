@@ -21,11 +21,12 @@ from nearflash.planning.terms import Workload
 __all__ = ["PLAN_NAME", "PlanFile", "plan_text", "read_plan", "write_plan"]
 
 PLAN_NAME = "nearflash-plan.json"
-_FORMAT, _VERSION = "nearflash plan", 1
+_FORMAT, _VERSION = "nearflash plan", 2
 _KEYS = ("format", "version", "shape_digest", "machine", "workload", "policy", "prediction")
 _PREDICTION = {
     "tokens_per_second": float, "decode_tokens_per_second": float, "prefill_seconds": float, "decode_seconds": float,
-    "peak_bytes": dict, "bytes_per_token": dict, "disk_written_bytes": float, "bottleneck": str,
+    "prefill_parts_seconds": dict, "decode_parts_seconds": dict, "peak_bytes": dict, "bytes_per_token": dict,
+    "disk_written_bytes": float, "bottleneck": str,
 }  # fmt: skip
 
 

@@ -1,0 +1,35 @@
+"""What a plan predicts, as spans beside those of a run: each part of prefill, and of every step of decode."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nearflash.device.timeline import Predicted
+from nearflash.planning.policy import OffloadPolicy
+
+__all__ = ["predicted_spans"]
+
+_WHOLE = "phases"
+
+
+def predicted_spans(
+    prediction: Mapping[str, Any], policy: OffloadPolicy, sequences: int, new_tokens: int
+) -> Iterator[Predicted]:
+    """Spans of a run of so many prompts and steps, block after block.
+
+    prediction: as nearflash.planning.explain.summary names it. The parts of a phase begin together where the policy
+    overlaps them, and follow one another where it does not; the steps of decode are taken as equal.
+    """
+    steps, start = max(new_tokens - 1, 1), 0.0
+    decode = {name: seconds / steps for name, seconds in prediction["decode_parts_seconds"].items()}
+    for _ in range(math.ceil(sequences / policy.block_size)):
+        phases = [("prefill", prediction["prefill_seconds"], prediction["prefill_parts_seconds"])]
+        phases += [(f"step {step}", prediction["decode_seconds"] / steps, decode) for step in range(1, new_tokens)]
+        for phase, seconds, parts in phases:
+            yield Predicted(_WHOLE, phase, start, seconds)
+            at = start
+            for name, part in parts.items():
+                if part > 0:
+                    yield Predicted(name, phase, at, part)
+                    at += 0.0 if policy.overlap else part
+            start += seconds
