@@ -30,10 +30,10 @@ def choose_policy(
 ) -> tuple[AttentionPolicy, KvLayout | None, str]:  # fmt: skip
     """Policy, the layout that it is for (None: any), and a sentence that says which it is and why.
 
-    config: of the model; tokens: of the longest sequence. With "auto" the file that belongs to the model, else UNIFORM;
-    contexts up to SHORT_TOKENS are read in full, and so are those that a drive of this profile reads as fast in full,
-    where `cache_bytes` of memory are for what all sequences read. stored: layout of pages that are there already, which
-    it must suit. Raises StateError for a file that is damaged or another model's.
+    config: of the model; tokens: of the longest sequence. With "auto" the file that belongs to the model, else UNIFORM,
+    or where that is much faster; contexts up to SHORT_TOKENS are read in full, and so are those that a drive of this
+    profile reads as fast in full, where `cache_bytes` of memory are for what all sequences read. stored: layout of
+    pages that are there already, which it must suit. Raises StateError for a file that is damaged or another model's.
     """
     if str(policy) != AUTO:
         found = PolicyFile.read(Path(policy), shape, model_digest(config))
@@ -43,26 +43,30 @@ def choose_policy(
     if tokens <= SHORT_TOKENS:
         return AttentionPolicy(), None, f"policy: dense, as no sequence exceeds {SHORT_TOKENS} tokens"
     known = find_policy(model_digest(config), shape)
-    drive = None if profile is None else _Drive(profile, shape, tokens, sequences, cache_bytes)
+    suits = known is not None and stored in (None, known[1].layout)
     if known is None:
         why = "as there is no calibration of this model (nearflash calibrate)"
-    elif stored not in (None, known[1].layout):
+    elif not suits:
         why = f"as the pages that are stored are not those of {known[0]}"
     else:
-        path, found = known
-        slow = drive and drive.slower_than_dense(found.layout, found.flash_fraction)
-        if not slow:
-            return found.policy, found.layout, f"policy: {path}, calibrated for {found.model}"
-        why = f"as by {path} {slow}"
-    sentence = f"policy: uniform sparf-page, {why}"
+        why = ""
+    drive = None if profile is None else _Drive(profile, shape, tokens, sequences, cache_bytes)
     if drive is not None:
         layout = stored or default_layout(shape.dim, UNIFORM, tokens, drive.profile)
-        slow = drive.slower_than_dense(layout, read_fraction(UNIFORM, shape, layout, tokens))
-        if slow:
-            return AttentionPolicy(), stored, f"policy: dense, as {slow}"
-    return UNIFORM, stored, sentence
+        uniform, dense = drive.choice(layout, read_fraction(UNIFORM, shape, layout, tokens)), drive.everything()
+        own = drive.choice(known[1].layout, known[1].flash_fraction) if known is not None and suits else None
+        if dense.seconds <= min(each.seconds for each in (uniform, own) if each is not None):
+            slow = uniform if own is None or uniform.seconds < own.seconds else own
+            return AttentionPolicy(), stored, f"policy: dense, as what is chosen would take {slow}, and {dense}"
+        if known is not None and own is not None and uniform.seconds < _MUCH_FASTER * own.seconds:
+            suits, why = False, f"as it would take {uniform}, and {known[0]} {own}"
+    if known is not None and suits:
+        return known[1].policy, known[1].layout, f"policy: {known[0]}, calibrated for {known[1].model}"
+    return UNIFORM, stored, f"policy: uniform sparf-page, {why}"
 
 
+_MUCH_FASTER = 0.8
+"""Of a calibrated policy's seconds, those of UNIFORM from which on it is worth to leave the calibration."""
 _IN_USE, _HITS = 2.0, 0.9
 """Groups that were chosen for the last tokens, of those chosen for one, and the share of them that is chosen again
 (page_cache.py has the measurement)."""
@@ -80,19 +84,31 @@ class _Drive:
     sequences: int
     cache_bytes: int
 
-    def slower_than_dense(self, layout: KvLayout, fraction: float) -> str | None:
-        """A reason, where the drive reads all K and V faster than this fraction of them, and the index, in pages."""
-        kv_bytes = self.sequences * self.tokens * self.shape.token_bytes
+    def choice(self, layout: KvLayout, fraction: float) -> "_Estimate":
+        """Of this fraction of K and V and the index, read in pages."""
+        kv_bytes = self._kv_bytes
         room = self.cache_bytes - self.sequences * index_bytes(self.shape, layout, self.tokens)
         wanted, page_bytes = fraction * kv_bytes, layout.page_bytes
         kept = min(max(room, 0) / (_IN_USE * wanted), 1.0) * _HITS
-        chosen_s = read_seconds((1 - kept) * wanted - min(room, 0), self.profile, page_bytes)
-        chosen_s = max(chosen_s, wanted / _ATTEND_RATE + kv_bytes / _SCORE_RATE) / self.sequences
-        every_s = read_seconds(max(kv_bytes - self.cache_bytes, 0), self.profile)
-        every_s = max(every_s, kv_bytes / _ATTEND_RATE) / self.sequences
-        if chosen_s < every_s:
-            return None
-        return (
-            f"what is chosen would take {chosen_s:.2g} s a token, read in pages of {page_bytes >> 10} KiB, and "
-            f"all K and V {every_s:.2g} s"
-        )
+        seconds = read_seconds((1 - kept) * wanted - min(room, 0), self.profile, page_bytes)
+        seconds = max(seconds, wanted / _ATTEND_RATE + kv_bytes / _SCORE_RATE)
+        return _Estimate(seconds / self.sequences, f", read in pages of {page_bytes >> 10} KiB")
+
+    def everything(self) -> "_Estimate":
+        """Of all K and V."""
+        seconds = read_seconds(max(self._kv_bytes - self.cache_bytes, 0), self.profile)
+        return _Estimate(max(seconds, self._kv_bytes / _ATTEND_RATE) / self.sequences, " for all K and V")
+
+    @property
+    def _kv_bytes(self) -> int:
+        return self.sequences * self.tokens * self.shape.token_bytes
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    seconds: float
+    """Of a token."""
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.2g} s a token{self.how}"
