@@ -79,7 +79,8 @@ LAZY = {
 }
 #: Loaded by a device that needs them, which says so where they are missing.
 FOR_ONE_DEVICE = {
-    f"nearflash.device.backends.host.vector.{name}": {"numba", "llvmlite"} for name in ("chunks", "compiled")
+    f"nearflash.device.backends.host.vector.{name}": {"numba", "llvmlite"}
+    for name in ("checksum", "chunks", "compiled")
 }
 
 #: Packages of gateware that a package of gateware may import, beside itself. A row names rows above it, so there are no

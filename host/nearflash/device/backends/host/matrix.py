@@ -44,7 +44,7 @@ _WHERE = {
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that follow one another, all of them of groups that were checked."""
+    """Rows that follow one another, of one group or more."""
 
     first_row: int
     table: NDArray[np.int64]
@@ -66,9 +66,8 @@ def read_rows(stream: Bytes) -> Iterator[Rows]:
     for group in range(0, header.groups, step):
         first, last = group * header.group_rows, min(group + step, header.groups)
         table = np.empty((min(last * header.group_rows, header.rows) - first, 4), np.int64)
-        fault, place, found, at = find_groups(
-            stream.ctypes.data, at, stream.size, (group, last), layout, bits, table
-        )  # fmt: skip
+        numbers = group, last
+        fault, place, found, at = find_groups(stream.ctypes.data, at, stream.size, numbers, layout, bits, table)
         yield Rows(first, table[:found])
         if fault:
             raise bitmap_error(StreamFault(fault), _WHERE[fault].format(place=place, at=at, last=header.columns - 1))
