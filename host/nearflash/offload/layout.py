@@ -17,7 +17,7 @@ from torch import Tensor
 from nearflash.abi.errors import WeightsError
 from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.offload.sources import Source
-from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.io.checksum import crc32c
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.weights_map import TORCH_DTYPES
@@ -147,18 +147,15 @@ class ReadFile:
     def read(self, run: Run, memory: Tensor) -> None:
         """Fill a run's place in a buffer. Raises WeightsError where the file is shorter, or reading fails."""
         view = memory[run.place : run.place + run.room_bytes].numpy().data
-        done = 0
-        while done < run.size_bytes:
-            try:
-                count = os.preadv(self._fd, [view[done:]], run.offset + done)
-            except OSError as error:
-                raise WeightsError(f"{run.path}: reading {run.what!r} failed ({error.strerror})") from error
-            done += count
-            if done < run.size_bytes and (not count or count % BLOCK_BYTES):
-                raise WeightsError(
-                    f"{run.path}: tensor {run.what!r}, at byte {run.offset}, or one after it: the file ends "
-                    f"{run.size_bytes - done} bytes too early"
-                )
+        try:
+            done = PositionalBackend().read(self._fd, view, run.offset)
+        except OSError as error:
+            raise WeightsError(f"{run.path}: reading {run.what!r} failed ({error.strerror})") from error
+        if done < run.size_bytes:
+            raise WeightsError(
+                f"{run.path}: tensor {run.what!r}, at byte {run.offset}, or one after it: the file ends "
+                f"{run.size_bytes - done} bytes too early"
+            )
 
     def close(self) -> None:
         """Close it; once."""

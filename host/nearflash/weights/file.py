@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import SECTION_BYTES
 from nearflash.abi.errors import StateError, WeightsError
-from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.state.safetensors import ITEM_BYTES, StoredTensor, TensorFile, new_file, tensors_header
@@ -79,19 +79,17 @@ class WeightsTensor:
         """As `read`, but nothing is checked: for who does that in another thread."""
         before = self.offset % BLOCK_BYTES
         blocks = -(-(before + self.stored_bytes) // BLOCK_BYTES)
-        room, done, end = memory(max(blocks, 1) * BLOCK_BYTES), 0, before + self.stored_bytes
+        room, end = memory(max(blocks, 1) * BLOCK_BYTES), before + self.stored_bytes
         try:
             fd = _open(self.path)
             try:
-                while done < end:
-                    found = os.preadv(fd, [room[done : blocks * BLOCK_BYTES].data], self.offset - before + done)
-                    done += found
-                    if (not found or found % BLOCK_BYTES) and done < end:
-                        raise self.error(f"the file ends {end - done} bytes too early")
+                done = PositionalBackend().read(fd, room[: blocks * BLOCK_BYTES].data, self.offset - before)
             finally:
                 os.close(fd)
         except OSError as error:
             raise self.error(f"reading failed ({error.strerror})") from error
+        if done < end:
+            raise self.error(f"the file ends {end - done} bytes too early")
         return room[before:end]
 
     def check(self, data: NDArray[np.uint8]) -> None:

@@ -220,3 +220,12 @@ def test_a_child_leaves_the_parents_lock(tmp_path):
         os.waitpid(child, 0)
         with pytest.raises(StateError, match="in use by another process"):
             DirectFile.open(tmp_path / "x", direct=False)
+
+
+@pytest.mark.parametrize("size_bytes", [10_000, 2 * BLOCK_BYTES, 100, 0])
+def test_a_read_counts_the_bytes_of_the_last_block_of_a_file(tmp_path, size_bytes):
+    """They were left out where the file ends inside a block."""
+    path, memory = tmp_path / "f", aligned_buffer(4 * BLOCK_BYTES)
+    path.write_bytes(bytes(size_bytes))
+    with path.open("rb") as file:
+        assert PositionalBackend().read(file.fileno(), memory.data, 0) == size_bytes

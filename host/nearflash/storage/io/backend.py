@@ -85,7 +85,8 @@ class PositionalBackend(IoBackend):
             reached = done + transfer(done)
             if reached == size_bytes:
                 return reached
-            if reached // BLOCK_BYTES * BLOCK_BYTES <= done:
-                return done
-            done = reached // BLOCK_BYTES * BLOCK_BYTES
+            whole = reached // BLOCK_BYTES * BLOCK_BYTES
+            if whole <= done:
+                return reached
+            done = whole
         return done
