@@ -1,7 +1,9 @@
 """Tensors of a map: in any order, held or dropped, damaged or kept, and the memory that they share."""
 
 import gc
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -260,3 +262,18 @@ def test_damage_is_met_when_a_dense_tensor_is_kept(tensors):
     damage(tensors["e"])
     with pytest.raises(WeightsError, match=r"tensor 'e', .* it is damaged: its checksum is another"):
         KeptTensor(tensors["e"])
+
+
+def test_what_is_in_memory_does_not_wait_for_the_disk(tensors, monkeypatch):
+    kept, goes_on = {**tensors, "e": KeptTensor(tensors["e"])}, threading.Event()
+    load = WeightsTensor.load
+    monkeypatch.setattr(WeightsTensor, "load", lambda each, memory: goes_on.wait(60) and load(each, memory))
+    with WeightsMap(kept, EVERYTHING) as weights, ThreadPoolExecutor() as pool:
+        try:
+            reading = pool.submit(weights.__getitem__, NAMES[0])
+            while "e" not in weights._ahead:
+                time.sleep(0.001)
+            assert is_right(pool.submit(weights.__getitem__, "e").result(30), "e") and not reading.done()
+        finally:
+            goes_on.set()
+        assert is_right(reading.result(), NAMES[0])

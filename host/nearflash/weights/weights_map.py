@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import fields
 from itertools import pairwise
 
@@ -120,7 +121,8 @@ class WeightsMap(Mapping[str, Tensor]):
         if tensor.dtype not in TORCH_DTYPES:
             raise tensor.error(f"its dtype must be one of {', '.join(TORCH_DTYPES)}, not {tensor.dtype}")
         take = self._buffers.take
-        with self._reading:
+        in_memory = isinstance(tensor, KeptTensor)
+        with nullcontext() if in_memory else self._reading:  # what is in memory does not wait for the disk
             data = tensor.load(take)
         with self._expanding:
             tensor.check(data)
@@ -129,7 +131,7 @@ class WeightsMap(Mapping[str, Tensor]):
                 found: Tensor = expand(read, self._device)
                 return found
             dtype = TORCH_DTYPES[tensor.dtype]
-            if tensor.form == "dense" and not isinstance(tensor, KeptTensor) and tensor.offset % dtype.itemsize == 0:
+            if tensor.form == "dense" and not in_memory and tensor.offset % dtype.itemsize == 0:
                 return torch.from_numpy(data).view(dtype).view(tensor.shape)  # where it was read
             out = torch.from_numpy(take(tensor.dense_bytes))[: tensor.dense_bytes].view(dtype).view(tensor.shape)
             return expand(read, out=out, executor=CallingThread())
