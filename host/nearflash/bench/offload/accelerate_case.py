@@ -4,7 +4,6 @@ accelerate maps its files into memory. Where memory is smaller than the weights,
 one token to the next: `cold` drops them from it before each forward pass.
 """
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from accelerate import disk_offload
 from transformers import AutoModelForCausalLM
 
+from nearflash.bench.page_cache import drop, write_back
 from nearflash.pretrained import silent_transformers
 
 __all__ = ["AccelerateCase", "greedy"]
@@ -47,11 +47,10 @@ class AccelerateCase:
             self.model = AutoModelForCausalLM.from_pretrained(model, local_files_only=True, dtype="auto").eval()
         disk_offload(self.model, self._folder.name, execution_device=torch.device("cpu"))
         self._files = sorted(Path(self._folder.name).iterdir())
-        for file in self._files:
-            _write_back(file)
+        write_back(self._files)
         if cold:
-            self.model.register_forward_pre_hook(lambda *_: self._drop())
-        self._drop()
+            self.model.register_forward_pre_hook(lambda *_: drop(self._files))
+        drop(self._files)
 
     def run(self, rows: Sequence[Sequence[int]], batch_size: int, new_tokens: int) -> tuple[list[list[int]], float]:
         """New tokens, and seconds."""
@@ -68,16 +67,3 @@ class AccelerateCase:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _drop(self) -> None:
-        for file in self._files:
-            fd = os.open(file, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-
-
-def _write_back(file: Path) -> None:
-    """Only what is on disk can be dropped from the page cache."""
-    fd = os.open(file, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)

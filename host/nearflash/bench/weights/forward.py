@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import OPTConfig, OPTForCausalLM
 
+from nearflash.bench.page_cache import drop, write_back
 from nearflash.bench.weights.decode import disk_rate
 from nearflash.weights.convert import linear_weights, write_model
 
@@ -89,7 +90,9 @@ def measure(folders: LargeModel, path: Path, limit_bytes: int = _LIMIT_BYTES) ->
 
 def _case(case: str, folder: Path, limit_bytes: int) -> dict[str, Any]:
     """What the process prints, or why it printed nothing."""
-    _forget(folder)
+    files = list(folder.iterdir())
+    write_back(files)  # who wrote them pays for their pages, and the limit would not count them
+    drop(files)
     command = [sys.executable, "-m", "nearflash.bench.weights.forward_case", case, str(folder), str(limit_bytes)]
     with _limited(limit_bytes) as (kind, enter):
         done = subprocess.run(command, capture_output=True, text=True, preexec_fn=enter, check=False)
@@ -97,17 +100,6 @@ def _case(case: str, folder: Path, limit_bytes: int) -> dict[str, Any]:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return {"skipped": f"{case} did not end: {last}", "limited_by": kind}
     return {**json.loads(done.stdout.splitlines()[-1]), "limited_by": kind}
-
-
-def _forget(folder: Path) -> None:
-    """Take the files from the page cache: its memory is counted as that of who wrote them, not of the case."""
-    for file in folder.iterdir():
-        fd = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 Each pass takes all linear weights of the decoder layers from a WeightsMap in the model's order, as a forward pass does,
 and drops each at once. Nothing is kept in memory and reads go past the page cache. The cases are interleaved; the first
 pass of each, which gets memory from the system, does not count. Beside them, the disk's rate alone and while all cores
-expand from memory: where reading costs the cores something, the second one bounds what can be loaded.
+expand one tensor from memory again and again: less memory moves then than in a pass, so a pass can read less still.
 """
 
 import os

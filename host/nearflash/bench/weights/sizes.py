@@ -105,7 +105,8 @@ def measure(name: str, settings: Settings) -> Iterator[dict[str, Any]]:
         _restore(model, dense)
         for _ in prune(model, calibration, **options) if options else ():
             pass
-        losses = _rounded_perplexities(model, names, others, kv=not options)
+        rounded = {each: model.get_parameter(each).half().float() for each in names}
+        losses = _losses("perplexity_of_fp16", model, rounded, others, kv=not options)
         for dtype in settings.dtypes:
             for format in formats:
                 row = _row(model, names, format, dtype, settings.path, others)
@@ -117,13 +118,13 @@ def _restore(model: Any, weights: Mapping[str, Tensor]) -> None:
         model.get_parameter(name).copy_(weight)
 
 
-def _rounded_perplexities(model: Any, names: list[str], tokens: Tensor, *, kv: bool) -> dict[str, float]:
-    """Of the weights in fp16, and with `kv` also with KV in int4."""
-    before = {name: model.get_parameter(name).clone() for name in names}
-    _restore(model, {name: weight.half().float() for name, weight in before.items()})
-    found = {"perplexity_of_fp16": perplexity(model, tokens)}
+def _losses(name: str, model: Any, weights: Mapping[str, Tensor], tokens: Tensor, *, kv: bool) -> dict[str, float]:
+    """Perplexity with these weights, under `name`, and with `kv` also with KV in int4; the model stays as it is."""
+    before = {each: model.get_parameter(each).clone() for each in weights}
+    _restore(model, weights)
+    found = {name: perplexity(model, tokens)}
     if kv:
-        found["perplexity_of_fp16_kv_int4"] = perplexity(model, tokens, RoundedCache)
+        found[f"{name}_kv_int4"] = perplexity(model, tokens, RoundedCache)
     _restore(model, before)
     return found
 
@@ -166,12 +167,7 @@ def _row(model: Any, names: list[str], format: str, dtype: str, path: Path, toke
         row["entropy_bound_fraction"] = sum(bounds) / sum(8 * each.dense_bytes for each in inner)
         return row
     if dtype == "fp16":
-        before = {name: model.get_parameter(name).clone() for name in names}
-        _restore(model, found)
-        row["perplexity"] = perplexity(model, tokens)
-        if format.startswith("int"):
-            row["perplexity_kv_int4"] = perplexity(model, tokens, RoundedCache)
-        _restore(model, before)
+        row |= _losses("perplexity", model, found, tokens, kv=format.startswith("int"))
     return row
 
 
