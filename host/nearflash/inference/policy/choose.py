@@ -42,26 +42,25 @@ def choose_policy(
         return found.policy, found.layout, f"policy: {policy}, calibrated for {found.model}"
     if tokens <= SHORT_TOKENS:
         return AttentionPolicy(), None, f"policy: dense, as no sequence exceeds {SHORT_TOKENS} tokens"
-    known = find_policy(model_digest(config), shape)
-    suits = known is not None and stored in (None, known[1].layout)
-    if known is None:
-        why = "as there is no calibration of this model (nearflash calibrate)"
-    elif not suits:
-        why = f"as the pages that are stored are not those of {known[0]}"
-    else:
-        why = ""
-    drive = None if profile is None else _Drive(profile, shape, tokens, sequences, cache_bytes)
-    if drive is not None:
-        layout = stored or default_layout(shape.dim, UNIFORM, tokens, drive.profile)
+    known, why = (
+        find_policy(model_digest(config), shape),
+        "as there is no calibration of this model (nearflash calibrate)",
+    )
+    if known is not None and stored not in (None, known[1].layout):
+        why, known = f"as the pages that are stored are not those of {known[0]}", None
+    if profile is not None:
+        drive = _Drive(profile, shape, tokens, sequences, cache_bytes)
+        layout = stored or default_layout(shape.dim, UNIFORM, tokens, profile)
         uniform, dense = drive.choice(layout, read_fraction(UNIFORM, shape, layout, tokens)), drive.everything()
-        own = drive.choice(known[1].layout, known[1].flash_fraction) if known is not None and suits else None
-        if dense.seconds <= min(each.seconds for each in (uniform, own) if each is not None):
-            slow = uniform if own is None or uniform.seconds < own.seconds else own
-            return AttentionPolicy(), stored, f"policy: dense, as what is chosen would take {slow}, and {dense}"
+        own = None if known is None else drive.choice(known[1].layout, known[1].flash_fraction)
+        best = min((each for each in (own, uniform) if each is not None), key=lambda each: each.seconds)
+        if dense.seconds <= best.seconds:
+            return AttentionPolicy(), stored, f"policy: dense, as what is chosen would take {best}, and {dense}"
         if known is not None and own is not None and uniform.seconds < _MUCH_FASTER * own.seconds:
-            suits, why = False, f"as it would take {uniform}, and {known[0]} {own}"
-    if known is not None and suits:
-        return known[1].policy, known[1].layout, f"policy: {known[0]}, calibrated for {known[1].model}"
+            why, known = f"as it would take {uniform}, and {known[0]} {own}", None
+    if known is not None:
+        path, found = known
+        return found.policy, found.layout, f"policy: {path}, calibrated for {found.model}"
     return UNIFORM, stored, f"policy: uniform sparf-page, {why}"
 
 
