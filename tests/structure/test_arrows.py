@@ -73,7 +73,6 @@ LEAN = {
 }
 #: Imported in a function, only when it is called and where it is installed.
 LAZY = {
-    "nearflash.device.backends.host.matrix": {"crc32c"},
     "nearflash.device.backends.host.topk": {"crc32c"},
     "nearflash.device.backends.pynq.device": {"pynq"},
 }
