@@ -187,8 +187,9 @@ class _Buffers:
         with self._lock:
             free = self._free.setdefault(room, deque())
             memory = free.pop() if free else None
-            self._size_bytes += room if memory is None else 0
-            self._give_back()
+            more = room if memory is None else 0
+            self._give_back(more)
+            self._size_bytes += more
         if memory is None:
             memory = self._new(room)
         # Views of an array refer to what its memory belongs to: behind a memoryview to this array, not further.
@@ -204,8 +205,9 @@ class _Buffers:
                 self._size_bytes -= room
             raise
 
-    def _give_back(self) -> None:
+    def _give_back(self, more: int) -> None:
+        """What is free, as far as all and so many bytes more would be beyond the limit."""
         for room, free in self._free.items():
-            while self._size_bytes > self._limit_bytes and free:
+            while self._size_bytes + more > self._limit_bytes and free:
                 free.pop()
                 self._size_bytes -= room
