@@ -93,9 +93,15 @@ def test_the_plan_beside_the_model_is_taken(tmp_path, prompts, capsys):
         called(tune, "tune", folder, "--hardware", "gpu24", "--prompt-len", 16, "--gen-len", 6) == 0
         and (folder / PLAN_NAME).is_file()
     )
-    assert run("--prompts", prompts, "--plan", "auto", model=folder) == 0
+    trace = tmp_path / "trace.json"
+    assert run("--prompts", prompts, "--plan", "auto", "--trace", trace, "--max-new-tokens", 3, model=folder) == 0
     assert f"plan: {folder / PLAN_NAME}, " in capsys.readouterr().err
     body = json.loads((folder / PLAN_NAME).read_text())
+    # Steps are those of the plan, whatever the run's: their seconds were divided by the run's.
+    events = json.loads(trace.read_text())["traceEvents"]
+    row = next(each["tid"] for each in events if each["ph"] == "M" and each["args"]["name"] == "phases")
+    steps = [each["dur"] / 1e6 for each in events if each["tid"] == row and each["name"].startswith("step")]
+    assert steps == pytest.approx([body["prediction"]["decode_seconds"] / 5] * 5)
     (folder / PLAN_NAME).write_text(json.dumps(body | {"shape_digest": "0" * 64}))
     with pytest.raises(PlanError, match="must be for the model that runs it"):
         run("--prompts", prompts, "--plan", folder / PLAN_NAME, model=folder)

@@ -4,7 +4,9 @@ import pytest
 
 from nearflash.device.timeline import Predicted
 from nearflash.offload.predicted import predicted_spans
+from nearflash.planning.plan_file import PlanFile
 from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.planning.terms import Workload
 
 PREDICTION = {
     "prefill_seconds": 5.0, "decode_seconds": 4.0, "prefill_parts_seconds": {"gpu": 3.0, "weights from disk": 5.0},
@@ -15,7 +17,7 @@ PREDICTION = {
 def spans(sequences, overlap):
     disk = Shares(disk=1.0)
     policy = OffloadPolicy(2, 2, weights=disk, cache=disk, activations=disk, overlap=overlap)
-    return list(predicted_spans(PREDICTION, policy, sequences, 3))
+    return list(predicted_spans(PlanFile(policy, Workload(8, 3), "", "here", PREDICTION), sequences))
 
 
 def test_parts_that_overlap_begin_together():

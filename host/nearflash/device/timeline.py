@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 __all__ = ["Predicted", "Timeline"]
 
 _MEASURED, _PREDICTED = 1, 2
+_FIRST_PREDICTED = 1000
+"""Row: some readers want the threads of all processes to differ."""
 
 
 class Predicted(NamedTuple):
@@ -69,7 +71,7 @@ class Timeline:
             rows = [_named("thread_name", _MEASURED, row, name) for name, row in self._rows.items()]
         origin, places = float(events[0]["ts"]) if events else 0.0, dict[str, int]()
         for each in predicted:
-            place = places.setdefault(each.row, len(places) + 1)
+            place = places.setdefault(each.row, _FIRST_PREDICTED + len(places))
             events.append({"name": each.name, "ph": "X", "ts": origin + each.start_s * 1e6, "dur": each.seconds * 1e6,
                            "pid": _PREDICTED, "tid": place, "args": {}})  # fmt: skip
         if places:

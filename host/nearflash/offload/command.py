@@ -8,12 +8,15 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.arguments import above_zero
 from nearflash.inference.cli import generate as in_memory
 from nearflash.inference.console import read_prompts
+
+if TYPE_CHECKING:
+    from nearflash.planning.plan_file import PlanFile
 
 __all__ = ["AUTO", "generate"]
 
@@ -78,22 +81,21 @@ def _offloaded(arguments: argparse.Namespace, prompts: list[str]) -> int:
         if arguments.chat:
             texts = [_as_message(tokenizer, prompt) for prompt in prompts]
         longest = max(map(len, tokenizer(texts)["input_ids"]))
-        policy, prediction, line = _policy(arguments, longest, len(prompts))
+        plan, line = _plan(arguments, longest, len(prompts))
         print(line, file=sys.stderr)
         experts = None if arguments.expert_memory is None else int(arguments.expert_memory)
         with OffloadedModel(
-            arguments.model, policy, device=arguments.device, scratch=arguments.scratch, expert_bytes=experts
+            arguments.model, plan.policy, device=arguments.device, scratch=arguments.scratch, expert_bytes=experts
         ) as model:
             done = model.generate(
                 texts, max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature or None,
                 top_p=arguments.sampling_top_p, seed=arguments.seed, results=arguments.results, progress=_progress,
             )  # fmt: skip
             if arguments.trace is not None:
-                spans = predicted_spans(prediction, policy, len(prompts), arguments.max_new_tokens)
-                model.ledger.timeline.write(arguments.trace, spans)
+                model.ledger.timeline.write(arguments.trace, predicted_spans(plan, len(prompts)))
     for prompt, text in zip(prompts, done.texts, strict=True):
         print(f"{prompt}{' => ' if arguments.chat else ''}{text}\n")
-    for line in _figures(done, prediction["tokens_per_second"]):
+    for line in _figures(done, plan.prediction["tokens_per_second"]):
         print(line, file=sys.stderr)
     return 0
 
@@ -104,11 +106,11 @@ def _as_message(tokenizer: Any, prompt: str) -> str:
     return found
 
 
-def _policy(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -> tuple[Any, dict[str, Any], str]:
-    """The policy, what is predicted (explain.summary), and a line about it. Raises PlanError."""
+def _plan(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -> tuple["PlanFile", str]:
+    """The plan, as a file holds it, and a line about it. Raises PlanError."""
     from nearflash.offload.planned import model_shape, plan_here
-    from nearflash.planning.explain import one_line, summary
-    from nearflash.planning.plan_file import PLAN_NAME, read_plan
+    from nearflash.planning.explain import one_line
+    from nearflash.planning.plan_file import PLAN_NAME, PlanFile, read_plan
     from nearflash.planning.search import Workload
 
     model = Path(arguments.model)
@@ -121,7 +123,7 @@ def _policy(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -
     if arguments.plan == AUTO and (memory or not kept.is_file()):
         workload = Workload(prompt_tokens, arguments.max_new_tokens)
         plan = plan_here(model, workload, sequences, arguments.scratch or Path(), memory)
-        return plan.policy, summary(plan), one_line(plan)
+        return PlanFile.of(plan), one_line(plan)
     if memory:
         names = ", ".join(name.removesuffix("_bytes") for name in memory)
         raise CommandError(f"{names} must be given with --plan auto: the plan in {arguments.plan} was made for its own")
@@ -129,8 +131,7 @@ def _policy(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -
     plan_file = read_plan(file)
     plan_file.check(model_shape(model)[0])
     predicted = plan_file.prediction["tokens_per_second"]
-    line = f"plan: {file}, {predicted:.3g} token/s predicted on {plan_file.machine}"
-    return plan_file.policy, plan_file.prediction, line
+    return plan_file, f"plan: {file}, {predicted:.3g} token/s predicted on {plan_file.machine}"
 
 
 def _progress(done: Any) -> None:

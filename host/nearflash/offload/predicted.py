@@ -1,25 +1,23 @@
 """What a plan predicts, as spans beside those of a run: each part of prefill, and of every step of decode."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from nearflash.device.timeline import Predicted
-from nearflash.planning.policy import OffloadPolicy
+from nearflash.planning.plan_file import PlanFile
 
 __all__ = ["predicted_spans"]
 
 _WHOLE = "phases"
 
 
-def predicted_spans(
-    prediction: Mapping[str, Any], policy: OffloadPolicy, sequences: int, new_tokens: int
-) -> Iterator[Predicted]:
-    """Spans of a run of so many prompts and steps, block after block.
+def predicted_spans(plan: PlanFile, sequences: int) -> Iterator[Predicted]:
+    """Spans of a run of so many prompts, block after block, each of the plan's own tokens.
 
-    prediction: as nearflash.planning.explain.summary names it. The parts of a phase begin together where the policy
-    overlaps them, and follow one another where it does not; the steps of decode are taken as equal.
+    The parts of a phase begin together where the policy overlaps them, and follow one another where it does not; the
+    steps of decode are taken as equal.
     """
+    policy, prediction, new_tokens = plan.policy, plan.prediction, plan.workload.new_tokens
     steps, start = max(new_tokens - 1, 1), 0.0
     decode = {name: seconds / steps for name, seconds in prediction["decode_parts_seconds"].items()}
     for _ in range(math.ceil(sequences / policy.block_size)):

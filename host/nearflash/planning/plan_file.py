@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nearflash.abi.errors import CommandError, PlanError
 from nearflash.planning.explain import summary
@@ -40,6 +40,13 @@ class PlanFile:
     machine: str
     prediction: dict[str, Any]
 
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """What a plan's file would hold."""
+        found = summary(plan)
+        prediction = {key: found[key] for key in _PREDICTION}
+        return cls(plan.policy, plan.workload, plan.shape.digest(), plan.machine.name, prediction)
+
     def check(self, shape: ModelShape) -> None:
         """Raises PlanError for a model of another shape than the plan's."""
         if shape.digest() != self.shape_digest:
@@ -51,16 +58,8 @@ class PlanFile:
 
 def plan_text(plan: Plan) -> str:
     """The file's text."""
-    found = summary(plan)
-    body = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "shape_digest": plan.shape.digest(),
-        "machine": plan.machine.name,
-        "workload": asdict(plan.workload),
-        "policy": asdict(plan.policy),
-        "prediction": {key: found[key] for key in _PREDICTION},
-    }
+    values = asdict(PlanFile.of(plan))
+    body = {"format": _FORMAT, "version": _VERSION, **{key: values[key] for key in _KEYS[2:]}}
     return json.dumps(body, indent=1) + "\n"
 
 
