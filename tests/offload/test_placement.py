@@ -101,7 +101,6 @@ def test_a_ledger_counts_bytes_and_keeps_peaks():
     assert ledger.links == {"weights disk to host": 11} and ledger.timeline.seconds["compute"] > 0
     ledger.clear()
     assert not ledger.links and not ledger.timeline.seconds and ledger.peaks == {"gpu": 30, "host": 7}
-    assert ledger.process_bytes() > 1 << 20
 
 
 def test_a_budget_is_refused_and_nothing_taken():

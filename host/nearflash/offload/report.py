@@ -1,6 +1,5 @@
 """What a generation cost: seconds by phase, bytes by link, memory by tier, and when what ran."""
 
-import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ class Report:
     peak_bytes: dict[str, int]
     """By tier: buffers of weights, KV cache and activations, at most at a time."""
     peak_process_bytes: int
-    """Of the process's memory since it began (ru_maxrss)."""
+    """Of the process's memory since its program began."""
     weights_s: float = 0.0
     """Of loading what stays in memory, before the first block."""
     expert_hits: int = 0
@@ -109,8 +108,3 @@ class Ledger:
         with self._lock:
             self.links, self.peaks = {}, dict(self.held)
             self.timeline.seconds = {}
-
-    @staticmethod
-    def process_bytes() -> int:
-        """Most memory that the process ever had."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

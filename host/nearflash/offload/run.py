@@ -21,6 +21,7 @@ from nearflash.offload.results import Results
 from nearflash.offload.sampling import GumbelSampler
 from nearflash.offload.zigzag import Batch, Interception, ZigZag
 from nearflash.pretrained import silent_transformers
+from nearflash.process import peak_resident_bytes
 
 __all__ = ["OffloadProgress", "OffloadResult", "Run", "Sampling"]
 
@@ -202,7 +203,7 @@ class Run:
         total = perf_counter() - self._start
         return Report(
             new_tokens, total, prefill_s, decode_s, seconds, dict(ledger.links), dict(ledger.peaks),
-            ledger.process_bytes(), self._owner.weights_s, *self._expert_counts(),
+            peak_resident_bytes(), self._owner.weights_s, *self._expert_counts(),
         )  # fmt: skip
 
     def _expert_counts(self) -> tuple[int, int, int]:

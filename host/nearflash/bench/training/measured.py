@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from nearflash import process
 from nearflash.storage.io.bandwidth import CACHED_BYTES, Probe
 
 __all__ = ["Measured", "Subject", "beside_the_disk", "disk_bytes", "measure"]
-
-_PROCESS = Path("/proc/self")
 
 
 class Subject(Protocol):
@@ -59,7 +58,7 @@ def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> M
     for step in range(warm_up):
         subject.gradients(step)
         subject.update()
-    (_PROCESS / "clear_refs").write_text("5")
+    (process.FOLDER / "clear_refs").write_text("5")
     before, link = disk_bytes(), subject.link_bytes
     for step in range(warm_up, warm_up + steps):
         start = time.perf_counter()
@@ -73,7 +72,7 @@ def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> M
     result.disk_read_bytes, result.disk_written_bytes = read / steps, written / steps
     if subject.link_bytes is not None and link is not None:
         result.link_bytes = (subject.link_bytes - link) / steps
-    result.host_peak_bytes = int(_fields("status")["VmHWM"].split()[0]) << 10
+    result.host_peak_bytes = process.peak_resident_bytes()
     return result
 
 
@@ -98,10 +97,5 @@ def beside_the_disk(subject: Subject, found: Measured, folder: Path, first: int,
 
 def disk_bytes() -> tuple[int, int]:
     """That this process has read from drives, and written."""
-    fields = _fields("io")
-    return int(fields["read_bytes"]), int(fields["write_bytes"])
-
-
-def _fields(name: str) -> dict[str, str]:
-    lines = (_PROCESS / name).read_text().splitlines()
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    counts = process.fields("io")
+    return int(counts["read_bytes"]), int(counts["write_bytes"])

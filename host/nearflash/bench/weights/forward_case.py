@@ -7,7 +7,6 @@ Prints a JSON object: seconds (median of the passes), passes, peak_bytes (larges
 
 import hashlib
 import json
-import resource
 import statistics
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nearflash.pretrained import silent_transformers
+from nearflash.process import peak_resident_bytes
 from nearflash.weights.loading import load
 
 __all__ = ["main"]
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "seconds_range": [min(seconds[1:]), max(seconds[1:])],
         "passes": _PASSES,
         "tokens": _TOKENS,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": peak_resident_bytes(),
         "logits": hashlib.sha256(logits.float().numpy().tobytes()).hexdigest()[:16],
     }
     print(json.dumps(found))

@@ -1,0 +1,21 @@
+"""What Linux states of this process. Sources: proc(5), getrusage(2)."""
+
+from pathlib import Path
+
+__all__ = ["fields", "peak_resident_bytes"]
+
+FOLDER = Path("/proc/self")
+
+
+def fields(name: str) -> dict[str, str]:
+    """The fields of a file of /proc/self whose lines are `key: value`, such as status and io."""
+    lines = (FOLDER / name).read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def peak_resident_bytes() -> int:
+    """Most memory that the process had resident since its program began (VmHWM).
+
+    Not getrusage's ru_maxrss: a program that fork and exec began has in it what the parent had at the fork.
+    """
+    return int(fields("status")["VmHWM"].split()[0]) << 10
