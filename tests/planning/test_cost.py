@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.planning.cost import FORMS, chains, placed_policy, predict
+from nearflash.planning.cost import FORMS, chains, expert_seconds, placed_policy, predict
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import DeviceTier
 from nearflash.planning.terms import Options, Workload, shares_vector, terms
@@ -87,6 +87,17 @@ def test_only_routed_experts_are_read(mixtral, t4):
     prefill = sum(mixtral.layer_bytes())  # 512 tokens reach every expert
     assert moved == pytest.approx(prefill + 31 * per_step, rel=1e-6)
     assert many.bytes_per_token["weights disk to host"] * 256 * 32 == pytest.approx(32 * prefill, rel=1e-6)
+
+
+def test_experts_read_as_they_are_routed_are_waited_for(mixtral, t4):
+    ours = own(t4, offloads_embeddings=False)
+    on_disk = policy(DISK, HOST, HOST, 4, 1)
+    prefill, decode = expert_seconds(mixtral, ours, WORK, on_disk, 0.25)
+    cached = predict(mixtral, ours, WORK, replace(on_disk, weights=Shares(gpu=0.25, disk=0.75)))
+    assert prefill == predict(mixtral, ours, WORK, on_disk).prefill_s > cached.prefill_s
+    assert decode == pytest.approx(sum(cached.decode.values()))
+    assert decode > cached.decode_s
+    assert expert_seconds(mixtral, ours, WORK, on_disk, 0)[1] > decode
 
 
 def test_routing_costs_every_layer_with_experts(mixtral, opt_6_7b, t4):

@@ -21,7 +21,7 @@ from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import Linear, ModelShape
 from nearflash.planning.terms import Options, Phase, Terms, Vector, Workload, on, shares_vector, terms
 
-__all__ = ["FORMS", "Form", "Prediction", "chains", "placed_policy", "predict"]
+__all__ = ["FORMS", "Form", "Prediction", "chains", "expert_seconds", "placed_policy", "predict"]
 
 Form: TypeAlias = Literal["nearflash", "released", "paper"]
 FORMS: tuple[Form, ...] = ("nearflash", "released", "paper")
@@ -156,6 +156,23 @@ def predict(
         moved[name] = total / tokens
     return Prediction(prefill_s, decode_s, tokens, policy.block_size * steps, prefill, decode, moved,
                       bottleneck=max(slower, key=slower.__getitem__))  # fmt: skip
+
+
+def expert_seconds(
+    shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy, share: float
+) -> tuple[float, float]:
+    """Prefill and decode of the first block, where experts on disk are read as they are routed and memory has room for
+    this share of them.
+
+    None is in memory at first: prefill reads all that are routed. In decode, an expert is read when the router has
+    chosen it, and what computes waits. Raises PlanError as `predict`.
+    """
+    weights = policy.weights
+    kept = share * weights.disk
+    cached = replace(weights, gpu=weights.gpu + kept, disk=weights.disk - kept)
+    prefill = predict(shape, machine, workload, policy)
+    decode = predict(shape, machine, workload, replace(policy, weights=cached, overlap=False))
+    return prefill.prefill_s, decode.decode_s
 
 
 def _without_overlap(prefill: dict[str, float]) -> float:

@@ -10,7 +10,8 @@ Cases of one run, over the same random prompts of equal length:
     all-experts          of a mixture with `expert_bytes`: the planned policy that reads every expert with its layer
     no-overlap, no-cpu-attention, accelerate-like   ablation: the planned policy less one thing; one batch at a time
 
-Every token counts, the prompts' time too; loading does not. same_fraction: prompts whose tokens are those of
+Every token counts, the prompts' time too; loading does not, nor a first run that no row states: memory and disk are
+slower when a virtual machine touches them first. same_fraction: prompts whose tokens are those of
 transformers with the weights in memory, the same batches and the same order of experts.
 """
 
@@ -29,7 +30,7 @@ from nearflash.bench.offload.accelerate_case import AccelerateCase, greedy
 from nearflash.bench.options import Option
 from nearflash.offload import OffloadedModel
 from nearflash.offload.planned import machine_here, model_shape, plan_here
-from nearflash.planning.cost import predict
+from nearflash.planning.cost import expert_seconds, predict
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.search import Workload
 from nearflash.pretrained import SMOLLM2, load_pretrained, silent_transformers
@@ -109,6 +110,7 @@ def _rows(
     fitting = {"disk"}
     if expert_bytes is not None:
         ours["all-experts"] = planned
+    measured.warm_up(planned, expert_bytes if planned.weights.disk else None)
     for case, own in ours.items():
         routed = expert_bytes if own.weights.disk and case != "all-experts" else None
         row = measured.ours(case, own, routed)
@@ -153,16 +155,19 @@ def _planned(
 def _predicted(
     model: Path, folder: Path, sizes: tuple[int, int, int], policy: OffloadPolicy, expert_bytes: int | None
 ) -> dict[str, Any]:
-    """What the planner predicts of a policy; experts in memory are as large a share of those that are routed to."""
-    _, prompt_tokens, new_tokens = sizes
+    """What the planner predicts of a policy; with experts read as they are routed, of one block of all prompts."""
+    sequences, prompt_tokens, new_tokens = sizes
     shape, _ = model_shape(model)
     machine, _ = machine_here(model, shape, folder, again=True)
-    if expert_bytes is not None:
-        share = min(1.0, expert_bytes / sum(tensor.stored_bytes for tensor in open_checkpoint(model).values()))
-        policy = replace(policy, weights=Shares(gpu=share, disk=1 - share))
-    found = predict(shape, machine, Workload(prompt_tokens, new_tokens), policy)
-    seconds = [found.prefill_s, found.decode_s]
-    return {"tokens_per_second": found.tokens_per_second, "seconds": seconds, "peak_bytes": {}}
+    workload = Workload(prompt_tokens, new_tokens)
+    if expert_bytes is None:
+        found = predict(shape, machine, workload, policy)
+        seconds = [found.prefill_s, found.decode_s]
+        return {"tokens_per_second": found.tokens_per_second, "seconds": seconds, "peak_bytes": {}}
+    share = min(1.0, expert_bytes / sum(tensor.stored_bytes for tensor in open_checkpoint(model).values()))
+    prefill_s, decode_s = expert_seconds(shape, machine, workload, policy, share)
+    speed = sequences * new_tokens / (prefill_s + decode_s)
+    return {"tokens_per_second": speed, "seconds": [prefill_s, decode_s], "peak_bytes": {}}
 
 
 def _fits(row: dict[str, Any], predicted: dict[str, Any]) -> bool:
@@ -196,6 +201,11 @@ class _Runtime:
         with Probe(self._folder, _PROBE_BYTES) as probe:
             probe.write(probe.size_bytes)
             return probe.size_bytes / probe.read(probe.size_bytes) / 1e9
+
+    def warm_up(self, policy: OffloadPolicy, expert_bytes: int | None) -> None:
+        """Touch the memory that a policy takes, and the model's file."""
+        with OffloadedModel(self._model, policy, scratch=self._folder, expert_bytes=expert_bytes) as opened:
+            opened.generate(self._rows[: policy.block_size], max_new_tokens=2, stop_tokens=[])
 
     def ours(self, case: str, policy: OffloadPolicy, expert_bytes: int | None) -> dict[str, Any]:
         """One policy."""
