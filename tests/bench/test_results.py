@@ -46,6 +46,14 @@ def test_a_page_has_the_figure_with_its_command_and_rates(checkout):
     assert "run it" in page and "disk 1 GB/s" in page and "commit c" in page
 
 
+def test_a_page_has_figures_and_rows_of_one_command(checkout):
+    """Regression: a row has no level, and two tables need a line between them."""
+    add_rows(checkout, [{"bench": "speed", "seconds": 3.5}], "speed", LINE["command"], None)
+    page = outputs(checkout)[Path("docs/results/speed.md")]
+    assert "Evidence: model." in page and page.count("## `run it`") == 1
+    assert "| theirs | 5 | s | a whole |\n\n| seconds |\n" in page
+
+
 def test_readme_shows_ours_the_peers_and_the_ratio(checkout):
     text = outputs(checkout)[Path("README.md")]
     assert text.startswith("head\n") and text.endswith("tail\n") and "old" not in text

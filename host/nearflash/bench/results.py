@@ -117,8 +117,9 @@ def _page(page: Mapping[str, str], lines: Sequence[Mapping[str, Any]]) -> str:
         group = [line for line in lines if line["command"] == command]
         text += f"\n## `{command}`\n\n" if " " in command and "," not in command else f"\n## {command}\n\n"
         text += "".join(_origin(group)) + "\n"
-        text += "".join(_figures([line for line in group if "row" not in line]))
-        text += "".join(_rows([line["row"] for line in group if "row" in line]))
+        figures = "".join(_figures([line for line in group if "row" not in line]))
+        rows = "".join(_rows([line["row"] for line in group if "row" in line]))
+        text += "\n".join(table for table in (figures, rows) if table)
     return text
 
 
@@ -126,8 +127,8 @@ def _origin(group: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     first = group[0]
     commit = first.get("commit") or first.get("row", {}).get("git")
     yield f"{first['date']}, commit {commit}; {first['machine']}."
-    if "level" in first:
-        yield f" Evidence: {', '.join(dict.fromkeys(line['level'] for line in group))}."
+    if levels := dict.fromkeys(line["level"] for line in group if "level" in line):
+        yield f" Evidence: {', '.join(levels)}."
     if rates := dict.fromkeys(line["rates"] for line in group if "rates" in line):
         yield f" Rates of the run: {'; '.join(rates)}."
     yield "\n"
