@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-__all__ = ["fields", "peak_resident_bytes"]
+__all__ = ["FOLDER", "fields", "peak_resident_bytes"]
 
 FOLDER = Path("/proc/self")
 
