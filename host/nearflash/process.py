@@ -2,20 +2,25 @@
 
 from pathlib import Path
 
-__all__ = ["FOLDER", "fields", "peak_resident_bytes"]
+__all__ = ["fields", "peak_resident_bytes", "reset_peak"]
 
-FOLDER = Path("/proc/self")
+_FOLDER = Path("/proc/self")
 
 
 def fields(name: str) -> dict[str, str]:
     """The fields of a file of /proc/self whose lines are `key: value`, such as status and io."""
-    lines = (FOLDER / name).read_text().splitlines()
+    lines = (_FOLDER / name).read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def peak_resident_bytes() -> int:
-    """Most memory that the process had resident since its program began (VmHWM).
+    """Most memory that the process had resident since its program began, or since `reset_peak` (VmHWM).
 
     Not getrusage's ru_maxrss: a program that fork and exec began has in it what the parent had at the fork.
     """
     return int(fields("status")["VmHWM"].split()[0]) << 10
+
+
+def reset_peak() -> None:
+    """The peak of resident memory is what is resident now (clear_refs, 5)."""
+    (_FOLDER / "clear_refs").write_text("5")

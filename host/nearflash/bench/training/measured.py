@@ -1,7 +1,6 @@
 """Time, memory and disk bytes of training steps in this process, whoever does them.
 
-Sources: proc(5), /proc/self/io (bytes that the process caused to be read from and written to drives),
-/proc/self/clear_refs (5 resets the peak of the resident set), /proc/self/status (VmHWM is that peak).
+Sources: proc(5), /proc/self/io (bytes that the process caused to be read from and written to drives).
 """
 
 import time
@@ -58,7 +57,7 @@ def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> M
     for step in range(warm_up):
         subject.gradients(step)
         subject.update()
-    (process.FOLDER / "clear_refs").write_text("5")
+    process.reset_peak()
     before, link = disk_bytes(), subject.link_bytes
     for step in range(warm_up, warm_up + steps):
         start = time.perf_counter()
