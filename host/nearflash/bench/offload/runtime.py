@@ -155,19 +155,19 @@ def _planned(
 def _predicted(
     model: Path, folder: Path, sizes: tuple[int, int, int], policy: OffloadPolicy, expert_bytes: int | None
 ) -> dict[str, Any]:
-    """What the planner predicts of a policy; with experts read as they are routed, of one block of all prompts."""
-    sequences, prompt_tokens, new_tokens = sizes
+    """What the planner predicts of a policy's block; with `expert_bytes`, of the first, when no expert is in memory."""
+    _, prompt_tokens, new_tokens = sizes
     shape, _ = model_shape(model)
     machine, _ = machine_here(model, shape, folder, again=True)
     workload = Workload(prompt_tokens, new_tokens)
     if expert_bytes is None:
         found = predict(shape, machine, workload, policy)
-        seconds = [found.prefill_s, found.decode_s]
-        return {"tokens_per_second": found.tokens_per_second, "seconds": seconds, "peak_bytes": {}}
-    share = min(1.0, expert_bytes / sum(tensor.stored_bytes for tensor in open_checkpoint(model).values()))
-    prefill_s, decode_s = expert_seconds(shape, machine, workload, policy, share)
-    speed = sequences * new_tokens / (prefill_s + decode_s)
-    return {"tokens_per_second": speed, "seconds": [prefill_s, decode_s], "peak_bytes": {}}
+        seconds = found.prefill_s, found.decode_s
+    else:
+        share = min(1.0, expert_bytes / sum(tensor.stored_bytes for tensor in open_checkpoint(model).values()))
+        seconds = expert_seconds(shape, machine, workload, policy, share)
+    speed = policy.block_size * new_tokens / sum(seconds)
+    return {"tokens_per_second": speed, "seconds": list(seconds), "peak_bytes": {}}
 
 
 def _fits(row: dict[str, Any], predicted: dict[str, Any]) -> bool:
