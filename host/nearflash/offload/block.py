@@ -23,7 +23,7 @@ from nearflash.storage.io.queue import QueueBackend
 __all__ = ["Block", "BlockShape", "on_device"]
 
 _BUFFERS = 3
-"""Of the KV cache: one is loaded, one computed with, one stored."""
+"""Of the KV cache: one is computed with, and stored before long; two are loaded."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The zig-zag schedule: a layer's weights are loaded once, and all batches of a block are computed with them.
 
     for each token:  for each layer j:  wait for the weights of j, begin those of j + 1
-                         for each batch k:  wait for the KV cache of (j, k), begin that of (j, k + 1)
+                         for each batch k:  wait for the KV cache of (j, k), begin those of the next two visits
                                             compute (j, k), begin to store its new keys and values
 
 Each batch is somebody's generation loop in a fiber, which stops at every module of `Interception`. Source: FlexGen
@@ -21,6 +21,9 @@ from nearflash.offload.pipeline import Pipeline
 from nearflash.offload.report import COMPUTE, STATES_WAIT, Ledger
 
 __all__ = ["Batch", "Interception", "ZigZag"]
+
+_AHEAD = 2
+"""Visits whose KV cache is loaded before their turn: as many as there are buffers for beside the one in use."""
 
 
 class Interception:
@@ -152,16 +155,10 @@ class ZigZag:
         last_pass = not more and max(batch.passes_left for batch in batches) <= 1
         with self._weights.use(number, last=last_pass):
             for place, batch in enumerate(batches):
-                layer = batch.layers.get(number)
-                if layer is not None:
-                    self._mover.begin(layer)
+                self._begin_caches(number, batches, place)
                 if self._pipeline is not None and number == self._pipeline.first and number > 0:
                     self._receive(batch, self._pipeline)
-                following = batches[place + 1].layers.get(number) if place + 1 < len(batches) else None
-                if following is not None:
-                    self._mover.begin(following)
-                elif place + 1 == len(batches) and self._own(number + 1) and number + 1 in batches[0].layers:
-                    self._mover.begin(batches[0].layers[number + 1])
+                layer = batch.layers.get(number)
                 if layer is not None:
                     self._mover.ready(layer)
                 with self._ledger.span(STATES_WAIT):
@@ -171,6 +168,14 @@ class ZigZag:
                 self._compute(batch, layer, number)
         if number == self._last and self._after_pass is not None:
             self._after_pass()
+
+    def _begin_caches(self, number: int, batches: Sequence[Batch], place: int) -> None:
+        """Begin to load the KV cache of a visit and of the next ones: a drive that waits for computing is lost."""
+        layers = [each for each in range(number, number + _AHEAD + 1) if self._own(each)]
+        visits = [(batch, each) for each in layers for batch in batches]
+        for batch, each in visits[place : place + _AHEAD + 1]:
+            if each in batch.layers:
+                self._mover.begin(batch.layers[each])
 
     def _own(self, number: int) -> bool:
         return number <= self._last and (self._pipeline is None or self._pipeline.owns(number))
