@@ -33,7 +33,8 @@ _FEW_TOKENS = 16
 _MATRICES = 32
 """More than the caches hold."""
 _HEADS, _HEAD_DIM = 16, 64
-_CONTEXT = 4096
+_SEQUENCES, _CONTEXT, _CACHE_BYTES = 16, 512, 256 << 20
+"""Of a batch that attends, over more keys and values than the caches hold."""
 _BESIDE_BYTES, _BESIDE_S, _BESIDE_TIMES = 64 << 20, 0.2, 3
 """What is moved at a time beside computing, and for how long, how often."""
 _VOCABULARY = 32768
@@ -62,15 +63,17 @@ def measure_machine(
         own = None if model is None else measure_layer(*model, device, dtype)
         products = own or _square_rates(device, dtype)
         what = "layers of the model" if own else f"matrices of {_SIDE} x {_SIDE}"
+        heads = (_HEADS, _HEADS, _HEAD_DIM) if model is None else _heads(model[1])
+        on_host = _attention_bytes(torch.device("cpu"), dtype, heads)
         compute = Compute(
             source=f"measured on {device}: {what} in {dtype}",
             matmul_prefill_flops_per_s=products.flops_per_s,
             matmul_decode_flops_per_s=products.flops_per_s,
             attention_prefill_flops_per_s=products.flops_per_s,
-            gpu_attention_bytes_per_s=_attention_bytes(device, dtype),
+            gpu_attention_bytes_per_s=on_host if device.type == "cpu" else _attention_bytes(device, dtype, heads),
             gpu_memory_bytes_per_s=products.bytes_per_s,
-            host_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), dtype),
-            host_buffer_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), dtype),
+            host_attention_bytes_per_s=on_host,
+            host_buffer_attention_bytes_per_s=on_host,
             dequantise_bytes_per_s=_dequantise_bytes(device, dtype),
             expand_bytes_per_s=_expand_bytes(device, dtype),
             matmul_tokens=products.tokens,
@@ -121,13 +124,23 @@ def _square_rates(device: torch.device, dtype: torch.dtype) -> LayerRates:
     return LayerRates.of(_SIDE * _SIDE, weights[0].nbytes, steps, _MANY_TOKENS, seconds(_MANY_TOKENS, weights[:1]))
 
 
-def _attention_bytes(device: torch.device, dtype: torch.dtype) -> float:
-    """Bytes of KV that decode attends over in a second."""
-    shape = (4, _HEADS, _CONTEXT, _HEAD_DIM)
-    keys, values = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
-    query = torch.randn(4, _HEADS, 1, _HEAD_DIM, dtype=dtype, device=device)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    return 2 * keys.nbytes / seconds_of(device, lambda: attend(query, keys, values))
+def _heads(shape: ModelShape) -> tuple[int, int, int]:
+    return shape.heads, shape.kv_heads, shape.head_dim
+
+
+def _attention_bytes(device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int]) -> float:
+    """Bytes of KV that decode attends over in a second; `heads` of queries, of keys and values, and their dimension."""
+    queries, keys, dim = heads
+    each = 2 * _SEQUENCES * keys * _CONTEXT * dim * dtype.itemsize
+    visits = [torch.randn(2, _SEQUENCES, keys, _CONTEXT, dim, dtype=dtype, device=device)
+              for _ in range(max(1, _CACHE_BYTES // each))]  # fmt: skip
+    query = torch.randn(_SEQUENCES, queries, 1, dim, dtype=dtype, device=device)
+
+    def attend() -> None:
+        for found in visits:
+            torch.nn.functional.scaled_dot_product_attention(query, found[0], found[1], enable_gqa=queries != keys)
+
+    return len(visits) * each / seconds_of(device, attend)
 
 
 def _dequantise_bytes(device: torch.device, dtype: torch.dtype) -> float:

@@ -71,10 +71,12 @@ class Disk:
 class Compute:
     """Where matrices multiply (GPU), and attention on both sides.
 
-    Attention in decode is bound by memory: bytes of KV it goes through a second, on the GPU; on the host over a cache
-    that lies there, and over a buffer just filled from the disk. dequantise, expand: bytes of weights or KV that come
-    out a second. All of values in the dtype that computes. matmul_factors: what products of matmul_tokens take, over
-    the longer of multiplying and reading the weights; between them by the logarithm, beyond them as at the ends.
+    Attention in decode is bound by memory: bytes of KV it goes through a second, each counted once for all query heads
+    that share it, of prompts without padding (with padding, transformers repeats them for each head first); on the GPU;
+    on the host over a cache that lies there, and over a buffer just filled from the disk. dequantise, expand: bytes of
+    weights or KV that come out a second. All of values in the dtype that computes. matmul_factors: what products of
+    matmul_tokens take, over the longer of multiplying and reading the weights; between them by the logarithm, beyond
+    them as at the ends.
     """
 
     source: str

@@ -163,14 +163,8 @@ class _Sizes:
 
     @property
     def attended_on_gpu(self) -> float:
-        """Seconds of decode's attention over the whole cache where matrices multiply.
-
-        Transformers repeats K and V for each query head of a group before that where there is a mask.
-        """
-        shape, compute = self.shape, self.machine.compute
-        group, dense = shape.heads // shape.kv_heads, self.cache_read_dense
-        seconds = group * dense / compute.gpu_attention_bytes_per_s
-        return seconds + (group > 1) * (1 + group) * dense / compute.gpu_memory_bytes_per_s
+        """Seconds of decode's attention over the whole cache where matrices multiply."""
+        return self.cache_read_dense / self.machine.compute.gpu_attention_bytes_per_s
 
     def weights_to_gpu(self, moved: Vector) -> Vector:
         """Seconds of copying weights; packed ones are expanded from where they lie, which is counted there."""
