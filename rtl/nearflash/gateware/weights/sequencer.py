@@ -73,13 +73,16 @@ class ExpandSequencer(wiring.Component):
             *(self.matrix.payload.stated[name].eq(values.format[name]) for name in ("element", "coding", "output")),
         ]
         self._format(m, known)
+        checks = self._checks(m, known)
 
         with m.FSM():
             with m.State("WAIT-START"):
                 m.d.comb += self.clear.eq(1)
                 await_start(m, self)
             with m.State("CHECK"):
-                self._check(m, known)
+                m.next = "COMMAND-PARSER"
+                for check in checks:
+                    reject(m, self, *check)
             with m.State("COMMAND-PARSER"):
                 m.d.comb += self.matrix.valid.eq(1)
                 with m.If(self.matrix.ready):
@@ -112,16 +115,20 @@ class ExpandSequencer(wiring.Component):
                         with m.Case(element | coding << 8 | (output or 0) << 16):
                             m.d.sync += [known.eq(1), self.matrix.payload.row_format.eq(found)]
 
-    def _check(self, m: Module, known: Signal) -> None:
+    def _checks(self, m: Module, known: Signal) -> list[tuple[Any, ...]]:
+        """What a command is rejected for: condition, status and perhaps an address; registers, as arguments stand."""
         values, offset_bits = self.values, SECTION_BYTES.bit_length() - 1
-        m.next = "COMMAND-PARSER"
-        for address in (values.out_address, values.in_address):
-            reject(m, self, address[:offset_bits].any(), Status.MISALIGNED, address)
-        for wrong, status in (
-            (~known | (values.columns > self.config.columns_max), Status.UNSUPPORTED),
-            ((values.rows == 0) | (values.columns == 0) | (values.in_bytes == 0), Status.EMPTY),
-        ):
-            reject(m, self, wrong, status)
+        wide, empty = Signal(), Signal()
+        m.d.sync += [
+            wide.eq(values.columns > self.config.columns_max),
+            empty.eq((values.rows == 0) | (values.columns == 0) | (values.in_bytes == 0)),
+        ]
+        checks: list[tuple[Any, ...]] = []
+        for name in ("out_address", "in_address"):
+            address, misaligned = getattr(values, name), Signal(name=f"{name}_misaligned")
+            m.d.sync += misaligned.eq(address[:offset_bits].any())
+            checks.append((misaligned, Status.MISALIGNED, address))
+        return [*checks, (~known | wide, Status.UNSUPPORTED), (empty, Status.EMPTY)]
 
     def _report(self, m: Module) -> None:
         stream_status = Status.STREAM_HEADER - StreamFault.HEADER + self.stream_fault
