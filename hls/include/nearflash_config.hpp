@@ -121,6 +121,15 @@ struct expand_tiny {
     static constexpr std::int64_t clock_hz = 100000000;
     static constexpr std::uint64_t digest = 0x2f5bd7266b9713a4ull;
 };
+struct expand_pynq_z2 {
+    static constexpr std::int64_t width = 4;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t columns_max = 16384;
+    static constexpr std::int64_t outstanding_bursts = 8;
+    static constexpr std::int64_t burst_bytes = 128;
+    static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::uint64_t digest = 0xae1739f41bcaccb5ull;
+};
 struct expand_smartssd {
     static constexpr std::int64_t width = 16;
     static constexpr std::int64_t port_bits = 512;

@@ -250,6 +250,8 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
                      clock_hz=300_000_000, nand=_MLC),
         ExpandConfig("tiny", width=4, port_bits=64, columns_max=1024, outstanding_bursts=4, burst_bytes=512,
                      clock_hz=100_000_000),
+        ExpandConfig("pynq-z2", width=4, port_bits=64, columns_max=16384, outstanding_bursts=8, burst_bytes=128,
+                     clock_hz=100_000_000),
         ExpandConfig("smartssd", width=16, port_bits=512, columns_max=36864, outstanding_bursts=8, burst_bytes=4096,
                      clock_hz=300_000_000),
     )

@@ -7,15 +7,18 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.config import config, update_config
+from nearflash.abi.config import config, expand_config, update_config
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.optimizers import AdamStep
 from nearflash.boards.zynq7.system import CONTROL_ADDRESS, ZynqSystem
+from nearflash.device.drivers.expand import expand_matrix
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.registers import RegisterDevice
+from nearflash.device.selftest.expand import MATRIX_FORMATS, format_name, random_matrix
 from nearflash.device.selftest.update import UpdateVector, random_state, run_update
 from nearflash.gateware.bus.axi import Axi4Signature, AxiLiteSignature
 from nearflash.model.update.lane import optimizer_step
+from nearflash.model.weights.bitmap import expand
 from nearflash.sim.verilator.device import QUIET_CYCLES, VerilatorDevice
 from nearflash.sim.verilator.kernel import KernelLibrary, MemoryModel
 from nearflash.sim.verilator.verilog import convert
@@ -102,6 +105,20 @@ def test_memory_sees_bursts_of_at_most_16_beats(device):
 def test_the_identity_is_the_builds(device):
     assert device.identity.digest64 == update_config("update-pynq-z2").digest64
     assert device.identity.git_revision == 0x1234_5678
+
+
+@pytest.fixture(scope="module")
+def expander():
+    with WrappedDevice(expand_config("expand-pynq-z2")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("form", MATRIX_FORMATS, ids=format_name)
+def test_a_weight_matrix_equals_the_model(expander, form):
+    expander.kernel.configure(MemoryModel(stall_percent=30, seed=4))
+    for shape in ((3, 70), (2, 2049)):
+        stream = random_matrix(np.random.default_rng(5), shape, 0.5, form)
+        np.testing.assert_array_equal(expand_matrix(expander, stream).dense, expand(stream))
 
 
 @pytest.mark.parametrize("name", ["update-smartssd", "expand-smartssd"])
