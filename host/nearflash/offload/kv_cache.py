@@ -1,7 +1,8 @@
 """A transformers cache whose layers' keys and values lie on tiers, and come to where they are computed with in time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -139,6 +140,7 @@ class TieredLayer(CacheLayerMixin):
         """Tokens of each row, padding included: seen, and at rest."""
         self.is_sliding = window is not None
         self.window, self._form = window, form
+        self._rows = slice(0, form.batch)
         self.work: Tensor | None = None if home is None else form.dense.states(home)
         self.loading: Future[Buffer] | None = None
         self.storing: Future[None] | None = None
@@ -149,13 +151,24 @@ class TieredLayer(CacheLayerMixin):
         """The first token that new ones attend to."""
         return 0 if self.window is None else max(self.length - self.window + 1, 0)
 
+    @contextmanager
+    def part(self, rows: slice) -> Iterator[None]:
+        """Inside of the block, `update` is of some sequences of the batch; with the last of them the visit's tokens
+        are there.
+        """
+        self._rows = rows
+        try:
+            yield
+        finally:
+            self._rows = slice(0, self._form.batch)
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Check that the model's keys and values are those that there is room for. Raises UnsupportedError."""
-        form = self._form
+        form, sequences = self._form, self._rows.stop - self._rows.start
         for states in (key_states, value_states):
             found = (*states.shape[:2], states.shape[3], states.dtype)
-            if found != (form.batch, form.heads, form.dim, form.dtype):
-                wanted = f"{form.batch} sequences, {form.heads} KV heads of {form.dim} {form.dtype}"
+            if found != (sequences, form.heads, form.dim, form.dtype):
+                wanted = f"{sequences} sequences, {form.heads} KV heads of {form.dim} {form.dtype}"
                 raise UnsupportedError(f"keys and values of layer {self.number} must be of {wanted}, not {found}")
         self.is_initialized = True
 
@@ -166,10 +179,12 @@ class TieredLayer(CacheLayerMixin):
         first, start, end = self.first_visible, self.length, self.length + key_states.shape[-2]
         if self.work is None or end > self._form.tokens:
             raise UnsupportedError(f"layer {self.number} must be visited in its turn, by {self._form.tokens} tokens")
-        self.work[0, :, :, start:end] = key_states
-        self.work[1, :, :, start:end] = value_states
-        self.length = end
-        return self.work[0, :, :, first:end], self.work[1, :, :, first:end]
+        keys, values = self.work[:, self._rows]
+        keys[:, :, start:end] = key_states
+        values[:, :, start:end] = value_states
+        if self._rows.stop == self._form.batch:
+            self.length = end
+        return keys[:, :, first:end], values[:, :, first:end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(length, offset) of the keys that a mask is for."""

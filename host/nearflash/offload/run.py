@@ -158,6 +158,7 @@ class Run:
         schedule = ZigZag(
             owner.skeleton.layers, owner.weights, room.mover, owner.ledger, self._tick, owner.pipeline,
             owner.model.get_output_embeddings(),
+            split=owner.experts is None,  # which are read once for a batch
         )  # fmt: skip
         schedule.run(batches, more=more)
         self._step = 0

@@ -18,6 +18,7 @@ from nearflash.offload.fiber import Call, Fiber
 from nearflash.offload.kv_cache import CacheMover, TieredLayer
 from nearflash.offload.layer_weights import LayerWeights
 from nearflash.offload.pipeline import Pipeline
+from nearflash.offload.prefill import compute_layer
 from nearflash.offload.report import COMPUTE, STATES_WAIT, Ledger
 
 __all__ = ["Batch", "Interception", "ZigZag"]
@@ -74,17 +75,19 @@ class ZigZag:
     """Computes the batches of a block; layers are a model's decoder layers, in their order.
 
     after_pass: called whenever all batches of a group have passed all layers. pipeline: of several ranks; `head` is
-    then the output layer, and each rank's batches are in as many groups as there are ranks.
+    then the output layer, and each rank's batches are in as many groups as there are ranks. split: prefill may compute
+    a batch in parts.
     """
 
     def __init__(
         self, layers: Sequence[Any], weights: LayerWeights, mover: CacheMover, ledger: Ledger,
         after_pass: Callable[[], None] | None = None, pipeline: Pipeline | None = None, head: Any = None,
+        split: bool = True,
     ) -> None:  # fmt: skip
         self._numbers = {id(layer): number for number, layer in enumerate(layers)}
         self._last = len(layers) - 1
         self._weights, self._mover, self._ledger, self._after_pass = weights, mover, ledger, after_pass
-        self._pipeline, self._head = pipeline, head
+        self._pipeline, self._head, self._split = pipeline, head, split
 
     @torch.no_grad()
     def run(self, batches: Sequence[Batch], *, more: bool = False) -> None:
@@ -203,7 +206,7 @@ class ZigZag:
                 value: Any = self._pipeline.receive_logits(call.args[0], len(self._head.weight))
         else:
             with self._ledger.span(COMPUTE, layer=number):
-                value = call.compute()
+                value = compute_layer(call, layer, self._split)
         if number >= 0:
             batch.rest = tuple(value[1:]) if isinstance(value, tuple) else None
         if layer is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearflash.planning.cost import placed_policy
-from nearflash.planning.policy import OffloadPolicy
+from nearflash.planning.policy import OffloadPolicy, prefill_tokens
 from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import ModelShape, bytes_of
 from nearflash.planning.terms import Options, Vector, Workload, on, shares_vector
@@ -136,12 +136,17 @@ def _computing_bytes(shape: ModelShape, machine: Machine, workload: Workload, op
     """The largest of what attention, the FFN and the logits of one batch need at a time."""
     batch, each = options.batch_size, shape.element_bytes
     context = workload.prompt_tokens + workload.new_tokens
-    hidden = each * batch * tokens * shape.hidden
-    queries = each * batch * tokens * shape.heads * shape.head_dim
+    # Of experts, those that a batch is routed to are read once.
+    whole = machine.schedule.whole_prefill or any(layer.experts for layer in shape.layers)
+    part = batch * tokens if whole else prefill_tokens(batch, tokens)
+    hidden = each * shape.hidden
+    queries = each * part * shape.heads * shape.head_dim
     scores = 0
     if tokens == 1 or machine.schedule.stores_scores:
-        scores = 2 * each * batch * shape.heads * tokens * (context if tokens == 1 else tokens)
-    attention = 2 * hidden + 3 * queries + scores + shape.kv_bytes_per_token * batch * tokens
-    ffn = 2 * hidden + 2 * each * batch * tokens * shape.widest
-    logits = hidden + (each + 4) * batch * shape.vocabulary
-    return float(max(attention, ffn, logits))
+        scores = 2 * each * part * shape.heads * (context if tokens == 1 else tokens)
+    # Hidden states of the batch, before and after a layer that computes a part of it.
+    around = 2 * batch * tokens * hidden if part < batch * tokens else 0
+    attention = 2 * part * hidden + 3 * queries + scores + shape.kv_bytes_per_token * part
+    ffn = 2 * part * hidden + 2 * each * part * shape.widest
+    logits = batch * tokens * hidden + (each + 4) * batch * shape.vocabulary
+    return float(max(around + attention, around + ffn, logits))

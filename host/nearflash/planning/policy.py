@@ -8,9 +8,18 @@ from dataclasses import dataclass
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["OffloadPolicy", "Shares"]
+__all__ = ["OffloadPolicy", "Shares", "prefill_tokens"]
 
 _CLOSE = 1e-6
+_PREFILL_TOKENS = 2048
+"""That keep a processor or a GPU busy."""
+
+
+def prefill_tokens(sequences: int, tokens: int) -> int:
+    """Tokens that a layer computes at a time, at most, of a batch of sequences of so many each: some of the sequences
+    where they have several tokens.
+    """
+    return sequences if tokens == 1 else min(sequences * tokens, max(tokens, _PREFILL_TOKENS))
 
 
 @dataclass(frozen=True)
