@@ -9,11 +9,12 @@ from threading import Event, Thread
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaModel
+from transformers import DynamicCache, LlamaModel
 
 from nearflash.abi.errors import PlanError
 from nearflash.offload.machine_file import FREE_SHARE, available_bytes
 from nearflash.offload.measure_layer import STEP_TOKENS, LayerRates, measure_layer
+from nearflash.offload.measure_runtime import tiny_decoder, visit_seconds
 from nearflash.offload.stopwatch import finish, seconds_of
 from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, Memory, Schedule
 from nearflash.planning.shapes import ModelShape
@@ -59,6 +60,7 @@ def measure_machine(
     memory = _memory(device, folder)
     to_gpu, to_host = _copies(device)
     rates = tuple(_disk_rates(folder))
+    visit_s = visit_seconds(device, dtype, folder)
     with torch.inference_mode():
         own = None if model is None else measure_layer(*model, device, dtype)
         products = own or _square_rates(device, dtype)
@@ -80,12 +82,17 @@ def measure_machine(
             matmul_factors=products.factors,
         )
         to_reads, from_reads, to_copies = _lost(device, dtype, folder)
-        schedule = Schedule(source="measured: a layer's operations beside its matrices, of one token and of many; "
-                                   "matrix products, disk reads and copies beside each other",
-                            per_layer_s=0.0 if own else _layer_seconds(device, dtype),
-                            per_state_s=0.0 if own else _state_seconds(device, dtype),
-                            per_logit_s=_logit_seconds(device, dtype), computing_lost_to_reads=to_reads,
-                            computing_lost_to_copies=to_copies, reads_lost_to_computing=from_reads)  # fmt: skip
+        layer_s = _layer_seconds(device, dtype)
+        schedule = Schedule(
+            source="measured: the runtime, a layer beside its matrices; matrix products, disk reads and copies beside "
+                   "each other",
+            per_layer_s=max(0.0, visit_s - layer_s) if own else visit_s,
+            per_state_s=0.0 if own else _state_seconds(device, dtype),
+            per_logit_s=_logit_seconds(device, dtype),
+            computing_lost_to_reads=to_reads,
+            computing_lost_to_copies=to_copies,
+            reads_lost_to_computing=from_reads,
+        )  # fmt: skip
     links = Links("measured copies of 128 MiB, pinned where there is a GPU", to_gpu, to_host, to_host,
                   one_memory=device.type == "cpu")  # fmt: skip
     return Machine("this machine", memory, links, _disk(rates), compute, schedule, rates=rates)
@@ -226,8 +233,7 @@ def _layer_seconds(device: torch.device, dtype: torch.dtype) -> float:
     """Seconds of what a layer does beside its matrices, whatever their size: a decoder of tiny ones, a token."""
     seconds = []
     for layers in (1, 9):
-        config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4,
-                             num_key_value_heads=2, vocab_size=16)  # fmt: skip
+        config = tiny_decoder(layers)
         model = LlamaModel(config).to(device, dtype).eval()
         token = torch.zeros(1, 1, dtype=torch.long, device=device)
         seconds.append(seconds_of(device, lambda: model(token, past_key_values=DynamicCache(config=config))))  # noqa: B023

@@ -25,7 +25,7 @@ STEP_TOKENS = (1, 4, 16, 32, 64, 128, 256)
 """Of products of few tokens."""
 _PREFILL = (16, 128)
 """Sequences and tokens of each."""
-_LAYERS, _LEAST_BYTES = 9, 256 << 20
+_LAYERS, _LEAST_BYTES = 25, 384 << 20
 """At most so many layers, and weights of which the caches hold little."""
 _MEMORY_SHARE = 0.25
 """Of free memory."""
@@ -73,7 +73,7 @@ def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: t
             )
             return max((all_of_them - alone) / (count - 1), 1e-7)
 
-        prefill = seconds(*_PREFILL, repeats=5)
+        prefill = seconds(*_PREFILL, repeats=3)
         steps = [seconds(tokens, 1, repeats=10) for tokens in STEP_TOKENS]
     return LayerRates.of(layer.active_parameters, size, steps, _PREFILL[0] * _PREFILL[1], prefill)
 

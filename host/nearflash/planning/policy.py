@@ -11,7 +11,7 @@ from nearflash.abi.errors import CommandError
 __all__ = ["OffloadPolicy", "Shares", "prefill_tokens"]
 
 _CLOSE = 1e-6
-_PREFILL_TOKENS = 2048
+_PREFILL_TOKENS = 1024
 """That keep a processor or a GPU busy."""
 
 
