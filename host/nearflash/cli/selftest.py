@@ -9,7 +9,7 @@ _EXAMPLES = """examples:
   nearflash selftest --device verilator
   nearflash selftest --device verilator --kernel attend
   nearflash selftest --device host:expand-tiny --columns 512 --record run.jsonl
-  sudo -E nearflash selftest --device pynq:update-pynq-z2 --record board.jsonl
+  sudo -E nearflash selftest --device pynq:expand-pynq-z2 --record board.jsonl
 """
 
 

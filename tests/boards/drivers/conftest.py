@@ -7,6 +7,7 @@ import pytest
 
 from nearflash.abi.config import CONFIGS
 
+KERNELS = ("update", "attend", "expand")
 PLATFORM, ADDRESS = "xilinx_u2_gen3x4_xdma_gc_2_202110_1", "0000:3e:00.1"
 
 
@@ -54,7 +55,7 @@ def bitstreams(tmp_path, monkeypatch):
 
     board = load_board("pynq-z2")
     files = {}
-    for kernel in ("update", "attend"):
+    for kernel in KERNELS:
         handoff = hwh_text(board, CONFIGS[f"{kernel}-tiny"], dividers(100_000_000))
         files[kernel] = {".bit": b"configuration", ".hwh": handoff.encode()}
     written = write_board(tmp_path / "bitstreams", "tiny", "pynq", files)
@@ -72,7 +73,7 @@ def open_tiny(request, tmp_path, monkeypatch):
     from nearflash.sim.boards.folder import write_board
     from nearflash.sim.boards.xrt import SimulatedCard, XrtRuntime
 
-    files = {kernel: {".xclbin": kernel.encode()} for kernel in ("update", "attend")}
+    files = {kernel: {".xclbin": kernel.encode()} for kernel in KERNELS}
     written = write_board(tmp_path / "bitstreams", "tiny", "xrt", files)
     monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(written.parent))
     paths = {str(path): PLATFORM for path in written.glob("*.xclbin")}

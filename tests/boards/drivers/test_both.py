@@ -1,4 +1,4 @@
-"""Training and attention through the drivers of boards: the bits are the model's.
+"""Training, attention and weights through the drivers of boards: the bits are the model's.
 
 A model of 7 million parameters makes a minute of each; `make test-boards` runs them, for pynq in its own environment.
 """
@@ -10,6 +10,7 @@ import pytest
 
 from nearflash.device import open_device
 from nearflash.device.selftest.attend import compare_heads
+from nearflash.device.selftest.expand import MATRIX_FORMATS, compare_matrices
 
 MODEL = Path(__file__).parents[2] / "data/doclm-7m"
 
@@ -48,4 +49,11 @@ def test_a_batch_of_heads(open_tiny):
     with open_tiny("attend-tiny") as device:
         rows = list(compare_heads(device, tokens=100, seed=1))
     assert len(rows) > 10 and sum(row.words for row in rows) > 1000
+    assert not any(row.mismatches for row in rows)
+
+
+def test_weights_of_every_format(open_tiny):
+    with open_tiny("expand-tiny") as device:
+        rows = list(compare_matrices(device, columns=600, seed=1))
+    assert len(rows) == 3 * len(MATRIX_FORMATS) and all(row.words == 5 * 600 for row in rows)
     assert not any(row.mismatches for row in rows)

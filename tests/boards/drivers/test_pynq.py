@@ -19,6 +19,8 @@ from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device import open_device
 from nearflash.device.backends.pynq.device import PynqDevice
 from nearflash.device.base import LinkBytes
+from nearflash.device.bitstreams import load_board, load_manifest
+from nearflash.device.selftest.expand import compare_matrices
 from nearflash.device.selftest.update import UpdateVector, differing_words, random_state, run_update
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -41,6 +43,19 @@ def test_an_update_through_pynqs_own_calls(board):
         expected, _ = run_update(model, VECTOR, STATE)
     assert differing_words(found, expected) == (600, 0) and counters["params_done"] == 200
     assert device.identity.name == "pynq:update-tiny"
+
+
+def test_the_bitstream_in_the_repository_runs_as_its_manifest_states(pynq_board):
+    """Its .bit, .hwh and manifest, on a board whose logic is the Verilated kernel of that configuration."""
+    manifest = load_manifest(load_board("pynq-z2"), "expand")
+    made = pynq_board(CONFIGS[manifest.config])
+    with PynqDevice.open(manifest.config) as device:
+        rows = list(compare_matrices(device, columns=2000, seed=1))
+    control = made.words[0xF800_0170]
+    divisor = (control >> 8 & 0x3F) * (control >> 20 & 0x3F)
+    made.close()
+    assert rows and not any(row.mismatches for row in rows)
+    assert 1e9 / divisor == pytest.approx(manifest.clock_hz, abs=1)
 
 
 def test_the_clock_of_the_handoff_is_set(board):
