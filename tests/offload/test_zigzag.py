@@ -79,15 +79,15 @@ def test_each_layer_once_for_all_batches():
     assert sorted(out) == [(n, step, [float(n), float(step)]) for n in range(2) for step in range(2)]
 
 
-def test_a_cache_is_begun_before_the_visit_before_it():
-    log, _ = run(3, [1, 1, 1])
-    for layer in range(3):
-        for number in range(3):
-            ready = log.index(("ready", layer, number))
-            assert log.index(("begin", layer, number)) < ready < log.index(("finish", layer, number))
-            if (layer, number) != (0, 0):
-                before = (layer, number - 1) if number else (layer - 1, 2)
-                assert log.index(("begin", layer, number)) < log.index(("ready", *before))
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_a_cache_is_begun_two_visits_before_its_own(batches):
+    log, _ = run(batches, [1] * batches)
+    visits = [(layer, number) for layer in range(3) for number in range(batches)]
+    assert [entry[1:] for entry in log if entry[0] == "ready"] == visits
+    for at, visit in enumerate(visits):
+        ready = log.index(("ready", *visit))
+        assert log.index(("begin", *visit)) < log.index(("ready", *visits[max(0, at - 2)]))
+        assert ready < log.index(("finish", *visit))
 
 
 def test_more_blocks_keep_the_loads_going():
