@@ -165,6 +165,8 @@ def test_prefill_of_a_large_batch_needs_what_a_part_of_it_needs(opt_6_7b, t4):
     saved = [one.prefill_bytes - other.prefill_bytes for one, other in zip(whole, split, strict=True)]
     assert saved[0] == 0 and saved[1] > 0.7 * 14 * ffn and saved[2] > 0.7 * 62 * ffn
     assert [peak.decode_bytes for peak in split] == [peak.decode_bytes for peak in whole]
+    with_device = replace(ours, device=DeviceTier("none", 1e12, 1e9, 1e9, 1e9))
+    assert peaks(opt_6_7b, with_device, work, policies[2])["gpu"] == whole[2], "a device attends for a whole batch"
 
 
 @pytest.mark.parametrize("model", ["opt_175b", "llama_70b", "opt_6_7b"])

@@ -136,8 +136,8 @@ def _computing_bytes(shape: ModelShape, machine: Machine, workload: Workload, op
     """The largest of what attention, the FFN and the logits of one batch need at a time."""
     batch, each = options.batch_size, shape.element_bytes
     context = workload.prompt_tokens + workload.new_tokens
-    # Of experts, those that a batch is routed to are read once.
-    whole = machine.schedule.whole_prefill or any(layer.experts for layer in shape.layers)
+    # Experts are read once for a batch, and a device attends for a batch.
+    whole = machine.schedule.whole_prefill or machine.device is not None or any(each.experts for each in shape.layers)
     part = batch * tokens if whole else prefill_tokens(batch, tokens)
     hidden = each * shape.hidden
     queries = each * part * shape.heads * shape.head_dim
