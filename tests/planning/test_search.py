@@ -156,7 +156,7 @@ def test_attention_scores_count_where_the_runtime_stores_them(opt_6_7b, t4):
 
 def test_prefill_of_a_large_batch_needs_what_a_part_of_it_needs(opt_6_7b, t4):
     schedule = replace(t4.schedule, stores_scores=False)
-    ours, at_once = (replace(t4, schedule=replace(schedule, whole_prefill=whole)) for whole in (False, True))
+    ours, at_once = (replace(t4, schedule=replace(schedule, full_prefill=whole)) for whole in (False, True))
     work, policies = Workload(512, 8), [OffloadPolicy(size, 1, HOST, HOST, HOST) for size in (2, 16, 64)]
     split, whole = (
         [peaks(opt_6_7b, machine, work, policy)["gpu"] for policy in policies] for machine in (ours, at_once)

@@ -137,7 +137,7 @@ def _computing_bytes(shape: ModelShape, machine: Machine, workload: Workload, op
     batch, each = options.batch_size, shape.element_bytes
     context = workload.prompt_tokens + workload.new_tokens
     # Experts are read once for a batch, and a device attends for a batch.
-    whole = machine.schedule.whole_prefill or machine.device is not None or any(each.experts for each in shape.layers)
+    whole = machine.schedule.full_prefill or machine.device is not None or any(each.experts for each in shape.layers)
     part = batch * tokens if whole else prefill_tokens(batch, tokens)
     hidden = each * shape.hidden
     queries = each * part * shape.heads * shape.head_dim

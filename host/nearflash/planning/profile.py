@@ -109,7 +109,7 @@ class Schedule:
     that pass a layer, of norms, rotation, activations and residuals. per_logit_s: for each logit of which a token is
     chosen. computing_lost_to_reads, computing_lost_to_copies: shares of the time of disk reads and of copies that are
     lost to what computes beside them: processors move the data, or both wait for memory; reads_lost_to_computing: the
-    share of computing's time that reads lose. stores_scores: prefill holds all attention scores. whole_prefill: it
+    share of computing's time that reads lose. stores_scores: prefill holds all attention scores. full_prefill: it
     computes all sequences of a batch at once. offloads_embeddings: shares of the weights hold outside layers too.
     places_tensors: a share is rounded to tensors in each layer, as FlexGen does, not to layers.
     """
@@ -124,7 +124,7 @@ class Schedule:
     computing_lost_to_copies: float = 0.0
     reads_lost_to_computing: float = 0.0
     stores_scores: bool = False
-    whole_prefill: bool = False
+    full_prefill: bool = False
     offloads_embeddings: bool = False
     places_tensors: bool = False
 
