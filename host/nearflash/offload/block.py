@@ -10,7 +10,7 @@ import torch
 
 from nearflash.abi.errors import CommandError
 from nearflash.offload.activations import Parked
-from nearflash.offload.kv_cache import CacheMover, TieredLayer, cached_layers
+from nearflash.offload.kv_cache import VISITS_AHEAD, CacheMover, TieredLayer, cached_layers
 from nearflash.offload.kv_rest import DiskRest, KvForm, MemoryRest, Rest
 from nearflash.offload.link import Link, host_memory
 from nearflash.offload.placement import place_units
@@ -22,8 +22,8 @@ from nearflash.storage.io.queue import QueueBackend
 
 __all__ = ["Block", "BlockShape", "on_device"]
 
-_BUFFERS = 3
-"""Of the KV cache: one is computed with, and stored before long; two are loaded."""
+_BUFFERS = VISITS_AHEAD + 1
+"""Of the KV cache: one is computed with, and stored before long; the others are loaded."""
 
 
 @dataclass(frozen=True)

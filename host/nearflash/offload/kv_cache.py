@@ -16,8 +16,10 @@ from nearflash.offload.kv_rest import KvForm, Rest
 from nearflash.offload.link import Buffer, Link
 from nearflash.offload.report import CACHE_WAIT, Ledger
 
-__all__ = ["CacheMover", "TieredCache", "TieredLayer", "cached_layers"]
+__all__ = ["VISITS_AHEAD", "CacheMover", "TieredCache", "TieredLayer", "cached_layers"]
 
+VISITS_AHEAD = 2
+"""Visits whose KV cache is loaded before their turn."""
 _WINDOWS = ("sliding_attention", "chunked_attention")
 
 

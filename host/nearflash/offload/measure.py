@@ -65,7 +65,8 @@ def measure_machine(
         own = None if model is None else measure_layer(*model, device, dtype)
         products = own or _square_rates(device, dtype)
         what = "layers of the model" if own else f"matrices of {_SIDE} x {_SIDE}"
-        heads = (_HEADS, _HEADS, _HEAD_DIM) if model is None else _heads(model[1])
+        shape = None if model is None else model[1]
+        heads = (shape.heads, shape.kv_heads, shape.head_dim) if shape else (_HEADS, _HEADS, _HEAD_DIM)
         on_host = _attention_bytes(torch.device("cpu"), dtype, heads)
         compute = Compute(
             source=f"measured on {device}: {what} in {dtype}",
@@ -82,11 +83,10 @@ def measure_machine(
             matmul_factors=products.factors,
         )
         to_reads, from_reads, to_copies = _lost(device, dtype, folder)
-        layer_s = _layer_seconds(device, dtype)
         schedule = Schedule(
             source="measured: the runtime, a layer beside its matrices; matrix products, disk reads and copies beside "
                    "each other",
-            per_layer_s=max(0.0, visit_s - layer_s) if own else visit_s,
+            per_layer_s=max(0.0, visit_s - _layer_seconds(device, dtype)) if own else visit_s,
             per_state_s=0.0 if own else _state_seconds(device, dtype),
             per_logit_s=_logit_seconds(device, dtype),
             computing_lost_to_reads=to_reads,
@@ -129,10 +129,6 @@ def _square_rates(device: torch.device, dtype: torch.dtype) -> LayerRates:
 
     steps = [seconds(tokens, weights) for tokens in STEP_TOKENS]
     return LayerRates.of(_SIDE * _SIDE, weights[0].nbytes, steps, _MANY_TOKENS, seconds(_MANY_TOKENS, weights[:1]))
-
-
-def _heads(shape: ModelShape) -> tuple[int, int, int]:
-    return shape.heads, shape.kv_heads, shape.head_dim
 
 
 def _attention_bytes(device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int]) -> float:

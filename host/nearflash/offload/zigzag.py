@@ -1,7 +1,7 @@
 """The zig-zag schedule: a layer's weights are loaded once, and all batches of a block are computed with them.
 
     for each token:  for each layer j:  wait for the weights of j, begin those of j + 1
-                         for each batch k:  wait for the KV cache of (j, k), begin those of the next two visits
+                         for each batch k:  wait for the KV cache of (j, k), begin those of the next VISITS_AHEAD
                                             compute (j, k), begin to store its new keys and values
 
 Each batch is somebody's generation loop in a fiber, which stops at every module of `Interception`. Source: FlexGen
@@ -15,16 +15,13 @@ import torch
 
 from nearflash.offload.activations import Parked, hidden_states
 from nearflash.offload.fiber import Call, Fiber
-from nearflash.offload.kv_cache import CacheMover, TieredLayer
+from nearflash.offload.kv_cache import VISITS_AHEAD, CacheMover, TieredLayer
 from nearflash.offload.layer_weights import LayerWeights
 from nearflash.offload.pipeline import Pipeline
 from nearflash.offload.prefill import compute_layer
 from nearflash.offload.report import COMPUTE, STATES_WAIT, Ledger
 
 __all__ = ["Batch", "Interception", "ZigZag"]
-
-_AHEAD = 2
-"""Visits whose KV cache is loaded before their turn: as many as there are buffers for beside the one in use."""
 
 
 class Interception:
@@ -157,8 +154,11 @@ class ZigZag:
     def _visit(self, number: int, batches: Sequence[Batch], more: bool) -> None:
         last_pass = not more and max(batch.passes_left for batch in batches) <= 1
         with self._weights.use(number, last=last_pass):
+            visits = self._caches_from(number, batches)
             for place, batch in enumerate(batches):
-                self._begin_caches(number, batches, place)
+                for visited in visits[place : place + VISITS_AHEAD + 1]:
+                    if visited is not None:  # a drive that waits for computing is lost
+                        self._mover.begin(visited)
                 if self._pipeline is not None and number == self._pipeline.first and number > 0:
                     self._receive(batch, self._pipeline)
                 layer = batch.layers.get(number)
@@ -172,13 +172,10 @@ class ZigZag:
         if number == self._last and self._after_pass is not None:
             self._after_pass()
 
-    def _begin_caches(self, number: int, batches: Sequence[Batch], place: int) -> None:
-        """Begin to load the KV cache of a visit and of the next ones: a drive that waits for computing is lost."""
-        layers = [each for each in range(number, number + _AHEAD + 1) if self._own(each)]
-        visits = [(batch, each) for each in layers for batch in batches]
-        for batch, each in visits[place : place + _AHEAD + 1]:
-            if each in batch.layers:
-                self._mover.begin(batch.layers[each])
+    def _caches_from(self, number: int, batches: Sequence[Batch]) -> list[TieredLayer | None]:
+        """The KV cache of each visit of a layer and of the next ones, as far as caches are loaded ahead."""
+        layers = [each for each in range(number, number + VISITS_AHEAD + 1) if self._own(each)]
+        return [batch.layers.get(each) for each in layers for batch in batches]
 
     def _own(self, number: int) -> bool:
         return number <= self._last and (self._pipeline is None or self._pipeline.owns(number))

@@ -149,4 +149,4 @@ def _computing_bytes(shape: ModelShape, machine: Machine, workload: Workload, op
     attention = 2 * part * hidden + 3 * queries + scores + shape.kv_bytes_per_token * part
     ffn = 2 * part * hidden + 2 * each * part * shape.widest
     logits = batch * tokens * hidden + (each + 4) * batch * shape.vocabulary
-    return float(max(around + attention, around + ffn, logits))
+    return float(max(around + max(attention, ffn), logits))
