@@ -11,7 +11,7 @@ import torch
 
 from nearflash.abi.errors import CommandError, StateError, WeightsError
 from nearflash.offload import OffloadedModel, generate
-from nearflash.offload.experts import COUNTS_FILE
+from nearflash.offload.experts import COUNTS_FILE, ExpertCache
 from nearflash.planning.policy import OffloadPolicy, Shares
 
 GPU, HOST, DISK = Shares(gpu=1), Shares(host=1), Shares(disk=1)
@@ -176,6 +176,24 @@ def test_likely_experts_of_the_next_layer_are_read_ahead(mixture, prompts, plain
     asked = [r.expert_hits + r.experts_ahead + r.expert_misses for r in found.values()]
     assert asked == [24 * 4 * 2] * 2, "two experts of four layers a token"
     assert found[True].expert_misses < found[False].expert_misses
+
+
+def test_guesses_that_were_wrong_are_withdrawn(mixture, prompts, plain, monkeypatch):
+    """The next layer's router is asked early, and names the wrong ones: only time is lost."""
+    folder, model = mixture("mixtral")
+    rows, size = prompts(4), expert_buffer(folder)
+    likely, wrong = ExpertCache._likely, {}
+
+    def others(cache, place, hidden_states):
+        named = {number for _, number in likely(cache, place, hidden_states)}
+        wrong[place] = [number for number in range(8) if number not in named]
+        return ((place, number) for number in wrong[place])
+
+    monkeypatch.setattr(ExpertCache, "_likely", others)
+    for slots in (2, 3, 12):
+        done = generate(folder, rows, policy(1, 2), max_new_tokens=10, expert_bytes=slots * size)
+        assert done.tokens == eager(model, plain, rows, 1, 10)
+    assert any(wrong.values())
 
 
 def test_an_expert_that_cannot_be_read_is_reported(mixture, prompts):

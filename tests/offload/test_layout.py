@@ -154,6 +154,15 @@ def checksummed(folder, values):
     return open_checkpoint(folder)
 
 
+def damage(folder, at):
+    """Change the byte at an offset of the file."""
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
 def test_tensors_with_checksums_are_read_in_place(tmp_path):
     """They were read into another buffer, one open file each, and copied: 2.4 times the time of a decode step."""
     values = tensors(dtype=torch.float32)
@@ -168,11 +177,78 @@ def test_tensors_with_checksums_are_read_in_place(tmp_path):
 @pytest.mark.parametrize("name", ["t0", "t1", "t5"])
 def test_damage_in_what_is_read_in_place_is_an_error(tmp_path, name):
     found = checksummed(tmp_path, tensors(dtype=torch.float32))
-    with (tmp_path / "model.safetensors").open("r+b") as file:
-        file.seek(found[name].offset + found[name].stored_bytes - 1)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1]))
+    damage(tmp_path, found[name].offset + found[name].stored_bytes - 1)
     layout = Layout({each: source(found, each) for each in found})
     with pytest.raises(WeightsError, match=rf"tensor '{name}', at byte {found[name].offset}: it is damaged"):
+        filled(layout)
+
+
+def pieces(found, name, shape, places, dtype=torch.bfloat16):
+    """A fused parameter of tensors `name`0, `name`1, … in their places."""
+    own = [Piece(found[f"{name}{number}"], place) for number, place in enumerate(places)]
+    return Source(name, shape, dtype, tuple(own))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("shift", [0, 1, 1000, 2048])
+def test_pieces_of_a_fused_parameter_are_read_into_their_places(tmp_path, direct, shift):
+    """Experts' matrices of whole blocks, wherever the file's tensors begin in a block; beside one in a run."""
+    values = {"0": torch.randn(shift + 1, 2).bfloat16()}
+    values |= {f"up{n}": torch.randn(64, 64).bfloat16() for n in range(4)}
+    values |= {f"down{n}": torch.randn(128, 32).bfloat16() for n in range(2)} | {"z": torch.randn(3, 5).bfloat16()}
+    save_file(values, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path)
+    up = pieces(found, "up", (2, 128, 64), [(0, slice(0, 64)), (0, slice(64, 128)), (1, slice(0, 64)),
+                                            (1, slice(64, 128))])  # fmt: skip
+    down = pieces(found, "down", (2, 128, 32), [(0, slice(0, 128)), (1, slice(0, 128))])
+    layout = Layout({"up": up, "z": source(found, "z"), "down": down})
+    assert not layout.expanded and sum(run.exact for run in layout.runs) == 6
+    views, (read, expanded) = filled(layout, direct)
+    assert torch.equal(views["up"].flatten(0, 1), torch.cat([values[f"up{n}"] for n in range(4)]))
+    assert torch.equal(views["down"], torch.stack([values["down0"], values["down1"]]))
+    assert torch.equal(views["z"], values["z"])
+    assert expanded == 0 and read >= 6 * 8192
+
+
+def test_a_piece_writes_no_byte_beside_its_own(tmp_path):
+    content = np.random.default_rng(1).integers(0, 256, 40_000, np.uint8)
+    (tmp_path / "file").write_bytes(content.tobytes())
+    read = ReadFile(tmp_path / "file")
+    for offset, size in ((0, 8192), (5, 1), (100, 3996), (4000, 200), (4090, 20_000), (8192, 4097), (4095, 35_905)):
+        memory = host_memory(65536)
+        memory.fill_(0xA5)
+        place = 8192 + offset % 4096
+        for part in Run(tmp_path / "file", offset, size, place, "t", exact=True).parts():
+            read.read(part, memory)
+        expected = np.full(65536, 0xA5, np.uint8)
+        expected[place : place + size] = content[offset : offset + size]
+        assert np.array_equal(memory.numpy(), expected), (offset, size)
+    with pytest.raises(WeightsError, match="the file ends 1 bytes too early"):
+        read.read(Run(tmp_path / "file", 39_000, 1001, 39_000 % 4096, "t", exact=True), host_memory(65536))
+    read.close()
+
+
+def test_pieces_that_lie_otherwise_in_their_blocks_are_copied(tmp_path):
+    """Of odd sizes, or of columns: direct I/O cannot put them there."""
+    values = {f"odd{n}": torch.randn(5, 64).bfloat16() for n in range(2)}
+    values |= {f"wide{n}": torch.randn(64, 32).bfloat16() for n in range(2)}
+    save_file(values, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path)
+    odd = pieces(found, "odd", (10, 64), [(slice(5, 10),), (slice(0, 5),)])
+    wide = pieces(found, "wide", (64, 64), [(slice(0, 64), slice(0, 32)), (slice(0, 64), slice(32, 64))])
+    layout = Layout({"odd": odd, "wide": wide})
+    assert set(layout.expanded) == {"odd", "wide"} and not layout.runs
+    views, _ = filled(layout)
+    assert torch.equal(views["odd"], torch.cat([values["odd1"], values["odd0"]]))
+    assert torch.equal(views["wide"], torch.cat([values["wide0"], values["wide1"]], 1))
+
+
+def test_a_damaged_piece_is_found(tmp_path):
+    found = checksummed(tmp_path, {f"up{n}": torch.randn(64, 64) for n in range(2)})
+    places = [(slice(0, 64),), (slice(64, 128),)]
+    layout = Layout({"up": pieces(found, "up", (128, 64), places, torch.float32)})
+    assert [run.exact for run in layout.runs] == [True, True]
+    filled(layout)
+    damage(tmp_path, found["up1"].offset + 77)
+    with pytest.raises(WeightsError, match=r"tensor 'up1', at byte \d+: it is damaged"):
         filled(layout)

@@ -35,12 +35,14 @@ def test_a_measured_machine_is_a_profile(tmp_path, monkeypatch):
 
 
 def test_rates_that_were_kept_are_used_again(tmp_path, monkeypatch):
-    rates = [Rate("read", 1 << 20, 4, 3.0, 2.9, 3.1), Rate("write", 1 << 20, 4, 2.0, 1.9, 2.1),
+    rates = [Rate("read", 4 << 20, 1, 2.5, 2.4, 2.6), Rate("read", 4 << 20, 4, 3.0, 2.9, 3.1),
+             Rate("read", 1 << 20, 4, 4.0, 3.9, 4.1), Rate("write", 1 << 20, 4, 2.0, 1.9, 2.1),
              Rate("write", 1 << 16, 1, 0.5, 0.4, 0.6), Rate("random", 4096, 1, 0.1, 0.1, 0.1)]  # fmt: skip
     keep_profile(tmp_path, rates, "2026-11-24")
     monkeypatch.setattr(measure, "measure_drive", None)
     found = tuple(measure._disk_rates(tmp_path))
     disk = measure._disk(found)
+    # Reads as large ones, however fast small ones are: their memory stays in a processor's cache, a layer's does not.
     assert (disk.read_weights_bytes_per_s, disk.write_back_bytes_per_s, disk.write_tokens_bytes_per_s) == (
         3e9,
         2e9,

@@ -89,14 +89,16 @@ def test_only_routed_experts_are_read(mixtral, t4):
     assert many.bytes_per_token["weights disk to host"] * 256 * 32 == pytest.approx(32 * prefill, rel=1e-6)
 
 
-def test_experts_read_as_they_are_routed_are_waited_for(mixtral, t4):
+def test_experts_are_read_beside_what_computes(mixtral, t4):
+    """Measured, 4.1 GB of experts and a quarter of them in memory: a step takes as long as its reads."""
     ours = own(t4, offloads_embeddings=False)
     on_disk = policy(DISK, HOST, HOST, 4, 1)
     prefill, decode = expert_seconds(mixtral, ours, WORK, on_disk, 0.25)
     cached = predict(mixtral, ours, WORK, replace(on_disk, weights=Shares(gpu=0.25, disk=0.75)))
     assert prefill == predict(mixtral, ours, WORK, on_disk).prefill_s > cached.prefill_s
-    assert decode == pytest.approx(sum(cached.decode.values()))
-    assert decode > cached.decode_s
+    assert decode == cached.decode_s >= cached.decode["weights from disk"]
+    waiting = expert_seconds(mixtral, ours, WORK, replace(on_disk, overlap=False), 0.25)[1]
+    assert waiting == pytest.approx(sum(cached.decode.values())) and waiting > decode
     assert expert_seconds(mixtral, ours, WORK, on_disk, 0)[1] > decode
 
 

@@ -3,13 +3,14 @@
 transformers keeps a layer's experts in fused parameters, (experts, …), and its loop indexes them by expert. Here an
 object stands in a parameter's place that gives the expert's tensor, from a cache with a budget. What is evicted is the
 expert that was routed least often; the counts are kept in a file beside the model. Reads go ahead of the loop, once the
-layer's routing is known; and before that to where the next layer's router would send this layer's hidden states.
+layer's routing is known, and behind those to where the next layer's router would send this layer's hidden states: the
+drive reads while attention is computed, too.
 """
 
 import json
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nearflash.abi.errors import CommandError, StateError
@@ -32,9 +34,9 @@ __all__ = ["COUNTS_FILE", "ExpertCache", "MixtureLayer", "mixtures_of"]
 COUNTS_FILE = "nearflash-experts.json"
 """How often each expert was routed, beside the model."""
 EXPERTS_WAIT = "wait for experts"
-_AHEAD = 4
-"""Experts that are read at a time, at most."""
 _READERS = 2
+_AHEAD, _GUESSED_AHEAD = 2 * _READERS, _READERS
+"""Experts that are being read or will be next, at most; while a guess is begun: a wrong one must not delay others."""
 
 
 @dataclass
@@ -96,6 +98,8 @@ class _Slot:
     views: dict[str, Tensor] = field(default_factory=dict)
     used: int = 0
     """When it was used last."""
+    guessed: bool = False
+    """It was read before its layer's router was asked, and that did not name it yet."""
 
 
 class _Rows:
@@ -134,11 +138,14 @@ class ExpertCache:
         self._free = list(self._slots)
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-experts", initializer=set_ieee_arithmetic)
         self._clock = 0
+        self._loading: list[_Slot] = []
         self._plan: list[tuple[int, int]] = []
         """What the loop that runs will still ask for, in its order."""
+        self._guesses: list[tuple[int, int]] = []
+        """What the next layer's will probably ask for."""
         self._current: tuple[int, int] | None = None
         self.hits = self.ahead_hits = self.misses = 0
-        """Routed experts that were in memory; that were being read; that were neither."""
+        """Routed experts that were in memory; that were guessed, and read or being read; that were neither."""
         self.reads = 0
         self._file = None if folder is None else folder / COUNTS_FILE
         self._counts: defaultdict[tuple[int, int], int] = defaultdict(int, _read_counts(self._file, self._shape()))
@@ -211,43 +218,66 @@ class ExpertCache:
             slot = self._by_key.get(key)
             if slot is None:
                 self.misses += 1
-            elif slot.loading is not None and slot.loading.done():
-                self.hits += 1
-            else:
+            elif slot.guessed:
                 self.ahead_hits += 1
+                slot.guessed = False
+            else:
+                self.hits += 1
         self._plan, self._current = wanted, None
         if self._ahead:
+            self._withdraw()
+            self._guesses = list(self._likely(place + 1, hidden_states))
             self._read_on()
-            self._guess(place + 1, hidden_states, len(chosen))
 
-    def _guess(self, place: int, hidden_states: Tensor, tokens: int) -> None:
-        """Read what the next layer's router makes of these hidden states, where memory is not in use."""
-        if place >= len(self._mixtures) or tokens * 2 > len(self._slots):
-            return  # it will use most of its experts anyway, and they would push out each other
-        router = self._mixtures[place].router
+    def _likely(self, place: int, hidden_states: Tensor) -> Iterator[tuple[int, int]]:
+        """What the next layer's router makes of these hidden states, the most likely first; they change little from
+        layer to layer. Source: "Fast Inference of Mixture-of-Experts Language Models with Offloading" (arXiv
+        2312.17238), section 3.2.
+        """
+        router = self._mixtures[place].router if place < len(self._mixtures) else None
         if router is None or router.weight.is_meta:
             return
-        found = router(hidden_states)
-        chosen = next((e for e in reversed(found) if isinstance(e, Tensor) and not e.is_floating_point()), None)
-        for number in [] if chosen is None else chosen.unique().tolist():
-            if self._in_flight() >= _AHEAD:
-                return
-            self._slot((place, number), needed=False)
+        found = [each for each in router(hidden_states) if isinstance(each, Tensor)]
+        chosen = next((each for each in reversed(found) if not each.is_floating_point()), None)
+        if chosen is None:
+            return
+        weights = [each for each in found if each.is_floating_point() and each.shape == chosen.shape]
+        likely = torch.zeros(self._mixtures[place].experts, device=chosen.device)
+        likely.index_add_(0, chosen.flatten(), (weights[-1] if weights else torch.ones_like(chosen)).float().flatten())
+        for number in likely.argsort(descending=True).tolist()[: int(likely.count_nonzero())]:
+            yield place, number
 
     # Memory
 
     def _read_on(self) -> None:
-        """Begin to read what the loop asks for next."""
+        """Begin to read what the loop asks for next, and what it will probably ask for in the next layer."""
         if not self._ahead:
             return
-        for key in self._plan:
-            if self._in_flight() >= _AHEAD:
+        asked = len(self._plan)
+        for number, key in enumerate(self._plan + self._guesses):
+            if self._in_flight() >= (_AHEAD if number < asked else _GUESSED_AHEAD):
                 return
-            if key not in self._by_key and self._slot(key, needed=False) is None:
-                return
+            if key not in self._by_key:
+                slot = self._slot(key, needed=False)
+                if slot is None:
+                    return
+                slot.guessed = number >= asked
+
+    def _withdraw(self) -> None:
+        """Free the memory of guesses that are not asked for and whose reading did not begin."""
+        wanted = set(self._plan)
+        for slot in self._loading:
+            assert slot.key is not None and slot.loading is not None
+            if slot.key not in wanted and slot.loading.cancel():
+                del self._by_key[slot.key]
+                slot.key = slot.loading = None
+                self._free.append(slot)
+                self.reads -= 1
+        self._loading = [slot for slot in self._loading if slot.loading is not None]
 
     def _in_flight(self) -> int:
-        return sum(slot.loading is not None and not slot.loading.done() for slot in self._slots)
+        self._loading = [slot for slot in self._loading if slot.loading is not None and not slot.loading.done()]
+        return len(self._loading)
 
     def _slot(self, key: tuple[int, int], *, needed: bool = True) -> _Slot | None:
         """The memory of an expert, which is being read if it was not there; None where it is not `needed` enough."""
@@ -258,19 +288,22 @@ class ExpertCache:
             if slot is None:
                 return None
             slot.key, self._by_key[key] = key, slot
-            slot.loading = self._pool.submit(self._load, key, slot)
+            slot.loading, slot.guessed = self._pool.submit(self._load, key, slot), False
+            self._loading.append(slot)
             self.reads += 1
         slot.used = self._clock
         return slot
 
     def _evicted(self, key: tuple[int, int], needed: bool) -> _Slot | None:
-        """Memory taken from the expert that was routed least often, of those that the loop does not ask for again."""
-        planned = set(self._plan)
+        """Memory taken from the expert that was routed least often, of those that nothing is known to ask for."""
+        planned = {*self._plan, *self._guesses}
         others = [slot for slot in self._slots if slot.key != self._current]
         idle = [slot for slot in others if slot.loading is None or slot.loading.done()]
         spare = [slot for slot in idle if slot.key not in planned]
+        if key in self._guesses:  # the next batch will ask for experts of the same layer
+            spare = [slot for slot in spare if slot.key is None or slot.key[0] != key[0] - 1]
         if not spare and needed:
-            order = {each: place for place, each in enumerate(self._plan)}
+            order = {each: place for place, each in enumerate(self._plan + self._guesses)}
             spare = sorted(idle, key=lambda slot: order[slot.key or key])[-1:]
         if not spare and needed:  # all of it is being read: wait for the one that is asked for last
             last = others[-1]

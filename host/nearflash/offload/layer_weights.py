@@ -152,10 +152,9 @@ class LayerWeights:
 
     def _filled_home(self, layout: Layout) -> Tensor | None:
         """The runs of a layer in the host's memory."""
-        size = sum(run.room_bytes for run in layout.runs)
-        if not size:
+        if not layout.runs:
             return None
-        home = host_memory(size, pinned=not self._link.is_cpu)
+        home = host_memory(layout.runs_bytes, pinned=not self._link.is_cpu)
         self._read(layout, home)
         return home
 

@@ -1,17 +1,22 @@
 """Where a layer's parameters lie in one buffer, so that its file is read straight into it.
 
 Tensors that are stored as the model computes with them keep their distances in the file, in runs that begin at a block
-of it: direct I/O then puts each where it is used, without a copy; those that have a checksum are checked there. The
-others are expanded or converted behind them.
+of it: direct I/O then puts each where it is used, without a copy. So it does with the pieces of a fused parameter, of
+which only the bytes of the first and last block are copied. Tensors that have a checksum are checked there. The others
+are expanded or converted behind them.
 """
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
+from operator import mul
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.errors import WeightsError
@@ -19,6 +24,7 @@ from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.offload.sources import Source
 from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.reuse import reused_buffer
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.weights_map import TORCH_DTYPES
 
@@ -35,7 +41,10 @@ _READERS = 2
 
 @dataclass(frozen=True)
 class Run:
-    """Bytes of a file, whole blocks, and their place in the buffer."""
+    """Bytes of a file and their place in the buffer, which lie alike in their blocks.
+
+    One that begins at a block takes whole blocks of the buffer, unless it is `exact`: then not a byte beside its own.
+    """
 
     path: Path
     offset: int
@@ -44,17 +53,20 @@ class Run:
     place: int
     what: str
     """The first tensor's name, for errors."""
+    exact: bool = False
 
     @property
     def room_bytes(self) -> int:
-        """In the buffer: whole blocks."""
-        return -(-self.size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        """In the buffer."""
+        return self.size_bytes if self.exact else -(-self.size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
     def parts(self) -> Iterator["Run"]:
-        """Requests of a size that keeps a drive busy."""
-        for at in range(0, self.size_bytes, _PART_BYTES):
-            size = min(_PART_BYTES, self.size_bytes - at)
-            yield Run(self.path, self.offset + at, size, self.place + at, self.what)
+        """Requests of a size that keeps a drive busy, from block to block."""
+        at = 0
+        while at < self.size_bytes:
+            size = min(_PART_BYTES - (self.offset + at) % BLOCK_BYTES, self.size_bytes - at)
+            yield replace(self, offset=self.offset + at, size_bytes=size, place=self.place + at)
+            at += size
 
 
 class Layout:
@@ -66,11 +78,21 @@ class Layout:
         self.expanded: dict[str, Source] = {}
         """What is not read in runs."""
         self._places: dict[str, tuple[int, Source]] = {}
+        self._tensors: list[tuple[int, WeightsTensor]] = []
+        """Those that are read in runs, and where they lie."""
         direct = {name: source for name, source in sources.items() if _is_direct(source)}
         self._place_runs(sorted(direct.items(), key=lambda item: _key(item[1])))
         size = sum(run.room_bytes for run in self.runs)
         for name, source in sources.items():
-            if name not in direct:
+            if name not in direct and (starts := _starts_of_pieces(source)):
+                place = size + (source.pieces[0].tensor.offset - starts[0]) % BLOCK_BYTES
+                self._place_pieces(place, starts, source)
+                self._places[name] = (place, source)
+                size = -(-(place + source.size_bytes) // BLOCK_BYTES) * BLOCK_BYTES
+        self.runs_bytes = size
+        """Of the buffer, from its start, in which runs lie."""
+        for name, source in sources.items():
+            if name not in self._places:
                 self.expanded[name] = source
                 self._places[name] = (size, source)
                 size += -(-source.size_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -78,15 +100,12 @@ class Layout:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that are read for it."""
-        return sum(run.room_bytes for run in self.runs) + sum(each.stored_bytes for each in self.expanded.values())
+        """Of memory in which it is kept as it is stored."""
+        return self.runs_bytes + sum(each.stored_bytes for each in self.expanded.values())
 
     def check(self, memory: Tensor) -> None:
         """Compare what was read in runs with the file's checksums, where it has them. Raises WeightsError."""
-        for name, (place, source) in self._places.items():
-            if name in self.expanded:
-                continue
-            tensor = source.pieces[0].tensor
+        for place, tensor in self._tensors:
             if tensor.checksum is None:
                 continue
             if crc32c(memory[place : place + tensor.stored_bytes].numpy()) != tensor.checksum:
@@ -114,8 +133,17 @@ class Layout:
             else:
                 run = Run(run.path, run.offset, max(end - run.offset, run.size_bytes), place, run.what)
             self._places[name] = (place + tensor.offset - run.offset, source)
+            self._tensors.append((place + tensor.offset - run.offset, tensor))
         if run is not None:
             self.runs.append(run)
+
+    def _place_pieces(self, place: int, starts: Sequence[int], source: Source) -> None:
+        for start, piece in zip(starts, source.pieces, strict=True):
+            tensor = piece.tensor
+            self.runs.append(
+                Run(tensor.path, tensor.offset, tensor.stored_bytes, place + start, tensor.name, exact=True)
+            )
+            self._tensors.append((place + start, tensor))
 
 
 def _key(source: Source) -> tuple[str, int]:
@@ -124,11 +152,31 @@ def _key(source: Source) -> tuple[str, int]:
 
 
 def _is_direct(source: Source) -> bool:
-    if source.converter is not None or len(source.pieces) != 1 or source.pieces[0].place:
-        return False
-    tensor = source.pieces[0].tensor
+    """Whether a parameter is one tensor as it lies in a file."""
+    alone = source.converter is None and len(source.pieces) == 1 and not source.pieces[0].place
+    return alone and _as_stored(source.pieces[0].tensor, source)
+
+
+def _as_stored(tensor: WeightsTensor, source: Source) -> bool:
     same = tensor.form == "dense" and TORCH_DTYPES.get(tensor.dtype) is source.dtype
     return same and type(tensor) is WeightsTensor and tensor.offset % source.dtype.itemsize == 0
+
+
+def _starts_of_pieces(source: Source) -> list[int]:
+    """Where in a parameter's bytes its pieces begin, as they lie in files; none where direct I/O cannot put them there:
+    blocks of all pieces must begin alike in the file and in the parameter.
+    """
+    if source.converter is not None or not all(_as_stored(piece.tensor, source) for piece in source.pieces):
+        return []
+    starts = []
+    for piece in source.pieces:
+        indices = [index.start or 0 if isinstance(index, slice) else index for index in piece.place]
+        if any(isinstance(index, slice) for index in piece.place[:-1]):
+            return []  # rows here and there
+        strides = [prod(source.shape[axis + 1 :]) for axis in range(len(indices))]
+        starts.append(sum(map(mul, indices, strides)) * source.dtype.itemsize)
+    shifts = {(piece.tensor.offset - start) % BLOCK_BYTES for piece, start in zip(source.pieces, starts, strict=True)}
+    return starts if len(shifts) == 1 else []
 
 
 class ReadFile:
@@ -146,9 +194,12 @@ class ReadFile:
 
     def read(self, run: Run, memory: Tensor) -> None:
         """Fill a run's place in a buffer. Raises WeightsError where the file is shorter, or reading fails."""
-        view = memory[run.place : run.place + run.room_bytes].numpy().data
+        view = memory[run.place : run.place + run.room_bytes].numpy()
         try:
-            done = PositionalBackend().read(self._fd, view, run.offset)
+            if run.exact:
+                done = self._read_exact(run, view)
+            else:
+                done = PositionalBackend().read(self._fd, view.data, run.offset)
         except OSError as error:
             raise WeightsError(f"{run.path}: reading {run.what!r} failed ({error.strerror})") from error
         if done < run.size_bytes:
@@ -156,6 +207,20 @@ class ReadFile:
                 f"{run.path}: tensor {run.what!r}, at byte {run.offset}, or one after it: the file ends "
                 f"{run.size_bytes - done} bytes too early"
             )
+
+    def _read_exact(self, run: Run, view: NDArray[np.uint8]) -> int:
+        """Read whole blocks into their place, of the first and the last what is of the run; returns its bytes read."""
+        before = run.offset % BLOCK_BYTES
+        head = min(BLOCK_BYTES - before, run.size_bytes) if before else 0
+        tail = (run.size_bytes - head) % BLOCK_BYTES
+        end = run.size_bytes - tail
+        first, last = reused_buffer(2 * BLOCK_BYTES).reshape(2, BLOCK_BYTES)
+        blocks = [(head, first), (end - head, view[head:end]), (tail, last)]
+        memories = [block.data for size, block in blocks if size]
+        done = PositionalBackend().scatter(self._fd, memories, run.offset - before) - before
+        view[:head] = first[before : before + head]
+        view[end:] = last[:tail]
+        return done
 
     def close(self) -> None:
         """Close it; once."""

@@ -49,7 +49,7 @@ class Report:
     expert_hits: int = 0
     """Routed experts, each once for a layer and batch, that were in memory."""
     experts_ahead: int = 0
-    """That were being read."""
+    """That were read, or being read, because the router was asked with the hidden states of the layer before."""
     expert_misses: int = 0
     """That were neither."""
 

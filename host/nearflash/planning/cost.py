@@ -164,14 +164,15 @@ def expert_seconds(
     """Prefill and decode of the first block, where experts on disk are read as they are routed and memory has room for
     this share of them.
 
-    None is in memory at first: prefill reads all that are routed. In decode, an expert is read when the router has
-    chosen it, and what computes waits. Raises PlanError as `predict`.
+    None is in memory at first: prefill reads all that are routed. In decode those that memory does not hold are read
+    while others are computed; what the router chose wrong ahead, and the first read of a layer, are not counted.
+    Raises PlanError as `predict`.
     """
     weights = policy.weights
     kept = share * weights.disk
     cached = replace(weights, gpu=weights.gpu + kept, disk=weights.disk - kept)
     prefill = predict(shape, machine, workload, policy)
-    decode = predict(shape, machine, workload, replace(policy, weights=cached, overlap=False))
+    decode = predict(shape, machine, workload, replace(policy, weights=cached))
     return prefill.prefill_s, decode.decode_s
 
 
