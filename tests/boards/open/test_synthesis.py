@@ -6,11 +6,18 @@ import pytest
 from amaranth import Module, Signal
 from amaranth.back import rtlil
 from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.errors import FormatError
 from nearflash.boards.open.packages import ToolsError
-from nearflash.boards.open.synthesis import count_cells, synthesise, tap_shift_registers, yosys_version
+from nearflash.boards.open.synthesis import (
+    count_cells,
+    join_memories,
+    synthesise,
+    tap_shift_registers,
+    yosys_version,
+)
 from nearflash.device.bitstreams.board import Resources
 
 
@@ -78,3 +85,57 @@ def test_a_shift_register_has_one_output():
     cells = {"both": shift_register(9, Q=2, Q31=3), "a": sink(2), "b": sink(3)}
     with pytest.raises(FormatError, match="shift register both must have one output, not Q and Q31"):
         tap_shift_registers(cells)
+
+
+def test_single_port_memories_are_joined_by_four(tmp_path):
+    """nextpnr ends with an assertion where it packs a RAM64X1S."""
+    source, netlist = tmp_path / "top.il", tmp_path / "top.json"
+    source.write_text(rtlil.convert(Table(), name="top", emit_src=False))
+    found = synthesise(source, "xc7", netlist)
+    cells = json.loads(netlist.read_text())["modules"]["top"]["cells"]
+    joined = [cell for cell in cells.values() if cell["type"] == "RAM64M"]
+    assert not [name for name, cell in cells.items() if cell["type"] == "RAM64X1S"] and len(joined) == 2
+    outputs = [cell["connections"][f"DO{letter}"] for cell in joined for letter in "ABCD" if
+               f"DO{letter}" in cell["connections"]]  # fmt: skip
+    assert len(outputs) == len({bit for bits in outputs for bit in bits}) == 6, "six bits, each from one part"
+    for cell in joined:
+        pins = cell["connections"]
+        assert pins["ADDRA"] == pins["ADDRB"] == pins["ADDRC"] == pins["ADDRD"] and len(pins["ADDRA"]) == 6
+        assert pins.keys() == cell["port_directions"].keys()
+    assert found.lut >= 8
+
+
+class Table(wiring.Component):
+    """64 rows of six bits, read and written at one address."""
+
+    address: In(6)
+    write: In(1)
+    i: In(6)
+    o: Out(6)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.rows = rows = Memory(shape=6, depth=64, init=[])
+        write, read = rows.write_port(), rows.read_port(domain="comb")
+        m.d.comb += [write.addr.eq(self.address), read.addr.eq(self.address), write.data.eq(self.i)]
+        m.d.comb += [write.en.eq(self.write), self.o.eq(read.data)]
+        return m
+
+
+def single_port(address, init="0"):
+    pins = {**{f"A{place}": [address + place] for place in range(6)}, "D": [90], "O": [91], "WE": [92], "WCLK": [93]}
+    directions = {pin: "output" if pin == "O" else "input" for pin in pins}
+    return {"type": "RAM64X1S", "port_directions": directions, "connections": pins, "parameters": {"INIT": init}}
+
+
+def test_memories_of_other_addresses_stay_apart():
+    cells = {"a": single_port(2), "b": single_port(20), "c": single_port(2), "other": sink(91)}
+    join_memories(cells)
+    assert cells["other"] == sink(91) and cells.keys() == {"a", "b", "other"}
+    assert cells["a"]["parameters"] == {"INIT_A": "0", "INIT_B": "0"} and cells["b"]["parameters"] == {"INIT_A": "0"}
+    assert cells["b"]["connections"]["ADDRD"] == [20, 21, 22, 23, 24, 25]
+
+
+def test_contents_of_memories_are_not_lost_silently():
+    with pytest.raises(FormatError, match="memory a must begin with zeros"):
+        join_memories({"a": single_port(2, "0100")})

@@ -3,7 +3,7 @@
 import importlib.metadata
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from nearflash.abi.errors import FormatError
 from nearflash.boards.open.packages import run_logged
 from nearflash.device.bitstreams.board import Resources
 
-__all__ = ["count_cells", "synthesise", "tap_shift_registers", "yosys_version"]
+__all__ = ["count_cells", "join_memories", "synthesise", "tap_shift_registers", "yosys_version"]
 
 _SCRIPT = """import sys
 from pyosys import libyosys
@@ -49,6 +49,7 @@ def synthesise(source: Path, family: str, netlist: Path) -> Resources:
     design = json.loads(netlist.read_text())
     cells = design["modules"]["top"]["cells"]
     tap_shift_registers(cells)
+    join_memories(cells)
     netlist.write_text(json.dumps(design))
     return count_cells(cells)
 
@@ -72,6 +73,44 @@ def tap_shift_registers(cells: dict[str, Any]) -> None:
             raise FormatError(f"shift register {name} must have one output, not Q and Q31")
         pins |= {"Q": last, "A": ["1"] * 5}
         cell["port_directions"]["Q"] = "output"
+
+
+def join_memories(cells: dict[str, Any]) -> None:
+    """Make a RAM64M of up to four RAM64X1S with one address: nextpnr cannot pack those alone.
+
+    Raises FormatError for a memory of LUTs that does not begin with zeros: nextpnr does not take over its contents.
+    """
+    alike = defaultdict(list)
+    for name, cell in cells.items():
+        if cell["type"] == "RAM64X1S":
+            pins = cell["connections"]
+            address = [bit for place in range(6) for bit in pins[f"A{place}"]]
+            inverted = cell.get("parameters", {}).get("IS_WCLK_INVERTED")
+            alike[(*address, *pins["WE"], *pins["WCLK"], inverted)].append(name)
+    for names in alike.values():
+        for at in range(0, len(names), 4):
+            own = {letter: cells.pop(name) for letter, name in zip("ABCD", names[at : at + 4], strict=False)}
+            cells[names[at]] = _joined(own)
+    for name, cell in cells.items():
+        contents = [value for key, value in cell.get("parameters", {}).items() if key.startswith("INIT_")]
+        if cell["type"] in ("RAM32M", "RAM64M") and any("1" in value for value in contents):
+            raise FormatError(f"memory {name} must begin with zeros: the open flow cannot give it other contents")
+
+
+def _joined(memories: dict[str, Any]) -> dict[str, Any]:
+    """A RAM64M of single-port memories by the letter of its part."""
+    first = memories["A"]
+    pins = {pin: first["connections"][pin] for pin in ("WCLK", "WE")}
+    address = [bit for place in range(6) for bit in first["connections"][f"A{place}"]]
+    parameters = {name: value for name, value in first.get("parameters", {}).items() if name != "INIT"}
+    pins |= {f"ADDR{letter}": address for letter in "ABCD"}
+    directions = dict.fromkeys(pins, "input")
+    for letter, memory in memories.items():
+        pins |= {f"DI{letter}": memory["connections"]["D"], f"DO{letter}": memory["connections"]["O"]}
+        directions |= {f"DI{letter}": "input", f"DO{letter}": "output"}
+        if "INIT" in memory.get("parameters", {}):
+            parameters[f"INIT_{letter}"] = memory["parameters"]["INIT"]
+    return {**first, "type": "RAM64M", "parameters": parameters, "port_directions": directions, "connections": pins}
 
 
 def count_cells(cells: dict[str, Any]) -> Resources:
