@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -237,3 +238,12 @@ def test_console_script_is_installed():
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout.startswith("nearflash ") and ", abi " in done.stdout
+
+
+def test_warnings_are_written_as_errors_are(capsys, monkeypatch):
+    """Not with the line of code that they come from, which belongs to nobody who called a command."""
+    before, found = warnings.formatwarning, []
+    monkeypatch.setattr(cli.devices, "_run", lambda _: found.append(
+        warnings.formatwarning(UserWarning("a drive is slow"), UserWarning, "file.py", 7)))  # fmt: skip
+    assert run(capsys, "devices")[0] == 0 and found == ["nearflash: a drive is slow\n"]
+    assert warnings.formatwarning is before

@@ -9,6 +9,7 @@ Only the module of the command that is called gets imported; what `nearflash --h
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 a check failed, 2 an error that the message explains."""
     given = sys.argv[1:] if argv is None else argv
     called = next((argument for argument in given if not argument.startswith("-")), None)
+    others, warnings.formatwarning = warnings.formatwarning, _warning_text
     try:
         arguments = make_parser(called).parse_args(given)
         loaders = _VERBOSE if arguments.verbose else _QUIET
@@ -88,6 +90,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"nearflash: {error.filename} cannot be used: {error.strerror}", file=sys.stderr)
         return 2
+    finally:
+        warnings.formatwarning = others
+
+
+def _warning_text(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning as errors are written: its place in the code helps nobody who called a command."""
+    return f"nearflash: {message}\n"
 
 
 def make_parser(called: str | None = None, *, everything: bool = False) -> argparse.ArgumentParser:

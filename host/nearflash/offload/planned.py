@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def machine_here(model: Path, shape: ModelShape, folder: Path, *, again: bool = 
     """This machine for a model: as it was kept for its shape and dtype, or measured now (always, with `again`); and its
     file, where that is new.
 
-    What is measured beside other work is used now, and not kept: rates of a busy machine would be believed later.
+    What is measured beside other work is used now, with a RuntimeWarning, and not kept: rates of a busy machine would
+    be believed later.
     """
     config = read_config(model)
     dtype = config.get("dtype") or config.get("torch_dtype")
@@ -47,9 +49,17 @@ def machine_here(model: Path, shape: ModelShape, folder: Path, *, again: bool = 
         return kept, None
     from nearflash.offload.measure import measure_machine  # which loads torch
 
-    busy = idle_processors() < len(os.sched_getaffinity(0))
+    idle, processors = idle_processors(), len(os.sched_getaffinity(0))
     machine = measure_machine(folder, dtype, (model, shape))
-    return machine, None if busy else keep_machine(machine, folder, what)
+    if idle < processors:
+        warnings.warn(
+            f"other programs took {processors - idle} of {processors} processors while this machine was measured: it "
+            "is faster than predicted when they have ended, and was not kept",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return machine, None
+    return machine, keep_machine(machine, folder, what)
 
 
 def model_shape(model: Path) -> tuple[ModelShape, float]:
