@@ -78,8 +78,8 @@ class Layout:
         self.expanded: dict[str, Source] = {}
         """What is not read in runs."""
         self._places: dict[str, tuple[int, Source]] = {}
-        self._tensors: list[tuple[int, WeightsTensor]] = []
-        """Those that are read in runs, and where they lie."""
+        self._unchecked: list[tuple[int, WeightsTensor]] = []
+        """Tensors that are read in runs and have a checksum, and where they lie, until they were found right."""
         direct = {name: source for name, source in sources.items() if _is_direct(source)}
         self._place_runs(sorted(direct.items(), key=lambda item: _key(item[1])))
         size = sum(run.room_bytes for run in self.runs)
@@ -104,12 +104,13 @@ class Layout:
         return self.runs_bytes + sum(each.stored_bytes for each in self.expanded.values())
 
     def check(self, memory: Tensor) -> None:
-        """Compare what was read in runs with the file's checksums, where it has them. Raises WeightsError."""
-        for place, tensor in self._tensors:
-            if tensor.checksum is None:
-                continue
+        """Compare what was read in runs with the file's checksums, where it has them, the first time: for later reads
+        the drive's own codes must do, else each step of decode would take a tenth longer. Raises WeightsError.
+        """
+        for place, tensor in self._unchecked:
             if crc32c(memory[place : place + tensor.stored_bytes].numpy()) != tensor.checksum:
                 raise tensor.error("it is damaged: its checksum is another")
+        self._unchecked.clear()
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
         """The parameters in a buffer (size_bytes,) uint8."""
@@ -133,7 +134,7 @@ class Layout:
             else:
                 run = Run(run.path, run.offset, max(end - run.offset, run.size_bytes), place, run.what)
             self._places[name] = (place + tensor.offset - run.offset, source)
-            self._tensors.append((place + tensor.offset - run.offset, tensor))
+            self._read_to(place + tensor.offset - run.offset, tensor)
         if run is not None:
             self.runs.append(run)
 
@@ -143,7 +144,11 @@ class Layout:
             self.runs.append(
                 Run(tensor.path, tensor.offset, tensor.stored_bytes, place + start, tensor.name, exact=True)
             )
-            self._tensors.append((place + start, tensor))
+            self._read_to(place + start, tensor)
+
+    def _read_to(self, place: int, tensor: WeightsTensor) -> None:
+        if tensor.checksum is not None:
+            self._unchecked.append((place, tensor))
 
 
 def _key(source: Source) -> tuple[str, int]:

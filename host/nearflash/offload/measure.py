@@ -2,9 +2,9 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from threading import Event, Thread
 from typing import Any
 
@@ -36,7 +36,7 @@ _MATRICES = 32
 _HEADS, _HEAD_DIM = 16, 64
 _SEQUENCES, _CONTEXT, _CACHE_BYTES = 16, 512, 256 << 20
 """Of a batch that attends, over more keys and values than the caches hold."""
-_BESIDE_BYTES, _BESIDE_S, _BESIDE_TIMES = 64 << 20, 0.2, 3
+_BESIDE_BYTES, _BESIDE_S, _BESIDE_TIMES = 64 << 20, 0.2, 5
 """What is moved at a time beside computing, and for how long, how often."""
 _VOCABULARY = 32768
 _HOST_GPU_SHARE = 0.25
@@ -59,7 +59,7 @@ def measure_machine(
     dtype = _DTYPES[dtype_name]
     memory = _memory(device, folder)
     to_gpu, to_host = _copies(device)
-    rates = tuple(_disk_rates(folder))
+    rates = [*_disk_rates(folder)]
     visit_s = visit_seconds(device, dtype, folder)
     with torch.inference_mode():
         own = None if model is None else measure_layer(*model, device, dtype)
@@ -93,9 +93,11 @@ def measure_machine(
             computing_lost_to_copies=to_copies,
             reads_lost_to_computing=from_reads,
         )  # fmt: skip
+    if known_profile(folder) is None:
+        rates += _large_reads(folder)  # again: a drive of others is not as fast at any time
     links = Links("measured copies of 128 MiB, pinned where there is a GPU", to_gpu, to_host, to_host,
                   one_memory=device.type == "cpu")  # fmt: skip
-    return Machine("this machine", memory, links, _disk(rates), compute, schedule, rates=rates)
+    return Machine("this machine", memory, links, _disk(rates), compute, schedule, rates=tuple(rates))
 
 
 def _memory(device: torch.device, folder: Path) -> Memory:
@@ -192,7 +194,7 @@ def _lost(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float
                 thread.join()
             rate = moved[0] / (time.perf_counter() - start) / moving
             found.append(_shares(beside, rate))
-        first, second = (median(values) for values in zip(*found, strict=True))
+        first, second = map(fmean, zip(*found, strict=True))  # what is lost now and then is lost, too
         return first, second
 
     with Probe(folder, 4 * _BESIDE_BYTES) as probe:
@@ -275,22 +277,29 @@ def _disk_rates(folder: Path) -> Iterator[DiskRate]:
         yield from (_rate(rate, True) for rate in kept.rates if rate.call in ("read", "write"))
         return
     small = {"blocks": (1 << 20, 4 << 20), "depths": (1, 4), "file_bytes": 64 << 20}
-    large = {"blocks": (16 << 20,), "depths": (2,), "file_bytes": 256 << 20}
-    for kind, direct in ((small, True), (large, True), (small, False)):
-        for rate in measure_drive(folder, direct=direct, repeats=3, **kind):  # type: ignore[arg-type]
+    for direct in (True, False):
+        for rate in measure_drive(folder, direct=direct, repeats=3, **small):  # type: ignore[arg-type]
             yield _rate(rate, direct)
+    yield from _large_reads(folder)
+
+
+def _large_reads(folder: Path) -> Iterator[DiskRate]:
+    """Requests whose memory no processor's cache holds, as that of layers; small ones are faster on a virtual drive."""
+    for rate in measure_drive(folder, blocks=(16 << 20,), depths=(2,), file_bytes=256 << 20, repeats=3):
+        if rate.call == "read":
+            yield _rate(rate, True)
 
 
 def _rate(rate: Rate, direct: bool) -> DiskRate:
     return DiskRate(rate.call, direct, rate.block_bytes, rate.depth, rate.median * 1e9)
 
 
-def _disk(rates: tuple[DiskRate, ...]) -> Disk:
+def _disk(rates: Sequence[DiskRate]) -> Disk:
     """What the drive gives by direct I/O, as buffered reads of a file just written come from memory."""
     reads, writes = ([rate for rate in rates if rate.call == call and rate.direct] for call in ("read", "write"))
-    # The memory of small requests stays in a processor's cache, where a virtual drive is up to half as fast again.
     largest = max(rate.request_bytes for rate in reads)
-    read = max(rate.bytes_per_s for rate in reads if rate.request_bytes == largest)
+    deepest = max(rate.depth for rate in reads if rate.request_bytes == largest)
+    read = fmean(r.bytes_per_s for r in reads if (r.request_bytes, r.depth) == (largest, deepest))
     fastest, slowest = (choose(rate.bytes_per_s for rate in writes) for choose in (max, min))
     return Disk("measured by direct I/O: reads as the largest; writes as the fastest kind, small ones as the slowest",
                 read, read, fastest, fastest, slowest, direct=True)  # fmt: skip
