@@ -211,3 +211,21 @@ def test_vectors_are_linear_in_the_shares(opt_6_7b, t4):
         middle = float(vector @ (0.5 * (both[0] + both[1])))
         assert middle == pytest.approx(0.5 * float(vector @ both[0]) + 0.5 * float(vector @ both[1]))
         assert np.all(vector >= 0)
+
+
+def test_what_takes_as_long_as_computing_waits_for_it_now_and_then(opt_6_7b, t4):
+    """Two visits ahead: a quarter more where both take as long, nothing where one takes none."""
+    ours = own(t4, visits_ahead=2)
+    placed = policy(DISK, HOST, HOST, 8, 4)
+    alone = predict(opt_6_7b, own(t4), WORK, placed)
+    waiting = predict(opt_6_7b, ours, WORK, placed)
+    both = chains(terms(opt_6_7b, ours, WORK, Options.of(placed)), ours, Options.of(placed))
+    for part, plain, found, steps in ((both[0], alone.prefill_s, waiting.prefill_s, 1),
+                                      (both[1], alone.decode_s, waiting.decode_s, WORK.new_tokens - 1)):  # fmt: skip
+        second, longest = sorted(float(vector @ shares_vector(placed)) * steps for vector in part.values())[-2:]
+        share = second / longest
+        assert plain == pytest.approx(longest)
+        assert found == pytest.approx(longest * (1 + share**4 / (1 + share + share**2 + share**3)))
+    assert predict(opt_6_7b, ours, WORK, placed, "paper") == predict(opt_6_7b, own(t4), WORK, placed, "paper")
+    held = policy(GPU, GPU, GPU, 8, 4)
+    assert predict(opt_6_7b, ours, WORK, held).seconds == predict(opt_6_7b, own(t4), WORK, held).seconds

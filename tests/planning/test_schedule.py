@@ -6,6 +6,7 @@ runtime waits.
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 
 from nearflash.planning.cost import predict
@@ -117,6 +118,31 @@ def test_a_runtime_that_waits_exposes_its_loads(shape, batches, compute_s):
     predicted = predict(shape, waits, workload, policy).decode_s
     assert simulated * 0.99 <= predicted <= (simulated + 24 * compute_s) * 1.01
     assert predict(shape, machine, workload, policy).decode_s <= simulated * 1.01
+
+
+def varying(compute_s, load_s, ahead, visits=40_000):
+    """Seconds a visit where loads, at most so many visits ahead, and computing vary by .8 of their mean."""
+    random = np.random.default_rng(1)
+    loads, computing = (random.gamma(1.5, mean / 1.5, visits) for mean in (load_s, compute_s))
+    loaded, done = 0.0, [0.0] * (ahead + 1)
+    for load, compute in zip(loads.tolist(), computing.tolist(), strict=True):
+        loaded = max(loaded, done[-ahead - 1]) + load
+        done.append(max(loaded, done[-1]) + compute)
+    return done[-1] / visits
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("ahead", [2, 4, 8])
+def test_times_that_vary_make_loads_and_computing_wait_for_each_other(shape, share, ahead):
+    policy = OffloadPolicy(4, 1, Shares(disk=1), Shares(gpu=1), Shares(gpu=1))
+    workload = Workload(100, 2)
+    for disk_s, compute_s in ((1.0, share), (share, 1.0)):
+        cache_s = shape.kv_bytes_per_token * 4 * workload.average_tokens / max(shape.layer_bytes()) * 1e-9
+        machine = machine_of(1e-9, disk_s, cache_s, compute_s, shape, policy, workload.average_tokens)
+        queued = replace(machine, schedule=replace(machine.schedule, visits_ahead=ahead))
+        found = predict(shape, queued, workload, policy).decode_s / 24
+        assert found == pytest.approx(varying(compute_s, disk_s, ahead), rel=0.05)
+        assert found >= predict(shape, machine, workload, policy).decode_s / 24
 
 
 def test_the_simulation_keeps_resources_busy_one_thing_at_a_time():

@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache, LlamaModel
 
 from nearflash.abi.errors import PlanError
+from nearflash.offload.kv_cache import VISITS_AHEAD
 from nearflash.offload.machine_file import FREE_SHARE, available_bytes
 from nearflash.offload.measure_layer import STEP_TOKENS, LayerRates, measure_layer
 from nearflash.offload.measure_runtime import tiny_decoder, visit_seconds
@@ -92,6 +93,7 @@ def measure_machine(
             computing_lost_to_reads=to_reads,
             computing_lost_to_copies=to_copies,
             reads_lost_to_computing=from_reads,
+            visits_ahead=VISITS_AHEAD,
         )  # fmt: skip
     if known_profile(folder) is None:
         rates += _large_reads(folder)  # again: a drive of others is not as fast at any time

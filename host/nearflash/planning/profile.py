@@ -109,8 +109,10 @@ class Schedule:
     that pass a layer, of norms, rotation, activations and residuals. per_logit_s: for each logit of which a token is
     chosen. computing_lost_to_reads, computing_lost_to_copies: shares of the time of disk reads and of copies that are
     lost to what computes beside them: processors move the data, or both wait for memory; reads_lost_to_computing: the
-    share of computing's time that reads lose. stores_scores: prefill holds all attention scores. full_prefill: it
-    computes all sequences of a batch at once. offloads_embeddings: shares of the weights hold outside layers too.
+    share of computing's time that reads lose. visits_ahead: so many visits of a layer by a batch may loads be ahead of
+    computing; what takes as long as computing then waits for it now and then, and is waited for; 0: as if neither did.
+    stores_scores: prefill holds all attention scores. full_prefill: it computes all sequences of a batch at once.
+    offloads_embeddings: shares of the weights hold outside layers too.
     places_tensors: a share is rounded to tensors in each layer, as FlexGen does, not to layers.
     """
 
@@ -123,6 +125,7 @@ class Schedule:
     computing_lost_to_reads: float = 0.0
     computing_lost_to_copies: float = 0.0
     reads_lost_to_computing: float = 0.0
+    visits_ahead: int = 0
     stores_scores: bool = False
     full_prefill: bool = False
     offloads_embeddings: bool = False
@@ -179,7 +182,7 @@ _TABLES: dict[str, Any] = {"memory": Memory, "links": Links, "disk": Disk, "comp
 _OPTIONAL_TABLES = ("disk", "device")
 _LOST = ("computing_lost_to_reads", "computing_lost_to_copies", "reads_lost_to_computing")
 _MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "exposed_weight_loads", "per_layer_s", "per_routing_s", "per_state_s",
-                "per_logit_s", *_LOST)  # fmt: skip
+                "per_logit_s", "visits_ahead", *_LOST)  # fmt: skip
 _FRACTIONS = ("exposed_weight_loads", "read_fraction", *_LOST)
 
 
