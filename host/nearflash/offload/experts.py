@@ -289,7 +289,7 @@ class ExpertCache:
                 return None
             slot.key, self._by_key[key] = key, slot
             slot.loading, slot.guessed = self._pool.submit(self._load, key, slot), False
-            self._loading.append(slot)
+            self._loading = [each for each in self._loading if each is not slot] + [slot]
             self.reads += 1
         slot.used = self._clock
         return slot
