@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 
 from nearflash.abi.errors import CommandError
+from nearflash.inference import AttentionPolicy
 from nearflash.inference.engines.base import Engine
 from nearflash.offload.experts import ExpertCache, mixtures_of
 from nearflash.offload.layer_weights import LayerWeights
@@ -110,6 +111,7 @@ class OffloadedModel:
         stop_tokens: Sequence[int] | None = None, temperature: float | None = None, top_p: float = 1.0, seed: int = 0,
         results: Path | None = None, on_text: Callable[[int, list[int], str], None] | None = None,
         progress: Callable[[OffloadProgress], None] | None = None, engine: Engine | None = None,
+        attention: AttentionPolicy | None = None,
     ) -> OffloadResult:  # fmt: skip
         """Continue all prompts, texts or lists of tokens; greedily unless there is a `temperature`.
 
@@ -117,12 +119,14 @@ class OffloadedModel:
         written as their block is finished; prompts that it has are not computed again, and an interrupt leaves them.
         on_text: called with number, new tokens and text of each prompt that is finished. engine: of the batches whose
         KV cache the policy places on a device, with room for a block of them; None: one of the host's, in a temporary
-        file.
-        Raises CommandError for no prompts, empty ones, or less than one new token; what Results, the budgets and the
-        disk raise.
+        file, which reads what `attention` takes of keys and values; None: all of them.
+        Raises CommandError for no prompts, empty ones, less than one new token, or `attention` where nothing is on a
+        device or an engine is given; what Results, the budgets and the disk raise.
         """
         if max_new_tokens < 1:
             raise CommandError(f"max_new_tokens must be 1 or more, not {max_new_tokens!r}")
+        if attention is not None and (engine is not None or not self.policy.cache.device):
+            raise CommandError("attention must be None with an engine, and where no KV cache is placed on a device")
         rows = self._rows(prompts)
         stops = self._stops() if stop_tokens is None else list(stop_tokens)
         sampling = Sampling(temperature, top_p, seed)
@@ -131,7 +135,7 @@ class OffloadedModel:
             "seed": seed, "weight_bits": self.policy.weight_bits, "cache_bits": self.policy.cache_bits,
             "model": self._digest(),
         }  # fmt: skip
-        run = Run(self, rows, max_new_tokens, stops, sampling, on_text, progress, engine)
+        run = Run(self, rows, max_new_tokens, stops, sampling, on_text, progress, engine, attention)
         if results is None:
             return run.all(None)
         with Results(results, [prompt_digest(row) for row in rows], settings) as file:

@@ -73,9 +73,9 @@ class Run:
     def __init__(
         self, owner: Any, rows: list[list[int]], max_new_tokens: int, stops: list[int], sampling: Sampling,
         on_text: Callable[[int, list[int], str], None] | None, progress: Callable[[OffloadProgress], None] | None,
-        engine: Engine | None,
+        engine: Engine | None, attention: AttentionPolicy | None,
     ) -> None:  # fmt: skip
-        self._engine = engine
+        self._engine, self._attention = engine, attention or AttentionPolicy(AttentionMode.DENSE)
         self._owner, self._rows, self._steps, self._stops = owner, rows, max_new_tokens, stops
         self._sampling, self._on_text, self._progress = sampling, on_text, progress
         self._found: dict[int, list[int]] = {}
@@ -128,7 +128,7 @@ class Run:
             return nullcontext()
         own = [shape.batches[:number] for shape, number in zip(shapes, numbers, strict=True)]
         self._engine = open_engine(
-            kv_shape_of(owner.model.config), AttentionPolicy(AttentionMode.DENSE),
+            kv_shape_of(owner.model.config), self._attention,
             tokens=max(tokens for batches in own for _, tokens in batches),
             sequences=max(sum(count for count, _ in batches) for batches in own),
         )  # fmt: skip
