@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, StateError
 from nearflash.offload import Budgets, OffloadedModel, generate
 from nearflash.planning.policy import OffloadPolicy, Shares
 
@@ -216,6 +216,18 @@ def test_batches_on_a_device_read_what_their_policy_takes(saved, prompts, plain)
         )  # fmt: skip
     assert done.tokens == out[:, width:].tolist()
     assert done.tokens != plain(model, rows, 3, 12, ()), "four of some forty tokens are not all"
+
+
+def test_results_are_of_one_attention(saved, prompts, tmp_path):
+    """Texts of other keys and values were taken for those asked for."""
+    from nearflash.inference import AttentionMode, AttentionPolicy
+
+    folder, _ = saved("llama")
+    on_device, rows, file = policy(cache=Shares(device=1)), prompts(3), tmp_path / "done.jsonl"
+    generate(folder, rows, on_device, max_new_tokens=4, results=file)
+    for attention in (AttentionPolicy(AttentionMode.SPARF, top_k=4), AttentionPolicy(AttentionMode.SPARF, top_k=8)):
+        with pytest.raises(StateError, match="its first line has other settings"):
+            generate(folder, rows, on_device, max_new_tokens=4, results=file, attention=attention)
 
 
 def test_attention_is_of_batches_on_a_device(saved, prompts):

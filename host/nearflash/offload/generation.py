@@ -133,7 +133,7 @@ class OffloadedModel:
         settings = {
             "max_new_tokens": max_new_tokens, "stop_tokens": stops, "temperature": temperature, "top_p": top_p,
             "seed": seed, "weight_bits": self.policy.weight_bits, "cache_bits": self.policy.cache_bits,
-            "model": self._digest(),
+            "model": self._digest(), **({} if attention is None else {"attention": repr(attention)}),
         }  # fmt: skip
         run = Run(self, rows, max_new_tokens, stops, sampling, on_text, progress, engine, attention)
         if results is None:

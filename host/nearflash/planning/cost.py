@@ -4,7 +4,8 @@
 `released` (FlexGen's code): prefill max(ctog + dtoc, gtoc + ctod, comp), a step of decode ctog + max(gtoc, dtoc, ctod,
 comp).
 `nearflash`: disk reads and writes share the drive, written cache goes back to it after the page cache took it, what
-is exposed is a property of the runtime (Schedule), and near-storage drives attend beside the GPU.
+is exposed and how far loads are ahead are properties of the runtime (Schedule), and near-storage drives attend beside
+the GPU.
 Without overlap, everything adds up, but for what the page cache writes back while the GPU computes.
 """
 
@@ -182,7 +183,7 @@ def expert_seconds(
     this share of them.
 
     None is in memory at first: prefill reads all that are routed. In decode those that memory does not hold are read
-    while others are computed; what the router chose wrong ahead, and the first read of a layer, are not counted.
+    while others are computed; experts that were guessed wrong, and the first read of a layer, are not counted.
     Raises PlanError as `predict`.
     """
     weights = policy.weights

@@ -84,9 +84,8 @@ def join_memories(cells: dict[str, Any]) -> None:
     for name, cell in cells.items():
         if cell["type"] == "RAM64X1S":
             pins = cell["connections"]
-            address = [bit for place in range(6) for bit in pins[f"A{place}"]]
             inverted = cell.get("parameters", {}).get("IS_WCLK_INVERTED")
-            alike[(*address, *pins["WE"], *pins["WCLK"], inverted)].append(name)
+            alike[(*_address(cell), *pins["WE"], *pins["WCLK"], inverted)].append(name)
     for names in alike.values():
         for at in range(0, len(names), 4):
             own = {letter: cells.pop(name) for letter, name in zip("ABCD", names[at : at + 4], strict=False)}
@@ -97,11 +96,16 @@ def join_memories(cells: dict[str, Any]) -> None:
             raise FormatError(f"memory {name} must begin with zeros: the open flow cannot give it other contents")
 
 
+def _address(memory: dict[str, Any]) -> list[Any]:
+    """The nets of a RAM64X1S's address, lowest bit first."""
+    return [bit for place in range(6) for bit in memory["connections"][f"A{place}"]]
+
+
 def _joined(memories: dict[str, Any]) -> dict[str, Any]:
     """A RAM64M of single-port memories by the letter of its part."""
     first = memories["A"]
     pins = {pin: first["connections"][pin] for pin in ("WCLK", "WE")}
-    address = [bit for place in range(6) for bit in first["connections"][f"A{place}"]]
+    address = _address(first)
     parameters = {name: value for name, value in first.get("parameters", {}).items() if name != "INIT"}
     pins |= {f"ADDR{letter}": address for letter in "ABCD"}
     directions = dict.fromkeys(pins, "input")
