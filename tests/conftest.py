@@ -38,6 +38,14 @@ def no_state_of_the_users(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session")
+def gpu():
+    """torch's name of a GPU; where there is none the CPU stands for it, kernels under Triton's interpreter."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @pytest.fixture(scope="module")
 def tiny_model():
     """A random model of two layers, its attention to be replaced."""

@@ -1,4 +1,4 @@
-"""Expansion on a GPU, under Triton's interpreter on the CPU: the bits of the host's."""
+"""Expansion on a GPU, or under Triton's interpreter on the CPU: the bits of the host's."""
 
 import os
 import subprocess
@@ -16,32 +16,38 @@ from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.device.backends.host.matrix import read_rows
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.model.weights.bitmap import expand
-from nearflash.weights import gpu, pack
+from nearflash.weights import gpu as gpu_weights
+from nearflash.weights import pack
 from nearflash.weights.gpu_kernels import expand_rows
 
 SHAPES = [(1, 1), (3, 63), (2, 65), (5, 513), (2, 2100)]
 each_format = pytest.mark.parametrize("form", MATRIX_FORMATS, ids=lambda form: "-".join(str(part) for part in form))
 
 
-def expanded(stream, out=None):
-    """Bit patterns of the dense matrix."""
-    data = np.frombuffer(stream, np.uint8).copy()
-    starts = torch.from_numpy(np.concatenate([rows.table for rows in read_rows(data)]))
-    dense = expand_rows(torch.from_numpy(data), starts, BitmapHeader.unpack(stream[:64], len(stream)), out)
-    return dense.view(torch.int8).numpy().view(f"<u{dense.itemsize}")
+@pytest.fixture
+def expanded(gpu):
+    def expand(stream, out=None):
+        """Bit patterns of the dense matrix."""
+        data = np.frombuffer(stream, np.uint8).copy()
+        starts = torch.from_numpy(np.concatenate([rows.table for rows in read_rows(data)])).to(gpu)
+        header = BitmapHeader.unpack(stream[:64], len(stream))
+        dense = expand_rows(torch.from_numpy(data).to(gpu), starts, header, out)
+        return dense.view(torch.int8).cpu().numpy().view(f"<u{dense.itemsize}")
+
+    return expand
 
 
 @each_format
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("density", [0.0, 0.3, 1.0])
-def test_equals_the_model(form, shape, density):
+def test_equals_the_model(expanded, form, shape, density):
     stream = random_matrix(np.random.default_rng(1), shape, density, form, 2)
     np.testing.assert_array_equal(expanded(stream), expand(stream))
 
 
 @pytest.mark.parametrize("scale", [0x0001, 0x7F00, 0x7F80, 0x7C01, 0xFFFF])
 @pytest.mark.parametrize("output", [ElementFormat.FP16, ElementFormat.BF16])
-def test_scales_of_every_kind(scale, output):
+def test_scales_of_every_kind(expanded, scale, output):
     from nearflash.model.weights.bitmap import pack_scaled
     from nearflash.model.weights.dequantize import ScaledMatrix
 
@@ -54,35 +60,37 @@ def test_scales_of_every_kind(scale, output):
         np.testing.assert_array_equal(expanded(stream), expand(stream))
 
 
-def test_writing_into_memory_of_the_callers():
+def test_writing_into_memory_of_the_callers(expanded, gpu):
     matrix = np.random.default_rng(1).normal(size=(4, 100)).astype(np.float16)
     matrix[np.abs(matrix) < 0.6] = 0
     stream = pack(matrix)
-    out = torch.empty(4, 100, dtype=torch.float16)
+    out = torch.empty(4, 100, dtype=torch.float16, device=gpu)
     expanded(stream, out)
-    assert (out.numpy() == matrix).all()
+    assert (out.cpu().numpy() == matrix).all()
     with pytest.raises(ShapeError, match=r"out must be contiguous and have the shape \(4, 100\), not \(100, 4\)"):
         expanded(stream, out.T)
     with pytest.raises(FormatError, match=r"out must be of torch.float16, not torch.bfloat16"):
         expanded(stream, out.to(torch.bfloat16))
 
 
-def test_a_stream_on_the_way_to_the_gpu_is_checked_on_the_host():
+def test_a_stream_on_the_way_to_the_gpu_is_checked_on_the_host(gpu):
     matrix = np.where(np.random.default_rng(1).random((6, 200)) < 0.5, 1, 0).astype(np.int8)
     stream = np.frombuffer(pack(matrix), np.uint8).copy()
     header = BitmapHeader.unpack(stream[:64].tobytes(), len(stream))
-    dense = gpu.expand_stream(stream, header, (3, 400), None, "cpu")
-    assert (dense.numpy().reshape(6, 200) == matrix).all()
+    dense = gpu_weights.expand_stream(stream, header, (3, 400), None, gpu)
+    assert (dense.cpu().numpy().reshape(6, 200) == matrix).all()
+    bytes_of = np.frombuffer(stream.tobytes(), np.uint8)  # read-only: torch warned of it
+    assert torch.equal(gpu_weights.expand_stream(bytes_of, header, (3, 400), None, gpu), dense)
     stream[100] ^= 1
     with pytest.raises(ValueError, match="a bitmap matrix must"):
-        gpu.expand_stream(stream, header, (3, 400), None, "cpu")
-    dense = gpu.to_gpu(matrix.view(np.uint8).view(np.uint16), "BF16", None, "cpu")
+        gpu_weights.expand_stream(stream, header, (3, 400), None, gpu)
+    dense = gpu_weights.to_gpu(matrix.view(np.uint8).view(np.uint16), "BF16", None, gpu)
     assert dense.dtype == torch.bfloat16
     with pytest.raises(FormatError, match=r"out must be of torch.bfloat16, not torch.int8"):
-        gpu.to_gpu(matrix.view(np.uint16), "BF16", torch.empty(6, 100, dtype=torch.int8), "cpu")
+        gpu_weights.to_gpu(matrix.view(np.uint16), "BF16", torch.empty(6, 100, dtype=torch.int8, device=gpu), "cpu")
 
 
-def test_coded_rows_find_the_codebook_of_their_group():
+def test_coded_rows_find_the_codebook_of_their_group(expanded):
     rng = np.random.default_rng(3)
     matrix = (rng.normal(size=(9, 80)) * 2.0 ** -np.arange(9)[:, None]).astype(np.float16)
     for group_rows in (1, 2, 16):

@@ -1,13 +1,11 @@
-"""Memory of what computes, and the way to it: a GPU's copies on a stream of their own; a CPU's memory is the host's.
-
-The CUDA side was written without a GPU to run it on.
-"""
+"""Memory of what computes, and the way to it: a GPU's copies on a stream of their own; a CPU's memory is the host's."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
 
 __all__ = ["Buffer", "Link", "host_memory"]
@@ -16,7 +14,8 @@ __all__ = ["Buffer", "Link", "host_memory"]
 def host_memory(size_bytes: int, pinned: bool = False) -> Tensor:
     """Bytes of the host, (size_bytes,) uint8, at a page's start; pinned for copies to a GPU."""
     if pinned:
-        return torch.empty(size_bytes + 4096, dtype=torch.uint8, pin_memory=True)[:size_bytes]
+        memory = torch.empty(size_bytes + BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
+        return memory[-memory.data_ptr() % BLOCK_BYTES :][:size_bytes]
     return torch.from_numpy(aligned_buffer(max(size_bytes, 1))[:size_bytes])
 
 
