@@ -1,4 +1,4 @@
-"""GpuEngine under Triton's interpreter, on the CPU: the numbers of the CPU's engine, whatever memory keeps."""
+"""GpuEngine on a GPU, or under Triton's interpreter on the CPU: the CPU's engine's numbers, whatever memory keeps."""
 
 import os
 import subprocess
@@ -11,14 +11,24 @@ import torch
 pytest.importorskip("triton")
 
 from nearflash.abi.attention.codeword import PageTag
+from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, ShapeError
 from nearflash.inference.engines import gpu_memory
 from nearflash.inference.engines.cpu import CpuEngine
 from nearflash.inference.engines.cpu_reads import SequenceReads
 from nearflash.inference.engines.gpu import GpuEngine
-from nearflash.inference.engines.gpu_kernels import attend_runs, joined, score_index
+from nearflash.inference.engines.gpu_kernels import (
+    attend_runs,
+    entry_keys,
+    joined,
+    score_index,
+    score_keys,
+    score_query,
+)
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.sparse.attention import PROBABILITY_KEY, Scan, choose_tokens
+from nearflash.inference.sparse.selection import choose, logit_scales, top_dims
 from nearflash.storage.kv import StoredHead
 
 LENGTHS = [1, 70, 139]
@@ -33,12 +43,12 @@ POLICIES = {
 
 
 @pytest.fixture
-def make_engine(make_store, shape):
+def make_engine(make_store, shape, gpu):
     engines = []
 
     def make(policy, layout, index_cache_bytes=1 << 20, page_cache_bytes=1 << 20, **options):
         store = make_store(shape, layout, **options)
-        engines.append(GpuEngine(store, policy, "cpu", index_cache_bytes=index_cache_bytes,
+        engines.append(GpuEngine(store, policy, gpu, index_cache_bytes=index_cache_bytes,
                                  page_cache_bytes=page_cache_bytes))  # fmt: skip
         return engines[-1]
 
@@ -156,27 +166,68 @@ def test_crops_forks_and_frees_leave_nothing_of_before(make_engine, make_layout,
     assert engine.cache_bytes == 0 and before
 
 
-def test_kernels_are_right_at_odd_shapes():
+def test_kernels_are_right_at_odd_shapes(gpu):
     rng = torch.Generator().manual_seed(1)
     q = torch.randn(2, 5, 48, generator=rng)
     kv = torch.randn(2, 3, 37, 2, 48, generator=rng).half()  # rows, runs, tokens, K and V, dim
-    k_at = torch.arange(6).reshape(2, 3) * 37 * 96
-    first, counts = torch.arange(3).repeat(2, 1) * 37, torch.tensor([3, 1])
-    chosen = torch.rand(2, 111, generator=rng) < 0.3
-    parts = attend_runs(q, kv.view(-1), k_at, first, counts, 37, 48, 96, chosen, 0.0)
+    entries, stored = torch.rand(2, 28, generator=rng) < 0.3, kv.to(gpu)  # of four tokens each
+    chosen = entries.repeat_interleave(4, dim=1)
+    k_at = stored.data_ptr() + torch.arange(6).reshape(2, 3) * (37 * 96 * 2)
+    first, ends = torch.arange(3).repeat(2, 1) * 37, torch.tensor([111, 30])
+    given = q, k_at, torch.full((2,), 48), first, torch.tensor([3, 1]), ends
+    parts = attend_runs(*(x.to(gpu) for x in given), 37, 96, entries.to(gpu), 4, 0.0)
     assert parts[0].shape[1] == 3
-    out, log_sum = joined([parts])
-    for row, runs in enumerate((3, 1)):
-        keys, values = kv[row, :runs].float().flatten(0, 1).unbind(1)
-        logits = (q[row] @ keys.mT).masked_fill(~chosen[row, : runs * 37], -torch.inf)
+    out, log_sum = (x.cpu() for x in joined([parts]))
+    for row, end in enumerate(ends.tolist()):
+        keys, values = (x[:end] for x in kv[row].float().flatten(0, 1).unbind(1))
+        logits = (q[row] @ keys.mT).masked_fill(~chosen[row, :end], -torch.inf)
         assert torch.allclose(out[row], logits.softmax(-1) @ values, atol=1e-5)
         assert torch.allclose(log_sum[row], logits.logsumexp(-1), atol=1e-5)
     codes = torch.randint(0, 256, (1, 3, 8, 24), generator=rng).byte()
     factors, dims = torch.rand(1, 3, 8, 2, generator=rng).half(), torch.tensor([[1, 4, 7]])
-    scores = score_index(q[:1, :, :8].contiguous(), dims, codes, factors, torch.tensor([0]), 4)
+    codes_at, factors_at, own = codes.to(gpu), factors.to(gpu), q[:1, :, :8].contiguous().to(gpu)
+    at = [torch.tensor([x.data_ptr()], device=gpu) for x in (codes_at, factors_at)]
+    scores = torch.full((1, 5, 150), -torch.inf, device=gpu)
+    score_index(own, dims.to(gpu), *at, torch.tensor([3], device=gpu), 48, 4, scores)
+    k = torch.randn(6, 8, generator=rng).half().to(gpu)
+    score_keys(own, *torch.tensor([[k.data_ptr()], [144], [6]], device=gpu), 6, scores)
+    scores = scores.cpu()
+    assert torch.allclose(scores[0, :, 144:], (own[0] @ k.float().mT).cpu(), atol=1e-4)
     numbers = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).float() * factors[..., :1] + factors[..., 1:]
     want = torch.einsum("gr,brt->gbt", q[0, :, dims[0]], numbers[0, :, dims[0]]).flatten(1)
-    assert torch.allclose(scores[0], want, atol=1e-4)
+    assert torch.allclose(scores[0, :, :144], want, atol=1e-4)
+
+
+@pytest.mark.parametrize("dim", [8, 48])
+def test_dims_and_their_part_of_q_are_those_of_arrays(gpu, dim):
+    q = torch.randn(5, 3, dim, generator=torch.Generator().manual_seed(1))
+    q[:2, :, 3:9] = q[0, 0, 0]  # sums that are equal: the lower dims
+    q[4] = 0
+    part, dims = (x.cpu() for x in score_query(q.to(gpu), 5, 0.3))
+    mask = top_dims(q, 5)
+    assert torch.equal(dims, mask.nonzero()[:, 1].view(5, 5))
+    want = q * logit_scales(q, mask, 0.3).unsqueeze(-1) * mask.unsqueeze(-2)
+    assert torch.allclose(part, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("entry_tokens", [1, 5, 8])
+@pytest.mark.parametrize("by_probability", [True, False])
+@pytest.mark.parametrize("keep_tail", [True, False])
+def test_entries_are_chosen_as_by_arrays(gpu, entry_tokens, by_probability, keep_tail):
+    logits = torch.randn(3, 2, 203, generator=torch.Generator().manual_seed(1)) * 3
+    tokens = torch.tensor([203, 80, 1])
+    logits.masked_fill_((torch.arange(203) >= tokens[:, None])[:, None], -torch.inf)
+    scan = Scan(4, 6, 50000, by_probability, entry_tokens, 32, IndexFormat.INT4, keep_tail)
+    top_k, shares = torch.tensor([30, 9, 1]), logits.softmax(dim=-1)
+    windows = torch.tensor([scan.window(count) for count in tokens.tolist()])
+    ranked, factor = (None, PROBABILITY_KEY) if by_probability else (logits.to(gpu), LOG2E)
+    keys, weights, of_entries = entry_keys(
+        shares.to(gpu), ranked, tokens.to(gpu), windows.to(gpu), entry_tokens, factor
+    )  # fmt: skip
+    chosen = choose(keys.cpu(), top_k, weights.cpu(), scan.top_p)
+    want = choose_tokens(logits[:, None], shares[:, None], tokens[:, None], top_k[:, None], scan)[:, 0]
+    assert torch.equal(chosen.repeat_interleave(entry_tokens, dim=1)[:, :203], want)
+    assert torch.allclose(of_entries.cpu().sum(dim=-1), torch.ones(3, 2))
 
 
 def test_bad_input(make_engine, make_layout, shape):
@@ -194,17 +245,17 @@ def stored_of(tokens, flash_tokens, kv):
     )
 
 
-def test_only_new_tokens_are_sent(monkeypatch):
+def test_only_new_tokens_are_sent(monkeypatch, gpu):
     kv, sent = np.random.default_rng(1).standard_normal((2, 3, 400, 8)).astype(np.float16), []
     send = gpu_memory.uploaded
     monkeypatch.setattr(
-        gpu_memory, "uploaded", lambda array, device: sent.append(array.shape[2]) or send(array, device)
+        gpu_memory, "uploaded", lambda array, device: sent.append(array.size // (2 * 3 * 8)) or send(array, device)
     )
-    suffixes = gpu_memory.GpuSuffixes(torch.device("cpu"))
+    suffixes = gpu_memory.GpuSuffixes(torch.device(gpu))
 
     def check(tokens, flash_tokens, *parts):
         sent.clear()
-        found = suffixes.of(stored_of(tokens, flash_tokens, kv)).numpy()
+        found = suffixes.of([stored_of(tokens, flash_tokens, kv)])[0].cpu().numpy()
         assert np.array_equal(found, kv[:, :, flash_tokens:tokens]) and sent == [*parts]
 
     check(10, 0, 10)
@@ -221,20 +272,20 @@ def test_only_new_tokens_are_sent(monkeypatch):
     check(90, 64)
 
 
-def test_index_rows_are_read_once(make_store, make_layout, shape, filled):
+def test_index_rows_are_read_once(make_store, make_layout, shape, filled, gpu):
     engine = CpuEngine(make_store(shape, make_layout()), POLICIES["page"])
     (number,), _ = filled(engine, shape, [139])
     reads = SequenceReads(engine.store, engine.store.layer(number, 1), [0, 1, 2], engine._read)
     want = reads.blocks(range(4))
-    index = gpu_memory.GpuIndex(2 * want.size_bytes, torch.device("cpu"))
+    index = gpu_memory.GpuIndex(2 * want.size_bytes, torch.device(gpu))
     for blocks in (2, 4, 3, 4):
-        codes, factors = index.rows(reads, blocks)
+        codes, factors = (rows.cpu() for rows in index.rows(reads, blocks))
         assert np.array_equal(codes, want.codes[:, :blocks]) and np.array_equal(factors, want.factors[:, :blocks])
     assert index.size_bytes == want.size_bytes
     before = engine.counters.flash_bytes["index"]
     index.truncate(number, 1)
     assert index.size_bytes == want.size_bytes // 4
-    assert np.array_equal(index.rows(reads, 4)[0], want.codes)
+    assert np.array_equal(index.rows(reads, 4)[0].cpu(), want.codes)
     assert engine.counters.flash_bytes["index"] - before == before * 3 // 8  # of four blocks, read twice so far
     index.truncate(number, 0)
     assert index.size_bytes == 0
@@ -245,16 +296,23 @@ COMPILED = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from nearflash.inference.engines.gpu_kernels import _attend, _score
+from nearflash.inference.engines.gpu_kernels import _attend, _entries, _join, _query, _score, _score_keys
 
-KINDS = {"codes": "*u8", "dims": "*i64", "factors": "*fp16", "data": "*fp16", "masks": "*u8", "softcap": "fp32"}
-KINDS |= dict.fromkeys(["k_at", "first", "counts", "heads"], "*i64")
-KINDS |= dict.fromkeys(["q", "scores", "largest", "total", "out"], "*fp32")
+KINDS = {"masks": "*u8", "softcap": "fp32", "scaling": "fp32", "most": "fp32"}
+KINDS |= dict.fromkeys(["codes_at", "factors_at", "blocks", "dims", "k_at", "v_from", "first", "counts", "ends",
+                        "tokens", "windows"], "*i64")
+KINDS |= dict.fromkeys(["q", "part", "scores", "largest", "total", "out", "every", "log_sum", "probabilities", "logits",
+                        "keys", "plain", "shares"], "*fp32")
 for kernel, sizes in (
     (_score, {"BITS": 4, "GROUP": 4, "CODES": 256}),
+    (_query, {"GROUP": 4, "DIM": 64}),
+    (_entries, {"ENTRIES": 64, "EACH": 16, "BY_LOGIT": False}),
+    (_join, {"SPLITS": 64, "DIM": 64}),
+    (_score_keys, {"GROUP": 16, "DIM": 64, "TILE": 32}),
     (_attend, {"GROUP": 16, "DIM": 64, "TILE": 32, "MASKED": True, "CAPPED": True}),
 ):
-    kinds = {name: "constexpr" if name in sizes else KINDS.get(name, "i32") for name in kernel.arg_names}
+    own = KINDS | ({"tokens": "i32"} if kernel is _score else {})
+    kinds = {name: "constexpr" if name in sizes else own.get(name, "i32") for name in kernel.arg_names}
     made = compile(ASTSource(kernel, kinds, sizes), target=GPUTarget("cuda", 90, 32))
     assert "cubin" in made.asm, made.asm.keys()
 """

@@ -1,4 +1,6 @@
-"""Generation by GpuEngine under Triton's interpreter: the model's tensors go to it and come back."""
+"""Generation by GpuEngine, on a GPU or under Triton's interpreter: the model's tensors go to it and come back."""
+
+import copy
 
 import pytest
 import torch
@@ -18,36 +20,44 @@ POLICY = AttentionPolicy("sparf-page", score_dims=0.5, top_k=3, local_window=4)
 LAYOUT = KvLayout(8, True, 64, IndexFormat.INT4, 4096)
 
 
+@pytest.fixture
+def on_gpu(doclm, gpu):
+    """doclm there; the other tests' stays where it is."""
+    return copy.deepcopy(doclm).to(gpu)
+
+
 def opened(doclm, gpu, policy=POLICY):
-    """An engine on a temporary file; the CPU's, or one for tensors."""
+    """An engine on a temporary file; the CPU's, or with a GPU one for tensors."""
     cpu = open_engine(kv_shape(doclm), policy, tokens=300, sequences=2, layout=LAYOUT, suffix_bytes=0)
-    return GpuEngine(cpu.store, policy, "cpu", page_cache_bytes=1 << 20) if gpu else cpu
+    return GpuEngine(cpu.store, policy, gpu, page_cache_bytes=1 << 20) if gpu else cpu
 
 
 @pytest.mark.parametrize("policy", [AttentionPolicy(), POLICY], ids=["dense", "page"])
-def test_the_tokens_are_those_of_the_cpus_engine(doclm, tokenizer, policy):
+def test_the_tokens_are_those_of_the_cpus_engine(doclm, on_gpu, gpu, tokenizer, policy):
     texts = ["The committee met in the spring of that year. " * 4, "Water"]
     ids = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
     tokens = []
-    for gpu in (False, True):
-        with opened(doclm, gpu, policy) as engine, NearflashCache(engine, doclm.config) as cache:
-            out = doclm.generate(**ids, past_key_values=cache, max_new_tokens=3, do_sample=False, pad_token_id=0)
-            assert engine.counters.flash_bytes["token"] and engine.torch_device == (
-                torch.device("cpu") if gpu else None
+    for model, device in ((doclm, ""), (on_gpu, gpu)):
+        with opened(model, device, policy) as engine, NearflashCache(engine, model.config) as cache:
+            out = model.generate(
+                **ids.to(model.device), past_key_values=cache, max_new_tokens=3, do_sample=False, pad_token_id=0
             )
+            assert engine.counters.flash_bytes["token"]
+            assert engine.torch_device == (torch.empty(0, device=device).device if device else None)
         tokens.append(out.tolist())
     assert tokens[0] == tokens[1]
 
 
-def test_a_query_that_fp16_cannot_hold_is_named(doclm):
-    with opened(doclm, gpu=True) as engine, NearflashCache(engine, doclm.config) as cache:
-        ids = torch.ones(1, 9, dtype=torch.int64)
+def test_a_query_that_fp16_cannot_hold_is_named(on_gpu, gpu):
+    doclm = on_gpu
+    with opened(doclm, gpu) as engine, NearflashCache(engine, doclm.config) as cache:
+        ids = torch.ones(1, 9, dtype=torch.int64, device=gpu)
         with torch.no_grad():
             doclm(ids, past_key_values=cache)
-            key = torch.zeros(1, doclm.config.num_key_value_heads, 1, doclm.config.head_dim)
+            key = torch.zeros(1, doclm.config.num_key_value_heads, 1, doclm.config.head_dim, device=gpu)
             layer = cache.layers[0]
             tokens, _ = layer.update(key, key)
-            query = torch.full((1, doclm.config.num_attention_heads, 1, doclm.config.head_dim), 1e6)
+            query = torch.full((1, doclm.config.num_attention_heads, 1, doclm.config.head_dim), 1e6, device=gpu)
             with pytest.raises(NonFiniteError, match="query of layer 0 must be finite in fp16"):
                 tokens.attend(query, None, None, None, None)
 

@@ -1,5 +1,6 @@
 """One layer of a NearflashCache whose K and V are on flash, and the new tokens of a call on their way there."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,21 +50,22 @@ class NewTokens:
         layer.waiting = None
         layer.cache.behind.wait()
         columns = self._columns(kept)
-        self._append(columns)
         batch, heads, new, dim = query.shape
+        stays = new == 1 and kept is None and engine.torch_device == query.device
+        self._append(columns, {"query": query} if stays else {})
         grouped = (engine.kv_heads, heads // engine.kv_heads)
         options: dict[str, Any] = {}
         if softcap is not None:
             options["softcap"] = softcap
-        if new == 1 and kept is None and engine.torch_device == query.device:
+        if stays:
             if sinks is not None:
                 options["sinks"] = sinks.detach().float().reshape(grouped)
-            half = _finite("query", layer.number, query).reshape(batch, *grouped, dim)
+            half = query.detach().half().reshape(batch, *grouped, dim)
             attended_here = engine.attend_tensor(layer.place, layer.cache.sequences, half, scaling, **options)
             return attended_here.reshape(query.shape).to(query)
         if sinks is not None:
             options["sinks"] = sinks.detach().float().cpu().numpy().reshape(grouped)
-        states = _fp16("query", layer.number, query)
+        (states,) = _fp16(layer.number, {"query": query})
         if new == 1 and kept is None:
             one = states.reshape(batch, *grouped, dim)
             attended = engine.attend(layer.place, layer.cache.sequences, one, scaling, **options)
@@ -93,9 +95,10 @@ class NewTokens:
             layer.cache.note_columns(np.ones((batch, new), bool) if columns is None else columns)
         return columns
 
-    def _append(self, columns: NDArray[np.bool_] | None) -> None:
+    def _append(self, columns: NDArray[np.bool_] | None, checked: Mapping[str, Tensor] | None = None) -> None:
+        """`checked`, by name: what must be finite, too."""
         layer = self.layer
-        k, v = (_fp16(name, layer.number, x) for name, x in (("key", self.key), ("value", self.value)))
+        k, v, *_ = _fp16(layer.number, {"key": self.key, "value": self.value, **(checked or {})})
         if columns is None:
             for sequence, new_k, new_v in zip(layer.cache.sequences, k, v, strict=True):
                 layer.cache.engine.append(sequence, layer.place, new_k, new_v)
@@ -195,21 +198,16 @@ def _refuse_compilation() -> None:
     raise unsupported("torch.compile", "call the model itself")
 
 
-def _finite(name: str, layer: int, states: Tensor) -> Tensor:
-    """In fp16, where they are. Raises NonFiniteError."""
-    half = states.detach().half()
-    if not bool(half.isfinite().all()):
-        raise _not_finite(name, layer, states)
-    return half
-
-
-def _not_finite(name: str, layer: int, states: Tensor) -> NonFiniteError:
-    largest = states.abs().max().item()
-    return NonFiniteError(f"{name} of layer {layer} must be finite in fp16 (at most 65504), not {largest:g}")
-
-
-def _fp16(name: str, layer: int, states: Tensor) -> NDArray[np.float16]:
-    stored: NDArray[np.float16] = states.detach().to("cpu", torch.float16).contiguous().numpy()
-    if not are_finite(stored.reshape(-1).view(np.uint16)):
-        raise _not_finite(name, layer, states)
-    return stored
+def _fp16(layer: int, states: Mapping[str, Tensor]) -> list[NDArray[np.float16]]:
+    """Tensors by name on the host, from a GPU by one copy. Raises NonFiniteError for what fp16 cannot hold."""
+    halves = [each.detach().half() for each in states.values()]
+    if halves[0].is_cuda:
+        sizes = [half.numel() for half in halves]
+        found = torch.cat([half.reshape(-1) for half in halves]).cpu().split(sizes)
+        halves = [part.view(half.shape) for part, half in zip(found, halves, strict=True)]
+    arrays: list[NDArray[np.float16]] = [half.contiguous().numpy() for half in halves]
+    for (name, given), array in zip(states.items(), arrays, strict=True):
+        if not are_finite(array.reshape(-1).view(np.uint16)):
+            largest = given.abs().max().item()
+            raise NonFiniteError(f"{name} of layer {layer} must be finite in fp16 (at most 65504), not {largest:g}")
+    return arrays

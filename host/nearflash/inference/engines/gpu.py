@@ -7,30 +7,40 @@ its budget goes; what the host hears of q is which groups are wanted. The number
 attention.md, 1, without its rounding to fixed point.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from itertools import pairwise
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.inference.engines.cpu_heads import takes_all
 from nearflash.inference.engines.cpu_reads import Groups, SequenceReads
-from nearflash.inference.engines.gpu_kernels import Partial, attend_runs, joined, score_index
-from nearflash.inference.engines.gpu_memory import GpuIndex, GpuPages, GpuSuffixes, uploaded
+from nearflash.inference.engines.gpu_kernels import (
+    Partial,
+    attend_runs,
+    entry_keys,
+    joined,
+    score_index,
+    score_keys,
+    score_query,
+)
+from nearflash.inference.engines.gpu_memory import GpuIndex, GpuPages, GpuSuffixes, uploaded, uploaded_together
 from nearflash.inference.engines.paged import PagedEngine
 from nearflash.inference.engines.softmax import AttentionForm, capped, with_sinks
 from nearflash.inference.policy.policy import AttentionPolicy
-from nearflash.inference.sparse.attention import choose_tokens, scan_of
-from nearflash.inference.sparse.selection import logit_scales, top_dims
+from nearflash.inference.sparse.attention import PROBABILITY_KEY, scan_of
+from nearflash.inference.sparse.selection import choose
 from nearflash.storage.kv import KvStore, StoredHead
 
 __all__ = ["GpuEngine"]
 
+_RUN_TOKENS = 64
+"""Of what the store has in memory, attended to at once."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -77,11 +87,11 @@ class GpuEngine(PagedEngine):
                 for row, number in enumerate(sequences):
                     out[row] = self._several(layer, number, q[row].float(), form)
                 return out
-            parts = [part for row, number in enumerate(sequences) for part in self._parts(layer, number, row, q)]
+            parts = self._parts(layer, sequences, q)
             for part in parts:
                 part.choose(form)
             for part in parts:
-                out[part.row, part.reads.heads] = part.attend(form)
+                out[part.place] = part.attend(form).unflatten(0, (len(part.reads), -1))
         return out
 
     @property
@@ -103,18 +113,22 @@ class GpuEngine(PagedEngine):
         super()._forget(sequence)
 
     def _suffix(self, stored: StoredHead) -> Tensor:
-        return self._suffixes.of(stored)
+        return self._suffixes.of([stored])[0]
 
-    def _parts(self, layer: int, sequence: int, row: int, q: Tensor) -> list["_Rows"]:
-        """The heads of a sequence by the policy that they follow."""
-        stored = self.store.layer(sequence, layer)
+    def _parts(self, layer: int, sequences: Sequence[int], q: Tensor) -> list["_Rows"]:
+        """The heads by the policy that they follow, of sequences of which it takes all or a part."""
+        stored = [self.store.layer(number, layer) for number in sequences]
         heads: dict[AttentionPolicy, list[int]] = {}
         for head in range(self.kv_heads):
             heads.setdefault(self._policy_at(layer, head), []).append(head)
-        return [
-            _Rows(self, row, SequenceReads(self.store, stored, own, self._read), q[row, own].float(), policy)
-            for policy, own in heads.items()
-        ]
+        suffixes, parts = self._suffixes.of(stored), []
+        for policy, own in heads.items():
+            every = [takes_all(policy, each.tokens, q.shape[-1], self.store.layout) for each in stored]
+            for whole in (False, True):
+                if rows := [row for row, its in enumerate(every) if its == whole]:
+                    reads = [SequenceReads(self.store, stored[row], own, self._read) for row in rows]
+                    parts.append(_Rows(self, rows, reads, [suffixes[row] for row in rows], q, policy, whole))
+        return parts
 
     def _gathered(self, groups: Groups) -> Tensor:
         """Groups in the order of their tokens, (n, elements)."""
@@ -145,100 +159,154 @@ class GpuEngine(PagedEngine):
 
 
 class _Rows:
-    """q (H, g, d) fp32 of heads of a sequence that follow one policy: `choose`, then `attend`."""
+    """q of the heads of sequences that follow one policy and are read in full, or not: `choose`, then `attend`.
 
-    def __init__(self, engine: GpuEngine, row: int, reads: SequenceReads, q: Tensor, policy: AttentionPolicy) -> None:
-        self.row, self.reads = row, reads
-        self._engine, self._q, self._policy = engine, q, policy
-        self._stored: StoredHead = reads.stored
-        self._layout = engine.store.layout
-        self._suffix = engine._suffixes.of(reads.stored)[:, reads.heads]
+    rows of q: which sequences; n = (sequences, heads) is what is computed at once. suffixes (2, kv_heads, u, d): the
+    tokens of each sequence that the store has in memory.
+    """
+
+    def __init__(
+        self, engine: GpuEngine, rows: list[int], reads: list[SequenceReads], suffixes: list[Tensor], q: Tensor,
+        policy: AttentionPolicy, takes_all: bool,
+    ) -> None:  # fmt: skip
+        self.reads, self._suffixes = reads, suffixes
+        self._heads = reads[0].heads
+        whole = len(rows) == len(q) and len(self._heads) == q.shape[1]
+        self.place: Any = ... if whole else np.ix_(rows, self._heads)
+        """Of these rows and heads in q."""
+        self._engine, self._q, self._policy = engine, q[self.place].float().flatten(0, 1).contiguous(), policy
+        self._layout, self._takes_all = engine.store.layout, takes_all
         self._chosen: Tensor | None = None
-        """Tokens, (H, S); None: all."""
+        """Entries, (n, E); None: all."""
         self._alpha: Tensor | None = None
-        self._groups: Future[Groups]
+        self._groups: list[Future[Groups]]
 
     def choose(self, form: AttentionForm[Tensor]) -> None:
         """Choose tokens, and ask for their groups."""
-        full, size = self._stored.flash_tokens // self._layout.group_tokens, self._layout.group_tokens
-        wanted = np.ones((len(self._q), full), bool)
-        if not takes_all(self._policy, self.reads.tokens, self._q.shape[-1], self._layout):
+        size = self._layout.group_tokens
+        full = [reads.stored.flash_tokens // size for reads in self.reads]
+        wanted = np.ones((len(self.reads), len(self._heads), max(full)), bool)
+        if not self._takes_all:
             self._chosen = self._choose(form)
-            flash = self._chosen[:, : full * size]
-            wanted = flash.unflatten(1, (full, size)).any(dim=2).cpu().numpy()
-        self._groups = self.reads.groups(self._engine._ask_groups, wanted, self._engine._pages)
+            each = size // self._policy.entry_tokens(self._layout)
+            flash = self._chosen[:, : max(full) * each]
+            flash = flash if each == 1 else flash.unflatten(1, (max(full), each)).any(dim=2)
+            wanted = flash.cpu().numpy().reshape(wanted.shape)
+        self._groups = [
+            reads.groups(self._engine._ask_groups, own[:, :count], self._engine._pages)
+            for reads, own, count in zip(self.reads, wanted, full, strict=True)
+        ]
 
     def attend(self, form: AttentionForm[Tensor]) -> Tensor:
-        """(H, g, d)."""
-        q, stored = (self._q * form.scaling).contiguous(), self._stored
-        heads, tokens, dim = q.shape[0], self._suffix.shape[2], q.shape[2]
-        softcap, parts = form.softcap or 0.0, self._attend_groups(q, form)
-        if tokens:
-            suffix = self._suffix.contiguous().view(-1)
-            each = np.arange(heads)[:, None]
-            k_at, first, counts = (
-                uploaded(x, q.device)
-                for x in (each * tokens * dim, np.full((heads, 1), stored.flash_tokens), np.ones(heads, np.int64))
-            )
-            v_from = heads * tokens * dim
-            parts.append(attend_runs(q, suffix, k_at, first, counts, tokens, v_from, dim, self._chosen, softcap))
-        out, log_sum = joined(parts)
-        sinks = None if form.sinks is None else form.sinks[self.reads.heads].float()
-        if self._alpha is not None:
-            mean = uploaded(stored.v_mean[self.reads.heads], q.device)[:, None]
-            alpha = self._alpha.unsqueeze(-1)
-            out = alpha * out + (1 - alpha) * mean
-            return with_sinks(out, log_sum.unsqueeze(-1), alpha, sinks)
-        return with_sinks(out, log_sum.unsqueeze(-1), None, sinks)
+        """(n, g, d)."""
+        q = self._q * form.scaling
+        out, log_sum = joined(self._attended(q, form.softcap or 0.0))
+        sinks = None if form.sinks is None else form.sinks[self._heads].float().repeat(len(self.reads), 1)
+        if self._alpha is None:
+            return with_sinks(out, log_sum.unsqueeze(-1), None, sinks)
+        alpha = self._alpha.unsqueeze(-1)
+        mean = np.concatenate([reads.stored.v_mean[self._heads] for reads in self.reads])
+        out = alpha * out + (1 - alpha) * uploaded(mean, q.device)[:, None]
+        return with_sinks(out, log_sum.unsqueeze(-1), alpha, sinks)
 
     def _choose(self, form: AttentionForm[Tensor]) -> Tensor:
-        """The chosen tokens, (H, S)."""
-        layout, tokens, q, dim = self._layout, self.reads.tokens, self._q, self._q.shape[-1]
-        resolved, scan = self._policy.resolve(tokens, dim, layout), scan_of(self._policy, dim, layout)
+        """The chosen entries, (n, E)."""
+        layout, q, dim, index = self._layout, self._q, self._q.shape[-1], self._engine._index
+        scan, tokens = scan_of(self._policy, dim, layout), [reads.tokens for reads in self.reads]
         assert scan is not None, "a policy that does not take all"
-        mask = top_dims(q, resolved.score_dims)
-        part = (q * logit_scales(q, mask, form.scaling).unsqueeze(-1) * mask.unsqueeze(-2)).contiguous()
-        scores = [part.new_zeros((*part.shape[:2], 0))]
-        if blocks := tokens // layout.block_tokens:
-            codes, factors = self._engine._index.rows(self.reads, blocks)
-            dims = mask.nonzero()[:, 1].reshape(len(q), -1)
-            heads = uploaded(np.array(self.reads.heads, np.int64), q.device)
+        part, dims = score_query(q, scan.score_dims, form.scaling)
+        scores = part.new_full((*part.shape[:2], max(tokens)), -torch.inf)
+        blocks = [count // layout.block_tokens for count in tokens]
+        rows = [index.rows(reads, count) if count else () for reads, count in zip(self.reads, blocks, strict=True)]
+        later = [
+            suffix[0] if reads.suffix_kept else self._unindexed(reads)
+            for reads, suffix in zip(self.reads, self._suffixes, strict=True)
+        ]
+        codes_at, factors_at, k_at, whole, first, counts, top_k, ends, windows = uploaded_together(
+            q.device, *(self._at(own[part] if own else None for own in rows) for part in range(2)), self._at(later),
+            *map(self._of_heads, (
+                blocks, [count * layout.block_tokens for count in blocks], [k.shape[1] for k in later],
+                [self._policy.resolve(count, dim, layout).top_k for count in tokens], tokens,
+                [scan.window(count) for count in tokens],
+            )),
+        )  # fmt: skip
+        if any(blocks):
             bits = layout.index_format.bits
-            scores.append(score_index(part, dims, codes.contiguous(), factors.contiguous(), heads, bits))
-        k = self._suffix[0] if self.reads.suffix_kept else uploaded(self.reads.suffix(), q.device)
-        scores.append(part @ k.float().mT)
-        logits = capped(torch.cat(scores, dim=2), form.softcap)
-        probabilities = logits.softmax(dim=-1)
-        count = torch.tensor([[tokens]], device=q.device)
-        top_k = torch.full_like(count, resolved.top_k)
-        chosen = choose_tokens(logits[:, None], probabilities[:, None], count, top_k, scan)[:, 0]
-        self._alpha = (probabilities * chosen.unsqueeze(1)).sum(dim=-1)
-        return chosen.contiguous()
+            score_index(part, dims, codes_at, factors_at, whole, layout.block_tokens, bits, scores)
+        if most := max(k.shape[1] for k in later):
+            score_keys(part, k_at, first, counts, most, scores)
+        logits = scores
+        if form.softcap is not None:  # what is no token stays so
+            logits = capped(scores, form.softcap).masked_fill(scores == -torch.inf, -torch.inf)
+        ranked, factor = (None, PROBABILITY_KEY) if scan.by_probability else (logits, LOG2E)
+        keys, weights, shares = entry_keys(logits.softmax(dim=-1), ranked, ends, windows, scan.entry_tokens, factor)
+        chosen = choose(keys, top_k, weights, scan.top_p)
+        self._alpha = (shares * chosen.unsqueeze(1)).sum(dim=-1)
+        return chosen
 
-    def _attend_groups(self, q: Tensor, form: AttentionForm[Tensor]) -> list[Partial]:
-        """Attention to the groups that were asked for: those in the pool, and those that had no room there."""
-        groups, layout, dim = self._groups.result(), self._layout, q.shape[-1]
+    def _unindexed(self, reads: SequenceReads) -> Tensor:
+        """K (kv_heads, t, d) of the tokens after the whole index blocks, some of them on flash."""
+        k = reads.suffix()
+        every = np.zeros((self._engine.kv_heads, *k.shape[1:]), k.dtype)
+        every[self._heads] = k
+        return uploaded(every, self._q.device)
+
+    def _attended(self, q: Tensor, softcap: float) -> list[Partial]:
+        """Attention to the groups that were asked for, and to what the store has in memory."""
+        layout, dim, flat = self._layout, q.shape[-1], self._of_heads
+        groups = [asked.result() for asked in self._groups]
         self._engine._joins_stream()
-        elements = layout.group_pages * layout.page_bytes // 2
-        stride, v_from = (2 * dim, dim) if layout.interleaved else (dim, layout.page_bytes // 2)
-        parts = []
-        for is_new in (False, True):
-            spans = pairwise([0, *groups.ends.tolist()])
-            own = [np.flatnonzero((groups.places[a:b] < 0) == is_new) + a for a, b in spans]
-            most = max(map(len, own))
-            if not most:
-                continue
-            k_at, first = (np.zeros((len(own), most), np.int64) for _ in range(2))
-            for row, at in enumerate(own):
-                places = groups.places[at]
-                k_at[row, : len(at)] = (-1 - places if is_new else places) * elements
-                first[row, : len(at)] = groups.number[at] * layout.group_tokens
-            data = uploaded(groups.new, q.device) if is_new else self._engine._pages.tensor
-            counts = np.array([len(at) for at in own], np.int64)
-            runs, tokens, lengths = (uploaded(x, q.device) for x in (k_at, first, counts))
-            part = attend_runs(
-                q, data.view(-1), runs, tokens, lengths, layout.group_tokens, v_from, stride, self._chosen,
-                form.softcap or 0.0,
-            )  # fmt: skip
-            parts.append(part)
+        new = [uploaded(own.new, q.device) if (own.places < 0).any() else None for own in groups]
+        suffix_runs = [-(-suffix.shape[2] // _RUN_TOKENS) for suffix in self._suffixes]
+        stride = 2 * dim if layout.interleaved else dim
+        ends = flat([reads.tokens for reads in self.reads])
+        of_groups = self._group_runs(groups, new)
+        number = np.arange(max(suffix_runs))
+        of_suffixes = (
+            self._at(suffix[0] for suffix in self._suffixes)[:, None] + number * (2 * _RUN_TOKENS * dim),
+            flat([suffix.stride(0) for suffix in self._suffixes]),
+            flat([reads.stored.flash_tokens for reads in self.reads])[:, None] + number * _RUN_TOKENS,
+            flat(suffix_runs),
+        )
+        sent = uploaded_together(q.device, *of_groups, *of_suffixes, ends)
+        parts, limit, entry = [], sent.pop(), self._policy.entry_tokens(layout)
+        for runs, each, step in ((sent[:4], layout.group_tokens, stride), (sent[4:], _RUN_TOKENS, dim)):
+            k_at, behind, first, counts = runs
+            if k_at.shape[1]:
+                part = attend_runs(q, k_at, behind, first, counts, limit, each, step, self._chosen, entry, softcap)
+                parts.append(part)
         return parts
+
+    def _group_runs(self, groups: list[Groups], new: list[Tensor | None]) -> tuple[NDArray[np.int64], ...]:
+        """Of attend_runs: k_at, v_from, first and counts of KV page groups."""
+        pages, layout = self._engine._pages.tensor, self._layout
+        size = layout.group_pages * layout.page_bytes
+        spans = [np.diff([0, *own.ends.tolist()]) for own in groups]
+        counts = np.concatenate(spans)
+        k_at, first = (np.zeros((len(counts), int(counts.max(initial=0))), np.int64) for _ in range(2))
+        rows = np.repeat(np.arange(len(counts)), counts)
+        run = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        at = [
+            np.where(own.places < 0, (-1 - own.places) * size + (0 if read is None else read.data_ptr()),
+                     own.places * size + pages.data_ptr())
+            for own, read in zip(groups, new, strict=True)
+        ]  # fmt: skip
+        k_at[rows, run] = np.concatenate(at)
+        first[rows, run] = np.concatenate([own.number for own in groups]) * layout.group_tokens
+        v_from = self._q.shape[-1] if layout.interleaved else layout.page_bytes // 2
+        return k_at, np.full(len(counts), v_from, np.int64), first, counts
+
+    def _of_heads(self, values: Sequence[int]) -> NDArray[np.int64]:
+        """Numbers of the sequences for each of their heads, (n,)."""
+        return np.repeat(np.array(values, np.int64), len(self._heads))
+
+    def _at(self, tensors: Iterable[Tensor | None]) -> NDArray[np.int64]:
+        """Addresses of the heads' parts of each sequence's tensor (kv_heads, …), (n,); 0 where there is none."""
+        return np.array(
+            [
+                0 if own is None else own.data_ptr() + head * own.stride(0) * own.itemsize
+                for own in tensors
+                for head in self._heads
+            ],
+            np.int64,
+        )

@@ -1,5 +1,6 @@
 """What a GPU keeps of stored sequences: index rows, tokens in memory, and KV page groups that were read."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,10 @@ from nearflash.inference.engines.cpu_reads import SequenceReads
 from nearflash.inference.engines.page_cache import PageCache
 from nearflash.storage.kv import StoredHead
 
-__all__ = ["GpuIndex", "GpuPages", "GpuSuffixes", "uploaded"]
+__all__ = ["GpuIndex", "GpuPages", "GpuSuffixes", "uploaded", "uploaded_together"]
+
+_STAGED_BYTES = 1 << 16
+"""CUDA itself takes so few at once, wherever they lie (CUDA Runtime API, "API synchronization behavior")."""
 
 
 def uploaded(array: NDArray, device: torch.device) -> Tensor:
@@ -19,7 +23,14 @@ def uploaded(array: NDArray, device: torch.device) -> Tensor:
     source = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return source.clone().to(device)
-    return source.pin_memory().to(device, non_blocking=True)
+    return (source if source.nbytes <= _STAGED_BYTES else source.pin_memory()).to(device, non_blocking=True)
+
+
+def uploaded_together(device: torch.device, *arrays: NDArray[np.int64]) -> list[Tensor]:
+    """Arrays of int64 on the device, by one copy."""
+    sizes = [array.size for array in arrays]
+    parts = uploaded(np.concatenate([array.reshape(-1) for array in arrays]), device).split(sizes)
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 class GpuPages(PageCache):
@@ -89,19 +100,30 @@ class GpuSuffixes:
         self._device = device
         self._kept: dict[tuple[int, int], _Suffix] = {}
 
-    def of(self, stored: StoredHead) -> Tensor:
-        """K and V (2, H, u, d) of a layer's tokens after `stored.flash_tokens`: views of the first u of more."""
+    def of(self, sequences: Sequence[StoredHead]) -> list[Tensor]:
+        """K and V (2, H, u, d) of each one's tokens after `flash_tokens`: views of the first u of more."""
+        lacking, new = [], []
+        for stored in sequences:
+            kept, tokens = self._room(stored), stored.suffix_k.shape[1]
+            if tokens > kept.tokens:
+                lacking.append((kept, tokens))
+                new += [suffix[:, kept.tokens :].reshape(-1) for suffix in (stored.suffix_k, stored.suffix_v)]
+        if lacking:
+            sent = uploaded(np.concatenate(new), self._device)
+            for kept, tokens in lacking:
+                place = kept.kv[:, :, kept.tokens : tokens]
+                place.copy_(sent[: place.numel()].view(place.shape))
+                sent, kept.tokens = sent[place.numel() :], tokens
+        return [self._room(stored).kv[:, :, : stored.suffix_k.shape[1]] for stored in sequences]
+
+    def _room(self, stored: StoredHead) -> _Suffix:
         key = stored.sequence, stored.page_tag.layer
         heads, tokens, dim = stored.suffix_k.shape
         kept = self._kept.get(key)
         if kept is None or kept.first != stored.flash_tokens or tokens > kept.kv.shape[2]:
             room = torch.empty((2, heads, max(2 * tokens, 64), dim), dtype=torch.float16, device=self._device)
             kept = self._kept[key] = _Suffix(room, stored.flash_tokens, 0)
-        if tokens > kept.tokens:
-            new = np.stack([suffix[:, kept.tokens :] for suffix in (stored.suffix_k, stored.suffix_v)])
-            kept.kv[:, :, kept.tokens : tokens] = uploaded(new, self._device)
-            kept.tokens = tokens
-        return kept.kv[:, :, :tokens]
+        return kept
 
     def drop(self, sequence: int) -> None:
         """Forget a sequence."""

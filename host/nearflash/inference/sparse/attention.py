@@ -26,6 +26,7 @@ from nearflash.inference.sparse.selection import choose, logit_scales, top_dims
 from nearflash.storage.kv import KvLayout
 
 __all__ = [
+    "PROBABILITY_KEY",
     "Attended",
     "Scan",
     "approximate_logits",
@@ -36,7 +37,7 @@ __all__ = [
     "sparse_attention",
 ]
 
-_PROBABILITY_KEY = 4096.0
+PROBABILITY_KEY = 4096.0
 """Factor from summed probabilities to keys."""
 
 
@@ -64,6 +65,10 @@ class Scan:
     block_tokens: int
     form: IndexFormat
     keep_tail: bool = False
+
+    def window(self, tokens: int) -> int:
+        """How many of the last of S = `tokens` are always read."""
+        return max(self.local_window, tokens % self.block_tokens if self.keep_tail else 0)
 
 
 def sparse_attention(
@@ -168,7 +173,7 @@ def choose_tokens(logits: Tensor, probabilities: Tensor, tokens: Tensor, top_k: 
     space = -logits.shape[-1] % each
     if scan.by_probability:
         shares = torch.nn.functional.pad(probabilities.sum(dim=2), (0, space)).unflatten(-1, (-1, each)).sum(dim=-1)
-        keys = (shares * _PROBABILITY_KEY).half().float()
+        keys = (shares * PROBABILITY_KEY).half().float()
     else:
         padded = torch.nn.functional.pad(logits * LOG2E, (0, space), value=-torch.inf)
         keys = padded.unflatten(-1, (-1, each)).amax(dim=-1).sum(dim=2).half().float()
