@@ -4,8 +4,9 @@ full-kv       every step reads all K and V, layer by layer, the next layer ahead
 full-kv-kept  the same, but for the layers that fit `memory_bytes`
 ollm-like     every step reads all K and V of a layer when it comes, once for each query head, as oLLM's disk cache
 memory        transformers' DynamicCache, where K and V fit `memory_bytes`
+offloaded     the same of a model on a GPU, with K and V in the host's memory
 model         attention gives zeros: the model's own time
-others        CpuEngine, by the policy of that name
+others        CpuEngine, or GpuEngine, by the policy of that name
 """
 
 import statistics
@@ -27,8 +28,8 @@ from nearflash.bench.inference.contexts import Contexts
 from nearflash.bench.inference.full_kv import FullKvEngine
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import Engine, EngineCounters
-from nearflash.inference.engines.cpu import CpuEngine
-from nearflash.inference.engines.setup import default_layout, open_engine, split_cache
+from nearflash.inference.engines.paged import PagedEngine
+from nearflash.inference.engines.setup import CPU, default_layout, open_engine, split_cache
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.io.profile import DriveProfile
 from nearflash.storage.kv import KvLayout
@@ -36,6 +37,7 @@ from nearflash.storage.kv import KvLayout
 __all__ = ["DecodeCase", "measure", "opened"]
 
 _REPEATED = "ollm-like"
+_OFFLOADED = "offloaded"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class DecodeCase:
     """KV page groups, or layers, that were read stay in memory."""
     layout: KvLayout | None = None
     """Of a CpuEngine's pages, in place of what the profile asks for."""
+    device: str = CPU
+    """Which attends, by a policy."""
 
     @property
     def kv_bytes(self) -> int:
@@ -110,7 +114,7 @@ def measure(case: DecodeCase, warm_up: int, steps: int) -> dict[str, Any]:
             before = engine.counters + EngineCounters()
             times = [_timed(step) for _ in range(steps)]
             counters, memory = engine.counters - before, engine.cache_bytes
-            suffixes = engine.store.suffix_bytes if isinstance(engine, CpuEngine) else 0
+            suffixes = engine.store.suffix_bytes if isinstance(engine, PagedEngine) else 0
     finally:
         torch.set_num_threads(threads)
     contexts, made = case.contexts, steps * case.contexts.batch
@@ -154,7 +158,7 @@ def opened(case: DecodeCase, folder: Path) -> Iterator[Any]:
     index, groups = split_cache(case.memory_bytes, shape, layout, tokens, batch)
     with open_engine(
         shape, case.policy, tokens=tokens, sequences=batch, path=folder / "kv", layout=layout,
-        cache_bytes=index + groups * case.keeps,
+        cache_bytes=index + groups * case.keeps, device=case.device,
     ) as engine:  # fmt: skip
         yield engine
 
@@ -171,11 +175,11 @@ class _InMemory:
 def _prepared(case: DecodeCase) -> Iterator[tuple[Callable[[], None], Any]]:
     """A decode step after the contexts, and the engine."""
     contexts = case.contexts
-    if case.name == "memory":
-        kept = DynamicCache(config=contexts.model.config)
+    if case.name in ("memory", _OFFLOADED):
+        kept = DynamicCache(config=contexts.model.config, offloading=case.name == _OFFLOADED)
         for layer in range(contexts.shape.layers):
             k, v = (torch.from_numpy(np.stack(x)).bfloat16() for x in zip(*contexts.kv(layer), strict=True))
-            kept.update(k, v, layer)
+            kept.update(k.to(contexts.model.device), v.to(contexts.model.device), layer)
         yield _step(contexts, kept), _InMemory(case.kv_bytes)
         return
     with tempfile.TemporaryDirectory() as folder, opened(case, Path(folder)) as engine:
@@ -183,7 +187,7 @@ def _prepared(case: DecodeCase) -> Iterator[tuple[Callable[[], None], Any]]:
             for layer in range(contexts.shape.layers):
                 for sequence, kv in zip(cache.batch_sequences(contexts.batch), contexts.kv(layer), strict=True):
                     engine.append(sequence, layer, *kv)
-            if isinstance(engine, CpuEngine):
+            if isinstance(engine, PagedEngine):
                 engine.store.flush()
             yield _step(contexts, cache), engine
 
@@ -194,10 +198,11 @@ def _step(contexts: Contexts, cache: Any) -> Callable[[], None]:
 
     def step() -> None:
         number = next(numbers)
-        places = torch.full((contexts.batch, 1), contexts.place + number)
         ids = contexts.ids[:, number : number + 1]
+        places = torch.full_like(ids, contexts.place + number)
         with torch.no_grad():
-            contexts.model(ids, past_key_values=cache, position_ids=places, use_cache=True, logits_to_keep=1)
+            out = contexts.model(ids, past_key_values=cache, position_ids=places, use_cache=True, logits_to_keep=1)
+        out.logits.argmax(-1).tolist()  # a GPU has computed it then
 
     return step
 

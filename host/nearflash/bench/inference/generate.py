@@ -18,11 +18,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from transformers import AutoConfig
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.contexts import Contexts, default_config, random_contexts, random_model, text_contexts
 from nearflash.bench.inference.decode import DecodeCase, measure
+from nearflash.bench.inference.gpu import NO_GPU, on_gpu
 from nearflash.bench.inference.memory_reads import memory_reads
 from nearflash.bench.inference.short_contexts import short_contexts
 from nearflash.bench.offload import mixture, runtime
@@ -46,11 +48,14 @@ POLICIES = {
 AUTO = "auto"
 CONTEXTS = {"8k": 8192, "32k": 32768}
 """Random ones, by part."""
-TEXT, SHORT, MEMORY, OFFLOAD, EXPERTS = "text", "short", "memory", "offload", "experts"
-"""Parts: four English texts, 32,000 tokens of context; 50 and 500 tokens; attention to what is in memory; weights and
-cache on the disk, as planned and otherwise, beside accelerate; a mixture larger than memory."""
+TEXT, SHORT, MEMORY, GPU, OFFLOAD, EXPERTS = "text", "short", "memory", "gpu", "offload", "experts"
+"""Parts: four English texts, 32,000 tokens of context; 50 and 500 tokens; attention to what is in memory; a model on a
+GPU (gpu.py); weights and cache on the disk, as planned and otherwise, beside accelerate; a mixture larger than memory.
+"""
 BATCH = 4
-STEPS = {TEXT: (8, 12), "8k": (1, 5), "32k": (1, 5), SHORT: (0, 0), MEMORY: (0, 0), OFFLOAD: (0, 0), EXPERTS: (0, 0)}
+STEPS = {TEXT: (8, 12), "8k": (1, 5), "32k": (1, 5), GPU: (3, 9)} | dict.fromkeys(
+    (SHORT, MEMORY, OFFLOAD, EXPERTS), (0, 0)
+)
 """Steps that are not counted, which come first, and steps that are."""
 MEMORY_BYTES = 1 << 30
 """For K and V, or what an engine keeps of them."""
@@ -80,10 +85,20 @@ def run(
             yield from ({"part": part, **row} for row in runtime.run(None if model is None else Path(model)))
         elif part == EXPERTS:
             yield from ({"part": part, **row} for row in mixture.measure(Path(tempfile.gettempdir())))
+        elif part == GPU:
+            yield from ({"part": part, **row} for row in _on_gpu(model, profile))
         elif part == MEMORY:
             yield {"part": part, **memory_reads(POLICIES["sparf-page"], profile)}
         else:
             yield from ({"part": part, **row} for row in _part(part, model, profile))
+
+
+def _on_gpu(model: str | None, profile: DriveProfile) -> Iterator[dict[str, Any]]:
+    if not torch.cuda.is_available():
+        yield {"skipped": NO_GPU}
+        return
+    contexts = random_contexts(_random_model(model), CONTEXTS["32k"], BATCH, sum(STEPS[GPU]))
+    yield from on_gpu(contexts, {"sparf-page": POLICIES["sparf-page"]}, MEMORY_BYTES, profile, STEPS[GPU])
 
 
 def _part(part: str, model: str | None, profile: DriveProfile) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ Parts:
     sizes     bytes of the decoder layers' linear weights in every format, against dense 16-bit bytes and the
               entropy bound; perplexity
     decode    GB/s of dense output from memory, on one core and on two, beside a plain copy and zstd
+    gpu       GB/s of dense output on a GPU, beside a copy in its memory
     loading   dense tensors from the disk, compressed and not: does the time shrink as the bytes do?
     forward   a pass of a model of OPT-1.3B's shape with its layers on disk, under a cap of memory, beside accelerate
 
@@ -17,12 +18,12 @@ from typing import Annotated, Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.options import Option
-from nearflash.bench.weights import decode, forward, loading, sizes
+from nearflash.bench.weights import decode, forward, gpu, loading, sizes
 from nearflash.pretrained import SMOLLM2
 
 __all__ = ["run"]
 
-PARTS = SIZES, DECODE, LOADING, FORWARD = "sizes", "decode", "loading", "forward"
+PARTS = SIZES, DECODE, GPU, LOADING, FORWARD = "sizes", "decode", "gpu", "loading", "forward"
 
 
 def run(
@@ -60,6 +61,8 @@ def run(
                 yield from ({"part": part, "model": Path(model).name, **row} for row in measure(model, settings))
             except sizes.MissingModelError as error:
                 yield {"part": part, "model": Path(model).name, "skipped": str(error)}
+    if GPU in parts:
+        yield from ({"part": GPU, **row} for row in gpu.measure())
     if LOADING in parts or FORWARD in parts:
         with forward.large_model(path) as folders:
             if LOADING in parts:
