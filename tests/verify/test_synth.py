@@ -40,7 +40,7 @@ class Pair(wiring.Component):
 def test_cells_and_depth_of_a_known_design() -> None:
     stage = resources(Stage(), "xcup")
     assert (stage.lut, stage.ff, stage.dsp, stage.bram36) == (4, 24 + 4, 0, 0)
-    assert (stage.logic_depth, stage.path) == (1.0, ("LUT6",))
+    assert (stage.logic_depth, stage.path) == (1.0, ("from FDRE held", "LUT6", "to FDRE o"))
 
 
 def test_a_multiplier_is_a_dsp_block() -> None:

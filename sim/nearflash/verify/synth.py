@@ -3,8 +3,8 @@
 What is counted: LUT = LUT1..LUT6, inverters, shift-register LUTs and LUT RAM (by the LUTs that each primitive takes);
 FF = flip-flops; BRAM36 = block RAMs, an 18 Kb one as half; DSP = DSP48 slices. `logic_depth` is the longest register to
 register path in LUT levels; a CARRY4 counts a quarter of a level, a wide multiplexer half, a DSP slice that has no
-registers four; data written to LUT RAM end at its clock. `path` names the cells along that path, each by the signal
-that it drives, where synthesis kept the signal's name.
+registers four; data written to LUT RAM end at its clock. `path` names the register or memory that the path comes from,
+the cells along it, each by the signal that it drives, where synthesis kept the signal's name, and where it ends.
 
 The equal parts of a kernel (lanes, channels) are synthesised once and counted as often as there are, the rest around
 them as black boxes: a fraction of the time, and the same cells but for what equal parts could share (an upper bound).
@@ -53,7 +53,7 @@ _LEVELS = {
 
 @dataclass(frozen=True)
 class Resources:
-    """Cells of one unit; logic_depth in LUT levels; `path`, the cells of its longest path from first to last."""
+    """Cells of one unit; logic_depth in LUT levels; `path`, its longest one from register to register."""
 
     lut: int
     ff: int
@@ -133,18 +133,30 @@ def _longest_path(cells: dict[str, dict[str, Any]]) -> tuple[float, list[str]]:
 
 
 def _names(module: dict[str, Any], path: list[str]) -> tuple[str, ...]:
-    """Type of each cell, and the shortest name that the design gives a signal that it drives."""
+    """Type of each cell, and the shortest name that the design gives a signal that it drives; both ends' first."""
+    cells: dict[str, dict[str, Any]] = module["cells"]
     signals: dict[int, str] = {}
     for name, net in sorted(module["netnames"].items(), key=lambda item: (-len(item[0]), item[0])):
         if not net["hide_name"]:
             signals.update(dict.fromkeys((bit for bit in net["bits"] if isinstance(bit, int)), name))
-    names = []
-    for cell in (module["cells"][name] for name in path):
-        outputs = [bit for port, bits in cell["connections"].items() if cell["port_directions"][port] == "output"
-                   for bit in bits]  # fmt: skip
-        named = sorted({signals[bit] for bit in outputs if bit in signals}, key=lambda name: (len(name), name))
-        names.append(" ".join([cell["type"], *named[:1]]))
-    return tuple(names)
+
+    def named(name: str) -> str:
+        own = sorted({signals[bit] for bit in _bits(cells[name], "output") if bit in signals})
+        return " ".join([cells[name]["type"], *sorted(own, key=len)[:1]])
+
+    if not path:
+        return ()
+    first, last = _bits(cells[path[0]], "input"), _bits(cells[path[-1]], "output")
+    ends = [name for name, cell in cells.items() if _is_register(cell) or cell["type"].startswith("RAM")]
+    before = sorted(named(name) for name in ends if first & _bits(cells[name], "output"))
+    behind = sorted(named(name) for name in ends if last & _bits(cells[name], "input"))
+    return (*(f"from {name}" for name in before[:1]), *map(named, path), *(f"to {name}" for name in behind[:1]))
+
+
+def _bits(cell: dict[str, Any], direction: str) -> set[int]:
+    """Nets of a cell's ports of one direction."""
+    return {bit for port, bits in cell["connections"].items() if cell["port_directions"][port] == direction
+            for bit in bits if isinstance(bit, int)}  # fmt: skip
 
 
 def resources(component: Any, family: str, boxes: str = "") -> Resources:
