@@ -133,7 +133,8 @@ def test_largest_and_scales(rng, count):
 def test_code_on_disk_is_not_of_an_older_primitive(tmp_path):
     """Loops of other modules have the primitives within: they stayed as they were when a primitive had changed."""
     primitives = Path(compiled.__file__).read_text()
-    loop = "from primitives import compiled, scale\n@compiled\ndef loop(x):\n    scale(1, x, 0, 5)\n    return x[0]\n"
+    loop = "from primitives import entry_point, scale\n"
+    loop += "@entry_point\ndef loop(x):\n    scale(1, x, 0, 5)\n    return x[0]\n"
     call = "import numpy as np; from loops import loop; print(loop(np.full(5, 5, np.float32)))"
     line = "        put(x, i, factor * get(x, i))\n"
     assert line in primitives

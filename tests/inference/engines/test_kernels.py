@@ -1,5 +1,9 @@
 """The compiled loops against torch and plain numpy, in float64, at sizes around their tiles."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -332,3 +336,31 @@ def test_heads_choose_by_their_own_scores(rng, each, by_probability):
         assert (taken[head] == want).mean() > 0.97  # two whose keys are alike may be taken for one another
         assert taken[head].sum() == want.sum()
         np.testing.assert_allclose(alpha[head], entries.sum(2)[:, taken[head]].sum(1), rtol=1e-4)
+
+
+ATTENDED = """
+import hashlib
+import numpy as np
+from nearflash.inference import AttentionPolicy, open_engine
+from nearflash.storage.kv import KvShape
+
+rng = np.random.default_rng(1)
+with open_engine(KvShape(1, 4, 32), AttentionPolicy(), tokens=1200, sequences=1) as engine:
+    number = engine.add()
+    engine.append(number, 0, *rng.standard_normal((2, 4, 1100, 32)).astype(np.float16))
+    out = engine.attend(0, [number], rng.standard_normal((1, 4, 2, 32)).astype(np.float16))
+print(hashlib.sha256(out.tobytes()).hexdigest())
+"""
+
+
+def test_code_from_disk_gives_the_bits_of_code_just_compiled(tmp_path):
+    """Two devices' outputs differed in a last bit: one's loops came from disk, the other's were just compiled."""
+    made = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", ATTENDED], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, check=True,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        made.append(done.stdout)
+        assert list(tmp_path.rglob("*.nbc"))
+    assert made[0] == made[1]

@@ -21,14 +21,14 @@ from nearflash.inference.engines import vector_code, vectors
 from nearflash.inference.engines.vectors import LANES, POLYNOMIAL, exponentials_of, exponentials_sum, largest_in
 
 __all__ = [
-    "LOG2E", "LOWEST", "compiled", "dot_half", "exp", "exponentials", "fp16", "fp16_bits", "get", "largest_of", "put",
-    "scale", "sum_of_exponentials", "widen",
+    "LOG2E", "LOWEST", "compiled", "dot_half", "entry_point", "exp", "exponentials", "fp16", "fp16_bits", "get",
+    "largest_of", "put", "scale", "sum_of_exponentials", "widen",
 ]  # fmt: skip
 
 LOG2E = np.float32(vector_code.LOG2E)
 LOWEST = np.float32(-3.0e38)
 """A logit that is none."""
-_OWN = [Path(file) for file in (__file__, vectors.__file__, vector_code.__file__)]
+_OWN = sorted({*Path(__file__).parent.glob("*.py"), Path(vectors.__file__), Path(vector_code.__file__)})
 _DIGEST = hashlib.sha256(b"".join(file.read_bytes() for file in _OWN)).hexdigest()
 _ORDERS = {"reassoc", "contract", "nsz", "arcp"}
 
@@ -94,7 +94,20 @@ def _floor(_: Any, value: Any) -> Any:
 
 
 def compiled(function: Any) -> Any:
-    """Decorator: machine code when first called, kept on disk while its module and those of vectors do not change."""
+    """Decorator: machine code as a part of each entry point that calls it.
+
+    As code of its own there would be a copy in each module that calls it, of which the one counts that was loaded
+    first; and their sums may be in different orders.
+    """
+    return njit(nogil=True, error_model="numpy", fastmath=_ORDERS, forceinline=True)(function)
+
+
+def entry_point(function: Any) -> Any:
+    """Decorator of what Python calls: `compiled`, and kept on disk while the modules that it is made of do not change.
+
+    Entry points call none of each other, so that each is one piece, and gives the same bits from disk as when it was
+    just compiled.
+    """
     made = njit(nogil=True, error_model="numpy", fastmath=_ORDERS, cache=True)(function)
     # numba compares the function's own file alone, but what it calls of these is a part of its code.
     kept = made._cache._cache_file

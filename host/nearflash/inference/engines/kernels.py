@@ -16,6 +16,7 @@ from nearflash.inference.engines.compiled import (
     LOWEST,
     compiled,
     dot_half,
+    entry_point,
     exp,
     exponentials,
     get,
@@ -196,7 +197,7 @@ def _add_taken(
             _add_values(weights, t, step, values, at, stride, out)
 
 
-@compiled
+@entry_point
 def attend_memory(
     q: Any, suffixes: Any, layer: Any, tokens: Any, scaling: Any, softcap: Any, sinks: Any, out: Any
 ) -> None:  # fmt: skip
@@ -217,7 +218,7 @@ def attend_memory(
         finish(sinks[head] if len(sinks) else mean[:0], alpha, mean, largest, total, out[head])
 
 
-@compiled
+@entry_point
 def attend_groups(
     q: Any, kept: Any, new: Any, places: Any, numbers: Any, ends: Any, elements: Any, v_from: Any, stride: Any,
     each: Any, chosen: Any, softcap: Any, largest: Any, total: Any, out: Any,
@@ -251,7 +252,7 @@ def attend_groups(
         begin = ends[head]
 
 
-@compiled
+@entry_point
 def attend_suffixes(
     q: Any, heads: Any, keys: Any, values: Any, chosen: Any, softcap: Any, sinks: Any, alpha: Any, v_mean: Any,
     largest: Any, total: Any, out: Any,
@@ -273,7 +274,7 @@ def attend_suffixes(
         finish(sink, alpha[own], v_mean[head], largest[own], total[own], out[own])
 
 
-@compiled
+@entry_point
 def are_finite(words: Any) -> Any:
     """Whether no fp16 number of a flat array is an infinity or NaN."""
     wrong = 0

@@ -16,6 +16,7 @@ from nearflash.inference.engines.compiled import (
     LOWEST,
     compiled,
     dot_half,
+    entry_point,
     exponentials,
     fp16,
     fp16_bits,
@@ -197,7 +198,7 @@ def choose(
         alpha[a] = share
 
 
-@compiled
+@entry_point
 def choose_heads(
     q: Any, dims: Any, codes: Any, factors: Any, rows: Any, bits: Any, suffix: Any, covered: Any, scaling: Any,
     softcap: Any, each: Any, by_probability: Any, window: Any, top_k: Any, top_p: Any, scores: Any, counts: Any,
