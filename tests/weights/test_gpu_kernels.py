@@ -13,7 +13,6 @@ import torch
 
 from nearflash.abi.bitmap import BitmapHeader, Coding, ElementFormat
 from nearflash.abi.errors import FormatError, ShapeError
-from nearflash.device.backends.host.matrix import read_rows
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.model.weights.bitmap import expand
 from nearflash.weights import gpu as gpu_weights
@@ -29,9 +28,8 @@ def expanded(gpu):
     def expand(stream, out=None):
         """Bit patterns of the dense matrix."""
         data = np.frombuffer(stream, np.uint8).copy()
-        starts = torch.from_numpy(np.concatenate([rows.table for rows in read_rows(data)])).to(gpu)
         header = BitmapHeader.unpack(stream[:64], len(stream))
-        dense = expand_rows(torch.from_numpy(data).to(gpu), starts, header, out)
+        dense = expand_rows(*gpu_weights.on_gpu(data, gpu), header, out)
         return dense.view(torch.int8).cpu().numpy().view(f"<u{dense.itemsize}")
 
     return expand

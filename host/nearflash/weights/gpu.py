@@ -12,7 +12,7 @@ from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.device.backends.host.matrix import read_rows
 from nearflash.weights.gpu_kernels import expand_rows
 
-__all__ = ["expand_stream", "to_gpu", "uploaded"]
+__all__ = ["expand_stream", "on_gpu", "to_gpu"]
 
 _DTYPES = {ElementFormat.FP16: torch.float16, ElementFormat.BF16: torch.bfloat16, ElementFormat.INT8: torch.int8}
 
@@ -21,15 +21,17 @@ def expand_stream(
     data: NDArray[np.uint8], header: BitmapHeader, shape: tuple[int, ...], out: Tensor | None, device: Any
 ) -> Tensor:
     """The dense tensor of a bitmap matrix, on `device` or in `out`. Raises StreamError before anything is copied."""
-    starts = torch.from_numpy(np.concatenate([rows.table for rows in read_rows(data)]))
+    stream, starts = on_gpu(data, device if out is None else out.device)
     out = _target(shape, _DTYPES[header.dense], out, device)
-    expand_rows(uploaded(data, out.device), starts.to(out.device), header, out.view(header.rows, header.columns))
+    expand_rows(stream, starts, header, out.view(header.rows, header.columns))
     return out
 
 
-def uploaded(data: NDArray[np.uint8], device: Any) -> Tensor:
-    """Bytes on `device`; torch warns of memory that is read-only, as that of `bytes` is."""
-    return torch.from_numpy(data if data.flags.writeable else data.copy()).to(device)
+def on_gpu(data: NDArray[np.uint8], device: Any) -> tuple[Tensor, Tensor]:
+    """Stream and starts on `device`, as expand_rows takes them. Raises StreamError before anything is copied."""
+    starts = torch.from_numpy(np.concatenate([rows.table for rows in read_rows(data)]))
+    stream = torch.from_numpy(data if data.flags.writeable else data.copy())  # torch warns of read-only memory
+    return stream.to(device), starts.to(device)
 
 
 def to_gpu(found: NDArray[Any], dtype: str, out: Tensor | None, device: Any) -> Tensor:

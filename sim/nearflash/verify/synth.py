@@ -141,8 +141,8 @@ def _names(module: dict[str, Any], path: list[str]) -> tuple[str, ...]:
             signals.update(dict.fromkeys((bit for bit in net["bits"] if isinstance(bit, int)), name))
 
     def named(name: str) -> str:
-        own = sorted({signals[bit] for bit in _bits(cells[name], "output") if bit in signals})
-        return " ".join([cells[name]["type"], *sorted(own, key=len)[:1]])
+        own = {signals[bit] for bit in _bits(cells[name], "output") if bit in signals}
+        return " ".join([cells[name]["type"], *sorted(own, key=lambda name: (len(name), name))[:1]])
 
     if not path:
         return ()

@@ -219,7 +219,7 @@ def test_entries_are_chosen_as_by_arrays(gpu, entry_tokens, by_probability, keep
     logits.masked_fill_((torch.arange(203) >= tokens[:, None])[:, None], -torch.inf)
     scan = Scan(4, 6, 50000, by_probability, entry_tokens, 32, IndexFormat.INT4, keep_tail)
     top_k, shares = torch.tensor([30, 9, 1]), logits.softmax(dim=-1)
-    windows = torch.tensor([scan.window(count) for count in tokens.tolist()])
+    windows = (tokens % 32 if keep_tail else 0 * tokens).clamp(min=6)
     ranked, factor = (None, PROBABILITY_KEY) if by_probability else (logits.to(gpu), LOG2E)
     keys, weights, of_entries = entry_keys(
         shares.to(gpu), ranked, tokens.to(gpu), windows.to(gpu), entry_tokens, factor

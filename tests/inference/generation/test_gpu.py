@@ -49,15 +49,14 @@ def test_the_tokens_are_those_of_the_cpus_engine(doclm, on_gpu, gpu, tokenizer, 
 
 
 def test_a_query_that_fp16_cannot_hold_is_named(on_gpu, gpu):
-    doclm = on_gpu
-    with opened(doclm, gpu) as engine, NearflashCache(engine, doclm.config) as cache:
+    with opened(on_gpu, gpu) as engine, NearflashCache(engine, on_gpu.config) as cache:
         ids = torch.ones(1, 9, dtype=torch.int64, device=gpu)
         with torch.no_grad():
-            doclm(ids, past_key_values=cache)
-            key = torch.zeros(1, doclm.config.num_key_value_heads, 1, doclm.config.head_dim, device=gpu)
+            on_gpu(ids, past_key_values=cache)
+            key = torch.zeros(1, on_gpu.config.num_key_value_heads, 1, on_gpu.config.head_dim, device=gpu)
             layer = cache.layers[0]
             tokens, _ = layer.update(key, key)
-            query = torch.full((1, doclm.config.num_attention_heads, 1, doclm.config.head_dim), 1e6, device=gpu)
+            query = torch.full((1, on_gpu.config.num_attention_heads, 1, on_gpu.config.head_dim), 1e6, device=gpu)
             with pytest.raises(NonFiniteError, match="query of layer 0 must be finite in fp16"):
                 tokens.attend(query, None, None, None, None)
 

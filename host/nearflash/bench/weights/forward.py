@@ -25,14 +25,14 @@ from nearflash.bench.page_cache import drop, write_back
 from nearflash.bench.weights.decode import disk_rate
 from nearflash.weights.convert import linear_weights, write_model
 
-__all__ = ["DENSE", "LargeModel", "large_model", "measure"]
+__all__ = ["DENSE", "MEDIAN_MAGNITUDE", "LargeModel", "large_model", "measure"]
 
 DENSE = "dense"
 FORMATS = {"bitmap": ("bitmap", 16), "coded-bitmap": ("coded-bitmap", 16), "bitmap-int8": ("coded-bitmap", 8)}
 SHAPE = {"hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192, "num_attention_heads": 32, "vocab_size": 50272,
          "word_embed_proj_dim": 2048, "max_position_embeddings": 2048}  # fmt: skip
 """Of OPT-1.3B. Source: facebook/opt-1.3b, config.json."""
-_MEDIAN = 0.6745
+MEDIAN_MAGNITUDE = 0.6745
 """Of the magnitude of a normal number: half of them are smaller."""
 _LIMIT_BYTES = 3 << 29
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -58,7 +58,7 @@ def large_model(path: Path, shape: dict[str, int] | None = None) -> Iterator[Lar
     names = linear_weights(model)
     for name in names:
         weight = model.get_parameter(name)
-        weight[weight.abs() < _MEDIAN * weight.float().std()] = 0
+        weight[weight.abs() < MEDIAN_MAGNITUDE * weight.float().std()] = 0
     with tempfile.TemporaryDirectory(prefix=".nearflash-opt-", dir=path) as folder:
         formats = {name: Path(folder) / name for name in (DENSE, *FORMATS)}
         for name, target in formats.items():

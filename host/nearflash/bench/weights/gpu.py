@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
+from nearflash.bench.weights.forward import MEDIAN_MAGNITUDE
 from nearflash.bench.weights.sizes import DTYPE_NAMES, FORMATS, settings_of
-from nearflash.device.backends.host.matrix import expand_into, read_rows
+from nearflash.device.backends.host.matrix import expand_into
 from nearflash.pretrained import DTYPES
 from nearflash.weights import compress_tensor
 
@@ -21,8 +22,6 @@ __all__ = ["measure"]
 
 _SIDE = 8192
 _REPEATS = 20
-_MEDIAN = 0.6745
-"""Of the magnitude of a normal number: half of them are smaller."""
 
 
 def measure(side: int = _SIDE) -> Iterator[dict[str, Any]]:
@@ -31,7 +30,7 @@ def measure(side: int = _SIDE) -> Iterator[dict[str, Any]]:
         yield {"skipped": "torch finds no GPU"}
         return
     weights = torch.randn(side, side, generator=torch.Generator().manual_seed(1))
-    weights[weights.abs() < _MEDIAN] = 0
+    weights[weights.abs() < MEDIAN_MAGNITUDE] = 0
     for dtype in DTYPE_NAMES:
         words = weights.to(DTYPES[dtype]).view(torch.int16)
         array = words.numpy().view(np.float16 if dtype == "fp16" else np.uint16)
@@ -57,12 +56,11 @@ def measure(side: int = _SIDE) -> Iterator[dict[str, Any]]:
 
 
 def _expansion(data: Any) -> tuple[list[float], Any]:
-    from nearflash.weights.gpu import uploaded
+    from nearflash.weights.gpu import on_gpu
     from nearflash.weights.gpu_kernels import expand_rows
 
     header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
-    starts = torch.from_numpy(np.concatenate([rows.table for rows in read_rows(data)])).cuda()
-    stream = uploaded(data, "cuda")
+    stream, starts = on_gpu(data, "cuda")
     out = expand_rows(stream, starts, header)
     return _seconds(lambda: expand_rows(stream, starts, header, out)), out
 

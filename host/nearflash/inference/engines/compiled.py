@@ -30,7 +30,7 @@ LOWEST = np.float32(-3.0e38)
 """A logit that is none."""
 _OWN = sorted({*Path(__file__).parent.glob("*.py"), Path(vectors.__file__), Path(vector_code.__file__)})
 _DIGEST = hashlib.sha256(b"".join(file.read_bytes() for file in _OWN)).hexdigest()
-_ORDERS = {"reassoc", "contract", "nsz", "arcp"}
+_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
 
 
 @intrinsic
@@ -99,7 +99,7 @@ def compiled(function: Any) -> Any:
     As code of its own there would be a copy in each module that calls it, of which the one counts that was loaded
     first; and their sums may be in different orders.
     """
-    return njit(nogil=True, error_model="numpy", fastmath=_ORDERS, forceinline=True)(function)
+    return njit(**_OPTIONS, forceinline=True)(function)
 
 
 def entry_point(function: Any) -> Any:
@@ -108,7 +108,7 @@ def entry_point(function: Any) -> Any:
     Entry points call none of each other, so that each is one piece, and gives the same bits from disk as when it was
     just compiled.
     """
-    made = njit(nogil=True, error_model="numpy", fastmath=_ORDERS, cache=True)(function)
+    made = njit(**_OPTIONS, cache=True)(function)
     # numba compares the function's own file alone, but what it calls of these is a part of its code.
     kept = made._cache._cache_file
     kept._source_stamp = (*kept._source_stamp, _DIGEST)

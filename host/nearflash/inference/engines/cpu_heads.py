@@ -97,7 +97,7 @@ class Heads:
         out, softcap = np.zeros(self._q.shape, np.float32), np.float32(form.softcap or 0.0)
         layout, dim = self._layout, self._q.shape[-1]
         elements = layout.group_pages * layout.page_bytes // 2
-        stride, v_from = (2 * dim, dim) if layout.interleaved else (dim, layout.page_bytes // 2)
+        stride, v_from = layout.steps(dim)
         while self._groups:
             groups = self._groups.pop(0).result()
             kept, new = (data.reshape(-1).view(np.uint16) for data in (groups.kept, groups.new))

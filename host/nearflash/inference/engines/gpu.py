@@ -217,6 +217,7 @@ class _Rows:
         part, dims = score_query(q, scan.score_dims, form.scaling)
         scores = part.new_full((*part.shape[:2], max(tokens)), -torch.inf)
         blocks = [count // layout.block_tokens for count in tokens]
+        each = [self._policy.resolve(count, dim, layout) for count in tokens]
         rows = [index.rows(reads, count) if count else () for reads, count in zip(self.reads, blocks, strict=True)]
         later = [
             suffix[0] if reads.suffix_kept else self._unindexed(reads)
@@ -226,8 +227,7 @@ class _Rows:
             q.device, *(self._at(own[part] if own else None for own in rows) for part in range(2)), self._at(later),
             *map(self._of_heads, (
                 blocks, [count * layout.block_tokens for count in blocks], [k.shape[1] for k in later],
-                [self._policy.resolve(count, dim, layout).top_k for count in tokens], tokens,
-                [scan.window(count) for count in tokens],
+                [its.top_k for its in each], tokens, [its.local_window for its in each],
             )),
         )  # fmt: skip
         if any(blocks):
@@ -258,7 +258,6 @@ class _Rows:
         self._engine._joins_stream()
         new = [uploaded(own.new, q.device) if (own.places < 0).any() else None for own in groups]
         suffix_runs = [-(-suffix.shape[2] // _RUN_TOKENS) for suffix in self._suffixes]
-        stride = 2 * dim if layout.interleaved else dim
         ends = flat([reads.tokens for reads in self.reads])
         of_groups = self._group_runs(groups, new)
         number = np.arange(max(suffix_runs))
@@ -270,8 +269,8 @@ class _Rows:
         )
         sent = uploaded_together(q.device, *of_groups, *of_suffixes, ends)
         parts, limit, entry = [], sent.pop(), self._policy.entry_tokens(layout)
-        for runs, each, step in ((sent[:4], layout.group_tokens, stride), (sent[4:], _RUN_TOKENS, dim)):
-            k_at, behind, first, counts = runs
+        of_both = (sent[:4], layout.group_tokens, layout.steps(dim)[0]), (sent[4:], _RUN_TOKENS, dim)
+        for (k_at, behind, first, counts), each, step in of_both:
             if k_at.shape[1]:
                 part = attend_runs(q, k_at, behind, first, counts, limit, each, step, self._chosen, entry, softcap)
                 parts.append(part)
@@ -293,8 +292,7 @@ class _Rows:
         ]  # fmt: skip
         k_at[rows, run] = np.concatenate(at)
         first[rows, run] = np.concatenate([own.number for own in groups]) * layout.group_tokens
-        v_from = self._q.shape[-1] if layout.interleaved else layout.page_bytes // 2
-        return k_at, np.full(len(counts), v_from, np.int64), first, counts
+        return k_at, np.full(len(counts), layout.steps(self._q.shape[-1])[1], np.int64), first, counts
 
     def _of_heads(self, values: Sequence[int]) -> NDArray[np.int64]:
         """Numbers of the sequences for each of their heads, (n,)."""

@@ -102,10 +102,10 @@ class GpuSuffixes:
 
     def of(self, sequences: Sequence[StoredHead]) -> list[Tensor]:
         """K and V (2, H, u, d) of each one's tokens after `flash_tokens`: views of the first u of more."""
+        rooms = [self._room(stored) for stored in sequences]
         lacking, new = [], []
-        for stored in sequences:
-            kept, tokens = self._room(stored), stored.suffix_k.shape[1]
-            if tokens > kept.tokens:
+        for stored, kept in zip(sequences, rooms, strict=True):
+            if (tokens := stored.suffix_k.shape[1]) > kept.tokens:
                 lacking.append((kept, tokens))
                 new += [suffix[:, kept.tokens :].reshape(-1) for suffix in (stored.suffix_k, stored.suffix_v)]
         if lacking:
@@ -114,7 +114,7 @@ class GpuSuffixes:
                 place = kept.kv[:, :, kept.tokens : tokens]
                 place.copy_(sent[: place.numel()].view(place.shape))
                 sent, kept.tokens = sent[place.numel() :], tokens
-        return [self._room(stored).kv[:, :, : stored.suffix_k.shape[1]] for stored in sequences]
+        return [kept.kv[:, :, : stored.suffix_k.shape[1]] for stored, kept in zip(sequences, rooms, strict=True)]
 
     def _room(self, stored: StoredHead) -> _Suffix:
         key = stored.sequence, stored.page_tag.layer

@@ -66,10 +66,6 @@ class Scan:
     form: IndexFormat
     keep_tail: bool = False
 
-    def window(self, tokens: int) -> int:
-        """How many of the last of S = `tokens` are always read."""
-        return max(self.local_window, tokens % self.block_tokens if self.keep_tail else 0)
-
 
 def sparse_attention(
     q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, policy: AttentionPolicy, layout: KvLayout,

@@ -65,6 +65,11 @@ class KvLayout:
         """Pages of a KV page group."""
         return 1 if self.interleaved else 2
 
+    def steps(self, dim: int) -> tuple[int, int]:
+        """Elements of fp16 from a token's K to the next one's in a KV page group, and from a token's K to its V."""
+        layout = self.token_layout(dim)
+        return layout.span(1, value=False)[0] // 2, layout.span(0, value=True)[0] // 2
+
     def token_layout(self, dim: int) -> TokenLayout:
         """Layout of the KV page groups. Raises CommandError where they do not fit a page."""
         return TokenLayout(self.page_bytes, dim, self.group_tokens, self.interleaved)
