@@ -13,8 +13,6 @@ Numerics: fp32 -> the largest exponent field of the block's finite values, or th
 more; equals the scales of nearflash.model.update.state.encode.
 """
 
-from functools import reduce
-
 from amaranth import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -55,13 +53,14 @@ class BlockScale(wiring.Component):
     o : Out stream of struct {group: `state_group`, scale: 8, end: 1}.
     """
 
-    #: Cycles from a block's last group to its first one on `o`.
-    LATENCY = 3
-    #: The same where there are no blocks.
+    #: Cycles of a group from `i` to `o` where there are no blocks.
     LATENCY_ALONE = StreamQueue.LATENCY["distributed"]
 
     def __init__(self, lanes: int, role: str) -> None:
         self.lanes, self._least = lanes, MX8[role].least_scale
+        self._steps = max(1, lanes.bit_length() - 1)
+        #: Cycles from a block's last group to its first one on `o`.
+        self.LATENCY = self._steps + 2
         super().__init__(
             {
                 "blocks": In(1),
@@ -71,27 +70,31 @@ class BlockScale(wiring.Component):
         )
 
     def elaborate(self, platform: object) -> Module:
-        """Two blocks have room, so at most two scales wait; a third may come in the cycle in which one leaves."""
+        """Two blocks have room, so at most two scales wait; a third may come in the cycle in which one leaves.
+
+        The queue also has room for what comes until the first block can leave.
+        """
         m = Module()
         groups = BLOCK_PARAMS // self.lanes
-        m.submodules.groups = queue = StreamQueue(state_group(self.lanes), _BLOCKS * groups)
+        room = max(_BLOCKS * groups, groups + self.LATENCY)
+        m.submodules.groups = queue = StreamQueue(state_group(self.lanes), room)
         m.submodules.scales = scales = StreamQueue(SCALE_BITS, _BLOCKS + 1)
         place_in, place_out = Signal(range(groups)), Signal(range(groups))
         pushed, able = Signal(), Signal()
         wiring.connect(m, wiring.flipped(self.i), queue.i)
         m.d.comb += pushed.eq(self.i.valid & self.i.ready & self.blocks)
 
-        # Cycle 1: the group's largest exponent. Cycle 2: the block's.
-        largest, there, ended = Signal(SCALE_BITS), Signal(), Signal()
-        so_far, known = Signal(SCALE_BITS, init=self._least), Signal()
-        m.d.sync += [
-            largest.eq(reduce(_larger, (self._exponent(lane) for lane in range(self.lanes)))),
-            there.eq(pushed),
-            ended.eq(pushed & (place_in == groups - 1)),
-            known.eq(ended),
-        ]
+        # One comparison a cycle: pairs of lanes, pairs of those, … , the group's largest exponent; then the block's.
+        exponents, there, ended = [self._exponent(lane) for lane in range(self.lanes)], pushed, Signal()
+        m.d.comb += ended.eq(pushed & (place_in == groups - 1))
         with m.If(pushed):
             m.d.sync += place_in.eq(place_in + 1)
+        for step in range(self._steps):
+            exponents = _registers(m, f"largest_{step}", _larger_of_pairs(exponents))
+            there, ended = _registers(m, f"group_{step}", [there, ended])
+        (largest,) = exponents
+        so_far, known = Signal(SCALE_BITS, init=self._least), Signal()
+        m.d.sync += known.eq(ended)
         with m.If(there):
             m.d.sync += so_far.eq(_larger(largest, Mux(known, self._least, so_far)))
         with m.Elif(known):
@@ -120,3 +123,15 @@ class BlockScale(wiring.Component):
 
 def _larger(one: Value, other: Value) -> Value:
     return Mux(one > other, one, other)
+
+
+def _larger_of_pairs(values: list[Value]) -> list[Value]:
+    """Half as many values, or the only one."""
+    return [_larger(*values[at : at + 2]) for at in range(0, len(values), 2)] if len(values) > 1 else values
+
+
+def _registers(m: Module, name: str, values: list[Value]) -> list[Signal]:
+    """Each value a cycle later."""
+    later = [Signal(len(value), name=f"{name}_{at}") for at, value in enumerate(values)]
+    m.d.sync += [register.eq(value) for register, value in zip(later, values, strict=True)]
+    return later

@@ -28,8 +28,8 @@ from nearflash.gateware.bus.read import BurstReader, ReadEvents
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Narrow, pieces
+from nearflash.gateware.stream.half import HalfBuffer
 from nearflash.gateware.stream.join import Join
-from nearflash.gateware.stream.skid import SkidBuffer
 from nearflash.gateware.update.gradient import GradientCommand, GradientSource
 from nearflash.gateware.update.pipeline import input_group
 from nearflash.gateware.update.state_form import FORM_BITS
@@ -101,7 +101,7 @@ class Fetch(wiring.Component):
         config, count = self.config, len(INPUTS)
         group = data.StructLayout({"data": FP32.bits * config.lanes, "last": 1})
         m.submodules.commands = commands = Fork(FetchCommand, count + 1)
-        m.submodules.groups = groups = SkidBuffer(GradientCommand)  # from the adder to the gearboxes, and their ready
+        m.submodules.groups = groups = HalfBuffer(GradientCommand)  # from the adder to the gearboxes
         m.submodules.counts = counts = Fork(GradientCommand, count)
         m.submodules.join = join = Join(dict.fromkeys(INPUTS, group))
         wiring.connect(m, wiring.flipped(self.i_command), commands.i)
@@ -119,7 +119,8 @@ class Fetch(wiring.Component):
         idle = [gradient.idle]
         for index, name in enumerate(INPUTS):
             if name in STATES and len(config.state_formats) > 1:
-                reader = source = self._read_state(m, index, name, commands.o[index], counts.o[index])
+                reader = source = self._read_state(m, index, name, commands.o[index])
+                self._count(m, index, name, counts.o[index], source.i_groups)
             else:
                 reader = self._read(m, index, name, commands.o[index])
                 source = self._narrow(m, index, name, counts.o[index]) if index else gradient
@@ -163,7 +164,7 @@ class Fetch(wiring.Component):
         ]
         return reader
 
-    def _read_state(self, m: Module, index: int, name: str, command: Any, groups: Any) -> StateReader:
+    def _read_state(self, m: Module, index: int, name: str, command: Any) -> StateReader:
         """Reader of m or v, which sees no command where the array is absent."""
         reader = m.submodules[f"read_{name}"] = StateReader(self.config, name)
         wanted = ~self.absent[index]
@@ -174,22 +175,25 @@ class Fetch(wiring.Component):
             reader.i_command.payload.form.eq(command.payload.form),
             reader.i_command.valid.eq(command.valid & wanted),
             command.ready.eq(reader.i_command.ready | ~wanted),
-            reader.i_groups.payload.eq(groups.payload.groups),
-            reader.i_groups.valid.eq(groups.valid & wanted),
-            groups.ready.eq(reader.i_groups.ready | ~wanted),
         ]
         return reader
 
     def _narrow(self, m: Module, index: int, name: str, command: Any) -> Narrow:
-        """Gearbox of one array, which sees no command where the array is absent."""
+        """Gearbox of one array."""
         group_bits = FP32.bits * self.config.lanes
         narrow = m.submodules[f"narrow_{name}"] = Narrow(group_bits, self.config.port_bits // group_bits)
-        m.d.comb += [
-            narrow.i_count.payload.eq(command.payload.groups),
-            narrow.i_count.valid.eq(command.valid & ~self.absent[index]),
-            command.ready.eq(narrow.i_count.ready | self.absent[index]),
-        ]
+        self._count(m, index, name, command, narrow.i_count)
         return narrow
+
+    def _count(self, m: Module, index: int, name: str, command: Any, count: Any) -> None:
+        """The number of groups to one array's gearbox, whose ready hangs on the join; to none where it is absent."""
+        m.submodules[f"count_{name}"] = buffer = HalfBuffer(32)
+        wiring.connect(m, buffer.o, count)
+        m.d.comb += [
+            buffer.i.payload.eq(command.payload.groups),
+            buffer.i.valid.eq(command.valid & ~self.absent[index]),
+            command.ready.eq(buffer.i.ready | self.absent[index]),
+        ]
 
     def _present(self, m: Module, index: int, groups: Any, joined: Any) -> None:
         """Groups to the join; of an absent array there is always one."""

@@ -8,9 +8,8 @@ the lowest bits. In format mx8 (only there) there is a scale for each block: wri
 all of its lanes; `last` with the command's last one. A command comes before its groups and after those of the one
 before; `form` must stay as it is while anything is inside.
 
-Timing: latency of a group LATENCY cycles; in format mx8 from a block's last group to its first one,
-BlockScale.LATENCY - BlockScale.LATENCY_ALONE cycles more; the first group not before its dither (Dither.LATENCY);
-one group a cycle; back-pressure: yes.
+Timing: latency of a group LATENCY cycles; in format mx8 from a block's last group to its first one, as many more as
+BlockScale takes for that; the first group not before its dither (Dither.LATENCY); one group a cycle; back-pressure: yes.
 Numerics: those of ElementEncoder.
 """
 

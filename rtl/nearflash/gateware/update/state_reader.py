@@ -1,7 +1,7 @@
 """State reader: m or v of a command, in any state format, from one memory port to groups of fp32 values.
 
-    bus ─┬─ BurstReader ─ SizedNarrow (elements) ─┬─ StateDecoder ─► o
-         └─ BurstReader ─ SizedNarrow (scales) ───┘
+    bus ─┬─ BurstReader ─ SizedNarrow (elements) ─ SkidBuffer ─┬─ StateDecoder ─► o
+         └─ BurstReader ─ SizedNarrow (scales) ─── HalfBuffer ─┘
 
 Contract: a command of n parameters and a count of groups, ceil(n / lanes), give that many groups, the last one with
 `last`. Lanes of the final group past the n-th parameter hold what lies behind it in memory, within the same beat.
@@ -10,6 +10,8 @@ Scales are read in format mx8 only. Both readers' first bus error is kept, the e
 Timing: one group a cycle while the port does not wait; back-pressure: yes.
 Numerics: those of StateDecoder.
 """
+
+from typing import Any
 
 from amaranth import Cat, Module, Signal
 from amaranth.lib import stream, wiring
@@ -21,7 +23,10 @@ from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader, ReadEvents
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.stream.gearbox import pieces
+from nearflash.gateware.stream.half import HalfBuffer
+from nearflash.gateware.stream.skid import SkidBuffer
 from nearflash.gateware.stream.sized_gearbox import SizedNarrow
+from nearflash.gateware.update.block_scale import SCALE_BITS
 from nearflash.gateware.update.state_decoder import StateDecoder, stored_group
 from nearflash.gateware.update.state_port import StateCommand, state_gearboxes, state_movers
 
@@ -68,29 +73,36 @@ class StateReader(wiring.Component):
         elements, scales = state_movers(m, self, command, "r")
         groups, bytes_ = state_gearboxes(m, config, command, SizedNarrow)
         m.submodules.decoder = decoder = StateDecoder(config.lanes, self._role)
+        # What the decoder takes hangs on the groups of all arrays: a long way, which ends here.
+        m.submodules.stored = stored = SkidBuffer(stored_group(config.lanes))
+        m.submodules.scale = scale = HalfBuffer(SCALE_BITS)
         wiring.connect(m, elements.o, groups.i)
         wiring.connect(m, scales.o, bytes_.i)
         wiring.connect(m, wiring.flipped(self.i_groups), groups.i_count)
-        wiring.connect(m, groups.o, decoder.i)
+        m.submodules.blocks = blocks = HalfBuffer(32)  # from the adder to what the count of scales tells
+        wiring.connect(m, blocks.o, bytes_.i_count)
+        wiring.connect(m, groups.o, stored.i)
+        wiring.connect(m, stored.o, decoder.i)
+        wiring.connect(m, scale.o, decoder.i_scale)
         wiring.connect(m, decoder.o, wiring.flipped(self.o))
 
-        self._command(m, elements, scales, bytes_)
+        self._command(m, elements, scales, blocks.i)
         m.d.comb += [
             decoder.form.eq(command.form),
-            decoder.i_scale.payload.eq(bytes_.o.payload.data),
-            decoder.i_scale.valid.eq(bytes_.o.valid),
-            bytes_.o.ready.eq(decoder.i_scale.ready),
+            scale.i.payload.eq(bytes_.o.payload.data),
+            scale.i.valid.eq(bytes_.o.valid),
+            bytes_.o.ready.eq(scale.i.ready),
         ]
         return m
 
-    def _command(self, m: Module, elements: BurstReader, scales: BurstReader, bytes_: SizedNarrow) -> None:
+    def _command(self, m: Module, elements: BurstReader, scales: BurstReader, blocks: Any) -> None:
         """Taken when all can take it."""
         command = self.i_command.payload
         able, mx8 = Signal(), command.form == StateFormat.MX8.code
         m.d.comb += [
-            able.eq(elements.i_command.ready & (scales.i_command.ready & bytes_.i_count.ready | ~mx8)),
+            able.eq(elements.i_command.ready & (scales.i_command.ready & blocks.ready | ~mx8)),
             self.i_command.ready.eq(able),
             elements.i_command.valid.eq(self.i_command.valid & able),
-            bytes_.i_count.payload.eq(pieces(command.params, BLOCK_PARAMS)),
-            Cat(scales.i_command.valid, bytes_.i_count.valid).eq((self.i_command.valid & able & mx8).replicate(2)),
+            blocks.payload.eq(pieces(command.params, BLOCK_PARAMS)),
+            Cat(scales.i_command.valid, blocks.valid).eq((self.i_command.valid & able & mx8).replicate(2)),
         ]
