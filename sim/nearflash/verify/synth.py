@@ -11,6 +11,9 @@ them as black boxes: a fraction of the time, and the same cells but for what equ
 The longest path is the longer one of both. Between lanes and rest there are only wires from or to registers; a
 channel's streams also have logic on both sides, and a path through both is not seen.
 
+The mapper is told that wires are slow (_WIRE_PS), so that it looks for few levels: by its own delays the read of a block
+RAM takes as long as five levels, and it lets all other paths have as many.
+
 Limits: estimates before placement. Yosys maps UltraScale+ carries to CARRY4 and packs DSP blocks less tightly than
 vendor tools. No timing is claimed.
 """
@@ -39,6 +42,8 @@ _EXAMPLES = """examples:
   nearflash synth update --family xcup --config smartssd
   nearflash synth attend --family xc7 --config zynq7045 --json
 """
+_WIRE_PS = 1500
+"""Delay of a wire that mapping reckons with."""
 FAMILIES = {"xc7": "7-series and Zynq-7000", "xcup": "UltraScale+"}
 
 _LUTS_PER_CELL = {
@@ -72,6 +77,7 @@ def _synthesise(text: str, family: str, boxes: str = "") -> dict[str, Any]:
         source, netlist, log = (Path(folder) / name for name in ("top.il", "top.json", "log"))
         source.write_text(text)
         passes = [f"read_rtlil {source}", *([f"blackbox {boxes}"] if boxes else ()),
+                  f"scratchpad -set synth_xilinx.abc9.W {_WIRE_PS}",
                   f"synth_xilinx -flatten -noiopad -family {family} -top top",
                   f"write_json {netlist}"]  # fmt: skip
         script = f"from pyosys import libyosys as y; d = y.Design()\nfor p in {passes!r}: y.run_pass(p, d)"

@@ -5,9 +5,7 @@ from typing import Any
 from nearflash.gateware.stream.half import HalfBuffer
 from nearflash.verify.proofs.harness import ProofHarness
 from nearflash.verify.proofs.proof import Proof
-from nearflash.verify.proofs.properties import (
-    buffer_harness,
-)
+from nearflash.verify.proofs.properties import buffer_harness
 
 __all__ = ["PROOF", "build_proof"]
 
