@@ -57,6 +57,28 @@ def test_a_multiplier_is_a_dsp_block() -> None:
     assert resources(Multiplier(), "xc7").dsp == 1
 
 
+def test_the_enable_of_an_operand_that_a_dsp_block_registers_is_no_path_through_it() -> None:
+    class Held(wiring.Component):
+        a: In(16)
+        b: In(16)
+        enables: In(24)
+        o: Out(1)
+
+        def elaborate(self, platform: object) -> Module:
+            """The product and a comparison behind it take less than the parities of the enable and the product."""
+            m = Module()
+            a, b, enables = (Signal.like(port, reset_less=True) for port in (self.a, self.b, self.enables))
+            m.d.sync += enables.eq(self.enables)
+            with m.If(enables.xor()):
+                m.d.sync += [a.eq(self.a), b.eq(self.b)]
+            m.d.sync += self.o.eq((a * b)[-6:].any())
+            return m
+
+    found = resources(Held(), "xc7")
+    assert (found.dsp, found.logic_depth) == (1, 5.0)
+    assert found.path[0].startswith("DSP48E1")
+
+
 def test_black_boxes_and_their_cells_add_up_to_the_whole() -> None:
     whole, stage = resources(Pair(), "xcup"), resources(Stage(), "xcup")
     rest = resources(Pair(), "xcup", boxes="top.stage_*")

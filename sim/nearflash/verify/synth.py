@@ -11,8 +11,8 @@ them as black boxes: a fraction of the time, and the same cells but for what equ
 The longest path is the longer one of both. Between lanes and rest there are only wires from or to registers; a
 channel's streams also have logic on both sides, and a path through both is not seen.
 
-The mapper is told that wires are slow (_WIRE_PS), so that it looks for few levels: by its own delays the read of a block
-RAM takes as long as five levels, and it lets all other paths have as many.
+The mapper is told that wires are slow (_WIRE_PS), so that it looks for few levels: by its own delays the read of a
+block RAM takes as long as five levels, and it lets all other paths have as many.
 
 Limits: estimates before placement. Yosys maps UltraScale+ carries to CARRY4 and packs DSP blocks less tightly than
 vendor tools. No timing is claimed.
@@ -90,14 +90,20 @@ def _synthesise(text: str, family: str, boxes: str = "") -> dict[str, Any]:
 
 
 def _is_register(cell: dict[str, Any]) -> bool:
-    kind, parameters = cell["type"], cell["parameters"]
-    if kind.startswith("DSP48"):
-        return any(int(str(parameters.get(name, "0")), 2) for name in ("MREG", "PREG"))
-    return kind not in _LEVELS or _LEVELS[kind] == 0.0
+    if cell["type"].startswith("DSP48"):
+        return _has(cell, "MREG") or _has(cell, "PREG")
+    return cell["type"] not in _LEVELS or _LEVELS[cell["type"]] == 0.0
+
+
+def _has(cell: dict[str, Any], register: str) -> bool:
+    """Whether a DSP slice has this one of its registers."""
+    return int(str(cell["parameters"].get(register, "0")), 2) != 0
 
 
 def _is_clocked(cell: dict[str, Any], port: str) -> bool:
-    """Whether an input acts only at a clock edge: the write port of LUT RAM."""
+    """Whether an input acts only at a clock edge: the write port of LUT RAM; an operand's register of a DSP slice."""
+    if cell["type"].startswith("DSP48"):
+        return port.startswith(("CE", "RST", "CLK")) or (port in ("A", "B", "C", "D") and _has(cell, f"{port}REG"))
     return cell["type"].startswith("RAM") and (port == "D" or port.startswith(("DI", "WE", "WCLK")))
 
 
@@ -152,17 +158,18 @@ def _names(module: dict[str, Any], path: list[str]) -> tuple[str, ...]:
 
     if not path:
         return ()
-    first, last = _bits(cells[path[0]], "input"), _bits(cells[path[-1]], "output")
+    first, last = _bits(cells[path[0]], "input", clocked=False), _bits(cells[path[-1]], "output")
     ends = [name for name, cell in cells.items() if _is_register(cell) or cell["type"].startswith("RAM")]
     before = sorted(named(name) for name in ends if first & _bits(cells[name], "output"))
     behind = sorted(named(name) for name in ends if last & _bits(cells[name], "input"))
     return (*(f"from {name}" for name in before[:1]), *map(named, path), *(f"to {name}" for name in behind[:1]))
 
 
-def _bits(cell: dict[str, Any], direction: str) -> set[int]:
-    """Nets of a cell's ports of one direction."""
-    return {bit for port, bits in cell["connections"].items() if cell["port_directions"][port] == direction
-            for bit in bits if isinstance(bit, int)}  # fmt: skip
+def _bits(cell: dict[str, Any], direction: str, *, clocked: bool = True) -> set[int]:
+    """Nets of a cell's ports of one direction; without `clocked`, not of those that act only at a clock edge."""
+    ports = [port for port in cell["connections"] if cell["port_directions"][port] == direction]
+    return {bit for port in ports if clocked or not _is_clocked(cell, port) for bit in cell["connections"][port]
+            if isinstance(bit, int)}  # fmt: skip
 
 
 def resources(component: Any, family: str, boxes: str = "") -> Resources:

@@ -9,7 +9,8 @@ all of its lanes; `last` with the command's last one. A command comes before its
 before; `form` must stay as it is while anything is inside.
 
 Timing: latency of a group LATENCY cycles; in format mx8 from a block's last group to its first one, as many more as
-BlockScale takes for that; the first group not before its dither (Dither.LATENCY); one group a cycle; back-pressure: yes.
+BlockScale takes for that; the first group not before its dither (Dither.LATENCY); one group a cycle; back-pressure:
+yes.
 Numerics: those of ElementEncoder.
 """
 

@@ -24,8 +24,8 @@ from nearflash.gateware.bus.read import BurstReader, ReadEvents
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.stream.gearbox import pieces
 from nearflash.gateware.stream.half import HalfBuffer
-from nearflash.gateware.stream.skid import SkidBuffer
 from nearflash.gateware.stream.sized_gearbox import SizedNarrow
+from nearflash.gateware.stream.skid import SkidBuffer
 from nearflash.gateware.update.block_scale import SCALE_BITS
 from nearflash.gateware.update.state_decoder import StateDecoder, stored_group
 from nearflash.gateware.update.state_port import StateCommand, state_gearboxes, state_movers
