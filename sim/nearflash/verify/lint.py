@@ -1,7 +1,8 @@
-"""`nearflash bitstream lint`: Verilator's warnings and Yosys' checks on the Verilog that vendor tools get.
+"""`nearflash bitstream lint`: Verilator's warnings on the Verilog that vendor tools get, Yosys' checks on its source.
 
-Verilator runs with -Wall; WAIVERS has every kind of warning that is let through, and why. Yosys reads the same file,
-flattens it and checks for undriven wires, several drivers and combinational loops; nothing of that is let through.
+Verilator runs with -Wall; WAIVERS has every kind of warning that is let through, and why. Yosys takes the RTLIL that
+the Verilog is written from (it would read the Verilog of a kernel with NAND for a quarter of an hour), flattens it and
+checks for undriven wires, several drivers and combinational loops; nothing of that is let through.
 """
 
 import re
@@ -62,12 +63,13 @@ class LintReport:
 
 
 def lint(design: FlatDesign, name: str) -> LintReport:
-    """Write the design's Verilog and check it with both tools."""
+    """Check a design with both tools."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{design.top}.v"
-        design.write_verilog(path)
-        waived, complaints = verilator_warnings(path, design.top)
-        return LintReport(name, waived, (*complaints, *yosys_problems(path, design.top)))
+        verilog, rtlil = (Path(folder) / f"{design.top}{suffix}" for suffix in (".v", ".il"))
+        design.write_verilog(verilog)
+        rtlil.write_text(design.rtlil)
+        waived, complaints = verilator_warnings(verilog, design.top)
+        return LintReport(name, waived, (*complaints, *yosys_problems(rtlil, design.top)))
 
 
 def verilator_warnings(path: Path, top: str) -> tuple[Counter[str], list[str]]:
@@ -87,8 +89,8 @@ def verilator_warnings(path: Path, top: str) -> tuple[Counter[str], list[str]]:
 
 
 def yosys_problems(path: Path, top: str) -> list[str]:
-    """What Yosys' `check` finds in a Verilog file, its modules flattened; it runs in a process of its own."""
-    passes = [f"read_verilog {path}", f"hierarchy -check -top {top}", "proc", "flatten", "opt_clean", "check"]
+    """What Yosys' `check` finds in an RTLIL file, its modules flattened; it runs in a process of its own."""
+    passes = [f"read_rtlil {path}", f"hierarchy -check -top {top}", "proc", "flatten", "opt_clean", "check"]
     script = f"from pyosys import libyosys as y; d = y.Design()\nfor p in {passes!r}: y.run_pass(p, d)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
