@@ -1,8 +1,9 @@
 """Resource counts and logic depth on designs whose cells are known."""
 
 import pytest
-from amaranth import Module, Signal
+from amaranth import Cat, Module, Signal
 from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.errors import ConfigError
@@ -77,6 +78,30 @@ def test_the_enable_of_an_operand_that_a_dsp_block_registers_is_no_path_through_
     found = resources(Held(), "xc7")
     assert (found.dsp, found.logic_depth) == (1, 5.0)
     assert found.path[0].startswith("DSP48E1")
+
+
+def test_the_write_address_of_a_lut_ram_is_no_path_to_what_it_reads() -> None:
+    class Table(wiring.Component):
+        address: In(4)
+        keys: In(24)
+        word: In(4)
+        o: Out(1)
+
+        def elaborate(self, platform: object) -> Module:
+            """The write address takes two LUT levels; a read and what is made of it take three."""
+            m = Module()
+            keys, word, address = (Signal.like(port, reset_less=True) for port in (self.keys, self.word, self.address))
+            m.submodules.words = words = Memory(shape=4, depth=16, init=[])
+            write, read = words.write_port(), words.read_port(domain="comb")
+            m.d.sync += [keys.eq(self.keys), word.eq(self.word), address.eq(self.address)]
+            m.d.sync += self.o.eq((read.data == word) ^ address.any())
+            m.d.comb += [write.addr.eq(Cat(keys[0:8].xor(), keys[8:16].xor(), keys[16:24].xor(), keys[3:11].xor())),
+                         write.data.eq(word), write.en.eq(1), read.addr.eq(address)]  # fmt: skip
+            return m
+
+    found = resources(Table(), "xc7")
+    assert found.logic_depth == 3.0
+    assert found.path[1].startswith("RAM"), "from a register of the read address"
 
 
 def test_black_boxes_and_their_cells_add_up_to_the_whole() -> None:

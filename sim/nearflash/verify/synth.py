@@ -3,8 +3,9 @@
 What is counted: LUT = LUT1..LUT6, inverters, shift-register LUTs and LUT RAM (by the LUTs that each primitive takes);
 FF = flip-flops; BRAM36 = block RAMs, an 18 Kb one as half; DSP = DSP48 slices. `logic_depth` is the longest register to
 register path in LUT levels; a CARRY4 counts a quarter of a level, a wide multiplexer half, a DSP slice that has no
-registers four; data written to LUT RAM end at its clock. `path` names the register or memory that the path comes from,
-the cells along it, each by the signal that it drives, where synthesis kept the signal's name, and where it ends.
+registers four; what is written to LUT RAM, its address, and operands that a DSP slice registers end at the clock.
+`path` names the register or memory that the path comes from, the cells along it, each by the signal that it drives,
+where synthesis kept the signal's name, and where it ends.
 
 The equal parts of a kernel (lanes, channels) are synthesised once and counted as often as there are, the rest around
 them as black boxes: a fraction of the time, and the same cells but for what equal parts could share (an upper bound).
@@ -101,9 +102,14 @@ def _has(cell: dict[str, Any], register: str) -> bool:
 
 
 def _is_clocked(cell: dict[str, Any], port: str) -> bool:
-    """Whether an input acts only at a clock edge: the write port of LUT RAM; an operand's register of a DSP slice."""
+    """Whether an input acts only at a clock edge: the write port of LUT RAM; an operand's register of a DSP slice.
+
+    ADDRD of a RAM32M or RAM64M is the write address, and reads as well where DOD is connected (AMD UG953).
+    """
     if cell["type"].startswith("DSP48"):
         return port.startswith(("CE", "RST", "CLK")) or (port in ("A", "B", "C", "D") and _has(cell, f"{port}REG"))
+    if port == "ADDRD" and cell["type"].startswith(("RAM32M", "RAM64M")):
+        return not cell["connections"].get("DOD")
     return cell["type"].startswith("RAM") and (port == "D" or port.startswith(("DI", "WE", "WCLK")))
 
 
