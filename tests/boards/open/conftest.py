@@ -1,6 +1,7 @@
 """A small database in prjxray's formats, of a part with four tiles."""
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,44 @@ def database(tmp_path: Path) -> PartDatabase:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return PartDatabase(tmp_path / "database", "desk7clg1-1")
+
+
+_BUILT_IN = 100
+"""Of names in a chip database, those that nextpnr has itself."""
+
+
+def _chip_file(tiles, version=6, magic=0xCA7CA7):
+    names = [*tiles, *(name for wires in tiles.values() for name in wires)]
+    chip, tile_at = 4, 4 + 84
+    wire_at = tile_at + 40 * len(tiles)
+    wires = [(name, kind) for each in tiles.values() for name, kind in each.items()]
+    ids_at = wire_at + 48 * len(wires)
+    pointers_at = ids_at + 12
+    text = bytearray(pointers_at + 4 * len(names))
+
+    def put(offset, *values):
+        struct.pack_into(f"<{len(values)}i", text, offset, *values)
+
+    put(0, chip)
+    put(chip, magic, version)
+    put(chip + 28, tile_at - chip - 28, len(tiles))
+    put(chip + 76, ids_at - chip - 76)
+    put(ids_at, _BUILT_IN, pointers_at - ids_at - 4, len(names))
+    for index, name in enumerate(names):
+        put(pointers_at + 4 * index, len(text) - pointers_at - 4 * index)
+        text += name.encode() + b"\0"
+    place = wire_at
+    for index, (tile, own) in enumerate(tiles.items()):
+        at = tile_at + 40 * index
+        put(at, _BUILT_IN + names.index(tile))
+        put(at + 12, place - at - 12, len(own))
+        place += 48 * len(own)
+    for index, (name, kind) in enumerate(wires):
+        put(wire_at + 48 * index, _BUILT_IN + names.index(name), kind)
+    return bytes(text)
+
+
+@pytest.fixture
+def chip_file():
+    """Bytes of a chip database for nextpnr with the tiles given, {tile: {wire: kind}}; nothing else is in it."""
+    return _chip_file

@@ -79,7 +79,8 @@ def board(database, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def programs(tmp_path):
+def programs(tmp_path, chip_file):
+    (tmp_path / "desk7").write_bytes(chip_file({}))
     return StandIn(tmp_path, dict.fromkeys(PACKAGES, "1.0"))
 
 

@@ -53,16 +53,36 @@ class Recorder(SidPrograms):
         return self.root / f"{device}.bin"
 
 
-def test_nextpnr_gets_part_constraints_aim_and_a_fixed_seed(tmp_path):
-    routed, fasm = route(Recorder(tmp_path, {}), "xc7z020clg400-1", "xc7z020", tmp_path / "top.json",
-                         tmp_path / "top.xdc", freq_hz=83_300_000, seed=7)  # fmt: skip
+def routed_call(folder):
+    """What `route` returns, and the options that nextpnr got."""
+    made = route(Recorder(folder, {}), "xc7z020clg400-1", "xc7z020", folder / "top.json", folder / "top.xdc",
+                 freq_hz=83_300_000, seed=7)  # fmt: skip
+    return made, json.loads((folder / "call.json").read_text())
+
+
+def test_nextpnr_gets_part_constraints_aim_and_a_fixed_seed(tmp_path, chip_file):
+    (tmp_path / "xc7z020.bin").write_bytes(chip_file({}))
+    (routed, fasm), (program, *options) = routed_call(tmp_path)
     assert routed == parse_report(REPORT) and fasm == tmp_path / "top.fasm"
-    program, *options = json.loads((tmp_path / "call.json").read_text())
     assert program == "nextpnr-himbaechel-xilinx"
     pairs = dict(zip(options[::2], options[1::2], strict=False))
     assert (pairs["--device"], pairs["--freq"], pairs["--seed"]) == ("xc7z020clg400-1", "83.3", "7")
     assert f"xdc={tmp_path}/top.xdc" in options and f"fasm={tmp_path}/top.fasm" in options
     assert "--randomize-seed" not in options
+
+
+def test_nextpnr_gets_the_corrected_chip_database(tmp_path, chip_file):
+    (tmp_path / "xc7z020.bin").write_bytes(chip_file({"INT_L": {"IMUX_L0": 1}}))
+    _, options = routed_call(tmp_path)
+    assert options[options.index("--chipdb") + 1] == f"{tmp_path}/top.chipdb.bin"
+    assert (tmp_path / "top.chipdb.bin").read_bytes() == (tmp_path / "xc7z020.bin").read_bytes()
+
+
+def test_a_chip_database_of_another_version_is_used_as_it_is_with_a_warning(tmp_path, chip_file):
+    (tmp_path / "xc7z020.bin").write_bytes(chip_file({}, version=7))
+    with pytest.warns(match="nets of the processor block take seconds each to route: .* of version 6, not 0xca7ca7, 7"):
+        _, options = routed_call(tmp_path)
+    assert options[options.index("--chipdb") + 1] == f"{tmp_path}/xc7z020.bin"
 
 
 def test_constraints_place_each_port():

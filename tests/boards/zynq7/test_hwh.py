@@ -86,7 +86,7 @@ def test_the_processor_system_has_the_clock_and_the_ports_that_are_used(root, ke
     assert found["PCW_FPGA0_PERIPHERAL_FREQMHZ"] == found["PSU__CRL_APB__PL0_REF_CTRL__ACT_FREQMHZ"] == "90.909090"
     assert {found[f"PCW_FCLK{index}_PERIPHERAL_CLKSRC"] for index in range(4)} == {"IO PLL"}
     assert [found[f"PCW_FPGA_FCLK{index}_ENABLE"] for index in range(4)] == ["1", "0", "0", "0"]
-    used = {"update": 4, "attend": 1, "expand": 2}[kernel]
+    used = {"update": 2, "attend": 1, "expand": 2}[kernel]
     assert [found[f"PCW_USE_S_AXI_HP{index}"] for index in range(4)] == ["1"] * used + ["0"] * (4 - used)
     assert {name for name in found if name.endswith("DATA_WIDTH")} == {
         f"PCW_S_AXI_HP{index}_DATA_WIDTH" for index in range(used)

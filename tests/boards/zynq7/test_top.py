@@ -86,4 +86,6 @@ print(hashlib.sha256(text.encode()).hexdigest())"""
 
 def test_a_processor_system_has_as_many_memory_ports_as_are_used():
     assert [len(Ps7(count).hp) for count in (1, 4)] == [1, 4]
-    assert len(ZynqTop(config("update-pynq-z2")).system.ports) == 4
+    shared = [["m_axi_gmem0", "m_axi_gmem1"], ["m_axi_gmem2", "m_axi_gmem3"]]
+    assert ZynqTop(config("update-pynq-z2")).system.ports == shared
+    assert ZynqTop(config("expand-pynq-z2")).system.ports == [["m_axi_gmem0"], ["m_axi_gmem1"]]

@@ -1,18 +1,21 @@
 """Place and route with nextpnr, and what its report states: highest clock, critical path, sites used."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import FormatError
+from nearflash.boards.open.chip_database import correct_processor
 from nearflash.boards.open.packages import SidPrograms
 
 __all__ = ["Routed", "constraints", "parse_report", "route"]
 
-#: Options that give the same result for the same netlist and the same nextpnr.
-_OPTIONS = ("--placer", "static", "--router", "router2", "--timing-allow-fail")
+#: Options that give the same result for the same netlist and the same nextpnr. The alternate weights make a wire that
+#: several nets want dear from the first iteration on: with the usual ones the nets of a full column never settle.
+_OPTIONS = ("--placer", "static", "--router", "router2", "--router2-alt-weights", "--timing-allow-fail")
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,18 @@ def route(
 ) -> tuple[Routed, Path]:
     """Place and route a netlist; returns the report and the FASM file, beside the netlist.
 
+    Warns where nextpnr's chip database is of a version that cannot be corrected, and routes with it as it is.
     Raises ToolsError where nextpnr fails.
     """
-    fasm, report, log = (netlist.with_suffix(suffix) for suffix in (".fasm", ".report.json", ".nextpnr.log"))
+    suffixes = (".fasm", ".report.json", ".nextpnr.log", ".chipdb.bin")
+    fasm, report, log, database = (netlist.with_suffix(suffix) for suffix in suffixes)
+    try:
+        correct_processor(programs.chip_database(device), database)
+    except FormatError as error:
+        database = programs.chip_database(device)
+        warnings.warn(f"nets of the processor block take seconds each to route: {error}", stacklevel=2)
     programs.run(
-        "nextpnr-himbaechel-xilinx", "--device", part, "--chipdb", programs.chip_database(device), "--json", netlist,
+        "nextpnr-himbaechel-xilinx", "--device", part, "--chipdb", database, "--json", netlist,
         "--vopt", f"xdc={xdc}", "--vopt", f"fasm={fasm}", "--report", report, "--freq", f"{freq_hz / 1e6:g}",
         "--seed", str(seed), *_OPTIONS, log=log,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from nearflash.abi.errors import ConfigError
 from nearflash.abi.fields import Access, Register
 from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.boards.zynq7.ps7 import HP_PORTS
-from nearflash.boards.zynq7.system import CONTROL_ADDRESS
+from nearflash.boards.zynq7.system import CONTROL_ADDRESS, USED_HP_PORTS
 from nearflash.device.bitstreams.board import Board
 
 __all__ = ["FCLK_SOURCE_HZ", "ClockDividers", "dividers", "hwh_text"]
@@ -96,7 +96,7 @@ def _bus(module: Element, name: str, direction: str, width_bits: int) -> None:
 
 
 def _processor(modules: Element, build: KernelConfig, clock: ClockDividers) -> None:
-    used = build.ports  # type: ignore[attr-defined]
+    used = min(build.ports, USED_HP_PORTS)  # type: ignore[attr-defined]
     parameters: dict[str, object] = {
         "PCW_FPGA0_PERIPHERAL_FREQMHZ": f"{clock.clock_hz / 1e6:.6f}",
         **{f"PCW_FPGA_FCLK{index}_ENABLE": int(index == 0) for index in range(_FCLKS)},
