@@ -35,10 +35,10 @@ _PROCESSOR = "PSS"
 class _Database:
     """A chip database in memory."""
 
-    text: bytearray
+    content: bytearray
 
     def number(self, offset: int) -> int:
-        found: int = struct.unpack_from("<i", self.text, offset)[0]
+        found: int = struct.unpack_from("<i", self.content, offset)[0]
         return found
 
     def target(self, offset: int) -> int:
@@ -60,7 +60,7 @@ class _Database:
             if index < built_in:
                 return ""  # nextpnr's own names are not in the file
             first = self.target(strings[index - built_in])
-            return self.text[first : self.text.index(0, first)].decode()
+            return self.content[first : self.content.index(0, first)].decode()
 
         for tile in self.array(chip + _CHIP_TILES, _TILE_BYTES):
             kind = name(self.number(tile))
@@ -92,7 +92,7 @@ def correct_processor(source: Path, path: Path) -> int:
         outputs = {kinds[_OUTPUT], kinds[_OUTBOUND]}
         for tile, _, offset in wires:
             if tile.startswith(_PROCESSOR) and database.number(offset) in outputs:
-                struct.pack_into("<i", database.text, offset, kinds[_BETWEEN])
+                struct.pack_into("<i", database.content, offset, kinds[_BETWEEN])
                 changed += 1
-    path.write_bytes(database.text)
+    path.write_bytes(database.content)
     return changed

@@ -27,8 +27,8 @@ __all__ = ["CONTROL_ADDRESS", "USED_HP_PORTS", "ZynqSystem"]
 
 #: Where the processors see the kernel's registers.
 CONTROL_ADDRESS = 0x4000_0000
-#: Ports of the processor system that a kernel gets at most: two of them carry 3.2 GB/s at 100 MHz, half of it each way,
-#: as much as a Zynq-7000's DDR memory gives, and half the wires of four.
+#: Ports of the processor system that a kernel gets at most. At 100 MHz two of them carry 1.6 GB/s each way; the DDR
+#: memory of a PYNQ-Z2 gives 2.1 GB/s in all, so that four would be no faster, and have twice the wires.
 USED_HP_PORTS = 2
 
 
