@@ -82,13 +82,17 @@ def test_only_routed_experts_are_read(mixture, prompts):
     assert both < 0.6 * whole
 
 
-def test_the_budget_is_kept(mixture, prompts):
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_budget_is_kept(mixture, prompts, overlap):
     folder, _ = mixture("qwen3_moe")
     size = expert_buffer(folder)
-    few = generate(folder, prompts(4), policy(), max_new_tokens=4, expert_bytes=3 * size).report
-    more = generate(folder, prompts(4), policy(), max_new_tokens=4, expert_bytes=9 * size).report
+    few, more = (
+        generate(folder, prompts(4), policy(overlap=overlap), max_new_tokens=4, expert_bytes=count * size).report
+        for count in (3, 9)
+    )
     assert more.peak_bytes["gpu"] - few.peak_bytes["gpu"] == 6 * size
-    assert more.link_bytes["experts disk to host"] < few.link_bytes["experts disk to host"]
+    if not overlap:  # with it, wrong guesses are read too, as many as the machine has time for
+        assert more.link_bytes["experts disk to host"] < few.link_bytes["experts disk to host"]
 
 
 def test_counts_are_kept_beside_the_model(mixture, prompts):
