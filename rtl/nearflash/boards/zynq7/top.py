@@ -11,7 +11,7 @@ from amaranth.lib.wiring import Out
 
 from nearflash.abi.config import KernelConfig
 from nearflash.boards.zynq7.ps7 import Ps7
-from nearflash.boards.zynq7.system import USED_HP_PORTS, ZynqSystem
+from nearflash.boards.zynq7.system import ZynqSystem
 
 __all__ = ["ZynqTop"]
 
@@ -23,15 +23,15 @@ class ZynqTop(wiring.Component):
 
     Parameters
     ----------
-    build, git_revision, hp_ports : as of ZynqSystem.
+    build, git_revision : as of ZynqSystem.
 
     Members
     -------
     led : Out, the light.
     """
 
-    def __init__(self, build: KernelConfig, git_revision: int = 0, *, hp_ports: int = USED_HP_PORTS) -> None:
-        self.system = ZynqSystem(build, git_revision, hp_ports=hp_ports)
+    def __init__(self, build: KernelConfig, git_revision: int = 0) -> None:
+        self.system = ZynqSystem(build, git_revision)
         super().__init__({"led": Out(1)})
 
     def elaborate(self, platform: object) -> Module:
