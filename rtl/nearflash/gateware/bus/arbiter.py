@@ -8,7 +8,8 @@ Contract: every burst of every master goes out once; responses, which come in or
 master whose burst they belong to. A master that requests waits for at most one burst of each other one. At most
 `max_outstanding` bursts are in flight. Reset needs a reset of the slave too, for beats may be in flight.
 
-Timing: LATENCY cycle from a master's `arvalid` to that of the bus, 0 cycles for R; a burst a cycle; back-pressure: yes.
+Timing: LATENCY cycle from a master's `arvalid` to that of the bus, one more until its beats may pass, 0 cycles for R; a
+burst a cycle; back-pressure: yes.
 Limits: a master that does not take its beats blocks the others: the masters here have room for what they request.
 Source: AMBA AXI specification, IHI 0022, clauses A3.2 (handshake) and A5 (ordering).
 """

@@ -12,7 +12,7 @@ __all__ = ["owner_queue", "share_address"]
 
 
 def owner_queue(count: int, max_outstanding: int) -> StreamQueue:
-    """Queue of the owners, one of `count` masters each, of `max_outstanding` bursts.
+    """Queue of the owners, one of `count` masters each, of `max_outstanding` bursts; the oldest one is in a register.
 
     Raises ValueError for a parameter below 2.
     """
@@ -20,7 +20,7 @@ def owner_queue(count: int, max_outstanding: int) -> StreamQueue:
         raise ValueError(f"count must be at least 2 masters, not {count!r}")
     if max_outstanding < 2:
         raise ValueError(f"max_outstanding must be at least 2 bursts, not {max_outstanding!r}")
-    return StreamQueue(range(count), max_outstanding)
+    return StreamQueue(range(count), max_outstanding, memory="block")
 
 
 def share_address(
@@ -32,8 +32,7 @@ def share_address(
 ) -> None:
     """Join the address channels `prefix` ("ar" or "aw") of the masters `ports` to that of `bus`, by round robin.
 
-    Each burst's owner goes into all queues `owners`. The first of them must be the one that it leaves last: there is
-    room for a burst where that one has room.
+    Each burst's owner goes into all queues `owners`.
     """
     count = len(ports)
     valid, ready = f"{prefix}valid", f"{prefix}ready"
@@ -50,7 +49,7 @@ def share_address(
                     with m.If(getattr(ports[(before + step) % count], valid)):
                         m.d.comb += chosen.eq((before + step) % count)
     m.d.comb += [
-        room.eq((bus_ready | ~bus_valid) & owners[0].i.ready),
+        room.eq((bus_ready | ~bus_valid) & Cat(queue.i.ready for queue in owners).all()),
         requested.eq(room & Cat(getattr(port, valid) for port in ports).any()),
     ]
     for queue in owners:

@@ -9,8 +9,8 @@ beats are in the queue, so W never makes the bus wait. W does not wait for AW's 
 `max_outstanding` bursts wait for a response. `idle` rises only after the last one. Beats without a command wait in
 the queue. Reset needs a reset of the slave too, for bursts may be in flight.
 
-Timing: LATENCY cycle from the last beat of a command's first burst to `awvalid` when the command came before; one beat
-a cycle as long as the slave responds within max_outstanding bursts; one burst every 2 cycles; back-pressure: yes.
+Timing: LATENCY cycles from the last beat of a command's first burst to `awvalid` when the command came before; one beat
+a cycle as long as the slave responds within max_outstanding bursts; one burst every 3 cycles; back-pressure: yes.
 Limits: full beats only, with byte strobes; the bits of the address inside a beat are ignored.
 Source: AMBA AXI specification, IHI 0022, chapters A3 and A5.
 """
@@ -68,7 +68,7 @@ class BurstWriter(wiring.Component):
     """
 
     #: Cycles from the last beat of a command's first burst to `awvalid`.
-    LATENCY = 1
+    LATENCY = 2
 
     def __init__(
         self,
@@ -107,24 +107,29 @@ class BurstWriter(wiring.Component):
         m.submodules.bursts = bursts = StreamQueue(ADDRESS_BITS, self.max_outstanding)
         # In the queue, in no burst yet. W may empty places before AW took the burst that frees them: one burst more.
         unclaimed_beats = Signal(range(self.queue_beats + split.block_beats + 1))
-        complete, begun, pushed, sent = Signal(), Signal(), Signal(), Signal()
+        enough = Signal()
+        complete = Signal()
+        begun, pushed, sent = Signal(), Signal(), Signal()
         burst = split.o.payload
         wiring.connect(m, wiring.flipped(self.i_command), split.i)
         wiring.connect(m, wiring.flipped(self.i), queue.i)
 
-        # A burst begins when all of its beats are there.
+        # A burst begins when all of its beats are there; they stay, so a register may say so.
         to_address, to_data = fork.o
         m.d.comb += [
-            complete.eq(burst.length < unclaimed_beats),
+            enough.eq(burst.length < unclaimed_beats),
             fork.i.payload.eq(burst),
-            fork.i.valid.eq(split.o.valid & complete & bursts.i.ready),
+            fork.i.valid.eq(complete & bursts.i.ready),
             begun.eq(fork.i.valid & fork.i.ready),
             split.o.ready.eq(begun),
             bursts.i.payload.eq(burst.address),
             bursts.i.valid.eq(begun),
             pushed.eq(self.i.valid & self.i.ready),
         ]
-        m.d.sync += unclaimed_beats.eq(left_beats(unclaimed_beats, begun, burst, pushed))
+        m.d.sync += [
+            complete.eq(split.o.valid & enough & ~begun),
+            unclaimed_beats.eq(left_beats(unclaimed_beats, begun, burst, pushed)),
+        ]
 
         # AW.
         drive_address(m, bus, "aw", to_address.payload)
@@ -141,7 +146,7 @@ class BurstWriter(wiring.Component):
             self.events.beat.eq(sent),
             self.events.wait_address.eq(bus.awvalid & ~bus.awready),
             self.events.wait_data.eq(bus.wvalid & ~bus.wready),
-            self.events.wait_producer.eq(split.o.valid & ~complete),
+            self.events.wait_producer.eq(split.o.valid & ~enough),
         ]
         return m
 

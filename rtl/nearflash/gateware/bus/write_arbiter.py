@@ -9,8 +9,8 @@ responses, which come in order (one identifier), go back to the master whose bur
 waits for at most one burst of each other one. At most `max_outstanding` bursts are in flight. Reset needs a reset of
 the slave too, for bursts may be in flight.
 
-Timing: LATENCY cycle from a master's `awvalid` to that of the bus and until its data may pass, 0 cycles for W and B; a
-burst a cycle; back-pressure: yes.
+Timing: LATENCY cycle from a master's `awvalid` to that of the bus, one more until its data may pass, 0 cycles for W and
+B; a burst a cycle; back-pressure: yes.
 Limits: a master that does not give its data or take its responses blocks the others: the masters here have a burst's
 data before they request.
 Source: AMBA AXI specification, IHI 0022, clauses A3.2 (handshake) and A5 (ordering).

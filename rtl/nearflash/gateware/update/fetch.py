@@ -1,9 +1,9 @@
 """Fetch: reads gradients and state from four memory ports and joins them into groups of lanes.
 
-    gmem0 ─ BurstReader ─ GradientSource ─ g ─┐
-    gmem1 ─ BurstReader ─ Narrow ───────── p ─┼─ Join ─► o
-    gmem2 ─ BurstReader ─ Narrow ───────── m ─┤
-    gmem3 ─ BurstReader ─ Narrow ───────── v ─┘
+    gmem0 ─ BurstReader ─ GradientSource ─ g ─ queue ─┐
+    gmem1 ─ BurstReader ─ Narrow ───────── p ─ queue ─┼─ Join ─► o
+    gmem2 ─ BurstReader ─ Narrow ───────── m ─ queue ─┤
+    gmem3 ─ BurstReader ─ Narrow ───────── v ─ queue ─┘
 
 In a build with narrow state formats m and v come through a StateReader each.
 
@@ -30,6 +30,7 @@ from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Narrow, pieces
 from nearflash.gateware.stream.half import HalfBuffer
 from nearflash.gateware.stream.join import Join
+from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.gateware.update.gradient import GradientCommand, GradientSource
 from nearflash.gateware.update.pipeline import input_group
 from nearflash.gateware.update.state_form import FORM_BITS
@@ -74,7 +75,7 @@ class Fetch(wiring.Component):
     clear : In, forgets errors. error : array of four Out BusError.
     events : array of four Out ReadEvents. wait : Out, bit k: the join waits for stream k.
     fault : Out, StreamFault of the gradients; stands until the next command.
-    idle : Out, all readers and the gradient source are idle.
+    idle : Out, all readers and the gradient source are idle, and all groups have left.
     """
 
     def __init__(self, config: UpdateConfig) -> None:
@@ -131,8 +132,8 @@ class Fetch(wiring.Component):
                 self.error[index].eq(reader.error),
                 self.events[index].eq(reader.events),
             ]
-            self._present(m, index, source.o, getattr(join.i, name))
-            idle.append(reader.idle)
+            queue = self._present(m, index, source.o, getattr(join.i, name))
+            idle += [reader.idle, ~queue.o.valid]
 
         m.d.comb += [
             self.idle.eq(Cat(idle).all()),
@@ -195,11 +196,14 @@ class Fetch(wiring.Component):
             command.ready.eq(buffer.i.ready | self.absent[index]),
         ]
 
-    def _present(self, m: Module, index: int, groups: Any, joined: Any) -> None:
-        """Groups to the join; of an absent array there is always one."""
+    def _present(self, m: Module, index: int, groups: Any, joined: Any) -> StreamQueue:
+        """Groups to the join, over a queue that keeps its logic from the reader's; an absent array always has one."""
+        m.submodules[f"present_{INPUTS[index]}"] = queue = StreamQueue(joined.payload.shape(), 2)
+        wiring.connect(m, groups, queue.i)
         m.d.comb += [
-            joined.payload.eq(groups.payload),
-            joined.valid.eq(groups.valid | self.absent[index]),
-            groups.ready.eq(joined.ready),
+            joined.payload.eq(queue.o.payload),
+            joined.valid.eq(queue.o.valid | self.absent[index]),
+            queue.o.ready.eq(joined.ready),
             self.wait[index].eq(self.o.ready & ~joined.valid),
         ]
+        return queue

@@ -21,7 +21,7 @@ Source: Kingma & Ba 2015; Chen et al. 2023; Smart-Infinity (HPCA'24), section V;
 
 from typing import Any
 
-from amaranth import C, Cat, Module, Mux
+from amaranth import C, Cat, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -83,6 +83,16 @@ class LaneScalars(data.Struct):
     denominator_factor: RawLayout(FACTOR_BITS)
 
 
+class _Chosen(data.Struct):
+    """What the program's fields choose, in registers: behind them operands pass through it and a unit's first stage."""
+
+    decay_gradient: 1
+    decay_scale: 1
+    ratio: 1
+    lookahead: 1
+    sign: 1
+
+
 ONE = RAW.const({"sig": 1 << 23})
 
 
@@ -102,7 +112,8 @@ class Lane(wiring.Component):
     Members
     -------
     i : In, LaneInput.
-    program : In, PROGRAM bits; scalars : In, LaneScalars. Both must not change while parameters are inside.
+    program : In, PROGRAM bits; scalars : In, LaneScalars. Both must not change while parameters are inside, `program`
+        not in the cycle before the first one either.
     o : Out, LaneOutput of the `i` of LATENCY cycles ago.
     """
 
@@ -126,18 +137,27 @@ class Lane(wiring.Component):
             - units["second_moment"].ARRIVAL["b"]
             + max(units[name].LATENCY for name in ("pack_p", "copy"))
         )
+        self._chosen = Signal(_Chosen)
         super().__init__()
 
     def elaborate(self, platform: object) -> Module:
         """In dataflow order; `Datapath` inserts the delays."""
         m = Module()
         path = Datapath(m)
+        mode, direction, chosen = self.program.decay_mode, self.program.direction, self._chosen
+        m.d.sync += [
+            chosen.decay_gradient.eq(mode == DecayMode.GRADIENT),
+            chosen.decay_scale.eq(mode == DecayMode.SCALE),
+            chosen.ratio.eq(direction == Direction.RATIO),
+            chosen.lookahead.eq(direction == Direction.LOOKAHEAD),
+            chosen.sign.eq(direction == Direction.SIGN),
+        ]
         g, p, exp_avg, exp_avg_sq = (
             self._call(path, f"unpack_{name}", i=Timed(self.i[name], 0)) for name in ("g", "p", "m", "v")
         )
         g, p = self._decay(path, g, p)
         # Lion's other average takes the place of v.
-        second = Timed(select(self.program.direction == Direction.SIGN, exp_avg.value, exp_avg_sq.value), exp_avg.cycle)
+        second = Timed(select(self._chosen.sign, exp_avg.value, exp_avg_sq.value), exp_avg.cycle)
         exp_avg = self._first_moment(path, g, exp_avg)
         exp_avg_sq = self._second_moment(path, g, second)
         p = self._parameter(path, g, p, exp_avg, exp_avg_sq)
@@ -159,17 +179,15 @@ class Lane(wiring.Component):
 
     def _decay(self, path: Datapath, g: Timed, p: Timed) -> tuple[Timed, Timed]:
         """Weight decay: on the parameter (AdamW) or into the gradient (L2)."""
-        mode = self.program.decay_mode
         minus_zero = RAW.const({"sign": 1, "zero": 1})
-        addend = select(mode == DecayMode.GRADIENT, g.value, p.value)
-        addend = select(mode == DecayMode.SCALE, minus_zero, addend)
+        addend = select(self._chosen.decay_gradient, g.value, p.value)
+        addend = select(self._chosen.decay_scale, minus_zero, addend)
         addend = Timed(addend, p.cycle)
         result = self._call(path, "decay", a=p, b=self.scalars.decay, c=addend, fused=self.program.decay_fused)
-        into_g = mode == DecayMode.GRADIENT
         late_g, late_p = path.delay(g, result.cycle), path.delay(p, result.cycle)
         return (
-            Timed(select(into_g, result.value, late_g), result.cycle),
-            Timed(select(into_g, late_p, result.value), result.cycle),
+            Timed(select(self._chosen.decay_gradient, result.value, late_g), result.cycle),
+            Timed(select(self._chosen.decay_gradient, late_p, result.value), result.cycle),
         )
 
     def _first_moment(self, path: Datapath, g: Timed, exp_avg: Timed) -> Timed:
@@ -186,7 +204,7 @@ class Lane(wiring.Component):
         """v' = v_decay·v + (v_gain·g)·g or + (g·g)·v_gain or, for a sign, + g·v_gain."""
         square_first, gain = self.program.v_square_first, self.scalars.v_gain
         factor = select(square_first, g.value, gain)
-        factor = select(self.program.direction == Direction.SIGN, ONE, factor)
+        factor = select(self._chosen.sign, ONE, factor)
         product = self._call(path, "product", a=g, b=Timed(factor, g.cycle))
         late_g = path.delay(g, product.cycle)
         return self._call(
@@ -196,8 +214,7 @@ class Lane(wiring.Component):
 
     def _parameter(self, path: Datapath, g: Timed, p: Timed, exp_avg: Timed, exp_avg_sq: Timed) -> Timed:
         """p' = p + post_scale·(pre_scale·m' / (factor·sqrt(v') + eps)), or another quotient, by `direction`."""
-        scalars, direction = self.scalars, self.program.direction
-        lookahead = direction == Direction.LOOKAHEAD
+        scalars, lookahead = self.scalars, self._chosen.lookahead
         root = self._call(path, "root", a=exp_avg_sq)
         late_g, late_m, late_v = (path.delay(x, root.cycle) for x in (g, exp_avg, exp_avg_sq))
         denominator = self._call(
@@ -205,10 +222,10 @@ class Lane(wiring.Component):
             b=scalars.denominator_factor, c=Timed(select(lookahead, late_g, scalars.eps), root.cycle),
             fused=self.program.denominator_fused,
         )  # fmt: skip
-        moment = Timed(select(direction == Direction.SIGN, _sign(late_v), late_m), root.cycle)
+        moment = Timed(select(self._chosen.sign, _sign(late_v), late_m), root.cycle)
         numerator = self._call(path, "numerator", a=moment, b=scalars.pre_scale)
         dividend = select(lookahead, denominator.value, path.delay(numerator, denominator.cycle))
-        divisor = select(direction == Direction.RATIO, denominator.value, ONE)
+        divisor = select(self._chosen.ratio, denominator.value, ONE)
         quotient = self._call(
             path, "quotient", a=Timed(dividend, denominator.cycle), b=Timed(divisor, denominator.cycle)
         )

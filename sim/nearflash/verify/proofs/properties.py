@@ -117,6 +117,7 @@ class BurstLog:
 class OwnerLog:
     """Who of two owns each burst that was begun and has not ended: `count` of them, and the `first` and `second` one's.
 
+    `waits` tells whether one of them was begun before the cycle before: the queue of owners shows the first one then.
     owner: that of the burst that begins. most: bursts that may be open.
     """
 
@@ -125,7 +126,8 @@ class OwnerLog:
         owners = Array(Signal(name=f"{name}_{n}") for n in range(most + 2))
         self.count = Signal(range(most + 2), name=f"{name}_count")
         self.first, self.second = owners[0], owners[1]
-        m.d.sync += self.count.eq(self.count + begins - ends)
+        self.waits = Signal(name=f"{name}_waits")
+        m.d.sync += [self.count.eq(self.count + begins - ends), self.waits.eq(self.count > ends)]
         with m.If(ends):
             m.d.sync += [owners[n].eq(owners[n + 1]) for n in range(most)]
         with m.If(begins):

@@ -50,11 +50,12 @@ def build_proof() -> ProofHarness:
     harness.prove("same_burst", ~bus.arvalid | (Cat(bus.araddr, bus.arlen) == expected))
     harness.prove("outstanding_kept", owners.count <= _OUTSTANDING)
     for index, port in enumerate(dut.port):
-        harness.prove(f"response_to_owner_{index}", port.rvalid == (responds & (owners.first == index)))
+        harness.prove(f"response_to_owner_{index}", port.rvalid == (responds & owners.waits & (owners.first == index)))
         harness.prove(f"response_same_{index}", (port.rdata == bus.rdata) & (port.rlast == bus.rlast))
         other, passed = taken[1 - index][0], Signal(name=f"passed_{index}")
         harness.m.d.sync += passed.eq(port.arvalid & ~taken[index][0] & (passed | other))
         harness.prove(f"fair_{index}", ~(passed & other))
+    harness.prove("waits_for_its_owner", owners.waits | ~bus.rready)
     harness.prove("not_after_reset", ~harness.was_reset | ~bus.arvalid)
     harness.prove("inner_level", harness.probe("owners.level", 2) == owners.count)
     harness.no_paths.append((bus.arready, bus.arvalid))

@@ -64,6 +64,8 @@ def build_proof() -> ProofHarness:
     harness.prove("inner_index", harness.probe("index", 8) == data.index)
     harness.prove("inner_written", written + data.count == begun + waited)
     harness.prove("inner_due", due == data.beats_left)
+    complete = harness.probe("complete", 1)
+    harness.prove("inner_complete", ~complete | (harness.probe("split.o__valid", 1) & harness.probe("enough", 1)))
     harness.prove("inner_level", level + waiting == unclaimed + due + Mux(fresh, waiting, 0))
     harness.cover("two_bursts_in_flight", (begun == _OUTSTANDING) & (written == 0))
     harness.cover("data_before_address", sent & waits & bus.awvalid)
