@@ -40,6 +40,7 @@ from nearflash.gateware.attention.engine.interfaces import (
     RequestKind,
     SelectCommand,
 )
+from nearflash.gateware.stream.half import HalfBuffer
 from nearflash.gateware.stream.merge import Merge
 from nearflash.gateware.stream.queue import StreamQueue
 
@@ -258,7 +259,9 @@ class ContextTable(wiring.Component):
         m.submodules.merge = merge = Merge(Done, max(2, self.config.channels))
         m.submodules.dones = dones = StreamQueue(merge.o.payload.shape(), 4)
         for index, i in enumerate(self.i_done):
-            wiring.connect(m, wiring.flipped(i), merge.i[index])
+            m.submodules[f"done_{index}"] = buffer = HalfBuffer(Done)  # keeps the channel's logic from the merge
+            wiring.connect(m, wiring.flipped(i), buffer.i)
+            wiring.connect(m, buffer.o, merge.i[index])
         wiring.connect(m, merge.o, dones.i)
         done, source = dones.o.payload.item, dones.o.payload.source
         credit = (done.kind == RequestKind.INDEX) & ~self.expired

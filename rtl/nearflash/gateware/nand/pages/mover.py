@@ -216,15 +216,20 @@ class PageMover(wiring.Component):
                     MEMORY=spoilt.memory & ~result.erase,
                     MISDIRECTED=spoilt.misdirected & ~result.erase,
                 )
-                m.next = "COMPLETE"
+                m.d.sync += self._completing.eq(1)
+                m.next = "PLACE"
             with m.Elif(pages.valid):
                 m.d.comb += pages.ready.eq(1)
                 m.d.sync += [self._page.eq(pages.payload), self._number.eq(pages.payload.item.number)]
-                m.d.sync += self._again.eq(1)
-                m.next = "LOAD"
+                m.d.sync += [self._again.eq(1), self._completing.eq(0)]
+                m.next = "PLACE"
             with m.Elif(self.active & self.i.valid & can_go):
-                m.d.sync += [self._number.eq(self.i.payload), self._again.eq(0)]
-                m.next = "LOAD"
+                m.d.sync += [self._number.eq(self.i.payload), self._again.eq(0), self._completing.eq(0)]
+                m.next = "PLACE"
+        with m.State("PLACE"):
+            m.next = "LOAD"
+            with m.If(self._completing):
+                m.next = "COMPLETE"
 
     def _load(self, m: Module) -> None:
         """The record comes; a new one goes to its channel, or ends at once, or has to be fetched again later."""
@@ -249,7 +254,8 @@ class PageMover(wiring.Component):
             with m.If(reader.error.seen | ~is_legal(record, self.config)):
                 m.d.comb += self.i.ready.eq(1)
                 self._fail(m, MEMORY=reader.error.seen, DESCRIPTOR=~reader.error.seen)
-                m.next = "COMPLETE"
+                m.d.sync += self._completing.eq(1)
+                m.next = "PLACE"
             with m.Elif(self._can_go(record.channel, read)):
                 m.d.comb += [self.i.ready.eq(1), goes.eq(1)]
                 m.d.sync += self._reading.eq(read)
@@ -286,13 +292,14 @@ class PageMover(wiring.Component):
             with m.If(~page.read):  # its lun has yet to say how it went
                 m.next = "DECIDE"
             with m.Elif(writer.idle):
-                m.next = "COMPLETE"
+                m.d.sync += self._completing.eq(1)
+                m.next = "PLACE"
 
     def _complete(self, m: Module) -> None:
         """A completion is written, and answered before the next one."""
         writer = self._writer
         with m.State("COMPLETE"):
-            m.d.comb += [self._completing.eq(1), writer.clear.eq(1), writer.i_command.valid.eq(1)]
+            m.d.comb += [writer.clear.eq(1), writer.i_command.valid.eq(1)]
             with m.If(writer.i_command.ready):
                 m.next = "WRITE"
         with m.State("WRITE"):
