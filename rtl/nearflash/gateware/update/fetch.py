@@ -5,7 +5,7 @@
     gmem2 ─ BurstReader ─ Narrow ───────── m ─ queue ─┤
     gmem3 ─ BurstReader ─ Narrow ───────── v ─ queue ─┘
 
-In a build with narrow state formats m and v come through a StateReader each.
+In a build with narrow state formats m and v come through a StateReader each, without a queue behind it.
 
 Contract: a command of n parameters gives ceil(n / lanes) groups, the final one with `last`. Lanes of the final group
 past the n-th parameter hold what lies behind it in memory, within the same beat. Of a bad Top-K stream `fault` tells;
@@ -132,8 +132,12 @@ class Fetch(wiring.Component):
                 self.error[index].eq(reader.error),
                 self.events[index].eq(reader.events),
             ]
-            queue = self._present(m, index, source.o, getattr(join.i, name))
-            idle += [reader.idle, ~queue.o.valid]
+            shown = source.o
+            idle.append(reader.idle)
+            if reader is not source:  # a StateReader's groups come from registers
+                shown = self._queue(m, name, source.o)
+                idle.append(~shown.valid)
+            self._present(m, index, shown, getattr(join.i, name))
 
         m.d.comb += [
             self.idle.eq(Cat(idle).all()),
@@ -196,14 +200,17 @@ class Fetch(wiring.Component):
             command.ready.eq(buffer.i.ready | self.absent[index]),
         ]
 
-    def _present(self, m: Module, index: int, groups: Any, joined: Any) -> StreamQueue:
-        """Groups to the join, over a queue that keeps its logic from the reader's; an absent array always has one."""
-        m.submodules[f"present_{INPUTS[index]}"] = queue = StreamQueue(joined.payload.shape(), 2)
+    def _queue(self, m: Module, name: str, groups: Any) -> Any:
+        """A queue between one array's gearbox and the join, which keeps their logic apart."""
+        queue = m.submodules[f"present_{name}"] = StreamQueue(groups.payload.shape(), 2)
         wiring.connect(m, groups, queue.i)
+        return queue.o
+
+    def _present(self, m: Module, index: int, groups: Any, joined: Any) -> None:
+        """Groups to the join; of an absent array there is always one."""
         m.d.comb += [
-            joined.payload.eq(queue.o.payload),
-            joined.valid.eq(queue.o.valid | self.absent[index]),
-            queue.o.ready.eq(joined.ready),
+            joined.payload.eq(groups.payload),
+            joined.valid.eq(groups.valid | self.absent[index]),
+            groups.ready.eq(joined.ready),
             self.wait[index].eq(self.o.ready & ~joined.valid),
         ]
-        return queue

@@ -49,7 +49,7 @@ def state_movers(m: Module, port: Any, command: Any, channel: Literal["r", "w"])
     """Readers or writers of the elements and of the scales, behind an arbiter at the bus of `port`.
 
     Drives the payloads of their commands from the StateCommand `command`, and what `port` (a StateReader or
-    StateWriter) says of both: `idle`, `error` and `events`.
+    StateWriter) says of both: `idle`, a cycle late where it rises, `error` and `events`.
     """
     config = port.config
     mover, arbiter_of = _KINDS[channel]
@@ -71,11 +71,12 @@ def state_movers(m: Module, port: Any, command: Any, channel: Literal["r", "w"])
         elements.i_command.payload.beats.eq(_element_beats(command, config.port_bytes)),
         scales.i_command.payload.address.eq(command.scale_address),
         scales.i_command.payload.beats.eq(_scale_beats(command, config.port_bytes)),
-        port.idle.eq(elements.idle & scales.idle),
         port.error.eq(Mux(elements.error.seen, elements.error.as_value(), scales.error.as_value())),
         port.events.eq(elements.events),
         port.events.beat.eq(getattr(port.bus, f"{channel}valid") & getattr(port.bus, f"{channel}ready")),
     ]
+    taken = elements.i_command.valid & elements.i_command.ready
+    m.d.sync += port.idle.eq(elements.idle & scales.idle & ~taken)
     return elements, scales
 
 
