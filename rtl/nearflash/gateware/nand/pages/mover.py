@@ -104,6 +104,7 @@ class PageMover(wiring.Component):
         self._record, self._number, self._faults = Signal(OPERATION), Signal(NUMBER_BITS), Signal(_FAULT_BITS)
         self._page, self._again = Signal(ChannelPage), Signal()  # that is moved; its record is read for the second time
         self._moving, self._completing = Signal(), Signal()  # the next transfer is of a page; of a completion
+        self._place = Signal(64)  # byte address of the record or completion, a cycle after its number
         self._kept = Signal()  # its record came; else it moves all the same, for its channel waits
         self._completions = Signal(NUMBER_BITS)  # written
         # The record that could not go when it was fetched, so that it is fetched again when it can.
@@ -141,12 +142,13 @@ class PageMover(wiring.Component):
             writer.i.payload.data.eq(Mux(transfer.o_memory.valid, transfer.o_memory.payload, completion)),
         ]
         table = Mux(self._completing, self.completions_address, self.operations_address)
-        place = Mux(self._completing, self._number << _COMPLETION_LOG2, self._number << _RECORD_LOG2)
+        offset = Mux(self._completing, self._number << _COMPLETION_LOG2, self._number << _RECORD_LOG2)
+        m.d.sync += self._place.eq(table + offset)
         page_beats = (self._page.item.codewords << 6) + (self._page.item.codewords << 1)
         for lun, beats in ((reader, _RECORD_BEATS), (writer, 1)):
             command = lun.i_command.payload
             m.d.comb += [
-                command.address.eq(Mux(self._moving, self._record.address, table + place)),
+                command.address.eq(Mux(self._moving, self._record.address, self._place)),
                 command.beats.eq(Mux(self._moving, page_beats, beats)),
             ]
         with m.If(self.begin):
