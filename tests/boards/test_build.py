@@ -74,7 +74,7 @@ def test_the_package_stays_where_tools_are_missing(calls, monkeypatch, tmp_path)
 def test_the_open_flow_builds_one_kernel_or_all(calls):
     board = load_board("pynq-z2")
     assert len(list(subject.build_board(board))) == len(board.kernels)
-    assert [given[1] for _, given in calls] == ["update", "attend", "expand"]
+    assert [given[1] for _, given in calls] == ["update", "expand", "attend"]
     assert len(list(subject.build_board(board, "attend"))) == 1 and calls[-1][1][1] == "attend"
 
 
