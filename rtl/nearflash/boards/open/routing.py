@@ -15,7 +15,7 @@ __all__ = ["Routed", "constraints", "parse_report", "route"]
 
 #: Options that give the same result for the same netlist and the same nextpnr. The alternate weights make a wire that
 #: several nets want dear from the first iteration on: with the usual ones the nets of a full column never settle. Then
-#: connections that are later than the clock allows are routed anew.
+#: it reroutes connections that are later than the clock allows.
 _OPTIONS = (
     "--placer", "static", "--router", "router2", "--router2-alt-weights", "--tmg-ripup", "--timing-allow-fail",
 )  # fmt: skip

@@ -75,7 +75,7 @@ class Fetch(wiring.Component):
     clear : In, forgets errors. error : array of four Out BusError.
     events : array of four Out ReadEvents. wait : Out, bit k: the join waits for stream k.
     fault : Out, StreamFault of the gradients; stands until the next command.
-    idle : Out, all readers and the gradient source are idle, and all groups have left.
+    idle : Out, all readers and the gradient source are idle, and the queues empty.
     """
 
     def __init__(self, config: UpdateConfig) -> None:

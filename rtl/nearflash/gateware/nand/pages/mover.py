@@ -218,17 +218,16 @@ class PageMover(wiring.Component):
                     MEMORY=spoilt.memory & ~result.erase,
                     MISDIRECTED=spoilt.misdirected & ~result.erase,
                 )
-                m.d.sync += self._completing.eq(1)
-                m.next = "PLACE"
+                self._place_of(m, completion=True)
             with m.Elif(pages.valid):
                 m.d.comb += pages.ready.eq(1)
                 m.d.sync += [self._page.eq(pages.payload), self._number.eq(pages.payload.item.number)]
-                m.d.sync += [self._again.eq(1), self._completing.eq(0)]
-                m.next = "PLACE"
+                m.d.sync += self._again.eq(1)
+                self._place_of(m, completion=False)
             with m.Elif(self.active & self.i.valid & can_go):
-                m.d.sync += [self._number.eq(self.i.payload), self._again.eq(0), self._completing.eq(0)]
-                m.next = "PLACE"
-        with m.State("PLACE"):
+                m.d.sync += [self._number.eq(self.i.payload), self._again.eq(0)]
+                self._place_of(m, completion=False)
+        with m.State("PLACE"):  # _place is that of the number from the next cycle on
             m.next = "LOAD"
             with m.If(self._completing):
                 m.next = "COMPLETE"
@@ -256,8 +255,7 @@ class PageMover(wiring.Component):
             with m.If(reader.error.seen | ~is_legal(record, self.config)):
                 m.d.comb += self.i.ready.eq(1)
                 self._fail(m, MEMORY=reader.error.seen, DESCRIPTOR=~reader.error.seen)
-                m.d.sync += self._completing.eq(1)
-                m.next = "PLACE"
+                self._place_of(m, completion=True)
             with m.Elif(self._can_go(record.channel, read)):
                 m.d.comb += [self.i.ready.eq(1), goes.eq(1)]
                 m.d.sync += self._reading.eq(read)
@@ -294,8 +292,7 @@ class PageMover(wiring.Component):
             with m.If(~page.read):  # its lun has yet to say how it went
                 m.next = "DECIDE"
             with m.Elif(writer.idle):
-                m.d.sync += self._completing.eq(1)
-                m.next = "PLACE"
+                self._place_of(m, completion=True)
 
     def _complete(self, m: Module) -> None:
         """A completion is written, and answered before the next one."""
@@ -315,6 +312,11 @@ class PageMover(wiring.Component):
                 with m.If(writer.error.seen & ~self.lost):
                     m.d.sync += [self.lost.eq(1), self.error.eq(writer.error)]
                 m.next = "DECIDE"
+
+    def _place_of(self, m: Module, *, completion: bool) -> None:
+        """The next states, which begin with an address: the operation's completion, or its record."""
+        m.d.sync += self._completing.eq(completion)
+        m.next = "PLACE"
 
     def _fail(self, m: Module, **bits: Value) -> None:
         """The faults of the operation at hand."""
