@@ -72,7 +72,7 @@ class BurstSplitter(wiring.Component):
     """
 
     #: Cycles from a command on `i` to its first burst on `o`.
-    LATENCY = 2
+    LATENCY = 3
 
     def __init__(self, data_width_bits: int, max_burst_bytes: int = PAGE_BYTES) -> None:
         self.block_beats = block_beats(data_width_bits, max_burst_bytes)
@@ -93,23 +93,29 @@ class BurstSplitter(wiring.Component):
         block = Signal(ADDRESS_BITS - offset_bits - byte_bits)
         offset = Signal(offset_bits)  # beats from the start of the block
         left_beats = Signal(32)
+        changed = Signal()  # left_beats is new
+        some = Signal()  # there are some, which takes a cycle to see
         rest = Signal(signed(33))  # beats behind the end of the block; negative when the command ends before it
         step = Signal()
 
-        # Cycle 0: take a command.
-        m.d.comb += [self.i.ready.eq(left_beats == 0), self.idle.eq((left_beats == 0) & ~self.o.valid)]
-        with m.If(self.i.ready & self.i.valid):
+        # Cycle 0: take a command. Cycle 1: see whether beats are left.
+        taken = self.i.ready & self.i.valid
+        m.d.comb += [self.i.ready.eq(~changed & ~some), self.idle.eq(self.i.ready & ~self.o.valid)]
+        m.d.sync += changed.eq(taken | step)
+        with m.If(taken):
             address = self.i.payload.address
             m.d.sync += [
                 offset.eq(address[byte_bits:]),
                 block.eq(address[byte_bits + offset_bits :]),
                 left_beats.eq(self.i.payload.beats),
             ]
+        with m.If(changed):
+            m.d.sync += some.eq(left_beats != 0)
 
-        # Cycle 1: cut a burst off its front.
+        # Cycle 2: cut a burst off the front.
         m.d.comb += [
             rest.eq(left_beats + Cat(offset, 1).as_signed()),  # offset - block_beats in two's complement
-            step.eq((left_beats != 0) & ~self.o.valid),
+            step.eq(some & ~changed & ~self.o.valid),
         ]
         with m.If(self.o.ready):
             m.d.sync += self.o.valid.eq(0)

@@ -17,7 +17,7 @@ Source: AMBA AXI specification, IHI 0022, chapters A3 and A5.
 
 from typing import Any
 
-from amaranth import Module, Mux, Signal
+from amaranth import Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -152,18 +152,25 @@ class BurstWriter(wiring.Component):
 
     def _drive_data(self, m: Module, queue: StreamQueue, lengths: StreamQueue, to_data: Any, sent: Signal) -> None:
         """W: the queue's beats, the last of each burst marked."""
-        bus, index = self.bus, Signal(8)  # of the beat in its burst
+        bus = self.bus
+        open_burst = Signal()
+        left = Signal(8)  # beats of the open burst behind the one shown
+        last = Signal()  # there is none
+        load = Signal()
         m.d.comb += [
             lengths.i.valid.eq(to_data.valid),
             lengths.i.payload.eq(to_data.payload.length),
             to_data.ready.eq(lengths.i.ready),
-            bus.wvalid.eq(lengths.o.valid & queue.o.valid),
+            bus.wvalid.eq(open_burst & queue.o.valid),
             bus.wdata.eq(queue.o.payload.data),
             bus.wstrb.eq(queue.o.payload.strb),
-            bus.wlast.eq(index == lengths.o.payload),
+            bus.wlast.eq(last),
             sent.eq(bus.wvalid & bus.wready),
             queue.o.ready.eq(sent),
-            lengths.o.ready.eq(sent & bus.wlast),
+            load.eq(~open_burst | (sent & last)),
+            lengths.o.ready.eq(load),
         ]
-        with m.If(sent):
-            m.d.sync += index.eq(Mux(bus.wlast, 0, index + 1))
+        with m.If(load):
+            m.d.sync += [open_burst.eq(lengths.o.valid), left.eq(lengths.o.payload), last.eq(lengths.o.payload == 0)]
+        with m.Elif(sent):
+            m.d.sync += [left.eq(left - 1), last.eq(left == 1)]

@@ -31,6 +31,7 @@ from nearflash.gateware.gradients.pair_demux import PairDemux
 from nearflash.gateware.gradients.pairs import PairMerge
 from nearflash.gateware.gradients.tiles import Tile, TileCheck
 from nearflash.gateware.gradients.values import ROW_PAIRS, ValueRows
+from nearflash.gateware.stream.half import HalfBuffer
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["TopKExpander"]
@@ -59,7 +60,7 @@ class TopKExpander(wiring.Component):
     """
 
     #: Cycles from the last word to the first group.
-    LATENCY = TileCheck.LATENCY + StreamQueue.LATENCY["distributed"] + PairMerge.LATENCY
+    LATENCY = TileCheck.LATENCY + StreamQueue.LATENCY["distributed"] + HalfBuffer.LATENCY + PairMerge.LATENCY
 
     def __init__(self, lanes: int) -> None:
         self._merge = PairMerge(lanes)
@@ -82,8 +83,9 @@ class TopKExpander(wiring.Component):
         m.submodules.crc = crc = Crc32c()
         m.submodules.merge = merge = self._merge
         check, rows, tiles, demux = TileCheck(), ValueRows(), StreamQueue(Tile, _TILES), PairDemux()
+        next_tile = HalfBuffer(Tile)  # keeps the merge's ready, which hangs on all pairs, from the queue's counts
         m.submodules.tiles, m.submodules.rows, m.submodules.tile_queue = fresh(check), fresh(rows), fresh(tiles)
-        m.submodules.demux = fresh(demux)
+        m.submodules.demux, m.submodules.next_tile = fresh(demux), fresh(next_tile)
 
         for source, sink in (
             (wiring.flipped(self.i), header.i),
@@ -93,7 +95,8 @@ class TopKExpander(wiring.Component):
             (check.o_value, rows.i),
             (rows.o, demux.i_value),
             (check.o_tile, tiles.i),
-            (tiles.o, merge.i_tile),
+            (tiles.o, next_tile.i),
+            (next_tile.o, merge.i_tile),
             *((getattr(demux, f"o_{k}"), getattr(merge, f"i_{k}")) for k in range(ROW_PAIRS)),
             (merge.o, wiring.flipped(self.o)),
         ):

@@ -202,7 +202,7 @@ class Fetch(wiring.Component):
 
     def _queue(self, m: Module, name: str, groups: Any) -> Any:
         """A queue between one array's gearbox and the join, which keeps their logic apart."""
-        queue = m.submodules[f"present_{name}"] = StreamQueue(groups.payload.shape(), 2)
+        queue = m.submodules[f"queue_{name}"] = StreamQueue(groups.payload.shape(), 2)
         wiring.connect(m, groups, queue.i)
         return queue.o
 

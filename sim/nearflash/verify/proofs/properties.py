@@ -92,15 +92,15 @@ def check_address(harness: ProofHarness, bus: Any, prefix: str, block_beats: int
 class BurstLog:
     """Bursts that were begun and not finished, and how far the first one of them is.
 
-    `count` bursts are open; `index` beats of the first one have moved; `at_last` tells that its next beat is its last;
-    `beats_left` is what all of them still want.
+    `count` bursts are open; `index` beats of the first one have moved, of its `length` + 1; `at_last` tells that its
+    next beat is its last; `beats_left` is what all of them still want.
     """
 
     def __init__(self, harness: ProofHarness, begins: Any, length: Any, beat: Any, most: int, name: str) -> None:
         m = harness.m
         lengths = Array(Signal(8, name=f"{name}_length{n}") for n in range(most + 1))
         self.count = Signal(range(most + 2), name=f"{name}_count")
-        self.index = Signal(8, name=f"{name}_index")
+        self.index, self.length = Signal(8, name=f"{name}_index"), lengths[0]
         self.at_last = Signal(name=f"{name}_at_last")
         self.beats_left = sum(Mux(self.count > n, lengths[n] + 1, 0) for n in range(most + 1)) - self.index
         ends = beat & self.at_last
