@@ -10,7 +10,7 @@ room for all of it, so `rready` never falls while a beat may come: a slow consum
 states it. Reset needs a reset of the slave too, for beats may be in flight.
 
 Timing: LATENCY cycles from a command to `arvalid`, QUEUE_LATENCY cycles from R to o; one beat a cycle as long as
-the slave's latency is below max_outstanding bursts; one burst every 2 cycles; back-pressure: yes.
+the slave's latency is below max_outstanding bursts; one burst every 3 cycles; back-pressure: yes.
 Limits: full beats only; the bits of the address inside a beat are ignored.
 Source: AMBA AXI specification, IHI 0022, chapters A3 and A5.
 """
@@ -65,7 +65,7 @@ class BurstReader(wiring.Component):
     """
 
     #: Cycles from a command to `arvalid`.
-    LATENCY = BurstSplitter.LATENCY
+    LATENCY = BurstSplitter.LATENCY + 1
     #: Cycles from a beat on R to `o`.
     QUEUE_LATENCY = StreamQueue.LATENCY["block"]
 
@@ -102,15 +102,16 @@ class BurstReader(wiring.Component):
         m.submodules.data = queue = StreamQueue(self.data_width_bits, self.queue_beats, memory="block")
         m.submodules.bursts = bursts = StreamQueue(ADDRESS_BITS, self.max_outstanding)
         free_beats = Signal(range(self.queue_beats + 1), init=self.queue_beats)
+        fits = Signal()
         room, requested, popped = Signal(), Signal(), Signal()
         burst = split.o.payload
         wiring.connect(m, wiring.flipped(self.i_command), split.i)
 
-        # AR: a burst goes out when all of its beats have a place.
+        # AR: a burst goes out when all of its beats have a place; they keep it, so a register may say so.
         drive_address(m, bus, "ar", burst)
         m.d.comb += [
             room.eq(burst.length < free_beats),
-            bus.arvalid.eq(split.o.valid & room & bursts.i.ready),
+            bus.arvalid.eq(fits & bursts.i.ready),
             requested.eq(bus.arvalid & bus.arready),
             split.o.ready.eq(requested),
             bursts.i.payload.eq(burst.address),
@@ -129,7 +130,10 @@ class BurstReader(wiring.Component):
         # The queue and the count of places that are neither full nor promised.
         wiring.connect(m, queue.o, wiring.flipped(self.o))
         m.d.comb += popped.eq(self.o.valid & self.o.ready)
-        m.d.sync += free_beats.eq(left_beats(free_beats, requested, burst, popped))
+        m.d.sync += [
+            fits.eq(split.o.valid & room & ~requested),
+            free_beats.eq(left_beats(free_beats, requested, burst, popped)),
+        ]
 
         m.d.comb += [
             self.idle.eq(split.idle & (free_beats == self.queue_beats)),

@@ -39,6 +39,7 @@ from nearflash.gateware.attention.select.selection import Selection
 from nearflash.gateware.bus.arbiter import ReadArbiter
 from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
 from nearflash.gateware.bus.registers import RegisterFile
+from nearflash.gateware.fp.pipeline import register
 from nearflash.gateware.nand.bch.share import CorrectorShare
 from nearflash.gateware.nand.link import NandLinkSignature
 from nearflash.gateware.nand.pages.mover import PageMover
@@ -250,7 +251,9 @@ class AttendKernel(wiring.Component):
             "heads_faulty": finish.o_free.valid & finish.o_free.ready & finish.faulty,
             "index_requests": self._scan.o.valid & self._scan.o.ready,
             "token_requests": self._tokens.o.valid & self._tokens.o.ready,
-            "codewords_asked": sum(Mux(o.valid & o.ready, sum(o.payload.request.codewords), 0) for o in walkers),
+            "codewords_asked": sum(
+                register(m, Mux(o.valid & o.ready, sum(o.payload.request.codewords), 0)) for o in walkers
+            ),
             **{name: sum(channel.events[event] for channel in self._channels) for name, event in _SUMMED.items()},
             **{
                 name: sum(channel.events.engine[event] for channel in self._channels)

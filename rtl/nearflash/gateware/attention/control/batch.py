@@ -84,7 +84,10 @@ class Batch(wiring.Component):
                 reject(m, self, Mux(pages, too_many, values.command != AttendCommand.HEADS), Status.UNSUPPORTED)
             with m.State("RUN"):
                 m.d.comb += self.o.valid.eq(sent != values.count)
-                m.d.sync += [sent.eq(sent + (self.o.valid & self.o.ready)), ended.eq(ended + self.ended)]
+                with m.If(self.o.valid & self.o.ready):
+                    m.d.sync += sent.eq(sent + 1)
+                with m.If(self.ended):
+                    m.d.sync += ended.eq(ended + 1)
                 with m.If(ended == values.count):
                     m.next = "REPORT"
             with m.State("REPORT"):

@@ -161,6 +161,7 @@ class ContextTable(wiring.Component):
         starting, swept = Signal(), Signal()
         self._outputs(m)
         self._watch(m)
+        self._dones = self._merge_dones(m)
         m.d.comb += [read.addr.eq(event.context), write.addr.eq(event.context), write.data.eq(after)]
         with m.If(self.start):
             m.d.sync += starting.eq(1)
@@ -253,9 +254,8 @@ class ContextTable(wiring.Component):
             m.d.sync += self.expired.eq(0)
         self._idle = idle
 
-    def _pick(self, m: Module) -> None:
-        """The next event; after the watchdog only plans and finished heads count."""
-        plan, alpha = self.i.payload, self.i_alpha.payload
+    def _merge_dones(self, m: Module) -> Any:
+        """What the channels have done, one after the other."""
         m.submodules.merge = merge = Merge(Done, max(2, self.config.channels))
         m.submodules.dones = dones = StreamQueue(merge.o.payload.shape(), 4)
         for index, i in enumerate(self.i_done):
@@ -263,7 +263,12 @@ class ContextTable(wiring.Component):
             wiring.connect(m, wiring.flipped(i), buffer.i)
             wiring.connect(m, buffer.o, merge.i[index])
         wiring.connect(m, merge.o, dones.i)
-        done, source = dones.o.payload.item, dones.o.payload.source
+        return dones.o
+
+    def _pick(self, m: Module) -> None:
+        """The next event; after the watchdog only plans and finished heads count."""
+        plan, alpha, dones = self.i.payload, self.i_alpha.payload, self._dones
+        done, source = dones.payload.item, dones.payload.source
         credit = (done.kind == RequestKind.INDEX) & ~self.expired
         m.d.comb += [self.credit.channel.eq(source), self.credit.context.eq(done.context)]
         with m.If(self.i.valid):
@@ -276,9 +281,9 @@ class ContextTable(wiring.Component):
                 values = {"kind": _Kind.END, "context": end.context, "count": end.dones, "pages": end.requests,
                           "gather": end.kind == RequestKind.GATHER, "slot": end.slot, "faults": end.faults}  # fmt: skip
                 self._take(m, i, values)
-        with m.Elif(dones.o.valid):
+        with m.Elif(dones.valid):
             m.d.comb += self.credit_valid.eq(credit)
-            self._take(m, dones.o, {"kind": _Kind.DONE, "context": done.context, "count": -1, "faults": done.faults})
+            self._take(m, dones, {"kind": _Kind.DONE, "context": done.context, "count": -1, "faults": done.faults})
         with m.Elif(self.i_alpha.valid):
             values = {"kind": _Kind.ALPHA, "context": alpha.context, "faults": alpha.faults}
             self._take(m, self.i_alpha, values)

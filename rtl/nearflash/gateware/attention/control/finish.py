@@ -114,6 +114,7 @@ class Finish(wiring.Component):
         # Where the head is: which of its query heads, which element, and whether denominators go through.
         self._head, self._element, self._denominator = Signal(HEAD_BITS), Signal(8), Signal()
         self._weigh, self._settled = Signal(), Signal()
+        self._last_head, self._last_element = Signal(HEAD_BITS), Signal(9)  # of the command, a cycle behind it
 
         self._connect(m)
         loaded = self._read_mean(m)
@@ -241,6 +242,7 @@ class Finish(wiring.Component):
         command, faults, reader, store = self._command, self._faults, self._reader, self._store
         good = faults == 0
         m.d.comb += self.busy.eq(~self.i_command.ready)
+        m.d.sync += [self._last_head.eq(command.group - 1), self._last_element.eq((command.dim_rows << 2) - 1)]
         with m.FSM():
             with m.State("WAIT-COMMAND"):
                 m.d.comb += [self.i_command.ready.eq(1), reader.clear.eq(1), store.clear.eq(1)]
@@ -300,8 +302,8 @@ class Finish(wiring.Component):
     def _step(self, m: Module, then: str, *, elements: bool) -> None:
         """To the next item: denominators of all heads, then numerators; one a head, or all elements of each."""
         head, element, denominator = self._head, self._element, self._denominator
-        last_head = head == (self._command.group - 1)[:HEAD_BITS]
-        last_element = (element == (self._command.dim_rows << 2) - 1) if elements else Const(1)
+        last_head = head == self._last_head
+        last_element = element == self._last_element if elements else Const(1)
         m.d.sync += element.eq(Mux(denominator | last_element, 0, element + 1))
         with m.If(denominator | last_element):
             m.d.sync += head.eq(Mux(last_head, 0, head + 1))

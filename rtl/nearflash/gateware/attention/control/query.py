@@ -90,10 +90,11 @@ class QueryBuffer(wiring.Component):
         m.submodules.rows = rows = Memory(shape=FP16.bits * LANES, depth=_HEADS << ROW_BITS, init=[])
         write, read = rows.write_port(), rows.read_port()
         tag, settle = Signal(QueryRow), Signal(range(self.LATENCY))
-        loaded = Signal(10)
+        loaded, last_row = Signal(10), Signal(10)
         m.d.comb += [write.addr.eq(loaded), write.data.eq(self.i.payload), write.en.eq(self.i.valid & self.i.ready)]
         # A product so small would still take a DSP block.
         m.d.sync += self.rows.eq(sum(Mux(bit, self.dim_rows << k, 0) for k, bit in enumerate(self.group)))
+        m.d.sync += last_row.eq(self.rows - 1)
         finish = self._walk(m, tag, read.addr)
         with m.FSM() as fsm:
             with m.State("WAIT"):
@@ -108,7 +109,7 @@ class QueryBuffer(wiring.Component):
                 infinite = Cat(lane[FP16.mantissa_bits : -1].all() for lane in self._lanes(self.i.payload)).any()
                 with m.If(self.i.valid):
                     m.d.sync += [loaded.eq(loaded + 1), self.nonfinite.eq(self.nonfinite | infinite)]
-                    with m.If(loaded == self.rows - 1):
+                    with m.If(loaded == last_row):
                         m.next = "WAIT"
             with m.State("WALK"):
                 m.d.comb += tag.valid.eq(1)

@@ -106,10 +106,12 @@ class QueryWriter(wiring.Component):
         return m
 
     def _sum(self, m: Module, selected: Signal) -> None:
-        """Cycle 0: sums of a row. Cycle 1: add to those of its head."""
+        """Cycle 0: sums of two channels each. Cycle 1: add them to those of their head."""
         magnitudes = list(self.i.magnitudes)
-        every = register(m, sum(magnitudes[1:], magnitudes[0]))
-        chosen = register(m, sum(Mux(bit, value, 0) for bit, value in zip(selected, magnitudes, strict=True)))
+        wanted = [Mux(bit, value, 0) for bit, value in zip(selected, magnitudes, strict=True)]
+        every, chosen = (
+            [register(m, values[k] + values[k + 1]) for k in range(0, LANES, 2)] for values in (magnitudes, wanted)
+        )
         valid, head, first, end = (
             register(m, value) for value in (self.i.valid, self.i.head, self.i.row == 0, self.i.end)
         )
@@ -122,8 +124,8 @@ class QueryWriter(wiring.Component):
             write.addr.eq(head),
             write.en.eq(valid),
             write.data.eq(Cat(after.every, after.chosen)),
-            after.every.eq(before[0] + every),
-            after.chosen.eq(before[1] + chosen),
+            after.every.eq(sum(every, before[0])),
+            after.chosen.eq(sum(chosen, before[1])),
             after.head.eq(head),
         ]
         m.d.sync += [self.o_valid.eq(valid & end), self.o.eq(after)]

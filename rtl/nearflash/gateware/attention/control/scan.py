@@ -140,22 +140,24 @@ class ScanWalker(wiring.Component):
         beat = mask.payload
         place, row, page = Signal(2), Signal(range(INDEX_ROWS_MAX)), Signal(7)
         rows, collected = Signal(INDEX_ROWS_MAX), Signal(INDEX_ROWS_MAX)
-        last, page_end = Signal(), Signal()
+        some = Signal()  # of rows
+        last, page_end, selected = Signal(), Signal(), Signal()
         m.d.comb += [
+            selected.eq(beat.mask.bit_select(place, 1)),
             last.eq(beat.last & (place == 3)),
             page_end.eq((row == self._plan.index_rows - 1) | last),
-            collected.eq(rows | (beat.mask.bit_select(place, 1) << row)),
+            collected.eq(rows | (selected << row)),
             write.addr.eq(self._listed),
             write.data.eq(Cat(page, collected)),
             mask.ready.eq(place == 3),
         ]
         with m.If(mask.valid):
-            m.d.comb += write.en.eq(page_end & (collected != 0))
-            m.d.sync += [place.eq(place + 1), row.eq(row + 1), rows.eq(collected)]
+            m.d.comb += write.en.eq(page_end & (some | selected))
+            m.d.sync += [place.eq(place + 1), row.eq(row + 1), rows.eq(collected), some.eq(some | selected)]
             with m.If(write.en):
                 m.d.sync += self._listed.eq(self._listed + 1)
             with m.If(page_end):
-                m.d.sync += [row.eq(0), rows.eq(0), page.eq(Mux(last, 0, page + 1))]
+                m.d.sync += [row.eq(0), rows.eq(0), some.eq(0), page.eq(Mux(last, 0, page + 1))]
         done = Signal()
         m.d.comb += done.eq(mask.valid & last)
         return done

@@ -6,7 +6,7 @@ groups stay whole (ScoreRow). Between groups round robin. A context's broadcast 
 Timing: latency LATENCY cycle; one row a cycle; back-pressure: yes. o comes from registers.
 """
 
-from amaranth import Cat, Module, Signal
+from amaranth import Cat, Module, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -52,7 +52,7 @@ class ScoreArbiter(wiring.Component):
         """Choose, register, and lock from a group's first row to its last one."""
         m = Module()
         m.submodules.groups = groups = Memory(shape=HEAD_BITS, depth=self.contexts, init=[])
-        write, read = groups.write_port(), groups.read_port(domain="comb")
+        write = groups.write_port()
         record = self.i_context.record
         chosen, last, locked = Signal(range(self.channels)), Signal(range(self.channels)), Signal()
         row, room, moves, ends = Signal(ScoreRow), Signal(), Signal(), Signal()
@@ -70,17 +70,23 @@ class ScoreArbiter(wiring.Component):
             write.addr.eq(record.context),
             write.data.eq(record.group - 1),
             write.en.eq(self.i_context.valid),
-            read.addr.eq(row.context),
             room.eq(self.o.ready | ~self.o.valid),
             moves.eq(room & valid),
-            ends.eq(row.last & (row.head == read.data)),
         ]
+        row_ends = [self._ends(m, groups, i.payload) for i in self.i]  # known before a channel is chosen
         with m.Switch(chosen):
             for index, i in enumerate(self.i):
                 with m.Case(index):
-                    m.d.comb += [row.eq(i.payload), i.ready.eq(room)]
+                    m.d.comb += [row.eq(i.payload), i.ready.eq(room), ends.eq(row_ends[index])]
         with m.If(room):
             m.d.sync += [self.o.valid.eq(valid), self.o.payload.eq(row)]
         with m.If(moves):
             m.d.sync += [last.eq(chosen), locked.eq(~ends)]
         return m
+
+    @staticmethod
+    def _ends(m: Module, groups: Memory, row: data.View) -> Value:
+        """Whether the row is its group's last one."""
+        read = groups.read_port(domain="comb")
+        m.d.comb += read.addr.eq(row.context)
+        return row.last & (row.head == read.data)

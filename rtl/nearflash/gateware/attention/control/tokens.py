@@ -190,16 +190,18 @@ class TokenWalker(wiring.Component):
         plan, spans, mask = self._plan, self._spans, self.i_mask
         step, tokens, wanted = Signal(4), Signal(64), Signal(4)
         moves, ends, last = Signal(), Signal(), Signal()
+        last_group, last_step = Signal(GROUP_BITS), Signal(4)  # of the plan, a cycle behind it
+        m.d.sync += [last_group.eq(plan.groups - 1), last_step.eq((plan.group_tokens >> 2) - 1)]
         by_page, page_bit = self._masked & plan.page_mode, mask.payload.mask.bit_select(self._group[:2], 1)
         selected = Mux(by_page, page_bit.replicate(4), mask.payload.mask)
-        final = self._group == plan.groups - 1
+        final = self._group == last_group
         self._skips = skips = Signal()
         below = Mux(self._left >= 4, C(15, 4), (1 << self._left[:2]) - 1)
         m.d.comb += [
             wanted.eq(Mux(self._masked, selected, C(15, 4)) & below),
             moves.eq(collecting & (mask.valid | ~self._masked)),
             skips.eq(by_page & ~page_bit),
-            last.eq((step == (plan.group_tokens >> 2) - 1) | (self._left <= 4) | skips),
+            last.eq((step == last_step) | (self._left <= 4) | skips),
             ends.eq(moves & last),
             mask.ready.eq(moves & self._masked & (~plan.page_mode | (last & (self._group[:2].all() | final)))),
             spans.step.eq(moves),

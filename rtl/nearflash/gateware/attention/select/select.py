@@ -154,7 +154,7 @@ class RadixSelector(wiring.Component):
     def _weigh(self, m: Module, tally: Tally, phase: "_Phase", beat: Any, threshold: Threshold) -> None:
         """Weights beside the counts, and in the first pass the total."""
         weights = [_weight(m, key) for key in beat.keys]
-        m.d.comb += [threshold.weight.eq(tally.o.weight), threshold.multiply.eq(phase.multiply)]
+        m.d.comb += [threshold.weight.eq(tally.o.weight), threshold.multiply.eq(register(m, phase.multiply))]
         m.d.comb += [tally.amount[lane].weight.eq(weight) for lane, weight in enumerate(weights)]
         added = [register(m, Mux(tally.add[lane], weight, 0)) for lane, weight in enumerate(weights)]
         pairs = [register(m, added[0] + added[1]), register(m, added[2] + added[3])]

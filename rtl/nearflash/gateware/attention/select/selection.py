@@ -189,7 +189,7 @@ class Selection(wiring.Component):
         adds = strobe(m, passing.step & passing.sums, _SUM_CYCLE)[-1]
         slot = delay(m, Cat(walk.head, passing.marks), _SUM_CYCLE)
         m.d.comb += [
-            sums.slot.eq(Mux(passing.read, Cat(passing.head, passing.selected), slot)),
+            sums.slot.eq(Mux(adds, slot, Cat(passing.head, passing.selected))),
             sums.add.eq(adds),
             sums.fresh.eq(delay(m, walk.first_row, _SUM_CYCLE)),
             sums.amount.eq(terms.sum),
@@ -262,10 +262,9 @@ class Selection(wiring.Component):
         with m.State("SETTLE-SUM"):
             self._settle(m, passing, waited, "READ-SUM")
         with m.State("READ-SUM"):
-            m.d.comb += [passing.read.eq(1), passing.divide.eq(1)]
+            m.d.comb += passing.divide.eq(1)
             m.next = "DIVIDE"
         with m.State("DIVIDE"):
-            m.d.comb += passing.read.eq(1)
             with m.If(passing.divided):
                 m.d.sync += passing.head.eq(passing.head + 1)
                 m.next = "READ-SUM"
@@ -306,10 +305,9 @@ class Selection(wiring.Component):
         with m.State("SETTLE-MARK"):
             self._settle(m, passing, waited, "READ-ALL")
         with m.State("READ-ALL"):
-            m.d.comb += passing.read.eq(1)
             m.next = "ALPHA"
         with m.State("ALPHA"):
-            m.d.comb += [passing.read.eq(1), passing.selected.eq(1), self.o_alpha.valid.eq(1)]
+            m.d.comb += [passing.selected.eq(1), self.o_alpha.valid.eq(1)]
             with m.If(self.o_alpha.ready):
                 m.d.sync += passing.head.eq(passing.head + 1)
                 m.next = "READ-ALL"
@@ -330,6 +328,6 @@ class _Passing:
         #: Within a pass; the line is worked on; its terms are summed, for all or the marked entries; it gives keys.
         self.active, self.step, self.sums, self.marks, self.keys = (Signal(name=f"pass_{k}") for k in range(5))
         self.mask = Signal(LANES)
-        #: The sum of `head` is read, or of its `selected` entries; it is divided by; that is done.
-        self.read, self.head, self.selected = Signal(), Signal(HEAD_BITS), Signal()
+        #: While nothing is added the sum of `head` is read, or that of its `selected` entries; it is divided by; done.
+        self.head, self.selected = Signal(HEAD_BITS), Signal()
         self.divide, self.divided = Signal(), Signal()

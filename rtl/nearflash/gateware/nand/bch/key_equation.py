@@ -16,7 +16,7 @@ cycles for one error, 400 for 16; back-pressure: yes.
 Source: Burton, Inversionless decoding of binary BCH codes, IEEE Trans. Inf. Theory 17 (1971).
 """
 
-from amaranth import Cat, Module, Mux, Signal
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -52,7 +52,7 @@ class KeyEquation(wiring.Component):
     o: Out(stream.Signature(Coefficient))
 
     def elaborate(self, platform: object) -> Module:
-        """Cycle 0: read L[k], S or P. Cycle 1: multiply; sum up the discrepancy, or write L'[k] and P'[k] back."""
+        """Cycle 0: read L[k], S or P. Cycle 1: square S; or multiply, sum up the discrepancy or write L'[k], P'[k]."""
         m = Module()
         m.submodules.syndromes = syndromes = Memory(shape=BCH_BITS, depth=32, init=[])
         m.submodules.locator = locator = Memory(shape=BCH_BITS, depth=32, init=[])
@@ -64,9 +64,9 @@ class KeyEquation(wiring.Component):
         self._offset = Signal(6)
 
         # Cycle 0
-        clear, first, in_sum, in_update = Signal(), Signal(), Signal(), Signal()
+        clear, first, in_square, in_sum, in_update = Signal(), Signal(), Signal(), Signal(), Signal()
         a, b, c = (Signal(BCH_BITS, name=name, reset_less=True) for name in ("a", "b", "c"))
-        k_1, sums, updates = Signal(5), Signal(), Signal()
+        k_1, squares, sums, updates = Signal(5), Signal(), Signal(), Signal()
         scale, discrepancy, grows = Signal(BCH_BITS), Signal(BCH_BITS), Signal()
         below = wire(m, self._k - self._offset)
         m.d.comb += [self._l[1].addr.eq(self._k), self._p[1].addr.eq(below[:5])]
@@ -75,11 +75,17 @@ class KeyEquation(wiring.Component):
             b.eq(Mux(in_update, scale, self._s[1].data)),
             c.eq(Mux(below[-1], 0, self._p[1].data)),
             k_1.eq(self._k),
+            squares.eq(in_square),
             sums.eq(in_sum),
             updates.eq(in_update),
         ]
 
         # Cycle 1
+        m.d.comb += [
+            self._s[0].addr.eq(Cat(0, _pair(k_1))),
+            self._s[0].data.eq(linear.apply(m, square(), b, BCH_BITS)),
+            self._s[0].en.eq(squares),
+        ]
         left, right = multiply(m, a, b), multiply(m, c, discrepancy)
         with m.If(first):
             m.d.sync += discrepancy.eq(0)
@@ -96,7 +102,7 @@ class KeyEquation(wiring.Component):
             ]
 
         with m.FSM():
-            self._load(m, clear, scale)
+            self._load(m, clear, in_square, scale)
             self._sum(m, first, in_sum)
             self._update(m, in_update, scale, discrepancy, grows)
             with m.State("EMIT"):
@@ -109,7 +115,7 @@ class KeyEquation(wiring.Component):
                         m.next = "LOAD"
         return m
 
-    def _load(self, m: Module, clear: Signal, scale: Signal) -> None:
+    def _load(self, m: Module, clear: Signal, in_square: Signal, scale: Signal) -> None:
         """The odd syndromes as they come, then the even ones as squares; meanwhile L := 1 and P := x."""
         k, (write, read) = self._k, self._s
         with m.State("LOAD"):
@@ -125,8 +131,7 @@ class KeyEquation(wiring.Component):
                 with m.If(k == BCH_ERRORS - 1):
                     m.next = "SQUARE"
         with m.State("SQUARE"):  # k counts on from 16, so that L and P are cleared to their ends
-            m.d.comb += [clear.eq(1), read.addr.eq(k[:4]), write.addr.eq(Cat(0, k[:4])), write.en.eq(1)]
-            m.d.comb += write.data.eq(linear.apply(m, square(), read.data, BCH_BITS))
+            m.d.comb += [clear.eq(1), in_square.eq(1), read.addr.eq(_pair(k))]
             m.d.sync += k.eq(k + 1)
             with m.If(k == 2 * BCH_ERRORS - 1):
                 m.d.sync += [self._step.eq(0), self._length.eq(0), self._offset.eq(1), scale.eq(1)]
@@ -174,3 +179,8 @@ class KeyEquation(wiring.Component):
             with m.If(grows):
                 m.d.sync += scale.eq(discrepancy)
             advance()
+
+
+def _pair(k: Value) -> Value:
+    """Syndrome that step `k` squares: 1, 0, 3, 2, … so that S_2 is written before it is read."""
+    return Cat(~k[0], k[1:4])
