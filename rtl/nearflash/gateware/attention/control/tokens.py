@@ -98,6 +98,8 @@ class TokenWalker(wiring.Component):
         self._end, self._masked = Signal(WalkEnd), Signal()
         self._references = Signal(data.ArrayLayout(signed(12), 8))
         self._plan = self._plans(m)
+        self._last_group = Signal(GROUP_BITS)  # of the plan, a cycle behind it
+        m.d.sync += self._last_group.eq(self._plan.groups - 1)
         self._tail = self._end.kind == RequestKind.TAIL
         settle = Signal(range(TokenSpans.LATENCY))
         collecting, sending = Signal(), Signal()
@@ -131,7 +133,7 @@ class TokenWalker(wiring.Component):
                 m.d.comb += sending.eq(1)
                 with m.If(sent):
                     m.next = "COLLECT"
-                    with m.If(self._group == self._plan.groups - 1):
+                    with m.If(self._group == self._last_group):
                         m.next = "END"
             with m.State("END"):
                 m.d.comb += self.o_end.valid.eq(~self.o.valid)
@@ -190,11 +192,11 @@ class TokenWalker(wiring.Component):
         plan, spans, mask = self._plan, self._spans, self.i_mask
         step, tokens, wanted = Signal(4), Signal(64), Signal(4)
         moves, ends, last = Signal(), Signal(), Signal()
-        last_group, last_step = Signal(GROUP_BITS), Signal(4)  # of the plan, a cycle behind it
-        m.d.sync += [last_group.eq(plan.groups - 1), last_step.eq((plan.group_tokens >> 2) - 1)]
+        last_step = Signal(4)  # of the plan, a cycle behind it
+        m.d.sync += last_step.eq((plan.group_tokens >> 2) - 1)
         by_page, page_bit = self._masked & plan.page_mode, mask.payload.mask.bit_select(self._group[:2], 1)
         selected = Mux(by_page, page_bit.replicate(4), mask.payload.mask)
-        final = self._group == last_group
+        final = self._group == self._last_group
         self._skips = skips = Signal()
         below = Mux(self._left >= 4, C(15, 4), (1 << self._left[:2]) - 1)
         m.d.comb += [

@@ -305,11 +305,12 @@ class Selection(wiring.Component):
         with m.State("SETTLE-MARK"):
             self._settle(m, passing, waited, "READ-ALL")
         with m.State("READ-ALL"):
+            m.d.sync += passing.selected.eq(1)
             m.next = "ALPHA"
         with m.State("ALPHA"):
-            m.d.comb += [passing.selected.eq(1), self.o_alpha.valid.eq(1)]
+            m.d.comb += self.o_alpha.valid.eq(1)
             with m.If(self.o_alpha.ready):
-                m.d.sync += passing.head.eq(passing.head + 1)
+                m.d.sync += [passing.head.eq(passing.head + 1), passing.selected.eq(0)]
                 m.next = "READ-ALL"
                 with m.If(last_head):
                     m.next = "COMMAND"

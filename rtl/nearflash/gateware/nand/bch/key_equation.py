@@ -119,12 +119,12 @@ class KeyEquation(wiring.Component):
         """The odd syndromes as they come, then the even ones as squares; meanwhile L := 1 and P := x."""
         k, (write, read) = self._k, self._s
         with m.State("LOAD"):
-            word = self.i.payload.word_select(k[:2], BCH_BITS)
             m.d.comb += [clear.eq(self.i.valid), self.i.ready.eq(k[:2] == SYNDROMES_A_BEAT - 1)]
             m.d.comb += [write.addr.eq(Cat(1, k[:4])), write.en.eq(self.i.valid)]
             with m.Switch(k[:4]):
                 for step in range(BCH_ERRORS):
                     with m.Case(step):
+                        word = self.i.payload.word_select(step % SYNDROMES_A_BEAT, BCH_BITS)
                         m.d.comb += write.data.eq(linear.apply(m, element(2 * step + 1), word, BCH_BITS))
             with m.If(self.i.valid):
                 m.d.sync += k.eq(k + 1)
