@@ -133,6 +133,18 @@ def test_a_program_that_fails_is_named_with_the_end_of_its_output(tmp_path):
         run_logged([str(tmp_path / "nowhere")], tmp_path / "log")
 
 
+def test_a_program_is_ended_when_its_output_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(packages, "_LOOK_S", 0.05)
+    shell = ["sh", "-c", "echo again; exec sleep 600"]
+    assert run_logged(shell, tmp_path / "log", stop=lambda text: "again" in text) == "again\n"
+
+
+def test_a_program_that_ends_by_itself_fails_as_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(packages, "_LOOK_S", 0.05)
+    with pytest.raises(ToolsError, match=r"sh failed \(3\); .*log ends:\nbroken"):
+        run_logged(["sh", "-c", "echo broken; exit 3"], tmp_path / "log", stop=lambda text: False)
+
+
 def test_a_device_that_nextpnr_does_not_know_lists_those_that_it_does(tmp_path):
     folder = tmp_path / "usr/share/nextpnr/himbaechel/xilinx"
     folder.mkdir(parents=True)

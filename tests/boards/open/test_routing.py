@@ -6,7 +6,7 @@ import pytest
 
 from nearflash.abi.errors import FormatError
 from nearflash.boards.open.packages import SidPrograms
-from nearflash.boards.open.routing import constraints, parse_report, route
+from nearflash.boards.open.routing import constraints, late_for_ever, parse_report, route
 
 
 def step(kind, delay, cell, net=None):
@@ -40,14 +40,16 @@ def test_a_design_without_a_clock_is_an_error():
 
 
 class Recorder(SidPrograms):
-    """Programs that write down how they are called, and a report."""
+    """Programs that write down how they are called, and a report; they reroute late connections for ever if told so."""
 
-    def run(self, program, *arguments, log):
+    late = 0
+
+    def run(self, program, *arguments, log, stop=None):
         options = [str(argument) for argument in arguments]
         (self.root / "call.json").write_text(json.dumps([program, *options]))
         report = options[options.index("--report") + 1]
         (self.root / report).write_text(json.dumps(REPORT))
-        return ""
+        return router_log([(0, self.late)] * 60) if stop and self.late else ""
 
     def chip_database(self, device):
         return self.root / f"{device}.bin"
@@ -83,6 +85,33 @@ def test_a_chip_database_of_another_version_is_used_as_it_is_with_a_warning(tmp_
     with pytest.warns(match="nets of the processor block take seconds each to route: .* of version 6, not 0xca7ca7, 7"):
         _, options = routed_call(tmp_path)
     assert options[options.index("--chipdb") + 1] == f"{tmp_path}/xc7z020.bin"
+
+
+def router_log(iterations):
+    """nextpnr's log: overused wires and late connections of each iteration."""
+    line = "Info:     iter={} wires=647837 overused={} overuse={} tmgfail={} archfail=NA"
+    return "\n".join(line.format(at, wires, wires, late) for at, (wires, late) in enumerate(iterations, 1))
+
+
+def test_the_router_is_ended_where_it_repeats_itself():
+    # Regression: with connections that no detour makes fast enough, nextpnr's --tmg-ripup never ended.
+    settling = [(max(0, 400 - 4 * at), 15) for at in range(120)]
+    assert late_for_ever(router_log(settling)) == 0
+    assert late_for_ever(router_log(settling + [(0, 15)] * 30)) == 15
+    assert late_for_ever(router_log(settling + [(0, 15 + at % 2) for at in range(50)])) == 16
+    assert late_for_ever(router_log([(0, 90 - at) for at in range(60)])) == 0
+    assert late_for_ever(router_log([(3, 15)] * 200)) == 0
+    assert late_for_ever(router_log([(0, 0)] * 50)) == 0
+
+
+def test_a_late_design_is_routed_without_rerouting_and_with_a_warning(tmp_path, chip_file, monkeypatch):
+    (tmp_path / "xc7z020.bin").write_bytes(chip_file({}))
+    _, options = routed_call(tmp_path)
+    assert options[-1] == "--tmg-ripup"
+    monkeypatch.setattr(Recorder, "late", 15)
+    with pytest.warns(match="15 connections stay later than 83.3 MHz allow: a lower freq_hz or another seed"):
+        (routed, _), options = routed_call(tmp_path)
+    assert routed == parse_report(REPORT) and "--tmg-ripup" not in options
 
 
 def test_constraints_place_each_port():

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -25,6 +25,8 @@ PACKAGES = ("nextpnr-himbaechel-xilinx", "prjxray", "prjxray-database")
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _LOADER = "usr/lib64/ld-linux-x86-64.so.2"
+_LOOK_S = 5.0
+"""How often a program's output is looked at."""
 _TARGETS = "$(IDENTIFIER)|$(ORIGIN)|$(COMPONENT)|$(RELEASE)|$(REPO_URI)"
 
 
@@ -45,10 +47,10 @@ class SidPrograms:
         loader = [str(self.root / _LOADER), "--library-path", str(self.root / _LIBRARIES)]
         return [*loader, str(self.root / "usr/bin" / program), *map(str, arguments)]
 
-    def run(self, program: str, *arguments: str | Path, log: Path) -> str:
-        """Run a program; its output goes to `log` and comes back. Raises ToolsError where it fails."""
+    def run(self, program: str, *arguments: str | Path, log: Path, stop: Callable[[str], object] | None = None) -> str:
+        """Run a program as `run_logged` does. Raises ToolsError where it fails."""
         environment = {**os.environ, "PYTHONHOME": str(self.root / "usr")}
-        return run_logged(self.command(program, *arguments), log, environment)
+        return run_logged(self.command(program, *arguments), log, environment, stop)
 
     def chip_database(self, device: str) -> Path:
         """nextpnr's database of a device (xc7z020). Raises ToolsError that lists those that there are."""
@@ -64,18 +66,43 @@ class SidPrograms:
         return self.root / "usr/share/prjxray/database" / family
 
 
-def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> str:
-    """Run a command; its output goes to `log` and comes back. Raises ToolsError where it fails or does not exist."""
+def run_logged(
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    stop: Callable[[str], object] | None = None,
+) -> str:
+    """Run a command; its output goes to `log` and comes back.
+
+    It is ended when `stop` of its output so far is true, which is no failure: the output that comes back tells.
+    Raises ToolsError where it fails or does not exist.
+    """
     with log.open("w") as sink:
         try:
-            done = subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, env=environment, check=False)
+            running = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment)
         except OSError as error:
             raise ToolsError(f"{command[0]} must run: {error}") from error
+        try:
+            stopped = _wait(running, log, stop)
+        finally:
+            running.kill()
+            running.wait()
     text = log.read_text(errors="replace")
-    if done.returncode:
+    if running.returncode and not stopped:
         raise ToolsError(f"{Path(command[-1]).name if len(command) == 1 else _program(command)} failed "
-                         f"({done.returncode}); {log} ends:\n{text[-1500:]}")  # fmt: skip
+                         f"({running.returncode}); {log} ends:\n{text[-1500:]}")  # fmt: skip
     return text
+
+
+def _wait(running: subprocess.Popen[bytes], log: Path, stop: Callable[[str], object] | None) -> bool:
+    """Wait for the program's end, or until `stop` of its output is true: then True."""
+    while True:
+        try:
+            running.wait(_LOOK_S if stop else None)
+            return False
+        except subprocess.TimeoutExpired:
+            if stop is not None and stop(log.read_text(errors="replace")):
+                return True
 
 
 def _program(command: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Place and route with nextpnr, and what its report states: highest clock, critical path, sites used."""
 
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ __all__ = ["Routed", "constraints", "parse_report", "route"]
 #: Options that give the same result for the same netlist and the same nextpnr. The alternate weights make a wire that
 #: several nets want dear from the first iteration on: with the usual ones the nets of a full column never settle. Then
 #: it reroutes connections that are later than the clock allows.
-_OPTIONS = (
-    "--placer", "static", "--router", "router2", "--router2-alt-weights", "--tmg-ripup", "--timing-allow-fail",
-)  # fmt: skip
+_OPTIONS = ("--placer", "static", "--router", "router2", "--router2-alt-weights", "--timing-allow-fail")
+_REROUTE_LATE = "--tmg-ripup"
+_ITERATION = re.compile(r"iter=\d+ wires=\d+ overused=(\d+) overuse=\d+ tmgfail=(\d+)")
+_REPEATS = 50
+"""Iterations without an overused wire, in the latter half of which no fewer connections were late than in the first."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ def route(
 ) -> tuple[Routed, Path]:
     """Place and route a netlist; returns the report and the FASM file, beside the netlist.
 
-    Warns where nextpnr's chip database is of a version that cannot be corrected, and routes with it as it is.
+    Warns where nextpnr's chip database is of a version that cannot be corrected, and routes with it as it is; and
+    where connections stay later than the clock allows, however they are rerouted: they are not, then.
     Raises ToolsError where nextpnr fails.
     """
     suffixes = (".fasm", ".report.json", ".nextpnr.log", ".chipdb.bin")
@@ -54,12 +58,27 @@ def route(
     except FormatError as error:
         database = programs.chip_database(device)
         warnings.warn(f"nets of the processor block take seconds each to route: {error}", stacklevel=2)
-    programs.run(
-        "nextpnr-himbaechel-xilinx", "--device", part, "--chipdb", database, "--json", netlist,
-        "--vopt", f"xdc={xdc}", "--vopt", f"fasm={fasm}", "--report", report, "--freq", f"{freq_hz / 1e6:g}",
-        "--seed", str(seed), *_OPTIONS, log=log,
-    )  # fmt: skip
+    arguments: list[str | Path] = [
+        "--device", part, "--chipdb", database, "--json", netlist, "--vopt", f"xdc={xdc}", "--vopt", f"fasm={fasm}",
+        "--report", report, "--freq", f"{freq_hz / 1e6:g}", "--seed", str(seed), *_OPTIONS,
+    ]  # fmt: skip
+    program = "nextpnr-himbaechel-xilinx"
+    if late := late_for_ever(programs.run(program, *arguments, _REROUTE_LATE, log=log, stop=late_for_ever)):
+        warnings.warn(
+            f"{late} connections stay later than {freq_hz / 1e6:g} MHz allow: a lower freq_hz or another seed in "
+            "board.toml may help",
+            stacklevel=2,
+        )
+        programs.run(program, *arguments, log=log)
     return parse_report(json.loads(report.read_text())), fasm
+
+
+def late_for_ever(log: str) -> int:
+    """Connections that nextpnr reroutes again and again without an end, by its log; 0: it gets on, or has ended."""
+    counts = [(int(overused), int(late)) for overused, late in _ITERATION.findall(log)[-_REPEATS:]]
+    late = [late for _, late in counts]
+    legal = len(counts) == _REPEATS and not any(overused for overused, _ in counts)
+    return late[-1] if legal and min(late[_REPEATS // 2 :]) >= min(late[: _REPEATS // 2]) else 0
 
 
 def parse_report(report: Mapping[str, Any]) -> Routed:
