@@ -39,7 +39,6 @@ from nearflash.gateware.attention.select.selection import Selection
 from nearflash.gateware.bus.arbiter import ReadArbiter
 from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
 from nearflash.gateware.bus.registers import RegisterFile
-from nearflash.gateware.fp.pipeline import register
 from nearflash.gateware.nand.bch.share import CorrectorShare
 from nearflash.gateware.nand.link import NandLinkSignature
 from nearflash.gateware.nand.pages.mover import PageMover
@@ -245,15 +244,16 @@ class AttendKernel(wiring.Component):
         widths = {name: 4 for name in (*_SUMMED, *_ENGINE_SUMMED)} | {"codewords_asked": 8}
         bus, phases, finish = self.m_axi_gmem0, self._contexts.phases, self._finish
         walkers = (self._scan.o, self._tokens.o)  # either may ask in a cycle, or both
+        asked = [Signal(6, name=f"asked_codewords_{index}") for index in range(len(walkers))]  # a cycle later
+        for o, codewords in zip(walkers, asked, strict=True):
+            m.d.sync += codewords.eq(Mux(o.valid & o.ready, sum(o.payload.request.codewords), 0))
         events: dict[str, Any] = {
             "cycles": 1,
             "heads_done": finish.o_free.valid & finish.o_free.ready,
             "heads_faulty": finish.o_free.valid & finish.o_free.ready & finish.faulty,
             "index_requests": self._scan.o.valid & self._scan.o.ready,
             "token_requests": self._tokens.o.valid & self._tokens.o.ready,
-            "codewords_asked": sum(
-                register(m, Mux(o.valid & o.ready, sum(o.payload.request.codewords), 0)) for o in walkers
-            ),
+            "codewords_asked": sum(asked),
             **{name: sum(channel.events[event] for channel in self._channels) for name, event in _SUMMED.items()},
             **{
                 name: sum(channel.events.engine[event] for channel in self._channels)

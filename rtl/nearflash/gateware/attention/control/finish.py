@@ -147,6 +147,7 @@ class Finish(wiring.Component):
             store.i_output.payload.beats.eq(command.dim_rows * command.group),
             store.i_completion.payload.address.eq(self.completions_address + command.index * COMPLETION_BYTES),
         ]
+        m.d.sync += [self._last_head.eq(command.group - 1), self._last_element.eq((command.dim_rows << 2) - 1)]
         with m.If(self.clear):
             m.d.sync += [self.error.seen.eq(0), self.lost.eq(0)]
         for error in (reader.error, store.error):
@@ -242,7 +243,6 @@ class Finish(wiring.Component):
         command, faults, reader, store = self._command, self._faults, self._reader, self._store
         good = faults == 0
         m.d.comb += self.busy.eq(~self.i_command.ready)
-        m.d.sync += [self._last_head.eq(command.group - 1), self._last_element.eq((command.dim_rows << 2) - 1)]
         with m.FSM():
             with m.State("WAIT-COMMAND"):
                 m.d.comb += [self.i_command.ready.eq(1), reader.clear.eq(1), store.clear.eq(1)]

@@ -81,11 +81,7 @@ class KeyEquation(wiring.Component):
         ]
 
         # Cycle 1
-        m.d.comb += [
-            self._s[0].addr.eq(Cat(0, _pair(k_1))),
-            self._s[0].data.eq(linear.apply(m, square(), b, BCH_BITS)),
-            self._s[0].en.eq(squares),
-        ]
+        self._square(m, k_1, b, squares)
         left, right = multiply(m, a, b), multiply(m, c, discrepancy)
         with m.If(first):
             m.d.sync += discrepancy.eq(0)
@@ -114,6 +110,15 @@ class KeyEquation(wiring.Component):
                         m.d.sync += self._k.eq(0)
                         m.next = "LOAD"
         return m
+
+    def _square(self, m: Module, k: Signal, syndrome: Signal, enable: Signal) -> None:
+        """S of twice the number, a cycle after `syndrome` was read."""
+        write, _ = self._s
+        m.d.comb += [
+            write.addr.eq(Cat(0, _pair(k))),
+            write.data.eq(linear.apply(m, square(), syndrome, BCH_BITS)),
+            write.en.eq(enable),
+        ]
 
     def _load(self, m: Module, clear: Signal, in_square: Signal, scale: Signal) -> None:
         """The odd syndromes as they come, then the even ones as squares; meanwhile L := 1 and P := x."""
