@@ -38,7 +38,7 @@ class StandIn(SidPrograms):
     def bit_database(self, family):
         return self.root / "database"
 
-    def run(self, program, *arguments, log):
+    def run(self, program, *arguments, log, stop=None):
         options = [str(argument) for argument in arguments]
         values = dict(option.removeprefix("--").split("=", 1) for option in options if "=" in option)
         if program == "xc7frames2bit":
