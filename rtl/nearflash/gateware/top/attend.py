@@ -244,9 +244,10 @@ class AttendKernel(wiring.Component):
         widths = {name: 4 for name in (*_SUMMED, *_ENGINE_SUMMED)} | {"codewords_asked": 8}
         bus, phases, finish = self.m_axi_gmem0, self._contexts.phases, self._finish
         walkers = (self._scan.o, self._tokens.o)  # either may ask in a cycle, or both
-        asked = [Signal(6, name=f"asked_codewords_{index}") for index in range(len(walkers))]  # a cycle later
-        for o, codewords in zip(walkers, asked, strict=True):
-            m.d.sync += codewords.eq(Mux(o.valid & o.ready, sum(o.payload.request.codewords), 0))
+        asked = [Signal(5, name=f"asked_codewords_{index}") for index in range(2 * len(walkers))]  # a cycle later
+        halves = [(o, half) for o in walkers for half in range(2)]
+        for (o, half), codewords in zip(halves, asked, strict=True):
+            m.d.sync += codewords.eq(Mux(o.valid & o.ready, sum(o.payload.request.codewords.word_select(half, 16)), 0))
         events: dict[str, Any] = {
             "cycles": 1,
             "heads_done": finish.o_free.valid & finish.o_free.ready,

@@ -34,6 +34,7 @@ from nearflash.gateware.attention.control.rows import QueryWriter
 from nearflash.gateware.attention.engine.interfaces import (
     CONTEXT_BITS,
     FAULT_BITS,
+    HEAD_BITS,
     ContextRecord,
     MaskBeat,
     ScaleWrite,
@@ -131,6 +132,8 @@ class Prepare(wiring.Component):
         m.submodules.correction = correction = ScaleCorrection()
         self._writer = writer
         self._masked, self._scaled = Signal(), Signal()
+        last_head = Signal(HEAD_BITS)  # of the descriptor, a cycle behind it
+        m.d.sync += last_head.eq(one.group - 1)
         moves = selector.o.valid & selector.o.ready
         m.d.comb += [
             self.o_mask.payload.eq(selector.o.payload),
@@ -160,7 +163,7 @@ class Prepare(wiring.Component):
             self.scale.head.eq(correction.o.head),
             self.scale.scale.eq(correction.o.scale),
             self._masked.eq(moves & self.o_mask.payload.last),
-            self._scaled.eq(correction.o_valid & (correction.o.head == one.group - 1)),
+            self._scaled.eq(correction.o_valid & (correction.o.head == last_head)),
         ]
 
     def _plan(self, m: Module) -> None:

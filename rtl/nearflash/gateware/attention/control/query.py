@@ -142,13 +142,13 @@ class QueryBuffer(wiring.Component):
         """Slots inside rows inside passes; a head is dim_rows rows away from the one before. True with the last."""
         slot, row, head = Signal(HEAD_BITS), Signal(ROW_BITS), Signal(4)  # head: first of the pass
         start, place, slots = Signal(9), Signal(9), Signal(4)  # addresses: of the pass, of the row at hand
+        left = Signal(4)  # heads from the pass on
         most = self.heads_per_beat
-        left = self.group - head
         m.d.comb += [
             slots.eq(Mux(self._writing(m), Mux(left < most, left, most), Mux(self.group < LANES, LANES, self.group))),
             address.eq(place),
             tag.slot.eq(slot),
-            tag.real.eq(head + slot < self.group),
+            tag.real.eq(slot < left),
             tag.last.eq(slot == slots - 1),
             tag.head.eq(head + slot),
             tag.row.eq(row),
@@ -162,9 +162,10 @@ class QueryBuffer(wiring.Component):
                 m.d.sync += [slot.eq(0), row.eq(row + 1), place.eq(start + row + 1)]
             with m.If(tag.last & tag.end):
                 following = start + most * self.dim_rows
-                m.d.sync += [row.eq(0), head.eq(head + most), start.eq(following), place.eq(following)]
+                m.d.sync += [row.eq(0), head.eq(head + most), left.eq(left - most)]
+                m.d.sync += [start.eq(following), place.eq(following)]
         with m.Else():
-            m.d.sync += [slot.eq(0), row.eq(0), head.eq(0), start.eq(0), place.eq(0)]
+            m.d.sync += [slot.eq(0), row.eq(0), head.eq(0), left.eq(self.group), start.eq(0), place.eq(0)]
         return finish
 
     def _writing(self, m: Module) -> Signal:

@@ -16,7 +16,10 @@ cycles for one error, 400 for 16; back-pressure: yes.
 Source: Burton, Inversionless decoding of binary BCH codes, IEEE Trans. Inf. Theory 17 (1971).
 """
 
-from amaranth import Cat, Module, Mux, Signal, Value
+import functools
+import operator
+
+from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -126,11 +129,12 @@ class KeyEquation(wiring.Component):
         with m.State("LOAD"):
             m.d.comb += [clear.eq(self.i.valid), self.i.ready.eq(k[:2] == SYNDROMES_A_BEAT - 1)]
             m.d.comb += [write.addr.eq(Cat(1, k[:4])), write.en.eq(self.i.valid)]
-            with m.Switch(k[:4]):
-                for step in range(BCH_ERRORS):
-                    with m.Case(step):
-                        word = self.i.payload.word_select(step % SYNDROMES_A_BEAT, BCH_BITS)
-                        m.d.comb += write.data.eq(linear.apply(m, element(2 * step + 1), word, BCH_BITS))
+            terms = [Const(0, BCH_BITS)]  # gates, for a switch would become a shifter, whose adders take longer
+            for step in range(BCH_ERRORS):
+                word = self.i.payload.word_select(step % SYNDROMES_A_BEAT, BCH_BITS)
+                term = linear.apply(m, element(2 * step + 1), word, BCH_BITS)
+                terms.append(term & (k[:4] == step).replicate(BCH_BITS))
+            m.d.comb += write.data.eq(functools.reduce(operator.or_, terms))
             with m.If(self.i.valid):
                 m.d.sync += k.eq(k + 1)
                 with m.If(k == BCH_ERRORS - 1):
