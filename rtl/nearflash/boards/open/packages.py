@@ -26,7 +26,7 @@ _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _LOADER = "usr/lib64/ld-linux-x86-64.so.2"
 _LOOK_S = 5.0
-"""How often a program's output is looked at."""
+"""Seconds between looks at a program's output."""
 _TARGETS = "$(IDENTIFIER)|$(ORIGIN)|$(COMPONENT)|$(RELEASE)|$(REPO_URI)"
 
 

@@ -12,12 +12,12 @@ from nearflash.abi.errors import FormatError
 from nearflash.boards.open.chip_database import correct_processor
 from nearflash.boards.open.packages import SidPrograms
 
-__all__ = ["Routed", "constraints", "parse_report", "route"]
+__all__ = ["Routed", "constraints", "late_for_ever", "parse_report", "route"]
 
 #: Options that give the same result for the same netlist and the same nextpnr. The alternate weights make a wire that
-#: several nets want dear from the first iteration on: with the usual ones the nets of a full column never settle. Then
-#: it reroutes connections that are later than the clock allows.
+#: several nets want dear from the first iteration on: with the usual ones the nets of a full column never settle.
 _OPTIONS = ("--placer", "static", "--router", "router2", "--router2-alt-weights", "--timing-allow-fail")
+#: Reroutes connections that are later than the clock allows.
 _REROUTE_LATE = "--tmg-ripup"
 _ITERATION = re.compile(r"iter=\d+ wires=\d+ overused=(\d+) overuse=\d+ tmgfail=(\d+)")
 _REPEATS = 50
@@ -48,7 +48,7 @@ def route(
     """Place and route a netlist; returns the report and the FASM file, beside the netlist.
 
     Warns where nextpnr's chip database is of a version that cannot be corrected, and routes with it as it is; and
-    where connections stay later than the clock allows, however they are rerouted: they are not, then.
+    where connections stay later than the clock allows: then it routes once more, without rerouting them.
     Raises ToolsError where nextpnr fails.
     """
     suffixes = (".fasm", ".report.json", ".nextpnr.log", ".chipdb.bin")
