@@ -240,6 +240,18 @@ def test_console_script_is_installed():
     assert done.stdout.startswith("nearflash ") and ", abi " in done.stdout
 
 
+def test_a_reader_that_has_gone_ends_a_command_quietly():
+    # Regression: `nearflash bitstream list | head -1` ended with a traceback.
+    call = [sys.executable, "-c", "import sys; from nearflash.cli.main import main; sys.exit(main())", "devices"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(call, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_warnings_are_written_as_errors_are(capsys, monkeypatch):
     """Not with the line of code that they come from, which belongs to nobody who called a command."""
     before, found = warnings.formatwarning, []

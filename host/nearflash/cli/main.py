@@ -8,6 +8,7 @@ Only the module of the command that is called gets imported; what `nearflash --h
 
 import argparse
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -67,10 +68,13 @@ _SENTENCES = {name: text for group in GROUPS.values() for name, text in group.it
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 """What silences the loaders of models, which read it when they are imported."""
 _VERBOSE = {"HF_HUB_DISABLE_PROGRESS_BARS": "0"}
+_UNREAD = 128 + signal.SIGPIPE
+"""Exit code of a command whose output nobody reads any more: a shell's for a program that SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0 done, 1 a check failed, 2 an error that the message explains."""
+    """Run one command; returns its exit code: 0 done, 1 a check failed, 2 an error that the message explains,
+    141 where the reader of its output has gone."""
     given = sys.argv[1:] if argv is None else argv
     called = next((argument for argument in given if not argument.startswith("-")), None)
     others, warnings.formatwarning = warnings.formatwarning, _warning_text
@@ -80,11 +84,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.update({name: value for name, value in loaders.items() if name not in os.environ})
         if hasattr(arguments, "rows"):
             rows = map(with_origin, arguments.rows(arguments))
-            return 1 if print_rows(rows, as_json=arguments.json) else 0
-        return int(arguments.run(arguments) or 0)
+            code = 1 if print_rows(rows, as_json=arguments.json) else 0
+        else:
+            code = int(arguments.run(arguments) or 0)
+        sys.stdout.flush()
+        return code
     except NearflashError as error:
         print(f"nearflash: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read the output has gone, as `head` does; what is left of it must not fail a second time at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNREAD
     except OSError as error:
         if error.filename is None:
             raise
