@@ -50,38 +50,60 @@ _BUILT_IN = 100
 """Of names in a chip database, those that nextpnr has itself."""
 
 
-def _chip_file(tiles, version=6, magic=0xCA7CA7):
-    names = [*tiles, *(name for wires in tiles.values() for name in wires)]
-    chip, tile_at = 4, 4 + 84
-    wire_at = tile_at + 40 * len(tiles)
-    wires = [(name, kind) for each in tiles.values() for name, kind in each.items()]
-    ids_at = wire_at + 48 * len(wires)
-    pointers_at = ids_at + 12
-    text = bytearray(pointers_at + 4 * len(names))
+def _chip_file(tiles, version=6, magic=0xCA7CA7, blocks=None, kinds=()):
+    blocks = blocks or {}
+    tiles = tiles | {tile: {wire: 0 for _, pins in bels.values() for wire in pins} for tile, bels in blocks.items()}
+    names = [
+        *tiles,
+        *(name for wires in tiles.values() for name in wires),
+        *(bel for bels in blocks.values() for bel in bels),
+    ]
+    chip = 4
+    text = bytearray(chip + 84)
 
     def put(offset, *values):
         struct.pack_into(f"<{len(values)}i", text, offset, *values)
 
+    def array(offset, items, item_bytes):
+        """Room for an array at the end, which the pointer at an offset then points to; where each item is."""
+        first = len(text)
+        text.extend(bytes(items * item_bytes))
+        put(offset, first - offset, items)
+        return range(first, first + items * item_bytes, item_bytes)
+
     put(0, chip)
     put(chip, magic, version)
-    put(chip + 28, tile_at - chip - 28, len(tiles))
-    put(chip + 76, ids_at - chip - 76)
-    put(ids_at, _BUILT_IN, pointers_at - ids_at - 4, len(names))
-    for index, name in enumerate(names):
-        put(pointers_at + 4 * index, len(text) - pointers_at - 4 * index)
+    places = array(chip + 28, len(tiles), 40)
+    for place, (tile, wires) in zip(places, tiles.items(), strict=True):
+        put(place, _BUILT_IN + names.index(tile))
+        for wire, (name, kind) in zip(array(place + 12, len(wires), 48), wires.items(), strict=True):
+            put(wire, _BUILT_IN + names.index(name), kind)
+        bels = blocks.get(tile, {})
+        for bel, (name, (kind, pins)) in zip(array(place + 4, len(bels), 36), bels.items(), strict=True):
+            put(bel, _BUILT_IN + names.index(name), kind)
+            for pin, (wire, number) in zip(array(bel + 24, len(pins), 12), pins.items(), strict=True):
+                put(pin, number, list(wires).index(wire))
+    for grade in array(chip + 68, 1 if kinds else 0, 28):
+        for cell, kind in zip(array(grade + 20, len(kinds), 12), kinds, strict=True):
+            put(cell, kind)
+            for pin in array(cell + 4, 1, 24):
+                put(pin, 1)
+                for edge in array(pin + 16, 1, 56):
+                    put(edge, 40, 0, *[kind] * 12)
+    ids = len(text)
+    text.extend(bytes(12))
+    put(chip + 76, ids - chip - 76)
+    put(ids, _BUILT_IN)
+    for pointer, name in zip(array(ids + 4, len(names), 4), names, strict=True):
+        put(pointer, len(text) - pointer)
         text += name.encode() + b"\0"
-    place = wire_at
-    for index, (tile, own) in enumerate(tiles.items()):
-        at = tile_at + 40 * index
-        put(at, _BUILT_IN + names.index(tile))
-        put(at + 12, place - at - 12, len(own))
-        place += 48 * len(own)
-    for index, (name, kind) in enumerate(wires):
-        put(wire_at + 48 * index, _BUILT_IN + names.index(name), kind)
     return bytes(text)
 
 
 @pytest.fixture
 def chip_file():
-    """Bytes of a chip database for nextpnr with the tiles given, {tile: {wire: kind}}; nothing else is in it."""
+    """Bytes of a chip database for nextpnr with the tiles given, {tile: {wire: kind}}.
+
+    blocks: {tile: {block: (kind, {wire: number of the pin at it})}}. kinds: of cells with delays of one pin.
+    """
     return _chip_file

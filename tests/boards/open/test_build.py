@@ -74,7 +74,12 @@ def board(database, tmp_path, monkeypatch):
     monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(folder.parent))
     monkeypatch.setitem(flow._DATABASES, "desk", "small")
     monkeypatch.setattr(flow, "design_text", lambda build_config: TEXT)
-    monkeypatch.setattr(flow, "synthesise", lambda source, family, netlist: Resources(1, 2, 3, 4.5))
+
+    def synthesise(source, family, netlist):
+        netlist.write_text(json.dumps({"modules": {"top": {"cells": {}}}}))
+        return Resources(1, 2, 3, 4.5)
+
+    monkeypatch.setattr(flow, "synthesise", synthesise)
     return load_board("desk")
 
 

@@ -1,9 +1,12 @@
-"""The wires of the processor block in nextpnr's chip database, on a file of a few tiles."""
+"""What is corrected in nextpnr's chip database, on a file of a few tiles."""
+
+import struct
 
 import pytest
 
 from nearflash.abi.errors import FormatError
-from nearflash.boards.open.chip_database import correct_processor
+from nearflash.boards.open.chip_database import correct
+from nearflash.boards.open.timing import BlockDelays
 
 BETWEEN, OUTBOUND, OUTPUT, PIN = 11, 22, 23, 27  # kinds, of nextpnr's own names
 FABRIC = {
@@ -15,14 +18,14 @@ BLOCK = {"PSS2": {"PS7_FCLKCLK0": OUTPUT, "PSS1_LOGIC_OUTS0_0": OUTBOUND, "PSS1_
 
 def test_outputs_inside_the_block_become_wires_between_it_and_the_fabric(tmp_path, chip_file):
     (tmp_path / "chip.bin").write_bytes(chip_file(FABRIC | BLOCK))
-    assert correct_processor(tmp_path / "chip.bin", tmp_path / "made.bin") == 2
+    assert correct(tmp_path / "chip.bin", tmp_path / "made.bin", {}) == 2
     block = {"PSS2": {"PS7_FCLKCLK0": BETWEEN, "PSS1_LOGIC_OUTS0_0": BETWEEN, "PSS1_IMUX0": PIN}}
     assert (tmp_path / "made.bin").read_bytes() == chip_file(FABRIC | block)
 
 
 def test_a_device_without_a_processor_stays_as_it_is(tmp_path, chip_file):
     (tmp_path / "chip.bin").write_bytes(chip_file(FABRIC))
-    assert correct_processor(tmp_path / "chip.bin", tmp_path / "made.bin") == 0
+    assert correct(tmp_path / "chip.bin", tmp_path / "made.bin", {}) == 0
     assert (tmp_path / "made.bin").read_bytes() == chip_file(FABRIC)
 
 
@@ -43,5 +46,63 @@ def test_a_device_without_a_processor_stays_as_it_is(tmp_path, chip_file):
 def test_another_file_is_an_error_and_nothing_is_written(tmp_path, chip_file, made, message):
     (tmp_path / "chip.bin").write_bytes(made(chip_file))
     with pytest.raises(FormatError, match=f"chip.bin must be a chip database {message}"):
-        correct_processor(tmp_path / "chip.bin", tmp_path / "made.bin")
+        correct(tmp_path / "chip.bin", tmp_path / "made.bin", {})
     assert not (tmp_path / "made.bin").exists()
+
+
+SLICE = {"DSP_L": {"DSP48_X0Y0.DSP48E1": (118, {
+    "DSP48_X0Y0.A0": 16, "DSP48_X0Y0.A1": 15, "DSP48_X0Y0.P0": 40, "DSP48_X0Y0.P1": 41, "DSP48_X0Y0.CEA2": 50,
+    "DSP48_X0Y0.CLKINV_OUT": 22,
+})}}  # fmt: skip
+DELAYS = BlockDelays(
+    paths={("A", "P"): 3841}, setups={("A", "CLK"): 362, ("CEA2", "CLK"): 497}, launches={("CLK", "P"): 434}
+)
+
+
+def tables(content):
+    """Delays by kind and pin of the first speed grade, read as nextpnr does: {kind: {pin: (clock?, paths, edges)}}."""
+
+    def numbers(offset, count):
+        return struct.unpack_from(f"<{count}i", content, offset)
+
+    def array(offset, item_bytes):
+        first, items = numbers(offset, 2)
+        return [offset + first + item_bytes * at for at in range(items)]
+
+    grade = array(numbers(0, 1)[0] + 68, 28)[0]
+    found = {}
+    for cell in array(grade + 20, 12):
+        pins = {}
+        for pin in array(cell + 4, 24):
+            number, clock = numbers(pin, 2)
+            pins[number] = (clock, [numbers(arc, 5) for arc in array(pin + 8, 20)],
+                            [numbers(arc, 14) for arc in array(pin + 16, 56)])  # fmt: skip
+        assert list(pins) == sorted(pins), "nextpnr searches by halves"
+        found[numbers(cell, 1)[0]] = pins
+    assert list(found) == sorted(found)
+    return found
+
+
+@pytest.fixture
+def timed(tmp_path, chip_file):
+    """Delays of a database of one DSP slice, whose tables are those of kinds 2 and 654 before."""
+    (tmp_path / "chip.bin").write_bytes(chip_file(FABRIC, blocks=SLICE, kinds=(2, 654)))
+    correct(tmp_path / "chip.bin", tmp_path / "made.bin", {"DSP48E1": DELAYS, "PS7": BlockDelays()})
+    return tables((tmp_path / "made.bin").read_bytes())
+
+
+def test_a_hard_block_gets_its_delays(timed):
+    # Regression: Fmax left out every path that began, ended or passed at a DSP slice or the processor block.
+    pins = timed[118]
+    assert pins.keys() == {15, 16, 22, 40, 41, 50}
+    assert pins[22] == (1, [], [])
+    for output in (40, 41):
+        assert pins[output] == (0, [(15, *[3841] * 4), (16, *[3841] * 4)], [(22, 0, *[0] * 8, *[434] * 4)])
+    assert pins[15] == pins[16] == (0, [], [(22, 0, *[362] * 4, *[0] * 8)])
+    assert pins[50] == (0, [], [(22, 0, *[497] * 4, *[0] * 8)])
+
+
+def test_delays_that_are_there_stay(timed, tmp_path):
+    before = tables((tmp_path / "chip.bin").read_bytes())
+    assert timed.keys() == {2, 118, 654} and {kind: timed[kind] for kind in before} == before
+    assert before[2][1] == (0, [], [(40, 0, *[2] * 12)])

@@ -7,6 +7,7 @@ import pytest
 from nearflash.abi.errors import FormatError
 from nearflash.boards.open.packages import SidPrograms
 from nearflash.boards.open.routing import constraints, late_for_ever, parse_report, route
+from nearflash.device.bitstreams.board import Routing
 
 
 def step(kind, delay, cell, net=None):
@@ -57,8 +58,8 @@ class Recorder(SidPrograms):
 
 def routed_call(folder):
     """What `route` returns, and the options that nextpnr got."""
-    made = route(Recorder(folder, {}), "xc7z020clg400-1", "xc7z020", folder / "top.json", folder / "top.xdc",
-                 freq_hz=83_300_000, seed=7)  # fmt: skip
+    made = route(Recorder(folder, {}), "xc7z020clg400-1", "xc7z020", folder / "top.json", folder / "top.xdc", {},
+                 Routing(freq_hz=83_300_000, seed=7))  # fmt: skip
     return made, json.loads((folder / "call.json").read_text())
 
 
@@ -82,7 +83,7 @@ def test_nextpnr_gets_the_corrected_chip_database(tmp_path, chip_file):
 
 def test_a_chip_database_of_another_version_is_used_as_it_is_with_a_warning(tmp_path, chip_file):
     (tmp_path / "xc7z020.bin").write_bytes(chip_file({}, version=7))
-    with pytest.warns(match="nets of the processor block take seconds each to route: .* of version 6, not 0xca7ca7, 7"):
+    with pytest.warns(match="take seconds each .* and Fmax leaves out DSP slices .* of version 6, not 0xca7ca7, 7"):
         _, options = routed_call(tmp_path)
     assert options[options.index("--chipdb") + 1] == f"{tmp_path}/xc7z020.bin"
 

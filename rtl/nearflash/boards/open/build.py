@@ -5,6 +5,7 @@ Equal sources and equal tools give equal files: seeds are fixed, names are those
 
 import hashlib
 import importlib.metadata
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -20,6 +21,7 @@ from nearflash.boards.open.frames import assemble, read_bits, write_frames
 from nearflash.boards.open.packages import SidPrograms, fetch
 from nearflash.boards.open.routing import Routed, constraints, route
 from nearflash.boards.open.synthesis import synthesise, yosys_version
+from nearflash.boards.open.timing import dsp_delays, dsp_parameters, processor_delays
 from nearflash.boards.revision import revision_of, stamped
 from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
@@ -103,8 +105,9 @@ def implement(
     xdc, frames, bitstream, netlist = (source.with_suffix(suffix) for suffix in (".xdc", ".frm", ".bit", ".json"))
     cells = synthesise(source, family, netlist)
     xdc.write_text(constraints(pins))
-    routed, fasm = route(programs, database.part, database.device, netlist, xdc, freq_hz=routing.freq_hz,
-                         seed=routing.seed)  # fmt: skip
+    slices = dsp_parameters(json.loads(netlist.read_text())["modules"]["top"]["cells"])
+    delays = {"DSP48E1": dsp_delays(database.delays("DSP_L"), slices), "PS7": processor_delays(database.delays("PSS2"))}
+    routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays, routing)
     lines = chain(fasm.read_text().splitlines(), database.required())
     bits = assemble(database, parse(lines))
     write_frames(frames, database.frames(), bits)

@@ -1,29 +1,41 @@
-"""nextpnr's chip database with a Zynq-7000's processor block corrected: where its nets enter the fabric.
+"""nextpnr's chip database corrected: where nets of a Zynq-7000's processor block enter the fabric; more delays.
 
 For nets of hard blocks nextpnr looks from the block's pin for the first wire of a kind that routing uses, and takes
 that wire's tile for the net's end: for the box that the search keeps to, and for the distance that guides it. The wires
 inside the processor block have such a kind themselves, that of a tile's outputs (LOGIC_OUTS), so each net seems to end
 in the middle of the block, up to 50 tiles from the column where it does; a search for one then takes seconds. Here
-these wires get the kind of those between a block and the fabric, which nextpnr looks past. Names, pips and delays stay.
+these wires get the kind of those between a block and the fabric, which nextpnr looks past. Names, pips and their delays
+stay.
+
+The database has delays of LUTs, flip-flops, carry chains, multiplexers and block RAM. Those of other blocks are added.
 
 Source: nextpnr 0.11, himbaechel/chipdb.h (the file's structures); himbaechel/uarch/xilinx/xilinx.cc,
-find_source_sink_locs and is_general_routing (the search).
+find_source_sink_locs and is_general_routing (the search); himbaechel/arch.cc, lookup_cell_delay and
+lookup_port_tmg_type (delays of a cell: tables in order of their numbers).
 """
 
 import struct
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from nearflash.abi.errors import FormatError
+from nearflash.boards.open.timing import BlockDelays
 
-__all__ = ["correct_processor"]
+__all__ = ["correct"]
 
 _MAGIC, _VERSION = 0x00CA7CA7, 6
 # Bytes of the structures, and offsets in them.
-_TILE_BYTES, _TILE_WIRES = 40, 12
+_TILE_BYTES, _TILE_BELS, _TILE_WIRES = 40, 4, 12
 _WIRE_BYTES, _WIRE_KIND = 48, 4
-_CHIP_TILES, _CHIP_NAMES = 28, 76
+_BEL_BYTES, _BEL_KIND, _BEL_PINS = 36, 4, 24
+_BEL_PIN_BYTES, _BEL_PIN_WIRE = 12, 4
+_CHIP_TILES, _CHIP_GRADES, _CHIP_NAMES = 28, 68, 76
+_GRADE_BYTES, _GRADE_CELLS = 28, 20
+_CELL_BYTES, _CELL_PINS = 12, 4
+_PIN_BYTES, _PIN_PATHS, _PIN_EDGES = 24, 8, 16
 #: Wires by tile whose kinds stand for all of their kind: outputs of a block's pins and of a tile; between both.
 _OUTPUT, _OUTBOUND = ("PSS2", "PS7_FCLKCLK0"), ("INT_L", "LOGIC_OUTS_L0")
 _BETWEEN = ("INT_INTERFACE_L", "INT_INTERFACE_BLOCK_OUTS_L_B0")
@@ -52,37 +64,78 @@ class _Database:
 
     def wires(self) -> Iterator[tuple[str, str, int]]:
         """Tile, name and offset of the kind of every wire."""
-        chip = self.target(0)
-        names = self.target(chip + _CHIP_NAMES)
-        built_in, strings = self.number(names), self.array(names + 4, 4)
-
-        def name(index: int) -> str:
-            if index < built_in:
-                return ""  # nextpnr's own names are not in the file
-            first = self.target(strings[index - built_in])
-            return self.content[first : self.content.index(0, first)].decode()
-
-        for tile in self.array(chip + _CHIP_TILES, _TILE_BYTES):
-            kind = name(self.number(tile))
+        for tile in self.array(self.chip + _CHIP_TILES, _TILE_BYTES):
+            kind = self.name(self.number(tile))
             for wire in self.array(tile + _TILE_WIRES, _WIRE_BYTES):
-                yield kind, name(self.number(wire)), wire + _WIRE_KIND
+                yield kind, self.name(self.number(wire)), wire + _WIRE_KIND
+
+    @property
+    def chip(self) -> int:
+        """Where the chip is described."""
+        return self.target(0)
+
+    def name(self, index: int) -> str:
+        """The name of a number; empty for nextpnr's own names, which are not in the file."""
+        names = self.target(self.chip + _CHIP_NAMES)
+        built_in = self.number(names)
+        if index < built_in:
+            return ""
+        first = self.target(self.array(names + 4, 4)[index - built_in])
+        return self.content[first : self.content.index(0, first)].decode()
+
+    def block(self, kind: str) -> tuple[int, dict[str, int]]:
+        """Number of a kind of block (`DSP48E1`), and the numbers of its pins; 0 and none where the device has none.
+
+        Names of pins are those of the wires at them, in the block's site: nextpnr's own names are not in the file. At a
+        pin whose signal can be inverted it is the wire behind the inverter.
+        """
+        for tile in self.array(self.chip + _CHIP_TILES, _TILE_BYTES):
+            for bel in self.array(tile + _TILE_BELS, _BEL_BYTES):
+                if self.name(self.number(bel)).rpartition(".")[2] == kind:
+                    wires = self.array(tile + _TILE_WIRES, _WIRE_BYTES)
+                    pins = {}
+                    for pin in self.array(bel + _BEL_PINS, _BEL_PIN_BYTES):
+                        wire = self.name(self.number(wires[self.number(pin + _BEL_PIN_WIRE)]))
+                        pins[wire.rpartition(".")[2].removesuffix("INV_OUT")] = self.number(pin)
+                    return self.number(bel + _BEL_KIND), pins
+        return 0, {}
+
+    def append(self, *numbers: int) -> int:
+        """Put numbers at the end; returns where."""
+        self.content.extend(bytes(-len(self.content) % 4))
+        first = len(self.content)
+        self.content.extend(struct.pack(f"<{len(numbers)}i", *numbers))
+        return first
+
+    def point(self, offset: int, target: int, items: int) -> None:
+        """Let the pointer and length at an offset stand for an array."""
+        struct.pack_into("<ii", self.content, offset, target - offset, items)
 
 
-def correct_processor(source: Path, path: Path) -> int:
+def correct(source: Path, path: Path, delays: Mapping[str, BlockDelays]) -> int:
     """Write the chip database `source` to `path` with the processor block's wires corrected; returns how many were.
 
-    A device without a processor block has none, and its file is equal.
+    delays: of kinds of blocks (`DSP48E1`, `PS7`) that the database has none of, to add. A device may lack a kind.
+    A device without a processor block has no wires to correct.
     Raises FormatError for a file of another version, or one in which the kinds cannot be told.
     """
     database = _Database(bytearray(source.read_bytes()))
     try:
-        chip = database.target(0)
-        found = database.number(chip), database.number(chip + 4)
+        found = database.number(database.chip), database.number(database.chip + 4)
         if found != (_MAGIC, _VERSION):
             raise FormatError(f"{source} must be a chip database of version {_VERSION}, not {found[0]:#x}, {found[1]}")
-        wires = list(database.wires())
+        changed = _correct_processor(database, source)
+        _add_delays(database, delays)
     except (struct.error, IndexError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
         raise FormatError(f"{source} must be a chip database of version {_VERSION}: {error}") from error
+    path.write_bytes(database.content)
+    return changed
+
+
+def _correct_processor(database: _Database, source: Path) -> int:
+    wires = list(database.wires())
     kinds = {(tile, name): database.number(offset) for tile, name, offset in wires}
     changed = 0
     if any(tile.startswith(_PROCESSOR) for tile, _, _ in wires):
@@ -94,5 +147,56 @@ def correct_processor(source: Path, path: Path) -> int:
             if tile.startswith(_PROCESSOR) and database.number(offset) in outputs:
                 struct.pack_into("<i", database.content, offset, kinds[_BETWEEN])
                 changed += 1
-    path.write_bytes(database.content)
     return changed
+
+
+def _add_delays(database: _Database, delays: Mapping[str, BlockDelays]) -> None:
+    """Add a table to each speed grade for each kind of block that has none."""
+    blocks = {name: database.block(name) for name in delays}
+    for grade in database.array(database.chip + _CHIP_GRADES, _GRADE_BYTES):
+        cells = database.array(grade + _GRADE_CELLS, _CELL_BYTES)
+        tables = {}  # where the pins of each kind are, and how many
+        for cell in cells:
+            own = cell + _CELL_PINS
+            tables[database.number(cell)] = database.target(own), database.number(own + 4)
+        for name, (kind, pins) in blocks.items():
+            if pins:
+                tables.setdefault(kind, _append_pins(database, delays[name], pins))
+        first = database.append(*[0] * (_CELL_BYTES // 4) * len(tables))
+        for at, (kind, (target, items)) in enumerate(sorted(tables.items())):
+            cell = first + _CELL_BYTES * at
+            struct.pack_into("<i", database.content, cell, kind)
+            database.point(cell + _CELL_PINS, target, items)
+        database.point(grade + _GRADE_CELLS, first, len(tables))
+
+
+def _append_pins(database: _Database, delays: BlockDelays, pins: Mapping[str, int]) -> tuple[int, int]:
+    """Append a block's table: its pins in order, each with its delays; returns where, and how many pins."""
+    named: dict[str, set[int]] = defaultdict(set)
+    for name, number in pins.items():
+        named[name].add(number)
+        named[name.rstrip("0123456789")].add(number)
+    paths: dict[int, dict[int, int]] = defaultdict(dict)  # of an output, by input
+    edges: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # setup and launch, by clock
+    for (source, target), delay in delays.paths.items():
+        for number in named[target]:
+            paths[number] |= dict.fromkeys(named[source], delay)
+    for (pin, clock), setup in delays.setups.items():
+        for number in named[pin]:
+            edges[number] |= dict.fromkeys(named[clock], (setup, 0))
+    for (clock, pin), launch in delays.launches.items():
+        for number in named[pin]:
+            edges[number] |= dict.fromkeys(named[clock], (0, launch))
+    clocks = {number for each in edges.values() for number in each}
+    timed = sorted(paths.keys() | edges.keys() | clocks)
+    first = database.append(*[0] * (_PIN_BYTES // 4) * len(timed))
+    for at, number in enumerate(timed):
+        pin_at = first + _PIN_BYTES * at
+        struct.pack_into("<ii", database.content, pin_at, number, number in clocks)
+        arcs = [(source, *[delay] * 4) for source, delay in sorted(paths[number].items())]
+        database.point(pin_at + _PIN_PATHS, database.append(*chain.from_iterable(arcs)), len(arcs))
+        # Of a clock: its edge (0: rising); setup, hold, clock to output, each fast and slow, least and most.
+        checks = [(clock, 0, *[setup] * 4, *[0] * 4, *[launch] * 4)
+                  for clock, (setup, launch) in sorted(edges[number].items())]  # fmt: skip
+        database.point(pin_at + _PIN_EDGES, database.append(*chain.from_iterable(checks)), len(checks))
+    return first, len(timed)

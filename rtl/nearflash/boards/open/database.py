@@ -63,6 +63,11 @@ class PartDatabase:
         path = self.folder / self.part / "required_features.fasm"
         return path.read_text().splitlines() if path.exists() else []
 
+    def delays(self, tile: str) -> str:
+        """Text of the SDF file with the delays of a kind of tile (DSP_L); empty where the family has none."""
+        path = self.folder / "timings" / f"{tile}.sdf"
+        return path.read_text() if path.exists() else ""
+
     def frames(self) -> Iterator[int]:
         """Addresses of all frames that tiles have bits in; some come twice."""
         for tile in self._tiles.values():

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import FormatError
-from nearflash.boards.open.chip_database import correct_processor
+from nearflash.boards.open.chip_database import correct
 from nearflash.boards.open.packages import SidPrograms
+from nearflash.boards.open.timing import BlockDelays
+from nearflash.device.bitstreams.board import Routing
 
 __all__ = ["Routed", "constraints", "late_for_ever", "parse_report", "route"]
 
@@ -43,10 +45,17 @@ def constraints(pins: Mapping[str, str], standard: str = "LVCMOS33") -> str:
 
 
 def route(
-    programs: SidPrograms, part: str, device: str, netlist: Path, xdc: Path, *, freq_hz: int, seed: int
+    programs: SidPrograms,
+    part: str,
+    device: str,
+    netlist: Path,
+    xdc: Path,
+    delays: Mapping[str, BlockDelays],
+    routing: Routing,
 ) -> tuple[Routed, Path]:
     """Place and route a netlist; returns the report and the FASM file, beside the netlist.
 
+    delays: of the hard blocks that nextpnr knows none of. routing: where it starts from.
     Warns where nextpnr's chip database is of a version that cannot be corrected, and routes with it as it is; and
     where connections stay later than the clock allows: then it routes once more, without rerouting them.
     Raises ToolsError where nextpnr fails.
@@ -54,19 +63,23 @@ def route(
     suffixes = (".fasm", ".report.json", ".nextpnr.log", ".chipdb.bin")
     fasm, report, log, database = (netlist.with_suffix(suffix) for suffix in suffixes)
     try:
-        correct_processor(programs.chip_database(device), database)
+        correct(programs.chip_database(device), database, delays)
     except FormatError as error:
         database = programs.chip_database(device)
-        warnings.warn(f"nets of the processor block take seconds each to route: {error}", stacklevel=2)
+        warnings.warn(
+            f"nets of the processor block take seconds each to route, and Fmax leaves out DSP slices and the "
+            f"processor block: {error}",
+            stacklevel=2,
+        )
     arguments: list[str | Path] = [
         "--device", part, "--chipdb", database, "--json", netlist, "--vopt", f"xdc={xdc}", "--vopt", f"fasm={fasm}",
-        "--report", report, "--freq", f"{freq_hz / 1e6:g}", "--seed", str(seed), *_OPTIONS,
+        "--report", report, "--freq", f"{routing.freq_hz / 1e6:g}", "--seed", str(routing.seed), *_OPTIONS,
     ]  # fmt: skip
     program = "nextpnr-himbaechel-xilinx"
     if late := late_for_ever(programs.run(program, *arguments, _REROUTE_LATE, log=log, stop=late_for_ever)):
         warnings.warn(
-            f"{late} connections stay later than {freq_hz / 1e6:g} MHz allow: a lower freq_hz or another seed in "
-            "board.toml may help",
+            f"{late} connections stay later than {routing.freq_hz / 1e6:g} MHz allow: a lower freq_hz or another "
+            "seed in board.toml may help",
             stacklevel=2,
         )
         programs.run(program, *arguments, log=log)
