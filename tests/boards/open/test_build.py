@@ -75,7 +75,7 @@ def board(database, tmp_path, monkeypatch):
     monkeypatch.setitem(flow._DATABASES, "desk", "small")
     monkeypatch.setattr(flow, "design_text", lambda build_config: TEXT)
 
-    def synthesise(source, family, netlist, dsp_adder_bits):
+    def synthesise(source, family, netlist):
         netlist.write_text(json.dumps({"modules": {"top": {"cells": {}}}}))
         return Resources(1, 2, 3, 4.5)
 

@@ -103,7 +103,7 @@ def implement(
     the bitstream is not what was written.
     """
     xdc, frames, bitstream, netlist = (source.with_suffix(suffix) for suffix in (".xdc", ".frm", ".bit", ".json"))
-    cells = synthesise(source, family, netlist, routing.dsp_adder_bits)
+    cells = synthesise(source, family, netlist)
     xdc.write_text(constraints(pins))
     slices = dsp_parameters(json.loads(netlist.read_text())["modules"]["top"]["cells"])
     delays = {"DSP48E1": dsp_delays(database.delays("DSP_L"), slices), "PS7": processor_delays(database.delays("PSS2"))}
