@@ -103,6 +103,16 @@ def test_a_build_puts_bitstream_handoff_and_manifest_beside_the_board(board, pro
     assert read_bits(bits) == {(0x103, 0, 6), (0x102, 0, 1), (0x100, 2, 0)}  # and the feature that the part requires
 
 
+def test_slices_whose_delays_nobody_knows_are_a_warning(board, programs, tmp_path, monkeypatch):
+    def synthesise(source, family, netlist):
+        netlist.write_text(json.dumps({"modules": {"top": {"cells": {"mul": {"type": "DSP48E1"}}}}}))
+        return Resources(1, 2, 3, 4.5)
+
+    monkeypatch.setattr(flow, "synthesise", synthesise)
+    with pytest.warns(match="no delays of DSP slices for desk7clg1-1: Fmax leaves them out"):
+        build(board, "update", tmp_path / "work", programs)
+
+
 def test_the_design_states_the_revision_of_its_sources(board, programs, tmp_path):
     manifest = build(board, "update", tmp_path / "work", programs)
     head = subprocess.run(["git", "-C", flow.__file__.rpartition("/")[0], "rev-parse", "HEAD"], capture_output=True)

@@ -6,6 +6,7 @@ Equal sources and equal tools give equal files: seeds are fixed, names are those
 import hashlib
 import importlib.metadata
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -106,6 +107,8 @@ def implement(
     cells = synthesise(source, family, netlist)
     xdc.write_text(constraints(pins))
     slices = dsp_parameters(json.loads(netlist.read_text())["modules"]["top"]["cells"])
+    if slices and not database.delays("DSP_L"):
+        warnings.warn(f"prjxray has no delays of DSP slices for {database.part}: Fmax leaves them out", stacklevel=2)
     delays = {"DSP48E1": dsp_delays(database.delays("DSP_L"), slices), "PS7": processor_delays(database.delays("PSS2"))}
     routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays, routing)
     lines = chain(fasm.read_text().splitlines(), database.required())

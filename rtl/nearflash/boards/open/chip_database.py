@@ -126,9 +126,9 @@ def correct(source: Path, path: Path, delays: Mapping[str, BlockDelays]) -> int:
             raise FormatError(f"{source} must be a chip database of version {_VERSION}, not {found[0]:#x}, {found[1]}")
         changed = _correct_processor(database, source)
         _add_delays(database, delays)
+    except FormatError:
+        raise
     except (struct.error, IndexError, ValueError) as error:
-        if isinstance(error, FormatError):
-            raise
         raise FormatError(f"{source} must be a chip database of version {_VERSION}: {error}") from error
     path.write_bytes(database.content)
     return changed

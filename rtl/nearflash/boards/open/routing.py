@@ -23,7 +23,7 @@ _OPTIONS = ("--placer", "static", "--router", "router2", "--router2-alt-weights"
 _REROUTE_LATE = "--tmg-ripup"
 _ITERATION = re.compile(r"iter=\d+ wires=\d+ overused=(\d+) overuse=\d+ tmgfail=(\d+)")
 _REPEATS = 50
-"""Iterations without an overused wire, in the latter half of which no fewer connections were late than in the first."""
+"""Iterations, of which the latter half had no fewer overused wires and no fewer late connections than the first."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,11 @@ def route(
 def late_for_ever(log: str) -> int:
     """Connections that nextpnr reroutes again and again without an end, by its log; 0: it gets on, or has ended."""
     counts = [(int(overused), int(late)) for overused, late in _ITERATION.findall(log)[-_REPEATS:]]
-    late = [late for _, late in counts]
-    legal = len(counts) == _REPEATS and not any(overused for overused, _ in counts)
-    return late[-1] if legal and min(late[_REPEATS // 2 :]) >= min(late[: _REPEATS // 2]) else 0
+    if len(counts) < _REPEATS or not all(late for _, late in counts):
+        return 0
+    half = _REPEATS // 2
+    stuck = all(min(each[half:]) >= min(each[:half]) for each in zip(*counts, strict=True))
+    return counts[-1][1] if stuck else 0
 
 
 def parse_report(report: Mapping[str, Any]) -> Routed:
