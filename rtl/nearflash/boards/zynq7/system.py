@@ -1,6 +1,6 @@
 """A kernel between the ports of a Zynq-7000's processor system, without that system: what simulation can run.
 
-gp0 (AXI3) ─► Axi3ControlBridge ─► kernel ─► arbiters where memory ports share one ─► Axi3Bridge ─► Axi3Buffer ─► hp
+gp0 (AXI3) ─► Axi3ControlBridge ─► kernel ─► arbiters where memory ports share one ─► Axi3Bridge ─► hp (AXI3)
 """
 
 from typing import Any
@@ -18,7 +18,6 @@ from nearflash.gateware.bus.arbiter import ReadArbiter
 from nearflash.gateware.bus.axi import connect_channels
 from nearflash.gateware.bus.axi3 import Axi3Signature
 from nearflash.gateware.bus.axi3_bridge import Axi3Bridge
-from nearflash.gateware.bus.axi3_buffer import Axi3Buffer
 from nearflash.gateware.bus.axi3_control import Axi3ControlBridge
 from nearflash.gateware.bus.transfer import Burst
 from nearflash.gateware.bus.write_arbiter import WriteArbiter
@@ -87,9 +86,7 @@ class ZynqSystem(wiring.Component):
         for index, names in enumerate(self.ports):
             m.submodules[f"memory_{index}"] = bridge = Axi3Bridge(HP_DATA_BITS, HP_ID_BITS)
             _share(m, index, [getattr(kernel, name) for name in names], bridge.port)
-            m.submodules[f"buffer_{index}"] = buffer = Axi3Buffer(HP_DATA_BITS, HP_ID_BITS)
-            wiring.connect(m, bridge.bus, buffer.port)
-            wiring.connect(m, buffer.bus, wiring.flipped(self.hp[index]))
+            wiring.connect(m, bridge.bus, wiring.flipped(self.hp[index]))
         m.d.comb += [self.interrupt.eq(kernel.interrupt), kernel.git_revision.eq(self.git_revision)]
         return m
 
