@@ -252,6 +252,15 @@ def test_a_reader_that_has_gone_ends_a_command_quietly():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_another_pipe_that_breaks_is_not_taken_for_the_readers(capfd, monkeypatch):
+    def run_into_a_broken_pipe(_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli.devices, "_run", run_into_a_broken_pipe)
+    with pytest.raises(BrokenPipeError):
+        cli.main(["devices"])
+
+
 def test_warnings_are_written_as_errors_are(capsys, monkeypatch):
     """Not with the line of code that they come from, which belongs to nobody who called a command."""
     before, found = warnings.formatwarning, []

@@ -8,6 +8,7 @@ Only the module of the command that is called gets imported; what `nearflash --h
 
 import argparse
 import os
+import select
 import signal
 import sys
 import warnings
@@ -93,7 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"nearflash: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read the output has gone, as `head` does; what is left of it must not fail a second time at exit.
+        if not _reader_has_gone():
+            raise
+        # What is left of the output must not fail a second time at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except OSError as error:
@@ -103,6 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     finally:
         warnings.formatwarning = others
+
+
+def _reader_has_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as behind `head`; another pipe may have broken."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _warning_text(
