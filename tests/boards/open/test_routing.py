@@ -83,7 +83,11 @@ def test_nextpnr_gets_the_corrected_chip_database(tmp_path, chip_file):
 
 def test_a_chip_database_of_another_version_is_used_as_it_is_with_a_warning(tmp_path, chip_file):
     (tmp_path / "xc7z020.bin").write_bytes(chip_file({}, version=7))
-    with pytest.warns(match="take seconds each .* and Fmax leaves out DSP slices .* of version 6, not 0xca7ca7, 7"):
+    message = (
+        "nets of the processor block take seconds each to route, and Fmax leaves out DSP slices and the processor "
+        "block: .* of version 6, not 0xca7ca7, 7"
+    )
+    with pytest.warns(match=message):
         _, options = routed_call(tmp_path)
     assert options[options.index("--chipdb") + 1] == f"{tmp_path}/xc7z020.bin"
 
@@ -109,6 +113,7 @@ def test_the_router_is_ended_where_late_connections_keep_wires_overused():
     # Regression: `update` stood at 59 late connections and 80 to 99 overused wires, and only no overuse ended it.
     standing = [(80 + 7 * at % 20, 59) for at in range(60)]
     assert late_for_ever(router_log(standing)) == 59
+    assert late_for_ever(router_log([(3, 15)] * 200)) == 15  # this too went on for ever
     assert late_for_ever(router_log([(overused, 0) for overused, _ in standing])) == 0
 
 

@@ -107,9 +107,10 @@ def implement(
     cells = synthesise(source, family, netlist)
     xdc.write_text(constraints(pins))
     slices = dsp_parameters(json.loads(netlist.read_text())["modules"]["top"]["cells"])
-    if slices and not database.delays("DSP_L"):
+    dsp = database.delays("DSP_L")
+    if slices and not dsp:
         warnings.warn(f"prjxray has no delays of DSP slices for {database.part}: Fmax leaves them out", stacklevel=2)
-    delays = {"DSP48E1": dsp_delays(database.delays("DSP_L"), slices), "PS7": processor_delays(database.delays("PSS2"))}
+    delays = {"DSP48E1": dsp_delays(dsp, slices), "PS7": processor_delays(database.delays("PSS2"))}
     routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays, routing)
     lines = chain(fasm.read_text().splitlines(), database.required())
     bits = assemble(database, parse(lines))

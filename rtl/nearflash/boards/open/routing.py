@@ -67,8 +67,8 @@ def route(
     except FormatError as error:
         database = programs.chip_database(device)
         warnings.warn(
-            f"nets of the processor block take seconds each to route, and Fmax leaves out DSP slices and the "
-            f"processor block: {error}",
+            "nets of the processor block take seconds each to route, and Fmax leaves out DSP slices and the processor "
+            f"block: {error}",
             stacklevel=2,
         )
     arguments: list[str | Path] = [

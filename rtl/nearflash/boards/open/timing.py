@@ -2,7 +2,8 @@
 
 Without them nextpnr times no path that begins, ends or passes there. prjxray's database has them, by the blocks'
 parameters. In nextpnr's, all blocks of a kind share one table, so the largest delay of all blocks of the design counts
-for each of them: a path may look longer than it is, none shorter.
+for each of them: a path may look longer than it is, none shorter. Paths inside a slice, from register to register, are
+left out.
 
 Source: IEEE 1497-2001 (SDF); prjxray's `timings/DSP_L.sdf` and `PSS2.sdf` (slow corner, largest values).
 """
