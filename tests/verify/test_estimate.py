@@ -7,6 +7,7 @@ import pytest
 
 from nearflash.abi.config import CONFIGS, config
 from nearflash.abi.errors import BitstreamError, ConfigError
+from nearflash.boards.vendor.kernel import convert_kernel
 from nearflash.device.bitstreams import boards, load_board, load_manifest
 from nearflash.device.bitstreams.board import Limits
 from nearflash.verify import estimate as subject
@@ -94,3 +95,11 @@ def test_what_is_kept_is_of_this_contract_and_within_limits(board_, kernel):
         used = getattr(manifest.utilisation, name)
         assert used <= getattr(limits, name) <= 1.2 * used + 1, f"{name}: a limit far above what is used guards nothing"
         assert getattr(limits, name) <= getattr(there, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("board_", "kernel"), kept(), ids=lambda value: getattr(value, "name", value))
+def test_what_is_kept_is_of_this_checkouts_gateware(board_, kernel):
+    again = f"run `nearflash bitstream estimate {board_.name} --kernel {kernel}`"
+    digest = convert_kernel(board_.build(kernel)).digest
+    assert digest == load_manifest(board_, kernel).design, f"the gateware changed since: {again}"
