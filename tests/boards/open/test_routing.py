@@ -58,7 +58,7 @@ class Recorder(SidPrograms):
 
 def routed_call(folder):
     """What `route` returns, and the options that nextpnr got."""
-    made = route(Recorder(folder, {}), "xc7z020clg400-1", "xc7z020", folder / "top.json", folder / "top.xdc", {},
+    made = route(Recorder(folder, {}), "xc7z020clg400-1", "xc7z020", folder / "top.json", folder / "top.xdc", {}, (),
                  Routing(freq_hz=83_300_000, seed=7))  # fmt: skip
     return made, json.loads((folder / "call.json").read_text())
 

@@ -36,9 +36,11 @@ class Counter(wiring.Component):
 def test_a_counter_becomes_cells_with_pads(tmp_path):
     source, netlist = tmp_path / "top.il", tmp_path / "top.json"
     source.write_text(rtlil.convert(Counter(), name="top", emit_src=False))
-    found = synthesise(source, "xc7", netlist)
+    found = synthesise(source, "xc7", netlist, {"router2/estimateWeight": "0.6"})
     assert (found.ff, found.dsp, found.bram36) == (8, 0, 0) and found.lut >= 8
-    cells = json.loads(netlist.read_text())["modules"]["top"]["cells"]
+    top = json.loads(netlist.read_text())["modules"]["top"]
+    cells = top["cells"]
+    assert top["settings"] == {"router2/estimateWeight": "0.6"}
     assert sum(cell["type"] == "IBUF" for cell in cells.values()) >= 8
     assert (tmp_path / "top.yosys.log").exists()
 
@@ -46,7 +48,7 @@ def test_a_counter_becomes_cells_with_pads(tmp_path):
 def test_what_yosys_cannot_read_is_an_error_with_its_output(tmp_path):
     (tmp_path / "top.il").write_text("module \\top\n")
     with pytest.raises(ToolsError, match=r"(?s)failed .*yosys.log ends:"):
-        synthesise(tmp_path / "top.il", "xc7", tmp_path / "top.json")
+        synthesise(tmp_path / "top.il", "xc7", tmp_path / "top.json", {})
 
 
 def test_cells_are_counted_by_what_they_take():
@@ -91,7 +93,7 @@ def test_single_port_memories_are_joined_by_four(tmp_path):
     """nextpnr ends with an assertion where it packs a RAM64X1S."""
     source, netlist = tmp_path / "top.il", tmp_path / "top.json"
     source.write_text(rtlil.convert(Table(), name="top", emit_src=False))
-    found = synthesise(source, "xc7", netlist)
+    found = synthesise(source, "xc7", netlist, {})
     cells = json.loads(netlist.read_text())["modules"]["top"]["cells"]
     joined = [cell for cell in cells.values() if cell["type"] == "RAM64M"]
     assert not [name for name, cell in cells.items() if cell["type"] == "RAM64X1S"] and len(joined) == 2

@@ -20,7 +20,8 @@ from nearflash.boards.open.database import PartDatabase
 from nearflash.boards.open.fasm import parse
 from nearflash.boards.open.frames import assemble, read_bits, write_frames
 from nearflash.boards.open.packages import SidPrograms, fetch
-from nearflash.boards.open.routing import Routed, constraints, route
+from nearflash.boards.open.processor_place import processor_pins
+from nearflash.boards.open.routing import SETTINGS, Routed, constraints, route
 from nearflash.boards.open.synthesis import synthesise, yosys_version
 from nearflash.boards.open.timing import dsp_delays, dsp_parameters, processor_delays
 from nearflash.boards.revision import revision_of, stamped
@@ -104,14 +105,16 @@ def implement(
     the bitstream is not what was written.
     """
     xdc, frames, bitstream, netlist = (source.with_suffix(suffix) for suffix in (".xdc", ".frm", ".bit", ".json"))
-    cells = synthesise(source, family, netlist)
+    cells = synthesise(source, family, netlist, SETTINGS)
     xdc.write_text(constraints(pins))
-    slices = dsp_parameters(json.loads(netlist.read_text())["modules"]["top"]["cells"])
+    instances = json.loads(netlist.read_text())["modules"]["top"]["cells"]
+    slices = dsp_parameters(instances)
     dsp = database.delays("DSP_L")
     if slices and not dsp:
         warnings.warn(f"prjxray has no delays of DSP slices for {database.part}: Fmax leaves them out", stacklevel=2)
     delays = {"DSP48E1": dsp_delays(dsp, slices), "PS7": processor_delays(database.delays("PSS2"))}
-    routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays, routing)
+    routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays,
+                         processor_pins(instances), routing)  # fmt: skip
     lines = chain(fasm.read_text().splitlines(), database.required())
     bits = assemble(database, parse(lines))
     write_frames(frames, database.frames(), bits)

@@ -1,11 +1,11 @@
-"""nextpnr's chip database corrected: where nets of a Zynq-7000's processor block enter the fabric; more delays.
+"""nextpnr's chip database corrected: where a Zynq-7000's processor block is and its nets enter the fabric; delays.
 
 For nets of hard blocks nextpnr looks from the block's pin for the first wire of a kind that routing uses, and takes
 that wire's tile for the net's end: for the box that the search keeps to, and for the distance that guides it. The wires
 inside the processor block have such a kind themselves, that of a tile's outputs (LOGIC_OUTS), so each net seems to end
 in the middle of the block, up to 50 tiles from the column where it does; a search for one then takes seconds. Here
 these wires get the kind of those between a block and the fabric, which nextpnr looks past. Names, pips and their delays
-stay.
+stay. For the placer, which does not look at all, the block moves (processor_place.py).
 
 The database has delays of LUTs, flip-flops, carry chains, multiplexers and block RAM. Those of other blocks are added.
 
@@ -16,23 +16,20 @@ lookup_port_tmg_type (delays of a cell: tables in order of their numbers).
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
 from nearflash.abi.errors import FormatError
+from nearflash.boards.open import chip_file
+from nearflash.boards.open.chip_file import ChipFile
+from nearflash.boards.open.processor_place import move_processor
 from nearflash.boards.open.timing import BlockDelays
 
 __all__ = ["correct"]
 
 _MAGIC, _VERSION = 0x00CA7CA7, 6
-# Bytes of the structures, and offsets in them.
-_TILE_BYTES, _TILE_BELS, _TILE_WIRES = 40, 4, 12
-_WIRE_BYTES, _WIRE_KIND = 48, 4
-_BEL_BYTES, _BEL_KIND, _BEL_PINS = 36, 4, 24
-_BEL_PIN_BYTES, _BEL_PIN_WIRE = 12, 4
-_CHIP_TILES, _CHIP_GRADES, _CHIP_NAMES = 28, 68, 76
+# Bytes of the structures of delays, and offsets in them.
 _GRADE_BYTES, _GRADE_CELLS = 28, 20
 _CELL_BYTES, _CELL_PINS = 12, 4
 _PIN_BYTES, _PIN_PATHS, _PIN_EDGES = 24, 8, 16
@@ -43,89 +40,22 @@ _PROCESSOR = "PSS"
 """What names of the processor block's tiles begin with."""
 
 
-@dataclass(frozen=True)
-class _Database:
-    """A chip database in memory."""
-
-    content: bytearray
-
-    def number(self, offset: int) -> int:
-        found: int = struct.unpack_from("<i", self.content, offset)[0]
-        return found
-
-    def target(self, offset: int) -> int:
-        """What the pointer at an offset points to."""
-        return offset + self.number(offset)
-
-    def array(self, offset: int, item_bytes: int) -> range:
-        """Offsets of the items of the array whose pointer and length are at an offset."""
-        first = self.target(offset)
-        return range(first, first + self.number(offset + 4) * item_bytes, item_bytes)
-
-    def wires(self) -> Iterator[tuple[str, str, int]]:
-        """Tile, name and offset of the kind of every wire."""
-        for tile in self.array(self.chip + _CHIP_TILES, _TILE_BYTES):
-            kind = self.name(self.number(tile))
-            for wire in self.array(tile + _TILE_WIRES, _WIRE_BYTES):
-                yield kind, self.name(self.number(wire)), wire + _WIRE_KIND
-
-    @property
-    def chip(self) -> int:
-        """Where the chip is described."""
-        return self.target(0)
-
-    def name(self, index: int) -> str:
-        """The name of a number; empty for nextpnr's own names, which are not in the file."""
-        names = self.target(self.chip + _CHIP_NAMES)
-        built_in = self.number(names)
-        if index < built_in:
-            return ""
-        first = self.target(self.array(names + 4, 4)[index - built_in])
-        return self.content[first : self.content.index(0, first)].decode()
-
-    def block(self, kind: str) -> tuple[int, dict[str, int]]:
-        """Number of a kind of block (`DSP48E1`), and the numbers of its pins; 0 and none where the device has none.
-
-        Names of pins are those of the wires at them, in the block's site: nextpnr's own names are not in the file. At a
-        pin whose signal can be inverted it is the wire behind the inverter.
-        """
-        for tile in self.array(self.chip + _CHIP_TILES, _TILE_BYTES):
-            for bel in self.array(tile + _TILE_BELS, _BEL_BYTES):
-                if self.name(self.number(bel)).rpartition(".")[2] == kind:
-                    wires = self.array(tile + _TILE_WIRES, _WIRE_BYTES)
-                    pins = {}
-                    for pin in self.array(bel + _BEL_PINS, _BEL_PIN_BYTES):
-                        wire = self.name(self.number(wires[self.number(pin + _BEL_PIN_WIRE)]))
-                        pins[wire.rpartition(".")[2].removesuffix("INV_OUT")] = self.number(pin)
-                    return self.number(bel + _BEL_KIND), pins
-        return 0, {}
-
-    def append(self, *numbers: int) -> int:
-        """Put numbers at the end; returns where."""
-        self.content.extend(bytes(-len(self.content) % 4))
-        first = len(self.content)
-        self.content.extend(struct.pack(f"<{len(numbers)}i", *numbers))
-        return first
-
-    def point(self, offset: int, target: int, items: int) -> None:
-        """Let the pointer and length at an offset stand for an array."""
-        struct.pack_into("<ii", self.content, offset, target - offset, items)
-
-
-def correct(source: Path, path: Path, delays: Mapping[str, BlockDelays]) -> int:
+def correct(source: Path, path: Path, delays: Mapping[str, BlockDelays], pins: Collection[str] = ()) -> int:
     """Write the chip database `source` to `path` with the processor block's wires corrected; returns how many were.
 
     delays: of kinds of blocks (`DSP48E1`, `PS7`) that the database has none of, to add. A device may lack a kind.
+    pins: of the processor block, in use: it moves to them.
     A device without a processor block has no wires to correct.
     Raises FormatError for a file of another version, or one in which the kinds cannot be told.
     """
-    database = _Database(bytearray(source.read_bytes()))
+    database = ChipFile(bytearray(source.read_bytes()))
     try:
         found = database.number(database.chip), database.number(database.chip + 4)
         if found != (_MAGIC, _VERSION):
             raise FormatError(f"{source} must be a chip database of version {_VERSION}, not {found[0]:#x}, {found[1]}")
         changed = _correct_processor(database, source)
         _add_delays(database, delays)
+        move_processor(database, pins)
     except FormatError:
         raise
     except (struct.error, IndexError, ValueError) as error:
@@ -134,8 +64,34 @@ def correct(source: Path, path: Path, delays: Mapping[str, BlockDelays]) -> int:
     return changed
 
 
-def _correct_processor(database: _Database, source: Path) -> int:
-    wires = list(database.wires())
+def _wires(file: ChipFile) -> Iterator[tuple[str, str, int]]:
+    """Tile, name and offset of the kind of every wire."""
+    for tile in file.array(file.chip + chip_file.CHIP_TILES, chip_file.TILE_BYTES):
+        kind = file.name(file.number(tile))
+        for wire in file.array(tile + chip_file.TILE_WIRES, chip_file.WIRE_BYTES):
+            yield kind, file.name(file.number(wire)), wire + chip_file.WIRE_KIND
+
+
+def _block(file: ChipFile, kind: str) -> tuple[int, dict[str, int]]:
+    """Number of a kind of block (`DSP48E1`), and the numbers of its pins; 0 and none where the device has none.
+
+    Names of pins are those of the wires at them, in the block's site: nextpnr's own names are not in the file. At a
+    pin whose signal can be inverted it is the wire behind the inverter.
+    """
+    for tile in file.array(file.chip + chip_file.CHIP_TILES, chip_file.TILE_BYTES):
+        for bel in file.array(tile + chip_file.TILE_BELS, chip_file.BEL_BYTES):
+            if file.name(file.number(bel)).rpartition(".")[2] == kind:
+                wires = file.array(tile + chip_file.TILE_WIRES, chip_file.WIRE_BYTES)
+                pins = {}
+                for pin in file.array(bel + chip_file.BEL_PINS, chip_file.PIN_BYTES):
+                    wire = file.name(file.number(wires[file.number(pin + chip_file.PIN_WIRE)]))
+                    pins[wire.rpartition(".")[2].removesuffix("INV_OUT")] = file.number(pin)
+                return file.number(bel + chip_file.BEL_KIND), pins
+    return 0, {}
+
+
+def _correct_processor(database: ChipFile, source: Path) -> int:
+    wires = list(_wires(database))
     kinds = {(tile, name): database.number(offset) for tile, name, offset in wires}
     changed = 0
     if any(tile.startswith(_PROCESSOR) for tile, _, _ in wires):
@@ -150,10 +106,10 @@ def _correct_processor(database: _Database, source: Path) -> int:
     return changed
 
 
-def _add_delays(database: _Database, delays: Mapping[str, BlockDelays]) -> None:
+def _add_delays(database: ChipFile, delays: Mapping[str, BlockDelays]) -> None:
     """Add a table to each speed grade for each kind of block that has none."""
-    blocks = {name: database.block(name) for name in delays}
-    for grade in database.array(database.chip + _CHIP_GRADES, _GRADE_BYTES):
+    blocks = {name: _block(database, name) for name in delays}
+    for grade in database.array(database.chip + chip_file.CHIP_GRADES, _GRADE_BYTES):
         cells = database.array(grade + _GRADE_CELLS, _CELL_BYTES)
         tables = {}  # where the pins of each kind are, and how many
         for cell in cells:
@@ -170,7 +126,7 @@ def _add_delays(database: _Database, delays: Mapping[str, BlockDelays]) -> None:
         database.point(grade + _GRADE_CELLS, first, len(tables))
 
 
-def _append_pins(database: _Database, delays: BlockDelays, pins: Mapping[str, int]) -> tuple[int, int]:
+def _append_pins(database: ChipFile, delays: BlockDelays, pins: Mapping[str, int]) -> tuple[int, int]:
     """Append a block's table: its pins in order, each with its delays; returns where, and how many pins."""
     named: dict[str, set[int]] = defaultdict(set)
     for name, number in pins.items():

@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,14 @@ from nearflash.boards.open.packages import SidPrograms
 from nearflash.boards.open.timing import BlockDelays
 from nearflash.device.bitstreams.board import Routing
 
-__all__ = ["Routed", "constraints", "late_for_ever", "parse_report", "route"]
+__all__ = ["SETTINGS", "Routed", "constraints", "late_for_ever", "parse_report", "route"]
 
 #: Options that give the same result for the same netlist and the same nextpnr. The alternate weights make a wire that
 #: several nets want dear from the first iteration on: with the usual ones the nets of a full column never settle.
 _OPTIONS = ("--placer", "static", "--router", "router2", "--router2-alt-weights", "--timing-allow-fail")
+SETTINGS = {"router2/estimateWeight": "0.6", "router2/histCongWeight": "1.5"}
+"""What has no option, in the netlist. nextpnr takes twice the delay that is ahead (0.8 ns and 0.05 ns a tile), which a
+search then follows blindly; and a wire that stays overused becomes dearer by more in each iteration than by itself."""
 #: Reroutes connections that are later than the clock allows.
 _REROUTE_LATE = "--tmg-ripup"
 _ITERATION = re.compile(r"iter=\d+ wires=\d+ overused=(\d+) overuse=\d+ tmgfail=(\d+)")
@@ -51,11 +54,13 @@ def route(
     netlist: Path,
     xdc: Path,
     delays: Mapping[str, BlockDelays],
+    pins: Collection[str],
     routing: Routing,
 ) -> tuple[Routed, Path]:
     """Place and route a netlist; returns the report and the FASM file, beside the netlist.
 
-    delays: of the hard blocks that nextpnr knows none of. routing: where it starts from.
+    delays: of the hard blocks that nextpnr knows none of. pins: of the processor block, in use. routing: where it
+    starts from.
     Warns where nextpnr's chip database is of a version that cannot be corrected, and routes with it as it is; and
     where connections stay later than the clock allows: then it routes once more, without rerouting them.
     Raises ToolsError where nextpnr fails.
@@ -63,7 +68,7 @@ def route(
     suffixes = (".fasm", ".report.json", ".nextpnr.log", ".chipdb.bin")
     fasm, report, log, database = (netlist.with_suffix(suffix) for suffix in suffixes)
     try:
-        correct(programs.chip_database(device), database, delays)
+        correct(programs.chip_database(device), database, delays, pins)
     except FormatError as error:
         database = programs.chip_database(device)
         warnings.warn(

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,10 @@ def yosys_version() -> str:
     return importlib.metadata.version("pyosys")
 
 
-def synthesise(source: Path, family: str, netlist: Path) -> Resources:
+def synthesise(source: Path, family: str, netlist: Path, settings: Mapping[str, str]) -> Resources:
     """Map the module `top` of an RTLIL file to the cells of a family; write the netlist as JSON.
 
-    Returns the cells that it has. Raises ToolsError where yosys fails.
+    settings: of nextpnr, for this netlist. Returns the cells that it has. Raises ToolsError where yosys fails.
     """
     passes = [
         f"read_rtlil {source}",
@@ -47,7 +48,9 @@ def synthesise(source: Path, family: str, netlist: Path) -> Resources:
     ]
     run_logged([sys.executable, "-c", _SCRIPT, *passes], netlist.with_suffix(".yosys.log"))
     design = json.loads(netlist.read_text())
-    cells = design["modules"]["top"]["cells"]
+    top = design["modules"]["top"]
+    top["settings"] = dict(settings)
+    cells = top["cells"]
     tap_shift_registers(cells)
     join_memories(cells)
     netlist.write_text(json.dumps(design))
