@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from nearflash.abi.errors import FormatError
 from nearflash.boards.open.chip_file import ChipFile
 from nearflash.boards.open.processor_place import move_processor, processor_pins
 
@@ -178,6 +179,17 @@ def test_a_block_whose_pins_reach_no_fabric_stays(pins):
     file = ChipFile(chip())
     assert move_processor(file, pins) is None
     assert file.content == chip()
+
+
+def test_a_pin_whose_wire_is_of_a_node_is_an_error():
+    file = ChipFile(chip())
+    routing = Reader(file.content).routings[0]
+    known = [*file.array(routing, 6)]
+    marks = [struct.unpack_from("<hhH", file.content, item) for item in known] + [(0x7001, 0, 0)] * 3
+    made = file.append_bytes(b"".join(struct.pack("<hhH", *mark) for mark in marks))
+    file.point(routing, made, len(marks))
+    with pytest.raises(FormatError, match="wires at pins of PS7 must be of no node in a chip database of this version"):
+        move_processor(file, {"SAXIDATA0"})
 
 
 def test_pins_in_use_are_those_that_another_cell_drives_or_reads():

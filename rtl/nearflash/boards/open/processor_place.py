@@ -17,6 +17,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+from nearflash.abi.errors import FormatError
 from nearflash.boards.open import chip_file as at
 from nearflash.boards.open.chip_file import ChipFile
 
@@ -50,6 +51,7 @@ def move_processor(file: ChipFile, pins: Collection[str]) -> tuple[int, int] | N
     """Move the block to its `pins` (`SAXIHP0RDATA12`); returns the column and row, None where there is nothing to move.
 
     There is nothing on a device without a processor block, or where none of the pins enters the fabric.
+    Raises FormatError where a pin's wire is of a node already: this knows of no such block.
     """
     grid = _Grid(file)
     places = [place for place, kind in enumerate(grid.kinds) if grid.block(kind)]
@@ -210,6 +212,8 @@ class _Block:
         known = file.array(routing, _WIRE_OF_NODE.size)
         here = bytearray(file.content[known.start : known.stop])
         here += _WIRE_OF_NODE.pack(_LOCAL, 0, 0) * (len(grid.wires(grid.kinds[self.place])) - len(known))
+        if any(_WIRE_OF_NODE.unpack_from(here, _WIRE_OF_NODE.size * wire)[0] != _LOCAL for wire in wires):
+            raise FormatError(f"wires at pins of {_BLOCK} must be of no node in a chip database of this version")
         for node, wire in enumerate(wires, nodes):
             struct.pack_into("<hHH", here, _WIRE_OF_NODE.size * wire, _ROOT, node & 0xFFFF, node >> 16)
         there = bytearray().join(_WIRE_OF_NODE.pack(x - to_x, y - to_y, wire) for wire in wires)
