@@ -101,7 +101,7 @@ def _correct_processor(database: ChipFile, source: Path) -> int:
         outputs = {kinds[_OUTPUT], kinds[_OUTBOUND]}
         for tile, _, offset in wires:
             if tile.startswith(_PROCESSOR) and database.number(offset) in outputs:
-                struct.pack_into("<i", database.content, offset, kinds[_BETWEEN])
+                database.put(offset, kinds[_BETWEEN])
                 changed += 1
     return changed
 
@@ -118,10 +118,10 @@ def _add_delays(database: ChipFile, delays: Mapping[str, BlockDelays]) -> None:
         for name, (kind, pins) in blocks.items():
             if pins:
                 tables.setdefault(kind, _append_pins(database, delays[name], pins))
-        first = database.append(*[0] * (_CELL_BYTES // 4) * len(tables))
+        first = database.append_bytes(bytes(_CELL_BYTES * len(tables)))
         for at, (kind, (target, items)) in enumerate(sorted(tables.items())):
             cell = first + _CELL_BYTES * at
-            struct.pack_into("<i", database.content, cell, kind)
+            database.put(cell, kind)
             database.point(cell + _CELL_PINS, target, items)
         database.point(grade + _GRADE_CELLS, first, len(tables))
 
@@ -145,10 +145,10 @@ def _append_pins(database: ChipFile, delays: BlockDelays, pins: Mapping[str, int
             edges[number] |= dict.fromkeys(named[clock], (0, launch))
     clocks = {number for each in edges.values() for number in each}
     timed = sorted(paths.keys() | edges.keys() | clocks)
-    first = database.append(*[0] * (_PIN_BYTES // 4) * len(timed))
+    first = database.append_bytes(bytes(_PIN_BYTES * len(timed)))
     for at, number in enumerate(timed):
         pin_at = first + _PIN_BYTES * at
-        struct.pack_into("<ii", database.content, pin_at, number, number in clocks)
+        database.put(pin_at, number, number in clocks)
         arcs = [(source, *[delay] * 4) for source, delay in sorted(paths[number].items())]
         database.point(pin_at + _PIN_PATHS, database.append(*chain.from_iterable(arcs)), len(arcs))
         # Of a clock: its edge (0: rising); setup, hold, clock to output, each fast and slow, least and most.

@@ -54,13 +54,16 @@ def move_processor(file: ChipFile, pins: Collection[str]) -> tuple[int, int] | N
     Raises FormatError where a pin's wire is of a node already: this knows of no such block.
     """
     grid = _Grid(file)
-    places = [place for place, kind in enumerate(grid.kinds) if grid.block(kind)]
+    with_block, without_use = (
+        {kind for kind in range(len(grid.tiles)) if has(kind)} for has in (grid.block, grid.is_empty)
+    )
+    places = [place for place, kind in enumerate(grid.kinds) if kind in with_block]
     if len(places) != 1:
         return None
     block = _Block(grid, places[0])
     entries = [entry for pin, wire, way in block.pins if pin in pins for entry in [grid.entry(places[0], wire, way)]
                if entry is not None]  # fmt: skip
-    empty = [place for place, kind in enumerate(grid.kinds) if grid.is_empty(kind)]
+    empty = [place for place, kind in enumerate(grid.kinds) if kind in without_use]
     if not entries or not empty:
         return None
     column, row = (median(axis) for axis in zip(*map(grid.position, entries), strict=True))
@@ -99,9 +102,10 @@ class _Grid:
         """The name of each kind of tile."""
         return [self.file.name(self.file.number(tile)) for tile in self.tiles]
 
-    @property
-    def routings(self) -> range:
-        return self.file.array(self.file.chip + at.CHIP_ROUTINGS, at.ROUTING_BYTES)
+    def routing(self, place: int) -> int:
+        """Where it says of the wires in a place which node they are of."""
+        routings = self.file.array(self.file.chip + at.CHIP_ROUTINGS, at.ROUTING_BYTES)
+        return routings[self.file.number(self.places[place] + at.PLACE_ROUTING)]
 
     def position(self, place: int) -> tuple[int, int]:
         """Column and row."""
@@ -155,8 +159,7 @@ class _Grid:
 
     def _wire(self, place: int, wire: int) -> tuple[int, int, int]:
         """Which node a wire is of: distance to the node's first wire and its index there, or one of the marks."""
-        routing = self.routings[self.file.number(self.places[place] + at.PLACE_ROUTING)]
-        wires = self.file.array(routing, _WIRE_OF_NODE.size)
+        wires = self.file.array(self.routing(place), _WIRE_OF_NODE.size)
         if wire >= len(wires):
             return _LOCAL, 0, 0
         found: tuple[int, int, int] = _WIRE_OF_NODE.unpack_from(self.file.content, wires[wire])
@@ -208,8 +211,7 @@ class _Block:
         """Tell of the wires in both places which node they are of."""
         file, grid = self.grid.file, self.grid
         (x, y), (to_x, to_y) = grid.position(self.place), grid.position(home)
-        routing = grid.routings[file.number(grid.places[self.place] + at.PLACE_ROUTING)]
-        known = file.array(routing, _WIRE_OF_NODE.size)
+        known = file.array(grid.routing(self.place), _WIRE_OF_NODE.size)
         here = bytearray(file.content[known.start : known.stop])
         here += _WIRE_OF_NODE.pack(_LOCAL, 0, 0) * (len(grid.wires(grid.kinds[self.place])) - len(known))
         if any(_WIRE_OF_NODE.unpack_from(here, _WIRE_OF_NODE.size * wire)[0] != _LOCAL for wire in wires):
@@ -217,12 +219,12 @@ class _Block:
         for node, wire in enumerate(wires, nodes):
             struct.pack_into("<hHH", here, _WIRE_OF_NODE.size * wire, _ROOT, node & 0xFFFF, node >> 16)
         there = bytearray().join(_WIRE_OF_NODE.pack(x - to_x, y - to_y, wire) for wire in wires)
-        first, head = len(grid.routings), file.chip + at.CHIP_ROUTINGS
+        head = file.chip + at.CHIP_ROUTINGS
+        first = file.number(head + 4)
         rooms = file.extend(head, at.ROUTING_BYTES, at.ROUTING_POINTERS, 2)
         for number, (room, place, content) in enumerate(zip(rooms, (self.place, home), (here, there), strict=True)):
-            old = grid.routings[file.number(grid.places[place] + at.PLACE_ROUTING)]
             file.point(room, file.append_bytes(content), len(content) // _WIRE_OF_NODE.size)
-            file.put(room + at.ROUTING_TIMING, file.number(old + at.ROUTING_TIMING))
+            file.put(room + at.ROUTING_TIMING, file.number(grid.routing(place) + at.ROUTING_TIMING))
             file.put(grid.places[place] + at.PLACE_ROUTING, first + number)
 
     def _tile(self, home: int, wires: list[int]) -> int:
