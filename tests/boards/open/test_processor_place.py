@@ -21,6 +21,7 @@ NODES = [[((0, 0), "DATA"), ((2, 1), "LOGIC_OUTS0")], [((0, 0), "READY"), ((2, 1
 PINS = {"SAXI.SAXIDATA0": (700, 1), "SAXI.SAXIREADY": (701, 0), "SAXI.PSCLK": (702, 2)}
 """Of each pin's wire: the pin's number, and its way."""
 BLOCK = "PS7_X0Y0.PS7"
+BLOCKS = {"PSS2": BLOCK, "CLB": "SLICE_X0Y0.A6LUT"}
 OWN_NAMES = 1000
 
 
@@ -46,7 +47,7 @@ class Writer:
         return range(first, first + items * item_bytes, item_bytes)
 
 
-def chip():
+def chip(grid=GRID):
     """The chip of the tables above, as nextpnr's database."""
     made, kinds = Writer(), list(KINDS)
     made.put(0, 4)
@@ -64,12 +65,13 @@ def chip():
                 made.put(item, 0, PINS[wires[index]][0])
         for item, pip in zip(made.array(tile + 20, len(pips), 24), pips, strict=True):
             made.put(item, *map(wires.index, pip))
-        for bel in made.array(tile + 4, int(name == "PSS2"), 36):
-            made.put(bel, made.name(BLOCK), 247)
-            for pin, (wire, (number, way)) in zip(made.array(bel + 24, len(PINS), 12), PINS.items(), strict=True):
+        for bel in made.array(tile + 4, int(name in BLOCKS), 36):
+            made.put(bel, made.name(BLOCKS[name]), 247)
+            pins = PINS if name == "PSS2" else {}
+            for pin, (wire, (number, way)) in zip(made.array(bel + 24, len(pins), 12), pins.items(), strict=True):
                 made.put(pin, number, wires.index(wire), way)
     for at, place in enumerate(made.array(40, 6, 16)):
-        made.put(place, 0, kinds.index(GRID[at // 3][at % 3]), at)
+        made.put(place, 0, kinds.index(grid[at // 3][at % 3]), at)
     for node, ends in zip(made.array(48, len(NODES), 12), NODES, strict=True):
         (x, y), _ = ends[0]
         for item, ((to_x, to_y), wire) in zip(made.array(node, 2, 6), ends, strict=True):
@@ -77,7 +79,7 @@ def chip():
     for at, routing in enumerate(made.array(56, 6, 12)):
         place = at % 3, at // 3
         made.put(routing + 8, 9)
-        known = [wire for wire in KINDS[GRID[place[1]][place[0]]][0] if "." not in wire]
+        known = [wire for wire in KINDS[grid[place[1]][place[0]]][0] if "." not in wire]
         for item, wire in zip(made.array(routing, len(known), 6), known, strict=True):
             struct.pack_into("<hhH", made.content, item, *node_of(place, wire))
     ids = len(made.content)
@@ -172,6 +174,17 @@ def test_other_wires_and_pips_stay():
         return [(file.number(pip), file.number(pip + 4)) for pip in file.array(chip.tile(0, 0) + 20, 24)]
 
     assert pips(after) == pips(before) == [(2, 0), (1, 3)]
+
+
+def test_logic_behind_the_pins_is_left_out():
+    # Regression: attend's cells were spread over the block, then put into the columns before it, and did not route.
+    file = ChipFile(chip([["PSS2", "NULL", "CLB"], ["CLB", "CLB", "INT_L"]]))
+    assert move_processor(file, {"SAXIDATA0"}) == (1, 0)
+    chip_now = Reader(file.content)
+    assert not chip_now.bels(0, 1) and not chip_now.bels(1, 1) and len(chip_now.bels(1, 0)) == 1
+    (block,) = chip_now.bels(2, 0)
+    assert file.name(file.number(block)) == BLOCKS["CLB"], "in the column of the pins it stays"
+    assert [file.name(file.number(wire)) for wire in chip_now.wires(0, 1)] == KINDS["CLB"][0]
 
 
 @pytest.mark.parametrize("pins", [set(), {"PSCLK"}, {"NOSUCH"}], ids=["none", "of no fabric", "unknown"])

@@ -1,4 +1,4 @@
-"""The processor block of a Zynq-7000 where its pins in use are, for nextpnr's placer.
+"""The processor block of a Zynq-7000 where its pins in use are, for nextpnr's placer, and no logic behind it.
 
 For the placer all pins of a block are in the block's tile. The processor block's is (32, 51) on an XC7Z020, while the
 pins of its port HP0 enter the fabric at (51, 96) to (51, 103): logic at a port was drawn 60 tiles away from it. Here
@@ -6,12 +6,17 @@ the block moves to the empty tile that is nearest to the middle of its pins in u
 with the block and one wire for each pin, which is of one node with the wire that was the pin's. Names, pips and delays
 stay.
 
-Source: nextpnr 0.11, himbaechel/chipdb.h (nodes: RelNodeRefPOD), himbaechel/arch.h (which wires are one node).
+The block fills two thirds of the columns behind its pins. The static placer spreads cells over it as well, and puts
+them into the nearest tiles when it looks for legal places: on an XC7Z020 the columns before the block are twice as full
+as others. So the logic of the columns behind the pins, a tenth of the part's, is left out: what remains is a rectangle.
+
+Source: nextpnr 0.11, himbaechel/chipdb.h (nodes: RelNodeRefPOD), himbaechel/arch.h (which wires are one node),
+common/place/placer_static.cc (`insert_dark`, legalisation).
 """
 
 import struct
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -26,6 +31,8 @@ __all__ = ["move_processor", "processor_pins"]
 _BLOCK = "PS7"
 _FABRIC = "INT"
 """What names of tiles begin with in which wires of the fabric are."""
+_LOGIC = ("SLICE_", "RAMB", "DSP48")
+"""What names of blocks begin with that the placer spreads."""
 _LOCAL, _ROOT = 0x7000, 0x7001
 """In place of a distance: a wire that is no node's, and the first wire of a node."""
 _WIRE_OF_NODE = struct.Struct("<hhH")
@@ -48,7 +55,9 @@ def processor_pins(cells: Mapping[str, Any]) -> set[str]:
 
 
 def move_processor(file: ChipFile, pins: Collection[str]) -> tuple[int, int] | None:
-    """Move the block to its `pins` (`SAXIHP0RDATA12`); returns the column and row, None where there is nothing to move.
+    """Move the block to its `pins` (`SAXIHP0RDATA12`) and leave out the logic behind them.
+
+    Returns the block's column and row, None where there is nothing to move.
 
     There is nothing on a device without a processor block, or where none of the pins enters the fabric.
     Raises FormatError where a pin's wire is of a node already: this knows of no such block.
@@ -73,6 +82,8 @@ def move_processor(file: ChipFile, pins: Collection[str]) -> tuple[int, int] | N
         return abs(x - column) + abs(y - row), place
 
     home = min(empty, key=distance)
+    before = grid.position(places[0])[0]
+    grid.leave_out(lambda x: x < column if before < column else x > column)
     block.move(home)
     return grid.position(home)
 
@@ -121,8 +132,29 @@ class _Grid:
         tile = self.tiles[kind]
         return not self.file.number(tile + at.TILE_BELS + 4) and self.file.number(tile + at.TILE_WIRES + 4) <= 1
 
+    @cached_property
+    def with_logic(self) -> set[int]:
+        """Kinds of tile with blocks of logic."""
+        bels = [self.file.array(tile + at.TILE_BELS, at.BEL_BYTES) for tile in self.tiles]
+        names = [[self.file.name(self.file.number(bel)) for bel in each] for each in bels]
+        return {kind for kind, each in enumerate(names) if any(name.startswith(_LOGIC) for name in each)}
+
     def wires(self, kind: int) -> range:
         return self.file.array(self.tiles[kind] + at.TILE_WIRES, at.WIRE_BYTES)
+
+    def leave_out(self, behind: Callable[[int], bool]) -> None:
+        """Take the blocks of logic out of the tiles in columns that are `behind`; wires and pips stay."""
+        file, made = self.file, len(self.tiles)
+        without = {place: kind for place, kind in enumerate(self.kinds)
+                   if behind(self.position(place)[0]) and kind in self.with_logic}  # fmt: skip
+        kinds = sorted(set(without.values()))
+        rooms = file.extend(file.chip + at.CHIP_TILES, at.TILE_BYTES, at.TILE_POINTERS, len(kinds))
+        for kind, room in zip(kinds, rooms, strict=True):
+            file.copy(self.tiles[kind], room, at.TILE_BYTES, at.TILE_POINTERS)
+            file.put(room + at.TILE_BELS, 0, 0)
+        for place, kind in without.items():
+            self.kinds[place] = made + kinds.index(kind)
+            file.put(self.places[place] + at.PLACE_TILE, self.kinds[place])
 
     def entry(self, place: int, wire: int, way: int) -> int | None:
         """The place in the fabric that a pin's wire comes from (`way` 0: an input) or leads to first."""
