@@ -75,7 +75,7 @@ def board(database, tmp_path, monkeypatch):
     monkeypatch.setitem(flow._DATABASES, "desk", "small")
     monkeypatch.setattr(flow, "design_text", lambda build_config: TEXT)
 
-    def synthesise(source, family, netlist, settings):
+    def synthesise(source, family, netlist, settings, dsp_adder_bits):
         netlist.write_text(json.dumps({"modules": {"top": {"cells": {}}}}))
         return Resources(1, 2, 3, 4.5)
 
@@ -104,7 +104,7 @@ def test_a_build_puts_bitstream_handoff_and_manifest_beside_the_board(board, pro
 
 
 def test_slices_whose_delays_nobody_knows_are_a_warning(board, programs, tmp_path, monkeypatch):
-    def synthesise(source, family, netlist, settings):
+    def synthesise(source, family, netlist, settings, dsp_adder_bits):
         netlist.write_text(json.dumps({"modules": {"top": {"cells": {"mul": {"type": "DSP48E1"}}}}}))
         return Resources(1, 2, 3, 4.5)
 

@@ -1,6 +1,8 @@
 """From a small design to cells; yosys really runs."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from amaranth import Module, Signal
@@ -12,6 +14,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.errors import FormatError
 from nearflash.boards.open.packages import ToolsError
 from nearflash.boards.open.synthesis import (
+    DSP_ADDER,
     count_cells,
     join_memories,
     synthesise,
@@ -43,6 +46,47 @@ def test_a_counter_becomes_cells_with_pads(tmp_path):
     assert top["settings"] == {"router2/estimateWeight": "0.6"}
     assert sum(cell["type"] == "IBUF" for cell in cells.values()) >= 8
     assert (tmp_path / "top.yosys.log").exists()
+
+
+class Sum(wiring.Component):
+    a: In(30)
+    b: In(30)
+    wide: Out(30)
+    narrow: Out(20)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += [self.wide.eq(self.a + self.b), self.narrow.eq(self.a[:20] - self.b[:20])]
+        return m
+
+
+@pytest.mark.parametrize(("least", "slices"), [(0, 0), (31, 0), (21, 1), (20, 2)])
+def test_wide_sums_take_dsp_slices_where_it_is_asked(tmp_path, least, slices):
+    (tmp_path / "top.il").write_text(rtlil.convert(Sum(), name="top", emit_src=False))
+    assert synthesise(tmp_path / "top.il", "xc7", tmp_path / "top.json", {}, least).dsp == slices
+
+
+@pytest.mark.parametrize(
+    ("expression", "signed"),
+    [("a[25:0] + b[25:0]", ""), ("a[25:0] + b[19:0]", ""), ("a - b[11:0]", ""), ("a - b", "signed"),
+     ("a + b[11:0]", "signed"), ("b - a", "")],
+)  # fmt: skip
+def test_a_dsp_slice_adds_as_yosys_does(tmp_path, expression, signed):
+    """Proven with Yosys' own model of a DSP48E1, for every input, and whatever its free bits are."""
+    (tmp_path / "top.v").write_text(
+        f"module top(input {signed} [29:0] a, input {signed} [29:0] b, output {signed} [31:0] y);"
+        f" assign y = {expression}; endmodule"
+    )
+    passes = [
+        "read_verilog top.v", "proc", "copy top made", "rename top gold", "cd made",
+        f"techmap -map {DSP_ADDER} -D DSP_ADDER_BITS=20", "select -assert-count 1 t:DSP48E1", "cd ..",
+        "setundef -anyseq made", "read_verilog +/xilinx/cells_sim.v", "hierarchy", "proc", "flatten made",
+        "opt -full made",
+        "miter -equiv -flatten gold made miter", "sat -verify -prove trigger 0 miter",
+    ]  # fmt: skip
+    script = f"from pyosys import libyosys as y; d = y.Design()\nfor p in {passes!r}: y.run_pass(p, d)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
 
 def test_what_yosys_cannot_read_is_an_error_with_its_output(tmp_path):

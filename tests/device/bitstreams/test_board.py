@@ -55,6 +55,11 @@ def test_an_unknown_board_lists_what_exists(desk):
         ("limits.update = {", "limits.expand = {", "limits must be of kernels that desk has, not of expand"),
         ("limits.update = {", "limits = 3\nlimit = {", "must have only"),
         ("limits.update", "routing.expand = { freq_hz = 1, seed = 1 }\nlimits.update", "routing must be of kernels"),
+        (
+            "limits.update",
+            "routing.update = { freq_hz = 1, seed = 1, dsp_adder_bits = 49 }\nlimits.update",
+            "dsp_adder_bits must be between 0 and 48, not 49",
+        ),
         ("limits.update", "routing.update = { freq_hz = 1 }\nlimits.update", "routing.update must have seed"),
         ("limits.update", "pins = { led = 4 }\nlimits.update", "pins.led must be text, not 4"),
         (

@@ -57,10 +57,19 @@ class Limits:
 
 @dataclass(frozen=True)
 class Routing:
-    """What place and route of a kernel starts from, found by trying: its aim, Hz, and its seed."""
+    """What place and route of a kernel starts from, found by trying: its aim, Hz, and its seed.
+
+    Raises ConfigError for a width of sums that DSP slices do not have.
+    """
 
     freq_hz: int
     seed: int
+    dsp_adder_bits: int = 0
+    """Sums and differences of so many bits (to 48) take DSP slices in place of carry chains; 0: none."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dsp_adder_bits <= 48:
+            raise ConfigError(f"dsp_adder_bits must be between 0 and 48, not {self.dsp_adder_bits}")
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def implement(
     the bitstream is not what was written.
     """
     xdc, frames, bitstream, netlist = (source.with_suffix(suffix) for suffix in (".xdc", ".frm", ".bit", ".json"))
-    cells = synthesise(source, family, netlist, SETTINGS)
+    cells = synthesise(source, family, netlist, SETTINGS, routing.dsp_adder_bits)
     xdc.write_text(constraints(pins))
     instances = json.loads(netlist.read_text())["modules"]["top"]["cells"]
     slices = dsp_parameters(instances)

@@ -12,7 +12,7 @@ from nearflash.abi.errors import FormatError
 from nearflash.boards.open.packages import run_logged
 from nearflash.device.bitstreams.board import Resources
 
-__all__ = ["count_cells", "join_memories", "synthesise", "tap_shift_registers", "yosys_version"]
+__all__ = ["DSP_ADDER", "count_cells", "join_memories", "synthesise", "tap_shift_registers", "yosys_version"]
 
 _SCRIPT = """import sys
 from pyosys import libyosys
@@ -20,6 +20,8 @@ design = libyosys.Design()
 for line in sys.argv[1:]:
     libyosys.run_pass(line, design)
 """
+DSP_ADDER = Path(__file__).with_name("dsp_adder.v")
+"""A techmap of wide sums and differences to DSP slices."""
 _WIRE_PS = 700
 """Delay of a wire that mapping reckons with: what nextpnr's router reaches on a Zynq-7020 (yosys by itself: 300)."""
 _LUTS = {
@@ -34,15 +36,24 @@ def yosys_version() -> str:
     return importlib.metadata.version("pyosys")
 
 
-def synthesise(source: Path, family: str, netlist: Path, settings: Mapping[str, str]) -> Resources:
+def synthesise(
+    source: Path, family: str, netlist: Path, settings: Mapping[str, str], dsp_adder_bits: int = 0
+) -> Resources:
     """Map the module `top` of an RTLIL file to the cells of a family; write the netlist as JSON.
 
-    settings: of nextpnr, for this netlist. Returns the cells that it has. Raises ToolsError where yosys fails.
+    settings: of nextpnr, for this netlist.
+    dsp_adder_bits: sums and differences of so many bits (to 48) become DSP slices in place of carry chains; 0: none.
+
+    Returns the cells that it has. Raises ToolsError where yosys fails.
     """
+    step = f"synth_xilinx -flatten -abc9 -family {family} -top top -run"
+    adders = [f"techmap -map {DSP_ADDER} -D DSP_ADDER_BITS={dsp_adder_bits}", "opt_expr -fine", "opt_clean"]
     passes = [
         f"read_rtlil {source}",
         f"scratchpad -set synth_xilinx.abc9.W {_WIRE_PS}",
-        f"synth_xilinx -flatten -abc9 -family {family} -top top",
+        f"{step} begin:coarse",  # multipliers are in DSP slices
+        *(adders if dsp_adder_bits else []),
+        f"{step} coarse:",
         "check -assert",
         f"write_json {netlist}",
     ]
