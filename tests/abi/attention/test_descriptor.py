@@ -7,7 +7,7 @@ from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import attend_config
 
-#: 2 heads a beat, 4 contexts, 2 slots, 256 query rows, 4 score blocks, 8192 score entries, 4096 keys.
+#: A head a beat, 4 contexts, 2 slots, 512 query rows, 8 score blocks, 8192 score entries, 4096 keys.
 BUILD = attend_config("attend-pynq-z2")
 HEAD = AttendDescriptor(
     Mode.PAGE, PageTag(0, 0, 0), 64, 1000, 2, 8, 4, 1, 16, False, 256, IndexFormat.FP16, 4096, 0.2, 0, 0, 0, 0, 0
@@ -18,11 +18,11 @@ DENSE = Mode.DENSE | Mode.REFERENCE
 @pytest.mark.parametrize(
     ("changes", "contexts", "fits"),
     [
-        ({"dim": 256}, 4, True),  # 64 rows of a context's 64
+        ({"dim": 256}, 4, True),  # 128 rows of a context's 128
         ({"dim": 256, "group": 3}, 4, False),
-        ({"dim": 256, "group": 3}, 2, True),  # 128 of 128
+        ({"dim": 256, "group": 3}, 2, True),  # 192 of 256
         ({"dim": 256, "group": 5}, 1, False),  # 192 of the 128 of a gather slot
-        ({"dim": 4, "group": 8}, 1, True),  # 4 passes
+        ({"dim": 4, "group": 8}, 1, True),  # 8 passes
         ({"mode": Mode(0), "tokens": 1024}, 4, True),  # 2,048 score entries
         ({"mode": Mode(0), "tokens": 1025}, 4, False),
         ({"mode": Mode(0), "tokens": 4096}, 1, True),
@@ -37,6 +37,6 @@ def test_room_of_a_build(changes, contexts, fits):
 
 
 def test_passes_need_score_blocks_unless_dense():
-    narrow, head = replace(BUILD, score_blocks=2), replace(HEAD, dim=4, group=5)
+    narrow, head = replace(BUILD, score_blocks=4), replace(HEAD, dim=4, group=5)
     assert not head.fits(narrow, 4)
     assert replace(head, mode=DENSE).fits(narrow, 4) and replace(head, group=4).fits(narrow, 4)
