@@ -21,7 +21,7 @@ DENSE = Mode.DENSE | Mode.REFERENCE
         ({"dim": 256}, 4, True),  # 128 rows of a context's 128
         ({"dim": 256, "group": 3}, 4, False),
         ({"dim": 256, "group": 3}, 2, True),  # 192 of 256
-        ({"dim": 256, "group": 5}, 1, False),  # 192 of the 128 of a gather slot
+        ({"dim": 256, "group": 5}, 1, False),  # 320 of the 256 of the gather slots
         ({"dim": 4, "group": 8}, 1, True),  # 8 passes
         ({"mode": Mode(0), "tokens": 1024}, 4, True),  # 2,048 score entries
         ({"mode": Mode(0), "tokens": 1025}, 4, False),

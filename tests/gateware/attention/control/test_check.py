@@ -133,7 +133,7 @@ def test_query_rows_of_a_context():
 
 
 def test_rows_of_sums():
-    """4 passes of 32 or 64 rows; the slots of all contexts hold 128."""
+    """8 passes of 32 or 64 rows; the slots of all contexts hold 256."""
     fits = dataclasses.replace(GOOD, group=8, group_tokens=4, tokens=500, page_bytes=4096)
     work = [fits, dataclasses.replace(fits, dim=256)]
     assert [found[:2] for found in run(work, 1, CONFIGS["attend-pynq-z2"])] == [(0, 0), (1, 1)]
