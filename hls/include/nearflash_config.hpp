@@ -72,7 +72,7 @@ struct attend_pynq_z2 {
     static constexpr std::int64_t heads_per_beat = 1;
     static constexpr std::int64_t contexts = 4;
     static constexpr std::int64_t gather_slots = 2;
-    static constexpr std::int64_t query_rows = 512;
+    static constexpr std::int64_t query_rows = 2048;
     static constexpr std::int64_t score_blocks = 8;
     static constexpr std::int64_t score_entries = 8192;
     static constexpr std::int64_t selector_keys = 4096;
@@ -80,7 +80,7 @@ struct attend_pynq_z2 {
     static constexpr std::int64_t page_bytes = 4096;
     static constexpr std::int64_t clock_hz = 100000000;
     static constexpr std::int64_t port_bits = 64;
-    static constexpr std::uint64_t digest = 0xd192728de13fc56cull;
+    static constexpr std::uint64_t digest = 0xfbc306f4d155cd0full;
 };
 struct attend_zynq7045 {
     static constexpr std::int64_t channels = 8;

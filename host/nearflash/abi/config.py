@@ -239,7 +239,7 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
         UpdateConfig("pynq-z2", lanes=1, port_bits=64, outstanding_bursts=8, burst_bytes=128, clock_hz=100_000_000),
         AttendConfig("tiny", channels=2, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=1024, score_blocks=8,
                      score_entries=1 << 17, selector_keys=4096, luns=4, page_bytes=4096, clock_hz=100_000_000),
-        AttendConfig("pynq-z2", channels=1, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=512,
+        AttendConfig("pynq-z2", channels=1, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=2048,
                      score_blocks=8, score_entries=8192, selector_keys=4096, luns=0, page_bytes=4096,
                      clock_hz=100_000_000),
         AttendConfig("zynq7045", channels=8, heads_per_beat=4, contexts=32, gather_slots=16, query_rows=1024,

@@ -8,7 +8,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.config import attend_config
 
 #: A head a beat, 4 contexts, 2 slots, 512 query rows, 8 score blocks, 8192 score entries, 4096 keys.
-BUILD = attend_config("attend-pynq-z2")
+BUILD = replace(attend_config("attend-pynq-z2"), query_rows=512)
 HEAD = AttendDescriptor(
     Mode.PAGE, PageTag(0, 0, 0), 64, 1000, 2, 8, 4, 1, 16, False, 256, IndexFormat.FP16, 4096, 0.2, 0, 0, 0, 0, 0
 )
