@@ -136,4 +136,5 @@ def test_rows_of_sums():
     """8 passes of 32 or 64 rows; the slots of all contexts hold 256."""
     fits = dataclasses.replace(GOOD, group=8, group_tokens=4, tokens=500, page_bytes=4096)
     work = [fits, dataclasses.replace(fits, dim=256)]
-    assert [found[:2] for found in run(work, 1, dataclasses.replace(CONFIGS["attend-pynq-z2"], query_rows=512))] == [(0, 0), (1, 1)]
+    build = dataclasses.replace(CONFIGS["attend-pynq-z2"], query_rows=512)
+    assert [found[:2] for found in run(work, 1, build)] == [(0, 0), (1, 1)]
