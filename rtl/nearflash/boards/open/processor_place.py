@@ -83,7 +83,7 @@ def move_processor(file: ChipFile, pins: Collection[str]) -> tuple[int, int] | N
 
     home = min(empty, key=distance)
     before = grid.position(places[0])[0]
-    grid.leave_out(lambda x: x < column if before < column else x > column)
+    grid.leave_out(lambda x: (x - column) * (before - column) > 0)  # on the block's side of its pins
     block.move(home)
     return grid.position(home)
 
@@ -122,22 +122,23 @@ class _Grid:
         """Column and row."""
         return place % self.width, place // self.width
 
+    def bels(self, kind: int) -> Iterator[tuple[int, str]]:
+        """Where each block of a kind of tile is, and its name."""
+        for bel in self.file.array(self.tiles[kind] + at.TILE_BELS, at.BEL_BYTES):
+            yield bel, self.file.name(self.file.number(bel))
+
     def block(self, kind: int) -> int:
         """Where a kind of tile has the processor block, 0 where it has none."""
-        bels = self.file.array(self.tiles[kind] + at.TILE_BELS, at.BEL_BYTES)
-        return next((bel for bel in bels if self.file.name(self.file.number(bel)).endswith(f".{_BLOCK}")), 0)
+        return next((bel for bel, name in self.bels(kind) if name.endswith(f".{_BLOCK}")), 0)
+
+    def has_logic(self, kind: int) -> bool:
+        """Whether a kind of tile has blocks of logic."""
+        return any(name.startswith(_LOGIC) for _, name in self.bels(kind))
 
     def is_empty(self, kind: int) -> bool:
         """Whether a kind of tile has no blocks, and at most the one wire that even a tile without a use has."""
         tile = self.tiles[kind]
         return not self.file.number(tile + at.TILE_BELS + 4) and self.file.number(tile + at.TILE_WIRES + 4) <= 1
-
-    @cached_property
-    def with_logic(self) -> set[int]:
-        """Kinds of tile with blocks of logic."""
-        bels = [self.file.array(tile + at.TILE_BELS, at.BEL_BYTES) for tile in self.tiles]
-        names = [[self.file.name(self.file.number(bel)) for bel in each] for each in bels]
-        return {kind for kind, each in enumerate(names) if any(name.startswith(_LOGIC) for name in each)}
 
     def wires(self, kind: int) -> range:
         return self.file.array(self.tiles[kind] + at.TILE_WIRES, at.WIRE_BYTES)
@@ -145,8 +146,9 @@ class _Grid:
     def leave_out(self, behind: Callable[[int], bool]) -> None:
         """Take the blocks of logic out of the tiles in columns that are `behind`; wires and pips stay."""
         file, made = self.file, len(self.tiles)
+        logic = {kind for kind in range(made) if self.has_logic(kind)}
         without = {place: kind for place, kind in enumerate(self.kinds)
-                   if behind(self.position(place)[0]) and kind in self.with_logic}  # fmt: skip
+                   if kind in logic and behind(self.position(place)[0])}  # fmt: skip
         kinds = sorted(set(without.values()))
         rooms = file.extend(file.chip + at.CHIP_TILES, at.TILE_BYTES, at.TILE_POINTERS, len(kinds))
         for kind, room in zip(kinds, rooms, strict=True):
