@@ -109,7 +109,7 @@ def test_slices_whose_delays_nobody_knows_are_a_warning(board, programs, tmp_pat
         return Resources(1, 2, 3, 4.5)
 
     monkeypatch.setattr(flow, "synthesise", synthesise)
-    with pytest.warns(match="no delays of DSP slices for desk7clg1-1: Fmax leaves them out"):
+    with pytest.warns(match="no delays of DSP48E1 for desk7clg1-1: Fmax leaves them out"):
         build(board, "update", tmp_path / "work", programs)
 
 

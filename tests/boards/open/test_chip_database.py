@@ -6,6 +6,7 @@ import pytest
 
 from nearflash.abi.errors import FormatError
 from nearflash.boards.open.chip_database import correct
+from nearflash.boards.open.chip_file import ChipFile
 from nearflash.boards.open.timing import BlockDelays
 
 BETWEEN, OUTBOUND, OUTPUT, PIN = 11, 22, 23, 27  # kinds, of nextpnr's own names
@@ -85,24 +86,29 @@ def tables(content):
 
 @pytest.fixture
 def timed(tmp_path, chip_file):
-    """Delays of a database of one DSP slice, whose tables are those of kinds 2 and 654 before."""
-    (tmp_path / "chip.bin").write_bytes(chip_file(FABRIC, blocks=SLICE, kinds=(2, 654)))
-    correct(tmp_path / "chip.bin", tmp_path / "made.bin", {"DSP48E1": DELAYS, "PS7": BlockDelays()})
-    return tables((tmp_path / "made.bin").read_bytes())
+    """Delays of a database of one DSP slice, whose tables are those of kinds 2 and 54 before, by name or kind."""
+    (tmp_path / "chip.bin").write_bytes(chip_file(FABRIC, blocks=SLICE, kinds=(2, 54)))
+    other = BlockDelays(paths={("A1", "P"): 77})
+    correct(tmp_path / "chip.bin", tmp_path / "made.bin", {
+        "DSP48E1_0": DELAYS, "DSP48E1_1": other, "PS7_0": BlockDelays()
+    })  # fmt: skip
+    content = (tmp_path / "made.bin").read_bytes()
+    return {ChipFile(bytearray(content)).name(kind) or kind: pins for kind, pins in tables(content).items()}
 
 
-def test_a_hard_block_gets_its_delays(timed):
+def test_each_type_of_a_hard_block_gets_its_delays(timed):
     # Regression: Fmax left out every path that began, ended or passed at a DSP slice or the processor block.
-    pins = timed[118]
+    pins = timed["DSP48E1_0"]
     assert pins.keys() == {15, 16, 22, 40, 41, 50}
     assert pins[22] == (1, [], [])
     for output in (40, 41):
         assert pins[output] == (0, [(15, *[3841] * 4), (16, *[3841] * 4)], [(22, 0, *[0] * 8, *[434] * 4)])
     assert pins[15] == pins[16] == (0, [], [(22, 0, *[362] * 4, *[0] * 8)])
     assert pins[50] == (0, [], [(22, 0, *[497] * 4, *[0] * 8)])
+    assert timed["DSP48E1_1"] == dict.fromkeys((40, 41), (0, [(15, *[77] * 4)], []))
 
 
 def test_delays_that_are_there_stay(timed, tmp_path):
     before = tables((tmp_path / "chip.bin").read_bytes())
-    assert timed.keys() == {2, 118, 654} and {kind: timed[kind] for kind in before} == before
+    assert timed.keys() == {2, "DSP48E1_0", "DSP48E1_1", 54} and {kind: timed[kind] for kind in before} == before
     assert before[2][1] == (0, [], [(40, 0, *[2] * 12)])

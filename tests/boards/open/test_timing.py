@@ -1,6 +1,13 @@
 """Delays of hard blocks, from SDF files as prjxray's."""
 
-from nearflash.boards.open.timing import BlockDelays, dsp_delays, dsp_parameters, processor_delays
+from nearflash.boards.open.timing import (
+    BlockDelays,
+    block_of,
+    dsp_delays,
+    dsp_parameters,
+    processor_delays,
+    timed_types,
+)
 
 DSP = """(DELAYFILE (TIMESCALE 1ns)
     (CELL
@@ -47,27 +54,21 @@ PROCESSOR = """(CELL (CELLTYPE "PS7") (INSTANCE PS7)
 (IOPATH SAXIHP0ACLK SAXIHP0RDATA (0.359::0.478)(1.130::1.507))
 (SETUP SAXIHP0WDATA (posedge SAXIHP0ACLK) (0.4::0.8))
 )"""
+REGISTERED = BlockDelays(setups={("A", "CLK"): 362}, launches={("CLK", "P"): 434})
 NONE = {"AREG": "0", "MREG": "0", "PREG": "0"}
 
 
 def test_a_slice_without_registers_passes_its_inputs_on():
     paths = {("A", "CARRYOUT"): 3818, ("A", "P"): 3841}
-    assert dsp_delays(DSP, [NONE]) == BlockDelays(paths=paths)
-    assert dsp_delays(DSP, [{**NONE, "USE_MULT": "NONE"}]) == BlockDelays(paths={("A", "P"): 2077})
+    assert dsp_delays(DSP, NONE) == BlockDelays(paths=paths)
+    assert dsp_delays(DSP, {**NONE, "USE_MULT": "NONE"}) == BlockDelays(paths={("A", "P"): 2077})
 
 
 def test_registers_begin_and_end_paths():
-    registered = BlockDelays(setups={("A", "CLK"): 362}, launches={("CLK", "P"): 434})
-    assert dsp_delays(DSP, [{}]) == registered, "registers are what a slice has where nothing is said"
-    assert dsp_delays(DSP, [{"AREG": "1", "MREG": "1", "PREG": "1"}]) == registered
-    assert dsp_delays(DSP, [{"AREG": "2", "MREG": "0"}]) == BlockDelays(launches={("CLK", "P"): 434})
-
-
-def test_of_several_slices_the_largest_delay_counts():
-    found = dsp_delays(DSP, [{**NONE, "USE_MULT": "NONE"}, NONE, {}])
-    assert found.paths["A", "P"] == 3841
-    assert found.setups["A", "CLK"] == 362 and found.launches["CLK", "P"] == 434
-    assert dsp_delays(DSP, []) == BlockDelays() == dsp_delays("", [NONE])
+    assert dsp_delays(DSP, {}) == REGISTERED, "registers are what a slice has where nothing is said"
+    assert dsp_delays(DSP, {"AREG": "1", "MREG": "1", "PREG": "1"}) == REGISTERED
+    assert dsp_delays(DSP, {"AREG": "2", "MREG": "0"}) == BlockDelays(launches={("CLK", "P"): 434})
+    assert dsp_delays("", NONE) == BlockDelays()
 
 
 def test_the_processor_has_its_ports_delays():
@@ -77,8 +78,30 @@ def test_the_processor_has_its_ports_delays():
 
 
 def test_parameters_are_read_from_a_netlist():
-    cells = {
-        "mul": {"type": "DSP48E1", "parameters": {"AREG": f"{2:032b}", "USE_MULT": "MULTIPLY", "A_INPUT": "CASCADE "}},
-        "lut": {"type": "LUT2", "parameters": {"INIT": "0110"}},
-    }
-    assert dsp_parameters(cells) == [{"AREG": "2", "USE_MULT": "MULTIPLY", "A_INPUT": "CASCADE"}]
+    cell = {"type": "DSP48E1",
+            "parameters": {"AREG": f"{2:032b}", "USE_MULT": "MULTIPLY", "A_INPUT": "CASCADE "}}  # fmt: skip
+    assert dsp_parameters(cell) == {"AREG": "2", "USE_MULT": "MULTIPLY", "A_INPUT": "CASCADE"}
+    assert dsp_parameters({"type": "DSP48E1"}) == {}
+
+
+def test_slices_with_other_registers_have_other_delays():
+    # Regression: one table for all slices gave those with registers the paths of those without.
+    def mul(**parameters):
+        return {"type": "DSP48E1", "parameters": parameters}
+
+    cells = {"lut": {"type": "LUT2", "parameters": {"INIT": "0110"}}, "registered": mul(MASK="1"),
+             "passing": mul(**NONE), "masked": mul(MASK="0"), "ps": {"type": "PS7"}}  # fmt: skip
+    delays = timed_types(cells, DSP, PROCESSOR)
+    assert {name: cell["type"] for name, cell in cells.items()} == {
+        "lut": "LUT2", "registered": "DSP48E1_0", "masked": "DSP48E1_0", "passing": "DSP48E1_1", "ps": "PS7_0"
+    }  # fmt: skip
+    assert delays == {
+        "DSP48E1_0": REGISTERED, "DSP48E1_1": dsp_delays(DSP, NONE), "PS7_0": processor_delays(PROCESSOR)
+    }  # fmt: skip
+    assert not delays["DSP48E1_0"].paths and [block_of(kind) for kind in delays] == ["DSP48E1", "DSP48E1", "PS7"]
+
+
+def test_blocks_without_delays_share_a_type():
+    cells = {"first": {"type": "DSP48E1", "parameters": NONE}, "second": {"type": "DSP48E1"}}
+    assert timed_types(cells, "", "") == {"DSP48E1_0": BlockDelays()}
+    assert timed_types({}, DSP, PROCESSOR) == {}

@@ -23,7 +23,7 @@ from nearflash.boards.open.packages import SidPrograms, fetch
 from nearflash.boards.open.processor_place import processor_pins
 from nearflash.boards.open.routing import SETTINGS, Routed, constraints, route
 from nearflash.boards.open.synthesis import synthesise, yosys_version
-from nearflash.boards.open.timing import dsp_delays, dsp_parameters, processor_delays
+from nearflash.boards.open.timing import block_of, timed_types
 from nearflash.boards.revision import revision_of, stamped
 from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
@@ -107,14 +107,15 @@ def implement(
     xdc, frames, bitstream, netlist = (source.with_suffix(suffix) for suffix in (".xdc", ".frm", ".bit", ".json"))
     cells = synthesise(source, family, netlist, SETTINGS, routing.dsp_adder_bits)
     xdc.write_text(constraints(pins))
-    instances = json.loads(netlist.read_text())["modules"]["top"]["cells"]
-    slices = dsp_parameters(instances)
-    dsp = database.delays("DSP_L")
-    if slices and not dsp:
-        warnings.warn(f"prjxray has no delays of DSP slices for {database.part}: Fmax leaves them out", stacklevel=2)
-    delays = {"DSP48E1": dsp_delays(dsp, slices), "PS7": processor_delays(database.delays("PSS2"))}
-    routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays,
-                         processor_pins(instances), routing)  # fmt: skip
+    design = json.loads(netlist.read_text())
+    instances = design["modules"]["top"]["cells"]
+    used = processor_pins(instances)
+    delays = timed_types(instances, database.delays("DSP_L"), database.delays("PSS2"))
+    if untimed := {block_of(kind) for kind, known in delays.items() if not (known.paths or known.launches)}:
+        blocks = ", ".join(sorted(untimed))
+        warnings.warn(f"prjxray has no delays of {blocks} for {database.part}: Fmax leaves them out", stacklevel=2)
+    netlist.write_text(json.dumps(design))
+    routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays, used, routing)
     lines = chain(fasm.read_text().splitlines(), database.required())
     bits = assemble(database, parse(lines))
     write_frames(frames, database.frames(), bits)

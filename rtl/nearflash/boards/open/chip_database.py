@@ -7,11 +7,13 @@ in the middle of the block, up to 50 tiles from the column where it does; a sear
 these wires get the kind of those between a block and the fabric, which nextpnr looks past. Names, pips and their delays
 stay. For the placer, which does not look at all, the block moves (processor_place.py).
 
-The database has delays of LUTs, flip-flops, carry chains, multiplexers and block RAM. Those of other blocks are added.
+The database has delays of LUTs, flip-flops, carry chains, multiplexers and block RAM. Those of other blocks are added,
+a table for each type of the netlist's cells (timing.py). nextpnr takes a cell's table where it reads the netlist, by
+the type there, and keeps it when the cell's type changes.
 
 Source: nextpnr 0.11, himbaechel/chipdb.h (the file's structures); himbaechel/uarch/xilinx/xilinx.cc,
-find_source_sink_locs and is_general_routing (the search); himbaechel/arch.cc, lookup_cell_delay and
-lookup_port_tmg_type (delays of a cell: tables in order of their numbers).
+find_source_sink_locs and is_general_routing (the search); himbaechel/arch.cc, assignArchInfo (a cell's table),
+lookup_cell_delay and lookup_port_tmg_type (delays of a cell: tables in order of their numbers).
 """
 
 import struct
@@ -24,7 +26,7 @@ from nearflash.abi.errors import FormatError
 from nearflash.boards.open import chip_file
 from nearflash.boards.open.chip_file import ChipFile
 from nearflash.boards.open.processor_place import move_processor
-from nearflash.boards.open.timing import BlockDelays
+from nearflash.boards.open.timing import BlockDelays, block_of
 
 __all__ = ["correct"]
 
@@ -43,7 +45,8 @@ _PROCESSOR = "PSS"
 def correct(source: Path, path: Path, delays: Mapping[str, BlockDelays], pins: Collection[str] = ()) -> int:
     """Write the chip database `source` to `path` with the processor block's wires corrected; returns how many were.
 
-    delays: of kinds of blocks (`DSP48E1`, `PS7`) that the database has none of, to add. A device may lack a kind.
+    delays: of blocks that the database has none of, to add, by the type of the netlist's cells (`DSP48E1_0`). A device
+    may lack a block.
     pins: of the processor block, in use: it moves to them.
     A device without a processor block has no wires to correct.
     Raises FormatError for a file of another version, or one in which the kinds cannot be told.
@@ -72,8 +75,8 @@ def _wires(file: ChipFile) -> Iterator[tuple[str, str, int]]:
             yield kind, file.name(file.number(wire)), wire + chip_file.WIRE_KIND
 
 
-def _block(file: ChipFile, kind: str) -> tuple[int, dict[str, int]]:
-    """Number of a kind of block (`DSP48E1`), and the numbers of its pins; 0 and none where the device has none.
+def _block_pins(file: ChipFile, kind: str) -> dict[str, int]:
+    """Numbers of the pins of a kind of block (`DSP48E1`); none where the device has none.
 
     Names of pins are those of the wires at them, in the block's site: nextpnr's own names are not in the file. At a
     pin whose signal can be inverted it is the wire behind the inverter.
@@ -86,8 +89,8 @@ def _block(file: ChipFile, kind: str) -> tuple[int, dict[str, int]]:
                 for pin in file.array(bel + chip_file.BEL_PINS, chip_file.PIN_BYTES):
                     wire = file.name(file.number(wires[file.number(pin + chip_file.PIN_WIRE)]))
                     pins[wire.rpartition(".")[2].removesuffix("INV_OUT")] = file.number(pin)
-                return file.number(bel + chip_file.BEL_KIND), pins
-    return 0, {}
+                return pins
+    return {}
 
 
 def _correct_processor(database: ChipFile, source: Path) -> int:
@@ -107,23 +110,17 @@ def _correct_processor(database: ChipFile, source: Path) -> int:
 
 
 def _add_delays(database: ChipFile, delays: Mapping[str, BlockDelays]) -> None:
-    """Add a table to each speed grade for each kind of block that has none."""
-    blocks = {name: _block(database, name) for name in delays}
+    """Add a table to each speed grade for each type of the netlist's cells."""
+    pins = {block: _block_pins(database, block) for block in sorted(set(map(block_of, delays)))}
+    timed = [name for name in delays if pins[block_of(name)]]
+    if not timed:
+        return
+    numbers = database.add_names(timed)
     for grade in database.array(database.chip + chip_file.CHIP_GRADES, _GRADE_BYTES):
-        cells = database.array(grade + _GRADE_CELLS, _CELL_BYTES)
-        tables = {}  # where the pins of each kind are, and how many
-        for cell in cells:
-            own = cell + _CELL_PINS
-            tables[database.number(cell)] = database.target(own), database.number(own + 4)
-        for name, (kind, pins) in blocks.items():
-            if pins:
-                tables.setdefault(kind, _append_pins(database, delays[name], pins))
-        first = database.append_bytes(bytes(_CELL_BYTES * len(tables)))
-        for at, (kind, (target, items)) in enumerate(sorted(tables.items())):
-            cell = first + _CELL_BYTES * at
-            database.put(cell, kind)
-            database.point(cell + _CELL_PINS, target, items)
-        database.point(grade + _GRADE_CELLS, first, len(tables))
+        room = database.extend(grade + _GRADE_CELLS, _CELL_BYTES, (_CELL_PINS,), len(timed))
+        for cell, name, number in zip(room, timed, numbers, strict=True):
+            database.put(cell, number)
+            database.point(cell + _CELL_PINS, *_append_pins(database, delays[name], pins[block_of(name)]))
 
 
 def _append_pins(database: ChipFile, delays: BlockDelays, pins: Mapping[str, int]) -> tuple[int, int]:

@@ -16,7 +16,7 @@ __all__ = ["ChipFile"]
 # pip, of a tile in its place, of a node, and of which node each wire of a tile is of.
 CHIP_WIDTH, CHIP_TILES, CHIP_PLACES, CHIP_NODES, CHIP_ROUTINGS, CHIP_GRADES, CHIP_NAMES = 8, 28, 36, 44, 52, 68, 76
 TILE_BYTES, TILE_BELS, TILE_WIRES, TILE_PIPS, TILE_POINTERS = 40, 4, 12, 20, (4, 12, 20, 28, 36)
-BEL_BYTES, BEL_KIND, BEL_PINS, BEL_POINTERS = 36, 4, 24, (24, 32)
+BEL_BYTES, BEL_PINS, BEL_POINTERS = 36, 24, (24, 32)
 PIN_BYTES, PIN_WIRE, PIN_WAY = 12, 4, 8
 WIRE_BYTES, WIRE_KIND, WIRE_TIMING, WIRE_UPHILL, WIRE_DOWNHILL, WIRE_PINS = 48, 4, 16, 24, 32, 40
 PIP_BYTES, PIP_SOURCE, PIP_TARGET = 24, 0, 4
@@ -62,6 +62,14 @@ class ChipFile:
             return ""
         first = self.target(self.array(names + 4, 4)[index - built_in])
         return self.content[first : self.content.index(0, first)].decode()
+
+    def add_names(self, names: Sequence[str]) -> range:
+        """Add names; returns their numbers, which are larger than those of all others."""
+        at = self.target(self.chip + CHIP_NAMES)
+        first = self.number(at) + len(self.array(at + 4, 4))
+        for pointer, name in zip(self.extend(at + 4, 4, (0,), len(names)), names, strict=True):
+            self.put(pointer, self.append_bytes(name.encode() + b"\0") - pointer)
+        return range(first, first + len(names))
 
     def append(self, *numbers: int) -> int:
         """Put numbers at the end; returns where."""

@@ -24,6 +24,11 @@ SETTINGS = {"router2/estimateWeight": "0.6", "router2/histCongWeight": "1.5"}
 search then follows blindly; and a wire that stays overused becomes dearer by more in each iteration than by itself."""
 #: Reroutes connections that are later than the clock allows.
 _REROUTE_LATE = "--tmg-ripup"
+_OWN_TYPES = """for name, cell in ctx.cells:
+    if cell.type in {types}:
+        cell.type = cell.type.rpartition("_")[0]
+"""
+"""Gives cells their blocks' own types again, which nextpnr packs, after it took each one's delays by the netlist's."""
 _ITERATION = re.compile(r"iter=\d+ wires=\d+ overused=(\d+) overuse=\d+ tmgfail=(\d+)")
 _REPEATS = 50
 """Iterations, of which the latter half had no fewer overused wires and no fewer late connections than the first."""
@@ -59,14 +64,15 @@ def route(
 ) -> tuple[Routed, Path]:
     """Place and route a netlist; returns the report and the FASM file, beside the netlist.
 
-    delays: of the hard blocks that nextpnr knows none of. pins: of the processor block, in use. routing: where it
-    starts from.
+    delays: of the hard blocks that nextpnr knows none of, by their types in the netlist. pins: of the processor block,
+    in use. routing: where it starts from.
     Warns where nextpnr's chip database is of a version that cannot be corrected, and routes with it as it is; and
     where connections stay later than the clock allows: then it routes once more, without rerouting them.
     Raises ToolsError where nextpnr fails.
     """
-    suffixes = (".fasm", ".report.json", ".nextpnr.log", ".chipdb.bin")
-    fasm, report, log, database = (netlist.with_suffix(suffix) for suffix in suffixes)
+    suffixes = (".fasm", ".report.json", ".nextpnr.log", ".chipdb.bin", ".own_types.py")
+    fasm, report, log, database, own_types = (netlist.with_suffix(suffix) for suffix in suffixes)
+    own_types.write_text(_OWN_TYPES.format(types=sorted(delays)))
     try:
         correct(programs.chip_database(device), database, delays, pins)
     except FormatError as error:
@@ -78,7 +84,8 @@ def route(
         )
     arguments: list[str | Path] = [
         "--device", part, "--chipdb", database, "--json", netlist, "--vopt", f"xdc={xdc}", "--vopt", f"fasm={fasm}",
-        "--report", report, "--freq", f"{routing.freq_hz / 1e6:g}", "--seed", str(routing.seed), *_OPTIONS,
+        "--report", report, "--freq", f"{routing.freq_hz / 1e6:g}", "--seed", str(routing.seed),
+        "--pre-pack", own_types, *_OPTIONS,
     ]  # fmt: skip
     program = "nextpnr-himbaechel-xilinx"
     if late := late_for_ever(programs.run(program, *arguments, _REROUTE_LATE, log=log, stop=late_for_ever)):

@@ -1,19 +1,19 @@
 """Delays of hard blocks that nextpnr's chip database leaves out: of DSP slices and of the processor block.
 
 Without them nextpnr times no path that begins, ends or passes there. prjxray's database has them, by the blocks'
-parameters. In nextpnr's, all blocks of a kind share one table, so the largest delay of all blocks of the design counts
-for each of them: a path may look longer than it is, none shorter. Paths inside a slice, from register to register, are
-left out.
+parameters: a slice without registers has paths from its inputs to its outputs, one with registers has none. nextpnr has
+one table for each type of a netlist's cells, so the slices get one type for each set of parameters. Paths inside a
+slice, from register to register, are left out.
 
 Source: IEEE 1497-2001 (SDF); prjxray's `timings/DSP_L.sdf` and `PSS2.sdf` (slow corner, largest values).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BlockDelays", "dsp_delays", "dsp_parameters", "processor_delays"]
+__all__ = ["BlockDelays", "block_of", "dsp_delays", "dsp_parameters", "processor_delays", "timed_types"]
 
 _LINE = re.compile(
     r'\(CELLTYPE "(?P<kind>[^"]*)"|\(IOPATH (?P<source>\w+) (?P<target>\w+) (?P<delay>\([^)]*\) *\([^)]*\))'
@@ -43,6 +43,32 @@ class BlockDelays:
             mine |= {pins: max(delay, mine.get(pins, delay)) for pins, delay in theirs.items()}
 
 
+def timed_types(cells: Mapping[str, Any], dsp_sdf: str, processor_sdf: str) -> dict[str, BlockDelays]:
+    """Give the hard blocks among a netlist's cells (yosys' JSON) types that tell their delays; returns these by type.
+
+    A type is the block's with a number, `DSP48E1_0`: one for all slices whose delays are by the same parameters.
+    dsp_sdf, processor_sdf: text of the SDF file of each; empty where there is none: no delays.
+    """
+    timed = {name for kind, _ in _blocks(dsp_sdf) for name, _ in _PARAMETER.findall(kind.removeprefix("DSP48E1"))}
+    types: dict[tuple[tuple[str, str], ...], str] = {}
+    delays = {}
+    for cell in cells.values():
+        if cell["type"] == "DSP48E1":
+            parameters = {name: value for name, value in dsp_parameters(cell).items() if name in timed}
+            cell["type"] = types.setdefault(tuple(sorted(parameters.items())), f"DSP48E1_{len(types)}")
+            if cell["type"] not in delays:
+                delays[cell["type"]] = dsp_delays(dsp_sdf, parameters)
+        elif cell["type"] == "PS7":
+            cell["type"] = "PS7_0"
+            delays["PS7_0"] = processor_delays(processor_sdf)
+    return delays
+
+
+def block_of(timed_type: str) -> str:
+    """The block's own type (`DSP48E1`) of one that `timed_types` gave."""
+    return timed_type.rpartition("_")[0]
+
+
 def processor_delays(sdf: str) -> BlockDelays:
     """Delays of a processor block, from the text of its SDF file."""
     found = BlockDelays()
@@ -51,24 +77,22 @@ def processor_delays(sdf: str) -> BlockDelays:
     return found
 
 
-def dsp_delays(sdf: str, slices: Iterable[Mapping[str, str]]) -> BlockDelays:
-    """Delays of DSP slices of these parameters, from the text of their SDF file."""
+def dsp_delays(sdf: str, parameters: Mapping[str, str]) -> BlockDelays:
+    """Delays of a DSP slice of these parameters, from the text of its SDF file."""
     found = BlockDelays()
-    blocks = [(dict(_PARAMETER.findall(kind.removeprefix("DSP48E1"))), delays) for kind, delays in _blocks(sdf)]
-    for parameters in {tuple(sorted(each.items())): each for each in slices}.values():
-        for wanted, delays in blocks:
-            if all(parameters.get(name, _DEFAULTS.get(name, "1")) == value for name, value in wanted.items()):
-                found.add(delays)
+    for kind, delays in _blocks(sdf):
+        wanted = _PARAMETER.findall(kind.removeprefix("DSP48E1"))
+        if all(parameters.get(name, _DEFAULTS.get(name, "1")) == value for name, value in wanted):
+            found.add(delays)
     return found
 
 
-def dsp_parameters(cells: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Parameters of the DSP slices among a netlist's cells (yosys' JSON), as SDF files spell them."""
-    return [
-        {name: str(int(text, 2)) if set(text) <= set("01") else text.strip()
-         for name, text in cell.get("parameters", {}).items()}
-        for cell in cells.values() if cell["type"] == "DSP48E1"
-    ]  # fmt: skip
+def dsp_parameters(cell: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters of a DSP slice of a netlist (yosys' JSON), as SDF files spell them."""
+    return {
+        name: str(int(text, 2)) if set(text) <= set("01") else text.strip()
+        for name, text in cell.get("parameters", {}).items()
+    }
 
 
 def _blocks(sdf: str) -> Iterator[tuple[str, BlockDelays]]:
