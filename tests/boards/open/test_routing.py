@@ -1,12 +1,15 @@
 """What nextpnr is called with, and what its report states."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nearflash.abi.errors import FormatError
 from nearflash.boards.open.packages import SidPrograms
 from nearflash.boards.open.routing import constraints, late_for_ever, parse_report, route
+from nearflash.boards.open.timing import BlockDelays
 from nearflash.device.bitstreams.board import Routing
 
 
@@ -56,10 +59,10 @@ class Recorder(SidPrograms):
         return self.root / f"{device}.bin"
 
 
-def routed_call(folder):
+def routed_call(folder, **delays):
     """What `route` returns, and the options that nextpnr got."""
-    made = route(Recorder(folder, {}), "xc7z020clg400-1", "xc7z020", folder / "top.json", folder / "top.xdc", {}, (),
-                 Routing(freq_hz=83_300_000, seed=7))  # fmt: skip
+    made = route(Recorder(folder, {}), "xc7z020clg400-1", "xc7z020", folder / "top.json", folder / "top.xdc", delays,
+                 (), Routing(freq_hz=83_300_000, seed=7))  # fmt: skip
     return made, json.loads((folder / "call.json").read_text())
 
 
@@ -79,6 +82,16 @@ def test_nextpnr_gets_the_corrected_chip_database(tmp_path, chip_file):
     _, options = routed_call(tmp_path)
     assert options[options.index("--chipdb") + 1] == f"{tmp_path}/top.chipdb.bin"
     assert (tmp_path / "top.chipdb.bin").read_bytes() == (tmp_path / "xc7z020.bin").read_bytes()
+
+
+def test_nextpnr_packs_cells_of_their_blocks_own_types(tmp_path, chip_file):
+    (tmp_path / "xc7z020.bin").write_bytes(chip_file({}))
+    _, options = routed_call(tmp_path, DSP48E1_0=BlockDelays(), DSP48E1_12=BlockDelays(), PS7_0=BlockDelays())
+    kinds = ["DSP48E1_0", "DSP48E1_12", "PS7_0", "FDRE", "DSP48E1_3"]
+    cells = {kind: SimpleNamespace(type=kind) for kind in kinds}
+    hook = Path(options[options.index("--pre-pack") + 1]).read_text()
+    exec(hook, {"ctx": SimpleNamespace(cells=cells.items())})
+    assert [cell.type for cell in cells.values()] == ["DSP48E1", "DSP48E1", "PS7", "FDRE", "DSP48E1_3"]
 
 
 def test_a_chip_database_of_another_version_is_used_as_it_is_with_a_warning(tmp_path, chip_file):
