@@ -123,7 +123,7 @@ def test_errors_of_a_beat_are_its_own_in_reads_and_the_bursts_in_writes(run):
     run(scenario)
 
 
-@pytest.mark.parametrize(("offset", "count"), [(0x40, 1), (0x1000_0000, 1), (0x3C, 2), (-0x40, 1)])
+@pytest.mark.parametrize(("offset", "count"), [(0x40, 1), (0x1000_0000, 1), (0x3C, 2), (0x3C, 16), (-0x40, 1), (-4, 2)])
 def test_what_lies_outside_the_window_is_refused_whole(run, offset, count):
     async def scenario(processor):
         before = await processor.read(0x10, 8)

@@ -74,11 +74,10 @@ class Axi3ControlBridge(wiring.Component):
         ]
 
     def _check(self, m: Module, burst: Any) -> None:
-        """Find the error that a kept burst is answered with."""
-        last = Signal(AXI3_ADDRESS_BITS + 1)
-        base = self.base_address >> self.address_bits
-        inside = (burst.address[self.address_bits :] == base) & (last[self.address_bits :] == base)
-        m.d.comb += last.eq(burst.address + Mux(burst.kind == AxiBurst.FIXED, 0, burst.left << burst.size))
+        """Find the error that a kept burst is answered with: it is inside where it begins there and ends no later."""
+        bits = self.address_bits
+        last = burst.address[:bits] + Mux(burst.kind == AxiBurst.FIXED, 0, burst.left << burst.size)
+        inside = (burst.address[bits:] == self.base_address >> bits) & (last[bits:] == 0)
         m.d.sync += burst.error.eq(
             Mux(burst.kind == AxiBurst.WRAP, AxiResponse.SLVERR, Mux(inside, AxiResponse.OKAY, AxiResponse.DECERR))
         )
