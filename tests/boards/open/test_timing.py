@@ -1,5 +1,7 @@
 """Delays of hard blocks, from SDF files as prjxray's."""
 
+import pytest
+
 from nearflash.boards.open.timing import (
     BlockDelays,
     block_of,
@@ -69,6 +71,13 @@ def test_registers_begin_and_end_paths():
     assert dsp_delays(DSP, {"AREG": "1", "MREG": "1", "PREG": "1"}) == REGISTERED
     assert dsp_delays(DSP, {"AREG": "2", "MREG": "0"}) == BlockDelays(launches={("CLK", "P"): 434})
     assert dsp_delays("", NONE) == BlockDelays()
+
+
+@pytest.mark.parametrize("registers", ["0", "1"])
+def test_of_a_value_that_the_file_gives_twice_either_counts(registers):
+    parameters = {"USE_DPORT": "TRUE", "USE_MULT": "DYNAMIC", "ADREG": "0", "DREG": registers, "PREG": "0"}
+    assert dsp_delays(DSP, parameters).setups["D", "CLK"] == 9900
+    assert ("D", "CLK") not in dsp_delays(DSP, {**parameters, "ADREG": "1"}).setups
 
 
 def test_the_processor_has_its_ports_delays():

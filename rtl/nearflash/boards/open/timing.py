@@ -78,11 +78,14 @@ def processor_delays(sdf: str) -> BlockDelays:
 
 
 def dsp_delays(sdf: str, parameters: Mapping[str, str]) -> BlockDelays:
-    """Delays of a DSP slice of these parameters, from the text of its SDF file."""
+    """Delays of a DSP slice of these parameters, from the text of its SDF file.
+
+    Of two values that the file gives for one parameter, either counts.
+    """
     found = BlockDelays()
     for kind, delays in _blocks(sdf):
-        wanted = _PARAMETER.findall(kind.removeprefix("DSP48E1"))
-        if all(parameters.get(name, _DEFAULTS.get(name, "1")) == value for name, value in wanted):
+        wanted = set(_PARAMETER.findall(kind.removeprefix("DSP48E1")))
+        if all((name, parameters.get(name, _DEFAULTS.get(name, "1"))) in wanted for name, _ in wanted):
             found.add(delays)
     return found
 
