@@ -28,6 +28,11 @@ def board(tmp_path, monkeypatch):
     return dataclasses.replace(load_board("smartssd"), limits={})
 
 
+def test_the_clock_is_the_boards(board):
+    # Regression: ku3p, whose card has 125 MHz, got the 300 MHz of the configuration that it shares with the SmartSSD.
+    assert subject.estimate(dataclasses.replace(board, clock_hz=125_000_000), "update").clock_hz == 125_000_000
+
+
 def test_an_estimate_is_a_manifest_without_files(board):
     manifest = subject.estimate(board, "update")
     assert manifest == load_manifest(board, "update")

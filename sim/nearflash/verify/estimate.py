@@ -27,7 +27,7 @@ def estimate(board: Board, kernel: str) -> Manifest:
     manifest = Manifest(
         board=board.name, config=build.full_name, digest=build.digest, design=convert_kernel(build).digest,
         git=_revision(), tools={name: importlib.metadata.version(name) for name in ("amaranth", "pyosys")}, files={},
-        utilisation=Resources(found.lut, found.ff, found.dsp, found.bram36), clock_hz=build.clock_hz, fmax_hz=0,
+        utilisation=Resources(found.lut, found.ff, found.dsp, found.bram36), clock_hz=board.clock_hz, fmax_hz=0,
         critical_path=found.path, evidence="synthesised", logic_depth=found.logic_depth,
     )  # fmt: skip
     manifest.check_limits(board)
