@@ -55,6 +55,8 @@ _LEVELS = {
     **dict.fromkeys(_LUTS_PER_CELL, 1.0), "SRL16E": 0.0, "SRLC32E": 0.0, "CARRY4": 0.25, "MUXF7": 0.5, "MUXF8": 0.5,
     "MUXF9": 0.5, "DSP48E1": 4.0, "DSP48E2": 4.0,
 }  # fmt: skip
+_LAST_PARTS = {"RAM32M": "D", "RAM64M": "D", "RAM32M16": "H", "RAM64M8": "H"}
+"""The last part of each RAM of LUTs."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,13 @@ def _has(cell: dict[str, Any], register: str) -> bool:
 def _is_clocked(cell: dict[str, Any], port: str) -> bool:
     """Whether an input acts only at a clock edge: the write port of LUT RAM; an operand's register of a DSP slice.
 
-    ADDRD of a RAM32M or RAM64M is the write address, and reads as well where DOD is connected (AMD UG953).
+    The last part's address of a RAM of LUTs is the write address, and reads as well where that part's output is
+    connected (AMD UG953; of UltraScale, UG974).
     """
     if cell["type"].startswith("DSP48"):
         return port.startswith(("CE", "RST", "CLK")) or (port in ("A", "B", "C", "D") and _has(cell, f"{port}REG"))
-    if port == "ADDRD" and cell["type"].startswith(("RAM32M", "RAM64M")):
-        return not cell["connections"].get("DOD")
+    if (last := _LAST_PARTS.get(cell["type"])) and port == f"ADDR{last}":
+        return not cell["connections"].get(f"DO{last}")
     return cell["type"].startswith("RAM") and (port == "D" or port.startswith(("DI", "WE", "WCLK")))
 
 
