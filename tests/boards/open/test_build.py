@@ -23,6 +23,10 @@ FASM = "CLB_X0Y0.AFF.ZINI\nCLB_X0Y0.LUT.INIT[1:0] = 2'b10\n"
 REPORT = {"fmax": {"clk": {"achieved": 101.5}}, "critical_paths": []}
 
 
+def _netlist(cells):
+    return {"modules": {"top": {"cells": cells}}}
+
+
 def _payload(path):
     return path.read_bytes()[-read_header(path).payload_bytes :].decode()
 
@@ -75,11 +79,8 @@ def board(database, tmp_path, monkeypatch):
     monkeypatch.setitem(flow._DATABASES, "desk", "small")
     monkeypatch.setattr(flow, "design_text", lambda build_config: TEXT)
 
-    def synthesise(source, family, netlist, settings, dsp_adder_bits):
-        netlist.write_text(json.dumps({"modules": {"top": {"cells": {}}}}))
-        return Resources(1, 2, 3, 4.5)
-
-    monkeypatch.setattr(flow, "synthesise", synthesise)
+    monkeypatch.setattr(flow, "synthesise", lambda source, family, settings, dsp_adder_bits: _netlist({}))
+    monkeypatch.setattr(flow, "count_cells", lambda cells: Resources(1, 2, 3, 4.5))
     return load_board("desk")
 
 
@@ -104,11 +105,7 @@ def test_a_build_puts_bitstream_handoff_and_manifest_beside_the_board(board, pro
 
 
 def test_slices_whose_delays_nobody_knows_are_a_warning(board, programs, tmp_path, monkeypatch):
-    def synthesise(source, family, netlist, settings, dsp_adder_bits):
-        netlist.write_text(json.dumps({"modules": {"top": {"cells": {"mul": {"type": "DSP48E1"}}}}}))
-        return Resources(1, 2, 3, 4.5)
-
-    monkeypatch.setattr(flow, "synthesise", synthesise)
+    monkeypatch.setattr(flow, "synthesise", lambda *_: _netlist({"mul": {"type": "DSP48E1"}}))
     with pytest.warns(match="no delays of DSP48E1 for desk7clg1-1: Fmax leaves them out"):
         build(board, "update", tmp_path / "work", programs)
 

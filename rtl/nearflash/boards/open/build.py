@@ -22,7 +22,7 @@ from nearflash.boards.open.frames import assemble, read_bits, write_frames
 from nearflash.boards.open.packages import SidPrograms, fetch
 from nearflash.boards.open.processor_place import processor_pins
 from nearflash.boards.open.routing import SETTINGS, Routed, constraints, route
-from nearflash.boards.open.synthesis import synthesise, yosys_version
+from nearflash.boards.open.synthesis import count_cells, synthesise, yosys_version
 from nearflash.boards.open.timing import block_of, timed_types
 from nearflash.boards.revision import revision_of, stamped
 from nearflash.boards.zynq7.hwh import dividers, hwh_text
@@ -105,12 +105,11 @@ def implement(
     the bitstream is not what was written.
     """
     xdc, frames, bitstream, netlist = (source.with_suffix(suffix) for suffix in (".xdc", ".frm", ".bit", ".json"))
-    cells = synthesise(source, family, netlist, SETTINGS, routing.dsp_adder_bits)
+    design = synthesise(source, family, SETTINGS, routing.dsp_adder_bits)
     xdc.write_text(constraints(pins))
-    design = json.loads(netlist.read_text())
-    instances = design["modules"]["top"]["cells"]
-    used = processor_pins(instances)
-    delays = timed_types(instances, database.delays("DSP_L"), database.delays("PSS2"))
+    cells = design["modules"]["top"]["cells"]
+    counts, used = count_cells(cells), processor_pins(cells)
+    delays = timed_types(cells, database.delays("DSP_L"), database.delays("PSS2"))
     if untimed := {block_of(kind) for kind, known in delays.items() if not (known.paths or known.launches)}:
         blocks = ", ".join(sorted(untimed))
         warnings.warn(f"prjxray has no delays of {blocks} for {database.part}: Fmax leaves them out", stacklevel=2)
@@ -126,7 +125,7 @@ def implement(
     text = programs.run("bitread", part[0], "-y", bitstream, log=source.with_suffix(".bitread.log"))
     if wrong := bits ^ read_bits(text):
         raise BitstreamError(f"{bitstream} must read back as it was written, but {len(wrong)} bits differ")
-    return Implemented(cells, routed, bitstream)
+    return Implemented(counts, routed, bitstream)
 
 
 def _versions(programs: SidPrograms) -> dict[str, str]:

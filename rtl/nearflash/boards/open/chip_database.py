@@ -111,7 +111,7 @@ def _correct_processor(database: ChipFile, source: Path) -> int:
 
 def _add_delays(database: ChipFile, delays: Mapping[str, BlockDelays]) -> None:
     """Add a table to each speed grade for each type of the netlist's cells."""
-    pins = {block: _block_pins(database, block) for block in sorted(set(map(block_of, delays)))}
+    pins = {block: _block_pins(database, block) for block in set(map(block_of, delays))}
     timed = [name for name in delays if pins[block_of(name)]]
     if not timed:
         return

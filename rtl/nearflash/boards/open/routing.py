@@ -11,7 +11,7 @@ from typing import Any
 from nearflash.abi.errors import FormatError
 from nearflash.boards.open.chip_database import correct
 from nearflash.boards.open.packages import SidPrograms
-from nearflash.boards.open.timing import BlockDelays
+from nearflash.boards.open.timing import BlockDelays, block_of
 from nearflash.device.bitstreams.board import Routing
 
 __all__ = ["SETTINGS", "Routed", "constraints", "late_for_ever", "parse_report", "route"]
@@ -24,9 +24,10 @@ SETTINGS = {"router2/estimateWeight": "0.6", "router2/histCongWeight": "1.5"}
 search then follows blindly; and a wire that stays overused becomes dearer by more in each iteration than by itself."""
 #: Reroutes connections that are later than the clock allows.
 _REROUTE_LATE = "--tmg-ripup"
-_OWN_TYPES = """for name, cell in ctx.cells:
-    if cell.type in {types}:
-        cell.type = cell.type.rpartition("_")[0]
+_OWN_TYPES = """own = {own}
+for name, cell in ctx.cells:
+    if cell.type in own:
+        cell.type = own[cell.type]
 """
 """Gives cells their blocks' own types again, which nextpnr packs, after it took each one's delays by the netlist's."""
 _ITERATION = re.compile(r"iter=\d+ wires=\d+ overused=(\d+) overuse=\d+ tmgfail=(\d+)")
@@ -72,7 +73,7 @@ def route(
     """
     suffixes = (".fasm", ".report.json", ".nextpnr.log", ".chipdb.bin", ".own_types.py")
     fasm, report, log, database, own_types = (netlist.with_suffix(suffix) for suffix in suffixes)
-    own_types.write_text(_OWN_TYPES.format(types=sorted(delays)))
+    own_types.write_text(_OWN_TYPES.format(own={name: block_of(name) for name in delays}))
     try:
         correct(programs.chip_database(device), database, delays, pins)
     except FormatError as error:

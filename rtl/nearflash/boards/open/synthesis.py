@@ -36,16 +36,15 @@ def yosys_version() -> str:
     return importlib.metadata.version("pyosys")
 
 
-def synthesise(
-    source: Path, family: str, netlist: Path, settings: Mapping[str, str], dsp_adder_bits: int = 0
-) -> Resources:
-    """Map the module `top` of an RTLIL file to the cells of a family; write the netlist as JSON.
+def synthesise(source: Path, family: str, settings: Mapping[str, str], dsp_adder_bits: int = 0) -> dict[str, Any]:
+    """Map the module `top` of an RTLIL file to the cells of a family: the netlist, as yosys' JSON has it.
 
     settings: of nextpnr, for this netlist.
     dsp_adder_bits: sums and differences of so many bits (to 48) become DSP slices in place of carry chains; 0: none.
 
-    Returns the cells that it has. Raises ToolsError where yosys fails.
+    What yosys itself makes stays beside the file. Raises ToolsError where yosys fails.
     """
+    netlist = source.with_suffix(".yosys.json")
     step = f"synth_xilinx -flatten -abc9 -family {family} -top top -run"
     adders = [f"techmap -map {DSP_ADDER} -D DSP_ADDER_BITS={dsp_adder_bits}", "opt_expr -fine", "opt_clean"]
     passes = [
@@ -57,15 +56,13 @@ def synthesise(
         "check -assert",
         f"write_json {netlist}",
     ]
-    run_logged([sys.executable, "-c", _SCRIPT, *passes], netlist.with_suffix(".yosys.log"))
-    design = json.loads(netlist.read_text())
+    run_logged([sys.executable, "-c", _SCRIPT, *passes], netlist.with_suffix(".log"))
+    design: dict[str, Any] = json.loads(netlist.read_text())
     top = design["modules"]["top"]
     top["settings"] = dict(settings)
-    cells = top["cells"]
-    tap_shift_registers(cells)
-    join_memories(cells)
-    netlist.write_text(json.dumps(design))
-    return count_cells(cells)
+    tap_shift_registers(top["cells"])
+    join_memories(top["cells"])
+    return design
 
 
 def tap_shift_registers(cells: dict[str, Any]) -> None:

@@ -49,15 +49,17 @@ def timed_types(cells: Mapping[str, Any], dsp_sdf: str, processor_sdf: str) -> d
     A type is the block's with a number, `DSP48E1_0`: one for all slices whose delays are by the same parameters.
     dsp_sdf, processor_sdf: text of the SDF file of each; empty where there is none: no delays.
     """
-    timed = {name for kind, _ in _blocks(dsp_sdf) for name, _ in _PARAMETER.findall(kind.removeprefix("DSP48E1"))}
-    types: dict[tuple[tuple[str, str], ...], str] = {}
+    timed = {name for kind, _ in _blocks(dsp_sdf) for name, _ in _wanted(kind)}
+    types: dict[frozenset[tuple[str, str]], str] = {}
     delays = {}
     for cell in cells.values():
         if cell["type"] == "DSP48E1":
             parameters = {name: value for name, value in dsp_parameters(cell).items() if name in timed}
-            cell["type"] = types.setdefault(tuple(sorted(parameters.items())), f"DSP48E1_{len(types)}")
-            if cell["type"] not in delays:
-                delays[cell["type"]] = dsp_delays(dsp_sdf, parameters)
+            key = frozenset(parameters.items())
+            if key not in types:
+                types[key] = f"DSP48E1_{len(types)}"
+                delays[types[key]] = dsp_delays(dsp_sdf, parameters)
+            cell["type"] = types[key]
         elif cell["type"] == "PS7":
             cell["type"] = "PS7_0"
             delays["PS7_0"] = processor_delays(processor_sdf)
@@ -84,7 +86,7 @@ def dsp_delays(sdf: str, parameters: Mapping[str, str]) -> BlockDelays:
     """
     found = BlockDelays()
     for kind, delays in _blocks(sdf):
-        wanted = set(_PARAMETER.findall(kind.removeprefix("DSP48E1")))
+        wanted = _wanted(kind)
         if all((name, parameters.get(name, _DEFAULTS.get(name, "1"))) in wanted for name, _ in wanted):
             found.add(delays)
     return found
@@ -96,6 +98,11 @@ def dsp_parameters(cell: Mapping[str, Any]) -> dict[str, str]:
         name: str(int(text, 2)) if set(text) <= set("01") else text.strip()
         for name, text in cell.get("parameters", {}).items()
     }
+
+
+def _wanted(kind: str) -> set[tuple[str, str]]:
+    """Names and values of the parameters that the name of a DSP slice in an SDF file has."""
+    return set(_PARAMETER.findall(kind.removeprefix("DSP48E1")))
 
 
 def _blocks(sdf: str) -> Iterator[tuple[str, BlockDelays]]:
