@@ -75,6 +75,8 @@ def test_nextpnr_gets_part_constraints_aim_and_a_fixed_seed(tmp_path, chip_file)
     assert (pairs["--device"], pairs["--freq"], pairs["--seed"]) == ("xc7z020clg400-1", "83.3", "7")
     assert f"xdc={tmp_path}/top.xdc" in options and f"fasm={tmp_path}/top.fasm" in options
     assert "--randomize-seed" not in options
+    # Regression: with several threads the placer sometimes gave another result for the same design and seed.
+    assert pairs["--threads"] == "1"
 
 
 def test_nextpnr_gets_the_corrected_chip_database(tmp_path, chip_file):

@@ -17,8 +17,11 @@ from nearflash.device.bitstreams.board import Routing
 __all__ = ["SETTINGS", "Routed", "constraints", "late_for_ever", "parse_report", "route"]
 
 #: Options that give the same result for the same netlist and the same nextpnr. The alternate weights make a wire that
-#: several nets want dear from the first iteration on: with the usual ones the nets of a full column never settle.
-_OPTIONS = ("--placer", "static", "--router", "router2", "--router2-alt-weights", "--timing-allow-fail")
+#: several nets want dear from the first iteration on: with the usual ones the nets of a full column never settle. With
+#: several threads the placer makes its table of sines and cosines in two of them at once, and now and then a wrong one.
+_OPTIONS = (
+    "--threads", "1", "--placer", "static", "--router", "router2", "--router2-alt-weights", "--timing-allow-fail"
+)  # fmt: skip
 SETTINGS = {"router2/estimateWeight": "0.6", "router2/histCongWeight": "1.5"}
 """What has no option, in the netlist. nextpnr takes twice the delay that is ahead (0.8 ns and 0.05 ns a tile), which a
 search then follows blindly; and a wire that stays overused becomes dearer by more in each iteration than by itself."""
