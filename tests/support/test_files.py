@@ -1,0 +1,126 @@
+"""Small files: replaced durably, complete or not at all."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from nearflash.support import files
+from nearflash.support.files import give_name, open_regular, read_text, replaced, write_durably
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_write_replaces_the_whole_file_and_is_the_users_alone(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("an older, longer text")
+    path.chmod(0o644)
+    write_durably(path, "new")
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    with pytest.raises(KeyError), replaced(path) as out:
+        out.write(b"half")
+        raise KeyError
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_link_is_replaced_and_its_target_stays(tmp_path):
+    target, path = tmp_path / "target", tmp_path / "link"
+    target.write_text("another's")
+    path.symlink_to(target)
+    write_durably(path, "own")
+    assert target.read_text() == "another's"
+    assert not path.is_symlink() and path.read_text() == "own"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_keep_existing_never_takes_a_name_that_another_took_meanwhile(tmp_path, monkeypatch, links):
+    if not links:
+
+        def no_links(*_args, **_kwargs):
+            raise OSError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", no_links)
+    path = tmp_path / "a"
+    with pytest.raises(FileExistsError), replaced(path, keep_existing=True) as out:
+        out.write(b"own")
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+    assert names(tmp_path) == ["a"]
+    with pytest.raises(FileExistsError):
+        write_durably(path, "own", keep_existing=True)
+    path.unlink()
+    write_durably(path, "own", keep_existing=True)
+    assert path.read_text() == "own"
+    assert names(tmp_path) == ["a"]
+
+
+def test_keep_existing_keeps_a_dangling_link(tmp_path):
+    path = tmp_path / "a"
+    path.symlink_to(tmp_path / "nothing")
+    with pytest.raises(FileExistsError):
+        write_durably(path, "own", keep_existing=True)
+    assert path.is_symlink()
+
+
+def test_the_file_is_flushed_before_it_has_its_name_and_the_folder_after(tmp_path, monkeypatch):
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noted_fsync(descriptor):
+        events.append("flush folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "flush file")
+        fsync(descriptor)
+
+    def noted_replace(self, target):
+        events.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(files.os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    write_durably(tmp_path / "a", b"content")
+    assert events == ["flush file", "rename", "flush folder"]
+
+
+def test_the_longest_name_that_the_file_system_takes(tmp_path):
+    write_durably(tmp_path / ("n" * 255), "content")
+    assert names(tmp_path) == ["n" * 255]
+
+
+def test_give_name_keeps_both_files_where_the_name_is_taken(tmp_path):
+    partial, path = tmp_path / "partial", tmp_path / "a"
+    partial.write_text("own")
+    path.write_text("another's")
+    with pytest.raises(FileExistsError):
+        give_name(partial, path, keep_existing=True)
+    assert (partial.read_text(), path.read_text()) == ("own", "another's")
+
+
+def test_only_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(OSError, match="no regular file"):
+            open_regular(path)
+    for path in (tmp_path / "missing", tmp_path / ("n" * 256), Path("a\0b")):
+        with pytest.raises(OSError):
+            read_text(path)
+
+
+def test_a_text_is_bounded(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("12345")
+    assert read_text(path, 5) == "12345"
+    with pytest.raises(OSError, match="more than 4 bytes"):
+        read_text(path, 4)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError):
+        read_text(path)
