@@ -43,9 +43,11 @@ def test_a_link_is_replaced_and_its_target_stays(tmp_path):
     assert not path.is_symlink() and path.read_text() == "own"
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_keep_existing_never_takes_a_name_that_another_took_meanwhile(tmp_path, monkeypatch, links):
-    if not links:
+@pytest.mark.parametrize("has", ["renames to free names", "links", "neither"])
+def test_keep_existing_never_takes_a_name_that_another_took_meanwhile(tmp_path, monkeypatch, has):
+    if has != "renames to free names":
+        monkeypatch.setattr(files, "_rename_to_free_name", lambda partial, path: False)
+    if has == "neither":
 
         def no_links(*_args, **_kwargs):
             raise OSError(1, "Operation not permitted")
@@ -123,4 +125,39 @@ def test_a_text_is_bounded(tmp_path):
         read_text(path, 4)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError):
+        read_text(path)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "link to a device"])
+def test_what_is_no_regular_file_is_never_replaced(tmp_path, kind):
+    path = {"folder": tmp_path / "a", "pipe": tmp_path / "a", "device": Path("/dev/null")}.get(kind, tmp_path / "a")
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link to a device":
+        path.symlink_to("/dev/null")
+    before = os.lstat(path)
+    with pytest.raises(OSError) as found:
+        write_durably(path, "content")
+    assert found.value.filename == str(path)
+    assert os.lstat(path) == before
+    assert names(tmp_path) in ([], ["a"])
+
+
+def test_errors_name_the_file_and_not_its_temporary_name(tmp_path):
+    for path in (tmp_path / "no folder" / "a", tmp_path / ("n" * 256), tmp_path / "a\0b", Path()):
+        with pytest.raises(OSError) as found:
+            write_durably(path, "content")
+        assert found.value.filename == str(path)
+    with pytest.raises(OSError) as found, replaced(tmp_path / "a"):
+        raise OSError(28, "No space left on device")
+    assert found.value.filename == str(tmp_path / "a")
+
+
+def test_a_file_of_a_terabyte_is_refused_unread(tmp_path):
+    path = tmp_path / "a"
+    with path.open("wb") as out:
+        out.truncate(10**12)
+    with pytest.raises(OSError, match="more than"):
         read_text(path)

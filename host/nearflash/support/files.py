@@ -7,42 +7,92 @@ file's place is replaced, never followed. Files are the user's alone: mode 0600.
 Everything here raises OSError, whose `strerror` states what is wrong: callers name the file's kind and what to do.
 """
 
+import ctypes
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-__all__ = ["MAX_TEXT_BYTES", "flush_folder", "give_name", "open_regular", "read_text", "replaced", "write_durably"]
+__all__ = [
+    "MAX_TEXT_BYTES",
+    "PUBLIC_MODE",
+    "check_replaceable",
+    "copy_durably",
+    "flush_folder",
+    "give_name",
+    "open_regular",
+    "read_bytes",
+    "read_text",
+    "replaced",
+    "write_durably",
+]
 
 MAX_TEXT_BYTES = 1 << 28
 """Bytes of the longest text that `read_text` takes."""
 
+PUBLIC_MODE = 0o666
+"""Less the user's umask: for files of a checkout, and pages, pictures and traces that hold nothing of a model."""
 _MODE = 0o600
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # Ref: linux/fcntl.h, linux/fs.h; renameat2(2)
+_NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def replaced(path: Path, *, keep_existing: bool = False, mode: int = _MODE) -> Iterator[IO[bytes]]:
     """A binary file to write, which takes the name `path` when the block ends without an error; else nothing is left.
 
-    Raises OSError; FileExistsError where `keep_existing` and the name is taken, at the start or meanwhile.
+    Raises OSError, which names `path`, also where a folder, pipe, socket or device has the name; FileExistsError where
+    `keep_existing` and the name is taken, at the start or meanwhile.
     """
-    if keep_existing and os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    check_replaceable(path, keep_existing=keep_existing)
     partial = path.with_name(f".nearflash-{secrets.token_hex(8)}.partial")  # `path`'s own name may have no room
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(partial, flags, mode)
     try:
-        with os.fdopen(descriptor, "w+b") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        give_name(partial, path, keep_existing=keep_existing)
-    finally:
-        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, flags, mode)
+        try:
+            with os.fdopen(descriptor, "w+b") as out:
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+            give_name(partial, path, keep_existing=keep_existing)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(partial)):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def check_replaceable(path: Path, *, keep_existing: bool = False) -> None:
+    """Raise OSError where `replaced` could not begin: for commands that first compute what they write.
+
+    Only a regular file, or a link to one or to nothing, is replaced: never a folder, pipe, socket or device.
+    """
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except FileNotFoundError:
+        kind = stat.S_IFREG
+        if not path.parent.is_dir():
+            raise
+    except ValueError as error:  # a zero byte in the name
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
+    if kind != stat.S_IFREG:
+        reason = errno.EISDIR if kind == stat.S_IFDIR else errno.EEXIST
+        text = os.strerror(reason) if kind == stat.S_IFDIR else "it is no regular file"
+        raise OSError(reason, text, str(path))
+    if keep_existing and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def copy_durably(source: Path, path: Path, *, mode: int = _MODE) -> None:
+    """A copy of a regular file, of any length: see `replaced`. Raises OSError."""
+    with os.fdopen(open_regular(source), "rb") as original, replaced(path, mode=mode) as out:
+        shutil.copyfileobj(original, out)
 
 
 def write_durably(path: Path, content: bytes | str, *, keep_existing: bool = False, mode: int = _MODE) -> None:
@@ -64,17 +114,33 @@ def give_name(partial: Path, path: Path, *, keep_existing: bool = False) -> None
 
 
 def _take_free_name(partial: Path, path: Path) -> None:
+    if _rename_to_free_name(partial, path):
+        return
     try:
         os.link(partial, path, follow_symlinks=False)
     except FileExistsError:
         raise
     except OSError as error:  # a file system without hard links: the name is claimed by an empty file, then replaced
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+        if error.errno not in (*_NO_SUCH_CALL, errno.EPERM, errno.EMLINK):
             raise
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
         partial.replace(path)
     else:
         partial.unlink()
+
+
+def _rename_to_free_name(partial: Path, path: Path) -> bool:
+    """False where the system or the file system has no such call. With a link, a crash can leave a file two names."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return False
+    names = os.fsencode(partial), os.fsencode(path)
+    if not libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE):
+        return True
+    reason = ctypes.get_errno()
+    if reason in _NO_SUCH_CALL:
+        return False
+    raise OSError(reason, os.strerror(reason), str(path))
 
 
 def flush_folder(folder: Path) -> None:
@@ -87,12 +153,14 @@ def flush_folder(folder: Path) -> None:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file; links to one are followed. Never waits, as opening a pipe would.
+    """A descriptor of a regular file (0600 where the flags make it); links to one are followed.
+
+    Never waits, as opening a pipe would.
 
     Raises OSError where it is missing or no regular file (a folder, pipe, socket or device).
     """
     try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, _MODE)
     except ValueError as error:  # a zero byte in the name
         raise OSError(errno.EINVAL, str(error), str(path)) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -101,11 +169,15 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """A regular file's text. Raises OSError, also for one of more than `max_bytes`; UnicodeDecodeError (a ValueError)
-    where it is no UTF-8."""
+def read_bytes(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+    """A regular file's bytes. Raises OSError, also for one of more than `max_bytes`, of which nothing is read."""
     with os.fdopen(open_regular(path), "rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
+        content = file.read(max_bytes + 1) if os.fstat(file.fileno()).st_size <= max_bytes else None
+    if content is None or len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes", str(path))
-    return content.decode("utf-8")
+    return content
+
+
+def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """A regular file's text. Raises OSError as `read_bytes`; UnicodeDecodeError (a ValueError) where it is no UTF-8."""
+    return read_bytes(path, max_bytes).decode("utf-8")

@@ -169,14 +169,14 @@ def test_no_mutation_of_an_export_is_another_state(stored, tmp_path):
 def test_two_exports_to_one_name(stored, tmp_path, monkeypatch):
     """They had shared one partial file, and both had said that all was well."""
     with StateStore.open(stored) as store:
-        real = os.link
+        real = os.fsync
 
-        def late(source, target):
-            monkeypatch.setattr(os, "link", real)
+        def late(descriptor):
+            monkeypatch.setattr(os, "fsync", real)
             export_state(store, tmp_path / "x")
-            real(source, target)
+            real(descriptor)
 
-        monkeypatch.setattr(os, "link", late)
+        monkeypatch.setattr(os, "fsync", late)
         with pytest.raises(StateError, match="x must not exist yet: another one was written meanwhile"):
             export_state(store, tmp_path / "x")
         import_state(tmp_path / "x", [tmp_path / "new"]).close()

@@ -105,6 +105,24 @@ def test_existing_paths_are_refused(stored, small, tmp_path):
     assert contents(stored) == before and not (tmp_path / "new").exists()
 
 
+def test_a_name_that_another_took_while_a_state_was_filled_stays_the_others(small, tmp_path):
+    """It was replaced, and with it the other's state."""
+    path = tmp_path / "state"
+    with pytest.raises(StateError, match="another one was written meanwhile"):
+        StateStore.create(path, small.manifest, profile="ieee", initial=lambda *_: path.write_bytes(b"another's"))
+    assert path.read_bytes() == b"another's" and [each.name for each in tmp_path.iterdir()] == ["state"]
+
+
+def test_an_unfinished_state_with_another_name_is_not_emptied(small, tmp_path):
+    """Its other name is a file that somebody keeps."""
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"kept")
+    (tmp_path / "state.partial").hardlink_to(kept)
+    with pytest.raises(StateError, match="with one name: choose another path"):
+        small.create(tmp_path / "state")
+    assert kept.read_bytes() == b"kept"
+
+
 # Failing I/O
 
 

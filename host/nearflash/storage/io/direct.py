@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
 from nearflash.device.memory import anonymous as aligned_buffer
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend, PositionalBackend
+from nearflash.support.files import flush_folder
 
 __all__ = [
     "DirectFile",
@@ -81,6 +82,8 @@ class DirectFile:
             raise _replaced(path)
         try:
             file._check_kind()
+            if not made:
+                file._check_own()
             file._reserve(size_bytes)
         except BaseException:
             if made and path.is_file():
@@ -117,6 +120,15 @@ class DirectFile:
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
             self.close()
             raise StateError(f"{self.path} must be a file or a block device, not a {stat.filemode(mode)}")
+
+    def _check_own(self) -> None:
+        """Of a file that was there: its maker could read what is stored now; its other names would lose their bytes."""
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            return
+        if status.st_uid != os.geteuid() or status.st_nlink != 1:
+            raise StateError(f"{self.path} must be yours alone to be emptied, with one name: choose another path")
+        os.fchmod(self._fd, 0o600)
 
     @property
     def size_bytes(self) -> int:
@@ -251,10 +263,6 @@ def partial_of(path: Path) -> Path:
 def flush_directory(path: Path) -> None:
     """Make names that were given or taken in a directory durable. Raises StateError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        flush_folder(path)
     except OSError as error:
         raise StateError(f"flushing the directory {path} failed ({error.strerror}): check the drive") from error

@@ -10,7 +10,6 @@ Source: the safetensors format, github.com/huggingface/safetensors, README "Form
 
 import json
 import os
-import secrets
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,14 +17,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage.io.checksum import crc32c
-from nearflash.storage.io.direct import flush_directory
+from nearflash.support.files import replaced
 
 __all__ = [
     "ITEM_BYTES",
@@ -81,25 +80,18 @@ def write_tensors(
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
+def new_file(path: Path) -> Iterator[IO[bytes]]:
     """A file (mode 0600) to be written, which has its name as soon as it is complete and durable.
 
     Raises StateError where it exists, StorageFullError where it cannot be written; nothing is left then.
     """
-    if path.exists():
+    if os.path.lexists(path):
         raise StateError(f"{path} must not exist yet")
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(fd)
-            _give_name(partial, path)
-            flush_directory(path.parent)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replaced(path, keep_existing=True) as file:
+            yield file
+    except FileExistsError as error:
+        raise StateError(f"{path} must not exist yet: another one was written meanwhile") from error
     except OSError as error:
         if isinstance(error, StateError):
             raise
@@ -107,7 +99,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _write(
-    file: BinaryIO,
+    file: IO[bytes],
     path: Path,
     tensors: Sequence[StoredTensor],
     metadata: Mapping[str, str],
@@ -148,16 +140,6 @@ def checked_header(header: Mapping[str, Any], size_bytes: int = 0) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text = text.ljust(size_bytes) + b" " * (-max(len(text), size_bytes) % 8)
     return text.replace(_ZEROS, b'"%s":"%08x"' % (_HEADER.encode(), crc32c(np.frombuffer(text, np.uint8))), 1)
-
-
-def _give_name(partial: Path, path: Path) -> None:
-    """Raise StateError where another file has it by now."""
-    try:
-        os.link(partial, path)
-    except FileExistsError as error:
-        raise StateError(f"{path} must not exist yet: another one was written meanwhile") from error
-    except OSError:  # a file system without links
-        partial.rename(path)
 
 
 class Checksums:

@@ -7,15 +7,15 @@ Source: ioctl_ficlone(2).
 """
 
 import fcntl
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.buffers import BufferPool
-from nearflash.storage.io.direct import flush_directory, partial_of
+from nearflash.storage.io.direct import flush_directory
 from nearflash.storage.state.state_file import StateFile
+from nearflash.support.files import replaced
 
 __all__ = ["copy", "make_folder", "reflink", "snapshot_paths"]
 
@@ -52,32 +52,24 @@ def copy(file: StateFile, path: Path) -> bool:
 
     Returns whether blocks are shared. Raises StateError for damage, StorageFullError; nothing is left then.
     """
-    partial = partial_of(path)
-    try:
-        shared = reflink(file.path, partial)
-        if shared:
-            partial.rename(path)
-            flush_directory(path.parent)
-        else:
-            _copy(file, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    return shared
+    if reflink(file.path, path):
+        return True
+    _copy(file, path)
+    return False
 
 
 def reflink(source: Path, path: Path) -> bool:
-    """A durable file that shares all blocks of `source`; False, and no file, where the file system has no such."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """A new, durable file that shares all blocks of `source`; False, and no file, where the file system has no such.
+
+    Raises StateError where the name is taken.
+    """
     try:
-        with source.open("rb") as original:
-            fcntl.ioctl(fd, FICLONE, original.fileno())
-        os.fsync(fd)
+        with source.open("rb") as original, replaced(path, keep_existing=True) as file:
+            fcntl.ioctl(file.fileno(), FICLONE, original.fileno())
+    except FileExistsError as error:
+        raise StateError(f"{path} must not exist yet: choose another folder for the snapshot") from error
     except OSError:
-        path.unlink()
         return False
-    finally:
-        os.close(fd)
     return True
 
 
@@ -95,5 +87,8 @@ def _copy(file: StateFile, path: Path) -> None:
         new.flush()
         new.confirm()
         new.publish(path)
+    except BaseException:
+        new.path.unlink(missing_ok=True)
+        raise
     finally:
         new.close()

@@ -19,12 +19,13 @@ from nearflash.abi.errors import AlignmentError, LostStepWarning, StateError
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.checksum import crc32c
-from nearflash.storage.io.direct import DirectFile, aligned_buffer, flush_directory, partial_of
+from nearflash.storage.io.direct import DirectFile, aligned_buffer, partial_of
 from nearflash.storage.io.sealed import fields, integers, seal, unseal
 from nearflash.storage.state.layout import Layout
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp, Superblock, last_and_previous, void_block
+from nearflash.support.files import give_name
 
 __all__ = ["StateFile", "Version"]
 
@@ -93,10 +94,14 @@ class StateFile:
         return cls(file, manifest, stripe, index, block)
 
     def publish(self, path: Path) -> None:
-        """Give the file its name, durably."""
-        self.path.rename(path)
+        """Give the file its name, durably. Raises StateError, also where another file took the name meanwhile."""
+        try:
+            give_name(self.path, path, keep_existing=True)
+        except FileExistsError as error:
+            raise StateError(f"{path} must not exist yet: another one was written meanwhile") from error
+        except OSError as error:
+            raise StateError(f"{path} cannot get its name ({error.strerror}): choose another place") from error
         self._file.path = path
-        flush_directory(path.parent)
 
     @classmethod
     def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
