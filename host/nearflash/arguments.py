@@ -3,23 +3,28 @@
 import argparse
 import math
 
-__all__ = ["above_zero", "non_negative", "positive", "rate"]
+__all__ = ["MOST", "above_zero", "non_negative", "positive", "rate"]
 
 
-def non_negative(text: str, least: int = 0) -> int:
-    """A whole number, 0 or more."""
+MOST = 1 << 53
+"""The largest whole number of a command: floating-point numbers hold all up to it."""
+
+
+def non_negative(text: str, least: int = 0, most: int = MOST) -> int:
+    """A whole number, 0 or more, `most` at most."""
     try:
         number = int(text)
     except ValueError:
         number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number, {least} or more, not {text!r}")
+    if not least <= number <= most:
+        rule = f"{least} or more" if number < least else f"{most} at most"
+        raise argparse.ArgumentTypeError(f"must be a whole number, {rule}, not {text!r}")
     return number
 
 
-def positive(text: str) -> int:
-    """A whole number, 1 or more."""
-    return non_negative(text, 1)
+def positive(text: str, most: int = MOST) -> int:
+    """A whole number, 1 or more, `most` at most."""
+    return non_negative(text, 1, most)
 
 
 def rate(text: str) -> float:

@@ -7,6 +7,7 @@ import pytest
 
 from nearflash.abi.errors import CommandError, PlanError
 from nearflash.cli.explore import amounts, explore, ranged
+from nearflash.explore.systems.instinfer import _mean_rest
 
 pytest.importorskip("numpy", reason="the models compute with numpy")
 
@@ -200,3 +201,23 @@ def test_fleets(capsys):
     found = rows(capsys)
     assert [(row["near"], row["plain"]) for row in found] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
     assert found[0]["seconds"] > found[-1]["seconds"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("kvnand", "--dies", "99999999999"), ("kvnand", "--context", "9" * 30), ("kvnand", "--context", "1..1" + "0" * 30),
+     ("instinfer", "--new", "9" * 22), ("instinfer", "--csds", "9" * 12),
+     ("smart-infinity", "--set", "csd.instinfer.clock_hz=nan"),
+     ("smart-infinity", "--set", f"csd.instinfer.clock_hz={'9' * 5000}")],
+)  # fmt: skip
+def test_numbers_beyond_all_measure_are_refused_at_once(capsys, arguments):
+    """All splits of 10^11 dies had been counted."""
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments)
+    assert ended.value.code == 2 and "must be" in capsys.readouterr().err
+
+
+def test_a_mean_over_many_tokens_is_that_of_the_sum():
+    for first, count, block in ((0, 1, 1), (7, 5, 3), (1024, 999, 16), (5, 64, 128)):
+        assert _mean_rest(first, count, block) == sum(t % block for t in range(first, first + count)) / count
+    assert run("instinfer", "--batch", "4", "--csds", "1", "--new", "1000000000000") == 0

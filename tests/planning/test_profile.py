@@ -49,6 +49,12 @@ def test_other_budgets_leave_the_rest(t4):
         ("read_weights_bytes_per_s = 2400000000.0", "read_weights_bytes_per_s = true", "must be a number, not True"),
         ("request_bytes = 1048576", "request_bytes = 1.5", "rates.request_bytes must be a number, not 1.5"),
         ("[memory]", "[memory", "must be TOML"),
+        ("read_weights_bytes_per_s = 2400000000.0", "read_weights_bytes_per_s = inf", "must be 1e.24 at most, not inf"),
+        ("read_weights_bytes_per_s = 2400000000.0", f"read_weights_bytes_per_s = 0x{'f' * 5000}", "too long to show"),
+        ("read_weights_bytes_per_s = 2400000000.0", f"read_weights_bytes_per_s = 1{'0' * 5000}", "must be TOML"),
+        ("read_weights_bytes_per_s = 2400000000.0", "read_weights_bytes_per_s = 1e-300", "must be 1e-24 or more"),
+        ("version = 1", "version = true", "version = 1"),
+        ("[memory]", "a = " + "[" * 9999 + "\n[memory]", "must be TOML"),
     ],
 )
 def test_other_files_are_rejected(t4, old, new, message):

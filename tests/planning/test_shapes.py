@@ -142,6 +142,12 @@ def test_a_shape_has_a_digest_of_its_own():
         ({"vocab_size": "many"}, "vocab_size in the model's config must be a whole number"),
         ({"num_key_value_heads": -1}, "whole number, 0 or more, not -1"),
         ({"num_local_experts": 4}, "num_experts_per_tok"),
+        ({"num_local_experts": 4, "num_experts_per_tok": 5}, "experts in the model's config must be 4 at most, not 5"),
+        ({"num_local_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": 1}, "mlp_only_layers .* must be a list"),
+        ({"num_hidden_layers": 10**9}, "layers of the model's config must be 10000 at most"),
+        ({"vocab_size": 10**400}, "at most, not 1000"),
+        ({"num_attention_heads": 65}, "heads of 1 dim at least"),
+        ({"num_key_value_heads": 8}, "no more KV heads than heads"),
     ],
 )
 def test_configs_without_a_shape_are_rejected(change, message):

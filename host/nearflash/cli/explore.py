@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.arguments import positive
+from nearflash.arguments import MOST, positive
 from nearflash.bench.runner import print_rows, with_origin
 
 __all__ = ["amounts", "explore", "ranged"]
@@ -23,6 +23,8 @@ _EXAMPLES = """examples:
   nearflash explore report -o report.html
 """
 _SCALE = {"k": 1_000, "m": 1_000_000}
+_MOST_DIES = 4096
+"""Every split of them is computed."""
 
 
 def amounts(text: str) -> list[int]:
@@ -55,7 +57,11 @@ def ranged(text: str) -> list[int]:
 
 def _amount(text: str) -> int:
     scale = _SCALE.get(text[-1:], 1)
-    return positive(text[:-1] if scale > 1 else text) * scale
+    return positive(text[:-1] if scale > 1 else text, MOST // scale) * scale
+
+
+def _dies(text: str) -> int:
+    return positive(text, _MOST_DIES)
 
 
 def explore(subparsers: Any) -> None:
@@ -92,7 +98,10 @@ def _changed(run: Any, arguments: argparse.Namespace) -> int:
 def _change(text: str) -> tuple[str, float]:
     key, equals, value = text.partition("=")
     try:
-        return key, int(value) if value.isdecimal() else float(value)
+        number = int(value) if value.isdecimal() else float(value)
+        if not abs(number) <= MOST * 1e9:  # neither NaN nor infinite
+            raise ValueError
+        return key, number
     except ValueError:
         wrong = f"must be FILE.PART.KEY=NUMBER, not {text!r}" if equals else f"must have a = and a number, not {text!r}"
         raise argparse.ArgumentTypeError(wrong) from None
@@ -108,7 +117,7 @@ def _add_kvnand(actions: Any) -> None:
     )
     add("--context", type=amounts, default=amounts("128,1k,10k,100k"), metavar="N[,N]",
         help="Tokens (default: 128,1k,10k,100k).")  # fmt: skip
-    add("--dies", type=positive, default=16, metavar="N", help="Flash dies in all.")
+    add("--dies", type=_dies, default=16, metavar="N", help="Flash dies in all.")
 
 
 def _add_instinfer(actions: Any) -> None:

@@ -11,8 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, NearflashError
 from nearflash.explore.measures import measure
+from nearflash.support.files import read_text
 
 __all__ = ["SECTIONS", "figures", "predictions"]
 
@@ -37,10 +38,10 @@ def figures() -> Iterator[dict[str, Any]]:
 def predictions(file: Path) -> Iterator[dict[str, Any]]:
     """A row for each row of the sections that we know: id, value, unit. Raises CommandError before the first one."""
     try:
-        data = tomllib.loads(file.read_text("utf-8"))
+        data = tomllib.loads(read_text(file))
         rows = [(section, row) for section in SECTIONS for row in data.get(section, {}).get("rows", [])]
         asked = [(row["id"], *_question(section, row)) for section, row in rows]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CommandError):
             raise
         raise CommandError(
@@ -49,7 +50,13 @@ def predictions(file: Path) -> Iterator[dict[str, Any]]:
     if not asked:
         raise CommandError(f"blind must have rows in one of {', '.join(SECTIONS)}; {file} has none")
     for name, what, parameters, unit, note in asked:
-        found = {"id": name, "value": measure(what, parameters), "unit": unit}
+        try:
+            value = measure(what, parameters)
+        except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+            if isinstance(error, NearflashError):
+                raise
+            raise CommandError(f"row {name!r:.80} of {file} must be what {what} takes: {error!r:.200}") from error
+        found = {"id": name, "value": value, "unit": unit}
         yield found | ({"note": note} if note else {})
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from nearflash.abi.errors import PlanError
+from nearflash.support.files import read_text
 
 __all__ = ["UNITS", "current_changes", "own_tables", "part_names", "read_part", "read_toml", "table", "what_if"]
 
@@ -27,6 +28,8 @@ UNITS = (
 )  # fmt: skip
 """How the key of a number ends."""
 _CHANGES: ContextVar[tuple[tuple[str, float], ...]] = ContextVar("changes", default=())
+_LEAST, _MOST = 1e-24, 1e24
+"""Of a number with a unit: beyond, results are no numbers any more."""
 _MAY_BE_ZERO = ("layer_s", "overhead_us", "spare_bytes", "keys_count", "index_fraction")
 
 
@@ -39,7 +42,7 @@ def own_tables(folder: str, file: str) -> Mapping[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file of yours. Raises PlanError where it cannot be read."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise PlanError(f"{path} must be a readable TOML file: {error}") from error
 
@@ -118,8 +121,10 @@ def _value(what: str, hint: Any, value: Any) -> Any:
             raise PlanError(f"{what} must be a list of numbers, not {value!r}")
         return tuple(_value(what, float, each) for each in value)
     kind = int if hint is int else int | float
-    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
-        raise PlanError(f"{what} must be a {'whole ' if hint is int else ''}number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, kind) or not abs(value) < math.inf:
+        raise PlanError(f"{what} must be a {'whole ' if hint is int else ''}number, not {value!r:.80}")
+    if value and not _LEAST <= abs(value) <= _MOST:
+        raise PlanError(f"{what} must be between {_LEAST:g} and {_MOST:g}")
     if value < 0 or (value == 0 and not what.endswith(_MAY_BE_ZERO)):
         raise PlanError(f"{what} must be above 0, not {value!r}")
     if what.endswith("_fraction") and value > 1:

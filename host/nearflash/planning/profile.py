@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from nearflash.abi.errors import PlanError
+from nearflash.support.files import read_text
 
 __all__ = ["Compute", "DeviceTier", "Disk", "DiskRate", "Links", "Machine", "Memory", "Schedule", "known_machines",
            "load_machine", "machine_toml"]  # fmt: skip
@@ -183,6 +184,9 @@ _OPTIONAL_TABLES = ("disk", "device")
 _LOST = ("computing_lost_to_reads", "computing_lost_to_copies", "reads_lost_to_computing")
 _MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "exposed_weight_loads", "per_layer_s", "per_routing_s", "per_state_s",
                 "per_logit_s", "visits_ahead", *_LOST)  # fmt: skip
+_LEAST, _MOST = 1e-24, 1e24
+"""Of a number with a unit: beyond, what is predicted is no number any more."""
+_MOST_COUNT, _MAX_BYTES = 1 << 53, 1 << 22
 _FRACTIONS = ("exposed_weight_loads", "read_fraction", *_LOST)
 
 
@@ -202,10 +206,11 @@ def load_machine(source: str | Path) -> Machine:
         return parse_machine(text, str(source))
     path = Path(source)
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path, _MAX_BYTES)
     except (OSError, ValueError) as error:
         known = ", ".join(known_machines())
-        raise PlanError(f"machine must be one of {known}, or a readable TOML file, not {str(source)!r}") from error
+        why = f"{str(source)!r}: {getattr(error, 'strerror', None) or error}"
+        raise PlanError(f"machine must be one of {known}, or a readable TOML file, not {why}") from error
     return parse_machine(text, path.name)
 
 
@@ -213,16 +218,17 @@ def parse_machine(text: str, what: str = "profile") -> Machine:
     """A profile from TOML. Raises PlanError for anything but a profile."""
     try:
         body = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise PlanError(f"{what} must be TOML: {error}") from error
-    if body.pop("format", None) != _FORMAT or body.pop("version", None) != _VERSION:
+    begin = body.pop("format", None), body.pop("version", None)
+    if begin != (_FORMAT, _VERSION) or type(begin[1]) is not int:
         raise PlanError(f'{what} must begin with format = "{_FORMAT}" and version = {_VERSION}')
     name = body.pop("name", None)
     if not isinstance(name, str) or not name:
-        raise PlanError(f"{what} must have a name, not {name!r}")
+        raise PlanError(f"{what} must have a name, not {_shown(name)}")
     rates = body.pop("rates", [])
     if not isinstance(rates, list):
-        raise PlanError(f"{what}: rates must be a list of tables, not {rates!r}")
+        raise PlanError(f"{what}: rates must be a list of tables, not {_shown(rates)}")
     parsed: dict[str, Any] = {}
     for key, kind in _TABLES.items():
         if key in body:
@@ -239,7 +245,7 @@ def parse_machine(text: str, what: str = "profile") -> Machine:
 
 def _table(kind: Any, body: Any, what: str) -> Any:
     if not isinstance(body, Mapping):
-        raise PlanError(f"{what} must be a table, not {body!r}")
+        raise PlanError(f"{what} must be a table, not {_shown(body)}")
     hints = get_type_hints(kind)
     required = {each.name for each in fields(kind) if each.default is MISSING}
     if missing := required - body.keys():
@@ -256,20 +262,31 @@ def _table(kind: Any, body: Any, what: str) -> Any:
 def _value(key: str, hint: Any, value: Any, what: str) -> Any:
     if hint in (str, bool):
         if type(value) is not hint:
-            raise PlanError(f"{what}.{key} must be {'text' if hint is str else 'true or false'}, not {value!r}")
+            raise PlanError(f"{what}.{key} must be {'text' if hint is str else 'true or false'}, not {_shown(value)}")
         return value
     if hint == tuple[float, ...]:
         if not isinstance(value, list):
-            raise PlanError(f"{what}.{key} must be a list of numbers, not {value!r}")
+            raise PlanError(f"{what}.{key} must be a list of numbers, not {_shown(value)}")
         return tuple(_value(key, float, each, what) for each in value)
     if isinstance(value, bool) or not isinstance(value, int if hint is int else int | float):
-        raise PlanError(f"{what}.{key} must be a number, not {value!r}")
-    least_is_zero = key in _MAY_BE_ZERO
-    fits = math.isfinite(value) and (value >= 0 if least_is_zero else value > 0)
-    if not fits or (key in _FRACTIONS and value > 1):
-        rule = "between 0 and 1" if key in _FRACTIONS else "0 or more" if least_is_zero else "above 0"
-        raise PlanError(f"{what}.{key} must be {rule}, not {value!r}")
+        raise PlanError(f"{what}.{key} must be a number, not {_shown(value)}")
+    least, most = (
+        (0 if key in _MAY_BE_ZERO else _LEAST),
+        (1 if key in _FRACTIONS else _MOST_COUNT if hint is int else _MOST),
+    )
+    if not least <= value <= most:
+        below = "0 or more" if not least else f"{least:g} or more" if value > 0 else "above 0"
+        rule = "between 0 and 1" if key in _FRACTIONS else f"{most:g} at most" if value > most else below
+        raise PlanError(f"{what}.{key} must be {rule}, not {_shown(value)}")
     return value
+
+
+def _shown(value: object) -> str:
+    """For a message; Python writes no whole number of thousands of digits, which TOML has in other bases."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return f"one of type {type(value).__name__} that is too long to show"
 
 
 def machine_toml(machine: Machine) -> str:

@@ -107,9 +107,9 @@ def search(shape: ModelShape, machine: Machine, workload: Workload, space: Space
 
 
 def tokens_per_second_at_best(shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> float:
-    """The most that shares can give a block, before they are rounded; 0 where it does not fit."""
+    """The most that shares can give a block, before they are rounded; 0 where it does not fit, or no solver tells."""
     solved = _solve(shape, machine, workload, options, None)
-    return workload.new_tokens / solved[0] if solved else 0.0
+    return workload.new_tokens / solved[0] if solved and solved[0] > 0 else 0.0
 
 
 def _within(plan: Plan, space: Space) -> bool:

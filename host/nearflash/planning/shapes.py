@@ -20,6 +20,8 @@ __all__ = ["GROUP", "LayerShape", "Linear", "ModelShape", "bytes_of", "from_conf
 
 GROUP = 64
 """Codes of 4 bits that share a scale and a minimum of 16 bits each."""
+_MOST, _MOST_LAYERS = 1 << 40, 10_000
+"""Of any number of a configuration; each layer is listed."""
 _DTYPE_BYTES = {"float32": 4, "float64": 8}
 
 
@@ -188,9 +190,16 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
     text = text_config(config)
     hidden = _count(text, "hidden_size", "n_embd", "d_model")
     number = _count(text, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    if number > _MOST_LAYERS:
+        raise PlanError(f"the layers of the model's config must be {_MOST_LAYERS} at most, not {number}")
     heads = _count(text, "num_attention_heads", "n_head", "n_heads")
     kv_heads = _optional(text, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
     head_dim = _optional(text, "head_dim") or hidden // heads
+    if not head_dim or kv_heads > heads:
+        raise PlanError(
+            f"the model's config must have heads of 1 dim at least, and no more KV heads than heads, not {heads} heads "
+            f"and {kv_heads} KV heads of {hidden} dims"
+        )
     vocabulary = _count(text, "vocab_size")
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True)))
     attention = (
@@ -234,7 +243,10 @@ def _layer(
 ) -> LayerShape:  # fmt: skip
     experts = _optional(text, "num_local_experts", "num_experts", "n_routed_experts") or 0
     step = _optional(text, "decoder_sparse_step") or 1
-    dense = at in (text.get("mlp_only_layers") or ()) or (at + 1) % step != 0
+    only = text.get("mlp_only_layers") or ()
+    if not isinstance(only, list | tuple):
+        raise PlanError(f"mlp_only_layers in the model's config must be a list, not {only!r:.80}")
+    dense = at in only or (at + 1) % step != 0
     dense = dense or at < (_optional(text, "first_k_dense_replace") or 0)
     inner = _optional(text, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size") or 4 * hidden
     if not experts or dense:
@@ -251,6 +263,8 @@ def _layer(
         *_ffn(text, "mlp.experts", hidden, width, experts),
     )
     chosen = _count(text, "num_experts_per_tok", "experts_per_token", "moe_top_k")
+    if chosen > experts:
+        raise PlanError(f"a token's experts in the model's config must be {experts} at most, not {chosen}")
     return LayerShape(linears, norms, experts, chosen)
 
 
@@ -279,8 +293,13 @@ def _optional(text: Mapping[str, Any], *keys: str) -> int | None:
     for key in keys:
         value = text.get(key)
         if value is not None:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise PlanError(f"{key} in the model's config must be a whole number, 0 or more, not {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+                rule = (
+                    f"a whole number, {_MOST} at most"
+                    if type(value) is int and value > 0
+                    else "a whole number, 0 or more"
+                )
+                raise PlanError(f"{key} in the model's config must be {rule}, not {value!r:.80}")
             return value
     return None
 
