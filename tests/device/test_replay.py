@@ -133,12 +133,27 @@ def test_errors_with_more_than_a_text(tmp_path):
 def test_no_pipe_and_no_folder(tmp_path):
     """To read a pipe had waited for ever."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ReplayError, match="it is no file"):
+    with pytest.raises(ReplayError, match="it is no regular file"):
         ReplayDevice(tmp_path / "pipe", "update-tiny")
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "none" / "x"):
         device = open_device("model:update-tiny")
         with device, pytest.raises(CommandError, match="record"):
             RecordingDevice(device, path)
+
+
+def test_a_recording_replaces_only_a_transcript(transcript, tmp_path):
+    """`--record` had emptied any file, and what a link named."""
+    other, link = tmp_path / "model.safetensors", tmp_path / "link"
+    other.write_bytes(b"weights")
+    link.symlink_to(other)
+    for path in (other, link):
+        with open_device("model:update-tiny") as device, pytest.raises(CommandError, match="must be a new file"):
+            RecordingDevice(device, path)
+    assert other.read_bytes() == b"weights" and link.is_symlink()
+    before = transcript.read_bytes()
+    host_line(RecordingDevice(open_device("model:update-tiny"), transcript))
+    assert transcript.read_bytes() == before
+    assert not list(tmp_path.glob(".nearflash-*"))
 
 
 def test_foreign_and_damaged_files_are_refused(tmp_path, transcript):

@@ -1,6 +1,7 @@
 """`nearflash selftest`: a device against the reference model."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 __all__ = ["add"]
@@ -27,7 +28,9 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--tokens", type=int, default=1000, help="Tokens times query heads of each head of attention.")
     parser.add_argument("--columns", type=int, default=1000, help="Columns of each matrix of weights.")
     parser.add_argument("--seed", type=int, default=1, help="Seed of the random values.")
-    parser.add_argument("--record", metavar="FILE", help="Write a transcript that the device `replay` plays back.")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="Write a transcript that the device `replay` plays back."
+    )
     parser.set_defaults(run=_run)
 
 
@@ -40,7 +43,12 @@ def _run(arguments: argparse.Namespace) -> int:
     words = mismatches = 0
     kernel = arguments.kernel or (None if ":" in arguments.device else "update")
     opened = open_device(arguments.device, kernel)
-    with RecordingDevice(opened, arguments.record) if arguments.record else opened as device:
+    try:
+        recorded = RecordingDevice(opened, arguments.record) if arguments.record else opened
+    except BaseException:
+        opened.close()
+        raise
+    with recorded as device:
         sizes = {name: getattr(arguments, name) for name in ("params", "tokens", "columns", "seed")}
         for stage in bring_up(device, opened, **sizes):
             print(f"{stage.name:<16}{'ok' if stage.passed else 'FAILED'}: {stage.found}", flush=True)

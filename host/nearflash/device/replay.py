@@ -24,6 +24,7 @@ from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import CommandError, DigestError, NearflashError, ReplayError, StreamError, UnknownDeviceError
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import anonymous
+from nearflash.support.files import open_regular, read_text, replaced
 
 __all__ = ["VARIABLE", "RecordingDevice", "ReplayDevice", "sealed_line"]
 
@@ -33,6 +34,9 @@ VARIABLE = "NEARFLASH_REPLAY"
 
 Json: TypeAlias = dict[str, Any]
 _CHECKSUM = "crc32"
+_MAX_BYTES = 1 << 32
+"""Of a transcript that is replayed."""
+_BEGIN = json.dumps({"magic": MAGIC})[:-1].encode("ascii")
 
 
 def sealed_line(line: Json) -> str:
@@ -52,25 +56,23 @@ class _Journal(ABC):
 
 class _Writer(_Journal):
     def __init__(self, path: Path, identity: Identity) -> None:
-        if path.exists() and not path.is_file():
-            raise CommandError(f"{path} must be a file or a new one, to record to: it is a folder, a pipe or a device")
+        header = {
+            "magic": MAGIC,
+            "version": VERSION,
+            "generator": f"nearflash {version('nearflash')}, {identity.name}",
+            "abi_version": identity.abi_version,
+            "config": identity.config.full_name,
+            "digest": f"{identity.digest64:016x}",
+            "git_revision": identity.git_revision,
+        }
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            older = _is_transcript(path)
+            with replaced(path, keep_existing=not older) as out:
+                out.write((sealed_line(header) + "\n").encode("ascii"))
+                descriptor = os.dup(out.fileno())  # the file keeps it; the name could be another's by now
         except OSError as error:
             raise CommandError(f"{path} cannot be recorded to ({error.strerror}): choose another place") from error
-        os.fchmod(descriptor, 0o600)  # a file that was there keeps its mode otherwise
         self._file = os.fdopen(descriptor, "w", encoding="ascii", buffering=1)
-        self._write(
-            {
-                "magic": MAGIC,
-                "version": VERSION,
-                "generator": f"nearflash {version('nearflash')}, {identity.name}",
-                "abi_version": identity.abi_version,
-                "config": identity.config.full_name,
-                "digest": f"{identity.digest64:016x}",
-                "git_revision": identity.git_revision,
-            }
-        )
 
     def call(self, question: Json, do: Callable[[], Json]) -> Json:
         try:
@@ -89,13 +91,27 @@ class _Writer(_Journal):
         self._file.write(sealed_line(line) + "\n")
 
 
+def _is_transcript(path: Path) -> bool:
+    """Whether a file is there, which a new recording may replace: an older one, or an empty one.
+
+    Raises CommandError for any other, OSError.
+    """
+    if not os.path.lexists(path):
+        return False
+    if path.is_symlink():
+        raise CommandError(f"{path} must be a new file, to record to, not a link: name its target or another place")
+    with os.fdopen(open_regular(path), "rb") as file:
+        begin = file.read(len(_BEGIN))
+    if begin not in (b"", _BEGIN):
+        raise CommandError(f"{path} must be a new file or a transcript, to record to: it is another file; name another")
+    return True
+
+
 class _Reader(_Journal):
     def __init__(self, path: Path) -> None:
         self._path = path
-        if path.exists() and not path.is_file():
-            raise ReplayError(f"{VARIABLE} must name a readable transcript, not {str(path)!r}: it is no file")
         try:
-            self._lines = path.read_text(encoding="ascii").splitlines()
+            self._lines = read_text(path, _MAX_BYTES).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ReplayError(f"{VARIABLE} must name a readable transcript, not {str(path)!r}: {error}") from error
         self._next = 0
