@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from nearflash.abi.config import CONFIGS
-from nearflash.abi.emit import outputs, write
+from nearflash.abi.emit import outputs
 from nearflash.abi.registers import UPDATE
 
 
@@ -32,9 +32,3 @@ def test_the_hls_header_compiles_and_holds_parameters(tmp_path: Path) -> None:
 def test_the_json_document_parses() -> None:
     configs = json.loads(outputs()["docs/contracts/abi.json"])["configs"]
     assert configs["update-tiny"]["digest"] == CONFIGS["update-tiny"].digest
-
-
-def test_write_touches_only_what_is_stale(tmp_path: Path) -> None:
-    assert sorted(write(tmp_path)) == sorted(outputs())
-    (tmp_path / "docs/contracts/abi.json").write_text("old")
-    assert write(tmp_path) == ["docs/contracts/abi.json"]

@@ -11,10 +11,11 @@ from typing import Annotated
 import numpy as np
 import pytest
 
-from nearflash.abi import emit
+from nearflash.abi.emit import outputs
 from nearflash.abi.errors import CommandError, DeviceError
 from nearflash.bench import runner
 from nearflash.bench.options import Option
+from nearflash.cli import emit
 from nearflash.cli import main as cli
 from nearflash.device.backends.host.update import HostDevice
 
@@ -106,11 +107,15 @@ def test_other_packages_add_commands(capsys, monkeypatch):
     assert code == 2 and "command 'synth' needs the package 'pyosys'; pip install 'nearflash[dev]'" in err
 
 
-def test_emit_writes_what_is_not_fresh(capsys, monkeypatch):
+def test_emit_writes_what_is_not_fresh(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(
-        emit, "write", lambda root: ["docs/contracts/abi.json"] if (root / "pyproject.toml").exists() else []
+        emit, "write_outputs", lambda root: ["docs/contracts/abi.json"] if (root / "pyproject.toml").exists() else []
     )
     assert run(capsys, "emit")[:2] == (0, "docs/contracts/abi.json\n")
+    monkeypatch.undo()
+    assert sorted(emit.write_outputs(tmp_path)) == sorted(outputs())
+    (tmp_path / "docs/contracts/abi.json").write_text("old")
+    assert emit.write_outputs(tmp_path) == ["docs/contracts/abi.json"]
 
 
 def test_bench_goes_through_the_runner(capsys):

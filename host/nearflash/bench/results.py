@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.support.files import PUBLIC_MODE, write_durably
 
 __all__ = ["FIGURES", "add_rows", "machine", "outputs", "stale"]
 
@@ -62,7 +63,7 @@ def add_rows(root: Path, rows: Sequence[Mapping[str, Any]], page: str, command: 
             **({"rates": rates} if rates else {}),
         }
         kept += [{**beside, "row": dict(row)} for row in rows if row["bench"] == bench]
-        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+        write_durably(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept), mode=PUBLIC_MODE)
         written.append(path)
     return written
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.arguments import positive
+from nearflash.support.files import write_durably
 from nearflash.weights.compress import BITS, FORMATS
 
 __all__ = ["REPORT", "compress"]
@@ -116,7 +117,7 @@ def _compress(arguments: argparse.Namespace) -> int:
             small, _ = load_pretrained(arguments.output, arguments.compute)
             after = _perplexity(perplexity, small.to(arguments.device), others)
     report = _report(arguments, dtype, found, set(names), size_bytes, before, after)
-    (arguments.output / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_durably(arguments.output / REPORT, json.dumps(report, indent=1) + "\n")
     _print(arguments.output, report)
     return 0
 

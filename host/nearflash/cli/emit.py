@@ -6,8 +6,9 @@ from typing import Any
 
 from nearflash import abi
 from nearflash.abi.errors import ConfigError
+from nearflash.support.files import PUBLIC_MODE, write_durably
 
-__all__ = ["add"]
+__all__ = ["add", "write_outputs"]
 
 
 def add(subparsers: Any) -> None:
@@ -17,11 +18,23 @@ def add(subparsers: Any) -> None:
 
 
 def _run(_: argparse.Namespace) -> int:
-    from nearflash.abi import emit
-
     root = Path(abi.__file__).resolve().parents[3]
     if not (root / "pyproject.toml").exists():
         raise ConfigError(f"emit must run in a checkout of nearflash, not from the package in {root}")
-    for path in emit.write(root):
+    for path in write_outputs(root):
         print(path)
     return 0
+
+
+def write_outputs(root: Path) -> list[str]:
+    """Write what is not fresh below `root`; returns the paths that changed."""
+    from nearflash.abi.emit import outputs
+
+    changed = []
+    for path, text in outputs().items():
+        target = root / path
+        if not target.exists() or target.read_text() != text:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(target, text, mode=PUBLIC_MODE)
+            changed.append(path)
+    return changed

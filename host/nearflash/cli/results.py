@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.support.files import PUBLIC_MODE, read_text, write_durably
 
 __all__ = ["results"]
 
@@ -37,8 +38,8 @@ def _add(arguments: argparse.Namespace) -> int:
     from nearflash.bench.results import add_rows
 
     try:
-        rows = [json.loads(line) for line in arguments.file.read_text().splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
+        rows = [json.loads(line) for line in read_text(arguments.file).splitlines() if line.strip()]
+    except (OSError, ValueError, RecursionError) as error:
         raise CommandError(f"file must hold one JSON object a line, as a bench's --json prints: {error}") from None
     for path in add_rows(arguments.root, rows, arguments.page, arguments.command, arguments.rates):
         print(path)
@@ -52,7 +53,7 @@ def _pages(arguments: argparse.Namespace) -> int:
     for path in old:
         print(path)
         if not arguments.check:
-            (arguments.root / path).write_text(outputs(arguments.root)[path])
+            write_durably(arguments.root / path, outputs(arguments.root)[path], mode=PUBLIC_MODE)
     if old and arguments.check:
         print("these pages are stale: run `nearflash results pages`", file=sys.stderr)
         return 1

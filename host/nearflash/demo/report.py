@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.device import Identity
+from nearflash.support.files import replaced, write_durably
 from nearflash.training import Traffic
 
 __all__ = ["Report"]
@@ -94,7 +95,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """report.json."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_durably(path, json.dumps(asdict(self), indent=1) + "\n")
 
     def plot(self, path: Path) -> None:
         """Loss by step, and bytes over the host link, as PNG."""
@@ -116,5 +117,6 @@ class Report:
         }
         right.bar_label(right.bar(list(bars), list(bars.values()), color=["tab:green", "grey", "grey"]), fmt="%.1f")
         right.set(ylabel="bytes per parameter and step", title="over the host link")
-        figure.savefig(path, dpi=110)
+        with replaced(path) as out:
+            figure.savefig(out, format="png", dpi=110)
         pyplot.close(figure)

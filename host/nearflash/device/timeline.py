@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nearflash.support.files import write_durably
+
 __all__ = ["Predicted", "Timeline"]
 
 _MEASURED, _PREDICTED = 1, 2
@@ -80,7 +82,7 @@ class Timeline:
                 _named("process_name", _PREDICTED, 0, "predicted"),
             ]
             rows += [_named("thread_name", _PREDICTED, place, row) for row, place in places.items()]
-        path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": rows + events}))
+        write_durably(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": rows + events}))
 
 
 def _named(kind: str, process: int, row: int, name: str) -> dict[str, Any]:

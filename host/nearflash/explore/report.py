@@ -9,6 +9,7 @@ from nearflash.explore.check import figures
 from nearflash.explore.dse import engine_builds, kvnand_grid
 from nearflash.explore.plots import bars, curves, errors_plot, heat_map, svg
 from nearflash.explore.sweeps import compared, instinfer_rows, smart_infinity_rows
+from nearflash.support.files import PUBLIC_MODE, write_durably
 
 __all__ = ["report_page", "write_report"]
 
@@ -53,7 +54,7 @@ def report_page() -> str:
 
 def write_report(path: Path) -> None:
     """The page into a file."""
-    path.write_text(report_page(), "utf-8")
+    write_durably(path, report_page(), mode=PUBLIC_MODE)
 
 
 def _figure(name: str, picture: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nearflash.explore.outcome import Outcome
+from nearflash.support.files import PUBLIC_MODE, write_durably
 
 __all__ = ["trace_events", "write_trace"]
 
@@ -36,4 +37,5 @@ def _complete(name: str, start: float, seconds: float, process: int, thread: int
 
 def write_trace(path: Path, outcomes: Sequence[Outcome]) -> None:
     """A file for ui.perfetto.dev."""
-    path.write_text(json.dumps({"traceEvents": trace_events(outcomes), "displayTimeUnit": "ms"}), "utf-8")
+    text = json.dumps({"traceEvents": trace_events(outcomes), "displayTimeUnit": "ms"})
+    write_durably(path, text, mode=PUBLIC_MODE)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nearflash.abi.errors import StateError
 from nearflash.planning.profile import Machine, load_machine, machine_toml
+from nearflash.support.files import write_durably
 
 __all__ = ["FREE_SHARE", "available_bytes", "keep_machine", "kept_machine"]
 
@@ -29,13 +30,9 @@ def keep_machine(machine: Machine, folder: Path, what: str | None) -> Path:
     Raises StateError.
     """
     file = _file(folder, what)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            out.write(machine_toml(machine))
-        partial.replace(file)
+        write_durably(file, machine_toml(machine))
     except OSError as error:
         raise StateError(f"{file} must be writable to keep the machine's profile: {error.strerror}") from error
     return file

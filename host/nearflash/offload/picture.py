@@ -9,6 +9,7 @@ from nearflash.abi.errors import PlanError
 from nearflash.planning.memory import TIERS, peak_vectors
 from nearflash.planning.search import Plan
 from nearflash.planning.terms import VARIABLES, Options, shares_vector
+from nearflash.support.files import replaced
 
 __all__ = ["save_picture", "tier_bytes"]
 
@@ -41,7 +42,8 @@ def save_picture(plan: Plan, file: Path) -> None:
     figure.suptitle(f"{plan.machine.name}: {plan.prediction.tokens_per_second:.3g} token/s, "
                     f"{plan.policy.num_batches} x {plan.policy.batch_size} sequences")  # fmt: skip
     try:
-        figure.savefig(file, format="png", dpi=120)
+        with replaced(file) as out:
+            figure.savefig(out, format="png", dpi=120)
     except OSError as error:
         raise PlanError(f"{file} must be writable for the picture: {error.strerror}") from error
 

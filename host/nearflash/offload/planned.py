@@ -15,6 +15,7 @@ from nearflash.planning.parameters import from_parameters
 from nearflash.planning.profile import Machine
 from nearflash.planning.search import Plan, Space, Workload, search
 from nearflash.planning.shapes import ModelShape, from_config
+from nearflash.support.files import read_text
 from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
 
 __all__ = ["machine_here", "model_shape", "plan_here"]
@@ -90,7 +91,7 @@ def read_config(model: Path) -> dict[str, Any]:
     """A model's config.json, of a folder or itself. Raises PlanError."""
     file = model / "config.json" if model.is_dir() else model
     try:
-        config = json.loads(file.read_text("utf-8"))
+        config = json.loads(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
         message = f"model must be a folder with config.json, or one itself, not {str(model)!r}: {error}"
         raise PlanError(message) from None

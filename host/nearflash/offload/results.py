@@ -19,10 +19,13 @@ from typing import Any
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage.io.direct import flush_directory
 from nearflash.storage.io.sealed import fields, integers
+from nearflash.support.files import open_regular
 
 __all__ = ["Results", "prompt_digest"]
 
 _VERSION = 1
+_SMALL_BYTES = 1 << 24
+"""More are read only of a file that begins as these results do."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -45,13 +48,13 @@ class Results:
         self._digests = digests
         header = json.dumps({"nearflash_results": _VERSION, "settings": dict(settings)}, sort_keys=True)
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             why = f"({error.strerror}): check path and permissions"
             raise StateError(f"results {path} cannot be opened {why}") from error
         try:
             self._lock()
-            data = self._read()
+            data = self._read(header.encode())
             complete = data[: data.rfind(b"\n") + 1]
             if not complete and data and not header.encode().startswith(data):
                 raise self._foreign("it has no line that ends")
@@ -107,8 +110,10 @@ class Results:
             why = "are in use by another process: wait for it, or name another file"
             raise StateError(f"results {self.path} {why}") from error
 
-    def _read(self) -> bytes:
+    def _read(self, header: bytes) -> bytes:
         size = os.fstat(self._fd).st_size
+        if size > _SMALL_BYTES and os.pread(self._fd, len(header), 0) != header:
+            raise self._foreign("its first line has other settings, or is another program's")
         data = bytearray()
         while part := os.pread(self._fd, size - len(data), len(data)):
             data += part

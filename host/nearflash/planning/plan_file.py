@@ -5,7 +5,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,6 +16,7 @@ from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.search import Plan
 from nearflash.planning.shapes import ModelShape
 from nearflash.planning.terms import Workload
+from nearflash.support.files import read_text, write_durably
 
 __all__ = ["PLAN_NAME", "PlanFile", "plan_text", "read_plan", "write_plan"]
 
@@ -64,17 +64,9 @@ def plan_text(plan: Plan) -> str:
 
 
 def write_plan(plan: Plan, file: Path) -> None:
-    """Write the file (0600), in place of an older one at once. Raises PlanError where it cannot."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    """Write the file (0600), durably, in place of an older one at once. Raises PlanError where it cannot."""
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-                out.write(plan_text(plan))
-            partial.replace(file)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        write_durably(file, plan_text(plan))
     except OSError as error:
         raise PlanError(f"{file} must be writable to keep the plan: {error.strerror}") from error
 
@@ -82,7 +74,7 @@ def write_plan(plan: Plan, file: Path) -> None:
 def read_plan(file: Path) -> PlanFile:
     """A plan from its file. Raises PlanError for anything else, naming what is wrong."""
     try:
-        body = json.loads(file.read_text("utf-8"))
+        body = json.loads(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise PlanError(f"{file} must be a readable plan in JSON: {error}") from error
     what = f"the plan in {file}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nearflash.abi.errors import WeightsError
+from nearflash.support.files import write_durably
 from nearflash.weights.file import WeightsTensor, read_file
 
 __all__ = ["INDEX", "SINGLE", "is_compressed", "open_checkpoint", "write_index"]
@@ -59,4 +60,4 @@ def _places(index: Path) -> dict[str, str]:
 def write_index(folder: Path, places: Mapping[str, str], total_bytes: int) -> None:
     """Write the index of tensors that lie in several files, of `total_bytes` bytes in all."""
     text = json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": dict(places)}, indent=2, sort_keys=True)
-    (folder / INDEX).write_text(text + "\n", encoding="utf-8")
+    write_durably(folder / INDEX, text + "\n")

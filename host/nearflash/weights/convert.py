@@ -1,7 +1,6 @@
 """A transformers model written as a checkpoint of compressed weights."""
 
 import json
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.errors import NonFiniteError, StateError
+from nearflash.support.files import copy_durably
 from nearflash.weights.checkpoint import INDEX, SINGLE, write_index
 from nearflash.weights.compress import compress_tensor, dense_tensor
 from nearflash.weights.file import PackedTensor, write_file
@@ -149,7 +149,7 @@ def copy_others(model: Any, tokenizer: Any, source: Path, folder: Path) -> None:
     weights = {INDEX, *(_indexed(source / INDEX) if (source / INDEX).is_file() else ())}
     for path in source.iterdir():
         if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf", ".pt") and path.name not in weights:
-            shutil.copyfile(path, folder / path.name)
+            copy_durably(path, folder / path.name)
 
 
 def _indexed(index: Path) -> set[str]:

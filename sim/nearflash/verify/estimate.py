@@ -11,6 +11,7 @@ from pathlib import Path
 from nearflash.boards.vendor.kernel import convert_kernel
 from nearflash.device.bitstreams.board import Board, Resources
 from nearflash.device.bitstreams.manifest import Manifest
+from nearflash.support.files import PUBLIC_MODE, write_durably
 from nearflash.verify.synth import kernel_resources
 
 __all__ = ["estimate"]
@@ -31,7 +32,7 @@ def estimate(board: Board, kernel: str) -> Manifest:
         critical_path=found.path, evidence="synthesised", logic_depth=found.logic_depth,
     )  # fmt: skip
     manifest.check_limits(board)
-    (board.folder / f"{kernel}.json").write_text(manifest.to_json())
+    write_durably(board.folder / f"{kernel}.json", manifest.to_json(), mode=PUBLIC_MODE)
     return manifest
 
 

@@ -5,11 +5,10 @@ test compares them.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 from nearflash.abi.emit import c, hls, json, markdown
 
-__all__ = ["outputs", "write"]
+__all__ = ["outputs"]
 
 _EMITTERS: dict[str, Callable[[], str]] = {
     "hls/include/nearflash_abi.h": c.header,
@@ -22,15 +21,3 @@ _EMITTERS: dict[str, Callable[[], str]] = {
 def outputs() -> dict[str, str]:
     """Text of every generated file by path."""
     return {path: emit() for path, emit in _EMITTERS.items()}
-
-
-def write(root: Path) -> list[str]:
-    """Write what is not fresh below `root`; returns the paths that changed."""
-    changed = []
-    for path, text in outputs().items():
-        target = root / path
-        if not target.exists() or target.read_text() != text:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
-            changed.append(path)
-    return changed

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nearflash.support.files import PUBLIC_MODE, replaced
+
 __all__ = ["breakdown", "main"]
 
 REST, READ = "model and waits", "read"
@@ -54,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         [f"{name}, beside the rest" if name == READ else name for name in colours],
         loc="outside lower center", ncols=len(colours), fontsize=7,
     )  # fmt: skip
-    figure.savefig(image_path, dpi=90)
+    with replaced(Path(image_path), mode=PUBLIC_MODE) as out:
+        figure.savefig(out, format="png", dpi=90)
 
 
 if __name__ == "__main__":

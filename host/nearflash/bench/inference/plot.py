@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nearflash.support.files import PUBLIC_MODE, replaced
+
 __all__ = ["main", "points"]
 
 Point = tuple[float, float, float]
@@ -43,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         axis.axhline(0, color="0.7", linewidth=0.8)
         axis.set(title=model, xlabel="flash bytes / dense", ylabel="ΔNLL, %", xlim=(0, 0.5), yscale="symlog")
         axis.legend(fontsize=7)
-    figure.savefig(image_path, dpi=90)
+    with replaced(Path(image_path), mode=PUBLIC_MODE) as out:
+        figure.savefig(out, format="png", dpi=90)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nearflash.abi.errors import BitstreamError
+from nearflash.support.files import PUBLIC_MODE, write_durably
 
 __all__ = ["BitHeader", "read_header", "rename_design"]
 
@@ -62,4 +63,5 @@ def rename_design(path: Path, design: str) -> None:
     header = read_header(path)
     content = path.read_bytes()
     payload = content[len(content) - header.payload_bytes :]
-    path.write_bytes(replace(header, design=design, date=_NO_DATE, time=_NO_TIME).to_bytes() + payload)
+    renamed = replace(header, design=design, date=_NO_DATE, time=_NO_TIME).to_bytes()
+    write_durably(path, renamed + payload, mode=PUBLIC_MODE)

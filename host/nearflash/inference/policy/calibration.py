@@ -8,6 +8,7 @@ the share of dense attention's bytes that index and chosen groups take of flash.
 least divergence + W · share: one W for all heads is what spends a given total, F, best.
 """
 
+import os
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.policy.window import FlashUse, HeadWindow, Prefix
 from nearflash.inference.sparse.attention import approximate_logits, choose_tokens, scan_of
 from nearflash.storage.kv import KvLayout
+from nearflash.support.files import open_regular, replaced
 
 __all__ = ["WINDOW", "Calibration", "score_dims_of"]
 
@@ -72,11 +74,10 @@ class Calibration:
         return min(map(len, self._tables.values()), default=0)
 
     def save(self, path: Path, key: str) -> None:
-        """Keep what was found, to go on from; `key` says what it was found for."""
+        """Keep what was found, to go on from, durably; `key` says what it was found for. Raises OSError."""
         places = sorted(self._tables)
         tables = np.array([self._tables[place] for place in places])
-        with path.open("wb") as out:
-            path.chmod(0o600)
+        with replaced(path) as out:
             np.savez(out, key=np.array(key), places=np.array(places), tables=tables)
 
     def resume(self, path: Path, key: str) -> bool:
@@ -84,7 +85,7 @@ class Calibration:
         if not path.exists():
             return False
         try:
-            with path.open("rb") as source, np.load(source, allow_pickle=False) as kept:
+            with os.fdopen(open_regular(path), "rb") as source, np.load(source, allow_pickle=False) as kept:
                 if str(kept["key"]) != key:
                     return False
                 places, tables = kept["places"].tolist(), kept["tables"]

@@ -18,6 +18,7 @@ from nearflash.abi.errors import CommandError, StateError
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.io.sealed import fields
 from nearflash.storage.kv import KvLayout, KvShape
+from nearflash.support.files import read_text, write_durably
 
 __all__ = ["PolicyFile", "find_policy", "model_digest", "own_folder", "policy_files"]
 
@@ -54,7 +55,7 @@ class PolicyFile:
         digest) or does not fit the shape."""
         what = f"policy file {path}"
         try:
-            body = json.loads(path.read_text("utf-8"))
+            body = json.loads(read_text(path))
         except (OSError, ValueError, RecursionError) as error:
             raise StateError(f"{what} must be readable JSON: {error}") from error
         version, model, found, made_by, fraction, divergence, layout, *settings = fields(
@@ -74,7 +75,7 @@ class PolicyFile:
         return own
 
     def write(self, path: Path) -> None:
-        """Write the file (mode 0600) at once or not at all. Raises StateError."""
+        """Write the file (mode 0600), durably, at once or not at all. Raises StateError."""
         table = self._table()
         body = {
             "version": _VERSION, "model": self.model, "digest": self.digest, "made_by": self.made_by,
@@ -86,13 +87,9 @@ class PolicyFile:
             "top_p": [[each.top_p for each in row] for row in table],
         }  # fmt: skip
         text = json.dumps(body, indent=1).replace("\n   ", " ").replace("\n  ]", "]") + "\n"
-        partial = path.with_name(f"{path.name}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "w") as out:
-                out.write(text)
-            partial.replace(path)
+            write_durably(path, text)
         except OSError as error:
             raise StateError(f"policy file {path} must be writable: {error.strerror}") from error
 
@@ -138,7 +135,7 @@ def find_policy(digest: str, shape: KvShape | None = None) -> tuple[Path, Policy
     """The file that belongs to a model; of several the user's own. Raises StateError for a damaged one of the model."""
     for path in policy_files():
         try:
-            own = json.loads(path.read_text("utf-8")).get("digest")
+            own = json.loads(read_text(path)).get("digest")
         except (OSError, ValueError, AttributeError, RecursionError):
             continue  # nothing says that it is this model's
         if own == digest:

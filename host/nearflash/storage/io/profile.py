@@ -15,6 +15,7 @@ from typing import Any
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.sealed import fields
+from nearflash.support.files import read_text, write_durably
 
 __all__ = ["DriveProfile", "keep_profile", "known_profile"]
 
@@ -55,11 +56,7 @@ def keep_profile(folder: Path, rates: Iterable[Rate], date: str, file: Path | No
     text = json.dumps({"version": _VERSION, "drives": every}, indent=1)
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial = file.with_name(f"{file.name}.{os.getpid()}")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w") as out:
-            out.write(text)
-        partial.replace(file)
+        write_durably(file, text)
     except OSError as error:
         raise StateError(f"{file} must be writable to keep the drive's rates: {error.strerror}") from error
     return file
@@ -87,7 +84,7 @@ def _drive(folder: Path) -> str:
 def _read(file: Path) -> dict[str, Any]:
     what = f"the drives' rates in {file}"
     try:
-        body = json.loads(file.read_text("utf-8"))
+        body = json.loads(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise StateError(f"{what} must be readable JSON ({error}); remove the file and measure again") from error
     version, drives = fields(what, body, version=int, drives=dict)

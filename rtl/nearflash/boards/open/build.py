@@ -30,6 +30,7 @@ from nearflash.boards.zynq7.top import ZynqTop
 from nearflash.device.bitstreams.board import Board, Resources, Routing
 from nearflash.device.bitstreams.header import rename_design
 from nearflash.device.bitstreams.manifest import Manifest, sha256
+from nearflash.support.files import PUBLIC_MODE, copy_durably, write_durably
 
 __all__ = ["Implemented", "build", "design_digest", "design_text", "implement"]
 
@@ -91,8 +92,8 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
         evidence="routed",
     )  # fmt: skip
     for path in files:
-        (board.folder / path.name).write_bytes(path.read_bytes())
-    (board.folder / f"{kernel}.json").write_text(manifest.to_json())
+        copy_durably(path, board.folder / path.name, mode=PUBLIC_MODE)
+    write_durably(board.folder / f"{kernel}.json", manifest.to_json(), mode=PUBLIC_MODE)
     return manifest
 
 

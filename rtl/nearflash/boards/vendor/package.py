@@ -20,6 +20,7 @@ from nearflash.boards.vendor.kernel_xml import kernel_xml
 from nearflash.boards.vendor.package_tcl import package_tcl
 from nearflash.boards.vendor.processor import has_processor
 from nearflash.device.bitstreams.board import Board
+from nearflash.support.files import PUBLIC_MODE, write_durably
 
 __all__ = ["convert_board", "write_package"]
 
@@ -55,5 +56,5 @@ def write_package(board: Board, designs: list[KernelDesign], folder: Path, git_r
     for flat in verilog:
         flat.write_verilog(folder / f"{flat.top}.v")
     for name, text in texts.items():
-        (folder / name).write_text(text)
+        write_durably(folder / name, text, mode=PUBLIC_MODE)
     return sorted(folder / name for name in (*texts, *(f"{flat.top}.v" for flat in verilog)))

@@ -17,6 +17,7 @@ from nearflash.boards.vendor.connectivity import MEMORY_BANK
 from nearflash.boards.vendor.kernel import KernelDesign
 from nearflash.device.bitstreams.board import Board, Resources
 from nearflash.device.bitstreams.manifest import Manifest, load_manifest, sha256
+from nearflash.support.files import PUBLIC_MODE, copy_durably, write_durably
 
 __all__ = ["commands", "keep_bitstream", "keep_xclbin", "run_tools"]
 
@@ -91,8 +92,8 @@ def keep_bitstream(board: Board, design: KernelDesign, folder: Path, git: str, t
     )  # fmt: skip
     manifest.check_limits(board)
     for path in (bitstream, handoff):
-        shutil.copyfile(path, board.folder / path.name)
-    (board.folder / f"{design.top}.json").write_text(manifest.to_json())
+        copy_durably(path, board.folder / path.name, mode=PUBLIC_MODE)
+    write_durably(board.folder / f"{design.top}.json", manifest.to_json(), mode=PUBLIC_MODE)
     return manifest
 
 
@@ -110,9 +111,9 @@ def keep_xclbin(board: Board, designs: list[KernelDesign], folder: Path, git: st
                 files={_XCLBIN: digest}, tools=tools)
         for design in designs
     ]  # fmt: skip
-    shutil.copyfile(xclbin, board.folder / _XCLBIN)
+    copy_durably(xclbin, board.folder / _XCLBIN, mode=PUBLIC_MODE)
     for manifest in manifests:
-        (board.folder / f"{manifest.kernel}.json").write_text(manifest.to_json())
+        write_durably(board.folder / f"{manifest.kernel}.json", manifest.to_json(), mode=PUBLIC_MODE)
 
 
 def _figures(path: Path) -> dict[str, str]:

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from nearflash.support.files import PUBLIC_MODE, write_durably
+
 __all__ = ["hls"]
 
 _EXAMPLES = """examples:
@@ -121,6 +123,6 @@ def _kernel(arguments: argparse.Namespace) -> int:
     else:
         folder, tops = HLS / "kernels", committed_tops()
     for name, text in tops.items():
-        (folder / name).write_text(text)
+        write_durably(folder / name, text, mode=PUBLIC_MODE)
         print(folder / name)
     return 0

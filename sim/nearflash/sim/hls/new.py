@@ -1,9 +1,11 @@
 """Starts an optimizer of a user's own: the C++ struct, the Python definition, and a line that says what to do next."""
 
+import os
 import re
 from pathlib import Path
 
 from nearflash.abi.errors import CommandError
+from nearflash.support.files import PUBLIC_MODE, read_text, write_durably
 
 __all__ = ["new_rule"]
 
@@ -73,11 +75,15 @@ def new_rule(name: str, folder: Path) -> list[Path]:
         raise CommandError(f"name must be lower-case letters and digits, a letter first, not {name!r}")
     files = {folder / f"{name}.hpp": _HPP, folder / f"{name}.py": _PY}
     for path in files:
-        if path.exists():
+        if os.path.lexists(path):
             raise CommandError(f"{path} must not exist yet; give another name or folder")
     folder.mkdir(parents=True, exist_ok=True)
-    for path, text in files.items():
-        path.write_text(text.format(name=name, Name=name.capitalize()))
-    with (folder / "README.md").open("a") as readme:
-        readme.write(_README.format(name=name))
-    return [*files, folder / "README.md"]
+    readme = folder / "README.md"
+    notes = read_text(readme) if readme.exists() else ""
+    try:
+        for path, text in files.items():
+            write_durably(path, text.format(name=name, Name=name.capitalize()), keep_existing=True, mode=PUBLIC_MODE)
+    except FileExistsError as error:
+        raise CommandError(f"{error.filename} must not exist yet; give another name or folder") from error
+    write_durably(readme, notes + _README.format(name=name), mode=PUBLIC_MODE)
+    return [*files, readme]

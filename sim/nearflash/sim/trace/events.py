@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from nearflash.sim.trace.recording import BusState, Recording
 from nearflash.sim.trace.spans import Span, bus_spans, head_spans, lun_spans
+from nearflash.support.files import write_durably
 
 __all__ = ["trace_events", "write_events"]
 
@@ -26,7 +27,7 @@ _BIN_CYCLES = 256
 
 def write_events(recording: Recording, path: Path) -> None:
     """Write `trace_events` as a file for ui.perfetto.dev."""
-    path.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": list(trace_events(recording))}))
+    write_durably(path, json.dumps({"displayTimeUnit": "ns", "traceEvents": list(trace_events(recording))}))
 
 
 def trace_events(recording: Recording) -> Iterator[dict[str, Any]]:
