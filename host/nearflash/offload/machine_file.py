@@ -11,6 +11,7 @@ from pathlib import Path
 from nearflash.abi.errors import StateError
 from nearflash.planning.profile import Machine, load_machine, machine_toml
 from nearflash.support.files import write_durably
+from nearflash.support.folders import user_folder
 
 __all__ = ["FREE_SHARE", "available_bytes", "keep_machine", "kept_machine"]
 
@@ -61,8 +62,6 @@ def kept_machine(folder: Path, what: str | None) -> Machine | None:
 
 
 def _file(folder: Path, what: str | None) -> Path:
-    base = os.environ.get("XDG_STATE_HOME")
-    state = Path(base if base else Path.home() / ".local" / "state") / "nearflash"
     number = folder.stat().st_dev
     dtype = re.sub(r"\W", "", what or "default")
-    return state / f"machine-{dtype}-{os.major(number)}-{os.minor(number)}.toml"
+    return user_folder("XDG_STATE_HOME") / f"machine-{dtype}-{os.major(number)}-{os.minor(number)}.toml"

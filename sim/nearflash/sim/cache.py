@@ -4,7 +4,9 @@ Something is built in a `.tmp` folder under a file lock and renamed when complet
 wait for one build, and an interrupted build leaves nothing that counts. Nothing is ever pruned; `make clean` removes
 it all.
 
-The root is the environment's NEARFLASH_CACHE, else `build/cache` of the source tree, else of the working folder.
+The root is the environment's NEARFLASH_CACHE, else `build/cache` of the source tree, else `nearflash` in the user's
+cache ($XDG_CACHE_HOME, ~/.cache): never the working folder, which may be anybody's. What lies there is loaded and run,
+so nobody else may write to it.
 """
 
 import fcntl
@@ -15,41 +17,72 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["cache_root", "cached", "locked"]
+from nearflash.abi.errors import ConfigError
+from nearflash.support.files import open_regular
+from nearflash.support.folders import check_private, private_folder, user_folder
+
+__all__ = ["VARIABLE", "cache_root", "cached", "locked"]
+
+VARIABLE = "NEARFLASH_CACHE"
 
 
 def cache_root() -> Path:
-    """The folder that holds everything; made when missing."""
-    tree = Path(__file__).parents[3]
-    base = tree if (tree / "pyproject.toml").exists() else Path.cwd()
-    root = Path(os.environ.get("NEARFLASH_CACHE") or base / "build" / "cache").resolve()
-    root.mkdir(parents=True, exist_ok=True)
-    return root
+    """The folder that holds everything; made when missing. Raises ConfigError where others can write to it."""
+    given = os.environ.get(VARIABLE)
+    root = Path(given).absolute() if given else _tree_cache() or user_folder("XDG_CACHE_HOME")
+    try:
+        return private_folder(root)
+    except OSError as error:
+        raise _unusable(root, error) from error
+
+
+def _tree_cache() -> Path | None:
+    """Of the source tree that this file lies in; None for an installed copy."""
+    packages = Path(__file__).parents[2]
+    is_tree = packages.name == "sim" and (packages.parent / "pyproject.toml").is_file()
+    return packages.parent / "build" / "cache" if is_tree else None
+
+
+def _unusable(folder: Path, error: OSError) -> ConfigError:
+    where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return ConfigError(
+        f"{folder} must be a folder that only you can write to, as what was compiled is kept and run from there, but "
+        f"{where}; {VARIABLE} names another one"
+    )
 
 
 def cached(name: str, parts: Sequence[str], build: Callable[[Path], None]) -> Path:
     """The folder for `name` and the digest of `parts`; `build` fills it where it is not there yet.
 
     `build` gets a folder that is renamed afterwards, so what it writes must not hold the folder's path. Where it
-    raises, the folder stays, with its log, under the name `.tmp`, and the next call begins again.
+    raises, the folder stays, with its log, under the name `.tmp`, and the next call begins again. Raises ConfigError
+    as `cache_root`, also where others can write to what was built.
     """
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = cache_root() / f"{name}-{digest}"
     if folder.exists():
-        return folder
+        return _checked(folder)
     with locked(cache_root() / f"{folder.name}.lock"):
         if not folder.exists():
             work = cache_root() / f"{folder.name}.tmp"
             shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
+            work.mkdir(0o700)
             build(work)
             work.rename(folder)
+    return _checked(folder)
+
+
+def _checked(folder: Path) -> Path:
+    try:
+        check_private(folder)
+    except OSError as error:
+        raise _unusable(folder, error) from error
     return folder
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path`, made when missing, against other processes and threads."""
-    with path.open("w") as file:
+    with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

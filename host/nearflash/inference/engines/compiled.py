@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import config, njit, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
+from nearflash.abi.errors import ConfigError
 from nearflash.inference.engines import vector_code, vectors
 from nearflash.inference.engines.vectors import LANES, POLYNOMIAL, exponentials_of, exponentials_sum, largest_in
+from nearflash.support.folders import check_private
 
 __all__ = [
     "LOG2E", "LOWEST", "compiled", "dot_half", "entry_point", "exp", "exponentials", "fp16", "fp16_bits", "get",
@@ -108,11 +110,25 @@ def entry_point(function: Any) -> Any:
     Entry points call none of each other, so that each is one piece, and gives the same bits from disk as when it was
     just compiled.
     """
+    _check_numba_cache()
     made = njit(**_OPTIONS, cache=True)(function)
     # numba compares the function's own file alone, but what it calls of these is a part of its code.
     kept = made._cache._cache_file
     kept._source_stamp = (*kept._source_stamp, _DIGEST)
     return made
+
+
+def _check_numba_cache() -> None:
+    """Raise ConfigError where NUMBA_CACHE_DIR names a folder that others can write to: what lies there is run."""
+    given = config.CACHE_DIR
+    try:
+        if given and Path(given).exists():
+            check_private(Path(given))
+    except OSError as error:
+        raise ConfigError(
+            f"NUMBA_CACHE_DIR must be a folder that only you can write to, as what lies there is run, but "
+            f"{error.filename}: {error.strerror}"
+        ) from error
 
 
 @compiled

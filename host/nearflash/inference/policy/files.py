@@ -7,8 +7,8 @@ $XDG_DATA_HOME/nearflash/policies (~/.local/share by default). Loads no torch.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.io.sealed import fields
 from nearflash.storage.kv import KvLayout, KvShape
 from nearflash.support.files import read_text, write_durably
+from nearflash.support.folders import user_folder
 
 __all__ = ["PolicyFile", "find_policy", "model_digest", "own_folder", "policy_files"]
 
@@ -121,14 +122,14 @@ def model_digest(config: Any) -> str:
 
 def own_folder() -> Path:
     """Where the user's policy files lie."""
-    base = os.environ.get("XDG_DATA_HOME")
-    return Path(base if base else Path.home() / ".local" / "share") / "nearflash" / "policies"
+    return user_folder("XDG_DATA_HOME") / "policies"
 
 
 def policy_files() -> Iterator[Path]:
     """The user's files, then the shipped ones."""
-    for folder in (own_folder(), _SHIPPED):
-        yield from sorted(folder.glob("*.json"))
+    with suppress(OSError):  # a user without a home has none
+        yield from sorted(own_folder().glob("*.json"))
+    yield from sorted(_SHIPPED.glob("*.json"))
 
 
 def find_policy(digest: str, shape: KvShape | None = None) -> tuple[Path, PolicyFile] | None:

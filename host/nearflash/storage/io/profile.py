@@ -16,6 +16,7 @@ from nearflash.abi.errors import StateError
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.sealed import fields
 from nearflash.support.files import read_text, write_durably
+from nearflash.support.folders import user_folder
 
 __all__ = ["DriveProfile", "keep_profile", "known_profile"]
 
@@ -72,8 +73,7 @@ def known_profile(folder: Path, file: Path | None = None) -> DriveProfile | None
 
 
 def _default_file() -> Path:
-    base = os.environ.get("XDG_STATE_HOME")
-    return Path(base if base else Path.home() / ".local" / "state") / "nearflash" / "drives.json"
+    return user_folder("XDG_STATE_HOME") / "drives.json"
 
 
 def _drive(folder: Path) -> str:

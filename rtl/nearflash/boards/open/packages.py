@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from nearflash.abi.errors import NearflashError
+from nearflash.support.folders import check_private, private_folder, user_folder
 
 __all__ = ["PACKAGES", "SidPrograms", "ToolsError", "fetch", "fetched", "mirror", "package_versions", "sid_root"]
 
@@ -111,9 +112,25 @@ def _program(command: Sequence[str]) -> str:
 
 
 def sid_root() -> Path:
-    """The private folder: the environment's NEARFLASH_SID, else `nearflash/sid` in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("NEARFLASH_SID") or cache / "nearflash" / "sid").resolve()
+    """The private folder: the environment's NEARFLASH_SID, else `nearflash/sid` in the user's cache.
+
+    Raises ToolsError where others can write to it: its programs are run.
+    """
+    given = os.environ.get("NEARFLASH_SID")
+    root = Path(given).absolute() if given else user_folder("XDG_CACHE_HOME") / "sid"
+    if root.exists():
+        _check(root, check_private)
+    return root.resolve()
+
+
+def _check(folder: Path, check: Callable[[Path], object]) -> None:
+    try:
+        check(folder)
+    except OSError as error:
+        raise ToolsError(
+            f"{folder} must be a folder that only you can write to, as its programs are run, but {error.filename}: "
+            f"{error.strerror}; NEARFLASH_SID names another one"
+        ) from error
 
 
 def fetched(folder: Path | None = None) -> SidPrograms | None:
@@ -140,6 +157,7 @@ def fetch(folder: Path | None = None) -> SidPrograms:
         raise ToolsError(
             f"the open flow needs programs of Debian sid, and a Debian system to fetch them, but has no {what}"
         )
+    _check(folder, private_folder)
     archives = _download(folder)
     work = folder / "root.tmp"
     shutil.rmtree(work, ignore_errors=True)
