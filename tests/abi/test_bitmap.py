@@ -3,12 +3,15 @@ import struct
 import pytest
 
 from nearflash.abi.bitmap import (
+    GROUP_END_BYTES,
     SECTIONS,
     BitmapHeader,
     Coding,
     ElementFormat,
     RowFormat,
     Section,
+    check_groups,
+    pack_group_end,
     row_format,
     section_bytes,
     section_fields,
@@ -118,3 +121,41 @@ def test_headers_that_are_refused(text, stream_bytes, fault, found):
 @pytest.mark.parametrize(("rows", "group_rows", "groups"), [(1, 1, 1), (4, 2, 2), (5, 2, 3), (3, (1 << 32) - 1, 1)])
 def test_groups_of_rows(rows, group_rows, groups):
     assert BitmapHeader(FP16, rows, 1, group_rows, 64).groups == groups
+
+
+def groups_of(sizes, bound=True):
+    """A stream of groups of one row of zeros of these sizes, with ends as they are written."""
+    ends = [pack_group_end(number, 7 * number, size) for number, size in enumerate(sizes)]
+    stated = crc32c(b"".join(end[:GROUP_END_BYTES] for end in ends)) if bound else None
+    text = b"".join(bytes(size) + end for size, end in zip(sizes, ends, strict=True))
+    header = BitmapHeader(FP16, len(sizes), 100, 1, 64 + len(text), ends_crc32c=stated)
+    return header, header.pack() + text
+
+
+def test_the_ends_of_groups_are_those_that_the_header_states():
+    header, stream = groups_of([128, 64, 192])
+    assert BitmapHeader.unpack(stream[:64], len(stream)) == header
+    check_groups(memoryview(stream), header)
+
+
+@pytest.mark.parametrize(
+    ("at", "text", "message"),
+    [
+        (64 + 128, b"\5", "group 5 in the place of group 0"),
+        (64 + 128 + 4, b"\5", "ends of groups that its header does not state"),
+        (64 + 128 + 8, b"\x40", "ends of groups that its header does not state"),
+        (64 + 128 + 64 + 64 + 8, b"\x00\x01", "must end where its header states, not fewer than its 3 groups"),
+        (64 + 128 + 64 + 64 + 8, b"\xff" * 8, "must end where its header states, not fewer than its 3 groups"),
+    ],
+)
+def test_an_end_of_another_group_is_refused(at, text, message):
+    header, stream = groups_of([128, 64, 192])
+    with pytest.raises(StreamError, match=message):
+        check_groups(memoryview(stream[:at] + text + stream[at + len(text) :]), header)
+
+
+def test_a_stream_without_its_groups_is_refused():
+    header, stream = groups_of([64], bound=False)
+    assert header.ends_crc32c is None and stream[32:40] == bytes(8)
+    with pytest.raises(StreamError, match="does not state its groups"):
+        check_groups(memoryview(stream), header)

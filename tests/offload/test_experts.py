@@ -5,14 +5,21 @@ import json
 import os
 import stat
 import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from nearflash.abi.errors import CommandError, StateError, WeightsError
 from nearflash.offload import OffloadedModel, generate
-from nearflash.offload.experts import COUNTS_FILE, ExpertCache
+from nearflash.offload.experts import COUNTS_FILE, ExpertCache, _of_expert, _with_row_checksums
+from nearflash.offload.layout import Layout, LayoutReader
+from nearflash.offload.link import host_memory
+from nearflash.offload.sources import Piece, Source
 from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.verify.fixtures.files import rot
+from nearflash.weights import PackedTensor, read_file, write_file
 
 GPU, HOST, DISK = Shares(gpu=1), Shares(host=1), Shares(disk=1)
 FAMILIES = ["mixtral", "qwen3_moe", "gpt_oss"]
@@ -206,10 +213,47 @@ def test_an_expert_that_cannot_be_read_is_reported(mixture, prompts):
     with OffloadedModel(folder, policy(), expert_bytes=4 * size) as model:
         file = folder / "model.safetensors"
         os.truncate(file, file.stat().st_size // 3)
-        with pytest.raises(WeightsError, match="bytes too early"):
+        with pytest.raises(WeightsError, match="it was changed while it was in use"):
             model.generate(prompts(3), max_new_tokens=4)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("nearflash-experts", "nearflash-read", "batch"))]
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_a_damaged_expert_of_a_fused_parameter_is_reported(tmp_path, version):
+    """Only the whole parameter had a checksum: damage passed, and another expert's bytes."""
+    values = torch.randn(8, 64, 64)
+    data = values.numpy().view(np.uint8).reshape(-1)
+    write_file(tmp_path / "file", {"e": ("F32", (8, 64, 64))}, [PackedTensor("e", "F32", (8, 64, 64), "dense", data)])
+    tensor = read_file(tmp_path / "file")["e"]
+    assert len(tensor.row_checksums) == 8
+    tensor = tensor if version == 2 else replace(tensor, row_checksums=())
+    source = _with_row_checksums(Source("e", tensor.shape, torch.float32, (Piece(tensor),)))
+    rot(tmp_path / "file", data[-tensor.stored_bytes // 8 :].tobytes(), tensor.offset + 3 * tensor.stored_bytes // 8)
+    reader, memory = LayoutReader(), host_memory(1 << 16)
+    for expert in range(8):
+        layout = Layout({"e": _of_expert(source, expert)}, gap_bytes=0)
+        if expert != 3:
+            reader.read_runs(layout, memory)
+            assert torch.equal(layout.views(memory)["e"], values[expert])
+            continue
+        with pytest.raises(WeightsError, match=r"tensor 'e', .* it is damaged: its checksum is another"):
+            reader.read_runs(layout, memory)
+    reader.close()
+    if version == 1:
+        with pytest.raises(WeightsError, match=r"tensor 'e', .* it is damaged: its checksum is another"):
+            _with_row_checksums(Source("e", tensor.shape, torch.float32, (Piece(tensor),)))
+
+
+def test_counts_are_not_written_through_a_link(mixture, prompts, tmp_path):
+    folder, _ = mixture("mixtral")
+    (tmp_path / "other").write_text("mine")
+    for name in (COUNTS_FILE, f"{COUNTS_FILE}.{os.getpid()}"):
+        (folder / name).symlink_to(tmp_path / "other")
+    (folder / COUNTS_FILE).unlink()
+    generate(folder, prompts(2), policy(), max_new_tokens=2, expert_bytes=1 << 20)
+    assert (tmp_path / "other").read_text() == "mine" and not (folder / COUNTS_FILE).is_symlink()
+    assert (folder / COUNTS_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_parameters_are_put_back(mixture, prompts):
@@ -238,7 +282,7 @@ def test_a_folder_that_cannot_be_written_to_keeps_no_counts(mixture, prompts, mo
     original = os.open
 
     def refused(path, flags, *args, **kwargs):
-        if COUNTS_FILE in str(path):
+        if flags & os.O_CREAT and str(path).startswith(str(folder)):
             raise PermissionError(13, "Permission denied")
         return original(path, flags, *args, **kwargs)
 

@@ -9,9 +9,11 @@ import torch
 from safetensors.torch import save_file
 
 from nearflash.abi.errors import WeightsError
-from nearflash.offload.layout import Layout, LayoutReader, ReadFile, Run
+from nearflash.offload.layout import Layout, LayoutReader, Run, read_run
 from nearflash.offload.link import host_memory
 from nearflash.offload.sources import Piece, Source
+from nearflash.storage.io.unchanged import UnchangedFile
+from nearflash.verify.fixtures.files import rot
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.file import PackedTensor, write_file
 from nearflash.weights.weights_map import KeptTensor
@@ -122,27 +124,38 @@ def test_an_empty_layout_needs_nothing():
 
 
 def test_a_file_that_ends_too_early(tmp_path):
-    file = tmp_path / "file"
-    file.write_bytes(bytes(10_000))
-    memory = host_memory(16384)
-    read = ReadFile(file)
-    read.read(Run(file, 0, 10_000, 0, "t"), memory)
-    read.read(Run(file, 8192, 10_000 - 8192, 4096, "t"), memory)
+    (tmp_path / "file").write_bytes(bytes(10_000))
+    file, memory = UnchangedFile(tmp_path / "file"), host_memory(16384)
+    read_run(Run(file, 0, 10_000, 0, "t"), memory)
+    read_run(Run(file, 8192, 10_000 - 8192, 4096, "t"), memory)
     for offset, size in ((0, 10_001), (8192, 4096), (16384, 1)):
         with pytest.raises(WeightsError, match=r"tensor 't', at byte \d+.*the file ends \d+ bytes too early"):
-            read.read(Run(file, offset, size, 0, "t"), memory)
-    read.close()
+            read_run(Run(file, offset, size, 0, "t"), memory)
 
 
-def test_a_file_that_cannot_be_opened_or_read(tmp_path):
-    with pytest.raises(WeightsError, match="cannot be opened"):
-        ReadFile(tmp_path / "none")
-    file = tmp_path / "file"
-    file.write_bytes(bytes(8192))
-    read = ReadFile(file)
-    os.close(read._fd)
-    with pytest.raises(WeightsError, match="reading 't' failed"):
-        read.read(Run(file, 0, 4096, 0, "t"), host_memory(4096))
+@pytest.mark.parametrize("change", ["written", "cut", "longer"])
+def test_a_file_that_changes_after_it_was_opened_is_an_error(tmp_path, change):
+    """A checkpoint that was written to during a run gave a mixture of two models."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8192))
+    run, memory = Run(UnchangedFile(path), 0, 4096, 0, "t"), host_memory(4096)
+    read_run(run, memory)
+    if change == "written":
+        with path.open("r+b") as out:
+            out.write(b"1")
+    else:
+        os.truncate(path, 100 if change == "cut" else 9000)
+    with pytest.raises(WeightsError, match=r"reading 't' failed .it was changed while it was in use; start again"):
+        read_run(run, memory)
+
+
+def test_a_file_whose_name_goes_to_another_one_is_read_to_its_end(tmp_path):
+    (tmp_path / "file").write_bytes(b"\1" * 8192)
+    run, memory = Run(UnchangedFile(tmp_path / "file"), 4096, 4096, 0, "t"), host_memory(4096)
+    (tmp_path / "other").write_bytes(b"\2" * 8192)
+    (tmp_path / "other").rename(tmp_path / "file")
+    read_run(run, memory)
+    assert bool((memory == 1).all())
 
 
 def checksummed(folder, values):
@@ -156,11 +169,8 @@ def checksummed(folder, values):
 
 def damage(folder, at):
     """Change the byte at an offset of the file."""
-    with (folder / "model.safetensors").open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
+    path = folder / "model.safetensors"
+    rot(path, bytes([path.read_bytes()[at] ^ 1]), at)
 
 
 def test_tensors_with_checksums_are_read_in_place(tmp_path):
@@ -213,19 +223,18 @@ def test_pieces_of_a_fused_parameter_are_read_into_their_places(tmp_path, direct
 def test_a_piece_writes_no_byte_beside_its_own(tmp_path):
     content = np.random.default_rng(1).integers(0, 256, 40_000, np.uint8)
     (tmp_path / "file").write_bytes(content.tobytes())
-    read = ReadFile(tmp_path / "file")
+    file = UnchangedFile(tmp_path / "file")
     for offset, size in ((0, 8192), (5, 1), (100, 3996), (4000, 200), (4090, 20_000), (8192, 4097), (4095, 35_905)):
         memory = host_memory(65536)
         memory.fill_(0xA5)
         place = 8192 + offset % 4096
-        for part in Run(tmp_path / "file", offset, size, place, "t", exact=True).parts():
-            read.read(part, memory)
+        for part in Run(file, offset, size, place, "t", exact=True).parts():
+            read_run(part, memory)
         expected = np.full(65536, 0xA5, np.uint8)
         expected[place : place + size] = content[offset : offset + size]
         assert np.array_equal(memory.numpy(), expected), (offset, size)
     with pytest.raises(WeightsError, match="the file ends 1 bytes too early"):
-        read.read(Run(tmp_path / "file", 39_000, 1001, 39_000 % 4096, "t", exact=True), host_memory(65536))
-    read.close()
+        read_run(Run(file, 39_000, 1001, 39_000 % 4096, "t", exact=True), host_memory(65536))
 
 
 def test_pieces_that_lie_otherwise_in_their_blocks_are_copied(tmp_path):

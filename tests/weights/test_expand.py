@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from nearflash.abi.errors import StreamError, UnknownDeviceError
 from nearflash.device import open_device
 from nearflash.device.backends.host.matrix import CallingThread
 from nearflash.model.weights import dequantize
-from nearflash.weights import expand, pack, quantize
+from nearflash.weights import QuantizedMatrix, expand, pack, quantize
 
 RNG = np.random.default_rng(1)
 PRUNED = RNG.standard_normal((24, 700)).astype(np.float16) * (RNG.random((24, 700)) < 0.5)
@@ -45,6 +46,47 @@ def test_a_damaged_stream_raises_and_gives_no_matrix():
         expand(bytes(stream))
     with pytest.raises(StreamError, match="must end where its header states, not after 0 bytes"):
         expand(b"")
+
+
+@pytest.mark.parametrize("matrix", [PRUNED, PRUNED.view(np.uint16), PRUNED.view(np.int8), quantize(PRUNED, 4)])
+def test_a_group_of_another_matrix_is_refused(matrix):
+    """Under checksums that hold: a row group of another tensor expanded in its place."""
+    quantized = isinstance(matrix, QuantizedMatrix)
+    other = replace(matrix, codes=matrix.codes ^ 1) if quantized else matrix[:, ::-1]
+    own, theirs = (pack(each, group_rows=8) for each in (matrix, other))
+    starts = _group_starts(own)
+    assert len(starts) == 4 and _group_starts(theirs) == starts
+    for first, last in pairwise(starts):
+        with pytest.raises(StreamError, match="ends of groups that its header does not state"):
+            expand(own[:first] + theirs[first:last] + own[last:])
+
+
+def _group_starts(stream):
+    """Of every group of a stream, and its end."""
+    starts, at = [len(stream)], len(stream)
+    while at > 64:
+        at -= 64 + int.from_bytes(stream[at - 56 : at - 48], "little")
+        starts.append(at)
+    return starts[::-1]
+
+
+def test_a_stream_that_does_not_state_its_groups_is_refused():
+    stream = pack(PRUNED)
+    header = replace(BitmapHeader.unpack(stream[:64], len(stream)), ends_crc32c=None)
+    with pytest.raises(StreamError, match=r"does not state its groups, .*; compress the weights again"):
+        expand(header.pack() + stream[64:])
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:99"])
+def test_a_gpu_that_is_not_there_is_named(device, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnknownDeviceError, match=f"device must be host: torch finds no GPU here, not '{device}'"):
+        expand(pack(PRUNED), device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UnknownDeviceError, match="device must be host, or one of cuda:0, cuda:1, not 'cuda:99'"):
+        expand(pack(PRUNED), "cuda:99")
 
 
 def test_a_device_without_the_kernel_lists_those_that_have_it():

@@ -1,4 +1,5 @@
 import json
+import os
 from math import prod
 
 import numpy as np
@@ -7,9 +8,11 @@ from safetensors import safe_open
 
 from nearflash.abi.errors import CommandError, FormatError, ShapeError, StateError, WeightsError
 from nearflash.storage.state.safetensors import checked_header
+from nearflash.verify.fixtures.files import rot
 from nearflash.weights import compress_tensor, expand, open_checkpoint, read_file, write_file
 from nearflash.weights.checkpoint import write_index
 from nearflash.weights.compress import dense_tensor, folded_shape
+from nearflash.weights.file import CHECKPOINT
 
 RNG = np.random.default_rng(1)
 
@@ -52,7 +55,7 @@ def test_tensors_come_back_to_the_bit(file):
 
 def test_the_file_is_safetensors_for_other_readers(file):
     with safe_open(str(file), "numpy") as other:
-        assert other.metadata()["method"] == "magnitude" and other.metadata()["nearflash_weights"] == "1"
+        assert other.metadata()["method"] == "magnitude" and other.metadata()["nearflash_weights"] == "2"
         assert other.get_tensor("up").dtype == np.uint8
         assert (other.get_tensor("dense") == TENSORS["dense"]).all()
     assert file.stat().st_mode & 0o777 == 0o600
@@ -162,18 +165,131 @@ def test_a_file_cut_short(file, kept):
 def test_a_file_cut_after_it_was_opened(file):
     tensors = read_file(file)
     file.write_bytes(file.read_bytes()[: tensors["dense"].offset + 100])
-    with pytest.raises(WeightsError, match=r"tensor 'dense', at byte .*: the file ends .* bytes too early"):
-        expand(tensors["dense"])
-    file.unlink()
-    with pytest.raises(WeightsError, match=r"tensor 'up', .*: reading failed .No such file"):
-        expand(tensors["up"])
+    for name in TENSORS:
+        with pytest.raises(WeightsError, match=rf"tensor '{name}', .*: reading failed .it was changed while it was in"):
+            expand(tensors[name])
+
+
+def test_a_file_that_is_removed_or_replaced_is_read_to_its_end(file, tmp_path):
+    tensors = read_file(file)
+    other = [compress_tensor(name, values[::-1]) for name, values in TENSORS.items()]
+    write_file(tmp_path / "other", planned_of(other), other)
+    (tmp_path / "other").rename(file)
+    assert all(expand(tensors[name]).tobytes() == values.tobytes() for name, values in TENSORS.items())
+
+
+BITMAPS = [("bitmap", 16), ("coded-bitmap", 16), ("bitmap", 8), ("bitmap", 4)]
+FORMS = [*BITMAPS, ("groups", 8), ("groups", 4), ("dense", 16)]
+
+
+@pytest.mark.parametrize("version", ["2", "1"])
+@pytest.mark.parametrize(("format", "bits"), FORMS)
+def test_bytes_of_another_tensor_are_refused_in_its_place(tmp_path, format, bits, version):
+    """Whole streams under checksums that hold, from this file and from another one's tensor of the same name."""
+    values = pruned((64, 256))
+    one, other = values, np.ascontiguousarray(values[:, ::-1])
+
+    def stored(name, values):
+        if format == "dense":
+            return dense_tensor(name, "F16", values.shape, values.view(np.uint8).ravel())
+        return compress_tensor(name, values, format, bits)
+
+    def written(path, **tensors):
+        packed = [stored(name, values) for name, values in tensors.items()]
+        write_file(path, planned_of(packed), packed)
+        if version == "1":
+            to_version_1(path)
+        return read_file(path)
+
+    tensors = written(tmp_path / "file", a=one, b=other)
+    whole = (tmp_path / "file").read_bytes()
+    a, b = (whole[each.offset : each.offset + each.stored_bytes] for each in tensors.values())
+    assert len(a) == len(b) and expand(tensors["a"]).shape == (64, 256)
+    elsewhere = written(tmp_path / "elsewhere", a=other)["a"].read().tobytes()
+    assert elsewhere == b
+    rot(tmp_path / "file", b + a, tensors["a"].offset)
+    for name in "ab":
+        with pytest.raises(WeightsError, match=f"tensor '{name}', at byte .*: it is (damaged|another tensor's)"):
+            expand(tensors[name])
+
+
+@pytest.mark.parametrize(("format", "bits"), BITMAPS)
+def test_a_row_group_of_another_tensor_is_refused_in_its_place(tmp_path, format, bits):
+    values = RNG.normal(0, 0.02, (3 << 10, 1 << 10)).astype(np.float16)  # of several groups, alike in size
+    values[:, ::2] = 0
+    packed = [compress_tensor(name, each, format, bits) for name, each in (("a", values), ("b", values * 2))]
+    write_file(tmp_path / "file", planned_of(packed), packed)
+    tensors, whole = read_file(tmp_path / "file"), (tmp_path / "file").read_bytes()
+    groups = []
+    for each in tensors.values():
+        stop = each.offset + each.stored_bytes
+        groups.append((stop - 64 - int.from_bytes(whole[stop - 56 : stop - 48], "little"), stop))
+    (first, last), (other_first, other_last) = groups
+    assert last - first == other_last - other_first < tensors["a"].stored_bytes // 2
+    rot(tmp_path / "file", whole[other_first:other_last], first)
+    with pytest.raises(WeightsError, match=r"tensor 'a', at byte .*: .* ends of groups that its header does not state"):
+        expand(tensors["a"])
+
+
+def to_version_1(path):
+    """As files were: no checksum of a matrix's header, none of rows."""
+    header, data = header_and_data(path)
+    metadata = header["__metadata__"]
+    described = json.loads(metadata["nearflash_tensors"])
+    for each in described.values():
+        each.pop("header_crc32c", None)
+    metadata.update(nearflash_weights="1", nearflash_tensors=json.dumps(described))
+    metadata.pop("nearflash_rows", None)
+    text = checked_header(header, int.from_bytes(path.read_bytes()[:8], "little"))
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def test_files_of_version_1_are_read(file):
+    to_version_1(file)
+    tensors = read_file(file)
+    assert all(expand(tensors[name]).tobytes() == values.tobytes() for name, values in TENSORS.items())
+
+
+def test_a_file_without_checksums_is_refused(file):
+    header, data = header_and_data(file)
+    del header["__metadata__"]["crc32c"], header["__metadata__"]["header_crc32c"]
+    rewrite(file, header, data)
+    with pytest.raises(WeightsError, match="must have the checksums that nearflash writes: compress the model again"):
+        read_file(file)
+
+
+def test_files_of_another_checkpoint_are_refused(tmp_path):
+    """A shard of another model's folder, with tensors of the same names and shapes, was taken."""
+    names = {name: f"model-{number}.safetensors" for number, name in enumerate(("a", "b"))}
+    for folder, values in (("one", TENSORS["up"]), ("two", TENSORS["up"] * 2)):
+        (tmp_path / folder).mkdir()
+        for name, file in names.items():
+            packed = [compress_tensor(name, values)]
+            write_file(tmp_path / folder / file, planned_of(packed), packed, {CHECKPOINT: folder})
+        write_index(tmp_path / folder, names, 0, folder)
+        assert set(open_checkpoint(tmp_path / folder)) == set(names)
+    (tmp_path / "two" / names["b"]).rename(tmp_path / "one" / names["b"])
+    with pytest.raises(WeightsError, match=r"model-1.* must be of the checkpoint 'one', as .*, not of 'two': copy the"):
+        open_checkpoint(tmp_path / "one")
+    write_index(tmp_path / "one", names, 0)  # another program's index states nothing; the files still differ
+    with pytest.raises(WeightsError, match=r"model-1.* must be of the checkpoint 'one', as .*, not of 'two'"):
+        open_checkpoint(tmp_path / "one")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "/etc/passwd", "../other", "a\0b", "pipe", "folder"])
+def test_an_index_names_files_of_its_folder_alone(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    write_index(tmp_path, {"a": name}, 0)
+    with pytest.raises(WeightsError, match=r"must name files of its own folder|must be a safetensors file"):
+        open_checkpoint(tmp_path)
 
 
 def test_a_newer_version(file):
     header, data = header_and_data(file)
-    header["__metadata__"]["nearflash_weights"] = "2"
+    header["__metadata__"]["nearflash_weights"] = "3"
     rewrite(file, header, data)
-    with pytest.raises(WeightsError, match="must be of version 1, not 2: use a newer nearflash"):
+    with pytest.raises(WeightsError, match="must be of version 2 or 1, not 3: use a newer nearflash"):
         read_file(file)
 
 

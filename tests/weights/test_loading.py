@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from nearflash.abi.errors import CommandError, WeightsError
+from nearflash.verify.fixtures.files import rot
 from nearflash.weights import compress_tensor, open_checkpoint, write_file
 from nearflash.weights.compress import dense_tensor
 from nearflash.weights.loading import load
@@ -119,10 +120,11 @@ def test_damage_on_disk_is_met_when_the_layer_is_read(tmp_path):
     folder = saved(made("llama"), tmp_path)
     loaded = load(transformers.AutoModelForCausalLM, folder, budget=smallest_budget(folder))
     tensor = open_checkpoint(folder)["model.layers.2.mlp.up_proj.weight"]
-    with (folder / "model.safetensors").open("r+b") as file:
-        file.seek(tensor.offset + 1000)
-        file.write(b"\xff\x00\xff")
+    rot(folder / "model.safetensors", b"\xff\x00\xff", tensor.offset + 1000)
     with pytest.raises(WeightsError, match=r"tensor 'model.layers.2.mlp.up_proj.weight', at byte"):
+        logits(loaded)
+    (folder / "model.safetensors").touch()
+    with pytest.raises(WeightsError, match=r"it was changed while it was in use"):
         logits(loaded)
 
 

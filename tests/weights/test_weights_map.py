@@ -14,6 +14,7 @@ import torch
 
 from nearflash.abi.errors import WeightsError
 from nearflash.storage.io.direct import aligned_buffer
+from nearflash.verify.fixtures.files import rot
 from nearflash.weights import compress_tensor, read_file, write_file
 from nearflash.weights.compress import dense_tensor
 from nearflash.weights.file import WeightsTensor
@@ -60,11 +61,8 @@ def reads(monkeypatch):
 
 
 def damage(tensor):
-    with tensor.path.open("r+b") as file:
-        file.seek(tensor.offset + tensor.stored_bytes // 2)
-        byte = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte[0] ^ 16]))
+    at = tensor.offset + tensor.stored_bytes // 2
+    rot(tensor.path, bytes([tensor.path.read_bytes()[at] ^ 16]), at)
 
 
 def free_bytes(buffers):

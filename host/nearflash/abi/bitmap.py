@@ -19,6 +19,7 @@ __all__ = [
     "CODEBOOK_ENTRIES",
     "ESCAPE",
     "GROUP_END",
+    "GROUP_END_BYTES",
     "HEADER_BYTES",
     "MAGIC",
     "SCALE_COLUMNS",
@@ -31,6 +32,8 @@ __all__ = [
     "RowFormat",
     "Section",
     "bitmap_error",
+    "check_groups",
+    "pack_group_end",
     "row_format",
     "section_bytes",
     "section_fields",
@@ -42,14 +45,19 @@ SECTION_BYTES = 64
 """Sections begin at multiples of this: one beat of a 512-bit port."""
 HEADER_BYTES = SECTION_BYTES
 GROUP_END = struct.Struct("<II56x")
-"""End of a group of rows: its number, CRC32C of its bytes."""
+"""End of a group of rows: its number, CRC32C of its bytes. What a kernel reads of it."""
+GROUP_END_BYTES = 16
+"""Of it that are used: behind number and CRC32C, the bytes of the group before it, by which a host finds the others."""
 SCALE_COLUMNS = 64
 """Columns of a row that share a scale and a minimum."""
 CODEBOOK_ENTRIES = 3
 """Exponents, a byte each, in a group's codebook."""
 ESCAPE = CODEBOOK_ENTRIES
 """Code of an exponent that the codebook does not have."""
-_HEADER = struct.Struct("<4sHBBIIIHBxQ28x")
+_HEADER = struct.Struct("<4sHBBIIIHBxQII20x")
+_BOUND = 1
+"""In the header: its next field is the CRC32C of the groups' ends."""
+_END = struct.Struct("<IIQ48x")
 
 
 class ElementFormat(IntEnum):
@@ -142,6 +150,33 @@ def section_bytes(bits: int) -> int:
     return -(-bits // (8 * SECTION_BYTES)) * SECTION_BYTES
 
 
+def pack_group_end(number: int, checksum: int, body_bytes: int) -> bytes:
+    """End of group `number`, of `body_bytes` bytes before it with that CRC32C."""
+    return _END.pack(number, checksum, body_bytes)
+
+
+def check_groups(stream: memoryview, header: "BitmapHeader") -> None:
+    """Compare the ends of a stream's groups with its header, so that none is another stream's or another place's.
+
+    A kernel compares each group's bytes with its end. Takes 64 bytes of each group, the last one first. Raises
+    StreamError.
+    """
+    if header.ends_crc32c is None:
+        raise bitmap_error(StreamFault.HEADER, "one that does not state its groups, as an older nearflash wrote it")
+    ends, at = [], header.stream_bytes
+    for number in reversed(range(header.groups)):
+        at -= SECTION_BYTES
+        if at < HEADER_BYTES:
+            raise bitmap_error(StreamFault.LENGTH, f"fewer than its {header.groups} groups")
+        found, _, body_bytes = _END.unpack_from(stream, at)
+        if found != number:
+            raise bitmap_error(StreamFault.CHECKSUM, f"group {found} in the place of group {number}")
+        ends.append(bytes(stream[at : at + GROUP_END_BYTES]))
+        at -= body_bytes
+    if at != HEADER_BYTES or crc32c(b"".join(reversed(ends))) != header.ends_crc32c:
+        raise bitmap_error(StreamFault.CHECKSUM, "ends of groups that its header does not state")
+
+
 def bitmap_error(fault: StreamFault, detail: str) -> StreamError:
     """The error for a matrix with HEADER, LENGTH, CHECKSUM or COUNT wrong."""
     rule = {
@@ -166,6 +201,8 @@ class BitmapHeader:
     coding: Coding = Coding.PLAIN
     output: ElementFormat | None = None
     """What elements with a scale and a minimum expand to, fp16 or bf16; None: elements are what they are."""
+    ends_crc32c: int | None = None
+    """CRC32C of the first GROUP_END_BYTES of all groups' ends, in order; None in streams of an older nearflash."""
 
     def __post_init__(self) -> None:
         for name in ("rows", "columns", "group_rows"):
@@ -192,7 +229,8 @@ class BitmapHeader:
         """The header's 64 bytes; the last four are the CRC32C of those before."""
         scaling = (SCALE_COLUMNS, self.output) if self.output else (0, 0)
         fields = (self.element, self.coding, self.rows, self.columns, self.group_rows, *scaling, self.stream_bytes)
-        text = _HEADER.pack(MAGIC, VERSION, *fields)
+        bound = (0, 0) if self.ends_crc32c is None else (_BOUND, self.ends_crc32c)
+        text = _HEADER.pack(MAGIC, VERSION, *fields, *bound)
         return text + crc32c(text).to_bytes(4, "little")
 
     @classmethod
@@ -201,7 +239,7 @@ class BitmapHeader:
         if min(len(text), stream_bytes) < HEADER_BYTES:
             raise bitmap_error(StreamFault.LENGTH, f"after {min(len(text), stream_bytes)} bytes")
         fields = _HEADER.unpack(text[: _HEADER.size])
-        magic, version, element, coding, rows, columns, group_rows, scale_columns, output, stated = fields
+        magic, version, element, coding, rows, columns, group_rows, scale_columns, output, stated, bound, ends = fields
         if magic != MAGIC or version != VERSION:
             raise bitmap_error(StreamFault.HEADER, f"magic {magic!r} and version {version}")
         if crc32c(text[: _HEADER.size]) != int.from_bytes(text[_HEADER.size : HEADER_BYTES], "little"):
@@ -214,4 +252,5 @@ class BitmapHeader:
         if stated != stream_bytes:
             raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {stated} are stated")
         scaled = ElementFormat(output) if output else None
-        return cls(ElementFormat(element), rows, columns, group_rows, stream_bytes, Coding(coding), scaled)
+        found_ends = ends if bound == _BOUND else None
+        return cls(ElementFormat(element), rows, columns, group_rows, stream_bytes, Coding(coding), scaled, found_ends)

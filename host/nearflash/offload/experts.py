@@ -8,13 +8,11 @@ drive reads while attention is computed, too.
 """
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,9 @@ from nearflash.offload.layout import Layout, LayoutReader
 from nearflash.offload.link import Buffer, Link
 from nearflash.offload.report import Ledger
 from nearflash.offload.sources import Piece, Source
+from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.sealed import fields, integers
+from nearflash.support.files import read_text, write_durably
 
 __all__ = ["COUNTS_FILE", "ExpertCache", "MixtureLayer", "mixtures_of"]
 
@@ -116,14 +116,19 @@ class ExpertCache:
     """Experts of the layers of `mixtures`, up to `cache_bytes` of them. Close it, or use it as a context manager.
 
     folder: the model's, where the counts are kept if it can be written to; None: they are not. ahead: read before the
-    loop asks. Raises CommandError for a budget of less than two experts, StateError for damaged counts.
+    loop asks. Raises CommandError for a budget of less than two experts, StateError for damaged counts. Damaged experts
+    raise WeightsError, here or when they are asked for.
     """
 
     def __init__(
         self, mixtures: Sequence[MixtureLayer], cache_bytes: int, *, link: Link, ledger: Ledger, folder: Path | None,
         ahead: bool = True, direct: bool = True,
     ) -> None:  # fmt: skip
-        self._mixtures, self._link, self._ledger, self._ahead = list(mixtures), link, ledger, ahead
+        self._link, self._ledger, self._ahead = link, ledger, ahead
+        self._mixtures = [
+            replace(each, sources={leaf: _with_row_checksums(source) for leaf, source in each.sources.items()})
+            for each in mixtures
+        ]
         self._reader = LayoutReader(direct)
         self._layouts: dict[tuple[int, int], Layout] = {}
         every = [(place, expert) for place, own in enumerate(self._mixtures) for expert in range(own.experts)]
@@ -347,20 +352,34 @@ def _of_expert(source: Source, expert: int) -> Source:
         whole = len(own) == 1
         pieces = tuple(replace(piece, place=() if whole else piece.place[1:]) for piece in own)
         return replace(source, shape=shape, pieces=pieces)
+    return replace(source, shape=shape, pieces=(Piece(source.pieces[0].tensor.row(expert)),))
+
+
+def _with_row_checksums(source: Source) -> Source:
+    """A fused parameter's source, with a checksum of each expert where its file has one of all experts alone.
+
+    Reads such a tensor once, as files of version 1 have it. Raises WeightsError where it is damaged.
+    """
     tensor = source.pieces[0].tensor
-    size = tensor.stored_bytes // source.shape[0]
-    assert size * source.shape[0] == tensor.dense_bytes and prod(shape) * source.shape[0] == prod(tensor.shape)
-    part = replace(tensor, shape=shape, offset=tensor.offset + expert * size, stored_bytes=size, checksum=None)
-    return replace(source, shape=shape, pieces=(Piece(part),))
+    if source.pieces[0].place or tensor.checksum is None or tensor.row_checksums:
+        return source
+    rows, whole = [], 0
+    for number in range(tensor.shape[0]):
+        data = tensor.row(number).load()
+        rows.append(crc32c(data))
+        whole = crc32c(data, whole)
+    if whole != tensor.checksum:
+        raise tensor.error("it is damaged: its checksum is another")
+    return replace(source, pieces=(replace(source.pieces[0], tensor=replace(tensor, row_checksums=tuple(rows))),))
 
 
 def _read_counts(file: Path | None, shape: list[list[int]]) -> Mapping[tuple[int, int], int]:
     """The counts in a file; none where there is none, or it is of other layers. Raises StateError."""
-    if file is None or not file.is_file():
+    if file is None or not file.exists():
         return {}
     what = f"counts of experts {file}"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise StateError(f"{what} cannot be read ({error}): remove it") from error
     layers, counts = fields(what, found, layers=list, counts=list)
@@ -380,9 +399,5 @@ def _write_counts(file: Path | None, shape: list[list[int]], counts: Mapping[tup
     if file is None:
         return
     rows = [[counts.get((place, expert), 0) for expert in range(experts)] for place, (_, experts) in enumerate(shape)]
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
     with suppress(OSError):
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as out:
-            json.dump({"layers": shape, "counts": rows}, out)
-        partial.replace(file)
+        write_durably(file, json.dumps({"layers": shape, "counts": rows}))

@@ -36,7 +36,7 @@ def quantized(source: Source, *, read: bool) -> Source:
     if not read:
         raise CommandError(
             f"weight_bits of a layer on disk must be how it is stored, but {source.name!r} is not int4: compress the "
-            "checkpoint (nearflash compress --form int4), or keep its layer in memory"
+            "checkpoint (nearflash compress --format groups --bits 4), or keep its layer in memory"
         )
     value = torch.empty(source.shape, dtype=source.dtype)
     source.read_into(value)
@@ -46,7 +46,7 @@ def quantized(source: Source, *, read: bool) -> Source:
     data = np.frombuffer(pack_groups(quantize(matrix, 4, present=np.ones(matrix.shape, np.bool_))), np.uint8)
     dtype = "F16" if half.dtype is torch.float16 else "BF16"
     stored = source.pieces[0].tensor
-    described = WeightsTensor(source.name, dtype, source.shape, "int4", stored.path, stored.offset, len(data), None)
+    described = WeightsTensor(source.name, dtype, source.shape, "int4", stored.file, stored.offset, len(data), None)
     codes = KeptTensor(described, data)
     return replace(source, pieces=(Piece(codes),), converter=None, patterns=())
 

@@ -6,14 +6,11 @@ which only the bytes of the first and last block are copied. Tensors that have a
 are expanded or converted behind them.
 """
 
-import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
 from operator import mul
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +20,12 @@ from nearflash.abi.errors import WeightsError
 from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.offload.sources import Source
 from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
-from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.reuse import reused_buffer
+from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.weights_map import TORCH_DTYPES
 
-__all__ = ["Layout", "LayoutReader", "ReadFile", "Run"]
+__all__ = ["Layout", "LayoutReader", "Run", "read_run"]
 
 GAP_BYTES = 256 << 10
 """Cheaper to read than to ask once more."""
@@ -46,7 +43,7 @@ class Run:
     One that begins at a block takes whole blocks of the buffer, unless it is `exact`: then not a byte beside its own.
     """
 
-    path: Path
+    file: UnchangedFile
     offset: int
     size_bytes: int
     """To the end of the last tensor."""
@@ -108,8 +105,7 @@ class Layout:
         the drive's own codes must do, else each step of decode would take a tenth longer. Raises WeightsError.
         """
         for place, tensor in self._unchecked:
-            if crc32c(memory[place : place + tensor.stored_bytes].numpy()) != tensor.checksum:
-                raise tensor.error("it is damaged: its checksum is another")
+            tensor.check(memory[place : place + tensor.stored_bytes].numpy())
         self._unchecked.clear()
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
@@ -125,14 +121,18 @@ class Layout:
         for name, source in ordered:
             tensor = source.pieces[0].tensor
             end = tensor.offset + tensor.stored_bytes
-            if run is None or run.path != tensor.path or tensor.offset > run.offset + run.size_bytes + self._gap_bytes:
+            if (
+                run is None
+                or run.file is not tensor.file
+                or tensor.offset > run.offset + run.size_bytes + self._gap_bytes
+            ):
                 if run is not None:
                     self.runs.append(run)
                     place += run.room_bytes
                 start = tensor.offset - tensor.offset % BLOCK_BYTES
-                run = Run(tensor.path, start, end - start, place, tensor.name)
+                run = Run(tensor.file, start, end - start, place, tensor.name)
             else:
-                run = Run(run.path, run.offset, max(end - run.offset, run.size_bytes), place, run.what)
+                run = Run(run.file, run.offset, max(end - run.offset, run.size_bytes), place, run.what)
             self._places[name] = (place + tensor.offset - run.offset, source)
             self._read_to(place + tensor.offset - run.offset, tensor)
         if run is not None:
@@ -142,7 +142,7 @@ class Layout:
         for start, piece in zip(starts, source.pieces, strict=True):
             tensor = piece.tensor
             self.runs.append(
-                Run(tensor.path, tensor.offset, tensor.stored_bytes, place + start, tensor.name, exact=True)
+                Run(tensor.file, tensor.offset, tensor.stored_bytes, place + start, tensor.name, exact=True)
             )
             self._read_to(place + start, tensor)
 
@@ -184,52 +184,41 @@ def _starts_of_pieces(source: Source) -> list[int]:
     return starts if len(shifts) == 1 else []
 
 
-class ReadFile:
-    """A checkpoint's file, open for reading past the page cache where the file system can; a removed one stays open."""
+def read_run(run: Run, memory: Tensor, direct: bool = True) -> None:
+    """Fill a run's place in a buffer. direct: past the page cache where the file system can.
 
-    def __init__(self, path: Path, direct: bool = True) -> None:
-        self.path = path
-        try:
-            try:
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
-            except OSError:
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise WeightsError(f"{path} cannot be opened ({error.strerror}): check path and permissions") from error
+    Raises WeightsError where the file is shorter, was changed since it was opened, or reading fails.
+    """
+    view = memory[run.place : run.place + run.room_bytes].numpy()
+    try:
+        descriptor = run.file.descriptor(direct)
+        if run.exact:
+            done = _read_exact(descriptor, run, view)
+        else:
+            done = PositionalBackend().read(descriptor, view.data, run.offset)
+        run.file.check()
+    except OSError as error:
+        raise WeightsError(f"{run.file.path}: reading {run.what!r} failed ({error.strerror})") from error
+    if done < run.size_bytes:
+        raise WeightsError(
+            f"{run.file.path}: tensor {run.what!r}, at byte {run.offset}, or one after it: the file ends "
+            f"{run.size_bytes - done} bytes too early"
+        )
 
-    def read(self, run: Run, memory: Tensor) -> None:
-        """Fill a run's place in a buffer. Raises WeightsError where the file is shorter, or reading fails."""
-        view = memory[run.place : run.place + run.room_bytes].numpy()
-        try:
-            if run.exact:
-                done = self._read_exact(run, view)
-            else:
-                done = PositionalBackend().read(self._fd, view.data, run.offset)
-        except OSError as error:
-            raise WeightsError(f"{run.path}: reading {run.what!r} failed ({error.strerror})") from error
-        if done < run.size_bytes:
-            raise WeightsError(
-                f"{run.path}: tensor {run.what!r}, at byte {run.offset}, or one after it: the file ends "
-                f"{run.size_bytes - done} bytes too early"
-            )
 
-    def _read_exact(self, run: Run, view: NDArray[np.uint8]) -> int:
-        """Read whole blocks into their place, of the first and the last what is of the run; returns its bytes read."""
-        before = run.offset % BLOCK_BYTES
-        head = min(BLOCK_BYTES - before, run.size_bytes) if before else 0
-        tail = (run.size_bytes - head) % BLOCK_BYTES
-        end = run.size_bytes - tail
-        first, last = reused_buffer(2 * BLOCK_BYTES).reshape(2, BLOCK_BYTES)
-        blocks = [(head, first), (end - head, view[head:end]), (tail, last)]
-        memories = [block.data for size, block in blocks if size]
-        done = PositionalBackend().scatter(self._fd, memories, run.offset - before) - before
-        view[:head] = first[before : before + head]
-        view[end:] = last[:tail]
-        return done
-
-    def close(self) -> None:
-        """Close it; once."""
-        os.close(self._fd)
+def _read_exact(descriptor: int, run: Run, view: NDArray[np.uint8]) -> int:
+    """Read whole blocks into their place, of the first and the last what is of the run; returns its bytes read."""
+    before = run.offset % BLOCK_BYTES
+    head = min(BLOCK_BYTES - before, run.size_bytes) if before else 0
+    tail = (run.size_bytes - head) % BLOCK_BYTES
+    end = run.size_bytes - tail
+    first, last = reused_buffer(2 * BLOCK_BYTES).reshape(2, BLOCK_BYTES)
+    blocks = [(head, first), (end - head, view[head:end]), (tail, last)]
+    memories = [block.data for size, block in blocks if size]
+    done = PositionalBackend().scatter(descriptor, memories, run.offset - before) - before
+    view[:head] = first[before : before + head]
+    view[end:] = last[:tail]
+    return done
 
 
 class LayoutReader:
@@ -237,18 +226,15 @@ class LayoutReader:
 
     def __init__(self, direct: bool = True) -> None:
         self._direct = direct
-        self._files: dict[Path, ReadFile] = {}
-        self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-read", initializer=set_ieee_arithmetic)
 
     def read_runs(self, layout: Layout, memory: Tensor) -> int:
         """Read what lies in runs, and check it; the bytes of it. Raises WeightsError."""
         parts = [part for run in layout.runs for part in run.parts()]
-        files = [self._file(part.path) for part in parts]
         if len(parts) == 1:
-            files[0].read(parts[0], memory)
+            read_run(parts[0], memory, self._direct)
         else:
-            jobs = [self._pool.submit(file.read, part, memory) for file, part in zip(files, parts, strict=True)]
+            jobs = [self._pool.submit(read_run, part, memory, self._direct) for part in parts]
             for job in jobs:
                 job.result()
         layout.check(memory)
@@ -262,14 +248,5 @@ class LayoutReader:
         return sum(source.stored_bytes for source in layout.expanded.values())
 
     def close(self) -> None:
-        """End the threads and close the files; may be called twice."""
+        """End the threads; may be called twice."""
         self._pool.shutdown(cancel_futures=True)
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-
-    def _file(self, path: Path) -> ReadFile:
-        with self._lock:
-            if path not in self._files:
-                self._files[path] = ReadFile(path, self._direct)
-            return self._files[path]

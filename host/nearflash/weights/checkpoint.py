@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nearflash.abi.errors import WeightsError
-from nearflash.support.files import write_durably
-from nearflash.weights.file import WeightsTensor, read_file
+from nearflash.support.files import read_text, write_durably
+from nearflash.weights.file import CHECKPOINT, WeightsTensor, read_checkpoint_file, read_file
 
 __all__ = ["INDEX", "SINGLE", "is_compressed", "open_checkpoint", "write_index"]
 
@@ -30,11 +30,20 @@ def open_checkpoint(path: Path | str) -> dict[str, WeightsTensor]:
         if not (path / SINGLE).is_file():
             raise WeightsError(f"{path} must be a safetensors file or a folder with {SINGLE} or {INDEX}")
         return read_file(path / SINGLE)
-    places = _places(path / INDEX)
-    files = {name: read_file(path / name) for name in sorted(set(places.values()))}
+    places, stated = _places(path / INDEX)
+    files, checkpoints = {}, {}
+    for name in sorted(set(places.values())):
+        files[name], checkpoints[name] = read_checkpoint_file(path / name)
     for tensor, file in places.items():
         if tensor not in files[file]:
             raise WeightsError(f"{path / file}: tensor {tensor!r} must be there, as {INDEX} states")
+    wanted = stated or next(iter(checkpoints.values()), "")
+    for name, checkpoint in checkpoints.items():
+        if checkpoint != wanted:
+            raise WeightsError(
+                f"{path / name} must be of the checkpoint {wanted or 'without a name'!r}, as {INDEX} or another file "
+                f"states, not of {checkpoint or 'one without a name'!r}: copy the whole folder again"
+            )
     return {tensor: files[file][tensor] for tensor, file in places.items()}
 
 
@@ -45,19 +54,25 @@ def is_compressed(folder: Path) -> bool:
     return any(tensor.form != "dense" for tensor in open_checkpoint(folder).values())
 
 
-def _places(index: Path) -> dict[str, str]:
+def _places(index: Path) -> tuple[dict[str, str], str]:
+    """The file of each tensor, and what the index states of its checkpoint, if anything."""
     try:
-        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        places = {str(tensor): str(file) for tensor, file in found.items()}
+        body = json.loads(read_text(index))
+        places = {str(tensor): str(file) for tensor, file in body["weight_map"].items()}
+        stated = str((body.get("metadata") or {}).get(CHECKPOINT, ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{index} must be the index of a checkpoint ({error})") from error
     for file in places.values():
         if Path(file).name != file:
             raise WeightsError(f"{index} must name files of its own folder, not {file!r}")
-    return places
+    return places, stated
 
 
-def write_index(folder: Path, places: Mapping[str, str], total_bytes: int) -> None:
-    """Write the index of tensors that lie in several files, of `total_bytes` bytes in all."""
-    text = json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": dict(places)}, indent=2, sort_keys=True)
+def write_index(folder: Path, places: Mapping[str, str], total_bytes: int, checkpoint: str = "") -> None:
+    """Write the index of tensors that lie in several files of one checkpoint, of `total_bytes` bytes in all.
+
+    checkpoint: what the files state, so that another one's are told. Raises OSError.
+    """
+    metadata = {"total_size": total_bytes, **({CHECKPOINT: checkpoint} if checkpoint else {})}
+    text = json.dumps({"metadata": metadata, "weight_map": dict(places)}, indent=2, sort_keys=True)
     write_durably(folder / INDEX, text + "\n")

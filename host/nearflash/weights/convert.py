@@ -1,6 +1,7 @@
 """A transformers model written as a checkpoint of compressed weights."""
 
 import json
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from nearflash.abi.errors import NonFiniteError, StateError
 from nearflash.support.files import copy_durably
 from nearflash.weights.checkpoint import INDEX, SINGLE, write_index
 from nearflash.weights.compress import compress_tensor, dense_tensor
-from nearflash.weights.file import PackedTensor, write_file
+from nearflash.weights.file import CHECKPOINT, PackedTensor, write_file
 from nearflash.weights.prune import decoder_layers, linear_layers
 from nearflash.weights.weights_map import TORCH_DTYPES
 
@@ -84,6 +85,8 @@ def _write(
     metadata: Mapping[str, str], written: Callable[[Written], None],
 ) -> int:  # fmt: skip
     shards = list(_shards(model, dtype, compressed))
+    checkpoint = secrets.token_hex(16)  # files of two runs must not pass for one checkpoint's
+    metadata = {**metadata, CHECKPOINT: checkpoint}
     sizes, places = [], {}
     for number, names in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
@@ -100,7 +103,7 @@ def _write(
         sizes.append(write_file(folder / file, planned, packed(), metadata))
         places.update(dict.fromkeys(names, file))
     if len(shards) > 1:
-        write_index(folder, places, sum(sizes))
+        write_index(folder, places, sum(sizes), checkpoint)
     return sum(sizes)
 
 

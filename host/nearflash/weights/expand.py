@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from importlib.util import find_spec
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, ElementFormat, bitmap_error
-from nearflash.abi.errors import FormatError, ShapeError, StreamError
+from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, ElementFormat, bitmap_error, check_groups
+from nearflash.abi.errors import FormatError, ShapeError, StreamError, UnknownDeviceError
 from nearflash.abi.topk import StreamFault
 from nearflash.device import Device, open_device
 from nearflash.device.drivers.expand import expand_matrix
@@ -56,6 +57,7 @@ def expand(
             raise source.error(error) from error
     data = np.frombuffer(source, np.uint8)
     header = BitmapHeader.unpack(source[:HEADER_BYTES], len(data))
+    check_groups(data.data, header)
     return _expand_stream(data, header, (header.rows, header.columns), out, device, executor)
 
 
@@ -118,7 +120,25 @@ def _expand_stream(
 
 
 def _on_gpu(out: Any, device: str | Device) -> bool:
-    return bool(getattr(out, "is_cuda", False)) or str(device).partition(":")[0] == "cuda"
+    """Whether a GPU is asked for. Raises UnknownDeviceError where it is not there."""
+    if getattr(out, "is_cuda", False):
+        return True
+    if str(device).partition(":")[0] != "cuda":
+        return False
+    found = _gpus()
+    if device not in ("cuda", *found) or not found:
+        rule = f"host, or one of {', '.join(found)}" if found else "host: torch finds no GPU here"
+        raise UnknownDeviceError(f"device must be {rule}, not {device!r}")
+    return True
+
+
+def _gpus() -> list[str]:
+    """torch's names of this machine's GPUs."""
+    if not find_spec("torch"):
+        return []
+    import torch
+
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
 
 
 def _copied(found: NDArray[Any], dtype: str, out: Any, device: str | Device) -> Any:

@@ -2,32 +2,49 @@
 
 A compressed tensor is of uint8, the bytes that `pack` or `pack_groups` gave. The metadata has `nearflash_weights`, the
 version, and `nearflash_tensors`, a JSON object from the name of each compressed tensor to its own `dtype` and `shape`
-and its `form`. Other readers find tensors of bytes. Layout: docs/contracts/weights.md, section 4.
+and its `form`. Other readers find tensors of bytes. Checksums lie in the header, by tensor, so that no other tensor's
+bytes hold in a tensor's place. Layout: docs/contracts/weights.md, section 4.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import SECTION_BYTES
-from nearflash.abi.errors import StateError, WeightsError
+from nearflash.abi.bitmap import HEADER_BYTES, SECTION_BYTES, BitmapHeader, check_groups
+from nearflash.abi.errors import StateError, StreamError, WeightsError
 from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.reuse import reused_buffer
+from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.storage.state.safetensors import ITEM_BYTES, StoredTensor, TensorFile, new_file, tensors_header
 
-__all__ = ["FORMS", "VERSION", "PackedTensor", "WeightsTensor", "read_file", "write_file"]
+__all__ = [
+    "CHECKPOINT",
+    "FORMS",
+    "VERSION",
+    "PackedTensor",
+    "WeightsTensor",
+    "read_checkpoint_file",
+    "read_file",
+    "write_file",
+]
 
-VERSION = 1
+VERSION = 2
+_VERSIONS = {"", "1", str(VERSION)}
+"""That are read; the first is of other programs' files. Version 1 has the checksum of whole tensors alone."""
 FORMS = ("dense", "bitmap", "int8", "int4")
 """How a tensor is stored: as it is; as a bitmap matrix, whatever its elements; in groups of 64 columns, without one."""
-_VERSION, _TENSORS = "nearflash_weights", "nearflash_tensors"
+_VERSION, _TENSORS, _ROWS = "nearflash_weights", "nearflash_tensors", "nearflash_rows"
+CHECKPOINT = "nearflash_checkpoint"
+"""Key of the metadata: what the files of one checkpoint, and its index, state alike."""
+_ROWS_DIMENSIONS, _MOST_ROWS = 3, 1 << 12
+"""Dense tensors whose rows of the first dimension, a mixture's experts, have checksums of their own."""
+_CRC_BYTES = 4
 _LONGEST_BYTES = 20
 """Digits that a size may have more than was planned for it, twice."""
 
@@ -54,12 +71,21 @@ class WeightsTensor:
     shape: tuple[int, ...]
     """Of the dense tensor."""
     form: str
-    path: Path
+    file: UnchangedFile
     offset: int
     """In the file."""
     stored_bytes: int
     checksum: int | None
-    """CRC32C of a dense tensor's bytes; None where the file has none, and for bitmap matrices, which have their own."""
+    """CRC32C of the bytes; None where the file has none, and for bitmap matrices, which have their own."""
+    stream_checksum: int | None = None
+    """Of a bitmap matrix: CRC32C of its header, which states its groups, which state their bytes."""
+    row_checksums: tuple[int, ...] = ()
+    """CRC32C of each row of the first dimension, of dense tensors of three dimensions; none in older files."""
+
+    @property
+    def path(self) -> Path:
+        """The file's."""
+        return self.file.path
 
     @property
     def dense_bytes(self) -> int:
@@ -81,11 +107,9 @@ class WeightsTensor:
         blocks = -(-(before + self.stored_bytes) // BLOCK_BYTES)
         room, end = memory(max(blocks, 1) * BLOCK_BYTES), before + self.stored_bytes
         try:
-            fd = _open(self.path)
-            try:
-                done = PositionalBackend().read(fd, room[: blocks * BLOCK_BYTES].data, self.offset - before)
-            finally:
-                os.close(fd)
+            descriptor = self.file.descriptor(direct=True)
+            done = PositionalBackend().read(descriptor, room[: blocks * BLOCK_BYTES].data, self.offset - before)
+            self.file.check()
         except OSError as error:
             raise self.error(f"reading failed ({error.strerror})") from error
         if done < end:
@@ -93,9 +117,30 @@ class WeightsTensor:
         return room[before:end]
 
     def check(self, data: NDArray[np.uint8]) -> None:
-        """Compare the bytes that `load` gave with the file's checksum, where it has one. Raises WeightsError."""
+        """Compare the bytes that `load` gave with the file's checksums, where it has some, so that they are this
+        tensor's; a bitmap matrix's groups are compared with their own when they are expanded. Raises WeightsError.
+        """
         if self.checksum is not None and crc32c(data) != self.checksum:
             raise self.error("it is damaged: its checksum is another")
+        if self.stream_checksum is None:
+            return
+        try:
+            text = data[:HEADER_BYTES].tobytes()
+            header = BitmapHeader.unpack(text, len(data))
+            if int.from_bytes(text[-_CRC_BYTES:], "little") != self.stream_checksum:
+                raise self.error("it is another tensor's: its header has another checksum")
+            check_groups(data.data, header)
+        except StreamError as error:
+            raise self.error(error) from error
+
+    def row(self, number: int) -> "WeightsTensor":
+        """Row `number` of the first dimension of a dense tensor. Its checksum is None where the file has none of it."""
+        size = self.stored_bytes // self.shape[0]
+        checksum = self.row_checksums[number] if self.row_checksums else None
+        return replace(
+            self, shape=self.shape[1:], offset=self.offset + number * size, stored_bytes=size, checksum=checksum,
+            row_checksums=(),
+        )  # fmt: skip
 
     def error(self, what: object) -> WeightsError:
         """The error for this tensor."""
@@ -114,13 +159,14 @@ def write_file(
     0600) has its name as soon as it is complete and durable. Raises StateError where it exists, or where others come
     than were planned, StorageFullError; nothing is left then.
     """
-    compressed = {name: _described(dtype, shape, "bitmap") for name, (dtype, shape) in planned.items()}
+    longest = {name: _described(dtype, shape, "bitmap", 0) for name, (dtype, shape) in planned.items()}
     dense = [StoredTensor(name, dtype, shape) for name, (dtype, shape) in planned.items()]
     metadata = {"format": "pt", **(metadata or {})}  # without it transformers takes a file for another framework's
-    room = len(tensors_header(dense, {**metadata, **_versioned(compressed)}, [0] * len(dense)))
+    all_rows = {name: [0] * shape[0] for name, (_, shape) in planned.items() if _has_rows(shape)}
+    room = len(tensors_header(dense, {**metadata, **_versioned(longest, all_rows)}, [0] * len(dense)))
     start = -(-(8 + room + len(dense) * _LONGEST_BYTES) // SECTION_BYTES) * SECTION_BYTES
     written: list[StoredTensor] = []
-    checksums, described = [], {}
+    checksums, described, rows = [], {}, {}
     with new_file(path) as file:
         file.write(bytes(start))
         for each in tensors:
@@ -128,52 +174,85 @@ def write_file(
                 raise StateError(f"{path} cannot be written: tensor {each.name!r} was not planned so")
             if each.form == "dense":
                 written.append(StoredTensor(each.name, each.dtype, each.shape))
+                if _has_rows(each.shape):
+                    rows[each.name] = [crc32c(row) for row in each.data.reshape(each.shape[0], -1)]
             else:
                 written.append(StoredTensor(each.name, "U8", (len(each.data),)))
-                described[each.name] = _described(each.dtype, each.shape, each.form)
+                described[each.name] = _described(each.dtype, each.shape, each.form, _stream_checksum(each))
             checksums.append(crc32c(each.data))
             file.write(each.data.data)
         if {each.name for each in written} != planned.keys() or len(written) != len(planned):
             raise StateError(f"{path} cannot be written: {len(written)} tensors came, not the {len(planned)} planned")
-        header = tensors_header(written, {**metadata, **_versioned(described)}, checksums, start - 8)
+        header = tensors_header(written, {**metadata, **_versioned(described, rows)}, checksums, start - 8)
         assert len(header) == start - 8
         file.seek(0)
         file.write(len(header).to_bytes(8, "little") + header)
     return start + sum(each.size_bytes for each in written)
 
 
-def _versioned(described: Mapping[str, object]) -> dict[str, str]:
-    return {_VERSION: str(VERSION), _TENSORS: json.dumps(described, separators=(",", ":"))}
+def _has_rows(shape: Sequence[int]) -> bool:
+    return len(shape) >= _ROWS_DIMENSIONS and 1 < shape[0] <= _MOST_ROWS and prod(shape) > 0
 
 
-def _described(dtype: str, shape: Sequence[int], form: str) -> dict[str, object]:
-    return {"dtype": dtype, "shape": list(shape), "form": form}
+def _stream_checksum(tensor: PackedTensor) -> int | None:
+    """Of a bitmap matrix, CRC32C of its header."""
+    return int(tensor.data[:HEADER_BYTES].view("<u4")[-1]) if tensor.form == "bitmap" else None
+
+
+def _versioned(described: Mapping[str, object], rows: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    texts = {name: [f"{checksum:08x}" for checksum in own] for name, own in rows.items()}
+    metadata = {_VERSION: str(VERSION), _TENSORS: json.dumps(described, separators=(",", ":"))}
+    return {**metadata, _ROWS: json.dumps(texts, separators=(",", ":"))} if texts else metadata
+
+
+def _described(dtype: str, shape: Sequence[int], form: str, stream_checksum: int | None) -> dict[str, object]:
+    stream = {} if stream_checksum is None else {"header_crc32c": f"{stream_checksum:08x}"}
+    return {"dtype": dtype, "shape": list(shape), "form": form, **stream}
 
 
 def read_file(path: Path) -> dict[str, WeightsTensor]:
-    """The tensors of a file by name, those of another program's, too. Raises WeightsError."""
+    """The tensors of a file by name, those of another program's, too; it stays open as long as one of them is there.
+
+    Raises WeightsError; reading a tensor raises it, too, where the file was changed after this call.
+    """
+    return read_checkpoint_file(path)[0]
+
+
+def read_checkpoint_file(path: Path) -> tuple[dict[str, WeightsTensor], str]:
+    """As `read_file`, and what the file states of its checkpoint; "" where it states nothing. Raises WeightsError."""
     try:
         file = TensorFile(path)
     except StateError as error:
         raise WeightsError(str(error)) from error
     version = file.metadata.get(_VERSION, "")
-    if version not in ("", str(VERSION)):
-        raise WeightsError(f"{path} must be of version {VERSION}, not {version}: use a newer nearflash")
+    if version not in _VERSIONS:
+        raise WeightsError(f"{path} must be of version {VERSION} or 1, not {version}: use a newer nearflash")
+    if version and file.checksums is None:
+        raise WeightsError(f"{path} must have the checksums that nearflash writes: compress the model again")
     try:
         described = json.loads(file.metadata[_TENSORS]) if version else {}
-        found = {name: _found(file, stored, described.get(name)) for name, stored in file.tensors.items()}
+        rows = json.loads(file.metadata.get(_ROWS, "{}")) if version else {}
+        found = {
+            name: _found(file, stored, described.get(name), rows.get(name, ()), version == "1")
+            for name, stored in file.tensors.items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path}: its metadata must describe its compressed tensors ({error})") from error
     if missing := described.keys() - found.keys():
         raise WeightsError(f"{path}: tensor {sorted(missing)[0]!r} must be there, as the metadata states")
-    return found
+    return found, str(file.metadata.get(CHECKPOINT, ""))
 
 
-def _found(file: TensorFile, stored: StoredTensor, described: Mapping[str, object] | None) -> WeightsTensor:
-    at, size_bytes = file.offset_of(stored.name), len(file.bytes_of(stored.name))
+def _found(
+    file: TensorFile, stored: StoredTensor, described: Mapping[str, object] | None, rows: Sequence[str], old: bool
+) -> WeightsTensor:
+    place = file.file, file.offset_of(stored.name), file.size_of(stored.name)
     checksum = file.checksums[stored.name] if file.checksums else None
     if described is None:
-        return WeightsTensor(stored.name, stored.dtype, stored.shape, "dense", file.path, at, size_bytes, checksum)
+        if rows and (not stored.shape or len(rows) != stored.shape[0]):
+            raise ValueError(f"{stored.name!r} has {len(rows)} checksums of rows and the shape {stored.shape}")
+        each = tuple(int(row, 16) for row in rows)
+        return WeightsTensor(stored.name, stored.dtype, stored.shape, "dense", *place, checksum, None, each)
     dtype, shape, form = described["dtype"], described["shape"], described["form"]
     right = stored.dtype == "U8" and dtype in ("F16", "BF16", "I8") and form in FORMS[1:]
     if (
@@ -183,14 +262,9 @@ def _found(file: TensorFile, stored: StoredTensor, described: Mapping[str, objec
         or not all(type(size) is int and size > 0 for size in shape)
     ):
         raise ValueError(f"{stored.name!r} is stored as {stored.dtype}, stated to be {described}")
-    if prod(shape) > 8 * size_bytes:  # an element takes a bit at least: nobody makes room for what cannot be there
-        raise ValueError(f"{stored.name!r} has {size_bytes} bytes, too few for the shape {shape}")
-    own = None if form == "bitmap" else checksum
-    return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), file.path, at, size_bytes, own)
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except OSError:  # a file system without O_DIRECT, or no file: the next call says which
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if prod(shape) > 8 * place[-1]:  # an element takes a bit at least: nobody makes room for what cannot be there
+        raise ValueError(f"{stored.name!r} has {place[-1]} bytes, too few for the shape {shape}")
+    if form == "bitmap" and not old:
+        stream = int(str(described["header_crc32c"]), 16)
+        return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), *place, None, stream)
+    return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), *place, checksum)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import (
     CODEBOOK_ENTRIES,
     ESCAPE,
-    GROUP_END,
+    GROUP_END_BYTES,
     HEADER_BYTES,
     SECTION_BYTES,
     SECTIONS,
@@ -24,6 +24,7 @@ from nearflash.abi.bitmap import (
     Coding,
     ElementFormat,
     Section,
+    pack_group_end,
 )
 from nearflash.abi.errors import CommandError, FormatError
 from nearflash.abi.formats import BF16, NumberFormat
@@ -61,11 +62,13 @@ def pack(matrix: NDArray[Any] | QuantizedMatrix, *, coding: str | None = None, g
     chosen = _CODINGS[coding or ("plain" if integers else "exponents")]
     rows, columns = found.shape
     header = BitmapHeader(element, rows, columns, group_rows, 0, chosen, output)
-    text = b"".join(
+    groups = [
         _group(number, *_fields(matrix, found[first : first + group_rows], first, header), header)
         for number, first in enumerate(range(0, rows, group_rows))
-    )
-    return replace(header, stream_bytes=HEADER_BYTES + len(text)).pack() + text
+    ]
+    ends = b"".join(group[-SECTION_BYTES:][:GROUP_END_BYTES] for group in groups)
+    size = HEADER_BYTES + sum(map(len, groups))
+    return b"".join([replace(header, stream_bytes=size, ends_crc32c=crc32c(ends)).pack(), *groups])
 
 
 def _fields(
@@ -124,7 +127,7 @@ def _group(number: int, book: bytes, fields: Fields, header: BitmapHeader) -> by
     bits = SECTIONS[header.row_format]
     sections = [_row_sections(*fields[section], bits[section]) for section in bits]
     body = book + b"".join(data for row in zip(*sections, strict=True) for data in row)
-    return body + GROUP_END.pack(number, crc32c(body))
+    return body + pack_group_end(number, crc32c(body), len(body))
 
 
 def _row_sections(fields: NDArray[Any], counts: NDArray[np.int64], bits: int) -> Iterator[memoryview]:

@@ -1,6 +1,7 @@
 """Files that other programs read: checked against the format's own library."""
 
 import json
+import os
 import stat
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_tensors_and_checksums_are_read_back(path):
     assert list(file.tensors.values()) == TENSORS and file.metadata["made_by"] == "a test"
     content = path.read_bytes()
     for name, array in ARRAYS.items():
-        assert file.bytes_of(name).tobytes() == array.tobytes()
+        assert file.read(name, 0, file.size_of(name)).tobytes() == array.tobytes()
         assert content[file.offset_of(name) :].startswith(array.tobytes())
         file.check(name, file.checksums[name])
         with pytest.raises(StateError, match=f"tensor '{name}' is damaged"):
@@ -60,15 +61,49 @@ def test_tensors_and_checksums_are_read_back(path):
 def test_a_file_of_another_writer_has_no_checksums(tmp_path):
     safetensors.save_file(ARRAYS, tmp_path / "file")
     file = TensorFile(tmp_path / "file")
-    assert file.checksums is None and file.bytes_of("b").tolist() == [0, 1, 2, 3, 4]
+    assert file.checksums is None and file.read("b", 0, 5).tolist() == [0, 1, 2, 3, 4]
     file.check("b", 1)  # nothing to compare with
+
+
+def test_a_file_that_is_cut_after_it_was_opened_is_an_error(path):
+    """It was mapped into memory: the process ended with SIGBUS."""
+    file = TensorFile(path)
+    os.truncate(path, 100)
+    for name in ARRAYS:
+        with pytest.raises(StateError, match=f"reading tensor '{name}' failed .it was changed while it was in use"):
+            file.read(name, 0, file.size_of(name))
+
+
+@pytest.mark.parametrize("offsets", [[[0, 4], [0, 4]], [[0, 4], [5, 9]], [[4, 8], [0, 5]], [[0, 4.0], [4, 8]]])
+def test_tensors_that_share_bytes_or_leave_some_out(tmp_path, offsets):
+    each = {f"x{n}": {"dtype": "F32", "shape": [1], "data_offsets": own} for n, own in enumerate(offsets)}
+    header = checked_header(each)
+    (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(StateError, match="must begin behind the tensor before it and have the bytes of its shape"):
+        TensorFile(tmp_path / "file")
+
+
+def test_a_name_that_is_there_twice(tmp_path):
+    each = b'"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+    header = b"{" + each + b"," + each + b"}"
+    (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + b"a")
+    with pytest.raises(StateError, match="a name must not be there twice"):
+        TensorFile(tmp_path / "file")
+
+
+def test_a_header_of_ten_to_the_twelve_bytes_and_a_pipe(tmp_path):
+    (tmp_path / "file").write_bytes((10**12).to_bytes(8, "little") + b"{}")
+    os.mkfifo(tmp_path / "pipe")
+    for name, why in (("file", "the header is longer than the file"), ("pipe", "no regular file")):
+        with pytest.raises(StateError, match=why):
+            TensorFile(tmp_path / name)
 
 
 def test_a_format_that_is_not_known_here_is_listed(tmp_path):
     header = checked_header({"x": {"dtype": "F8_E4M3", "shape": [3], "data_offsets": [0, 3]}})
     (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
     file = TensorFile(tmp_path / "file")
-    assert file.tensors["x"].dtype == "F8_E4M3" and file.bytes_of("x").tobytes() == b"abc"
+    assert file.tensors["x"].dtype == "F8_E4M3" and file.read("x", 0, 3).tobytes() == b"abc"
 
 
 @pytest.mark.parametrize("size", [0, 1, 500, 501, 4096])

@@ -14,6 +14,7 @@ from nearflash.abi.bitmap import (
     CODEBOOK_ENTRIES,
     ESCAPE,
     GROUP_END,
+    GROUP_END_BYTES,
     HEADER_BYTES,
     SCALE_COLUMNS,
     SECTION_BYTES,
@@ -23,6 +24,7 @@ from nearflash.abi.bitmap import (
     ElementFormat,
     Section,
     bitmap_error,
+    pack_group_end,
     section_bytes,
     section_fields,
 )
@@ -81,14 +83,14 @@ def pack_scaled(matrix: ScaledMatrix, group_rows: int) -> bytes:
 
 
 def _pack(header: BitmapHeader, groups: Sequence[tuple[bytes, Sequence[Fields]]]) -> bytes:
-    """Stream of groups: codebook, and the fields of each row; the header's `stream_bytes` does not count."""
-    text = b""
+    """Stream of groups: codebook, and the fields of each row; the header's bytes and checksum of ends do not count."""
+    text = ends = b""
     bits = SECTIONS[header.row_format]
     for number, (book, fields) in enumerate(groups):
         body = _padded(book) + b"".join(_padded(join_fields(row[name], bits[name])) for row in fields for name in bits)
-        text += body + GROUP_END.pack(number, crc32c(body))
-    stream_bytes = HEADER_BYTES + len(text)
-    return replace(header, stream_bytes=stream_bytes).pack() + text
+        end = pack_group_end(number, crc32c(body), len(body))
+        text, ends = text + body + end, ends + end[:GROUP_END_BYTES]
+    return replace(header, stream_bytes=HEADER_BYTES + len(text), ends_crc32c=crc32c(ends)).pack() + text
 
 
 def read_rows(stream: bytes) -> Iterator[Row]:

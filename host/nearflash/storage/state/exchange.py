@@ -102,7 +102,7 @@ def import_state(
                 start, stop = array.size_bytes(first - tensor.start), array.size_bytes(last - tensor.start)
                 at = array.size_bytes(first - extent.start)
                 piece = memory[at : at + stop - start]
-                piece[:] = file.bytes_of(stored)[start:stop]
+                piece[:] = file.read(stored, start, stop)
                 seen[stored] = crc32c(piece, seen.get(stored, 0))
                 if last == tensor.start + tensor.params:
                     file.check(stored, seen[stored])
@@ -132,7 +132,7 @@ def _about(file: TensorFile, profile: str, extent_params: int) -> dict[str, Any]
         manifest = Manifest.from_json(about["manifest"])
         if len(integers("tensor_steps", about["tensor_steps"])) != len(manifest.tensors):
             raise StateError(f"tensor_steps of {file.path} must be of {len(manifest.tensors)} tensors")
-        if manifest.params * FP32.bytes > file.path.stat().st_size + 128 * len(manifest.tensors) + EXTENT_ALIGNMENT * 4:
+        if manifest.params * FP32.bytes > file.file.size_bytes + 128 * len(manifest.tensors) + EXTENT_ALIGNMENT * 4:
             raise StateError(f"{file.path} must hold its {manifest.params} parameters; it was cut short")
         return about | {"manifest": manifest}
     beside = tuple(f".{name}" for name in (*[array.torch_name for array in ADAM_ARRAYS[1:]], _STEP))
@@ -145,7 +145,7 @@ def _about(file: TensorFile, profile: str, extent_params: int) -> dict[str, Any]
 def _scalar(file: TensorFile, name: str) -> int:
     if file.tensors.get(name) != StoredTensor(name, "F32", ()):
         return 0
-    return int(file.bytes_of(name).view("<f4")[0])
+    return int(file.read(name, 0, FP32.bytes).view("<f4")[0])
 
 
 def _stored(manifest: Manifest, array: StateArray, tensor: TensorEntry) -> StoredTensor:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.support.files import replaced
 
 __all__ = [
@@ -171,27 +172,25 @@ class Checksums:
         self.seen_bytes += len(piece) - at
 
 
-# Not safetensors.safe_open: for numpy it rejects BF16 tensors unless ml_dtypes is there, and gives no view of the file.
+# Not safetensors.safe_open: for numpy it rejects BF16 tensors unless ml_dtypes is there, and it maps the file, so that
+# one that is cut meanwhile ends the process.
 class TensorFile:
-    """An existing file, its tensors mapped into memory. Raises StateError where it is none."""
+    """An existing file, open for reading. Raises StateError where it is none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            self.file = UnchangedFile(path)
             self._read()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StateError(f"{path} must be a safetensors file ({error}); check the path or copy it again") from error
 
     def _read(self) -> None:
-        if not self.path.is_file():
-            raise FileNotFoundError("there is no such file")
-        size_bytes = self.path.stat().st_size
-        with self.path.open("rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            if length > min(_LONGEST, size_bytes - 8):
-                raise ValueError("the header is longer than the file")
-            text = file.read(length)
-            header = json.loads(text)
+        length = int.from_bytes(self.file.read(0, 8).tobytes(), "little")
+        if length > min(_LONGEST, self.file.size_bytes - 8):
+            raise ValueError("the header is longer than the file")
+        text = self.file.read(8, length).tobytes()
+        header = json.loads(text, object_pairs_hook=_unique)
         self.metadata: dict[str, str] = header.pop("__metadata__", {})
         self.tensors = {name: StoredTensor(name, each["dtype"], tuple(each["shape"])) for name, each in header.items()}
         self._offsets = {name: tuple(each["data_offsets"]) for name, each in header.items()}
@@ -199,18 +198,24 @@ class TensorFile:
         """CRC32C of each tensor's bytes; None in files of other writers."""
         self.start: int = 8 + length
         """Offset of the tensors in the file."""
-        self._data = (
-            np.memmap(self.path, np.uint8, "r", self.start) if size_bytes > self.start else np.zeros(0, np.uint8)
-        )
-        for name, (first, last) in self._offsets.items():
-            known = self.tensors[name].dtype in ITEM_BYTES
-            if not 0 <= first <= last <= len(self._data) or (known and last - first != self.tensors[name].size_bytes):
-                raise ValueError(f"{name!r} must lie inside the file, where the header states")
-        if sum(last - first for first, last in self._offsets.values()) != len(self._data):
-            raise ValueError(f"its tensors must fill the {len(self._data)} bytes after the header")
-
-        if any(type(size) is not int or size < 0 for tensor in self.tensors.values() for size in tensor.shape):
+        sizes = [size for tensor in self.tensors.values() for size in tensor.shape]
+        if any(type(size) is not int or size < 0 for size in sizes):
             raise ValueError("shapes must be of integers of at least 0")
+        end = 0
+        for name, (first, last) in sorted(self._offsets.items(), key=lambda item: item[1]):
+            known = self.tensors[name].dtype in ITEM_BYTES
+            size_bytes = self.tensors[name].size_bytes if known else last - first
+            if (
+                type(first) is not int
+                or type(last) is not int
+                or last < first
+                or first != end
+                or last - first != size_bytes
+            ):
+                raise ValueError(f"{name!r} must begin behind the tensor before it and have the bytes of its shape")
+            end = last
+        if self.start + end != self.file.size_bytes:
+            raise ValueError(f"its tensors must fill the {self.file.size_bytes - self.start} bytes after the header")
 
     def _checksums(self, text: bytes) -> dict[str, int] | None:
         if not {_HEADER, _TENSORS} & self.metadata.keys():
@@ -233,8 +238,21 @@ class TensorFile:
         """Where a tensor begins in the file."""
         return self.start + int(self._offsets[name][0])
 
-    def bytes_of(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of one tensor, not to be written to."""
+    def size_of(self, name: str) -> int:
+        """Bytes of a tensor."""
         first, last = self._offsets[name]
-        part: NDArray[np.uint8] = self._data[first:last]
-        return part
+        return int(last - first)
+
+    def read(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
+        """Bytes `start` to `stop` of a tensor. Raises StateError where the file was changed since it was opened."""
+        try:
+            return self.file.read(self.offset_of(name) + start, stop - start)
+        except OSError as error:
+            raise StateError(f"{self.path}: reading tensor {name!r} failed ({error.strerror})") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name must not be there twice")
+    return found
