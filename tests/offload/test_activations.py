@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from nearflash.abi.errors import StateError
 from nearflash.offload.activations import Parked, hidden_states
+from nearflash.offload.link import host_memory
 from nearflash.offload.report import Ledger
 from nearflash.storage.io.direct import DirectFile
 
@@ -29,6 +31,19 @@ def test_they_come_back(parked, dtype, shape):
         assert torch.equal(states, kept) and torch.equal(alias, kept.view(-1))
     blocks = -(-size // 4096) * 4096
     assert ledger.links == {"activations host to disk": 2 * blocks, "activations disk to host": 2 * blocks}
+
+
+def test_other_bytes_than_were_written_are_an_error(tmp_path):
+    with DirectFile.create(tmp_path / "file", 64 << 10) as file:
+        places = [Parked("disk", Ledger(), file, place, 32 << 10) for place in (0, 32 << 10)]
+        for place in places:
+            place.park(torch.randn(4, 16, 64))
+        block = host_memory(4096).numpy()
+        file.read(36 << 10, block)
+        file.write(4 << 10, block)
+        with pytest.raises(StateError, match="hidden states must be those that were written, but bytes 0 to 16384"):
+            places[0].restore()
+        places[1].restore()
 
 
 def test_what_is_larger_than_its_room_stays(parked):

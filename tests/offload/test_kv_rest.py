@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from nearflash.abi.errors import StateError
 from nearflash.offload.groups import decode, encode
 from nearflash.offload.kv_rest import DiskRest, KvForm, MemoryRest
 from nearflash.offload.link import host_memory
@@ -171,3 +172,34 @@ def test_sizes(dim, dtype, bits, token):
     assert own.size_bytes == 12 * own.row_bytes
     states = own.dense.states(host_memory(own.dense.size_bytes))
     assert states.shape == (2, 2, 3, TOKENS, dim) and states.dtype is dtype
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_other_bytes_than_were_written_are_an_error(tmp_path, bits):
+    """They had no checksum: attention was computed with whatever came back."""
+    own = KvForm(2, 3, TOKENS, 1280, torch.bfloat16, bits)
+    size, generator = DiskRest.file_bytes(own), torch.Generator().manual_seed(bits)
+    with DirectFile.create(tmp_path / "file", 2 * size) as file:
+        rests = [DiskRest(own, file, place, Ledger(), f"layer {place // size}") for place in (0, size)]
+        for first, last in ((0, 100), (100, TOKENS)):
+            for held in rests:
+                work, memory = fresh(held)
+                if first:
+                    held.load(memory, 0, first)
+                states = torch.randn((2, own.batch, own.heads, last - first, own.dim), generator=generator)
+                work[..., first:last, :] = states.to(own.dtype)
+                held.store(memory, first, last)
+        right, block = host_memory(4096).numpy(), host_memory(4096).numpy()
+        for at in (0, size // 2 // 4096 * 4096, (size // 4096 - 2) * 4096):
+            file.read(at, right)
+            rotten = right.copy()
+            rotten[77] ^= 4
+            file.read(size + at, block)
+            for wrong in (rotten, block):  # and what another layer has there
+                block[:] = wrong
+                file.write(at, block)
+                with pytest.raises(StateError, match="keys and values of layer 0 must be those that were written"):
+                    rests[0].load(fresh(rests[0])[1], 0, TOKENS)
+            rests[1].load(fresh(rests[1])[1], 0, TOKENS)
+            file.write(at, right)
+        rests[0].load(fresh(rests[0])[1], 0, TOKENS)

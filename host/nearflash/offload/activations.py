@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearflash.abi.errors import StateError
 from nearflash.offload.link import host_memory
 from nearflash.offload.report import Ledger
 from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile
 
 __all__ = ["Parked", "hidden_states"]
@@ -31,7 +33,7 @@ class Parked:
         self._tier, self._ledger, self._file, self._place, self._room = tier, ledger, file, place, room
         self._tensor: Tensor | None = None
         self._copy: Tensor | None = None
-        self._size = 0
+        self._size = self._checksum = 0
 
     def park(self, states: Tensor | None) -> None:
         """Give back the memory of a batch's hidden states, unless they stay where they are."""
@@ -48,6 +50,7 @@ class Parked:
                 return
             memory = host_memory(room)
             memory[:size].copy_(flat)
+            self._checksum = crc32c(memory.numpy())
             self._file.write(self._place, memory.numpy())
             self._ledger.moved("activations host to disk", room)
         else:
@@ -59,7 +62,7 @@ class Parked:
         states.untyped_storage().resize_(0)
 
     def restore(self) -> None:
-        """Have the hidden states where they were."""
+        """Have the hidden states where they were. Raises StateError where other bytes come back than were written."""
         states, size = self._tensor, self._size
         if states is None:
             return
@@ -74,5 +77,9 @@ class Parked:
         assert self._file is not None
         memory = host_memory(-(-size // BLOCK_BYTES) * BLOCK_BYTES)
         self._file.read(self._place, memory.numpy())
+        if crc32c(memory.numpy()) != self._checksum:
+            where = f"bytes {self._place} to {self._place + len(memory)} of the scratch file"
+            raise StateError(f"hidden states must be those that were written, but {where} have another checksum: check "
+                             "the drive (dmesg, smartctl), and run again")  # fmt: skip
         flat.copy_(memory[:size])
         self._ledger.moved("activations disk to host", len(memory))

@@ -111,7 +111,8 @@ class Block:
         rest: Rest
         if unit.tier == "disk":
             assert self._file is not None
-            rest = DiskRest(form, self._file, unit.place, self._ledger)
+            what = f"layer {unit.layer}, batch {unit.batch}"
+            rest = DiskRest(form, self._file, unit.place, self._ledger, what)
         else:
             rest = MemoryRest(form, self._ledger, f"{unit.tier} to gpu")
         return TieredLayer(unit.layer, form, window, None, rest)

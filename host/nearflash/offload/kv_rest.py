@@ -5,10 +5,12 @@
     on disk     tokens one after another, each with all of its rows: what a visit reads, and what it adds, lie together
 
 On disk the last, incomplete block stays in the host's memory (the tail) and is written once it is complete: no byte is
-written twice. A visit reads the blocks that its window needs.
+written twice. A visit reads the blocks that its window needs. Checksums of what is on disk stay in the host's memory, 4
+bytes a unit of 128 KiB, each by its place: other bytes than were written there, another layer's too, are an error.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,14 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearflash.abi.errors import StateError
 from nearflash.offload.groups import decode, encode, token_bytes
 from nearflash.offload.link import host_memory
 from nearflash.offload.report import Ledger
 from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile
 
 __all__ = ["DiskRest", "KvForm", "MemoryRest", "Rest"]
 
+_UNIT_BYTES = 128 << 10
+"""That share a checksum."""
 _REQUEST_BYTES = 1 << 20
 """Of one read of several at a time."""
 
@@ -128,10 +134,14 @@ class DiskRest(Rest):
     tail_bytes = BLOCK_BYTES
     """Of the host's memory."""
 
-    def __init__(self, form: KvForm, file: DirectFile, place: int, ledger: Ledger) -> None:
+    def __init__(self, form: KvForm, file: DirectFile, place: int, ledger: Ledger, what: str = "a layer") -> None:
+        """what: whose keys and values they are, for errors."""
         super().__init__(form)
-        self._file, self._place, self._ledger = file, place, ledger
+        self._file, self._place, self._ledger, self._what = file, place, ledger, what
         self._tail = host_memory(self.tail_bytes)
+        self._checksums: list[int] = []
+        """CRC32C of each unit, as far as it was written."""
+        self._written_bytes = 0
 
     @staticmethod
     def file_bytes(form: KvForm) -> int:
@@ -152,10 +162,13 @@ class DiskRest(Rest):
         ).permute(1, 2, 3, 0, 4)  # fmt: skip
 
     def load(self, memory: Tensor, first: int, last: int) -> None:
-        """See Rest.load."""
+        """See Rest.load. Raises StateError where other bytes come back than were written."""
         area, token = self._area(memory), self._token_bytes
         begin, end = _whole(first * token), _whole(last * token)
+        assert end == self._written_bytes
+        begin -= begin % _UNIT_BYTES  # tokens before the first are nobody's in this buffer
         self._read(area.numpy(), begin, end)
+        self._check(area.numpy(), begin, end)
         area[end : last * token] = self._tail[: last * token - end]
         if self.form.bits != 16:
             decode(self._codes(memory, first, last), self.states(memory)[..., first:last, :])
@@ -169,12 +182,28 @@ class DiskRest(Rest):
             self._codes(memory, first, last).copy_(encode(self.states(memory)[..., first:last, :]))
         if end > begin:
             self._file.write(self._place + begin, area.numpy()[begin:end])
+            self._note(area.numpy(), begin, end)
             self._ledger.moved("cache host to disk", end - begin)
         self._tail[: last * token - end] = area[end : last * token]
 
     @property
     def _token_bytes(self) -> int:
         return self.form.rows * self.form.token_bytes
+
+    def _note(self, area: NDArray[np.uint8], begin: int, end: int) -> None:
+        """Keep the checksums of what follows that which was written before."""
+        assert begin == self._written_bytes
+        for start, stop in _units(begin, end):
+            before = self._checksums.pop() if start % _UNIT_BYTES else 0
+            self._checksums.append(crc32c(area[start:stop], before))
+        self._written_bytes = end
+
+    def _check(self, area: NDArray[np.uint8], begin: int, end: int) -> None:
+        for start, stop in _units(begin, end):
+            if crc32c(area[start:stop]) != self._checksums[start // _UNIT_BYTES]:
+                where = f"bytes {self._place + start} to {self._place + stop} of the scratch file"
+                raise StateError(f"keys and values of {self._what} must be those that were written, but {where} have "
+                                 "another checksum: check the drive (dmesg, smartctl), and run again")  # fmt: skip
 
     def _read(self, area: NDArray[np.uint8], begin: int, end: int) -> None:
         """Equal requests of _REQUEST_BYTES or more, and what is left: fewer blocks than requests."""
@@ -203,6 +232,14 @@ class DiskRest(Rest):
         form = self.form
         codes = self._tokens(memory, first, last).view(last - first, 2, form.batch, form.heads, form.token_bytes)
         return codes.permute(1, 2, 3, 0, 4)
+
+
+def _units(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Parts of a range, each within a unit."""
+    while begin < end:
+        stop = min(begin - begin % _UNIT_BYTES + _UNIT_BYTES, end)
+        yield begin, stop
+        begin = stop
 
 
 def _whole(size_bytes: int) -> int:
