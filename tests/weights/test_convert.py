@@ -1,4 +1,6 @@
 import json
+import os
+import stat
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from nearflash.abi.errors import NonFiniteError, StateError, StorageFullError, UnsupportedError
+from nearflash.abi.errors import NonFiniteError, StateError, StorageFullError, UnsupportedError, WeightsError
 from nearflash.weights import convert, expand, open_checkpoint
 from nearflash.weights.convert import copy_others, linear_weights, write_model
 
@@ -115,3 +117,29 @@ def test_what_lies_beside_the_weights_is_copied(model, tmp_path):
     copy_others(model, None, source, target)
     assert sorted(path.name for path in target.iterdir()) == ["LICENSE", "config.json", "tokenizer.json"]
     assert (target / "LICENSE").read_text() == "LICENSE"
+
+
+def test_a_copied_file_is_the_users_alone(model, tmp_path):
+    """A private file behind a link was readable by all in the new folder."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir(), target.mkdir()
+    (tmp_path / "private").write_text("mine")
+    (tmp_path / "private").chmod(0o600)
+    (source / "notes.txt").symlink_to(tmp_path / "private")
+    (source / "config.json").write_text("{}")
+    os.mkfifo(source / "pipe")
+    copy_others(model, None, source, target)
+    assert {path.name: path.lstat().st_mode for path in target.iterdir()} == {
+        "notes.txt": stat.S_IFREG | 0o600, "config.json": stat.S_IFREG | 0o600
+    }  # fmt: skip
+    assert (target / "notes.txt").read_text() == "mine"
+
+
+def test_files_of_two_runs_are_of_two_checkpoints(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(convert, "SHARD_BYTES", 40_000)
+    for name in ("one", "two"):
+        write_model(model, tmp_path / name, compressed=linear_weights(model), **OPTIONS)
+    first = next((tmp_path / "two").glob("model-00001*"))
+    first.replace(tmp_path / "one" / first.name)
+    with pytest.raises(WeightsError, match="must be of the checkpoint"):
+        open_checkpoint(tmp_path / "one")

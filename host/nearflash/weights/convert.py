@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.errors import NonFiniteError, StateError
-from nearflash.support.files import copy_durably
+from nearflash.support.files import copy_durably, read_text
 from nearflash.weights.checkpoint import INDEX, SINGLE, write_index
 from nearflash.weights.compress import compress_tensor, dense_tensor
 from nearflash.weights.file import CHECKPOINT, PackedTensor, write_file
@@ -138,9 +138,10 @@ def _packed(name: str, tensor: Tensor, format: str, bits: int, dtype: torch.dtyp
 
 
 def copy_others(model: Any, tokenizer: Any, source: Path, folder: Path) -> None:
-    """Copy what a model's folder holds beside its weights: configuration, tokenizer, licence.
+    """Copy what a model's folder holds beside its weights: configuration, tokenizer, licence; mode 0600.
 
-    Where the source is no folder, configuration and tokenizer are written as transformers does.
+    A link's file is copied, as those of a hub's cache are links: its mode must not become a wider one. Where the source
+    is no folder, configuration and tokenizer are written as transformers does.
     """
     if not source.is_dir():
         config = deepcopy(model.config)
@@ -156,4 +157,4 @@ def copy_others(model: Any, tokenizer: Any, source: Path, folder: Path) -> None:
 
 
 def _indexed(index: Path) -> set[str]:
-    return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return set(json.loads(read_text(index))["weight_map"].values())
