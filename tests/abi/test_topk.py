@@ -9,6 +9,7 @@ from nearflash.abi.topk import (
     StreamFault,
     StreamHeader,
     ValueFormat,
+    check_tiles,
     longest_stream_bytes,
     pack_tile_word,
     padded_bytes,
@@ -116,3 +117,36 @@ def test_codes_and_widths_of_the_values():
         ("FP16", 1, 2),
         ("BF16", 2, 2),
     ]
+
+
+def stream_of(counts, value_format=ValueFormat.FP16):
+    """A stream of zeros with so many pairs in its tiles."""
+    words = [pack_tile_word(count, 5 * tile) for tile, count in enumerate(counts)]
+    body = b"".join(
+        word + bytes(padded_bytes(count, 2) + padded_bytes(count, value_format.number_format.bytes))
+        for word, count in zip(words, counts, strict=True)
+    )
+    fields = value_format, 4096 * len(counts), sum(counts), 32 + len(body), crc32c(b"".join(words))
+    header = StreamHeader(*fields)
+    return header, header.pack() + body
+
+
+@pytest.mark.parametrize("value_format", ValueFormat)
+def test_the_words_of_tiles_are_those_that_the_header_states(value_format):
+    header, stream = stream_of([3, 0, 9], value_format)
+    assert StreamHeader.unpack(stream[:32], header.params, len(stream)) == header
+    check_tiles(memoryview(stream), header)
+
+
+@pytest.mark.parametrize(
+    ("at", "text", "message"),
+    [
+        (32 + 4, b"\7", "words of tiles that its header does not state"),
+        (32, b"\5", "words of tiles that its header does not state"),
+        (32, b"\x00\x10", "must end where its header states, with as many pairs, not before tile 1"),
+    ],
+)
+def test_a_tile_of_another_stream_is_refused(at, text, message):
+    header, stream = stream_of([3, 0, 9])
+    with pytest.raises(StreamError, match=message):
+        check_tiles(memoryview(stream[:at] + text + stream[at + len(text) :]), header)

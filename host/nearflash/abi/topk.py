@@ -26,6 +26,7 @@ __all__ = [
     "StreamFault",
     "StreamHeader",
     "ValueFormat",
+    "check_tiles",
     "longest_stream_bytes",
     "pack_tile_word",
     "padded_bytes",
@@ -119,6 +120,21 @@ def unpack_tile_word(word: bytes | memoryview) -> tuple[int, int]:
     return count, crc
 
 
+def check_tiles(stream: memoryview, header: "StreamHeader") -> None:
+    """Compare the tiles' words with the stream's header, so that none is of another stream: a kernel compares each
+    tile's pairs with its word. For streams that were not packed in this process. Raises StreamError.
+    """
+    words, at, value_bytes = [], HEADER_BYTES, header.value_format.number_format.bytes
+    for tile in range(header.tiles):
+        if at + WORD_BYTES > header.stream_bytes:
+            raise stream_error(StreamFault.LENGTH, f"before tile {tile}")
+        words.append(bytes(stream[at : at + WORD_BYTES]))
+        count, _ = unpack_tile_word(words[-1])
+        at += WORD_BYTES + padded_bytes(count, INDEX_BYTES) + padded_bytes(count, value_bytes)
+    if at != header.stream_bytes or crc32c(b"".join(words)) != header.tiles_crc32c:
+        raise stream_error(StreamFault.CHECKSUM, "words of tiles that its header does not state")
+
+
 def tile_crc_prefix(tile: int, word: bytes) -> bytes:
     """What the CRC32C of tile number `tile` covers before its sections: the number, then the count with its padding."""
     return _TILE_PREFIX.pack(tile, *_TILE.unpack(word)[:2])
@@ -132,6 +148,8 @@ class StreamHeader:
     params: int
     pairs: int
     stream_bytes: int
+    tiles_crc32c: int = 0
+    """CRC32C of all tiles' words, in order: no kernel looks at it, `check_tiles` does."""
 
     def __post_init__(self) -> None:
         if not 0 < self.params < 1 << 32:
@@ -146,7 +164,7 @@ class StreamHeader:
 
     def pack(self) -> bytes:
         """The header's 32 bytes."""
-        fields = (self.params, self.tiles, self.pairs, self.stream_bytes, 0)
+        fields = (self.params, self.tiles, self.pairs, self.stream_bytes, self.tiles_crc32c)
         text = _HEADER.pack(MAGIC, VERSION, self.value_format, TILE_BITS, *fields)
         return text + crc32c(text).to_bytes(4, "little")
 
@@ -165,4 +183,4 @@ class StreamHeader:
             raise stream_error(StreamFault.HEADER, found)
         if fields[3] != stream_bytes or stream_bytes % WORD_BYTES:
             raise stream_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {fields[3]} are stated")
-        return cls(ValueFormat(number), params, fields[2], stream_bytes)
+        return cls(ValueFormat(number), params, fields[2], stream_bytes, fields[4])

@@ -42,8 +42,8 @@ def pack(indices: NDArray[np.int64], values: NDArray[np.uint32], params: int, va
         )
         prefix = tile_crc_prefix(tile, pack_tile_word(len(local), 0))
         tiles[tile] = pack_tile_word(len(local), crc32c(prefix + sections)) + sections
-    body = b"".join(tiles)
-    return StreamHeader(value_format, params, len(indices), HEADER_BYTES + len(body)).pack() + body
+    body, words = b"".join(tiles), b"".join(tile[:WORD_BYTES] for tile in tiles)
+    return StreamHeader(value_format, params, len(indices), HEADER_BYTES + len(body), crc32c(words)).pack() + body
 
 
 def expand(stream: bytes, params: int) -> NDArray[np.float32]:

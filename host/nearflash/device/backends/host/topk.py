@@ -3,6 +3,7 @@
 Format and faults: nearflash.abi.topk. Equals nearflash.model.gradients.topk.
 """
 
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,16 +66,19 @@ def pack(indices: NDArray[np.int64], values: NDArray[Any], params: int, value_fo
     tiles = -(-params // TILE_PARAMS)
     counts = np.diff(np.searchsorted(indices, np.arange(tiles + 1) << TILE_BITS))
     ends = np.cumsum(_tile_bytes(counts, value_bytes)) + HEADER_BYTES
+    from crc32c import crc32c
+
     header = StreamHeader(value_format, params, len(indices), int(ends[-1]))
     words_at = ends - _tile_bytes(counts, value_bytes)
     stream = np.zeros(header.stream_bytes, np.uint8)
-    stream[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
     stream.view("<u2")[_places(counts, words_at + WORD_BYTES, INDEX_BYTES)] = indices & (TILE_PARAMS - 1)
     stream.view(f"<u{value_bytes}")[_places(counts, _values_at(counts, words_at), value_bytes)] = values
     words = stream.view("<u8")
     words[words_at // WORD_BYTES] = counts
     crcs = _checksums(words, words_at, counts, value_bytes)
     words[words_at // WORD_BYTES] |= crcs.astype(np.uint64) << np.uint64(32)
+    header = replace(header, tiles_crc32c=crc32c(words[words_at // WORD_BYTES]))
+    stream[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
     return stream
 
 
