@@ -96,7 +96,7 @@ def test_flipped_bit_is_never_trained_on(trained, array):
     optimizer, unchanged = trained
     layout = optimizer._optimizer_state.store._files[0].layout
     content = bytearray(optimizer.store.path.read_bytes())
-    content[layout.array_offset(2, "pmv"[array], layout.extents[1])] ^= 1
+    content[layout.array_offset(0, "pmv"[array], layout.extents[1])] ^= 1
     optimizer.store.path.write_bytes(content)
     with pytest.raises(StateError, match=f"array {'pmv'[array]} of step 2 is damaged in tensors '0.0' .parameters"):
         optimizer.step()

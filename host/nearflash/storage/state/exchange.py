@@ -30,6 +30,7 @@ from nearflash.storage.state.manifest import (
     StateArray,
     TensorEntry,
 )
+from nearflash.storage.state.metadata import decoded_metadata, encoded_metadata
 from nearflash.storage.state.safetensors import StoredTensor, TensorFile, write_tensors
 from nearflash.storage.state.state_store import StateStore
 from nearflash.storage.state.stripe import Stripe
@@ -52,7 +53,7 @@ def export_state(store: StateStore, path: Path) -> int:
         "steps": store.steps,
         "tensor_steps": store.tensor_steps,
         "manifest": manifest.to_json(),
-        "metadata": store.metadata,
+        "metadata": encoded_metadata(store.metadata),
     }
     return write_tensors(path, tensors, {"format": "pt", "nearflash": json.dumps(about)}, _pieces(store))
 
@@ -134,7 +135,7 @@ def _about(file: TensorFile, profile: str, extent_params: int) -> dict[str, Any]
             raise StateError(f"tensor_steps of {file.path} must be of {len(manifest.tensors)} tensors")
         if manifest.params * FP32.bytes > file.file.size_bytes + 128 * len(manifest.tensors) + EXTENT_ALIGNMENT * 4:
             raise StateError(f"{file.path} must hold its {manifest.params} parameters; it was cut short")
-        return about | {"manifest": manifest}
+        return about | {"manifest": manifest, "metadata": decoded_metadata(about["metadata"])}
     beside = tuple(f".{name}" for name in (*[array.torch_name for array in ADAM_ARRAYS[1:]], _STEP))
     tensors = [(name, tensor.shape, "float32") for name, tensor in file.tensors.items() if not name.endswith(beside)]
     steps = [_scalar(file, f"{name}.{_STEP}") for name, _, _ in tensors]

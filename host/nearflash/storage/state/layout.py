@@ -15,7 +15,7 @@ ARRAYS = tuple(array.name for array in ADAM_ARRAYS)
 
 @dataclass(frozen=True)
 class Layout:
-    """Offsets, in bytes, all multiples of 4096. What belongs to step t lies in slot t mod 2.
+    """Offsets, in bytes, all multiples of 4096. Superblock and table of step t lie in place t mod 2.
 
     Within a slot extent follows extent, and within an extent array follows array.
     """
@@ -29,8 +29,8 @@ class Layout:
 
     @cached_property
     def table_bytes(self) -> int:
-        """Room for the checksum table of one slot: 11 characters a checksum, up to 12 a tensor's step count."""
-        checksums = sum(len(array.name) + 8 + 11 * len(self.extents) for array in self.manifest.arrays)
+        """Room for the table of one step: 12 characters a slot and checksum, up to 12 a tensor's step count."""
+        checksums = sum(2 * len(array.name) + 16 + 12 * len(self.extents) for array in self.manifest.arrays)
         longest = 256 + checksums + 12 * len(self.manifest.tensors) + METADATA_BYTES
         return -(-longest // BLOCK_BYTES) * BLOCK_BYTES
 
@@ -47,14 +47,14 @@ class Layout:
         """Where the checksum table of that step lies."""
         return self.manifest_offset + self.manifest_bytes + step % 2 * self.table_bytes
 
-    def array_offset(self, step: int, array: str, extent: Extent) -> int:
-        """Where an extent of an array lies in that step's slot."""
+    def array_offset(self, slot: int, array: str, extent: Extent) -> int:
+        """Where an extent of an array lies in slot 0 or 1."""
         before = 0
         for each in self.manifest.arrays:
             if each.name == array:
                 break
             before += each.extent_bytes(extent)
-        return self._slot_offset(step) + self._positions[extent.index] * self._full_record_bytes + before
+        return self._slot_offset(slot) + self._positions[extent.index] * self._full_record_bytes + before
 
     @cached_property
     def _positions(self) -> dict[int, int]:
@@ -69,8 +69,8 @@ class Layout:
     def _full_record_bytes(self) -> int:
         return self._record_bytes(self.extents[0])
 
-    def _slot_offset(self, step: int) -> int:
-        return self.table_offset(0) + 2 * self.table_bytes + step % 2 * self._slot_bytes
+    def _slot_offset(self, slot: int) -> int:
+        return self.table_offset(0) + 2 * self.table_bytes + slot * self._slot_bytes
 
     def _record_bytes(self, extent: Extent) -> int:
         return sum(array.extent_bytes(extent) for array in self.manifest.arrays)

@@ -2,15 +2,16 @@
 
     superblock 0 | superblock 1 | manifest | table 0 | table 1 | slot 0 | slot 1        slot: p, m, v of each extent
 
-The manifest block holds the manifest of the whole state, the stripe and the file's place in it. A table holds the
-checksums of one slot's extents, the tensors' step counts and `metadata`.
+The manifest block holds the manifest of the whole state, the stripe and the file's place in it. The table of a step
+holds the slot and the checksum of each extent of each array, the tensors' step counts and `metadata`. A step writes an
+extent into the slot that the step before does not use for it; one that it does not change stays where it is.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,20 @@ from nearflash.storage.io.direct import DirectFile, aligned_buffer, partial_of
 from nearflash.storage.io.sealed import fields, integers, seal, unseal
 from nearflash.storage.state.layout import Layout
 from nearflash.storage.state.manifest import Extent, Manifest
+from nearflash.storage.state.metadata import decoded_metadata
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp, Superblock, last_and_previous, void_block
 from nearflash.support.files import give_name
 
 __all__ = ["StateFile", "Version"]
+
+
+class Placed(NamedTuple):
+    """Where an extent of an array lies, and what its bytes sum up to."""
+
+    slot: int
+    """0 or 1."""
+    crc32c: int
 
 
 @dataclass(frozen=True)
@@ -36,9 +46,10 @@ class Version:
 
     superblock: Superblock
     tensor_steps: tuple[int, ...]
-    checksums: Mapping[tuple[str, int], int]
-    """CRC32C by array and extent index."""
+    extents: Mapping[tuple[str, int], Placed]
+    """By array and extent index."""
     metadata: Mapping[str, Any]
+    """As `encoded_metadata` gives it."""
 
     @property
     def stamp(self) -> Stamp:
@@ -60,7 +71,7 @@ class StateFile:
         self._prepared: Version | None = None
         self._other: Superblock | None = None  # of the step before, in the other slot
         self._undone = False  # the other slot's superblock is that of a step that no longer counts
-        self._written: dict[tuple[str, int], int] = {}
+        self._written: dict[tuple[str, int], Placed] = {}
         self._buffers = BufferPool()
 
     # Life
@@ -150,11 +161,12 @@ class StateFile:
         return state
 
     def _newer_was_there(self) -> bool:
-        """Whether the other slot has the table of a later step: some of its tensors had more updates."""
+        """Whether the table of a later step is there."""
         offset = self.layout.table_offset(self.version.stamp.step + 1)
         try:
-            steps = unseal("table", _read(self._file, offset, self.layout.table_bytes))["tensor_steps"]
-            return bool(sum(steps) > sum(self.version.tensor_steps))
+            return bool(
+                unseal("table", _read(self._file, offset, self.layout.table_bytes))["step"] > self.version.stamp.step
+            )
         except (StateError, KeyError, TypeError):
             return False
 
@@ -184,9 +196,10 @@ class StateFile:
         """Fill `memory` (aligned, the extent's bytes) from the step, or from another version. Raises StateError."""
         self._check_length(array, extent, memory)
         version = version or self.version
-        offset = self.layout.array_offset(version.stamp.step, array, extent)
+        placed = version.extents[array, extent.index]
+        offset = self.layout.array_offset(placed.slot, array, extent)
         self._file.read(offset, memory)
-        if crc32c(memory) != version.checksums[array, extent.index]:
+        if crc32c(memory) != placed.crc32c:
             raise StateError(
                 f"{self.path}: array {array} of step {version.stamp.step} is damaged in tensors "
                 f"{self.manifest.names_in(extent)} (parameters [{extent.start}, {extent.stop})), file offset {offset}; "
@@ -194,15 +207,17 @@ class StateFile:
             )
 
     def write(self, step: int, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
-        """Write `memory` into the slot of `step`, which is not the one that reads see. Raises StateError."""
+        """Write `memory` for `step` into the slot that reads do not see. Raises StateError."""
         self._check_length(array, extent, memory)
-        self._file.write(self.layout.array_offset(step, array, extent), memory)
-        self._written[array, extent.index] = crc32c(memory)
+        slot = step % 2 if self._version is None else 1 - self._version.extents[array, extent.index].slot
+        self._file.write(self.layout.array_offset(slot, array, extent), memory)
+        self._written[array, extent.index] = Placed(slot, crc32c(memory))
 
-    @property
-    def missing(self) -> int:
-        """How many extents of arrays were not written since the last commit or `discard`."""
-        return len(self.manifest.arrays) * len(self.layout.extents) - len(self._written)
+    def missing(self, extents: Iterable[Extent], arrays: Sequence[str]) -> int:
+        """How many of these that lie in this file were not written since the last commit or `discard`."""
+        mine = {extent.index for extent in self.layout.extents}
+        return sum((array, extent.index) not in self._written
+                   for extent in extents if extent.index in mine for array in arrays)  # fmt: skip
 
     def discard(self) -> None:
         """Forget what was written since the last commit."""
@@ -223,14 +238,20 @@ class StateFile:
     # A commit: prepare, flush, confirm, adopt; every file of the state does one of them before any does the next
 
     def prepare(self, stamp: Stamp, tensor_steps: Sequence[int], metadata: Mapping[str, Any]) -> None:
-        """Write the table of a step whose extents are all written. After a StateError from here nothing is lost."""
+        """Write the table of a step: extents that were not written stay as they are.
+
+        After a StateError from here nothing is lost.
+        """
         names, indices = [array.name for array in self.manifest.arrays], [e.index for e in self.layout.extents]
-        checksums = {name: [self._written[name, index] for index in indices] for name in names}
-        table = seal("table", {"tensor_steps": list(tensor_steps), "checksums": checksums, "metadata": metadata})
+        extents = (dict(self._version.extents) if self._version else {}) | self._written
+        slots = {name: "".join(str(extents[name, index].slot) for index in indices) for name in names}
+        checksums = {name: [extents[name, index].crc32c for index in indices] for name in names}
+        body = {"step": stamp.step, "tensor_steps": list(tensor_steps), "slots": slots, "checksums": checksums}
+        table = seal("table", body | {"metadata": metadata})
         self._file.write(self.layout.table_offset(stamp.step), table)
         manifest = self.layout.manifest_bytes, self._manifest_crc32c
         superblock = Superblock(stamp, *manifest, table.nbytes, crc32c(table))
-        self._prepared = Version(superblock, tuple(tensor_steps), self._written, metadata)
+        self._prepared = Version(superblock, tuple(tensor_steps), extents, metadata)
 
     def flush(self) -> None:
         """Make all writes durable. After a StateError from here nothing is known about them."""
@@ -281,19 +302,24 @@ class StateFile:
         offset = self.layout.table_offset(superblock.stamp.step)
         table = _read_checked(self._file, "checksum table", offset, superblock.table_bytes, superblock.table_crc32c)
         what = f"the checksum table of {self.path}"
-        steps, columns, metadata = fields(
-            what, unseal("table", table), tensor_steps=list, checksums=dict, metadata=dict
+        body = unseal("table", table)
+        step, steps, slots, columns, metadata = fields(
+            what, body, step=int, tensor_steps=list, slots=dict, checksums=dict, metadata=dict
         )
         integers(f"tensor_steps in {what}", steps)
+        decoded_metadata(metadata)
         counts = [len(integers(f"checksums in {what}", column)) for column in columns.values()]
         names = [array.name for array in self.manifest.arrays]
+        placed = all(type(column) is str and len(column) == len(self.layout.extents) and not column.strip("01")
+                     for column in slots.values())  # fmt: skip
         if len(steps) != len(self.manifest.tensors) or sorted(columns) != sorted(names) or (
-            counts != [len(self.layout.extents)] * len(names)
+            counts != [len(self.layout.extents)] * len(names) or sorted(slots) != sorted(names) or not placed
+            or step != superblock.step
         ):  # fmt: skip
             raise StateError(f"{what} must be of {len(self.manifest.tensors)} tensors and of arrays {', '.join(names)}")
-        checksums = {(name, extent.index): checksum for name, column in columns.items()
-                     for extent, checksum in zip(self.layout.extents, column, strict=True)}  # fmt: skip
-        return Version(superblock, tuple(steps), checksums, metadata)
+        extents = {(name, extent.index): Placed(int(slot), checksum) for name in names for extent, slot, checksum
+                   in zip(self.layout.extents, slots[name], columns[name], strict=True)}  # fmt: skip
+        return Version(superblock, tuple(steps), extents, metadata)
 
     def _check_length(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         size_bytes = self.manifest.array(array).extent_bytes(extent)

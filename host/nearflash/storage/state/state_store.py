@@ -1,8 +1,9 @@
 """The state of an optimizer on one file or on several, one a device: master parameters and moments, in two slots.
 
-A step reads the current slot of each file and writes every extent of the spare one. A commit writes each file's table
-of checksums and flushes every file; then it writes each file's superblock and flushes every file again. Since a step
-rewrites everything anyway, the second slot costs capacity and no bandwidth.
+A step reads the extents that it changes and writes each into the slot that the step before does not use for it; the
+others stay. A commit writes each file's table of slots and checksums and flushes every file; then it writes each file's
+superblock and flushes every file again. Since a step rewrites what it reads anyway, the second slot costs capacity and
+no bandwidth.
 
 What a state file promises:
 
@@ -35,7 +36,7 @@ from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.state.assembly import Fill, create_files, discard_files, fill_files, open_files, publish_files
 from nearflash.storage.state.manifest import Extent, Manifest
-from nearflash.storage.state.metadata import checked_metadata
+from nearflash.storage.state.metadata import decoded_metadata, encoded_metadata
 from nearflash.storage.state.snapshot import copy, make_folder, snapshot_paths
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.stripe import Stripe
@@ -185,8 +186,8 @@ class StateStore:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What was committed beside the arrays: JSON values."""
-        return dict(self._files[0].version.metadata)
+        """What was committed beside the arrays: plain values, equal to those that were given."""
+        return decoded_metadata(self._files[0].version.metadata)
 
     def device_of(self, extent: Extent) -> int:
         """Which of the files holds the extent."""
@@ -224,12 +225,22 @@ class StateStore:
         self._spare_written = True
         self._files[self.device_of(extent)].write(self.steps + 1, array, extent, memory)
 
-    def commit(self, tensor_steps: Sequence[int], metadata: Mapping[str, Any] | None = None) -> None:
-        """Make the spare slot the current one, durably, with new `metadata` where that is given.
+    def commit(
+        self,
+        tensor_steps: Sequence[int],
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        extents: Iterable[Extent] | None = None,
+        arrays: Sequence[str] | None = None,
+    ) -> None:
+        """Make what was written current, durably, with new `metadata` where that is given.
 
-        Raises StateError where extents were not written, FormatError where `metadata` is not JSON or too long.
+        extents, arrays: what this step changes, all unless given; the rest stays as it is.
+        Raises StateError where one of these was not written, FormatError as `encoded_metadata` does.
         """
-        if missing := sum(file.missing for file in self._files):
+        changed = self.manifest.extents if extents is None else tuple(extents)
+        names = [array.name for array in self.manifest.arrays] if arrays is None else list(arrays)
+        if missing := sum(file.missing(changed, names) for file in self._files):
             raise StateError(f"every extent must be written before a commit; {missing} are not")
         self._check_usable()
         stamp = Stamp(self.identity, self.profile, self.steps + 1, secrets.token_hex(8))
@@ -290,7 +301,7 @@ class StateStore:
     def _commit(self, stamp: Stamp, tensor_steps: Sequence[int], metadata: Mapping[str, Any]) -> None:
         if len(tensor_steps) != len(self.manifest.tensors):
             raise ShapeError(f"tensor_steps must be of {len(self.manifest.tensors)} tensors, not {len(tensor_steps)}")
-        values = checked_metadata(metadata)
+        values = encoded_metadata(metadata)
         self.each(lambda file: file.prepare(stamp, tensor_steps, values))
         self._poisoned = True  # A failed flush leaves unknown what the drives hold: only opening again can tell.
         self.each(StateFile.flush)

@@ -19,7 +19,7 @@ from nearflash.storage.io.sealed import fields, is_sealed, seal, unseal
 
 __all__ = ["STATE_VERSION", "Stamp", "Superblock", "last_and_previous", "void_block"]
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """Raised whenever the file's layout changes meaning; files of another version are rejected."""
 
 
