@@ -21,14 +21,21 @@ Fill = Callable[[str, Extent, NDArray[np.uint8]], None]
 
 
 def create_files(
-    paths: Sequence[Path], manifest: Manifest, stripe: Stripe, *, direct: bool, backend: IoBackend | None
+    paths: Sequence[Path],
+    manifest: Manifest,
+    stripe: Stripe,
+    *,
+    direct: bool,
+    backend: IoBackend | None,
+    replacing: bool = False,
 ) -> list[StateFile]:
     """New files without a committed step, named *.partial until `publish_files`.
 
-    Raises StateError where a path exists or is given twice, StorageFullError (nothing is left then).
+    replacing: the paths are those of a state that they take the place of. Raises StateError where a path exists
+    otherwise, or is given twice, StorageFullError (nothing is left then).
     """
     for path in paths:
-        if path.exists() or paths.count(path) > 1:
+        if (path.exists() and not replacing) or paths.count(path) > 1:
             raise StateError(f"{path} must not exist yet and be given once; open it, or choose another path")
     files: list[StateFile] = []
     try:
@@ -51,11 +58,11 @@ def fill_files(files: Sequence[StateFile], step: int, fill: Fill) -> None:
                 files[stripe.file_of(extent)].write(step, array.name, extent, memory)
 
 
-def publish_files(files: Sequence[StateFile], paths: Sequence[Path]) -> None:
-    """Give each file its name, durably, where it does not have it yet."""
+def publish_files(files: Sequence[StateFile], paths: Sequence[Path], *, replacing: bool = False) -> None:
+    """Give each file its name, durably, where it does not have it yet; in the place of another one's if `replacing`."""
     for file, path in zip(files, paths, strict=True):
         if file.path != path:
-            file.publish(path)
+            (file.replace if replacing else file.publish)(path)
 
 
 def discard_files(files: Sequence[StateFile]) -> None:
@@ -68,21 +75,48 @@ def discard_files(files: Sequence[StateFile]) -> None:
 def open_files(paths: Sequence[Path], *, direct: bool, backend: IoBackend | None) -> list[StateFile]:
     """Existing files of one state, in the order of its stripe, at the last step that all have. Raises StateError.
 
-    Where a creation was cut short while it gave the files their names, the rest of them get theirs.
+    Where a creation, or the replacement of a state, was cut short while it gave the files their names, the rest of them
+    get theirs.
     """
     begun = any(path.exists() for path in paths)
+    named = [partial_of(path) if begun and not path.exists() and partial_of(path).exists() else path for path in paths]
+    replacing = False
+    try:
+        files, ordered = _opened(named, direct=direct, backend=backend)
+    except StateError:
+        # Files get their names when all are complete: one without a partial beside it has its name already.
+        named, before = [partial_of(path) if partial_of(path).exists() else path for path in paths], named
+        if named == before or not any(path in paths for path in named):
+            raise
+        files, ordered = _opened(named, direct=direct, backend=backend, at_one_commit=True)
+        replacing = True
+    try:
+        publish_files(files, paths, replacing=replacing)
+    except BaseException:
+        _close(files)
+        raise
+    return ordered
+
+
+def _opened(
+    paths: Sequence[Path], *, direct: bool, backend: IoBackend | None, at_one_commit: bool = False
+) -> tuple[list[StateFile], list[StateFile]]:
+    """The files as given, and in stripe order. Raises StateError where they are not of one state."""
     files: list[StateFile] = []
     try:
         for path in paths:
-            unnamed = begun and not path.exists() and partial_of(path).exists()
-            files.append(StateFile.open(partial_of(path) if unnamed else path, direct=direct, backend=backend))
-        ordered = _in_order(files)
-        publish_files(files, paths)
+            files.append(StateFile.open(path, direct=direct, backend=backend))
+        if at_one_commit and len({file.version.stamp for file in files}) > 1:
+            raise StateError(f"{paths[0]} and the files beside it must be of one commit; give the files of one state")
+        return files, _in_order(files)
     except BaseException:
-        for file in files:
-            file.close()
+        _close(files)
         raise
-    return ordered
+
+
+def _close(files: Sequence[StateFile]) -> None:
+    for file in files:
+        file.close()
 
 
 def _in_order(files: Sequence[StateFile]) -> list[StateFile]:

@@ -114,6 +114,12 @@ class StateFile:
             raise StateError(f"{path} cannot get its name ({error.strerror}): choose another place") from error
         self._file.path = path
 
+    def replace(self, path: Path) -> None:
+        """Take the place of the file of that name, durably."""
+        self.path.replace(path)
+        self._file.path = path
+        flush_directory(path.parent)
+
     @classmethod
     def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
         """An existing file at its last committed step. Raises StateError, naming what is wrong; changes nothing."""
@@ -183,6 +189,11 @@ class StateFile:
     def direct(self) -> bool:
         """Whether it is read and written past the page cache."""
         return self._file.direct
+
+    @property
+    def backend(self) -> IoBackend:
+        """What moves its bytes."""
+        return self._file.backend
 
     @property
     def version(self) -> Version:

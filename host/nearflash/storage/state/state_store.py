@@ -108,7 +108,7 @@ class StateStore:
         backend: IoBackend | None = None,
     ) -> Self:
         """A new state at the stamp's step, of any content. Files and errors as of `create`."""
-        paths = [Path(path) for path in paths]
+        paths = [Path(path).absolute() for path in paths]
         files = create_files(paths, manifest, stripe, direct=direct, backend=backend)
         try:
             store = cls(files)
@@ -120,6 +120,37 @@ class StateStore:
             raise
         return store
 
+    def replaced(
+        self, manifest: Manifest, fill: Fill, stamp: Stamp, tensor_steps: Sequence[int], metadata: Mapping[str, Any]
+    ) -> Self:
+        """A state of other content in this one's files, complete and durable or not there at all; this one is closed.
+
+        `fill` may read this store. Needs room for both. Raises StorageFullError, StateError, with this one as it was;
+        but where the files cannot be given their names, opening again finds the new state.
+        """
+        self._check_usable()
+        paths, files = [file.path for file in self._files], self._files
+        new = create_files(paths, manifest, files[0].stripe, direct=files[0].direct, backend=files[0].backend,
+                           replacing=True)  # fmt: skip
+        try:
+            store = type(self)(new)
+            fill_files(new, stamp.step, fill)
+            store._commit(stamp, tensor_steps, metadata)
+        except BaseException:
+            discard_files(new)
+            raise
+        try:
+            publish_files(new, paths, replacing=True)
+        except BaseException:
+            self._poisoned = any(file.path in paths for file in new)
+            if self._poisoned:
+                store.close()
+            else:
+                discard_files(new)
+            raise
+        self.close()
+        return store
+
     @classmethod
     def open(cls, paths: Path | Sequence[Path], *, direct: bool = True, backend: IoBackend | None = None) -> Self:
         """An existing state, at the last step that all files have. Raises StateError; changes nothing that is stored.
@@ -127,7 +158,7 @@ class StateStore:
         Where a creation was cut short while it gave the files their names, the rest of them get theirs.
         """
         wanted = [paths] if isinstance(paths, Path) else [Path(path) for path in paths]
-        return cls(open_files(wanted, direct=direct, backend=backend))
+        return cls(open_files([path.absolute() for path in wanted], direct=direct, backend=backend))
 
     def close(self) -> None:
         """Release files and locks; what was not committed is forgotten. It may be called twice."""
@@ -322,5 +353,6 @@ class StateStore:
     def _check_usable(self) -> None:
         if self._poisoned:
             raise StateError(
-                f"{self.paths[0]}: a flush failed, so the drive's contents are unknown; close and open again"
+                f"{self.paths[0]}: a flush failed, or giving a file its name, so the drive's contents are unknown; "
+                "close and open again"
             )
