@@ -106,19 +106,20 @@ class StateFile:
 
     def publish(self, path: Path) -> None:
         """Give the file its name, durably. Raises StateError, also where another file took the name meanwhile."""
+        self._name(path, keep_existing=True)
+
+    def replace(self, path: Path) -> None:
+        """Take the place of the file of that name, durably. Raises StateError."""
+        self._name(path, keep_existing=False)
+
+    def _name(self, path: Path, *, keep_existing: bool) -> None:
         try:
-            give_name(self.path, path, keep_existing=True)
+            give_name(self.path, path, keep_existing=keep_existing)
         except FileExistsError as error:
             raise StateError(f"{path} must not exist yet: another one was written meanwhile") from error
         except OSError as error:
             raise StateError(f"{path} cannot get its name ({error.strerror}): choose another place") from error
         self._file.path = path
-
-    def replace(self, path: Path) -> None:
-        """Take the place of the file of that name, durably."""
-        self.path.replace(path)
-        self._file.path = path
-        flush_directory(path.parent)
 
     @classmethod
     def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
