@@ -105,7 +105,10 @@ class StepRunner:
                     speculative.step.discard()
                     speculative = None
                 self.recreate()
-            goes_on = bool(active) and not found_inf
+            several = (
+                self._settings.sum_of_squares is not None
+            )  # processes: others may have gradients where this has none
+            goes_on = (bool(active) or several) and not found_inf
             if not goes_on or not self._advance(active, speculative, grad_scale, in_flight):
                 self._accept(self._state.flat.changed())
 

@@ -1,0 +1,80 @@
+"""What ranks say to each other: small integers, tensors, and whether all of them succeeded.
+
+Without a process group there is one rank, and nothing is sent. Only numbers and tensors travel, never pickled objects.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import distributed
+
+from nearflash.abi.errors import StateError
+
+__all__ = ["Ranks"]
+
+T = TypeVar("T")
+_WORD = 1 << 64
+
+
+class Ranks:
+    """The ranks of a process group (None: the default one), as one of them sees them.
+
+    Every method is a collective: all ranks call it, in the same order.
+    """
+
+    def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
+        self._group = group
+        there = distributed.is_available() and distributed.is_initialized()
+        self.rank: int = distributed.get_rank(group) if there else 0
+        """This one."""
+        self.count: int = distributed.get_world_size(group) if there else 1
+        if self.rank < 0:
+            raise StateError("group must hold this process, which is none of its ranks: construct it on its ranks only")
+        self._devices = _devices(group) if self.count > 1 else []
+
+    def gather(self, words: Sequence[int]) -> list[list[int]]:
+        """The words (unsigned, 64 bits) of each rank; all ranks give equally many."""
+        if self.count == 1:
+            return [list(words)]
+        signed = [word - _WORD if word >= _WORD >> 1 else word for word in words]
+        mine = torch.tensor(signed, dtype=torch.int64, device=self._devices[0])
+        every = [torch.empty_like(mine) for _ in range(self.count)]
+        distributed.all_gather(every, mine, group=self._group)
+        return [[word % _WORD for word in words.tolist()] for words in every]
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Overwrite the tensor with that of rank `source`."""
+        if self.count == 1:
+            return
+        sent = tensor if tensor.device.type in self._devices and tensor.is_contiguous() else None
+        if sent is None:
+            device = tensor.device if tensor.device.type in self._devices else self._devices[0]
+            sent = tensor.detach().to(device).contiguous()
+        distributed.broadcast(sent, group=self._group, group_src=source)
+        if sent is not tensor and self.rank != source:
+            tensor.copy_(sent)
+
+    def together(self, call: Callable[[], T], doing: str, undo: Callable[[T], object] = lambda _: None) -> T:
+        """What `call` gives, once it has worked on every rank; else `undo` what it gave here, and raise.
+
+        `call` uses no collective. Raises its own error where it failed, StateError where another rank's failed.
+        """
+        try:
+            result = call()
+        except BaseException:  # of whatever kind: the other ranks wait for this one's word
+            self.gather([0])
+            raise
+        failed = [rank for rank, (good,) in enumerate(self.gather([1])) if not good]
+        if failed:
+            undo(result)
+            raise StateError(f"{doing} must work on every rank, and failed on {failed}: see their errors")
+        return result
+
+
+def _devices(group: distributed.ProcessGroup | None) -> list[str]:
+    """Kinds of devices whose tensors the group can send; memory of the host first, where it can."""
+    world = group or distributed.group.WORLD
+    assert world is not None, "there are several ranks"
+    kinds = [device.type for device in world._device_types]
+    return sorted(kinds, key=lambda kind: kind != "cpu")

@@ -1,0 +1,101 @@
+"""State files of ranks: those of one run, one on each rank as they were, or none; before any of them is opened.
+
+Each rank's store holds in its metadata whose share of which run it is, from its first step on.
+"""
+
+import secrets
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import NearflashError, StateError
+from nearflash.storage import StateStore
+from nearflash.training.integrations.process_group import Ranks
+from nearflash.training.optimizers.options import Settings
+
+__all__ = ["Share", "agree_on_files"]
+
+_KEY = "nearflash_ranks"
+"""Of a share in the metadata of its store."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of which run a rank has."""
+
+    run: int
+    """Drawn at its beginning, the same on all ranks; 0: unknown."""
+    rank: int
+    of: int
+    """Ranks of the run."""
+
+    @classmethod
+    def split(cls, metadata: Mapping[str, Any]) -> tuple["Share", dict[str, Any]]:
+        """What the metadata of a store say of its share, and the rest of them, which is the training script's."""
+        stored = metadata.get(_KEY, {"run": 0, "rank": 0, "of": 0})
+        return cls(**stored), {key: value for key, value in metadata.items() if key != _KEY}
+
+    def joined(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Inverse of `split`."""
+        return {**metadata, _KEY: asdict(self)}
+
+
+def agree_on_files(ranks: Ranks, options: Mapping[str, Any]) -> tuple[Share, list[Path]]:
+    """This rank's share, and the files that it will make; options: of its optimizer.
+
+    Raises StateError, on all ranks, for files that are there on some ranks only, or not of one run; nothing was opened
+    or made then.
+    """
+    paths = ranks.together(lambda: _paths(options), "opening")
+    resume, missing = options.get("resume", False), [path for path in paths if not path.exists()]
+    there = [rank for rank, (some,) in enumerate(ranks.gather([len(missing) < len(paths)])) if some]
+    if there and (not resume or (resume == "auto" and len(there) < ranks.count)):
+        rule = "must exist on every rank or on none" if resume else "must not exist yet"
+        raise StateError(
+            f"state files {rule}, and do exist on ranks {there} (here: {paths[0]}): pass resume=True to resume from "
+            "those of all ranks, or give other paths"
+        )
+    direct = bool(options.get("direct", True))
+    share, steps = ranks.together(lambda: _stored(paths, direct), "opening")
+    rows = ranks.gather([share.run, share.rank, share.of, steps])
+    _check_one_run([(Share(*row[:3]), row[3]) for row in rows])
+    run = next((row[0] for row in rows if row[0]), 0) or ranks.gather([1 + secrets.randbits(62)])[0][0]
+    return Share(run, ranks.rank, ranks.count), missing
+
+
+def _check_one_run(found: Sequence[tuple[Share, int]]) -> None:
+    """Raise StateError where known shares are not of one run, in order. found: of each rank, with its steps."""
+    run = next((share.run for share, _ in found if share.run), 0)
+    for rank, (share, steps) in enumerate(found):
+        if not run or not (share.run or steps):
+            continue  # of an earlier version, or no step was committed yet
+        if share.run and share.of != len(found):
+            raise StateError(
+                f"state files must be opened by as many ranks as wrote them, {share.of}, not {len(found)}: to change "
+                f"the number, hand full_state_dict() of {share.of} ranks to load_full_state_dict()"
+            )
+        if (share.run, share.rank) != (run, rank):
+            whose = f"rank {share.rank}'s" + ("" if share.run == run else " of another run")
+            raise StateError(
+                f"state files must be of one run, each on its own rank, but that of rank {rank} is {whose}: give each "
+                "rank its own path"
+            )
+
+
+def _paths(options: Mapping[str, Any]) -> tuple[Path, ...]:
+    if "path" not in options:
+        return ()  # the optimizer will miss it
+    return Settings(path=options["path"], device=options.get("device", "host")).paths
+
+
+def _stored(paths: Sequence[Path], direct: bool) -> tuple[Share, int]:
+    """Share and steps of the state on `paths`; unknown and 0 where there is none, or it cannot be opened."""
+    if paths and all(path.exists() for path in paths):
+        with warnings.catch_warnings(), suppress(NearflashError):  # the optimizer reports both
+            warnings.simplefilter("ignore")
+            with StateStore.open(paths, direct=direct) as store:
+                return Share.split(store.metadata)[0], store.steps
+    return Share(0, 0, 0), 0
