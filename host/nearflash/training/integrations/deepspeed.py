@@ -3,20 +3,25 @@
     chosen = from_deepspeed("ds_config.json")
     optimizer = chosen.optimizer(model.parameters(), **chosen.options)
 
-What is read: `optimizer`, `gradient_clipping`, `fp16`, `bf16`, `zero_optimization.offload_optimizer`. Keys of the
-training loop, of DeepSpeed's own buffers and of `aio` have no effect here and are listed; any other key is an error.
+What is read: `optimizer`, `gradient_clipping`, `fp16`, `bf16`, `zero_optimization.offload_optimizer`. Other keys have
+no effect and are listed, or change results and are refused by name: `deepspeed_keys` has all of them. "auto" and null
+stand for the default. Options that `optimizer.params` leaves out have DeepSpeed's defaults.
 
 Source: DeepSpeed's configuration JSON, as of 0.19.
 """
 
+import base64
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.support.files import read_text
 from nearflash.training.gradients.scaler import LossScale
+from nearflash.training.integrations.deepspeed_keys import NEUTRAL, READ, idle_reason, neutral
 from nearflash.training.optimizers.adagrad import NearStorageAdagrad
 from nearflash.training.optimizers.adam import NearStorageAdam, NearStorageAdamW
 from nearflash.training.optimizers.lion import NearStorageLion
@@ -32,23 +37,15 @@ _CLASSES = {
     "lion": NearStorageLion,
     "sgd": NearStorageSGD,
 }
-_SCALARS = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "lr_decay", "amsgrad")
-_PRECISIONS = {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
-_LOOP = (
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "steps_per_print",
-    "wall_clock_breakdown", "memory_breakdown", "dump_state", "prescale_gradients", "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer", "communication_data_type", "activation_checkpointing", "comms_logger",
-    "flops_profiler", "tensorboard", "wandb", "csv_monitor",
-)  # fmt: skip
-"""The training script's business, or DeepSpeed's own."""
-_PARTITIONS = (
-    "stage", "offload_param", "sub_group_size", "overlap_comm", "contiguous_gradients", "reduce_scatter",
-    "reduce_bucket_size", "allgather_partitions", "allgather_bucket_size", "round_robin_gradients",
-    "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold", "stage3_gather_16bit_weights_on_model_save",
-)  # fmt: skip
-_BUFFERS = ("buffer_count", "pin_memory", "pipeline_read", "pipeline_write", "fast_init")
-_AIO = ("block_size", "queue_depth", "thread_count", "intra_op_parallelism", "single_submit", "overlap_events")
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "adam": {"weight_decay": 0.0},
+    "adamw": {"weight_decay": 0.0},
+    "lion": {"lr": 1e-3, "betas": (0.9, 0.999)},
+}
+"""DeepSpeed's, where they are not those of our optimizers."""
+_NUMBERS = ("lr", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
+_SCALARS = (*_NUMBERS, "betas", "nesterov")
+_PARAMS, _OFFLOAD = "optimizer.params.", "zero_optimization.offload_optimizer."
 
 
 @dataclass(frozen=True)
@@ -60,110 +57,196 @@ class FromDeepSpeed:
     """Keyword arguments of it; `device` and all that DeepSpeed does not know are the caller's to add."""
     without_effect: tuple[str, ...]
     """Keys that were given and mean nothing here, as `aio.block_size`."""
+    auto: tuple[str, ...]
+    """Keys that were "auto", for which the default holds unless the caller adds the option."""
 
 
-class _Block:
-    """A part of the configuration; keys that were read are removed, so that the rest is unknown."""
+def from_deepspeed(config: Any, *, path: str | Path | None = None) -> FromDeepSpeed:
+    """Read a configuration: its content, a JSON file, its text or that in base64, or a transformers HfDeepSpeedConfig.
 
-    def __init__(self, content: Any, name: str = "") -> None:
-        if not isinstance(content, Mapping):
-            raise CommandError(f"{name or 'the configuration'} must be a block of keys, not {content!r}")
-        self._left, self._name = dict(content), f"{name}." if name else ""
-        self.idle: list[str] = []
+    path: of the state, in place of the configuration's nvme_path. Raises CommandError, naming what it cannot do.
+    """
+    given = _Given(dict(_leaves(_content(config))))
+    kind, options = _optimizer(given)
+    options |= _precision(given) | {"path": _path(given, path)}
+    if clipping := given.number("gradient_clipping", 0.0):
+        options["max_grad_norm"] = clipping
+    given.check()
+    return FromDeepSpeed(kind, options, tuple(given.idle), tuple(given.auto))
+
+
+class _Given:
+    """The keys of a configuration; those that were read are taken out, so that the rest can be checked."""
+
+    def __init__(self, leaves: dict[str, Any]) -> None:
+        self.keys = frozenset(leaves)
+        self.auto = [key for key, value in leaves.items() if value == "auto" and key in READ]
+        self.idle = [key for key, value in leaves.items() if value is None or (value == "auto" and key not in READ)]
+        self._left = {key: value for key, value in leaves.items() if key not in (*self.auto, *self.idle)}
 
     def take(self, key: str, default: Any = None) -> Any:
-        value = self._left.pop(key, default)
-        if value == "auto":
-            raise CommandError(f"{self._name}{key} must be a value, not 'auto': fill in what the Trainer would have")
+        return self._left.pop(key, default)
+
+    def number(self, key: str, default: float) -> float:
+        value = self.take(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CommandError(f"{key} must be a number, not {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            raise CommandError(f"{key} must be true or false, not {value!r}")
         return value
 
-    def block(self, key: str) -> "_Block":
-        return _Block(self._left.pop(key, {}), self._name + key)
+    def disable(self, block: str) -> None:
+        """Take out what is left of a block that is not enabled."""
+        named = [key for key in self._left if key.startswith(f"{block}.")]
+        self.idle += [key for key in named if self._left.pop(key) is not None]
 
-    def ignore(self, keys: tuple[str, ...]) -> None:
-        self.idle += [f"{self._name}{key}" for key in keys if self._left.pop(key, None) is not None]
+    def check(self) -> None:
+        """Sort what was not read into what has no effect, what is refused, and what DeepSpeed does not know."""
+        for flag in (key for key in NEUTRAL if key.endswith(".enabled")):
+            if self._left.get(flag, False) is False:
+                self.disable(flag.removesuffix(".enabled"))
+        unknown = []
+        for key, value in self._left.items():
+            known = neutral(key)
+            if known is None and idle_reason(key) is None:
+                unknown.append(key)
+            elif known is not None and value not in known[0] and not _is_off(key, value, self._left):
+                rule = " or ".join(json.dumps(each) for each in known[0]) or "left out"
+                raise CommandError(f"{key} must be {rule}, not {value!r}: {known[1]}")
+            else:
+                self.idle.append(key)
+        if unknown:
+            raise CommandError(
+                f"configuration keys must be ones that DeepSpeed documents, not {', '.join(unknown)}; take them out, "
+                "and do in the training script what they stand for"
+            )
 
-    def rest(self) -> list[str]:
-        return [f"{self._name}{key}" for key in self._left]
+
+def _is_off(key: str, value: Any, left: Mapping[str, Any]) -> bool:
+    """Whether a key is of a block whose parts are all not enabled, or a size of 1."""
+    top = key.partition(".")[0]
+    flags = [flag for name, flag in left.items() if name.startswith(f"{top}.") and name.endswith("enabled")]
+    return (bool(flags) and not any(flags)) or (key.endswith("_size") and value == 1)
 
 
-def from_deepspeed(config: str | Path | Mapping[str, Any]) -> FromDeepSpeed:
-    """Read a configuration (a JSON file, or its content). Raises CommandError, naming what it cannot do."""
+def _content(config: Any) -> Mapping[str, Any]:
+    config = getattr(config, "config", config)
     if isinstance(config, str | Path):
         try:
-            config = json.loads(Path(config).read_text())
-        except (OSError, ValueError) as error:
-            raise CommandError(f"the configuration must be a readable JSON file, not {config!r}: {error}") from error
-    top = _Block(config)
-    blocks = [top]
-    kind, options = _optimizer(top, blocks)
-    options |= _state_path(top, blocks) | _precision(top, blocks)
-    if clipping := top.take("gradient_clipping", 0.0):
-        options["max_grad_norm"] = float(clipping)
-    aio = top.block("aio")
-    aio.ignore(_AIO)
-    blocks.append(aio)
-    top.ignore(_LOOP)
-    if unknown := [key for block in blocks for key in block.rest()]:
-        raise CommandError(
-            f"configuration keys must be ones that are known here, not {', '.join(unknown)}; "
-            "take them out, and do in the training script what they stand for"
-        )
-    return FromDeepSpeed(kind, options, tuple(key for block in blocks for key in block.idle))
+            config = json.loads(_text(config), object_pairs_hook=_without_duplicates)
+        except (OSError, ValueError, RecursionError) as error:
+            if isinstance(error, CommandError):
+                raise
+            shown = str(config) if len(str(config)) < 200 else f"{str(config)[:200]}…"
+            raise CommandError(f"the configuration must be a readable JSON file, not {shown!r}: {error}") from error
+    if not isinstance(config, Mapping):
+        raise CommandError(f"the configuration must be a block of keys, not {config!r}")
+    return config
 
 
-def _optimizer(top: _Block, blocks: list[_Block]) -> tuple[type[NearStorageOptimizer], dict[str, Any]]:
-    block = top.block("optimizer")
-    name = block.take("type", "AdamW")
-    if str(name).lower() not in _CLASSES:
+def _text(config: str | Path) -> str:
+    """Of a file; or JSON itself, or that in base64, as transformers' command lines take it."""
+    if isinstance(config, str) and config.lstrip().startswith("{"):
+        return config
+    if isinstance(config, str) and not config.endswith(".json"):
+        try:
+            text = base64.b64decode(config, altchars=b"-_", validate=True).decode()
+            if text.lstrip().startswith("{"):
+                return text
+        except ValueError:
+            pass  # it is a path
+    return read_text(Path(config))
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise CommandError(f"configuration keys must be given once, not {twice[0]} twice: take one of them out")
+    return dict(pairs)
+
+
+def _leaves(block: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that is no block, or an empty one."""
+    for key, value in block.items():
+        if not isinstance(key, str):
+            raise CommandError(f"configuration keys must be strings, not {key!r}")
+        if f"{name}{key}" in _BLOCKS and not isinstance(value, Mapping) and value is not None:
+            raise CommandError(f"{name}{key} must be a block of keys, not {value!r}")
+        if isinstance(value, Mapping) and f"{name}{key}" not in READ and idle_reason(f"{name}{key}") is None:
+            yield from _leaves(value, f"{name}{key}.")
+        elif not isinstance(value, Mapping) or value:
+            yield f"{name}{key}", value
+
+
+_BLOCKS = {key.rpartition(".")[0] for key in READ} | {"aio", "optimizer", "zero_optimization"}
+
+
+def _optimizer(given: _Given) -> tuple[type[NearStorageOptimizer], dict[str, Any]]:
+    name = given.take("optimizer.type")
+    if name is not None and str(name).lower() not in _CLASSES:
         raise CommandError(f"optimizer.type must be one of {', '.join(_CLASSES)}, not {name!r}")
-    kind, params = _CLASSES[str(name).lower()], block.block("params")
-    blocks += [block, params]
-    options = {key: value for key in _SCALARS if (value := params.take(key)) is not None}
-    if not params.take("adam_w_mode", True):
+    chosen = str(name or "adamw").lower()
+    kind, options = _CLASSES[chosen], dict(_DEFAULTS.get(chosen, {})) if name is not None else {}
+    if chosen != "adam" and f"{_PARAMS}adam_w_mode" in given.keys:
+        given.idle.append(f"{_PARAMS}adam_w_mode")
+    decoupled, torch_adam = given.flag(f"{_PARAMS}adam_w_mode", True), given.flag(f"{_PARAMS}torch_adam", False)
+    if chosen == "adam" and not decoupled:
         kind = NearStorageAdam
-    params.ignore(("torch_adam", "bias_correction"))
-    if "betas" in options:
-        options["betas"] = tuple(options["betas"])
+    elif torch_adam:
+        options.pop("weight_decay", None)
+    if f"{_PARAMS}lr" in given.auto:
+        options.pop("lr", None)
+    accepted = inspect.signature(kind).parameters
+    for key in _SCALARS:
+        if (value := given.take(f"{_PARAMS}{key}")) is not None:
+            if key not in accepted:
+                raise CommandError(f"{_PARAMS}{key} must be left out, not {value!r}: {name} has no such parameter")
+            options[key] = _scalar(f"{_PARAMS}{key}", value)
     return kind, options
 
 
-def _state_path(top: _Block, blocks: list[_Block]) -> dict[str, Any]:
-    zero = top.block("zero_optimization")
-    offload = zero.block("offload_optimizer")
-    device, path = offload.take("device", "none"), offload.take("nvme_path")
-    if device != "nvme" or not path:
+def _scalar(key: str, value: Any) -> Any:
+    numbers = list(value) if isinstance(value, list | tuple) else [value]
+    of_pair, boolean = key.endswith("betas"), key.endswith("nesterov")
+    right = isinstance(value, list | tuple) == of_pair and len(numbers) == 1 + of_pair
+    if not right or any(isinstance(each, bool) != boolean or not isinstance(each, int | float) for each in numbers):
+        rule = "two numbers" if of_pair else "true or false" if boolean else "a number"
+        raise CommandError(f"{key} must be {rule}, not {value!r}")
+    return tuple(numbers) if of_pair else value
+
+
+def _path(given: _Given, path: str | Path | None) -> str:
+    device, stored = given.take(f"{_OFFLOAD}device", "none"), given.take(f"{_OFFLOAD}nvme_path")
+    if path is None and (device != "nvme" or not isinstance(stored, str) or not stored):
         raise CommandError(
-            "zero_optimization.offload_optimizer must have the device 'nvme' and an nvme_path, "
-            f"not {device!r} and {path!r}: that is where the state goes"
+            f"zero_optimization.offload_optimizer must have the device 'nvme' and an nvme_path, not {device!r} and "
+            f"{stored!r}: that is where the state goes; or pass path= to from_deepspeed"
         )
-    if (ratio := offload.take("ratio", 1.0)) != 1.0:
-        raise CommandError(f"zero_optimization.offload_optimizer.ratio must be 1, not {ratio!r}: all of it is on flash")
-    zero.ignore(_PARTITIONS)
-    offload.ignore(_BUFFERS)
-    blocks += [zero, offload]
-    return {"path": str(path)}
+    if path is not None:
+        given.idle += [f"{_OFFLOAD}{key}" for key in ("device", "nvme_path") if f"{_OFFLOAD}{key}" in given.keys]
+    return str(path if path is not None else stored)
 
 
-def _precision(top: _Block, blocks: list[_Block]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for name, dtype in _PRECISIONS.items():
-        block = top.block(name)
-        blocks.append(block)
-        enabled = block.take("enabled", False)
-        if name == "fp16":
-            scale = _loss_scale(block)
-            options |= {"loss_scale": scale} if enabled else {}
-        if enabled and options.setdefault("param_dtype", dtype) != dtype:
-            raise CommandError("one of fp16 and bf16 must be enabled, not both")
-    return options
+def _precision(given: _Given) -> dict[str, Any]:
+    enabled = {}
+    for block in ("fp16", "bf16", "bfloat16"):
+        enabled[block] = given.flag(f"{block}.enabled", False)
+        if not enabled[block]:
+            given.disable(block)
+    if enabled["fp16"] and (enabled["bf16"] or enabled["bfloat16"]):
+        raise CommandError("one of fp16 and bf16 must be enabled, not both")
+    if enabled["fp16"]:
+        return {"param_dtype": "fp16", "loss_scale": _loss_scale(given)}
+    return {"param_dtype": "bf16"} if enabled["bf16"] or enabled["bfloat16"] else {}
 
 
-def _loss_scale(fp16: _Block) -> LossScale | float:
-    fixed, power = float(fp16.take("loss_scale", 0)), fp16.take("initial_scale_power", 16)
-    window, hysteresis = fp16.take("loss_scale_window", 1000), fp16.take("hysteresis", 2)
-    if (minimum := fp16.take("min_loss_scale", 1)) != 1:
-        raise CommandError(f"fp16.min_loss_scale must be 1, not {minimum!r}")
-    if fp16.take("consecutive_hysteresis", False) or fp16.take("auto_cast", False):
-        raise CommandError("fp16.consecutive_hysteresis and fp16.auto_cast must be false; take them out")
+def _loss_scale(given: _Given) -> LossScale | float:
+    fixed, power = given.number("fp16.loss_scale", 0.0), given.number("fp16.initial_scale_power", 16)
+    window, hysteresis = given.number("fp16.loss_scale_window", 1000), given.number("fp16.hysteresis", 2)
+    if abs(power) > 127:
+        raise CommandError(f"fp16.initial_scale_power must be at most 127, not {power:g}")
     return fixed or LossScale(2.0**power, window=int(window), hysteresis=int(hysteresis))
