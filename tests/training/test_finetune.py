@@ -1,6 +1,9 @@
 """`nearflash train` and what it is made of: the loss falls, a run that was stopped goes on with the same bits."""
 
 import json
+import os
+import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, StateError
 from nearflash.cli import main as cli
 from nearflash.training import NearStorageAdamW
 from nearflash.training.finetune import Data, fine_tune, load_model, load_tokens
+from nearflash.training.generators import generator_states, restore_generators, seed_generators
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -29,6 +33,7 @@ def folder(tmp_path_factory):
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(path / "model")
     np.save(path / "tokens.npy", np.tile(np.arange(50, dtype=np.uint16), 40))
+    np.save(path / "long.npy", np.tile(np.arange(50, dtype=np.uint16), 60))
     return path
 
 
@@ -71,6 +76,86 @@ def test_stopped_and_resumed(train, tmp_path, dtype):
     assert code == 0 and "resuming from step 2" in err
     whole, resumed = saved(tmp_path / "whole"), saved(tmp_path / "resumed")
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_dropout_goes_on_where_it_stopped(train, folder, tmp_path):
+    """Once a run that resumed dropped what the first steps had dropped: 4 steps differed from 2 + 2."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 97, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path / "gpt2")
+    common = ["--model", str(tmp_path / "gpt2"), "--dtype", "fp32"]
+    train(*common, "--save", str(tmp_path / "whole"), state="a")
+    train(*common, state="b", steps=2)
+    torch.rand(5), np.random.rand(5), random.random()  # noqa: NPY002
+    train(*common, "--save", str(tmp_path / "resumed"), state="b")
+    train(*common, "--save", str(tmp_path / "seeded"), "--seed", "1", state="c")
+    whole, resumed, seeded = (saved(tmp_path / name) for name in ("whole", "resumed", "seeded"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert not all(torch.equal(whole[name], seeded[name]) for name in whole)
+
+
+def test_generators_come_back_through_json():
+    def draw():
+        return torch.rand(3).tolist(), np.random.randn(3).tolist(), [random.gauss(0, 1) for _ in range(3)]  # noqa: NPY002
+
+    seed_generators(7)
+    # Both keep a second normal number for the next call.
+    draw(), np.random.randn(), random.gauss(0, 1)  # noqa: NPY002
+    states = json.loads(json.dumps(generator_states()))
+    assert len(json.dumps(states)) < 20_000
+    expected = draw()
+    seed_generators(8)
+    restore_generators(states)
+    assert draw() == expected
+    before = generator_states()
+    for change in ({"torch": "AAAA"}, {"python": [3, "AAAA", None]}, {"numpy": None}, {"cuda": [3]}):
+        with pytest.raises(StateError, match="states of generators must be as they were stored"):
+            restore_generators(states | change)
+    assert generator_states() == before
+
+
+def test_sequences_longer_than_the_model_has_positions(train, tmp_path):
+    code, err = train("--seq-length", "3000")
+    assert code == 2 and err.splitlines()[-1].startswith("nearflash: data must have at least 3000 tokens")
+    code, err = train("--seq-length", "2049", data="long.npy")
+    assert code == 2 and "seq_length must be at most 2048, the positions of the model, not 2049" in err
+    code, err = train("--seq-length", "1")
+    assert code == 2 and "seq_length must be at least 2" in err
+
+
+def test_a_state_of_another_model_or_other_data_is_not_resumed(train, folder, tmp_path):
+    """Of the same shapes and the same length: once the earlier model was trained on and saved."""
+    train(steps=1)
+    np.save(tmp_path / "other.npy", np.tile(np.arange(50, dtype=np.uint16)[::-1], 40))
+    code, err = train("--data", str(tmp_path / "other.npy"))
+    assert code == 2 and "data must be that of" in err
+    model, _ = load_model(folder / "model", "fp32")
+    with torch.no_grad():
+        model.model.norm.weight[3] += 1
+    model.save_pretrained(tmp_path / "other")
+    code, err = train("--model", str(tmp_path / "other"))
+    assert code == 2 and "model must be the one that the run on" in err
+    config = json.loads((folder / "model" / "config.json").read_text())
+    shutil.copytree(folder / "model", tmp_path / "eps")
+    (tmp_path / "eps" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    code, err = train("--model", str(tmp_path / "eps"))
+    assert code == 2 and "model must be the one that the run on" in err
+    assert train()[0] == 0
+
+
+def test_data_that_is_no_regular_file_or_no_array(train, tmp_path):
+    os.mkfifo(tmp_path / "pipe.npy")
+    np.savez(tmp_path / "several.npz", a=np.arange(9))
+    (tmp_path / "several.npz").rename(tmp_path / "several.npy")
+    (tmp_path / "huge.npy").write_bytes(
+        b"\x93NUMPY\x01\x00\x76\x00"
+        + b"{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000,), }".ljust(118)
+    )
+    (tmp_path / "empty.npy").write_bytes(b"")
+    for name in ("pipe", "several", "huge", "empty"):
+        code, err = train("--data", str(tmp_path / f"{name}.npy"))
+        assert code == 2 and "nearflash: data must be" in err.splitlines()[-1] and "Traceback" not in err, (name, err)
 
 
 def test_skipped_steps_take_their_batches_across_a_resume(folder, tmp_path):

@@ -84,7 +84,7 @@ def train(subparsers: Any) -> None:
     parser.add_argument("--lr", type=rate, default=1e-4, help="Learning rate.")
     parser.add_argument("--seq-length", type=positive, default=256, metavar="N", help="Tokens of a sequence.")
     parser.add_argument("--batch-size", type=positive, default=4, metavar="N", help="Sequences of a step.")
-    parser.add_argument("--seed", type=non_negative, default=0, help="Seed of the order of sequences.")
+    parser.add_argument("--seed", type=non_negative, default=0, help="Seed of the order of sequences and of dropout.")
     parser.add_argument("--dtype", default="bf16", choices=("fp32", "bf16", "fp16"), help="Number format of the model.")
     parser.add_argument(
         "--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat],
@@ -121,18 +121,20 @@ def _train(arguments: argparse.Namespace) -> int:
     set_threads(arguments.threads)  # before torch is loaded
 
     from nearflash import training
-    from nearflash.training.finetune import Data, fine_tune, load_model, load_tokens
+    from nearflash.training.finetune import Data, digest_of, fine_tune, load_model, load_tokens
+    from nearflash.training.generators import seed_generators
 
     if arguments.save and arguments.save.exists() and not arguments.save.is_dir():
         raise CommandError(f"--save must name a folder, not the file {str(arguments.save)!r}")
     model, tokenizer = load_model(arguments.model, arguments.dtype)
     tokens = load_tokens(arguments.data, tokenizer, model.config.vocab_size)
     data = Data(tokens, arguments.seq_length, arguments.batch_size, arguments.seed)
-    kind = getattr(training, _OPTIMIZERS[arguments.optimizer])
+    kind, digest = getattr(training, _OPTIMIZERS[arguments.optimizer]), digest_of(model, arguments.model)
+    seed_generators(arguments.seed)
     with kind(model.named_parameters(), lr=arguments.lr, **_options(arguments)) as optimizer:
         if optimizer.steps:
             print(f"resuming from step {optimizer.steps} of {optimizer.store.path}", file=sys.stderr)
-        for progress in fine_tune(model, data, optimizer, arguments.steps):
+        for progress in fine_tune(model, data, optimizer, arguments.steps, digest=digest):
             _print_progress(progress)
         print("\n".join(_summary(optimizer)), file=sys.stderr)
         if arguments.trace:

@@ -1,14 +1,17 @@
 """Fine-tuning of a language model on a file of text or tokens: what `nearflash train` does, for scripts too.
 
 A batch depends on its number and the seed alone, and each step commits the next one's number (skipped steps take
-batches, too), so a run that was stopped resumes with the batch that it would have had.
+batches, too) and the states of the random generators, so a run that was stopped resumes with the batch and the dropout
+that it would have had.
 """
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from os import environ
+from functools import cached_property, lru_cache
+from os import environ, fdopen
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,12 @@ import numpy as np
 import torch
 
 from nearflash.abi.errors import CommandError, StateError
+from nearflash.support.files import open_regular
+from nearflash.training.generators import generator_states, restore_generators
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 from nearflash.training.step.stalls import Stalls
 
-__all__ = ["DTYPES", "Data", "Progress", "fine_tune", "load_model", "load_tokens"]
+__all__ = ["DTYPES", "Data", "Progress", "digest_of", "fine_tune", "load_model", "load_tokens"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -37,6 +42,8 @@ class Data:
     seed: int
 
     def __post_init__(self) -> None:
+        if self.seq_length < 2:
+            raise CommandError(f"seq_length must be at least 2, a token and the one after it, not {self.seq_length}")
         if len(self.tokens) < self.seq_length:
             raise CommandError(
                 f"data must have at least {self.seq_length} tokens (one sequence), not {len(self.tokens)}"
@@ -52,14 +59,19 @@ class Data:
             rows.append(self.tokens[start : start + self.seq_length])
         return torch.stack(rows)
 
-    def cursor(self) -> dict[str, int]:
+    def cursor(self) -> dict[str, Any]:
         """What must be the same in a run that resumes."""
         return {
             "tokens": len(self.tokens),
+            "digest": self._digest,
             "seq_length": self.seq_length,
             "batch_size": self.batch_size,
             "seed": self.seed,
         }
+
+    @cached_property
+    def _digest(self) -> str:
+        return hashlib.sha256(self.tokens.numpy().astype("<i8", copy=False).data).hexdigest()
 
 
 @lru_cache(maxsize=2)
@@ -84,13 +96,21 @@ class Progress:
     stalls: Stalls
 
 
-def fine_tune(model: Any, data: Data, optimizer: NearStorageOptimizer, steps: int) -> Iterator[Progress]:
-    """Train up to step `steps` of the state, from where it is. Raises StateError for a state of other data."""
-    if optimizer.steps and optimizer.metadata.get("data") != data.cursor():
-        raise StateError(
-            f"data must be that of {optimizer.store.path}, {optimizer.metadata.get('data')}, not {data.cursor()}; "
-            "give the same data, sequence length, batch size and seed, or begin on another path"
-        )
+def fine_tune(
+    model: Any, data: Data, optimizer: NearStorageOptimizer, steps: int, *, digest: str | None = None
+) -> Iterator[Progress]:
+    """Train up to step `steps` of the state, from where it is; a run that resumes sets the random generators, too.
+
+    digest: `digest_of` the model as it was before the optimizer was made. Raises CommandError for sequences longer than
+    the model has positions, StateError for a state of other data or of another model.
+    """
+    _check_positions(model, data.seq_length)
+    if optimizer.steps:
+        _check_run(optimizer, data, digest)
+        if (states := optimizer.metadata.get("generators")) is not None:
+            restore_generators(states)
+    if digest is not None:
+        optimizer.metadata["model"] = digest
     optimizer.metadata["data"] = data.cursor()
     device = next(model.parameters()).device
     model.train()
@@ -103,6 +123,7 @@ def fine_tune(model: Any, data: Data, optimizer: NearStorageOptimizer, steps: in
         optimizer.metadata["batch"] = number  # committed with the step; a skipped one commits nothing
         loss = model(input_ids=ids, labels=ids).loss
         optimizer.scale_loss(loss).backward()
+        optimizer.metadata["generators"] = generator_states()
         middle = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad()
@@ -114,6 +135,42 @@ def fine_tune(model: Any, data: Data, optimizer: NearStorageOptimizer, steps: in
             yield Progress(
                 optimizer.steps, steps, float(loss.detach()), rate, now - middle, remaining, optimizer.report.stalls
             )
+
+
+def _check_positions(model: Any, seq_length: int) -> None:
+    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if isinstance(positions, int) and 0 < positions < seq_length:
+        raise CommandError(
+            f"seq_length must be at most {positions}, the positions of the model, not {seq_length}; pass "
+            f"--seq-length {positions}"
+        )
+
+
+def _check_run(optimizer: NearStorageOptimizer, data: Data, digest: str | None) -> None:
+    """Raise StateError where the state is of other data or of another model."""
+    stored, given = optimizer.metadata.get("data"), data.cursor()
+    if not stored or any(value != given.get(key) for key, value in stored.items()):
+        raise StateError(
+            f"data must be that of {optimizer.store.path}, {stored}, not {given}; give the same data, sequence length, "
+            "batch size and seed, or begin on another path"
+        )
+    if digest is not None and (began := optimizer.metadata.get("model", digest)) != digest:
+        raise StateError(
+            f"model must be the one that the run on {optimizer.store.path} began with, of digest {began[:16]}, not "
+            f"{digest[:16]}; give that one to resume, or begin with this one on another path"
+        )
+
+
+def digest_of(model: Any, folder: Path) -> str:
+    """What tells a model, as it was loaded, from all others: a digest of its config.json and all of its tensors."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for name in ("_name_or_path", "transformers_version"):
+        config.pop(name, None)
+    found = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def load_model(folder: Path, dtype: str) -> tuple[Any, Any]:
@@ -136,15 +193,21 @@ def load_tokens(path: Path, tokenizer: Callable[..., Any] | None, vocabulary: in
     """Token ids (n,) of a .npy file of integers, or of a text. Raises CommandError."""
     try:
         if path.suffix == ".npy":
-            array = np.load(path, allow_pickle=False)
+            with fdopen(open_regular(path), "rb") as numbers:
+                array = np.load(numbers, allow_pickle=False)
         elif tokenizer is None:
             raise CommandError("data must be tokens (.npy), not text: the model's folder has no tokenizer")
         else:
-            array = np.asarray(tokenizer(path.read_text(encoding="utf-8"), verbose=False)["input_ids"])
-    except (OSError, ValueError) as error:
+            with fdopen(open_regular(path), encoding="utf-8") as text:
+                array = np.asarray(tokenizer(text.read(), verbose=False)["input_ids"])
+    except (OSError, ValueError, EOFError, MemoryError, SyntaxError) as error:
         if isinstance(error, CommandError):
             raise
         raise CommandError(f"data must be a readable text or .npy file, not {str(path)!r}: {error}") from error
-    if array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < vocabulary):
+    if (
+        not isinstance(array, np.ndarray)
+        or array.dtype.kind not in "iu"
+        or (array.size and not 0 <= array.min() <= array.max() < vocabulary)
+    ):
         raise CommandError(f"data must be token ids below {vocabulary}, not those of {str(path)!r}")
     return torch.from_numpy(array.reshape(-1).astype(np.int64))
