@@ -236,3 +236,19 @@ def test_attention_is_of_batches_on_a_device(saved, prompts):
     folder, _ = saved("llama")
     with pytest.raises(CommandError, match="attention must be None with an engine, and where no KV cache is placed"):
         generate(folder, prompts(2), policy(), attention=AttentionPolicy())
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"multi_query": False}, {"multi_query": False, "alibi": True},
+    {"new_decoder_architecture": True, "num_kv_heads": 2},
+], ids=["one head", "all heads", "alibi", "groups"])  # fmt: skip
+def test_kv_heads_that_a_configuration_states_by_other_keys(tmp_path, options, plain):
+    """Falcon's `multi_query` is one KV head; its newer decoder repeats heads before the cache."""
+    import transformers
+
+    torch.manual_seed(4)
+    sizes = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "eos_token_id": 2}
+    model = transformers.FalconForCausalLM(transformers.FalconConfig(**sizes, initializer_range=0.2, **options)).eval()
+    model.save_pretrained(tmp_path)
+    rows = [[5, 6, 7, 8], [9, 10]]
+    assert generate(tmp_path, rows, policy(), max_new_tokens=8).tokens == plain(model, rows, 2, 8)

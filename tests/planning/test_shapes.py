@@ -155,6 +155,13 @@ def test_configs_without_a_shape_are_rejected(change, message):
         from_config({**GQA, **change})
 
 
+def test_one_kv_head_where_the_config_states_multi_query():
+    config = {key: value for key, value in GQA.items() if key != "num_key_value_heads"}
+    one, every = ({**config, "multi_query": flag} for flag in (True, False))
+    assert from_config(one) == from_config({**config, "num_key_value_heads": 1})
+    assert from_config(every) == from_config(config)
+
+
 def test_parameters_of_another_model_are_rejected():
     config, parameters = meta_model("llama")
     with pytest.raises(PlanError, match="must have a list of 4 layers, as the config has, not lists of 3"):

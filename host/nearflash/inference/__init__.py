@@ -4,17 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nearflash.inference.cache.attention import attach
     from nearflash.inference.cache.cache import NearflashCache
     from nearflash.inference.engines.setup import open_engine
     from nearflash.inference.models import load_model
     from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
-__all__ = ["AttentionMode", "AttentionPolicy", "NearflashCache", "load_model", "open_engine"]
+__all__ = ["AttentionMode", "AttentionPolicy", "NearflashCache", "attach", "load_model", "open_engine"]
 
 _HOMES = {
     "AttentionMode": "policy.policy",
     "AttentionPolicy": "policy.policy",
     "NearflashCache": "cache.cache",
+    "attach": "cache.attention",
     "load_model": "models",
     "open_engine": "engines.setup",
 }

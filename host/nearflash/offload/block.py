@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nearflash.abi.errors import CommandError
+from nearflash.inference.cache.decoder import head_counts
 from nearflash.offload.activations import Parked
 from nearflash.offload.kv_cache import VISITS_AHEAD, CacheMover, TieredLayer, cached_layers
 from nearflash.offload.kv_rest import DiskRest, KvForm, MemoryRest, Rest
@@ -121,7 +122,7 @@ class Block:
         """Units of a block, batch by batch of each layer as they are visited, on their tiers."""
         policy, forms = self._policy, []
         for layer in self._layers:
-            heads, dim = _heads(self._text, layer)
+            heads, dim = head_counts(self._text.per_layer_config[layer])
             for number, (batch, tokens) in enumerate(shape.batches):
                 if number < on_device(policy, len(shape.batches)):
                     continue
@@ -176,14 +177,6 @@ class _Plan:
     work_bytes: int = 0
     """Of the largest unit that passes through a buffer."""
     states_bytes: int = 0
-
-
-def _heads(text: Any, layer: int) -> tuple[int, int]:
-    """KV heads and head dimension of a layer."""
-    own = text.per_layer_config[layer]
-    heads = own.num_attention_heads
-    dim = getattr(own, "head_dim", None) or own.hidden_size // heads
-    return getattr(own, "num_key_value_heads", None) or heads, dim
 
 
 def _scratch_file(folder: Path | None, size_bytes: int) -> DirectFile:

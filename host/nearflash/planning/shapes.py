@@ -194,6 +194,8 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
         raise PlanError(f"the layers of the model's config must be {_MOST_LAYERS} at most, not {number}")
     heads = _count(text, "num_attention_heads", "n_head", "n_heads")
     kv_heads = _optional(text, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
+    if text.get("multi_query") is True and not text.get("new_decoder_architecture"):
+        kv_heads = 1
     head_dim = _optional(text, "head_dim") or hidden // heads
     if not head_dim or kv_heads > heads:
         raise PlanError(

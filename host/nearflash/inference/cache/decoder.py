@@ -8,7 +8,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.storage.kv import KvShape
 
-__all__ = ["check_all_layers", "check_decoder", "flash_layers", "kv_shape_of", "own_layer"]
+__all__ = ["check_all_layers", "check_decoder", "flash_layers", "head_counts", "kv_shape_of", "own_layer"]
 
 _FULL = "full_attention"
 
@@ -37,18 +37,25 @@ def kv_shape_of(config: PreTrainedConfig) -> KvShape:
             f"model must have a layer with full attention, but {text.model_type!r} has none: its K and V do not grow "
             "with the context; generate with transformers' own cache"
         )
-    shapes = {_heads(text.per_layer_config[number]) for number in layers}
+    shapes = {head_counts(text.per_layer_config[number]) for number in layers}
     if len(shapes) > 1:
         each = " and ".join(f"{heads} KV heads of {dim} elements" for heads, dim in sorted(shapes))
         raise UnsupportedError(f"model must have layers with full attention that are alike, not with {each}")
     return KvShape(len(layers), *shapes.pop())
 
 
-def _heads(layer: Any) -> tuple[int, int]:
-    """KV heads and head dimension of a layer's configuration."""
+def head_counts(layer: Any) -> tuple[int, int]:
+    """KV heads, as a cache is given them, and head dimension of a layer's configuration.
+
+    One KV head where it states `multi_query`; all heads where it states a decoder that repeats them before the cache.
+    """
     heads = layer.num_attention_heads
     dim = getattr(layer, "head_dim", None) or layer.hidden_size // heads
-    return getattr(layer, "num_key_value_heads", None) or heads, dim
+    if getattr(layer, "new_decoder_architecture", False):
+        return heads, dim
+    if getattr(layer, "multi_query", False):
+        return 1, dim
+    return getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_kv_heads", None) or heads, dim
 
 
 def check_decoder(model: Any) -> None:
