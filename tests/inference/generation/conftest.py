@@ -79,6 +79,15 @@ class ArrayEngine(Engine):
             self._counters.count("token", k.size * 4)
         return out.reshape(q.shape)
 
+    takes_masks = True
+
+    def attend_masked(self, layer, sequence, q, visible, scaling=None):
+        k, v = (x.astype(np.float32) for x in self.kv(sequence, layer))
+        factor = q.shape[-1] ** -0.5 if scaling is None else scaling
+        score = np.einsum("htgd,hsd->htgs", q.astype(np.float32), k) * factor
+        p = np.where(visible[:, None], np.exp(score - score.max(-1, keepdims=True)), 0)
+        return np.einsum("htgs,hsd->htgd", p / np.maximum(p.sum(-1, keepdims=True), 1e-30), v)
+
     def _fail(self):
         if self.broken:
             raise DeviceError("device must answer, not be silent")

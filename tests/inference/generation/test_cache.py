@@ -140,8 +140,12 @@ def test_a_reset_cache_takes_another_batch(make_model, make_engine):
 
 
 def logits_of(model, ids, cache):
+    """Of the last of these tokens, behind those of the cache: its padding, on the left, stays hidden."""
+    columns = cache.get_seq_length()
+    lengths = getattr(cache, "lengths", [columns] * len(ids))
+    seen = torch.tensor([[0] * (columns - length) + [1] * (length + ids.shape[1]) for length in lengths])
     with torch.no_grad():
-        return model(ids, past_key_values=cache).logits[:, -1]
+        return model(ids, attention_mask=seen, past_key_values=cache).logits[:, -1]
 
 
 def test_a_cropped_cache_goes_on_as_if_the_tokens_had_never_been(make_model, make_engine):
@@ -287,8 +291,8 @@ def test_an_error_behind_the_computation_is_raised(make_model, make_engine):
     cache = NearflashCache(engine)
     with pytest.raises(StorageFullError, match="flash must have room"):
         tokens_of(model, random_inputs([4, 2]), cache)
-    with torch.no_grad(), pytest.raises(StorageFullError):
-        model(torch.tensor([[1], [2]]), past_key_values=cache)
+    with pytest.raises(StorageFullError):
+        logits_of(model, torch.tensor([[1], [2]]), cache)
     cache.reset()
     assert not engine.stored
 

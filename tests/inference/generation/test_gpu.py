@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, NonFiniteError, UnsupportedError
 from nearflash.inference.cache.cache import NearflashCache
+from nearflash.inference.cache.masks import Columns
 from nearflash.inference.engines.gpu import GpuEngine
 from nearflash.inference.engines.setup import check_gpu, open_engine
 from nearflash.inference.models import kv_shape
@@ -58,7 +59,7 @@ def test_a_query_that_fp16_cannot_hold_is_named(on_gpu, gpu):
             tokens, _ = layer.update(key, key)
             query = torch.full((1, on_gpu.config.num_attention_heads, 1, on_gpu.config.head_dim), 1e6, device=gpu)
             with pytest.raises(NonFiniteError, match="query of layer 0 must be finite in fp16"):
-                tokens.attend(query, None, None, None, None)
+                tokens.attend(query, Columns(None), None, None, None)
 
 
 def test_without_a_gpu_the_device_is_an_error(doclm, monkeypatch):

@@ -15,6 +15,7 @@ from transformers.masking_utils import sdpa_mask
 
 from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.decoder import check_decoder
+from nearflash.inference.cache.guard import guarded
 
 __all__ = ["NAME", "attach", "near_storage_attention"]
 
@@ -43,10 +44,10 @@ def near_storage_attention(
     tokens = getattr(key, "near_storage", None)
     if tokens is not None:
         _check_flash_layer(module, kwargs)
-        kept = _kept(attention_mask, query.shape[2])
+        columns = tokens.layer.cache.columns_of(attention_mask, tokens.layer.place, query.shape[0], query.shape[2])
         if not isinstance(key, Tensor):
-            return tokens.attend(query, kept, scaling, softcap, s_aux).transpose(1, 2).contiguous(), None
-        tokens.append_in_background(kept)
+            return tokens.attend(query, columns, scaling, softcap, s_aux).transpose(1, 2).contiguous(), None
+        tokens.append_in_background(columns.kept)
     if softcap is None and s_aux is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     return _attention(query, key, value, attention_mask, scaling, softcap, s_aux).transpose(1, 2).contiguous(), None
@@ -61,7 +62,7 @@ def attach(model: Any) -> Any:
         raise UnsupportedError("model must be attached before torch.compile, and called uncompiled with KV on flash")
     check_decoder(model)
     model.set_attn_implementation(NAME)
-    return model
+    return guarded(model)
 
 
 def _check_flash_layer(module: torch.nn.Module, options: dict[str, Any]) -> None:
@@ -98,15 +99,6 @@ def _attention(
         logits = torch.cat([logits, sinks.float().reshape(1, -1, 1, 1).expand(batch, -1, new, 1)], dim=-1)
     weights = logits.softmax(dim=-1)[..., :total].reshape(batch, kv_heads, -1, total)
     return (weights @ value.float()).reshape(batch, heads, new, -1).to(query.dtype)
-
-
-def _kept(mask: Tensor | None, new: int) -> Tensor | None:
-    """(batch, new): new tokens that the last query sees; None where it sees all."""
-    if mask is None:
-        return None
-    seen = mask[:, 0, -1, -new:]
-    seen = seen if seen.dtype == torch.bool else seen == 0
-    return None if bool(seen.all()) else seen
 
 
 AttentionInterface.register(NAME, near_storage_attention)

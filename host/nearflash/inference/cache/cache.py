@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from nearflash.abi.errors import CommandError, NearflashError, ShapeError
+from nearflash.abi.errors import CommandError, NearflashError, ShapeError, UnsupportedError
 from nearflash.inference.cache.decoder import check_all_layers, flash_layers, own_layer
+from nearflash.inference.cache.guard import replaced_cache
 from nearflash.inference.cache.layer import FlashLayer
+from nearflash.inference.cache.masks import Columns, read_mask
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.engines.write_behind import WriteBehind
 
@@ -39,10 +41,14 @@ class NearflashCache(Cache):
     `crop`, `reorder_cache` (beam search), repeated and selected rows and copies share what is stored: nothing is
     written twice.
 
-    Raises UnsupportedError for torch.compile; NonFiniteError for q, K or V beyond fp16; ShapeError for another batch
-    size; CommandError for a crop beyond what is stored; what the engine raises. After an error in the middle of a call
-    `rewind` goes back to before it, or `reset`. Use as a context manager, or `reset` when done: both free sequences.
+    Raises UnsupportedError for torch.compile, and as `columns_of` does; NonFiniteError for q, K or V beyond fp16;
+    ShapeError for another batch size; CommandError for a crop beyond what is stored; what the engine raises. After an
+    error in the middle of a call `rewind` goes back to before it, or `reset`. Use as a context manager, or `reset` when
+    done: both free sequences.
     """
+
+    keeps_kv = True
+    """A model must not put another cache in its place (nearflash.inference.cache.guard)."""
 
     def __init__(self, engine: Engine, config: PreTrainedConfig | None = None, *, write_behind: int = 2) -> None:
         self.engine = engine
@@ -54,6 +60,11 @@ class NearflashCache(Cache):
         """Which tokens of each row are stored, (batch, columns); the others are padding."""
         self._before = 0
         """Columns before the last call."""
+        self._mask: torch.Tensor | None = None
+        self._call = Columns(None)
+        """Of the last call: its mask, and its columns by that."""
+        self._is_torn = False
+        """Whether layers that are not on flash have tokens of a call that was rejected."""
         if config is None:
             super().__init__(layer_class_to_replicate=lambda: FlashLayer(self, len(self.layers), len(self.layers)))
         else:
@@ -93,7 +104,8 @@ class NearflashCache(Cache):
         """Forget the batch and free its sequences."""
         self.behind.close()
         self.layers[:] = [] if self._config is None else self._empty_layers(self._config)
-        self._columns, self._before = np.zeros((0, 0), bool), 0
+        self._columns, self._before, self._is_torn = np.zeros((0, 0), bool), 0, False
+        self._mask, self._call = None, Columns(None)
         while self.sequences:
             self.engine.free(self.sequences.pop())
 
@@ -135,6 +147,38 @@ class NearflashCache(Cache):
             raise ShapeError(f"batch must have {len(self.sequences)} sequences as before, not {batch}; or reset first")
         return self.sequences
 
+    def columns_of(self, mask: torch.Tensor | None, place: int, batch: int, new: int) -> Columns:
+        """The columns of a call of `new` tokens, by the mask at the engine's layer `place`. Call it before they are
+        stored. Raises UnsupportedError as `read_mask` does; the call is undone then.
+        """
+        if place and mask is self._mask:
+            return self._call
+        stored = self._columns[:, : self._before] if place else self._columns
+        try:
+            if self.sequences:
+                self.batch_sequences(batch)
+            if self._is_torn:
+                raise UnsupportedError("cache must be reset: an earlier call ended between its layers")
+            stored = stored if len(stored) else np.zeros((batch, 0), bool)
+            columns = read_mask(mask, stored, new, self.engine.takes_masks)
+            kept = np.ones((batch, new), bool) if columns.kept is None else columns.kept
+            if place and not np.array_equal(self._columns[:, self._before :], kept):
+                raise UnsupportedError("attention_mask with KV on flash must hide the same new tokens in all layers")
+        except (UnsupportedError, ShapeError):
+            self._undo(new)
+            raise
+        self._mask, self._call = mask, columns
+        return columns
+
+    def check_complete(self, columns: int) -> None:
+        """Raise UnsupportedError unless every layer that is on flash has so many columns at least, all alike.
+
+        That is not so where a model puts another cache in this one's place, in memory, and goes on with that.
+        """
+        held = {self._columns.shape[1], *(layer.length for layer in self.layers if isinstance(layer, FlashLayer))}
+        if len(held) > 1 or min(held) < columns:
+            raise replaced_cache(f"it has {' and '.join(map(str, sorted(held)))} of {columns} tokens")
+
     def note_columns(self, columns: NDArray[np.bool_]) -> None:
         """Of a call that begins: which of the new tokens are stored, (batch, t)."""
         self._before = self._columns.shape[1]
@@ -166,6 +210,16 @@ class NearflashCache(Cache):
             FlashLayer(self, number, places[number]) if number in places else own_layer(config, number)
             for number in range(count)
         ]
+
+    def _undo(self, new: int) -> None:
+        """Forget a call's `new` tokens of which none is stored: its first layers count them already."""
+        length = self._columns.shape[1]
+        for layer in self.layers:
+            if layer.get_seq_length() == length + new:
+                if isinstance(layer, FlashLayer) or layer.is_croppable:
+                    layer.crop(-new)
+                else:
+                    self._is_torn = True
 
     def _truncate(self, length: int) -> None:
         """Keep the first columns alone."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from nearflash.abi.errors import NonFiniteError, UnsupportedError
+from nearflash.inference.cache.masks import Columns
 from nearflash.inference.engines.kernels import are_finite
 
 if TYPE_CHECKING:
@@ -37,22 +38,22 @@ class NewTokens:
     def __getattr__(self, name: str) -> Any:
         raise unsupported(f"another attention function (it asks for {name!r})", "use nearflash.inference.attach(model)")
 
-    def append_in_background(self, kept: Tensor | None) -> None:
+    def append_in_background(self, kept: NDArray[np.bool_] | None) -> None:
         """Append beside the computation. `kept` (batch, t): tokens that are no padding; None: all."""
-        columns = self._columns(kept)
-        self.layer.cache.behind.submit(partial(self._append, columns))
+        self._begin(kept)
+        self.layer.cache.behind.submit(partial(self._append, kept))
 
     def attend(
-        self, query: Tensor, kept: Tensor | None, scaling: float | None, softcap: float | None, sinks: Tensor | None
+        self, query: Tensor, columns: Columns, scaling: float | None, softcap: float | None, sinks: Tensor | None
     ) -> Tensor:
         """Append, then attend with query (batch, heads, t, d); the output, alike. Zero for tokens that are padding."""
-        layer, engine = self.layer, self.layer.cache.engine
+        layer, engine, kept = self.layer, self.layer.cache.engine, columns.kept
         layer.waiting = None
         layer.cache.behind.wait()
-        columns = self._columns(kept)
+        self._begin(kept)
         batch, heads, new, dim = query.shape
-        stays = new == 1 and kept is None and engine.torch_device == query.device
-        self._append(columns, {"query": query} if stays else {})
+        stays = new == 1 and kept is None and columns.visible is None and engine.torch_device == query.device
+        self._append(kept, {"query": query} if stays else {})
         grouped = (engine.kv_heads, heads // engine.kv_heads)
         options: dict[str, Any] = {}
         if softcap is not None:
@@ -66,34 +67,39 @@ class NewTokens:
         if sinks is not None:
             options["sinks"] = sinks.detach().float().cpu().numpy().reshape(grouped)
         (states,) = _fp16(layer.number, {"query": query})
+        if columns.visible is not None:
+            q = np.moveaxis(states.reshape(batch, *grouped, new, dim), 3, 2)
+            out = np.stack([
+                engine.attend_masked(layer.place, sequence, one, visible, scaling, **options)
+                for sequence, one, visible in zip(layer.cache.sequences, q, columns.visible, strict=True)
+            ])  # fmt: skip
+            return _as_query(out, query)
         if new == 1 and kept is None:
             one = states.reshape(batch, *grouped, dim)
             attended = engine.attend(layer.place, layer.cache.sequences, one, scaling, **options)
             return torch.from_numpy(attended).reshape(query.shape).to(query)
         q = np.moveaxis(states.reshape(batch, *grouped, new, dim), 3, 2)  # (batch, kv_heads, t, g, d)
         out = np.zeros(q.shape, np.float32)
-        columns = np.ones((batch, new), bool) if columns is None else columns
-        counts = columns.sum(axis=1)
+        real = np.ones((batch, new), bool) if kept is None else kept
+        counts = real.sum(axis=1)
         for count in np.unique(counts[counts > 0]).tolist():
             rows = np.flatnonzero(counts == count)
-            places = rows[:, None], np.nonzero(columns[rows])[1].reshape(len(rows), count)
+            places = rows[:, None], np.nonzero(real[rows])[1].reshape(len(rows), count)
             own = np.moveaxis(q, 2, 1)[places]  # (rows, count, kv_heads, g, d)
             sequences = [layer.cache.sequences[row] for row in rows]
             one = own[:, 0] if count == 1 else np.ascontiguousarray(np.moveaxis(own, 1, 2))
             done = engine.attend(layer.place, sequences, one, scaling, **options)
             np.moveaxis(out, 2, 1)[places] = done[:, None] if count == 1 else np.moveaxis(done, 2, 1)
-        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(out, 2, 3))).reshape(query.shape).to(query)
+        return _as_query(out, query)
 
-    def _columns(self, kept: Tensor | None) -> NDArray[np.bool_] | None:
-        """(batch, t): which of the new tokens are stored; None: all. Layer and cache know of them from now on."""
+    def _begin(self, kept: NDArray[np.bool_] | None) -> None:
+        """Layer and cache know from now on which of the new tokens are stored, (batch, t); None: all."""
         batch, _, new, _ = self.key.shape
         layer = self.layer
         layer.waiting = None
         layer.cache.batch_sequences(batch)
-        columns = None if kept is None else kept.cpu().numpy()
         if layer.place == 0:
-            layer.cache.note_columns(np.ones((batch, new), bool) if columns is None else columns)
-        return columns
+            layer.cache.note_columns(np.ones((batch, new), bool) if kept is None else kept)
 
     def _append(self, columns: NDArray[np.bool_] | None, checked: Mapping[str, Tensor] | None = None) -> None:
         """`checked`, by name: what must be finite, too."""
@@ -196,6 +202,11 @@ def unsupported(what: str, advice: str) -> UnsupportedError:
 @torch.compiler.disable(reason="KV on flash must be used without torch.compile")
 def _refuse_compilation() -> None:
     raise unsupported("torch.compile", "call the model itself")
+
+
+def _as_query(out: NDArray[np.float32], query: Tensor) -> Tensor:
+    """(batch, kv_heads, t, g, d) as (batch, heads, t, d)."""
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(out, 2, 3))).reshape(query.shape).to(query)
 
 
 def _fp16(layer: int, states: Mapping[str, Tensor]) -> list[NDArray[np.float16]]:

@@ -135,6 +135,28 @@ class CsdArray(Engine):
         return np.concatenate(outs, axis=1)
 
     @property
+    def takes_masks(self) -> bool:
+        """See Engine.takes_masks."""
+        return all(engine.takes_masks for engine in self.engines)
+
+    def attend_masked(
+        self, layer: int, sequence: int, q: NDArray[np.float16], visible: NDArray[np.bool_],
+        scaling: float | None = None, *, softcap: float | None = None, sinks: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """See Engine.attend_masked."""
+        self._check(q, 0)
+        numbers = self._usable(sequence)
+
+        def attend(place: int) -> NDArray[np.float32]:
+            own = self._own(place)
+            some = None if sinks is None else sinks[own]
+            return self.engines[place].attend_masked(
+                layer, numbers[place], q[own], visible, scaling, softcap=softcap, sinks=some
+            )
+
+        return np.concatenate(self._each(attend), axis=0)
+
+    @property
     def lengths(self) -> Mapping[int, int]:
         """See Engine.lengths."""
         each = [engine.lengths for engine in self.engines]

@@ -126,6 +126,21 @@ class Engine(ABC):
         raise UnsupportedError(f"engine must be one that takes tensors, not {self.name}")
 
     @property
+    def takes_masks(self) -> bool:
+        """Whether it has `attend_masked`."""
+        return False
+
+    def attend_masked(
+        self, layer: int, sequence: int, q: NDArray[np.float16], visible: NDArray[np.bool_],
+        scaling: float | None = None, *, softcap: float | None = None, sinks: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """`attend` of t queries (kv_heads, t, g, d) of one sequence, each to its `visible` (t, tokens) tokens alone.
+
+        All are read, whatever the policy. Raises UnsupportedError without it.
+        """
+        raise UnsupportedError(f"engine must be one that takes masks, not {self.name}")
+
+    @property
     def lengths(self) -> Mapping[int, int]:
         """Tokens that every layer has, by sequence. Raises UnsupportedError without it."""
         raise UnsupportedError(f"engine must be one that lists sequences, not {self.name}")

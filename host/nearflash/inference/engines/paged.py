@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.errors import ShapeError
@@ -43,6 +44,23 @@ class PagedEngine(StoreEngine):
         self._readers.shutdown()
         super().close()
 
+    @property
+    def takes_masks(self) -> bool:
+        """See Engine.takes_masks."""
+        return True
+
+    def attend_masked(
+        self, layer: int, sequence: int, q: NDArray[np.float16], visible: NDArray[np.bool_],
+        scaling: float | None = None, *, softcap: float | None = None, sinks: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """See Engine.attend_masked."""
+        on = self.torch_device or torch.device("cpu")
+        states, seen = (torch.from_numpy(np.ascontiguousarray(each)).to(on) for each in (q, visible))
+        kept = None if sinks is None else torch.from_numpy(sinks).to(on)
+        form = AttentionForm(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, kept)
+        with self._call(layer, [sequence]):
+            return np.asarray(self._several(layer, sequence, states.float(), form, seen).cpu().numpy())
+
     @abstractmethod
     def _gathered(self, groups: Groups) -> Tensor:
         """Groups in the order of their tokens, (n, elements)."""
@@ -70,18 +88,22 @@ class PagedEngine(StoreEngine):
                     self._asked.clear()
                 self._counters.heads += len(sequences) * self.kv_heads
 
-    def _several(self, layer: int, sequence: int, q: Tensor, form: AttentionForm[Any]) -> Tensor:
-        """(H, t, g, d) of q, alike, of the sequence's last t tokens: dense."""
+    def _several(
+        self, layer: int, sequence: int, q: Tensor, form: AttentionForm[Any], visible: Tensor | None = None
+    ) -> Tensor:
+        """(H, t, g, d) of q, alike, of the sequence's last t tokens: dense, or over the `visible` ones alone."""
         stored, layout = self.store.layer(sequence, layer), self.store.layout
         heads, new, group, _ = q.shape
-        if new > stored.tokens:
+        if visible is not None and visible.shape != (new, stored.tokens):
+            raise ShapeError(f"visible must be of {new} queries, {stored.tokens} tokens, not {tuple(visible.shape)}")
+        if visible is None and new > stored.tokens:
             raise ShapeError(f"q must be of at most the {stored.tokens} tokens that sequence {sequence} has, not {new}")
         reads = SequenceReads(self.store, stored, list(range(heads)), self._read)
         full = stored.flash_tokens // layout.group_tokens
         most = max(self.logits_at_once // (heads * new * group * layout.group_tokens), 1)
         parts = [range(first, min(first + most, full)) for first in range(0, full, most)]
         sinks = None if form.sinks is None else torch.as_tensor(form.sinks)
-        softmax = OnlineSoftmax(q * form.scaling, stored.tokens, form.softcap, sinks)
+        softmax = OnlineSoftmax(q * form.scaling, stored.tokens, form.softcap, sinks, visible)
 
         def ask(groups: range) -> Future[Groups]:
             return reads.groups(self._ask_groups, np.ones((heads, len(groups)), bool), self._pages, groups.start)

@@ -29,16 +29,21 @@ class AttentionForm(Generic[_Sinks]):
 class OnlineSoftmax:
     """Attention of scaled q (H, t, g, d), of tokens S - t to S - 1, to all tokens up to each; keys come part by part.
 
-    sinks (H, g): logits that join the softmax and have no value.
+    sinks (H, g): logits that join the softmax and have no value. visible (t, S): which tokens each query attends to, in
+    place of all up to itself; the output of one that sees none is 0.
     """
 
-    def __init__(self, q: Tensor, tokens: int, softcap: float | None, sinks: Tensor | None) -> None:
+    def __init__(
+        self, q: Tensor, tokens: int, softcap: float | None, sinks: Tensor | None, visible: Tensor | None = None
+    ) -> None:
         heads, new, group, dim = q.shape
         self._shape, self._softcap = q.shape, softcap
         self._q = q.reshape(heads, new * group, dim)
         self._place = torch.arange(tokens - new, tokens, device=q.device).repeat_interleave(group)[:, None]
-        if sinks is None:
-            self._largest, self._sum = q.new_full((heads, new * group, 1), -torch.inf), q.new_zeros(())
+        self._hidden = None if visible is None else ~visible.repeat_interleave(group, dim=0)
+        if sinks is None:  # no infinity: a part may be hidden as a whole
+            lowest = torch.finfo(q.dtype).min
+            self._largest, self._sum = q.new_full((heads, new * group, 1), lowest), q.new_zeros(())
         else:
             self._largest, self._sum = sinks[:, None].expand(heads, new, group).reshape(heads, -1, 1), q.new_ones(())
         self._out = q.new_zeros(heads, new * group, dim)
@@ -48,7 +53,9 @@ class OnlineSoftmax:
         if not k.shape[1]:
             return
         logits = capped(self._q @ k.mT, self._softcap)
-        if first + k.shape[1] > int(self._place[0]) + 1:
+        if self._hidden is not None:
+            logits = logits.masked_fill(self._hidden[:, first : first + k.shape[1]], -torch.inf)
+        elif first + k.shape[1] > int(self._place[0]) + 1:
             later = torch.arange(first, first + k.shape[1], device=k.device) > self._place
             logits = logits.masked_fill(later, -torch.inf)
         largest = torch.maximum(self._largest, logits.amax(dim=-1, keepdim=True))
@@ -59,7 +66,7 @@ class OnlineSoftmax:
 
     def result(self) -> Tensor:
         """(H, t, g, d)."""
-        return (self._out / self._sum).reshape(self._shape)
+        return (self._out / self._sum.clamp_min(torch.finfo(self._out.dtype).tiny)).reshape(self._shape)
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
