@@ -7,8 +7,6 @@ With an engine that keeps its sequences (`keep=True`) it goes on in another proc
 with the turns that came to their end, and the full KV page groups of the one that did not.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, TextIO
@@ -17,31 +15,32 @@ import torch
 from transformers import StoppingCriteriaList
 
 from nearflash.abi.errors import CommandError, StateError
+from nearflash.identity import ModelIdentity
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.cache.decoder import check_all_layers
 from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.inference.generate import Generated, until_end
-from nearflash.inference.policy.files import model_digest
 from nearflash.inference.progress import Clock, Progress, TextOut, Tick
 from nearflash.storage.io.sealed import fields, integers
 
 __all__ = ["Session"]
 
-_SAMPLED = 256
-"""Elements of each parameter that go into a model's digest."""
-
 
 class Session:
     """The one sequence of an engine, continued prompt by prompt. Calls come from one thread.
 
-    Raises StateError where the engine holds a session of another model (its configuration, dtype or weights) or
-    tokenizer, or sequences that are none; what `attach` raises.
+    Raises StateError where the engine holds a session of another model (all that `ModelIdentity` compares:
+    configuration, every weight, adapters, tokenizer, …), or sequences that are none; what `attach` and
+    `ModelIdentity.of` raise.
+    The model and the tokenizer must stay as they are: each turn raises StateError, and stores nothing, where either was
+    edited since; put back as it was, it goes on.
     """
 
     def __init__(self, model: Any, tokenizer: Any, engine: Engine) -> None:
         self._model, self._tokenizer, self._engine = attach(model), tokenizer, engine
-        self._digests = {"model": _weights_digest(model), "tokenizer": _tokenizer_digest(tokenizer)}
+        self._unedited = ModelIdentity.of(model, tokenizer, quick=True)
+        self._digests = {"identity": ModelIdentity.of(model, tokenizer).parts} if engine.is_kept else {}
         self._cache: NearflashCache | None = None
         self._sequence: int | None = None
         self._text = ""
@@ -115,6 +114,7 @@ class Session:
         if not prompt:
             raise CommandError("prompt must have a token at least, not none")
         prompt = list(prompt)
+        self._check_model()
         before = self._engine.counters + EngineCounters()
         clock = Clock(self._engine, before, 1, 1, max_new_tokens, progress)
         reused = self._reuse(prompt)
@@ -131,6 +131,7 @@ class Session:
                 streamer=None if stream is None else TextOut(self._tokenizer, stream), **(settings | options),
             )  # fmt: skip
             cache.behind.wait()
+            self._check_model(computed=True)
         except BaseException:
             cache.behind.close()
             self._cache = None  # its layers may differ in length
@@ -139,6 +140,19 @@ class Session:
         self.tokens = prompt + new
         texts = self._tokenizer.batch_decode([new], skip_special_tokens=True)
         return Generated(texts, [new], clock.prefill_s, clock.decode_s, self._engine.counters - before, reused)
+
+    def _check_model(self, *, computed: bool = False) -> None:
+        """Raise StateError where model or tokenizer were edited; what was `computed` meanwhile is not used again."""
+        changed = self._unedited.differing(ModelIdentity.of(self._model, self._tokenizer, quick=True))
+        if not changed:
+            return
+        if computed:
+            self.tokens, self._finished = [], 0
+            self._note()
+        raise StateError(
+            f"the model of a session must stay as it was opened, but its {changed} changed since: K and V that are "
+            "stored would not fit; put it back as it was, or open another session"
+        )
 
     def _reuse(self, prompt: list[int]) -> int:
         """Have the cache hold what the prompt, all but its last tokens, shares with what is stored; so many tokens."""
@@ -178,12 +192,15 @@ class Session:
         if len(noted) > 1:
             raise StateError(f"{what} must be of one sequence, not of {len(noted)}: they are another program's")
         for sequence, info in noted.items():
-            model, tokenizer, tokens, finished, text, messages = fields(
-                what, info, model=str, tokenizer=str, tokens=list, finished=int, text=str, messages=list
+            identity, tokens, finished, text, messages = fields(
+                what, info, identity=dict, tokens=list, finished=int, text=str, messages=list
             )
-            for name, own in (("model", model), ("tokenizer", tokenizer)):
-                if own != self._digests[name]:
-                    raise StateError(f"{what} must be of this {name}, but it is another one's: K and V would not fit")
+            own = self._digests["identity"]
+            if others := ", ".join(name for name in own if identity.get(name) != own[name]):
+                raise StateError(
+                    f"{what} must be of this model and tokenizer, but its {others} are another one's: K and V would "
+                    "not fit; load what it was kept with, or name another file"
+                )
             self.tokens, self._text = integers(f"tokens of {what}", tokens), text
             for message in messages:
                 fields(f"a message of {what}", message, role=str, content=str)
@@ -198,19 +215,3 @@ class Session:
         if self._tokenizer.chat_template:
             return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
         return "\n".join(f"{one['role']}:{one['content']}" for one in messages) + "\nassistant:"
-
-
-def _weights_digest(model: Any) -> str:
-    """Of configuration, dtype, and some elements of every parameter: another training gives another one."""
-    digest = hashlib.sha256(f"{model_digest(model.config)} {model.dtype}".encode())
-    for name, values in model.named_parameters():
-        flat = values.detach().reshape(-1)
-        some = flat[:: max(flat.numel() // _SAMPLED, 1)][:_SAMPLED].float().cpu().contiguous()
-        digest.update(name.encode())
-        digest.update(some.numpy().tobytes())
-    return digest.hexdigest()[:32]
-
-
-def _tokenizer_digest(tokenizer: Any) -> str:
-    words = json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    return hashlib.sha256(f"{type(tokenizer).__name__} {words}".encode()).hexdigest()[:32]

@@ -1,0 +1,110 @@
+"""The identity of a model with its tokenizer: digests of all that decides what it computes.
+
+    before = ModelIdentity.of(model, tokenizer)
+    changed = before.differing(ModelIdentity.of(model, tokenizer))  # names of parts: none, if nothing was edited
+
+Two models with one identity compute the same, up to rounding. What is left out is in `BOOKKEEPING` of
+`nearflash.identity.configuration` and in lists of attributes beside it, each with its reason. Not seen: functions of
+other modules that user's code calls, and library functions that were replaced outside their classes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from nearflash.identity.configuration import configuration_digest
+from nearflash.identity.modules import adapter_states, is_recomputed, module_states, unused_adapters
+from nearflash.identity.plain import digest_of
+from nearflash.identity.tensors import named_tensors, tensor_digests
+from nearflash.identity.tokenizer import tokenizer_digest
+
+__all__ = ["ModelIdentity", "weights_digests"]
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Digests, hexadecimal, of the parts of a model and its tokenizer."""
+
+    configuration: str
+    dtype: str
+    """What the model computes in, by name."""
+    weights: str
+    """All bytes of all parameters and buffers, by name, but those of adapters that are not in use."""
+    modules: str
+    """Classes, settings and own functions of its modules."""
+    adapters: str
+    tokenizer: str
+
+    @classmethod
+    def of(
+        cls, model: Any, tokenizer: Any = None, *, stored: Callable[[str], Any] | None = None, quick: bool = False
+    ) -> Self:
+        """The identity of a model as it is now, and of its tokenizer, None where there is none.
+
+        stored: finds a tensor, or its digest, for a name without memory; those of accelerate's hooks are found without.
+        quick: weights by CRC32C, to be compared within one process. Raises UnsupportedError for weights without memory
+        or source, or of a kind whose bytes cannot be read.
+        """
+
+        def find(name: str) -> Any:
+            found = None if stored is None else stored(name)
+            return _hooked(model, name) if found is None else found
+
+        return cls(
+            configuration_digest(model.config), str(model.dtype).removeprefix("torch."),
+            digest_of(tensor_digests(_tensors(model), find, quick=quick)), digest_of(module_states(model)),
+            digest_of(adapter_states(model)), "" if tokenizer is None else tokenizer_digest(tokenizer),
+        )  # fmt: skip
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Its digests by name."""
+        return asdict(self)
+
+    def differing(self, other: "ModelIdentity") -> str:
+        """The parts that are another model's, joined by commas; empty where none is."""
+        return ", ".join(name for name, own in self.parts.items() if other.parts[name] != own)
+
+
+def weights_digests(model: Any, dtypes: tuple[torch.dtype, ...]) -> dict[str, str]:
+    """Digest of a model's parameters in each of these dtypes, by the dtype's name: of the model as it would be loaded
+    in it. Raises as `ModelIdentity.of` does."""
+
+    def stored(name: str) -> Any:
+        return _hooked(model, name)
+
+    return {
+        str(dtype).removeprefix("torch."): digest_of(tensor_digests(model.named_parameters(), stored, dtype=dtype))
+        for dtype in dtypes
+    }
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    unused = tuple(unused_adapters(model))
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, tensor in named_tensors(model):
+        module, _, leaf = name.rpartition(".")
+        if f"{name}.".startswith(unused) or (module in modules and is_recomputed(modules[module], leaf)):
+            continue
+        yield name, tensor
+
+
+def _hooked(model: torch.nn.Module, name: str) -> Tensor | None:
+    """A tensor that a hook of accelerate's gives its module, or one above it, when that runs; None where none does."""
+    parts = name.split(".")
+    for depth in range(len(parts) - 1, -1, -1):
+        try:
+            module = model.get_submodule(".".join(parts[:depth]))
+        except AttributeError:
+            continue
+        hook = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", (hook,)):
+            weights = getattr(each, "weights_map", None)
+            try:
+                return None if weights is None else weights[".".join(parts[depth:])]
+            except KeyError:
+                continue
+    return None

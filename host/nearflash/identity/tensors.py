@@ -1,0 +1,151 @@
+"""The content of a model's tensors: every byte of every parameter and buffer, wherever they lie.
+
+SHA-256 in threads, 3.5 GB/s on two cores of a Xeon with its instructions; CRC32C of each part of 4 MiB where a change
+within one process is looked for, 17 GB/s (as fast as memory is read). Nothing is converted: bytes are as they are.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearflash.abi.errors import UnsupportedError
+from nearflash.identity.plain import OPAQUE, digest_of, plain
+from nearflash.storage.io.checksum import crc32c
+
+__all__ = ["content_digest", "named_tensors", "tensor_digests", "weighted_sum"]
+
+_PART_BYTES = 4 << 20
+_Place = tuple[Any, ...]
+
+
+def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers (persistent or not), tensors that are plain attributes, and what a quantised module's state
+    has beside them; tied ones under each of their names. Raises UnsupportedError for state that cannot be compared."""
+    names = set()
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        plain_ones = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
+        for leaf, value in {**plain_ones, **module._buffers, **module._parameters}.items():
+            if value is not None:
+                name = f"{prefix}.{leaf}" if prefix else leaf
+                names.add(name)
+                yield from _flat(name, value)
+    for name, value in model.state_dict().items():
+        if name not in names:
+            yield from _flat(name, value)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """A tensor, or those that a subclass, a list or a mapping is made of."""
+    if isinstance(value, Tensor):
+        if not hasattr(value, "__tensor_flatten__"):
+            yield name, value
+            return
+        for part in value.__tensor_flatten__()[0]:
+            yield from _flat(f"{name}.{part}", getattr(value, part))
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _flat(f"{name}.{key}", each)
+    elif isinstance(value, list | tuple) and plain(value) is OPAQUE:
+        for number, each in enumerate(value):
+            yield from _flat(f"{name}.{number}", each)
+    elif (text := plain(value)) is not OPAQUE:
+        yield name, torch.frombuffer(bytearray(digest_of(text), "ascii"), dtype=torch.uint8)
+    else:
+        kind = type(value).__name__
+        raise UnsupportedError(f"state {name!r} must be tensors, numbers or text to be compared, not {kind}")
+
+
+def tensor_digests(
+    tensors: Iterator[tuple[str, Tensor]], stored: Callable[[str], Any] | None = None, *, quick: bool = False,
+    dtype: torch.dtype | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """Digest of shape, dtype and all bytes of each tensor; tied ones are read once.
+
+    stored: finds the tensor, or its digest as text, of a name without memory (on the meta device); None where it knows
+    none. quick: CRC32C in place of SHA-256. dtype: of floating-point tensors, which are converted one after another.
+    Raises UnsupportedError for a tensor whose bytes cannot be read.
+    """
+    found: dict[str, str] = {}
+    seen: dict[_Place, list[Future[bytes]]] = {}
+    waiting: dict[str, tuple[Tensor, list[Future[bytes]]]] = {}
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8), "nearflash-identity") as pool:
+        for name, tensor in tensors:
+            value = _with_memory(name, tensor, stored)
+            if isinstance(value, str):
+                found[name] = value
+                continue
+            place = _place(name, value)
+            if dtype is not None and value.is_floating_point() and value.dtype != dtype:
+                value = value.detach().to(dtype)
+            if tensor.is_meta or value.data_ptr() != place[1]:
+                found[name] = _joined(value, _begin(pool, value, quick))  # memory of its own: not all at once
+                continue
+            if place not in seen:
+                seen[place] = _begin(pool, value, quick)
+            waiting[name] = value, seen[place]
+        return found | {name: _joined(*each) for name, each in waiting.items()}
+
+
+def _place(name: str, tensor: Tensor) -> _Place:
+    """Where a tensor's bytes lie. Raises UnsupportedError where it has none of its own."""
+    try:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise ValueError("no plain bytes")
+        return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        what = f"{type(tensor).__name__} of {tensor.dtype} in the layout {tensor.layout}"
+        raise UnsupportedError(f"tensor {name!r} must be of plain bytes to be compared, not {what}") from error
+
+
+def content_digest(tensor: Tensor) -> str:
+    """Of one tensor: see `tensor_digests`."""
+    return tensor_digests(iter([("tensor", tensor)]))["tensor"]
+
+
+def _with_memory(name: str, tensor: Tensor, stored: Callable[[str], Any] | None) -> Tensor | str:
+    if not tensor.is_meta:
+        return tensor
+    found = None if stored is None else stored(name)
+    if found is None:
+        raise UnsupportedError(
+            f"tensor {name!r} must have memory, or a source that it is read from when its module runs, but it is on "
+            "the meta device: load the model with from_pretrained or nearflash.weights.loading.load"
+        )
+    return found if isinstance(found, str) else torch.as_tensor(found)
+
+
+def _begin(pool: ThreadPoolExecutor, tensor: Tensor, quick: bool) -> list[Future[bytes]]:
+    data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    function = _sum_of if quick else _hash_of
+    return [pool.submit(function, part) for part in data.split(_PART_BYTES)]
+
+
+def _hash_of(part: Tensor) -> bytes:
+    return hashlib.sha256(part.cpu().numpy().data).digest()
+
+
+def _sum_of(part: Tensor) -> bytes:
+    if part.device.type == "cpu":
+        return crc32c(part.numpy()).to_bytes(4, "little")
+    return weighted_sum(part)
+
+
+def weighted_sum(part: Tensor) -> bytes:
+    """Sums modulo 2^64 of 32-bit words and of words times their number, computed where they lie: bytes of a GPU's
+    memory need not cross the link to be compared with what they were."""
+    rest = len(part) % 4
+    words = torch.nn.functional.pad(part, (0, 4 - rest if rest else 0)).view(torch.int32).to(torch.int64)
+    numbers = torch.arange(1, len(words) + 1, device=part.device)
+    return torch.stack([words.sum(), (words * numbers).sum()]).cpu().numpy().tobytes()
+
+
+def _joined(tensor: Tensor, parts: list[Future[bytes]]) -> str:
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    for part in parts:
+        digest.update(part.result())
+    return digest.hexdigest()
