@@ -20,6 +20,7 @@ __all__ = [
     "LostStepWarning",
     "NearflashError",
     "NonFiniteError",
+    "OtherWeightsWarning",
     "PageError",
     "PlanError",
     "ReplayError",
@@ -142,3 +143,7 @@ class UncheckedWarning(UserWarning):
 
 class LostStepWarning(UserWarning):
     """A state opens at the step before its newest one, whose superblock is damaged; the message has both numbers."""
+
+
+class OtherWeightsWarning(UserWarning):
+    """A policy calibrated for other weights is used: results stay attention's, but what it leaves out is not known."""

@@ -165,6 +165,7 @@ def _generate(arguments: argparse.Namespace) -> int:
             chosen = choose_policy(
                 model.config, shape, tokens, arguments.policy or AUTO, stored=layout, sequences=len(prompts),
                 profile=drive_profile(path) if on_file else None, cache_bytes=arguments.cache_size,
+                model=model,
             )  # fmt: skip
             policy, layout, sentence = chosen[0], layout or chosen[1], chosen[2]
         else:

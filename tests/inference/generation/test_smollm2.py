@@ -8,6 +8,7 @@ from transformers import DynamicCache
 from nearflash.inference.engines.setup import open_engine
 from nearflash.inference.generate import generate
 from nearflash.inference.models import kv_shape, load_model
+from nearflash.inference.policy.choose import choose_policy
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
 pytestmark = [
@@ -58,3 +59,8 @@ def test_three_devices_give_the_tokens_of_one(smollm2):
 def test_short_contexts_are_attended_to_in_full(smollm2):
     policy = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=0.125, min_tokens=256)
     assert run(smollm2, policy).tokens == run(smollm2, AttentionPolicy()).tokens
+
+
+def test_the_shipped_policy_is_of_these_weights(smollm2):
+    model, _ = smollm2
+    assert "calibrated for SmolLM2-135M-Instruct" in choose_policy(model.config, kv_shape(model), 2000, model=model)[2]

@@ -2,14 +2,18 @@
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nearflash.cli import main as cli
+from nearflash.inference.engines.setup import default_layout
 from nearflash.inference.policy import calibration
+from nearflash.inference.policy.choose import UNIFORM, model_digest
 from nearflash.inference.policy.files import PolicyFile, own_folder
+from nearflash.inference.policy.policy import AttentionPolicy
 
 DOCLM = Path(__file__).parents[2] / "data" / "doclm-7m"
 
@@ -81,12 +85,20 @@ def test_an_interrupted_run_is_continued(capsys, text, tmp_path, monkeypatch):
 def test_wrong_input_is_named_and_nothing_written(capsys, text, tmp_path):
     (tmp_path / "short.txt").write_text("few words")
     (tmp_path / "other.json").write_text("{}")
+    model = AutoModelForCausalLM.from_pretrained(DOCLM)
+    base = AttentionPolicy("sparf-page", score_dims=8, top_p=0.5)
+    table = replace(base, overrides={(layer, head): base for layer in range(6) for head in range(2)})
+    layout = default_layout(128, UNIFORM, 1 << 20)
+    tuned = PolicyFile("doclm", model_digest(model.config), table, layout, 0.1, 0.1, "a test", {"float32": "tuned"})
+    tuned.write(tmp_path / "tuned.json")
     for argv, match in (
         (("--texts", text, "--fraction", "1.5"), "fraction must be above 0 and at most 1, not 1.5"),
         (("--texts", tmp_path / "short.txt"), "texts must have 4096 tokens at least"),
         (("--texts", tmp_path / "none.txt"), "texts must be readable UTF-8 files"),
         (("--texts", text, "-o", tmp_path / "other.json"), "other.json must be an object of version"),
+        (("--texts", text, "-o", tmp_path / "tuned.json"), "output must be of these weights"),
     ):
         code, _, err = run(capsys, *argv)
         assert code == 2 and match in err
     assert (tmp_path / "other.json").read_text() == "{}"
+    assert PolicyFile.read(tmp_path / "tuned.json").weights == tuned.weights

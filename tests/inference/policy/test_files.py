@@ -8,13 +8,15 @@ import subprocess
 import sys
 
 import pytest
-from transformers import LlamaConfig
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.errors import NearflashError, StateError
+from nearflash.abi.errors import NearflashError, OtherWeightsWarning, StateError
+from nearflash.identity import weights_digests
 from nearflash.inference.policy import files
-from nearflash.inference.policy.choose import UNIFORM, choose_policy
-from nearflash.inference.policy.files import PolicyFile, find_policy, model_digest, own_folder, policy_files
+from nearflash.inference.policy.choose import UNIFORM, choose_policy, model_digest
+from nearflash.inference.policy.files import PolicyFile, find_policy, own_folder, policy_files
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvLayout, KvShape
 
@@ -30,13 +32,13 @@ def config(**more):
     )  # fmt: skip
 
 
-def policy_file():
+def policy_file(weights=None):
     heads = {
         (layer, head): AttentionPolicy("sparf-page", 8 + layer, top_k=0.4, top_p=0.5 + head / 8, local_window=32)
         for layer in range(3) for head in range(2)
     }  # fmt: skip
     policy = AttentionPolicy("sparf-page", top_k=0.4, local_window=32, overrides=heads)
-    return PolicyFile("some-model", model_digest(config()), policy, LAYOUT, 0.12, 0.001, "a test")
+    return PolicyFile("some-model", model_digest(config()), policy, LAYOUT, 0.12, 0.001, "a test", weights or {})
 
 
 @pytest.fixture
@@ -54,10 +56,31 @@ def test_a_file_holds_what_was_written(tmp_path):
         own.write(path / "below")
 
 
-def test_the_digest_is_of_what_decides_k_and_v():
-    same = [config(), config(torch_dtype="float16", use_cache=False, _name_or_path="/elsewhere")]
+def test_the_digest_is_of_all_that_decides_k_and_v():
+    """Of eleven keys it was: an epsilon or an activation was none of them."""
+    same = [config(), config(torch_dtype="float16", use_cache=False, _name_or_path="/elsewhere", eos_token_id=7)]
+    same[0].quantization_config = {"quant_method": "gguf"}
     assert len({model_digest(one) for one in same}) == 1
-    assert model_digest(config(rope_parameters=ROPE)) != model_digest(same[0])
+    others = [config(rope_parameters=ROPE), config(rms_norm_eps=1e-3), config(hidden_act="gelu"), config(my_key=1)]
+    assert len({model_digest(one) for one in [*same, *others]}) == 5
+
+
+def test_a_policy_of_other_weights_is_not_found_and_warns_where_it_is_named(home):
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(config()).eval()
+    path, dtypes = home / "mine.json", (torch.float32, torch.bfloat16)
+    policy_file(weights_digests(model, dtypes)).write(path)
+    for own in (model, model.to(torch.bfloat16)):
+        assert choose_policy(config(), SHAPE, 2000, model=own)[1] == LAYOUT
+        assert choose_policy(config(), SHAPE, 10, path, model=own)[1] == LAYOUT
+    with torch.no_grad():
+        model.model.layers[2].self_attn.k_proj.weight[3, 3] += 1
+    policy, layout, sentence = choose_policy(config(), SHAPE, 2000, model=model)
+    assert (policy, layout) == (UNIFORM, None) and f"as {path} was calibrated for other weights" in sentence
+    with pytest.warns(OtherWeightsWarning, match=r"mine\.json was calibrated for other weights than the model's"):
+        assert choose_policy(config(), SHAPE, 10, path, model=model)[1] == LAYOUT
+    policy_file(weights_digests(model, dtypes)).write(home / "others.json")
+    assert str(home / "others.json") in choose_policy(config(), SHAPE, 2000, model=model)[2]
 
 
 def test_auto_takes_the_models_own_file_before_a_shipped_one(home):
@@ -92,7 +115,9 @@ def test_files_of_others_do_not_stop_auto_but_a_damaged_one_of_the_model_does(ho
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"version": 2}, "must have version 1, not 2"),
+        ({"version": 1}, "must have version 2, not 1, which names no weights"),
+        ({"version": 3}, "must have version 2, not 3"),
+        ({"weights": {"float32": 3}}, "must have text as the digests of weights"),
         ({"layout": []}, "must have an object as layout"),
         (
             {"layout": {"group_tokens": 16}},

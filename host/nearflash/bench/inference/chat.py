@@ -83,7 +83,8 @@ class _Chat:
         shape, profile = kv_shape(model), drive_profile(path)
         stored = kept_layout(path)
         policy, layout, sentence = choose_policy(
-            model.config, shape, self.room_tokens, stored=stored, profile=profile, cache_bytes=_CACHE_BYTES
+            model.config, shape, self.room_tokens, stored=stored, profile=profile, cache_bytes=_CACHE_BYTES,
+            model=model,
         )  # fmt: skip
         if self.dense:
             policy, layout, sentence = AttentionPolicy(), stored, "policy: dense, as the options say"

@@ -1,18 +1,22 @@
 """The policy of a run: the file that belongs to the model, a file given by name, or a setting that suits any model."""
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nearflash.abi.errors import StateError
+from nearflash.abi.errors import OtherWeightsWarning, StateError
+from nearflash.identity import configuration_digest, weights_digests
 from nearflash.inference.engines.estimate import index_bytes, read_fraction, read_seconds
 from nearflash.inference.engines.setup import default_layout
-from nearflash.inference.policy.files import PolicyFile, find_policy, model_digest
+from nearflash.inference.policy.files import PolicyFile, find_policy
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.io.profile import DriveProfile
 from nearflash.storage.kv import KvLayout, KvShape
 
-__all__ = ["AUTO", "UNIFORM", "choose_policy"]
+__all__ = ["AUTO", "UNIFORM", "choose_policy", "model_digest"]
 
 AUTO = "auto"
 UNIFORM = AttentionPolicy(
@@ -24,28 +28,39 @@ SHORT_TOKENS = 1024
 """Up to here all tokens are read: the index has no whole block yet, and all of it is in memory."""
 
 
+def model_digest(config: Any) -> str:
+    """Digest of a model's configuration by which policy files belong to it: all of it but how weights are stored."""
+    return configuration_digest(config.get_text_config(decoder=True), without=("quantization_config",))
+
+
 def choose_policy(
     config: Any, shape: KvShape, tokens: int, policy: str | Path = AUTO, *, stored: KvLayout | None = None,
-    profile: DriveProfile | None = None, cache_bytes: int = 0, sequences: int = 1,
+    profile: DriveProfile | None = None, cache_bytes: int = 0, sequences: int = 1, model: Any = None,
 ) -> tuple[AttentionPolicy, KvLayout | None, str]:  # fmt: skip
     """Policy, the layout that it is for (None: any), and a sentence that says which it is and why.
 
     config: of the model; tokens: of the longest sequence. With "auto" the file that belongs to the model, else UNIFORM,
     or where that is much faster; contexts up to SHORT_TOKENS are read in full, and so are those that a drive of this
     profile reads as fast in full, where `cache_bytes` of memory are for what all sequences read. stored: layout of
-    pages that are there already, which it must suit. Raises StateError for a file that is damaged or another model's.
+    pages that are there already, which it must suit. model: whose weights are compared with those of the calibration:
+    of others, "auto" takes no file, and one that is named is used with an OtherWeightsWarning. None: not compared.
+    Raises StateError for a file that is damaged or of another configuration.
     """
+    fits = _comparison(model)
     if str(policy) != AUTO:
         found = PolicyFile.read(Path(policy), shape, model_digest(config))
         if stored not in (None, found.layout):
             raise StateError(f"policy file {policy} must be for pages as they are stored, {stored}, not {found.layout}")
+        if not fits(found):
+            what = "was calibrated for other weights than the model's: what it leaves out was measured on those"
+            warnings.warn(f"policy file {policy} {what}; run nearflash calibrate", OtherWeightsWarning, stacklevel=2)
         return found.policy, found.layout, f"policy: {policy}, calibrated for {found.model}"
     if tokens <= SHORT_TOKENS:
         return AttentionPolicy(), None, f"policy: dense, as no sequence exceeds {SHORT_TOKENS} tokens"
-    known, why = (
-        find_policy(model_digest(config), shape),
-        "as there is no calibration of this model (nearflash calibrate)",
-    )
+    digest = model_digest(config)
+    known, why = find_policy(digest, shape, fits), "as there is no calibration of this model (nearflash calibrate)"
+    if known is None and (other := find_policy(digest, shape)) is not None:
+        why = f"as {other[0]} was calibrated for other weights (nearflash calibrate)"
     if known is not None and stored not in (None, known[1].layout):
         why, known = f"as the pages that are stored are not those of {known[0]}", None
     if profile is not None:
@@ -62,6 +77,23 @@ def choose_policy(
         path, found = known
         return found.policy, found.layout, f"policy: {path}, calibrated for {found.model}"
     return UNIFORM, stored, f"policy: uniform sparf-page, {why}"
+
+
+def _comparison(model: Any) -> Callable[[PolicyFile], bool]:
+    """Whether a file is of a model's weights, which are read when it is first asked; of any, without a model."""
+
+    @cache
+    def own() -> tuple[str, str]:
+        ((dtype, digest),) = weights_digests(model, (model.dtype,)).items()
+        return dtype, digest
+
+    def fits(file: PolicyFile) -> bool:
+        if model is None:
+            return True
+        dtype, digest = own()
+        return file.weights.get(dtype) == digest
+
+    return fits
 
 
 _MUCH_FASTER = 0.8

@@ -59,33 +59,36 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         raise CommandError(f"fraction must be above 0 and at most 1, not {arguments.fraction!r}")
     set_threads(arguments.threads)  # before torch is imported
 
+    from nearflash.identity import weights_digests
     from nearflash.inference.engines.setup import default_layout
     from nearflash.inference.models import kv_shape, load_model
     from nearflash.inference.policy.calibration import Calibration, score_dims_of
-    from nearflash.inference.policy.choose import UNIFORM
-    from nearflash.inference.policy.files import PolicyFile, model_digest, own_folder
+    from nearflash.inference.policy.choose import UNIFORM, model_digest
+    from nearflash.inference.policy.files import PolicyFile, own_folder
     from nearflash.inference.policy.texts import beginnings
     from nearflash.inference.policy.window import NAME
-    from nearflash.pretrained import silent_transformers
+    from nearflash.pretrained import DTYPES, silent_transformers
 
     with nullcontext() if arguments.verbose else silent_transformers():
         model, tokenizer = load_model(arguments.model)
         shape, digest = kv_shape(model), model_digest(model.config)
+        weights = weights_digests(model, tuple(DTYPES.values()))
         name = Path(arguments.model).resolve().name if Path(arguments.model).exists() else arguments.model
-        output = arguments.output or own_folder() / f"{name}-{digest}.json"
-        if output.exists():
-            PolicyFile.read(output, shape, digest)  # another model's, or no policy file, is not overwritten
+        output = arguments.output or own_folder() / f"{name}-{weights['float32'][:16]}.json"
+        if output.exists() and PolicyFile.read(output, shape, digest).weights != weights:
+            # Another model's, or no policy file, is not overwritten.
+            raise CommandError(f"output must be of these weights, but {output} is of others: name another file")
         positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", arguments.tokens)
         texts = list(beginnings(tokenizer, arguments.texts, min(arguments.tokens, positions)))
         model.requires_grad_(False)
         model.set_attn_implementation(NAME)
         layout = default_layout(shape.dim, UNIFORM, 1 << 20)
         calibration = Calibration(layout, score_dims_of(shape.dim))
-        _add_windows(calibration, model, texts, output, digest)
+        _add_windows(calibration, model, texts, output, f"{digest} {weights}")
     policy, share, divergence = calibration.policy(arguments.fraction)
     files = " ".join(path.name for path in arguments.texts)
     made_by = f"nearflash calibrate --model {name} --fraction {arguments.fraction} --texts {files}"
-    PolicyFile(str(name), digest, policy, layout, share, divergence, made_by).write(output)
+    PolicyFile(str(name), digest, policy, layout, share, divergence, made_by, weights).write(output)
     _partial(output).unlink(missing_ok=True)
     print(
         f"{output}: {share:.3f} of the bytes of K and V read from flash, divergence from dense predictions "
@@ -94,7 +97,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _add_windows(calibration: Any, model: Any, texts: Sequence[Any], output: Path, digest: str) -> None:
+def _add_windows(calibration: Any, model: Any, texts: Sequence[Any], output: Path, identity: str) -> None:
     """Two windows of each text: at its end, and where the unindexed suffix is short."""
     from nearflash.inference.policy.calibration import WINDOW
     from nearflash.inference.policy.window import Prefix
@@ -103,7 +106,7 @@ def _add_windows(calibration: Any, model: Any, texts: Sequence[Any], output: Pat
     for ids in texts:
         short = (len(ids) - WINDOW) // _BLOCK * _BLOCK + WINDOW
         windows += [ids, *([ids[:short]] if short < len(ids) else [])]
-    key = f"{digest} {hashlib.sha256(b''.join(ids.numpy().tobytes() for ids in windows)).hexdigest()}"
+    key = f"{identity} {hashlib.sha256(b''.join(ids.numpy().tobytes() for ids in windows)).hexdigest()}"
     if calibration.resume(_partial(output), key):
         print(f"continued after {calibration.windows} of {len(windows)} windows", file=sys.stderr)
     start, first = time.perf_counter(), calibration.windows

@@ -1,15 +1,14 @@
 """Policy files: what `nearflash calibrate` found for a model: score_dims and top_p of every KV head, the page layout.
 
-JSON, read strictly. A file belongs to a model by the digest of what decides its K and V: kind, sizes, layer types and
-rotary settings of the configuration. Shipped files lie in the folder `calibrated`, the user's own in
-$XDG_DATA_HOME/nearflash/policies (~/.local/share by default). Loads no torch.
+JSON, read strictly. A file belongs to a model by the digest of its configuration (`model_digest` in `choose`), and to
+its weights by theirs: what a head loses was measured on those. Shipped files lie in the folder `calibrated`, the user's
+own in $XDG_DATA_HOME/nearflash/policies (~/.local/share by default). Loads no torch.
 """
 
-import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,10 @@ from nearflash.storage.kv import KvLayout, KvShape
 from nearflash.support.files import read_text, write_durably
 from nearflash.support.folders import user_folder
 
-__all__ = ["PolicyFile", "find_policy", "model_digest", "own_folder", "policy_files"]
+__all__ = ["PolicyFile", "find_policy", "own_folder", "policy_files"]
 
-_VERSION = 1
+_VERSION = 2
 _SHIPPED = Path(__file__).with_name("calibrated")
-_DECISIVE = (
-    "model_type", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size",
-    "intermediate_size", "vocab_size", "layer_types", "sliding_window", "rope_parameters",
-)  # fmt: skip
-"""Fields of a configuration that decide K and V."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +43,8 @@ class PolicyFile:
     """Predicted: from dense attention's predictions, nats a token."""
     made_by: str
     """The command."""
+    weights: dict[str, str] = field(default_factory=dict)
+    """Of its parameters: their digests in each dtype that a model is loaded in (`weights_digests`), by its name."""
 
     @classmethod
     def read(cls, path: Path, shape: KvShape | None = None, digest: str | None = None) -> "PolicyFile":
@@ -59,16 +55,20 @@ class PolicyFile:
             body = json.loads(read_text(path))
         except (OSError, ValueError, RecursionError) as error:
             raise StateError(f"{what} must be readable JSON: {error}") from error
-        version, model, found, made_by, fraction, divergence, layout, *settings = fields(
-            what, body, version=int, model=str, digest=str, made_by=str, flash_fraction=float, divergence=float,
-            layout=dict, top_k=float, local_window=int, keep_tail=bool, score_dims=list, top_p=list,
+        if isinstance(body, dict) and body.get("version") == 1:
+            raise StateError(f"{what} must have version {_VERSION}, not 1, which names no weights: calibrate again")
+        version, model, found, weights, made_by, fraction, divergence, layout, *settings = fields(
+            what, body, version=int, model=str, digest=str, weights=dict, made_by=str, flash_fraction=float,
+            divergence=float, layout=dict, top_k=float, local_window=int, keep_tail=bool, score_dims=list, top_p=list,
         )  # fmt: skip
         if version != _VERSION:
             raise StateError(f"{what} must have version {_VERSION}, not {version}")
+        if not all(isinstance(each, str) for each in weights.values()):
+            raise StateError(f"{what} must have text as the digests of weights, not {weights!r:.200}")
         if digest is not None and found != digest:
             raise StateError(f"{what} must be for this model's configuration, but it is for {model!r}: calibrate it")
         try:
-            own = cls(model, found, _policy(*settings), _layout(what, layout), fraction, divergence, made_by)
+            own = cls(model, found, _policy(*settings), _layout(what, layout), fraction, divergence, made_by, weights)
             if shape is not None:
                 own._check(shape)
         except (CommandError, ValueError) as error:
@@ -79,8 +79,8 @@ class PolicyFile:
         """Write the file (mode 0600), durably, at once or not at all. Raises StateError."""
         table = self._table()
         body = {
-            "version": _VERSION, "model": self.model, "digest": self.digest, "made_by": self.made_by,
-            "flash_fraction": float(self.flash_fraction), "divergence": float(self.divergence),
+            "version": _VERSION, "model": self.model, "digest": self.digest, "weights": self.weights,
+            "made_by": self.made_by, "flash_fraction": float(self.flash_fraction), "divergence": float(self.divergence),
             "layout": asdict(self.layout) | {"index_format": self.layout.index_format.name},
             "top_k": float(self.policy.top_k), "local_window": self.policy.local_window,
             "keep_tail": self.policy.keep_tail,
@@ -113,13 +113,6 @@ class PolicyFile:
             own.resolve(1, shape.dim, self.layout)
 
 
-def model_digest(config: Any) -> str:
-    """Digest (16 hexadecimal digits) of what decides K and V in a transformers configuration."""
-    text = config.get_text_config(decoder=True).to_dict()
-    decisive = {name: text[name] for name in _DECISIVE if text.get(name) is not None}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
 def own_folder() -> Path:
     """Where the user's policy files lie."""
     return user_folder("XDG_DATA_HOME") / "policies"
@@ -132,15 +125,20 @@ def policy_files() -> Iterator[Path]:
     yield from sorted(_SHIPPED.glob("*.json"))
 
 
-def find_policy(digest: str, shape: KvShape | None = None) -> tuple[Path, PolicyFile] | None:
-    """The file that belongs to a model; of several the user's own. Raises StateError for a damaged one of the model."""
+def find_policy(
+    digest: str, shape: KvShape | None = None, fits: Callable[[PolicyFile], bool] = lambda _: True
+) -> tuple[Path, PolicyFile] | None:
+    """The file that belongs to a model and `fits`; of several the user's own.
+
+    Raises StateError for a damaged one of the model.
+    """
     for path in policy_files():
         try:
             own = json.loads(read_text(path)).get("digest")
         except (OSError, ValueError, AttributeError, RecursionError):
             continue  # nothing says that it is this model's
-        if own == digest:
-            return path, PolicyFile.read(path, shape, digest)
+        if own == digest and fits(found := PolicyFile.read(path, shape, digest)):
+            return path, found
     return None
 
 
