@@ -13,7 +13,9 @@ from nearflash.abi.config import config
 from nearflash.abi.errors import BitstreamError
 from nearflash.cli import bitstream as subject
 from nearflash.cli import main as cli
+from nearflash.device.bitstreams import load_board
 from nearflash.device.bitstreams.manifest import sha256
+from nearflash.verify.fixtures.built import built_files
 
 BOARD = """format = "nearflash board"
 version = 1
@@ -44,15 +46,17 @@ def desk(tmp_path, monkeypatch):
     folder = tmp_path / "bitstreams" / "desk"
     folder.mkdir(parents=True)
     (folder / "board.toml").write_text(BOARD)
-    (folder / "update.bit").write_bytes(b"bits")
+    monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(folder.parent))
+    files = built_files(load_board("desk"), "update", "1" * 64)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     manifest = {
         "board": "desk", "config": "update-tiny", "digest": config("update-tiny").digest, "design": "1" * 64,
-        "git": "2" * 40, "tools": {}, "files": {"update.bit": sha256(folder / "update.bit")},
+        "git": "2" * 40, "tools": {}, "files": {name: sha256(folder / name) for name in files},
         "utilisation": {"lut": 40, "ff": 50, "dsp": 1, "bram36": 0.5}, "clock_hz": 40_000_000, "fmax_hz": 45_000_000,
         "critical_path": [], "evidence": "routed",
     }  # fmt: skip
     (folder / "update.json").write_text(json.dumps(manifest))
-    monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(folder.parent))
     return folder
 
 
@@ -65,7 +69,7 @@ def test_list_shows_evidence_cells_and_files(capsys, desk):
     code, out, _ = run(capsys, "list")
     assert code == 0 and out.splitlines() == [
         "desk: Someone's board, xc7z020clg400-1, open flow",
-        "  update  routed, 45.0 MHz, 40 LUT (40%), 50 FF (25%), 1 DSP (25%), 0.5 BRAM36 (11%); update.bit",
+        "  update  routed, 45.0 MHz, 40 LUT (40%), 50 FF (25%), 1 DSP (25%), 0.5 BRAM36 (11%); update.bit, update.hwh",
         "  attend  not built",
     ]
     change(desk, fmax_hz=0, evidence="synthesised", files={})
@@ -83,7 +87,7 @@ def test_list_of_this_checkout_has_every_board(capsys, monkeypatch):
 
 def test_verify_compares_files_digests_and_limits(capsys, desk):
     code, out, _ = run(capsys, "verify")
-    assert (code, out) == (0, "desk/update: routed, 1 files as built\ndesk/attend: not built\n")
+    assert (code, out) == (0, "desk/update: routed, 2 files as built\ndesk/attend: not built\n")
     code, out, _ = run(capsys, "verify", "desk")
     assert code == 1 and "desk/attend:" in out and "attend.json must exist" in out
     (desk / "update.bit").write_bytes(b"bit!")
@@ -213,11 +217,11 @@ def scp(tmp_path, monkeypatch):
 
 def test_deploy_copies_files_and_manifest(capsys, desk, scp):
     code, out, _ = run(capsys, "deploy", "desk", "--kernel", "update", "--to", "xilinx@pynq:nearflash/desk")
-    assert (code, out) == (0, "update.bit, update.json: copied to xilinx@pynq:nearflash/desk\n")
-    files = [str(desk / name) for name in ("update.bit", "update.json")]
+    assert (code, out) == (0, "update.bit, update.hwh, update.json: copied to xilinx@pynq:nearflash/desk\n")
+    files = [str(desk / name) for name in ("update.bit", "update.hwh", "update.json")]
     assert json.loads(scp.read_text()) == ["-q", "--", *files, "xilinx@pynq:nearflash/desk"]
     code, _, err = run(capsys, "deploy", "desk", "--kernel", "update", "--to", "down:x")
-    assert code == 2 and "scp must copy update.bit, update.json to down:x; it failed" in err
+    assert code == 2 and "scp must copy update.bit, update.hwh, update.json to down:x; it failed" in err
 
 
 @pytest.mark.parametrize("target", ["pynq", "-oProxyCommand=x:y", "a b:c", "host:", "host:a;b"])

@@ -12,8 +12,11 @@ import pytest
 
 from nearflash.abi.errors import BitstreamError
 from nearflash.boards.vendor.tools import commands, keep_bitstream, keep_xclbin, run_tools
+from nearflash.boards.zynq7.hwh import hwh_text
 from nearflash.device.bitstreams import load_board, load_manifest
 from nearflash.device.bitstreams.board import Limits
+from nearflash.device.bitstreams.header import Label
+from nearflash.verify.fixtures.built import DIVIDERS, bit_file
 from nearflash.verify.vendor.recording import RECORDER
 
 GIT = "0123456789" * 4
@@ -23,8 +26,9 @@ script = sys.argv[sys.argv.index("-source") + 1]
 print("running", script)
 done = subprocess.run(["tclsh", {str(RECORDER)!r}, script, script + ".calls"])
 if script == "system.tcl":
+    pathlib.Path("attend.bit").write_bytes(pathlib.Path("given.bit").read_bytes())
     with zipfile.ZipFile("attend.xsa", "w") as archive:
-        archive.writestr("system.hwh", "<EDKSYSTEM/>")
+        archive.write("given.hwh", "system.hwh")
 sys.exit(done.returncode)
 """
 VPP = f"""#!{sys.executable}
@@ -64,7 +68,12 @@ def work(packages, tmp_path, monkeypatch):
         for manifest in (tmp_path / "bitstreams" / name).glob("*.json"):
             manifest.unlink()
         monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(tmp_path / "bitstreams"))
-        return load_board(name), designs, tmp_path / "package"
+        board = load_board(name)
+        if board.flow == "vivado":
+            label = Label("system_wrapper", "", "", "")
+            (tmp_path / "package" / "given.bit").write_bytes(bit_file(label, "7z045ffg900", code=0x3731093))
+            (tmp_path / "package" / "given.hwh").write_text(hwh_text(board, designs[0].build, DIVIDERS))
+        return board, designs, tmp_path / "package"
 
     return copy
 
@@ -104,7 +113,7 @@ def test_a_vivado_build_is_kept_with_its_figures(work, programs):
     used = manifest.utilisation
     assert (used.lut, used.ff, used.dsp, used.bram36) == (12, 3, 3, 4.5)
     assert manifest.fmax_hz == int(1e9 / (1e9 / 285e6 - 0.25)) and manifest.critical_path == ("first/C", "last/D")
-    assert (board.folder / "attend.hwh").read_text() == "<EDKSYSTEM/>"
+    assert (board.folder / "attend.hwh").read_text() == (folder / "given.hwh").read_text()
 
 
 @needs_tclsh

@@ -3,7 +3,7 @@
 import pytest
 
 from nearflash.abi.errors import BitstreamError
-from nearflash.device.bitstreams.header import BitHeader, read_header, rename_design
+from nearflash.device.bitstreams.header import BitHeader, Label, read_header, rename_design, split_bit
 
 START = bytes.fromhex("0009 0ff00ff00ff00ff000 0001")
 
@@ -79,3 +79,21 @@ def test_a_file_that_is_no_bitstream_is_not_renamed(tmp_path):
     with pytest.raises(BitstreamError):
         rename_design(path, "update")
     assert path.read_bytes() == bit()[:-1]
+
+
+def test_a_label_is_of_its_build_and_its_bits(tmp_path):
+    path, label = tmp_path / "x.bit", Label("update", "update-tiny", "1" * 64, "2" * 64)
+    path.write_bytes(bit(bytes(range(20)), a="top;UserID=0XFFFFFFFF"))
+    label.write(path, path)
+    header, payload = split_bit(path)
+    assert header.design.startswith("update;CONFIG=update-tiny;DIGEST=1") and payload == bytes(range(20))
+    label.check(header, payload, path)
+    for other, bits in (
+        (Label("attend", "update-tiny", "1" * 64, "2" * 64), payload),
+        (Label("update", "update-smartssd", "1" * 64, "2" * 64), payload),
+        (Label("update", "update-tiny", "3" * 64, "2" * 64), payload),
+        (Label("update", "update-tiny", "1" * 64, "3" * 64), payload),
+        (label, payload[:-1] + b"x"),
+    ):
+        with pytest.raises(BitstreamError, match=r"x.bit must have the label of its build"):
+            other.check(header, bits, path)

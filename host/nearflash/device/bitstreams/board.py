@@ -9,6 +9,7 @@ from pathlib import Path
 from nearflash.abi.config import KernelConfig, config
 from nearflash.abi.errors import ConfigError
 from nearflash.device.bitstreams.schema import parse_table
+from nearflash.support.files import read_text
 
 __all__ = ["FLOWS", "Board", "Limits", "Memory", "Resources", "Routing", "bitstreams_root", "boards", "load_board"]
 
@@ -150,8 +151,8 @@ def load_board(name: str) -> Board:
     if name not in boards():
         raise ConfigError(f"board must be one of {', '.join(boards())}, not {name!r}")
     try:
-        body = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        body = tomllib.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} must be TOML: {error}") from error
     if body.pop("format", None) != _FORMAT or body.pop("version", None) != _VERSION:
         raise ConfigError(f'{path} must begin with format = "{_FORMAT}" and version = {_VERSION}')

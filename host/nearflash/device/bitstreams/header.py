@@ -3,13 +3,14 @@
 Source: the layout that AMD's tools write and that open tools read: five fields, each with a letter and a length.
 """
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nearflash.abi.errors import BitstreamError
-from nearflash.support.files import PUBLIC_MODE, write_durably
+from nearflash.support.files import PUBLIC_MODE, read_bytes, write_durably
 
-__all__ = ["BitHeader", "read_header", "rename_design"]
+__all__ = ["BitHeader", "Label", "read_header", "rename_design", "split_bit"]
 
 _START = bytes.fromhex("0009 0ff00ff00ff00ff000 0001")
 _TEXTS = "abcd"
@@ -37,7 +38,15 @@ class BitHeader:
 
 def read_header(path: Path) -> BitHeader:
     """The header of a .bit file. Raises BitstreamError for a file that has none, or is not as long as it states."""
-    content = path.read_bytes()
+    return split_bit(path)[0]
+
+
+def split_bit(path: Path) -> tuple[BitHeader, bytes]:
+    """Header and configuration data of a .bit file. Raises BitstreamError as `read_header`."""
+    try:
+        content = read_bytes(path)
+    except OSError as error:
+        raise BitstreamError(f"{path} must be a readable .bit file: {error.strerror}") from error
     if not content.startswith(_START):
         raise BitstreamError(f"{path} must be a .bit file, not one that begins {content[:4].hex() or 'with nothing'}")
     at, texts = len(_START), list[str]()
@@ -52,7 +61,7 @@ def read_header(path: Path) -> BitHeader:
     if content[at : at + 1] != b"e" or stated != found:
         raise BitstreamError(f"{path} must have {stated} bytes of data behind its header, not {max(found, 0)}")
     design, part, date, time = texts
-    return BitHeader(design, part, date, time, stated)
+    return BitHeader(design, part, date, time, stated), content[at + 5 :]
 
 
 def rename_design(path: Path, design: str) -> None:
@@ -60,8 +69,49 @@ def rename_design(path: Path, design: str) -> None:
 
     Raises BitstreamError as `read_header`.
     """
-    header = read_header(path)
-    content = path.read_bytes()
-    payload = content[len(content) - header.payload_bytes :]
-    renamed = replace(header, design=design, date=_NO_DATE, time=_NO_TIME).to_bytes()
-    write_durably(path, renamed + payload, mode=PUBLIC_MODE)
+    header, payload = split_bit(path)
+    _write(path, replace(header, design=design), payload)
+
+
+def _write(path: Path, header: BitHeader, payload: bytes) -> None:
+    write_durably(path, replace(header, date=_NO_DATE, time=_NO_TIME).to_bytes() + payload, mode=PUBLIC_MODE)
+
+
+@dataclass(frozen=True)
+class Label:
+    """Whose bits a .bit file has, in the text of its design: `update;CONFIG=…;DIGEST=…;DESIGN=…;BITS=…`.
+
+    Tools add their own entries to that text in the same form, and readers pass over those that they do not know. BITS
+    is the SHA-256 of the configuration data, so that a label is of its own bits alone.
+    """
+
+    kernel: str
+    config: str
+    digest: str
+    """Of the configuration, as in the manifest."""
+    design: str
+    """Of the design that was built, as in the manifest."""
+
+    def text(self, payload: bytes) -> str:
+        """The design's text for this configuration data."""
+        bits = hashlib.sha256(payload).hexdigest()
+        return f"{self.kernel};CONFIG={self.config};DIGEST={self.digest};DESIGN={self.design};BITS={bits}"
+
+    def write(self, source: Path, path: Path) -> None:
+        """Write a .bit file with this label and without a date: equal designs then have equal files.
+
+        Raises BitstreamError as `read_header` of the source.
+        """
+        header, payload = split_bit(source)
+        _write(path, replace(header, design=self.text(payload)), payload)
+
+    def check(self, header: BitHeader, payload: bytes, path: Path) -> None:
+        """Raise BitstreamError, naming what differs, for the header and data of another build."""
+        wanted, found = (text.split(";") for text in (self.text(payload), header.design))
+        if wanted == found:
+            return
+        differs = next((part for part in wanted if part not in found), wanted[0])
+        raise BitstreamError(
+            f"{path} must have the label of its build, {differs[:60]!r}, not {header.design[:120]!r}: it is another "
+            "build's, or its bits were changed; build it again"
+        )

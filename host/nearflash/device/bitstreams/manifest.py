@@ -14,7 +14,10 @@ from pathlib import Path
 from nearflash.abi.config import KernelConfig, config
 from nearflash.abi.errors import BitstreamError, ConfigError, DigestError
 from nearflash.device.bitstreams.board import Board, Resources, load_board
+from nearflash.device.bitstreams.contents import check_bit, check_handoff, check_xclbin
+from nearflash.device.bitstreams.header import Label
 from nearflash.device.bitstreams.schema import parse_table
+from nearflash.support.files import read_text
 
 __all__ = ["EVIDENCE", "Manifest", "load_manifest", "sha256"]
 
@@ -70,6 +73,11 @@ class Manifest:
         return config(self.config).kernel
 
     @property
+    def label(self) -> Label:
+        """What its .bit file states of itself."""
+        return Label(self.kernel, self.config, self.digest, self.design)
+
+    @property
     def folder(self) -> Path:
         """Where the manifest and its files lie."""
         return load_board(self.board).folder
@@ -82,10 +90,10 @@ class Manifest:
         return self.folder / names[0]
 
     def verify(self) -> None:
-        """Check the configuration's digest, then every file.
+        """Check the configuration's digest, then every file, then what those of a routed build state of themselves.
 
         Raises DigestError where this checkout has another configuration of that name, BitstreamError for a file that
-        is missing or not the one that was built.
+        is missing, not the one that was built, or of another part, kernel, configuration, register map or clock.
         """
         expected = config(self.config).digest
         if self.digest != expected:
@@ -99,6 +107,17 @@ class Manifest:
                 raise BitstreamError(f"{path} must exist; run `make bitstream BOARD={self.board} KERNEL={self.kernel}`")
             if (found := sha256(path)) != wanted:
                 raise BitstreamError(f"{path} must have the SHA-256 of its manifest, {wanted[:16]}, not {found[:16]}")
+        if EVIDENCE.index(self.evidence) >= EVIDENCE.index("routed"):
+            self._check_contents(load_board(self.board))
+
+    def _check_contents(self, board: Board) -> None:
+        """What the files state of themselves: a manifest alone could name any file."""
+        build = config(self.config)
+        if board.flow == "vitis":
+            check_xclbin(self.file(".xclbin"))
+            return
+        check_bit(self.file(".bit"), board, self.label)
+        check_handoff(self.file(".hwh"), board, build, self.clock_hz)
 
     def check_limits(self, board: Board) -> None:
         """Compare with the board's limits. Raises BitstreamError for a build that uses more, or is slower."""
@@ -137,10 +156,10 @@ def load_manifest(board: Board, kernel: str) -> Manifest:
     build: KernelConfig = board.build(kernel)
     path = board.folder / f"{kernel}.json"
     try:
-        body = json.loads(path.read_text("utf-8"))
+        body = json.loads(read_text(path))
     except FileNotFoundError as error:
         raise BitstreamError(f"{path} must exist; run `make bitstream BOARD={board.name} KERNEL={kernel}`") from error
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BitstreamError(f"{path} must be JSON: {error}") from error
     try:
         manifest = parse_table(Manifest, body, str(path))

@@ -28,7 +28,7 @@ from nearflash.boards.revision import revision_of, stamped
 from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
 from nearflash.device.bitstreams.board import Board, Resources, Routing
-from nearflash.device.bitstreams.header import rename_design
+from nearflash.device.bitstreams.header import Label, rename_design
 from nearflash.device.bitstreams.manifest import Manifest, sha256
 from nearflash.support.files import PUBLIC_MODE, copy_durably, write_durably
 
@@ -80,7 +80,8 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     revision = revision_of(board, kernel, design)
     (work / "top.il").write_text(stamped(text, int(revision[:8], 16)))
     made = implement(programs, database, work / "top.il", board.family, board.pins, board.routing[kernel])
-    made.bitstream.rename(work / f"{kernel}.bit")
+    label = Label(kernel, build_config.full_name, build_config.digest, design)
+    label.write(made.bitstream, work / f"{kernel}.bit")
     clock = dividers(made.routed.fmax_hz)
     (work / f"{kernel}.hwh").write_text(hwh_text(board, build_config, clock))
 

@@ -16,6 +16,7 @@ from nearflash.abi.errors import BitstreamError
 from nearflash.boards.vendor.connectivity import MEMORY_BANK
 from nearflash.boards.vendor.kernel import KernelDesign
 from nearflash.device.bitstreams.board import Board, Resources
+from nearflash.device.bitstreams.header import Label
 from nearflash.device.bitstreams.manifest import Manifest, load_manifest, sha256
 from nearflash.support.files import PUBLIC_MODE, copy_durably, write_durably
 
@@ -80,9 +81,10 @@ def keep_bitstream(board: Board, design: KernelDesign, folder: Path, git: str, t
         raise BitstreamError(
             f"{design.build.full_name} must meet timing at {board.clock_hz} Hz, not miss it by {-slack_ns} ns"
         )
+    Label(design.build.kernel, design.build.full_name, design.build.digest, design.digest).write(bitstream, bitstream)
     manifest = Manifest(
         board=board.name, config=design.build.full_name, digest=design.build.digest, design=design.digest, git=git,
-        tools=tools,        files={path.name: sha256(path) for path in (bitstream, handoff)},
+        tools=tools, files={path.name: sha256(path) for path in (bitstream, handoff)},
         utilisation=Resources(
             int(figures["lut"]), int(figures["ff"]), int(figures["dsp"]),
             int(figures["ramb36"]) + int(figures["ramb18"]) / 2,
