@@ -10,8 +10,8 @@ from nearflash.abi.errors import CommandError, WeightsError
 from nearflash.offload.layer_weights import LayerWeights
 from nearflash.offload.link import Link
 from nearflash.offload.report import Budgets, Ledger
-from nearflash.offload.sources import Piece, Source
 from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.sources import Piece, Source
 
 COUNT = 6
 

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from nearflash.abi.errors import WeightsError
 from nearflash.offload.layout import Layout, LayoutReader, Run, read_run
 from nearflash.offload.link import host_memory
-from nearflash.offload.sources import Piece, Source
 from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.verify.fixtures.files import rot
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.file import PackedTensor, write_file
+from nearflash.weights.sources import Piece, Source
 from nearflash.weights.weights_map import KeptTensor
 
 

@@ -24,10 +24,10 @@ from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.offload.layout import Layout, LayoutReader
 from nearflash.offload.link import Buffer, Link
 from nearflash.offload.report import Ledger
-from nearflash.offload.sources import Piece, Source
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.sealed import fields, integers
 from nearflash.support.files import read_text, write_durably
+from nearflash.weights.sources import Piece, Source
 
 __all__ = ["COUNTS_FILE", "ExpertCache", "MixtureLayer", "mixtures_of"]
 

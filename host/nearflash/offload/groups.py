@@ -11,10 +11,10 @@ from torch import Tensor
 
 from nearflash.abi.bitmap import SCALE_COLUMNS
 from nearflash.abi.errors import CommandError, NonFiniteError
-from nearflash.offload.sources import Piece, Source
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import pack_groups
 from nearflash.weights.quantize import quantize
+from nearflash.weights.sources import Piece, Source
 from nearflash.weights.weights_map import KeptTensor
 
 __all__ = ["decode", "encode", "quantized", "token_bytes"]

@@ -24,7 +24,7 @@ from nearflash.offload.groups import quantized
 from nearflash.offload.layout import Layout, LayoutReader
 from nearflash.offload.link import Buffer, Link, host_memory
 from nearflash.offload.report import WEIGHTS_WAIT, Ledger
-from nearflash.offload.sources import Source
+from nearflash.weights.sources import Source
 
 __all__ = ["LayerWeights"]
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from nearflash.abi.errors import WeightsError
 from nearflash.device.threads import set_ieee_arithmetic
-from nearflash.offload.sources import Source
 from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.weights.file import WeightsTensor
+from nearflash.weights.sources import Source
 from nearflash.weights.weights_map import TORCH_DTYPES
 
 __all__ = ["Layout", "LayoutReader", "Run", "read_run"]

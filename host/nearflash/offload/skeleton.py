@@ -9,9 +9,9 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from nearflash.abi.errors import CommandError, UnsupportedError
-from nearflash.offload.sources import Source, sources_of
 from nearflash.pretrained import silent_transformers
 from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.sources import Source, sources_of
 from nearflash.weights.weights_map import TORCH_DTYPES
 
 __all__ = ["Skeleton", "decoder_layers", "open_skeleton"]

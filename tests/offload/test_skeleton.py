@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from nearflash.abi.errors import CommandError, UnsupportedError, WeightsError
 from nearflash.offload.skeleton import decoder_layers, open_skeleton
-from nearflash.offload.sources import sources_of
 from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.sources import sources_of
 
 FAMILIES = ["llama", "qwen2", "gemma2", "opt", "mixtral", "qwen3_moe", "gpt_oss"]
 
