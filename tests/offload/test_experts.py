@@ -16,10 +16,10 @@ from nearflash.offload import OffloadedModel, generate
 from nearflash.offload.experts import COUNTS_FILE, ExpertCache, _of_expert, _with_row_checksums
 from nearflash.offload.layout import Layout, LayoutReader
 from nearflash.offload.link import host_memory
-from nearflash.offload.sources import Piece, Source
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.verify.fixtures.files import rot
 from nearflash.weights import PackedTensor, read_file, write_file
+from nearflash.weights.sources import Piece, Source
 
 GPU, HOST, DISK = Shares(gpu=1), Shares(host=1), Shares(disk=1)
 FAMILIES = ["mixtral", "qwen3_moe", "gpt_oss"]
