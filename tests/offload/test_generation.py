@@ -89,14 +89,17 @@ def test_drawn_tokens_depend_on_prompt_and_seed_alone(saved, prompts):
 
 
 def test_a_drawn_token_has_the_softmax_distribution():
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
     from nearflash.offload.sampling import GumbelSampler
 
+    cool, likeliest = TemperatureLogitsWarper(0.7), TopPLogitsWarper(0.5)
     logits = torch.tensor([[0.0, 1.0, 2.0, -3.0]])
-    sampler = GumbelSampler([0], 0.7, 1.0, 3)
+    sampler = GumbelSampler([0], cool, 3)
     drawn = torch.stack([sampler(None, logits).argmax(dim=-1) for _ in range(4000)]).flatten()
     share = drawn.bincount(minlength=4) / len(drawn)
     assert torch.allclose(share, (logits[0] / 0.7).softmax(dim=0), atol=0.03)
-    narrow = GumbelSampler([0], 0.7, 0.5, 3)
+    narrow = GumbelSampler([0], LogitsProcessorList([cool, likeliest]), 3)
     assert {int(narrow(None, logits).argmax()) for _ in range(100)} == {2}
 
 

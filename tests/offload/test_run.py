@@ -71,7 +71,7 @@ def test_results_of_one_policy_serve_another(saved, tmp_path, prompts):
     again = generate(folder, rows, other, max_new_tokens=5, results=file)
     assert again.tokens == one.tokens and again.resumed == 4
     header = json.loads(file.read_text().splitlines()[0])
-    assert header["settings"]["max_new_tokens"] == 5
+    assert header["settings"]["generation"]["max_new_tokens"] == 5
 
 
 def test_another_models_results_are_refused(saved, tmp_path, prompts):

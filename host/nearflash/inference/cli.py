@@ -3,16 +3,19 @@
 import argparse
 import sys
 from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, UnknownDeviceError
 from nearflash.arguments import non_negative, positive, rate
+from nearflash.device import available_devices
+from nearflash.device.registry import full_name
 from nearflash.inference.console import estimate, read_prompts, report_progress, summary
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 
-__all__ = ["generate"]
+__all__ = ["generate", "sampling_options"]
 
 _EXAMPLES = """examples:
   Continue a text, and show it as it comes:
@@ -59,13 +62,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="The prompt (default: all of standard input, if that is no terminal).")  # fmt: skip
     add("--prompts", type=Path, metavar="FILE", help="A text file with one prompt on each line, in place of PROMPT.")
     add("--stream", action="store_true", help="Write the text of one prompt as it comes.")
-    add("--temperature", type=rate, default=0.0, metavar="T",
-        help="Draw each token, its probability to the power 1/T; 0: take the likeliest (default: 0).")  # fmt: skip
+    add("--temperature", type=rate, metavar="T",
+        help="Draw each token, its probability to the power 1/T; 0: take the likeliest (default: as the model's "
+        "generation_config.json states, else 0).")  # fmt: skip
     add("--sampling-top-p", type=rate, default=1.0, metavar="P",
         help="Draw among the likeliest tokens that hold this probability together (default: 1).")  # fmt: skip
     add("--seed", type=non_negative, default=0, metavar="N", help="Of the drawing (default: %(default)s).")
-    add("--max-new-tokens", type=positive, default=64, metavar="N",
-        help="Stop after N new tokens (default: %(default)s).")  # fmt: skip
+    add("--max-new-tokens", type=positive, metavar="N",
+        help="Stop after N new tokens (default: as the model's generation_config.json states, else 64).")  # fmt: skip
     add("--chat", action="store_true", help="Pass each prompt as a user's message, by the model's chat template.")
     add("--dtype", default="fp32", choices=("fp32", "fp16", "bf16"),
         help="Data type of the model's own arithmetic (default: %(default)s).")  # fmt: skip
@@ -133,37 +137,46 @@ def _generate(arguments: argparse.Namespace) -> int:
     if arguments.stream and len(prompts) > 1:
         raise CommandError(f"stream must be of one prompt, not of {len(prompts)}")
     by_hand = _by_hand(arguments)
-    sampling = _sampling(arguments)
+    sampling = sampling_options(arguments)
+    _check_device(arguments.device)
     if arguments.session is not None:
         _check_session(arguments, prompts)
     set_threads(arguments.threads)  # before torch is imported
 
     from nearflash.inference.engines.setup import CPU, check_gpu, drive_profile, is_gpu, open_engine
     from nearflash.inference.generate import generate as continued
+    from nearflash.inference.generate import settings_of
     from nearflash.inference.models import kv_shape, load_model, model_positions
     from nearflash.inference.policy.choose import AUTO, choose_policy
+    from nearflash.inference.prompts import encode_text, prompt_rows, vocabulary_size
     from nearflash.inference.session import Session
+    from nearflash.inference.settings import Caller
     from nearflash.pretrained import silent_transformers
     from nearflash.storage.kv import kept_layout
 
+    on_gpu = is_gpu(arguments.device)
+    if on_gpu:
+        check_gpu(arguments.device)
     with nullcontext() if arguments.verbose else silent_transformers():
         model, tokenizer = load_model(arguments.model, arguments.dtype, verbose=arguments.verbose)
-        on_file = arguments.device == CPU or is_gpu(arguments.device)
-        if is_gpu(arguments.device):
-            check_gpu(arguments.device)
+        on_file = arguments.device == CPU or on_gpu
+        if on_gpu:
             model = model.to(arguments.device)
         shape = kv_shape(model)
-        own = dict(max_new_tokens=arguments.max_new_tokens, seed=arguments.seed if sampling else None, **sampling,
+        rows = prompt_rows(prompts, partial(encode_text, tokenizer, chat=arguments.chat), vocabulary_size(model))
+        caller = Caller.GENERATE if arguments.session is None else Caller.SESSION
+        settings = settings_of(model, tokenizer, caller, rows, arguments.max_new_tokens, sampling)
+        own = dict(max_new_tokens=arguments.max_new_tokens, seed=arguments.seed, **sampling,
                    stream=sys.stdout if arguments.stream else None,
                    progress=None if arguments.stream else report_progress)  # fmt: skip
-        longest = max(map(len, tokenizer(prompts)["input_ids"])) + _TEMPLATE_TOKENS * arguments.chat
-        tokens, layout, path = longest + arguments.max_new_tokens, None, arguments.path
+        tokens, layout, path = max(map(len, rows)) + settings.max_new_tokens, None, arguments.path
+        sequences = len(prompts) * settings.num_beams
         if arguments.session is not None:
             tokens, path = arguments.session_tokens or model_positions(model.config), arguments.session
             layout = kept_layout(path)
         if by_hand is None:
             chosen = choose_policy(
-                model.config, shape, tokens, arguments.policy or AUTO, stored=layout, sequences=len(prompts),
+                model.config, shape, tokens, arguments.policy or AUTO, stored=layout, sequences=sequences,
                 profile=drive_profile(path) if on_file else None, cache_bytes=arguments.cache_size,
                 model=model,
             )  # fmt: skip
@@ -171,19 +184,17 @@ def _generate(arguments: argparse.Namespace) -> int:
         else:
             policy, sentence = by_hand, f"policy: {by_hand.mode}, as the options say"
         print(sentence, file=sys.stderr)
-        for line in estimate(shape, policy, tokens, len(prompts), path) if on_file else ():
+        for line in estimate(shape, policy, tokens, sequences, path) if on_file else ():
             print(line, file=sys.stderr)
         with open_engine(
-            shape, policy, tokens=tokens, sequences=len(prompts), device=arguments.device, layout=layout,
+            shape, policy, tokens=tokens, sequences=sequences, device=arguments.device, layout=layout,
             num_devices=arguments.num_devices, path=path, nand_block_pages=arguments.nand_block_pages,
             cache_bytes=arguments.cache_size, keep=arguments.session is not None,
         ) as engine:  # fmt: skip
             if arguments.stream:
                 print("" if arguments.chat else prompts[0], end="", flush=True)
             if arguments.session is None:
-                done = continued(
-                    model, tokenizer, prompts, engine, chat=arguments.chat, mini_batches=arguments.mini_batches, **own
-                )
+                done = continued(model, tokenizer, rows, engine, mini_batches=arguments.mini_batches, **own)
             else:
                 session = Session(model, tokenizer, engine)
                 before = len(session.tokens)
@@ -219,22 +230,33 @@ def _by_hand(arguments: argparse.Namespace) -> AttentionPolicy | None:
     return AttentionPolicy(arguments.attention, **({"min_tokens": _MIN_TOKENS} | given))
 
 
-def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Options of transformers' generate. Raises CommandError."""
+def _check_device(device: str) -> None:
+    """Raise UnknownDeviceError, before a model is loaded, for a device that is none."""
+    if device.split(":")[0] not in ("cpu", "cuda") or device.startswith("cpu:"):
+        try:
+            full_name(device, "attend")
+        except UnknownDeviceError as error:
+            names = sorted({name.partition(":")[0] for name in available_devices("attend")})
+            raise UnknownDeviceError(
+                f"device must be cpu, cuda, cuda:N, or one of {', '.join(names)}, not {device!r}: nearflash devices "
+                "lists the last with their builds"
+            ) from error
+
+
+def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Options of transformers' generate; none where the model's folder decides. Raises CommandError."""
     if not 0 < arguments.sampling_top_p <= 1:
         raise CommandError(f"sampling_top_p must be above 0 and at most 1, not {arguments.sampling_top_p}")
-    if arguments.temperature == 0:
+    if not arguments.temperature:
         if arguments.sampling_top_p < 1:
             raise CommandError("sampling_top_p must be given with a temperature above 0: else nothing is drawn")
-        return {}
+        return {} if arguments.temperature is None else {"do_sample": False}
     if arguments.mini_batches > 1:
         raise CommandError("mini_batches must be 1 where tokens are drawn: their order would decide")
     return {"do_sample": True, "temperature": arguments.temperature, "top_p": arguments.sampling_top_p, "top_k": 0}
 
 
 _MIN_TOKENS = 256
-_TEMPLATE_TOKENS = 128
-"""Room for what a chat template puts around a prompt."""
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 """Binary units, as shifts."""
 

@@ -12,12 +12,13 @@ from nearflash.inference.engines.estimate import read_seconds
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.io.profile import known_profile
 from nearflash.storage.kv import KvShape
+from nearflash.support.files import read_text
 
 if TYPE_CHECKING:
     from nearflash.inference.generate import Generated
     from nearflash.inference.progress import Progress
 
-__all__ = ["estimate", "read_prompts", "report_progress", "summary"]
+__all__ = ["estimate", "read_lines", "read_prompts", "report_progress", "summary"]
 
 _INDEX_SHARE = 1 / 8
 """Of int4 index rows, of the bytes of K and V."""
@@ -41,15 +42,24 @@ def read_prompts(prompt: str | None, file: Path | None, standard_input: TextIO) 
         if not prompt.strip():
             raise CommandError("prompt must be a text, not empty")
         return [prompt.rstrip("\n")]
+    return read_lines(file)
+
+
+def read_lines(file: Path) -> list[str]:
+    """Lines of a file that are not blank. Only newlines end one, as a carriage return before one does not.
+
+    Raises CommandError for no regular file, one of more than support.files.MAX_TEXT_BYTES, no UTF-8, and no line.
+    """
     try:
-        prompts = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+        text = read_text(file)
     except OSError as error:
         raise CommandError(f"prompts must be in a readable file, not {str(file)!r}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise CommandError(f"prompts must be UTF-8, but byte {error.start} of {str(file)!r} is not") from error
-    if not prompts:
+    lines = [line for each in text.split("\n") if (line := each.removesuffix("\r")).strip()]
+    if not lines:
         raise CommandError(f"prompts must be at least one line of {str(file)!r}, not none")
-    return prompts
+    return lines
 
 
 def estimate(shape: KvShape, policy: AttentionPolicy, tokens: int, sequences: int, path: Path | None) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Texts continued with KV near storage: what `nearflash generate` does, as a function."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TextIO
 
 import torch
@@ -12,9 +13,17 @@ from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import Engine, EngineCounters
-from nearflash.inference.progress import Clock, Progress, TextOut, Tick
+from nearflash.inference.progress import Clock, Ends, Progress, TextOut, Tick
+from nearflash.inference.prompts import encode_text, left_padded, position_limit, prompt_rows, vocabulary_size
+from nearflash.inference.settings import (
+    Caller,
+    GenerationSettings,
+    check_processors,
+    generation_settings,
+    rejected_by_name,
+)
 
-__all__ = ["Generated", "generate", "until_end"]
+__all__ = ["Generated", "ends_of", "generate", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -46,44 +55,40 @@ class Generated:
 
 
 def generate(
-    model: Any, tokenizer: Any, prompts: Sequence[str], engine: Engine, *, max_new_tokens: int = 64,
+    model: Any, tokenizer: Any, prompts: Any, engine: Engine, *, max_new_tokens: int | None = None,
     mini_batches: int = 1, chat: bool = False, progress: Callable[[Progress], None] | None = None,
     stream: TextIO | None = None, seed: int | None = None, **options: Any,
 ) -> Generated:  # fmt: skip
-    """Continue all prompts as one batch, greedily unless `options` of model.generate state otherwise.
+    """Continue all prompts as one batch, as `options` of model.generate and the model's generation configuration state.
 
+    Prompts are texts, or lists of token ids (nearflash.inference.prompts). Each is continued as it would be alone.
     With several `mini_batches` of prompts each runs in a thread of its own: one computes while another is attended to.
-    `chat` wraps each prompt as a user's message by the tokenizer's template. The text of a single prompt goes to
-    `stream` as it comes. `seed`: torch's, where `options` have tokens drawn. Raises CommandError for no prompts, empty
-    ones, more mini-batches than prompts, or a tokenizer without a template; what cache, engine and model raise.
-    An interrupt ends it with the token that it is at.
+    `chat` wraps each text as a user's message by the tokenizer's template. The text of a single prompt goes to
+    `stream` as it comes. `seed`: torch's, where tokens are drawn. Raises CommandError for no prompts, empty ones, more
+    mini-batches than prompts, or a tokenizer without a template; what `generation_settings`, cache, engine and model
+    raise. An interrupt ends it with the token that it is at.
     """
-    if max_new_tokens < 1:
-        raise CommandError(f"max_new_tokens must be 1 or more, not {max_new_tokens!r}")
-    if not prompts:
-        raise CommandError("prompts must be at least one, not none")
-    if not 1 <= mini_batches <= len(prompts):
-        raise CommandError(f"mini_batches must be 1 to {len(prompts)}, the prompts, not {mini_batches!r}")
-    if stream is not None and len(prompts) > 1:
-        raise CommandError(f"stream must be of one prompt, not of {len(prompts)}")
+    encode = partial(encode_text, tokenizer, chat=chat)
+    rows = prompt_rows(prompts, encode, vocabulary_size(model))
+    settings = settings_of(model, tokenizer, Caller.GENERATE, rows, max_new_tokens, options)
+    _check(settings, len(rows), mini_batches, stream)
     attach(model)
-    texts = [_as_message(tokenizer, prompt) for prompt in prompts] if chat else list(prompts)
-    settings = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id} | options
     before = engine.counters + EngineCounters()
-    clock = Clock(engine, before, len(prompts), mini_batches, max_new_tokens, progress)
+    clock = Clock(engine, before, len(rows), mini_batches, settings.max_new_tokens, progress)
 
     def run(part: int) -> list[list[int]]:
-        batch = tokenizer(
-            texts[part::mini_batches], return_tensors="pt", padding=True, return_token_type_ids=False,
-            add_special_tokens=not chat,
-        ).to(model.device)  # fmt: skip
-        if batch["input_ids"].shape[1] == 0:
-            raise CommandError("prompts must have a token at least, but all of a mini-batch are empty")
-        stops = StoppingCriteriaList([Tick(clock, part)])
-        with NearflashCache(engine, model.config) as cache:
+        own = rows[part::mini_batches]
+        batch = left_padded(own, settings.fields["pad_token_id"], model.device)
+        width = max(map(len, own))
+        ends = ends_of(settings, tokenizer)
+        with NearflashCache(engine, model.config) as cache, rejected_by_name(lambda: not cache.sequences):
             shown = None if stream is None else TextOut(tokenizer, stream)
-            out = model.generate(**batch, past_key_values=cache, stopping_criteria=stops, streamer=shown, **settings)
-        return [until_end(row, model) for row in out[:, batch["input_ids"].shape[1] :].tolist()]
+            out = model.generate(
+                **batch, past_key_values=cache, stopping_criteria=StoppingCriteriaList([Tick(clock, part), ends]),
+                streamer=shown, **settings.options,
+            )  # fmt: skip
+            cache.check_complete(out.shape[1] - 1)
+        return [ends.new_tokens(row, tokens, width) for row, tokens in enumerate(out.tolist())]
 
     if seed is not None:
         torch.manual_seed(seed)
@@ -94,23 +99,47 @@ def generate(
         finally:
             clock.stopped = True  # after an interrupt, or an error of one of them, the others are not waited for long
         parts = [future.result() for future in futures]
-    tokens = [parts[place % mini_batches][place // mini_batches] for place in range(len(prompts))]
+    tokens = [parts[place % mini_batches][place // mini_batches] for place in range(len(rows))]
     return Generated(
         tokenizer.batch_decode(tokens, skip_special_tokens=True), tokens, clock.prefill_s, clock.decode_s,
         engine.counters - before,
     )  # fmt: skip
 
 
-def _as_message(tokenizer: Any, prompt: str) -> str:
-    if not tokenizer.chat_template:
-        raise CommandError("chat must be False for a model whose tokenizer has no template, not True")
-    messages = [{"role": "user", "content": prompt}]
-    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+def settings_of(
+    model: Any, tokenizer: Any, caller: Caller, rows: list[list[int]], max_new_tokens: int | None,
+    options: dict[str, Any],
+) -> GenerationSettings:  # fmt: skip
+    """Settings of a generation by a model in memory. Raises as `generation_settings` does."""
+    length = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+    settings = generation_settings(
+        model.generation_config, caller, list(map(len, rows)), vocabulary=vocabulary_size(model),
+        positions=position_limit(model.config), pad=tokenizer.pad_token_id, options=options | length,
+    )  # fmt: skip
+    check_processors(model, settings, max(rows, key=len))
+    return settings
 
 
-def until_end(tokens: list[int], model: Any) -> list[int]:
-    """Tokens up to the first end-of-text token, that one included."""
-    ends = model.generation_config.eos_token_id
-    ends = {ends} if isinstance(ends, int) else set(ends or ())
-    end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
-    return tokens[: end + 1]
+def ends_of(settings: GenerationSettings, tokenizer: Any) -> Ends:
+    """Where texts of a batch end; one for each batch. Raises CommandError for criteria that are none."""
+    criteria = settings.extras.get("stopping_criteria") or ()
+    criteria = list(criteria) if isinstance(criteria, list | tuple) else [criteria]
+    if not all(map(callable, criteria)):
+        raise CommandError(f"stopping_criteria must be a list of StoppingCriteria, not {criteria!r}")
+    return Ends(settings.stops, settings.stop_strings, tokenizer, criteria)
+
+
+def _check(settings: GenerationSettings, prompts: int, mini_batches: int, stream: TextIO | None) -> None:
+    """Raise CommandError for settings that do not go with so many prompts, or batches of them."""
+    if not 1 <= mini_batches <= prompts:
+        raise CommandError(f"mini_batches must be 1 to {prompts}, the prompts, not {mini_batches!r}")
+    if stream is not None and (prompts > 1 or settings.num_beams > 1):
+        raise CommandError(f"stream must be of one prompt with one beam, not of {prompts} with {settings.num_beams}")
+    if mini_batches > 1 and settings.is_sampled:
+        raise CommandError("mini_batches must be 1 where tokens are drawn (do_sample): their order would decide")
+    if mini_batches > 1 and settings.extras:
+        raise CommandError(f"mini_batches must be 1 with {', '.join(settings.extras)}: it is given one batch's rows")
+    if settings.fields["prompt_lookup_num_tokens"] and prompts > mini_batches:
+        raise CommandError(
+            f"prompt_lookup_num_tokens must be None where a batch has several prompts: give mini_batches={prompts}"
+        )

@@ -1,16 +1,16 @@
 """How far a generation is: the times of its steps, for people and for the figures after it; its text as it comes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TextIO
 
 import torch
-from transformers import StoppingCriteria, TextStreamer
+from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCriteria, TextStreamer
 
 from nearflash.inference.engines.base import Engine, EngineCounters
 
-__all__ = ["Clock", "Progress", "TextOut", "Tick"]
+__all__ = ["Clock", "Ends", "Progress", "TextOut", "Tick"]
 
 
 @dataclass(frozen=True)
@@ -95,3 +95,33 @@ class Tick(StoppingCriteria):
         """See StoppingCriteria."""
         self._clock.tick(self._part)
         return torch.full((len(input_ids),), self._clock.stopped, dtype=torch.bool, device=input_ids.device)
+
+
+class Ends(StoppingCriteria):
+    """Where each text ends: at a stop token, or where one of the strings or criteria ends it.
+
+    transformers goes on with a text that has ended while others of its batch have not; what it adds is cut off here.
+    """
+
+    def __init__(self, stops: Sequence[int], strings: list[str], tokenizer: Any, criteria: Sequence[Any] = ()) -> None:
+        own = [StopStringCriteria(tokenizer, strings)] if strings else []
+        self._stops, self._criteria = frozenset(stops), StoppingCriteriaList([*own, *criteria])
+        self._widths: dict[int, int] = {}
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """See StoppingCriteria."""
+        done: torch.Tensor = self._criteria(input_ids, scores, **kwargs)
+        if self._criteria:
+            for row in done.nonzero()[:, 0].tolist():
+                self._widths.setdefault(row, input_ids.shape[1])
+        return done
+
+    def has_ended(self, row: int, token: int) -> bool:
+        """Whether a text ends with its last token, this one."""
+        return token in self._stops or row in self._widths
+
+    def new_tokens(self, row: int, tokens: list[int], prompt: int) -> list[int]:
+        """Of a row of the batch, after `prompt` tokens, up to its end."""
+        new = tokens[prompt : self._widths.get(row)]
+        end = next((place for place, token in enumerate(new) if token in self._stops), len(new))
+        return new[: end + 1]

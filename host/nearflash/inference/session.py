@@ -8,6 +8,7 @@ with the turns that came to their end, and the full KV page groups of the one th
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any, TextIO
 
@@ -20,8 +21,10 @@ from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.cache.decoder import check_all_layers
 from nearflash.inference.engines.base import Engine, EngineCounters
-from nearflash.inference.generate import Generated, until_end
+from nearflash.inference.generate import Generated, ends_of, settings_of
 from nearflash.inference.progress import Clock, Progress, TextOut, Tick
+from nearflash.inference.prompts import encode_text, prompt_rows, vocabulary_size
+from nearflash.inference.settings import Caller, rejected_by_name
 from nearflash.storage.io.sealed import fields, integers
 
 __all__ = ["Session"]
@@ -80,14 +83,15 @@ class Session:
         self._finish(text + str(self._tokenizer.decode(done.tokens[0])))
         return done
 
-    def generate(self, prompt: str, **options: Any) -> Generated:
-        """Continue a text, greedily unless `options` of model.generate state otherwise. What its beginning shares with
-        the tokens so far is not computed again; it takes their place.
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Generated:
+        """Continue a text, or a list of token ids, as `options` of model.generate and the model's generation
+        configuration state. What its beginning shares with the tokens so far is not computed again; it takes their
+        place.
 
-        Options of ours: `max_new_tokens` (64), `progress`, `stream` and `seed`, as in nearflash.inference.generate.
+        Options of ours: `max_new_tokens`, `progress`, `stream` and `seed`, as in nearflash.inference.generate.
         Raises CommandError for an empty prompt, StorageFullError where the engine has no room: what was stored stays.
         """
-        done = self._continue(self._tokenizer(prompt)["input_ids"], **options)
+        done = self._continue(prompt, **options)
         self.messages = []
         self._finish("")
         return done
@@ -106,37 +110,40 @@ class Session:
     # Parts
 
     def _continue(
-        self, prompt: Sequence[int], *, max_new_tokens: int = 64, progress: Callable[[Progress], None] | None = None,
-        stream: TextIO | None = None, seed: int | None = None, **options: Any,
+        self, prompt: str | Sequence[int], *, max_new_tokens: int | None = None,
+        progress: Callable[[Progress], None] | None = None, stream: TextIO | None = None, seed: int | None = None,
+        **options: Any,
     ) -> Generated:  # fmt: skip
-        if max_new_tokens < 1:
-            raise CommandError(f"max_new_tokens must be 1 or more, not {max_new_tokens!r}")
-        if not prompt:
-            raise CommandError("prompt must have a token at least, not none")
-        prompt = list(prompt)
+        rows = prompt_rows(prompt, partial(encode_text, self._tokenizer), vocabulary_size(self._model))
+        if len(rows) > 1:
+            raise CommandError(f"prompt must be one, not {len(rows)}: a session is of one sequence")
+        prompt = rows[0]
+        settings = settings_of(self._model, self._tokenizer, Caller.SESSION, rows, max_new_tokens, options)
+        ends = ends_of(settings, self._tokenizer)
         self._check_model()
         before = self._engine.counters + EngineCounters()
-        clock = Clock(self._engine, before, 1, 1, max_new_tokens, progress)
+        clock = Clock(self._engine, before, 1, 1, settings.max_new_tokens, progress)
         reused = self._reuse(prompt)
         cache = self._cache
         assert cache is not None, "made by _reuse"
-        settings = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": self._tokenizer.pad_token_id}
         ids = torch.tensor([prompt], device=self._model.device)
         if seed is not None:
             torch.manual_seed(seed)
         try:
-            out = self._model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
-                stopping_criteria=StoppingCriteriaList([Tick(clock, 0)]),
-                streamer=None if stream is None else TextOut(self._tokenizer, stream), **(settings | options),
-            )  # fmt: skip
+            with rejected_by_name(lambda: cache.get_seq_length() == reused):
+                out = self._model.generate(
+                    input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
+                    stopping_criteria=StoppingCriteriaList([Tick(clock, 0), ends]),
+                    streamer=None if stream is None else TextOut(self._tokenizer, stream), **settings.options,
+                )  # fmt: skip
+            cache.check_complete(out.shape[1] - 1)
             cache.behind.wait()
             self._check_model(computed=True)
         except BaseException:
             cache.behind.close()
             self._cache = None  # its layers may differ in length
             raise
-        new = until_end(out[0, len(prompt) :].tolist(), self._model)
+        new = ends.new_tokens(0, out[0].tolist(), len(prompt))
         self.tokens = prompt + new
         texts = self._tokenizer.batch_decode([new], skip_special_tokens=True)
         return Generated(texts, [new], clock.prefill_s, clock.decode_s, self._engine.counters - before, reused)

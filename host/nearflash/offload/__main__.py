@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nearflash.abi.errors import CommandError, NearflashError
+from nearflash.abi.errors import NearflashError
 from nearflash.arguments import non_negative, positive, rate
+from nearflash.inference.console import read_lines
 from nearflash.planning.policy import OffloadPolicy, Shares
 
 __all__ = ["main", "shares"]
@@ -28,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m nearflash.offload", description=__doc__)
     parser.add_argument("model", type=Path, help="Folder of the model.")
     parser.add_argument("--prompts", type=Path, required=True, help="Texts, or JSON lists of tokens, one a line.")
-    parser.add_argument("--max-new-tokens", type=positive, default=64, help="New tokens of each at most.")
+    parser.add_argument("--max-new-tokens", type=positive, help="New tokens of each at most.")
     parser.add_argument("--batch-size", type=positive, default=32, help="Prompts that are computed at once.")
     parser.add_argument("--num-batches", type=positive, default=1, help="Batches for which a layer is loaded once.")
     for what, default in (("weights", "disk=1"), ("cache", "host=1"), ("activations", "gpu=1")):
@@ -36,10 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-overlap", action="store_true", help="Load and compute one after the other.")
     parser.add_argument("--weight-bits", type=int, choices=(16, 4), default=16, help="Of weights.")
     parser.add_argument("--cache-bits", type=int, choices=(16, 4), default=16, help="Of keys and values.")
-    parser.add_argument("--temperature", type=rate, help="Draw tokens; without it the likeliest is taken.")
-    parser.add_argument(
-        "--top-p", type=rate, default=1.0, help="Draw from the likeliest tokens of so much probability."
-    )
+    parser.add_argument("--temperature", type=rate, help="Draw tokens; without it as the model's folder states.")
+    parser.add_argument("--top-p", type=rate, help="Draw from the likeliest tokens of so much probability.")
     parser.add_argument("--seed", type=non_negative, default=0, help="Of drawn tokens.")
     parser.add_argument("--expert-bytes", type=positive, help="Memory for experts that are read as they are routed.")
     parser.add_argument("--results", type=Path, help="File of JSON lines; a later run goes on from it.")
@@ -86,13 +85,10 @@ def _run(options: argparse.Namespace, rank: int) -> None:
 
 def _prompts(file: Path) -> list[str] | list[list[int]]:
     """Of a file. Raises CommandError."""
-    try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line]
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"prompts must be a readable UTF-8 file, not {str(file)!r}: {error}") from error
+    lines = read_lines(file)
     try:
         rows = [json.loads(line) for line in lines]
-    except ValueError:
+    except (ValueError, RecursionError):
         return lines
     return rows if all(isinstance(row, list) for row in rows) else lines
 

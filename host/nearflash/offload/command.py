@@ -7,15 +7,18 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.arguments import above_zero
 from nearflash.inference.cli import generate as in_memory
+from nearflash.inference.cli import sampling_options
 from nearflash.inference.console import read_prompts
 
 if TYPE_CHECKING:
+    from nearflash.inference.settings import GenerationSettings
     from nearflash.planning.plan_file import PlanFile
 
 __all__ = ["AUTO", "generate"]
@@ -76,20 +79,18 @@ def _offloaded(arguments: argparse.Namespace, prompts: list[str]) -> int:
     from nearflash.pretrained import load_tokenizer, silent_transformers
 
     with nullcontext() if arguments.verbose else silent_transformers():
-        texts = prompts
         tokenizer = load_tokenizer(arguments.model, verbose=arguments.verbose)
-        if arguments.chat:
-            texts = [_as_message(tokenizer, prompt) for prompt in prompts]
-        longest = max(map(len, tokenizer(texts)["input_ids"]))
-        plan, line = _plan(arguments, longest, len(prompts))
+        options = sampling_options(arguments)
+        rows, settings = _settings(arguments, tokenizer, prompts, options)
+        plan, line = _plan(arguments, max(map(len, rows)), settings.max_new_tokens, len(prompts))
         print(line, file=sys.stderr)
         experts = None if arguments.expert_memory is None else int(arguments.expert_memory)
         with OffloadedModel(
             arguments.model, plan.policy, device=arguments.device, scratch=arguments.scratch, expert_bytes=experts
         ) as model:
             done = model.generate(
-                texts, max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature or None,
-                top_p=arguments.sampling_top_p, seed=arguments.seed, results=arguments.results, progress=_progress,
+                rows, max_new_tokens=settings.max_new_tokens, seed=arguments.seed, results=arguments.results,
+                progress=_progress, **options,
             )  # fmt: skip
             if arguments.trace is not None:
                 model.ledger.timeline.write(arguments.trace, predicted_spans(plan, len(prompts)))
@@ -100,13 +101,26 @@ def _offloaded(arguments: argparse.Namespace, prompts: list[str]) -> int:
     return 0
 
 
-def _as_message(tokenizer: Any, prompt: str) -> str:
-    message = [{"role": "user", "content": prompt}]
-    found: str = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-    return found
+def _settings(
+    arguments: argparse.Namespace, tokenizer: Any, prompts: list[str], options: dict[str, Any]
+) -> tuple[list[list[int]], "GenerationSettings"]:
+    """Prompts' tokens and the settings of their generation, checked before anything is planned or loaded."""
+    from transformers import AutoConfig
+
+    from nearflash.inference.prompts import encode_text, position_limit, prompt_rows
+    from nearflash.inference.settings import Caller, generation_config_of, generation_settings
+
+    config = AutoConfig.from_pretrained(arguments.model, local_files_only=True)
+    vocabulary = config.get_text_config(decoder=True).vocab_size
+    rows = prompt_rows(prompts, partial(encode_text, tokenizer, chat=arguments.chat), vocabulary)
+    length = {} if arguments.max_new_tokens is None else {"max_new_tokens": arguments.max_new_tokens}
+    return rows, generation_settings(
+        generation_config_of(Path(arguments.model), config), Caller.PLAN, list(map(len, rows)), vocabulary=vocabulary,
+        positions=position_limit(config), options=options | length,
+    )  # fmt: skip
 
 
-def _plan(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -> tuple["PlanFile", str]:
+def _plan(arguments: argparse.Namespace, prompt_tokens: int, new_tokens: int, sequences: int) -> tuple["PlanFile", str]:
     """The plan, as a file holds it, and a line about it. Raises PlanError."""
     from nearflash.offload.planned import model_shape, plan_here
     from nearflash.planning.explain import one_line
@@ -121,7 +135,7 @@ def _plan(arguments: argparse.Namespace, prompt_tokens: int, sequences: int) -> 
     }
     kept = model / PLAN_NAME
     if arguments.plan == AUTO and (memory or not kept.is_file()):
-        workload = Workload(prompt_tokens, arguments.max_new_tokens)
+        workload = Workload(prompt_tokens, new_tokens)
         plan = plan_here(model, workload, sequences, arguments.scratch or Path(), memory)
         return PlanFile.of(plan), one_line(plan)
     if memory:

@@ -15,7 +15,10 @@ import torch
 
 from nearflash.abi.errors import CommandError
 from nearflash.inference import AttentionPolicy
+from nearflash.inference.cache.guard import guarded
 from nearflash.inference.engines.base import Engine
+from nearflash.inference.prompts import encode_text, position_limit, prompt_rows, vocabulary_size
+from nearflash.inference.settings import Caller, check_processors, generation_settings
 from nearflash.offload.experts import ExpertCache, mixtures_of
 from nearflash.offload.layer_weights import LayerWeights
 from nearflash.offload.link import Link
@@ -23,7 +26,7 @@ from nearflash.offload.pipeline import open_pipeline
 from nearflash.offload.placement import place_units
 from nearflash.offload.report import Budgets, Ledger
 from nearflash.offload.results import Results, prompt_digest
-from nearflash.offload.run import OffloadProgress, OffloadResult, Run, Sampling
+from nearflash.offload.run import OffloadProgress, OffloadResult, Run
 from nearflash.offload.skeleton import Skeleton, open_skeleton
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.pretrained import load_tokenizer
@@ -32,16 +35,16 @@ __all__ = ["OffloadProgress", "OffloadResult", "OffloadedModel", "generate"]
 
 
 def generate(
-    model: Path | str, prompts: Sequence[str] | Sequence[Sequence[int]], policy: OffloadPolicy, *,
-    max_new_tokens: int = 64, dtype: torch.dtype | None = None, device: str = "cpu", budgets: Budgets | None = None,
-    scratch: Path | None = None, expert_bytes: int | None = None, trace: Path | None = None, **options: Any,
+    model: Path | str, prompts: Sequence[str] | Sequence[Sequence[int]] | str, policy: OffloadPolicy, *,
+    dtype: torch.dtype | None = None, device: str = "cpu", budgets: Budgets | None = None, scratch: Path | None = None,
+    expert_bytes: int | None = None, trace: Path | None = None, **options: Any,
 ) -> OffloadResult:  # fmt: skip
     """Continue all prompts: OffloadedModel and its `generate`. trace: where to write what ran when, for Perfetto."""
     opened = OffloadedModel(
         model, policy, dtype=dtype, device=device, budgets=budgets, scratch=scratch, expert_bytes=expert_bytes
     )
     try:
-        return opened.generate(prompts, max_new_tokens=max_new_tokens, **options)
+        return opened.generate(prompts, **options)
     finally:
         opened.close()
         if trace is not None:
@@ -69,7 +72,7 @@ class OffloadedModel:
         self.policy, self.scratch, self._tokenizer = policy, scratch, None
         self.ledger = Ledger(budgets or Budgets())
         self.skeleton: Skeleton = open_skeleton(folder, dtype)
-        self.model = self.skeleton.model
+        self.model = guarded(self.skeleton.model)
         self.link = Link(device)
         sources = self.skeleton.layer_sources
         self.pipeline = open_pipeline(len(sources))
@@ -107,38 +110,59 @@ class OffloadedModel:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def generate(
-        self, prompts: Sequence[str] | Sequence[Sequence[int]], *, max_new_tokens: int = 64,
-        stop_tokens: Sequence[int] | None = None, temperature: float | None = None, top_p: float = 1.0, seed: int = 0,
-        results: Path | None = None, on_text: Callable[[int, list[int], str], None] | None = None,
+        self, prompts: Sequence[str] | Sequence[Sequence[int]] | str, *, max_new_tokens: int | None = None,
+        stop_tokens: Sequence[int] | None = None, temperature: float | None = None, top_p: float | None = None,
+        seed: int = 0,
+        chat: bool = False, results: Path | None = None,
+        on_text: Callable[[int, list[int], str], None] | None = None,
         progress: Callable[[OffloadProgress], None] | None = None, engine: Engine | None = None,
-        attention: AttentionPolicy | None = None,
+        attention: AttentionPolicy | None = None, **options: Any,
     ) -> OffloadResult:  # fmt: skip
-        """Continue all prompts, texts or lists of tokens; greedily unless there is a `temperature`.
+        """Continue all prompts, texts or lists of tokens, as `options`, fields of transformers' GenerationConfig, and
+        the model's generation configuration state (docs/contracts/generation.md).
 
-        stop_tokens: None: those of the model's generation config. results: a file of JSON lines to which texts are
-        written as their block is finished; prompts that it has are not computed again, and an interrupt leaves them.
-        on_text: called with number, new tokens and text of each prompt that is finished. engine: of the batches whose
-        KV cache the policy places on a device, with room for a block of them; None: one of the host's, in a temporary
-        file, which reads what `attention` takes of keys and values; None: all of them.
+        stop_tokens: None: those of the configuration. temperature: None: as it states; else tokens are drawn, from the
+        likeliest that hold the probability top_p together, by random numbers of each prompt's own, from `seed`.
+        chat: wrap each text as a user's message by the tokenizer's template. results: a file of JSON lines to which
+        texts are written as their block is finished; prompts that it has are not computed again, and an interrupt
+        leaves them. on_text: called with number, new tokens and text of each prompt that is finished. engine: of the
+        batches whose KV cache the policy places on a device, with room for a block of them; None: one of the host's, in
+        a temporary file, which reads what `attention` takes of keys and values; None: all of them.
         Raises CommandError for no prompts, empty ones, less than one new token, or `attention` where nothing is on a
-        device or an engine is given; what Results, the budgets and the disk raise.
+        device or an engine is given; what `generation_settings`, Results, the budgets and the disk raise.
         """
-        if max_new_tokens < 1:
-            raise CommandError(f"max_new_tokens must be 1 or more, not {max_new_tokens!r}")
         if attention is not None and (engine is not None or not self.policy.cache.device):
             raise CommandError("attention must be None with an engine, and where no KV cache is placed on a device")
-        rows = self._rows(prompts)
-        stops = self._stops() if stop_tokens is None else list(stop_tokens)
-        sampling = Sampling(temperature, top_p, seed)
-        settings = {
-            "max_new_tokens": max_new_tokens, "stop_tokens": stops, "temperature": temperature, "top_p": top_p,
-            "seed": seed, "weight_bits": self.policy.weight_bits, "cache_bits": self.policy.cache_bits,
-            "model": self._digest(), **({} if attention is None else {"attention": repr(attention)}),
+        rows = prompt_rows(
+            prompts, lambda text: encode_text(self.tokenizer, text, chat=chat), vocabulary_size(self.model)
+        )
+        if max_new_tokens is not None:
+            options["max_new_tokens"] = max_new_tokens
+        if stop_tokens is not None:
+            options["eos_token_id"] = list(stop_tokens)
+        if temperature is not None:
+            top_p = 1.0 if top_p is None else top_p
+            if not temperature > 0 or not 0 < top_p <= 1:
+                raise CommandError(
+                    f"temperature must be above 0 and top_p in (0, 1], not {temperature!r} and {top_p!r}"
+                )
+            options = {"do_sample": True, "temperature": float(temperature), "top_k": 0} | options
+        if top_p is not None:
+            options["top_p"] = top_p
+        settings = generation_settings(
+            self.model.generation_config, Caller.PLAN, list(map(len, rows)), vocabulary=vocabulary_size(self.model),
+            positions=position_limit(self.model.config), options=options,
+        )  # fmt: skip
+        check_processors(self.model, settings, max(rows, key=len))
+        kept = {
+            "generation": settings.stated, "seed": seed, "weight_bits": self.policy.weight_bits,
+            "cache_bits": self.policy.cache_bits, "model": self._digest(),
+            **({} if attention is None else {"attention": repr(attention)}),
         }  # fmt: skip
-        run = Run(self, rows, max_new_tokens, stops, sampling, on_text, progress, engine, attention)
+        run = Run(self, rows, settings, seed, on_text, progress, engine, attention)
         if results is None:
             return run.all(None)
-        with Results(results, [prompt_digest(row) for row in rows], settings) as file:
+        with Results(results, [prompt_digest(row) for row in rows], kept) as file:
             return run.all(file)
 
     def close(self) -> None:
@@ -211,21 +235,6 @@ class OffloadedModel:
             for leaf, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[leaf] = buffer.to(self.link.device)
-
-    def _rows(self, prompts: Sequence[str] | Sequence[Sequence[int]]) -> list[list[int]]:
-        if not prompts:
-            raise CommandError("prompts must be at least one, not none")
-        if isinstance(prompts[0], str):
-            rows: list[list[int]] = self.tokenizer(list(prompts), return_token_type_ids=False)["input_ids"]
-        else:
-            rows = [list(map(int, prompt)) for prompt in prompts]
-        if empty := [number for number, row in enumerate(rows) if not row]:
-            raise CommandError(f"prompts must have a token at least, but number {empty[0]} is empty")
-        return rows
-
-    def _stops(self) -> list[int]:
-        ends = self.model.generation_config.eos_token_id
-        return [ends] if isinstance(ends, int) else list(ends or ())
 
     def _digest(self) -> str:
         """Of the checkpoint's tensors: names, shapes, dtypes and places."""

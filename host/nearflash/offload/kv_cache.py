@@ -205,6 +205,9 @@ class TieredLayer(CacheLayerMixin):
 class TieredCache(Cache):
     """The cache of one batch: `tiered` layers by number, transformers' own for the others."""
 
+    keeps_kv = True
+    """A model must not put another cache in its place (nearflash.inference.cache.guard)."""
+
     def __init__(self, config: Any, tiered: dict[int, TieredLayer]) -> None:
         count = config.get_text_config(decoder=True).num_hidden_layers
         super().__init__(layers=[tiered.get(number) or own_layer(config, number) for number in range(count)])

@@ -13,17 +13,20 @@ from nearflash.inference import AttentionMode, AttentionPolicy, NearflashCache, 
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.inference.engines.base import Engine
+from nearflash.inference.progress import Ends
+from nearflash.inference.prompts import left_padded
+from nearflash.inference.settings import GenerationSettings
 from nearflash.offload.block import Block, BlockShape, on_device
 from nearflash.offload.experts import EXPERTS_WAIT
 from nearflash.offload.kv_cache import TieredCache
 from nearflash.offload.report import CACHE_WAIT, COMPUTE, STATES_WAIT, WEIGHTS_WAIT, Report
 from nearflash.offload.results import Results
-from nearflash.offload.sampling import GumbelSampler
+from nearflash.offload.sampling import GumbelSampler, warpers
 from nearflash.offload.zigzag import Batch, Interception, ZigZag
 from nearflash.pretrained import silent_transformers
 from nearflash.process import peak_resident_bytes
 
-__all__ = ["OffloadProgress", "OffloadResult", "Run", "Sampling"]
+__all__ = ["OffloadProgress", "OffloadResult", "Run"]
 
 _PHASES = (COMPUTE, WEIGHTS_WAIT, CACHE_WAIT, STATES_WAIT, EXPERTS_WAIT, "between layers")
 
@@ -58,26 +61,17 @@ class OffloadResult:
     """Prompts whose results an earlier run had written."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn; greedily without a temperature."""
-
-    temperature: float | None
-    top_p: float
-    seed: int
-
-
 class Run:
     """One call of `generate` of an OffloadedModel, `owner`."""
 
     def __init__(
-        self, owner: Any, rows: list[list[int]], max_new_tokens: int, stops: list[int], sampling: Sampling,
+        self, owner: Any, rows: list[list[int]], settings: GenerationSettings, seed: int,
         on_text: Callable[[int, list[int], str], None] | None, progress: Callable[[OffloadProgress], None] | None,
         engine: Engine | None, attention: AttentionPolicy | None,
     ) -> None:  # fmt: skip
         self._engine, self._attention = engine, attention or AttentionPolicy(AttentionMode.DENSE)
-        self._owner, self._rows, self._steps, self._stops = owner, rows, max_new_tokens, stops
-        self._sampling, self._on_text, self._progress = sampling, on_text, progress
+        self._owner, self._rows, self._steps = owner, rows, settings.max_new_tokens
+        self._settings, self._seed, self._on_text, self._progress = settings, seed, on_text, progress
         self._found: dict[int, list[int]] = {}
         self._texts: dict[int, str] = {}
         self._finished = self._resumed = self._step = 0
@@ -215,9 +209,24 @@ class Run:
         return hits, ahead, misses
 
     @property
-    def settings(self) -> tuple[Any, list[list[int]], int, list[int], Sampling]:
-        """Model, prompts, steps, stop tokens and sampling."""
-        return self._owner.model, self._rows, self._steps, self._stops, self._sampling
+    def settings(self) -> tuple[Any, list[list[int]], GenerationSettings]:
+        """Model, prompts and settings."""
+        return self._owner.model, self._rows, self._settings
+
+    def options(self, prompts: list[int]) -> dict[str, Any]:
+        """Of transformers' generate for a batch; where another rank chooses tokens, they are repeated as they come."""
+        if not self.chooses:
+            return self._settings.repeating
+        options = self._settings.options | {"do_sample": False, "prefill_chunk_size": None}
+        if self._settings.is_sampled:
+            warp = warpers(self._owner.model, self._settings)
+            options["logits_processor"] = [GumbelSampler(prompts, warp, self._seed)]
+        return options
+
+    def ends(self) -> Ends:
+        """Where texts of a batch end."""
+        strings = self._settings.stop_strings
+        return Ends(self._settings.stops, strings, self._owner.tokenizer if strings else None)
 
 
 class _BatchRun(StoppingCriteria):
@@ -226,42 +235,34 @@ class _BatchRun(StoppingCriteria):
     def __init__(self, run: Run, prompts: list[int], cache: Any) -> None:
         self._run, self._prompts, self._cache = run, prompts, cache
         self._open = set(range(len(prompts)))
+        self._ends = run.ends()
         self._width = 0
 
     def generate(self) -> None:
         """All of it; each text's end is reported when it comes."""
-        model, rows, steps, stops, sampling = self._run.settings
+        model, rows, settings = self._run.settings
         own = [rows[prompt] for prompt in self._prompts]
         self._width = max(map(len, own))
-        pad = model.generation_config.pad_token_id
-        pad = pad if isinstance(pad, int) else (stops[0] if stops else 0)
-        ids = torch.tensor([[pad] * (self._width - len(row)) + row for row in own], device=model.device)
-        mask = torch.tensor([[0] * (self._width - len(row)) + [1] * len(row) for row in own], device=model.device)
-        processors = []
-        if sampling.temperature is not None and self._run.chooses:
-            processors.append(GumbelSampler(self._prompts, sampling.temperature, sampling.top_p, sampling.seed))
         out = model.generate(
-            input_ids=ids, attention_mask=mask, past_key_values=self._cache, max_new_tokens=steps, do_sample=False,
-            pad_token_id=pad, eos_token_id=stops or None, stopping_criteria=[self], logits_processor=processors,
+            **left_padded(own, settings.fields["pad_token_id"], model.device), past_key_values=self._cache,
+            stopping_criteria=[self], **self._run.options(self._prompts),
         )  # fmt: skip
         for row in sorted(self._open):
             self._finish(row, out)
         if isinstance(self._cache, NearflashCache):
+            self._cache.check_complete(out.shape[1] - 1)
             self._cache.reset()
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Report the texts that ended with the last token; stops none."""
-        stops = self._run.settings[3]
+        """Report the texts that ended with the last token; stops those that a string ends."""
+        done = self._ends(input_ids, scores)
         self._run.count(len(self._open))
         self._run.send(input_ids[:, -1])
         last = input_ids[:, -1].tolist()
-        for row in [row for row in self._open if last[row] in stops]:
+        for row in [row for row in self._open if self._ends.has_ended(row, last[row])]:
             self._finish(row, input_ids)
             self._open.discard(row)
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        return done
 
     def _finish(self, row: int, ids: torch.Tensor) -> None:
-        tokens = ids[row, self._width :].tolist()
-        stops = self._run.settings[3]
-        end = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
-        self._run.finish(self._prompts[row], tokens[: end + 1])
+        self._run.finish(self._prompts[row], self._ends.new_tokens(row, ids[row].tolist(), self._width))

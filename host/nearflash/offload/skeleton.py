@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from nearflash.abi.errors import CommandError, UnsupportedError
+from nearflash.inference.settings import generation_config_of
 from nearflash.pretrained import silent_transformers
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.sources import Source, sources_of
@@ -52,8 +53,7 @@ def open_skeleton(folder: Path | str, dtype: torch.dtype | None = None) -> Skele
         dtype = max(sizes, key=lambda each: sizes[each], default=torch.float32)
     with silent_transformers(), init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    model.generation_config = generation_config_of(folder, config)
     model.tie_weights()
     model.eval()
     prefix, layers = decoder_layers(model)

@@ -80,7 +80,7 @@ def test_a_prompt_from_an_argument_or_standard_input(capsys, monkeypatch, doclm_
         assert code == 2 and match in err
 
 
-def test_a_seed_decides_what_is_drawn(capsys, doclm_folder):
+def test_a_seed_decides_what_is_sampled(capsys, doclm_folder):
     settings = ("generate", "--model", str(doclm_folder), "Water is", "--max-new-tokens", "8", "--temperature", "2")
     texts = [run(capsys, *settings, "--seed", seed)[1] for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]

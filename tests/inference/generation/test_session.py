@@ -149,7 +149,7 @@ def test_a_full_store_and_an_interrupt_leave_what_was_there(doclm, tokenizer, op
         session.reply(TURNS[0], max_new_tokens=4)
         messages = list(session.messages)
         with pytest.raises(StorageFullError, match="no room"):
-            session.reply(TURNS[0] * 20, max_new_tokens=4)
+            session.reply(TURNS[0] * 16, max_new_tokens=4)
 
         def stop(progress):
             raise KeyboardInterrupt
