@@ -46,6 +46,14 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_digests_of_the_users(tmp_path_factory):
+    """What file_digest keeps of files that it read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
     """Folder and model of a family, saved once."""

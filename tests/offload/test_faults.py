@@ -172,8 +172,8 @@ generate({str(folder)!r}, {rows!r}, policy, max_new_tokens=6, results=__import__
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: "{}\n" + text, "other settings"),
-        (lambda text: "some notes\n", "other settings"),
+        (lambda text: "{}\n" + text, "is another program's"),
+        (lambda text: "some notes\n", "is another program's"),
         (lambda text: "some notes", "no line that ends"),
         (lambda text: text.replace('"tokens": [', '"tokens": [7, ', 1), "checksum"),
         (lambda text: text.replace('{"prompt": 0', '{"prompt": 1', 1), "checksum"),
@@ -197,7 +197,7 @@ def test_other_prompts_are_refused(saved, tmp_path, prompts):
     run(folder, rows, file)
     with pytest.raises(StateError, match="another prompt 0"):
         run(folder, [[9, 9], rows[1]], file)
-    with pytest.raises(StateError, match="other settings"):
+    with pytest.raises(StateError, match="its first line has another temperature: "):
         run(folder, rows, file, temperature=1.0)
 
 

@@ -229,7 +229,7 @@ def test_results_are_of_one_attention(saved, prompts, tmp_path):
     on_device, rows, file = policy(cache=Shares(device=1)), prompts(3), tmp_path / "done.jsonl"
     generate(folder, rows, on_device, max_new_tokens=4, results=file)
     for attention in (AttentionPolicy(AttentionMode.SPARF, top_k=4), AttentionPolicy(AttentionMode.SPARF, top_k=8)):
-        with pytest.raises(StateError, match="its first line has other settings"):
+        with pytest.raises(StateError, match="its first line has another attention"):
             generate(folder, rows, on_device, max_new_tokens=4, results=file, attention=attention)
 
 

@@ -79,7 +79,7 @@ def test_another_models_results_are_refused(saved, tmp_path, prompts):
     wider, _ = saved("llama", intermediate_size=128)
     rows, file = prompts(2), tmp_path / "results"
     generate(folder, rows, policy(2, 1), max_new_tokens=3, results=file)
-    with pytest.raises(OSError, match="other settings"):
+    with pytest.raises(OSError, match="its first line has another configuration, modules, weights"):
         generate(wider, rows, policy(2, 1), max_new_tokens=3, results=file)
 
 

@@ -1,7 +1,8 @@
 """What decides a model's results, as digests of all its content: sessions, results and policies compare it."""
 
 from nearflash.identity.configuration import configuration_digest
+from nearflash.identity.files import file_digest
 from nearflash.identity.model import ModelIdentity, weights_digests
 from nearflash.identity.tokenizer import tokenizer_digest
 
-__all__ = ["ModelIdentity", "configuration_digest", "tokenizer_digest", "weights_digests"]
+__all__ = ["ModelIdentity", "configuration_digest", "file_digest", "tokenizer_digest", "weights_digests"]

@@ -14,6 +14,8 @@ from typing import Any, Self
 import torch
 
 from nearflash.abi.errors import CommandError
+from nearflash.identity import ModelIdentity, file_digest
+from nearflash.identity.plain import digest_of, plain
 from nearflash.inference import AttentionPolicy
 from nearflash.inference.cache.guard import guarded
 from nearflash.inference.engines.base import Engine
@@ -30,6 +32,7 @@ from nearflash.offload.run import OffloadProgress, OffloadResult, Run
 from nearflash.offload.skeleton import Skeleton, open_skeleton
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.pretrained import load_tokenizer
+from nearflash.weights.sources import Source
 
 __all__ = ["OffloadProgress", "OffloadResult", "OffloadedModel", "generate"]
 
@@ -73,6 +76,7 @@ class OffloadedModel:
         self.ledger = Ledger(budgets or Budgets())
         self.skeleton: Skeleton = open_skeleton(folder, dtype)
         self.model = guarded(self.skeleton.model)
+        self._sources = self._named_sources()
         self.link = Link(device)
         sources = self.skeleton.layer_sources
         self.pipeline = open_pipeline(len(sources))
@@ -156,8 +160,8 @@ class OffloadedModel:
         check_processors(self.model, settings, max(rows, key=len))
         kept = {
             "generation": settings.stated, "seed": seed, "weight_bits": self.policy.weight_bits,
-            "cache_bits": self.policy.cache_bits, "model": self._digest(),
-            **({} if attention is None else {"attention": repr(attention)}),
+            "cache_bits": self.policy.cache_bits, "kv_on_device": self.policy.cache.device,
+            "attention": None if attention is None else repr(attention), **self._identity(),
         }  # fmt: skip
         run = Run(self, rows, settings, seed, on_text, progress, engine, attention)
         if results is None:
@@ -236,11 +240,24 @@ class OffloadedModel:
                 if buffer is not None:
                     module._buffers[leaf] = buffer.to(self.link.device)
 
-    def _digest(self) -> str:
-        """Of the checkpoint's tensors: names, shapes, dtypes and places."""
-        sources = [self.skeleton.other_sources, *self.skeleton.layer_sources]
-        described = [
-            f"{name} {source.shape} {[(p.tensor.dtype, p.tensor.form, p.tensor.stored_bytes) for p in source.pieces]}"
-            for part in sources for name, source in sorted(part.items())
-        ]  # fmt: skip
-        return prompt_digest([byte for text in described for byte in text.encode()])
+    def _named_sources(self) -> dict[str, Source]:
+        """Where each parameter comes from, by its name in the model; the layers' lists lose what is loaded."""
+        prefixes = {id(module): name for name, module in self.model.named_modules()}
+        layers = zip(self.skeleton.layers, self.skeleton.layer_sources, strict=True)
+        inner = {f"{prefixes[id(layer)]}.{name}": own for layer, part in layers for name, own in part.items()}
+        return {**self.skeleton.other_sources, **inner}
+
+    def _identity(self) -> dict[str, str]:
+        """What texts depend on beside the settings of generation: digests of the model and its files."""
+
+        def stored(name: str) -> str | None:
+            source = self._sources.get(name)
+            if source is None:
+                return None
+            pieces = [(file_digest(each.tensor.path), each.tensor.offset, each.tensor.form, str(each.place))
+                      for each in source.pieces]  # fmt: skip
+            return digest_of([str(source.dtype), plain(source.shape), plain(pieces), plain(source.patterns)])
+
+        has_words = (self.skeleton.folder / "tokenizer_config.json").is_file()
+        own = ModelIdentity.of(self.model, self.tokenizer if has_words else None, stored=stored)
+        return own.parts

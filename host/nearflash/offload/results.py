@@ -123,7 +123,7 @@ class Results:
         for number, line in enumerate(complete.splitlines()):
             if number == 0:
                 if line.decode(errors="replace") != header:
-                    raise self._foreign("its first line has other settings, or is another program's")
+                    raise self._foreign(_difference(line, header))
                 continue
             what = f"line {number + 1} of the results {self.path}"
             try:
@@ -140,6 +140,16 @@ class Results:
 
     def _foreign(self, why: str) -> StateError:
         return StateError(f"results {self.path} must be of these prompts and settings, but {why}: name another file")
+
+
+def _difference(line: bytes, header: str) -> str:
+    """What a first line has otherwise than `header`, by the settings' names."""
+    try:
+        found, own = json.loads(line)["settings"], json.loads(header)["settings"]
+        names = sorted(name for name in {*found, *own} if found.get(name) != own.get(name))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        names = []
+    return f"its first line has another {', '.join(names)}" if names else "its first line is another program's"
 
 
 def _checksum(body: Mapping[str, Any]) -> int:
