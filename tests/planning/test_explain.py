@@ -83,6 +83,14 @@ def test_a_plan_for_another_model_is_rejected(plan, opt_6_7b, tmp_path):
         read_plan(file).check(opt_6_7b)
 
 
+def test_a_plan_for_weights_stored_otherwise_is_rejected(plan):
+    """One for compressed weights filled memory with dense ones."""
+    own = PlanFile.of(plan)
+    with pytest.raises(PlanError, match=r"for 1\.000 of their dense bytes, the model's take 0\.500"):
+        own.check(plan.shape, 0.5)
+    own.check(plan.shape, 0.995)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [

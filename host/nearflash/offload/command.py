@@ -143,7 +143,7 @@ def _plan(arguments: argparse.Namespace, prompt_tokens: int, new_tokens: int, se
         raise CommandError(f"{names} must be given with --plan auto: the plan in {arguments.plan} was made for its own")
     file = kept if arguments.plan == AUTO else Path(arguments.plan)
     plan_file = read_plan(file)
-    plan_file.check(model_shape(model)[0])
+    plan_file.check(*model_shape(model))
     predicted = plan_file.prediction["tokens_per_second"]
     return plan_file, f"plan: {file}, {predicted:.3g} token/s predicted on {plan_file.machine}"
 

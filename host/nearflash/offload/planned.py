@@ -4,7 +4,8 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from nearflash.planning.parameters import from_parameters
 from nearflash.planning.profile import Machine
 from nearflash.planning.search import Plan, Space, Workload, search
 from nearflash.planning.shapes import ModelShape, from_config
+from nearflash.storage.state.safetensors import ITEM_BYTES
 from nearflash.support.files import read_text
 from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
+from nearflash.weights.file import WeightsTensor
 
 __all__ = ["machine_here", "model_shape", "plan_here"]
 
@@ -79,12 +82,22 @@ def model_shape(model: Path) -> tuple[ModelShape, float]:
         # A checkpoint may hold the tied head again.
         tensors = {name: each for name, each in tensors.items() if not name.endswith("lm_head.weight")}
     shape = from_parameters({name: each.shape for name, each in tensors.items()}, config)
+    shape = replace(shape, element_bytes=_element_bytes(tensors.values(), shape.element_bytes))
     # Matrices of layers, whose names hold a number, are what is compressed.
     matrices = [each for name, each in tensors.items() if re.search(r"\.\d+\.", name) and len(each.shape) > 1]
     if all(each.form == "dense" for each in matrices):
         return shape, 1.0
     stored = sum(each.stored_bytes for each in matrices) / sum(each.dense_bytes for each in matrices)
     return shape, min(1.0, stored)
+
+
+def _element_bytes(tensors: Iterable[WeightsTensor], otherwise: int) -> int:
+    """Of the floating-point dtype that most of a checkpoint is in, which the model computes in."""
+    sizes: dict[str, int] = {}
+    for each in tensors:
+        if each.dtype in ("F64", "F32", "F16", "BF16"):
+            sizes[each.dtype] = sizes.get(each.dtype, 0) + each.dense_bytes
+    return ITEM_BYTES[max(sizes, key=lambda dtype: sizes[dtype])] if sizes else otherwise
 
 
 def read_config(model: Path) -> dict[str, Any]:

@@ -22,6 +22,8 @@ __all__ = ["PLAN_NAME", "PlanFile", "plan_text", "read_plan", "write_plan"]
 
 PLAN_NAME = "nearflash-plan.json"
 _FORMAT, _VERSION = "nearflash plan", 2
+_CLOSE = 0.01
+"""Of the bytes of compressed weights: a plan leaves more room than that."""
 _KEYS = ("format", "version", "shape_digest", "machine", "workload", "policy", "prediction")
 _PREDICTION = {
     "tokens_per_second": float, "decode_tokens_per_second": float, "prefill_seconds": float, "decode_seconds": float,
@@ -47,12 +49,22 @@ class PlanFile:
         prediction = {key: found[key] for key in _PREDICTION}
         return cls(plan.policy, plan.workload, plan.shape.digest(), plan.machine.name, prediction)
 
-    def check(self, shape: ModelShape) -> None:
-        """Raises PlanError for a model of another shape than the plan's."""
+    def check(self, shape: ModelShape, stored_fraction: float = 1.0) -> None:
+        """Raises PlanError for a model of another shape than the plan's (its dtype's bytes included), or whose weights
+        are stored in another fraction of their bytes: what a plan places would have other sizes.
+
+        A plan decides where things lie, never what is computed: it serves every model of these bytes.
+        """
         if shape.digest() != self.shape_digest:
             raise PlanError(
                 f"a plan must be for the model that runs it: this one is for shape {self.shape_digest[:12]}, the "
                 f"model's is {shape.digest()[:12]}; make it again: nearflash plan MODEL"
+            )
+        planned = self.policy.stored_fraction
+        if not math.isclose(planned, stored_fraction, rel_tol=_CLOSE):
+            raise PlanError(
+                f"a plan must be for weights as they are stored: this one is for {planned:.3f} of their dense bytes, "
+                f"the model's take {stored_fraction:.3f}; make it again: nearflash plan MODEL"
             )
 
 
