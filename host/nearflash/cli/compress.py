@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import secrets
 import sys
 import time
 from contextlib import nullcontext
@@ -14,11 +15,10 @@ from nearflash.abi.errors import CommandError
 from nearflash.arguments import positive
 from nearflash.support.files import write_durably
 from nearflash.weights.compress import BITS, FORMATS
+from nearflash.weights.parts import REPORT, REPORT_NAME, part_digests
 
-__all__ = ["REPORT", "compress"]
+__all__ = ["compress"]
 
-REPORT = "compression.json"
-"""The report's name in the new folder."""
 _METHODS = ("wanda", "sparsegpt", "magnitude", "none")
 _EXAMPLES = """examples:
   Prune half of the weights by Wanda, calibrated on texts, and write them losslessly:
@@ -108,18 +108,26 @@ def _compress(arguments: argparse.Namespace) -> int:
             found.append(tensor)
             progress.advance(tensor.name)
 
+        name = secrets.token_hex(16)
         size_bytes = write_model(model, arguments.output, format=arguments.format, bits=arguments.bits,
-                                 dtype=DTYPES[dtype], compressed=names, written=written)  # fmt: skip
+                                 dtype=DTYPES[dtype], compressed=names, metadata={REPORT_NAME: name},
+                                 written=written)  # fmt: skip
         copy_others(model, tokenizer, Path(arguments.model), arguments.output)
-        after = None
+        report = {REPORT_NAME: name, **_report(arguments, dtype, found, set(names), size_bytes)}
+        report["parts"] = part_digests(arguments.output)
+        _keep(report, arguments.output)
         if others is not None:
             del model
             small, _ = load_pretrained(arguments.output, arguments.compute)
             after = _perplexity(perplexity, small.to(arguments.device), others)
-    report = _report(arguments, dtype, found, set(names), size_bytes, before, after)
-    write_durably(arguments.output / REPORT, json.dumps(report, indent=1) + "\n")
+            report["perplexity"] = {"before": before, "after": after}
+            _keep(report, arguments.output)
     _print(arguments.output, report)
     return 0
+
+
+def _keep(report: dict[str, Any], folder: Path) -> None:
+    write_durably(folder / REPORT, json.dumps(report, indent=1) + "\n")
 
 
 def _perplexity(measure: Any, model: Any, tokens: Any) -> float:
@@ -156,7 +164,6 @@ class _Progress:
 
 def _report(
     arguments: argparse.Namespace, dtype: str, tensors: list[Any], linear: set[str], size_bytes: int,
-    before: float | None, after: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     inner = [each for each in tensors if each.name in linear]
     pattern = ":".join(map(str, arguments.pattern)) if arguments.pattern else None
@@ -176,7 +183,7 @@ def _report(
             "bytes_fraction_of_dense": _fraction(inner, "stored_bytes", "dense_bytes"),
             "density": _fraction(inner, "values", "elements"),
         },
-        "perplexity": None if before is None else {"before": before, "after": after},
+        "perplexity": None,
         "tensors": [
             {"name": each.name, "form": each.form, "density": each.values / max(each.elements, 1),
              "bytes_fraction_of_dense": each.stored_bytes / max(each.dense_bytes, 1)}

@@ -70,14 +70,18 @@ class ModelIdentity:
 
 
 def weights_digests(model: Any, dtypes: tuple[torch.dtype, ...]) -> dict[str, str]:
-    """Digest of a model's parameters in each of these dtypes, by the dtype's name: of the model as it would be loaded
-    in it. Raises as `ModelIdentity.of` does."""
+    """Digest of a model's tensors and adapters in each of these dtypes, by its name: of the model loaded in it.
+
+    Tensors that a model keeps in another floating-point dtype are taken as converted, too. Raises as
+    `ModelIdentity.of` does.
+    """
 
     def stored(name: str) -> Any:
         return _hooked(model, name)
 
+    adapters = adapter_states(model)
     return {
-        str(dtype).removeprefix("torch."): digest_of(tensor_digests(model.named_parameters(), stored, dtype=dtype))
+        str(dtype).removeprefix("torch."): digest_of([tensor_digests(_tensors(model), stored, dtype=dtype), adapters])
         for dtype in dtypes
     }
 

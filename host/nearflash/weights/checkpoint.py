@@ -12,6 +12,7 @@ from pathlib import Path
 from nearflash.abi.errors import WeightsError
 from nearflash.support.files import read_text, write_durably
 from nearflash.weights.file import CHECKPOINT, WeightsTensor, read_checkpoint_file, read_file
+from nearflash.weights.parts import check_parts
 
 __all__ = ["INDEX", "SINGLE", "is_compressed", "open_checkpoint", "write_index"]
 
@@ -21,9 +22,11 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 def open_checkpoint(path: Path | str) -> dict[str, WeightsTensor]:
     """The tensors of a safetensors file, or of a folder with one or with several and their index.
 
-    Raises WeightsError where files are missing, damaged, of a newer version, or lack tensors that the index states.
+    Raises WeightsError where files are missing, damaged, of a newer version, or lack tensors that the index states, and
+    where a compressed folder's parts do not belong together (`check_parts`).
     """
     path = Path(path)
+    check_parts(path)
     if path.is_file():
         return read_file(path)
     if not (path / INDEX).is_file():
