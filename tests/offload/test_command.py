@@ -144,7 +144,7 @@ def test_a_plans_file_has_its_own_memory(tmp_path, prompts):
 
 
 def test_no_model_of_a_package(prompts):
-    with pytest.raises(CommandError, match="model must be a folder of safetensors with --plan, not 'smollm2'"):
+    with pytest.raises(CommandError, match="model must be a folder of safetensors here, not smollm2"):
         run("--prompts", prompts, "--plan", "auto", model="smollm2")
 
 

@@ -88,9 +88,13 @@ def test_a_missing_expert(saved, tmp_path):
         open_skeleton(changed(saved, tmp_path, change, "mixtral"))
 
 
-def test_tensors_that_the_model_does_not_have_are_left(saved, tmp_path, prompts, plain):
+def test_tensors_that_the_model_does_not_have_are_refused_unless_it_states_to_ignore_them(saved, tmp_path):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    folder = changed(saved, tmp_path, lambda values: values.update({name: torch.zeros(5)}))
+    assert name not in open_skeleton(folder).other_sources
     folder = changed(saved, tmp_path, lambda values: values.update(extra=torch.zeros(5)))
-    assert "extra" not in open_skeleton(folder).other_sources
+    with pytest.raises(WeightsError, match=r"tensor 'extra', .* must be one of LlamaForCausalLM's"):
+        open_skeleton(folder)
 
 
 def test_several_shards(saved, tmp_path):

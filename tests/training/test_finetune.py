@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_named(train, folder, tmp_path):
         (("--optimizer", "sgd"), "parameters must be those of"),
         (("--data", str(folder / "none.npy")), "data must be a readable text or .npy file"),
         (("--data", str(folder / "model" / "config.json")), "data must be tokens (.npy), not text"),
-        (("--model", str(tmp_path)), "model must be a transformers folder"),
+        (("--model", str(tmp_path)), "model must be smollm2 or a folder with a config.json"),
     ]:
         code, err = train(*arguments)
         assert code == 2 and message in err.splitlines()[-1] and "Traceback" not in err, err

@@ -20,6 +20,8 @@ from nearflash.weights.parts import REPORT, REPORT_NAME, part_digests
 __all__ = ["compress"]
 
 _METHODS = ("wanda", "sparsegpt", "magnitude", "none")
+_MOST_OF_A_MODEL = 0.5
+"""The summary states where linear layers, which alone are compressed, are a smaller part."""
 _EXAMPLES = """examples:
   Prune half of the weights by Wanda, calibrated on texts, and write them losslessly:
     nearflash compress DIR --texts book.txt manual.txt -o SMALL
@@ -35,7 +37,7 @@ Then: nearflash generate --model SMALL …, or nearflash.weights.loading.load(Au
 
 def compress(subparsers: Any) -> None:
     """Add the command. Raises ImportError, loading nothing, where a package that it needs is not installed."""
-    for package in ("torch", "transformers"):
+    for package in ("torch", "transformers", "accelerate"):
         if not find_spec(package):
             raise ModuleNotFoundError(f"no {package}", name=package)
     parser = subparsers.add_parser(
@@ -91,7 +93,9 @@ def _compress(arguments: argparse.Namespace) -> int:
 
     with nullcontext() if arguments.verbose else silent_transformers():
         dtype = arguments.dtype or own_dtype(arguments.model)
-        model, tokenizer = load_pretrained(arguments.model, arguments.compute, verbose=arguments.verbose)
+        model, tokenizer = load_pretrained(
+            arguments.model, arguments.compute, verbose=arguments.verbose, adapter="merged", quantized=False
+        )
         names = linear_weights(model)
         model.to(arguments.device).requires_grad_(False)
         calibration, others = None, None
@@ -182,6 +186,7 @@ def _report(
             "bytes": sum(each.stored_bytes for each in inner),
             "bytes_fraction_of_dense": _fraction(inner, "stored_bytes", "dense_bytes"),
             "density": _fraction(inner, "values", "elements"),
+            "fraction_of_dense_model": sum(each.dense_bytes for each in inner) / sum(e.dense_bytes for e in tensors),
         },
         "perplexity": None,
         "tensors": [
@@ -204,6 +209,11 @@ def _print(folder: Path, report: dict[str, Any]) -> None:
         f"linear layers: {linear['bytes_fraction_of_dense']:.3f} of their dense bytes, "
         f"{linear['density']:.3f} of their weights not zero, forms {_forms(report['tensors'])}"
     )
+    if linear["fraction_of_dense_model"] < _MOST_OF_A_MODEL:
+        print(
+            f"but linear layers are {linear['fraction_of_dense_model']:.3f} of the model: the rest, as embeddings and "
+            "the experts of a mixture, is not compressed"
+        )
     if found := report["perplexity"]:
         loss = math.log(found["after"] / found["before"])
         print(

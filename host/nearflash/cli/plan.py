@@ -51,7 +51,7 @@ def _parser(subparsers: Any, name: str, description: str, examples: str) -> argp
         raise ModuleNotFoundError("no scipy", name="scipy")
     parser: argparse.ArgumentParser = subparsers.add_parser(name, description=description, epilog=examples)
     add = parser.add_argument
-    add("model", type=Path, metavar="MODEL", help="A folder with config.json, or a config.json itself.")
+    add("model", type=Path, metavar="MODEL", help="A folder with config.json, a config.json itself, or smollm2.")
     add("--prompt-len", type=positive, default=512, metavar="N", help="Tokens of a prompt (default: %(default)s).")
     add("--gen-len", type=positive, default=32, metavar="N", help="Tokens generated for each (default: %(default)s).")
     add("--prompts", type=positive, default=256, metavar="N",

@@ -35,7 +35,7 @@ _EXAMPLES = """examples:
 
 def generate(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command; its parser. Raises ImportError, loading nothing, where a package that it needs is missing."""
-    for package in ("torch", "transformers"):
+    for package in ("torch", "transformers", "accelerate"):
         if not find_spec(package):
             raise ModuleNotFoundError(f"no {package}", name=package)
     parser: argparse.ArgumentParser = subparsers.add_parser(

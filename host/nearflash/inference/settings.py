@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from transformers import GenerationConfig
 
 from nearflash.abi.errors import CommandError, NearflashError, UnsupportedError
 
-__all__ = ["EXTRAS", "FIELDS", "Caller", "Field", "GenerationSettings", "check_processors", "generation_config_of",
-           "generation_settings", "rejected_by_name"]  # fmt: skip
+__all__ = ["EXTRAS", "FIELDS", "Caller", "Field", "GenerationSettings", "check_processors", "generation_settings",
+           "rejected_by_name"]  # fmt: skip
 
 
 class Caller(StrEnum):
@@ -259,18 +258,6 @@ def generation_settings(
     if settings.num_beams > 1 and (settings.stop_strings or extras.get("stopping_criteria")):
         raise UnsupportedError("num_beams must be 1 with stop_strings or stopping_criteria: a beam's end is not theirs")
     return settings
-
-
-def generation_config_of(folder: Path, config: Any) -> GenerationConfig:
-    """Of a model's folder: its generation_config.json, else what its configuration states. Raises CommandError."""
-    try:
-        if (folder / "generation_config.json").is_file():
-            return GenerationConfig.from_pretrained(folder, local_files_only=True)
-        return GenerationConfig.from_model_config(config)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise CommandError(
-            f"generation_config.json of {folder} must be one that transformers takes: {error}"
-        ) from error
 
 
 def check_processors(model: Any, settings: GenerationSettings, prompt: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ from nearflash.arguments import above_zero
 from nearflash.inference.cli import generate as in_memory
 from nearflash.inference.cli import sampling_options
 from nearflash.inference.console import read_prompts
+from nearflash.weights.folder import open_folder
 
 if TYPE_CHECKING:
     from nearflash.inference.settings import GenerationSettings
@@ -64,8 +65,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         raise CommandError(f"{', '.join(given)} must be left out with --plan, which says where everything lies")
     if arguments.device not in ("cpu", "cuda"):
         raise CommandError(f"device must be cpu or cuda with --plan, not {arguments.device!r}")
-    if not Path(arguments.model).is_dir():
-        raise CommandError(f"model must be a folder of safetensors with --plan, not {arguments.model!r}")
+    open_folder(arguments.model)  # raises what its files or its config do not allow, before prompts are read
     return _offloaded(arguments, read_prompts(arguments.prompt, arguments.prompts, sys.stdin))
 
 
@@ -105,17 +105,17 @@ def _settings(
     arguments: argparse.Namespace, tokenizer: Any, prompts: list[str], options: dict[str, Any]
 ) -> tuple[list[list[int]], "GenerationSettings"]:
     """Prompts' tokens and the settings of their generation, checked before anything is planned or loaded."""
-    from transformers import AutoConfig
-
     from nearflash.inference.prompts import encode_text, position_limit, prompt_rows
-    from nearflash.inference.settings import Caller, generation_config_of, generation_settings
+    from nearflash.inference.settings import Caller, generation_settings
+    from nearflash.weights.empty import generation_config_of, load_config
 
-    config = AutoConfig.from_pretrained(arguments.model, local_files_only=True)
+    folder = open_folder(arguments.model)
+    config = load_config(folder)
     vocabulary = config.get_text_config(decoder=True).vocab_size
     rows = prompt_rows(prompts, partial(encode_text, tokenizer, chat=arguments.chat), vocabulary)
     length = {} if arguments.max_new_tokens is None else {"max_new_tokens": arguments.max_new_tokens}
     return rows, generation_settings(
-        generation_config_of(Path(arguments.model), config), Caller.PLAN, list(map(len, rows)), vocabulary=vocabulary,
+        generation_config_of(folder.path), Caller.PLAN, list(map(len, rows)), vocabulary=vocabulary,
         positions=position_limit(config), options=options | length,
     )  # fmt: skip
 

@@ -234,7 +234,7 @@ class OffloadedModel:
             else:
                 moved = value.to(self.link.device)
                 module._parameters[leaf] = torch.nn.Parameter(moved, requires_grad=False)
-        self.model.tie_weights()
+        self.model.tie_weights(recompute_mapping=False)
         for module in self.model.modules():
             for leaf, buffer in module._buffers.items():
                 if buffer is not None:

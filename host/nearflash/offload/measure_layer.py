@@ -18,6 +18,8 @@ from nearflash.offload.skeleton import decoder_layers
 from nearflash.offload.stopwatch import seconds_of
 from nearflash.planning.shapes import ModelShape
 from nearflash.pretrained import silent_transformers
+from nearflash.weights.empty import load_config, named_errors
+from nearflash.weights.folder import open_folder
 
 __all__ = ["STEP_TOKENS", "LayerRates", "measure_layer"]
 
@@ -80,7 +82,12 @@ def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: t
 
 def _decoder(model: Path, layers: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     """So many layers of a model's configuration, without its vocabulary."""
-    config = copy.deepcopy(AutoConfig.from_pretrained(model, local_files_only=True).get_text_config(decoder=True))
+    with named_errors(model, "configuration"):
+        if model.is_file():
+            config = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+        else:
+            config = load_config(open_folder(model, gguf=True))
+    config = copy.deepcopy(config.get_text_config(decoder=True))
     config.num_hidden_layers, config.vocab_size, config.pad_token_id = layers, 16, None
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]

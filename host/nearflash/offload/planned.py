@@ -1,6 +1,5 @@
 """The plan for a model on this machine: its shape from its folder, the machine as it was measured, the best policy."""
 
-import json
 import os
 import re
 import warnings
@@ -9,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nearflash.abi.errors import PlanError
+from nearflash.abi.errors import CommandError, PlanError
 from nearflash.device.threads import idle_processors
 from nearflash.offload.machine_file import keep_machine, kept_machine
 from nearflash.planning.parameters import from_parameters
@@ -17,9 +16,10 @@ from nearflash.planning.profile import Machine
 from nearflash.planning.search import Plan, Space, Workload, search
 from nearflash.planning.shapes import ModelShape, from_config
 from nearflash.storage.state.safetensors import ITEM_BYTES
-from nearflash.support.files import read_text
 from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
 from nearflash.weights.file import WeightsTensor
+from nearflash.weights.folder import CONFIG, FLOATING, SMOLLM2, open_folder
+from nearflash.weights.folder import read_config as read_file
 
 __all__ = ["machine_here", "model_shape", "plan_here"]
 
@@ -67,17 +67,22 @@ def machine_here(model: Path, shape: ModelShape, folder: Path, *, again: bool = 
 
 
 def model_shape(model: Path) -> tuple[ModelShape, float]:
-    """The shape of the model in a folder or config.json, and the fraction of their bytes in which weights are stored.
+    """The shape of the model in a folder, a config.json or SMOLLM2, and the fraction of their bytes that weights take.
 
     Checkpoints beside the config are read by their headers, which is exact; a config alone, by rule. Raises PlanError,
     and WeightsError for a damaged checkpoint.
     """
     config = read_config(model)
     by_rule = from_config(config)
-    folder = model if model.is_dir() else model.parent
-    if not any((folder / name).is_file() for name in (SINGLE, INDEX)):
+    place = model if model.is_dir() else model.parent
+    if str(model) == SMOLLM2 or not any((place / name).is_file() for name in (SINGLE, INDEX)):
         return by_rule, 1.0
-    tensors = open_checkpoint(folder)
+    tensors = open_checkpoint(place)
+    if odd := [each for name, each in tensors.items() if name.endswith("weight") and each.dtype not in FLOATING]:
+        raise odd[0].error(
+            f"its dtype must be one of {', '.join(FLOATING)}, not {odd[0].dtype}: take the checkpoint that is not "
+            "quantised"
+        )
     if by_rule.tied:
         # A checkpoint may hold the tied head again.
         tensors = {name: each for name, each in tensors.items() if not name.endswith("lm_head.weight")}
@@ -95,19 +100,25 @@ def _element_bytes(tensors: Iterable[WeightsTensor], otherwise: int) -> int:
     """Of the floating-point dtype that most of a checkpoint is in, which the model computes in."""
     sizes: dict[str, int] = {}
     for each in tensors:
-        if each.dtype in ("F64", "F32", "F16", "BF16"):
+        if each.dtype in FLOATING:
             sizes[each.dtype] = sizes.get(each.dtype, 0) + each.dense_bytes
     return ITEM_BYTES[max(sizes, key=lambda dtype: sizes[dtype])] if sizes else otherwise
 
 
-def read_config(model: Path) -> dict[str, Any]:
-    """A model's config.json, of a folder or itself. Raises PlanError."""
-    file = model / "config.json" if model.is_dir() else model
+def read_config(model: Path) -> Mapping[str, Any]:
+    """The configuration of a model's folder, of a config.json itself, or of SMOLLM2.
+
+    Raises PlanError, and UnsupportedError for a folder that asks for what offloaded generation does not do.
+    """
+    if str(model) == SMOLLM2:
+        from nearflash.weights.empty import load_config  # which loads torch
+
+        found: dict[str, Any] = load_config(open_folder(model, gguf=True)).to_dict()
+        return found
     try:
-        config = json.loads(read_text(file))
-    except (OSError, ValueError, RecursionError) as error:
-        message = f"model must be a folder with config.json, or one itself, not {str(model)!r}: {error}"
+        if model.is_dir() or model.name == CONFIG:
+            return open_folder(model if model.is_dir() else model.parent).config
+        return read_file(model)
+    except (CommandError, OSError, ValueError) as error:
+        message = f"model must be a folder with {CONFIG}, or one itself, not {str(model)!r}: {error}"
         raise PlanError(message) from None
-    if not isinstance(config, dict):
-        raise PlanError(f"{file} must hold an object, not {type(config).__name__}")
-    return config

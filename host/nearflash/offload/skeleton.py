@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from nearflash.abi.errors import CommandError, UnsupportedError
-from nearflash.inference.settings import generation_config_of
+from nearflash.abi.errors import UnsupportedError
 from nearflash.pretrained import silent_transformers
 from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.empty import empty_model, stored_dtype
+from nearflash.weights.folder import open_folder
 from nearflash.weights.sources import Source, sources_of
-from nearflash.weights.weights_map import TORCH_DTYPES
 
 __all__ = ["Skeleton", "decoder_layers", "open_skeleton"]
 
@@ -38,24 +36,13 @@ def open_skeleton(folder: Path | str, dtype: torch.dtype | None = None) -> Skele
     """The model of a folder with a config.json and a checkpoint; nothing of its tensors is read.
 
     dtype: what it computes in; None: what most of the checkpoint is stored in. Raises CommandError for a folder without
-    a configuration, WeightsError for a checkpoint that lacks tensors, UnsupportedError for a model without layers.
+    a configuration, WeightsError for a checkpoint that lacks tensors or has others than the model's, UnsupportedError
+    for a folder that asks for what is not done here (quantised weights, adapters), or a model without layers.
     """
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise CommandError(f"model must be a folder with a config.json, not {str(folder)!r}")
-    tensors = open_checkpoint(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    if dtype is None:
-        sizes: dict[torch.dtype, int] = {}
-        for tensor in tensors.values():
-            own = TORCH_DTYPES.get(tensor.dtype, torch.float32)
-            sizes[own] = sizes.get(own, 0) + tensor.dense_bytes * own.is_floating_point
-        dtype = max(sizes, key=lambda each: sizes[each], default=torch.float32)
-    with silent_transformers(), init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.generation_config = generation_config_of(folder, config)
-    model.tie_weights()
-    model.eval()
+    opened = open_folder(folder)
+    tensors = open_checkpoint(opened.path)
+    with silent_transformers():
+        model = empty_model(opened, dtype or stored_dtype(tensors))
     prefix, layers = decoder_layers(model)
     sources = sources_of(model, tensors)
     layer_sources: list[dict[str, Source]] = [{} for _ in layers]
@@ -71,7 +58,7 @@ def open_skeleton(folder: Path | str, dtype: torch.dtype | None = None) -> Skele
         module for module in model.modules()
         if id(module) not in inside and next(module.parameters(recurse=False), None) is not None
     ]  # fmt: skip
-    return Skeleton(model, layers, layer_sources, others, owners, folder)
+    return Skeleton(model, layers, layer_sources, others, owners, opened.path)
 
 
 def decoder_layers(model: Any) -> tuple[str, list[Any]]:

@@ -85,8 +85,9 @@ def _layer(parameters: Mapping[str, Sequence[int]], experts: int, chosen: int) -
         # Experts are one tensor with a dimension of its own, or a tensor each.
         each = shape if found[1] else shape[1:]
         one = name[: found.end()].replace(f"{found[1]}.", "") + name[found.end() :] if found[1] else name
-        if not found[1] and shape[0] != experts:
-            raise PlanError(f"{name} must have {experts} experts in its first dimension, not {shape[0]}")
+        if not found[1] and (not shape or shape[0] != experts):
+            many = shape[0] if shape else "none"
+            raise PlanError(f"{name} must have {experts} experts in its first dimension, not {many}")
         if len(each) >= 2:
             linears[one] = Linear(one, *_sides(each), experts)
         elif not found[1] or int(found[1]) == 0:

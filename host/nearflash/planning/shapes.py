@@ -187,6 +187,8 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
     Keys decide, not names of models: experts by their count, a gated FFN by its activation or an RMS norm, learned
     positions where no key of rotary ones is there.
     """
+    if config.get("is_encoder_decoder"):
+        raise PlanError("the model must be a decoder alone, but its config states is_encoder_decoder")
     text = text_config(config)
     hidden = _count(text, "hidden_size", "n_embd", "d_model")
     number = _count(text, "num_hidden_layers", "n_layer", "num_layers", "n_layers")

@@ -66,7 +66,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
 
 def train(subparsers: Any) -> None:
     """Add the command. Raises ImportError, loading nothing, where a package that it needs is not installed."""
-    for package in ("torch", "transformers"):
+    for package in ("torch", "transformers", "accelerate"):
         if not find_spec(package):
             raise ModuleNotFoundError(f"no {package}", name=package)
     parser = subparsers.add_parser("train", epilog=_TRAIN_EXAMPLES)

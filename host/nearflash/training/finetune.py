@@ -174,18 +174,18 @@ def digest_of(model: Any, folder: Path) -> str:
 
 
 def load_model(folder: Path, dtype: str) -> tuple[Any, Any]:
-    """(causal language model, its tokenizer or None) of a transformers folder. Raises CommandError."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    """(causal language model, its tokenizer or None) of a transformers folder.
 
-    if not (folder / "config.json").is_file():
-        raise CommandError(f"model must be a transformers folder (with a config.json), not {str(folder)!r}")
-    if environ.get("HF_HUB_DISABLE_PROGRESS_BARS") != "0":
-        logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype])
+    Raises CommandError, WeightsError and UnsupportedError as nearflash.pretrained does; also for an adapter beside the
+    weights or quantised weights, which training would lose.
+    """
+    from nearflash import pretrained
+
+    verbose = environ.get("HF_HUB_DISABLE_PROGRESS_BARS") == "0"
+    model = pretrained.load_model(folder, dtype, verbose=verbose, adapter="rejected", quantized=False, gguf=False)
     model.config.use_cache = False
     has_tokenizer = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    tokenizer = AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
+    tokenizer = pretrained.load_tokenizer(folder) if has_tokenizer else None
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 

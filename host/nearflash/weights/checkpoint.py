@@ -29,7 +29,7 @@ def open_checkpoint(path: Path | str) -> dict[str, WeightsTensor]:
     check_parts(path)
     if path.is_file():
         return read_file(path)
-    if not (path / INDEX).is_file():
+    if (path / SINGLE).is_file() or not (path / INDEX).is_file():  # as transformers: an index may be of older shards
         if not (path / SINGLE).is_file():
             raise WeightsError(f"{path} must be a safetensors file or a folder with {SINGLE} or {INDEX}")
         return read_file(path / SINGLE)

@@ -1,24 +1,25 @@
 """transformers models loaded from a checkpoint whose weights may be compressed, and may be more than memory holds."""
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
-from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from accelerate.utils import PrefixedDataset
+from accelerate.hooks import AlignDevicesHook, SequentialHook, add_hook_to_module
 from accelerate.utils.modeling import set_module_tensor_to_device
-from transformers import AutoConfig
+from torch import Tensor
 
-from nearflash.abi.errors import CommandError, WeightsError
+from nearflash.abi.errors import CommandError, UnsupportedError, WeightsError
 from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.empty import empty_model, named_errors, stored_dtype
 from nearflash.weights.file import WeightsTensor
-from nearflash.weights.weights_map import TORCH_DTYPES, WeightsMap, buffer_bytes
+from nearflash.weights.folder import ADAPTER, ModelFolder, open_folder
+from nearflash.weights.sources import Source, sources_of
+from nearflash.weights.weights_map import WeightsMap, buffer_bytes
 
-__all__ = ["load"]
+__all__ = ["load", "merge_adapter"]
 
 _TENSORS_AHEAD = 3
 """Of the largest one's size: about a layer."""
@@ -31,6 +32,7 @@ def load(
     budget: int | None = None,
     device: str = "cpu",
     prefetch_bytes: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """The model of a folder with a config.json and a checkpoint, on `device`, ready for inference.
 
@@ -39,70 +41,87 @@ def load(
     is not compressed; memory to read, expand and prefetch in; the compressed tensors as they are stored; and dense ones
     in place of them, from the first layer on. Compressed tensors beyond it stay on disk, and each is read when its turn
     comes near.
+    device: `cpu`, or `cuda` for torch's GPU.
     prefetch_bytes: dense tensors that are expanded before their turn; None: those of a layer, about.
+    dtype: what it computes in; None: what most of the checkpoint is stored in.
 
-    Weights are those that were compressed, to the bit. Raises WeightsError where a tensor is missing, damaged, or of
-    another shape than the model's, before anything is loaded; CommandError for a budget that is too small. A tensor on
-    disk is checked each time that it is read.
+    Weights are those that were compressed, to the bit; tensors are renamed, fused and tied as transformers does, and
+    its settings of generation are the folder's; an adapter beside the weights is applied. Raises WeightsError where a
+    tensor is missing, left over, damaged, or of another shape or kind than the model's, UnsupportedError where the
+    folder asks for what is not done here (quantised weights, code of its own), before anything is loaded; CommandError
+    for a budget that is too small. A tensor on disk is checked each time that it is read. Under a budget, adapters may
+    be added with the model's own `load_adapter`; others that are left without memory, or that change weights on disk,
+    raise UnsupportedError.
     """
-    tensors = open_checkpoint(path)
-    model = _empty(model_class, path, _dtype(tensors))
-    names = _checked(model, tensors, Path(path))
-    placed = _placed([tensors[name] for name in names], budget, prefetch_bytes)
-    with WeightsMap({name: tensors[name] for name in names if name not in placed.offloaded}, device=device) as weights:
+    _check_options(budget, device, prefetch_bytes)
+    folder = open_folder(path, adapters=True)
+    tensors = open_checkpoint(folder.path)
+    model = empty_model(folder, dtype or stored_dtype(tensors), model_class)
+    sources = sources_of(model, tensors)
+    placed = _placed(sources, budget, prefetch_bytes)
+    direct = {name: source.pieces[0].tensor for name, source in sources.items() if source.is_one_tensor}
+    with WeightsMap({n: each for n, each in direct.items() if n not in placed.offloaded}, device=device) as weights:
         for name, value in weights.items():
             set_module_tensor_to_device(model, name, device, value=value)
-    model.tie_weights()
+    for name in sources.keys() - direct.keys():
+        made = torch.empty(sources[name].shape, dtype=sources[name].dtype)
+        sources[name].read_into(made)
+        set_module_tensor_to_device(model, name, device, value=made)
+    model.tie_weights(recompute_mapping=False)
     if placed.offloaded:
-        weights = WeightsMap(placed.offloaded, placed.prefetch_bytes, placed.in_memory, device)
-        weakref.finalize(model, weights.close)
-        for module in {name.rpartition(".")[0]: None for name in placed.offloaded}:
-            part = PrefixedDataset(weights, f"{module}.")
-            add_hook_to_module(model.get_submodule(module), AlignDevicesHook(device, offload=True, weights_map=part))
+        _offload(model, placed, device)
     for name, buffer in model.named_buffers():
         set_module_tensor_to_device(model, name, device, value=buffer)
+    if folder.has_adapter:
+        _apply_adapter(model, folder)
     return model.eval()
 
 
-def _empty(model_class: Any, path: Path | str, dtype: torch.dtype) -> Any:
-    """The model, its parameters without memory."""
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    build = getattr(model_class, "from_config", None) or model_class._from_config
-    with init_empty_weights(include_buffers=False):
-        model = build(config, dtype=dtype)
-    model.tie_weights()
-    return model
+def _apply_adapter(model: Any, folder: ModelFolder) -> None:
+    """Add the adapter beside a folder's weights. Raises WeightsError where its tensors are not the adapter's."""
+    with named_errors(folder.path, ADAPTER):
+        report = model.load_adapter(str(folder.path))
+    if names := sorted(map(str, {*report.missing_keys, *report.unexpected_keys, *report.mismatched_keys})):
+        raise WeightsError(
+            f"{folder.path}: the tensors of its adapter must be those that {ADAPTER} asks for, but {names[0]!r} is "
+            f"missing, left over or of another shape ({len(names)} such names): copy the adapter again"
+        )
 
 
-def _dtype(tensors: Mapping[str, WeightsTensor]) -> torch.dtype:
-    """The floating-point dtype of most elements."""
-    sizes: dict[str, int] = {}
-    for tensor in tensors.values():
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.dense_bytes
-    floating = {name: size for name, size in sizes.items() if name in ("F64", "F32", "F16", "BF16")}
-    return TORCH_DTYPES[max(floating, key=lambda name: floating[name])] if floating else torch.float32
+def merge_adapter(model: Any) -> None:
+    """Make what `load` applied part of the weights, as peft does; for a model without an adapter nothing happens."""
+    if not getattr(model, "_hf_peft_config_loaded", False):
+        return
+    for name, module in reversed(list(model.named_modules())):  # inner ones first: adapters may be put around adapters
+        owner, _, leaf = name.rpartition(".")
+        if hasattr(module, "unload_and_optionally_merge_module"):
+            plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        elif hasattr(module, "base_layer") and hasattr(module, "merge"):
+            module.merge()
+            plain = module.get_base_layer()
+        else:
+            continue
+        setattr(model.get_submodule(owner), leaf, plain)
+    model._hf_peft_config_loaded = False
+    del model.peft_config
 
 
-def _checked(model: Any, tensors: Mapping[str, WeightsTensor], path: Path) -> list[str]:
-    """The names of the model's tensors, in its order, those that are tied to another one without it."""
-    expected, tied = model.state_dict(), getattr(model, "all_tied_weights_keys", None) or {}
-    names = []
-    for name, tensor in expected.items():
-        if name not in tensors:
-            if name in tied and tied[name] in tensors:
-                continue
-            raise WeightsError(f"{path}: tensor {name!r} must be there, as the model has it")
-        if tensors[name].shape != tuple(tensor.shape):
-            raise tensors[name].error(
-                f"its shape must be {tuple(tensor.shape)}, as the model's, not {tensors[name].shape}"
-            )
-        names.append(name)
-    return names
+def _check_options(budget: int | None, device: str, prefetch_bytes: int | None) -> None:
+    for name, value in (("budget", budget), ("prefetch_bytes", prefetch_bytes)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise CommandError(f"{name} must be a whole number of bytes, 0 or more, or None, not {value!r}")
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError):
+        where = torch.device("meta")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if where.type != "cpu" and not (where.type == "cuda" and (where.index or 0) < gpus):
+        raise CommandError(f"device must be cpu, or cuda where torch has a GPU ({gpus} here), not {device!r}")
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """Where the tensors go that are not dense in memory."""
+    """Where the tensors go that are not dense in memory; by their parameters' names."""
 
     offloaded: dict[str, WeightsTensor]
     """Expanded whenever their module runs."""
@@ -111,29 +130,114 @@ class _Placed:
     prefetch_bytes: int
 
 
-def _placed(tensors: Sequence[WeightsTensor], budget: int | None, prefetch_bytes: int | None) -> _Placed:
+def _placed(sources: Mapping[str, Source], budget: int | None, prefetch_bytes: int | None) -> _Placed:
     """As `load` describes it. Raises CommandError."""
-    packed = {tensor.name: tensor for tensor in tensors if tensor.form != "dense"}
-    if budget is None or not packed:
+    if budget is None:
         return _Placed({}, set(), 0)
-    largest = max(tensor.dense_bytes for tensor in packed.values())
+    fixed = {_owner(name) for name, source in sources.items() if not source.is_one_tensor}
+    movable = {name: each.pieces[0].tensor for name, each in sources.items() if _owner(name) not in fixed}
+    packed = {name: tensor for name, tensor in movable.items() if tensor.form != "dense"}
+    largest = max((tensor.dense_bytes for tensor in packed.values()), default=0)
     ahead = _TENSORS_AHEAD * largest if prefetch_bytes is None else prefetch_bytes
-    dense = sum(tensor.stored_bytes for tensor in tensors if tensor.form == "dense")
-    buffers = buffer_bytes(packed.values(), ahead)
+    dense = sum(source.size_bytes for name, source in sources.items() if name not in packed)
+    buffers = buffer_bytes(packed.values(), ahead) if packed else 0
     needed = dense + buffers
     if budget < needed:
         raise CommandError(f"budget must be {needed} bytes at least, {dense} for what is not compressed and {buffers} "
-                           f"to read, expand and prefetch in, not {budget!r}")  # fmt: skip
+                           f"to read, expand and prefetch in, not {budget!r}: nearflash compress makes them smaller, "
+                           "nearflash generate --plan auto reads them layer by layer")  # fmt: skip
     room, in_memory = budget - needed, set()
-    for tensor in packed.values():
+    for name, tensor in packed.items():
         if tensor.stored_bytes <= room:
             room -= tensor.stored_bytes
-            in_memory.add(tensor.name)
+            in_memory.add(name)
     resident = set()
-    for tensor in packed.values() if in_memory == packed.keys() else ():
-        if tensor.dense_bytes - tensor.stored_bytes <= room:
-            room -= tensor.dense_bytes - tensor.stored_bytes
-            resident.add(tensor.name)
-    modules = {name.rpartition(".")[0] for name in packed.keys() - resident}
-    offloaded = {each.name: each for each in tensors if each.name.rpartition(".")[0] in modules}
+    for name, tensor in packed.items() if in_memory == packed.keys() else ():
+        more = sources[name].size_bytes - tensor.stored_bytes
+        if more <= room:
+            room -= more
+            resident.add(name)
+    modules = {_owner(name) for name in packed.keys() - resident}
+    offloaded = {name: each for name, each in movable.items() if _owner(name) in modules}
     return _Placed(offloaded, (in_memory | (offloaded.keys() - packed.keys())) - resident, ahead)
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _offload(model: Any, placed: _Placed, device: str) -> None:
+    """Give each module whose weights are not in memory a hook that brings them, and one that checks that it still does;
+    the others one that checks what they are given.
+    """
+    weights = WeightsMap(placed.offloaded, placed.prefetch_bytes, placed.in_memory, device)
+    weakref.finalize(model, weights.close)
+    offloaded = {_owner(name) for name in placed.offloaded}
+    for name, module in list(model.named_modules()):
+        if name in offloaded:
+            hook = AlignDevicesHook(device, offload=True, weights_map=_ModuleWeights(weights, name))
+            add_hook_to_module(module, hook)
+            parent = model.get_submodule(_owner(name))
+            module.register_forward_pre_hook(_check_of(hook, parent, name.rpartition(".")[2]))
+        elif next(module.parameters(recurse=False), None) is not None:
+            module.register_forward_pre_hook(_check_inputs)
+
+
+class _ModuleWeights(Mapping[str, Tensor]):
+    """Of a map of a model's tensors, those of one module."""
+
+    def __init__(self, weights: WeightsMap, module: str) -> None:
+        self._weights, self._prefix = weights, f"{module}."
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._prefix) for name in self._weights if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def dataset(self) -> Any:
+        """What peft would change when it merges an adapter. Raises UnsupportedError."""
+        raise UnsupportedError(
+            "weights that a budget leaves on disk cannot be merged with an adapter: load the model without budget, "
+            "merge, and compress it again"
+        )
+
+
+def _check_of(hook: Any, parent: Any, leaf: str) -> Callable[[Any, Any], None]:
+    """Raises UnsupportedError where a module's weights would not be brought, or what was put around it has no memory.
+
+    peft makes an adapter where the weights beside it are, which is nowhere here: the result would be no number at all.
+    """
+    owner = weakref.ref(parent)
+
+    def check(module: Any, inputs: Any) -> None:
+        _check_inputs(module, inputs)
+        now = getattr(module, "_hf_hook", None)
+        if now is not hook and not (isinstance(now, SequentialHook) and hook in now.hooks):
+            raise UnsupportedError(
+                f"the hook of {leaf!r}, whose weights a budget leaves on disk, must stay: add others with "
+                "add_hook_to_module(…, append=True), or load the model without budget"
+            )
+        around = getattr(owner(), leaf, module)
+        if around is not module:
+            own = {id(each) for each in module.parameters()}
+            if empty := [n for n, each in around.named_parameters() if each.is_meta and id(each) not in own]:
+                raise _unfilled(f"{leaf}.{empty[0]}")
+
+    return check
+
+
+def _check_inputs(module: Any, inputs: Any) -> None:
+    if any(isinstance(each, Tensor) and each.is_meta for each in inputs):
+        raise _unfilled(f"what {type(module).__name__} is given")
+
+
+def _unfilled(what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"adapters of weights that a budget leaves on disk must have memory, but {what!r} has none: add them with "
+        "model.load_adapter(folder) (LoRA without DoRA), or load the model without budget"
+    )

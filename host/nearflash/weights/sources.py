@@ -1,12 +1,15 @@
-"""Which stored tensors each of a model's parameters comes from.
+"""Which stored tensors each of a model's parameters comes from, and that no stored tensor is left over.
 
-transformers renames tensors as it loads them, and fuses those of a layer's experts into one parameter; its own table of
-such conversions is used here, so that a checkpoint is read as it lies.
+transformers renames tensors as it loads them, fuses those of a layer's experts into one parameter, and splits others;
+its own table of such conversions is used here, so that a checkpoint is read as it lies. What transformers would pass
+over with a warning (a tensor that is missing, left over, or of integers where the model computes with floating point)
+is an error here: it changes results.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from transformers.core_model_loading import (
 from nearflash.abi.errors import WeightsError
 from nearflash.weights.expand import expand
 from nearflash.weights.file import WeightsTensor
+from nearflash.weights.folder import FLOATING
 from nearflash.weights.weights_map import TORCH_DTYPES, KeptTensor
 
 __all__ = ["Piece", "Source", "sources_of"]
@@ -58,11 +62,20 @@ class Source:
     """transformers' conversion of `pieces`, where their places do not say it all."""
     patterns: tuple[str, ...] = ()
     """Of each piece, for the converter."""
+    target: str = ""
+    """Which of the converter's results it is, where there are several."""
+    config: Any = None
+    """The model's, for the converter."""
 
     @property
     def size_bytes(self) -> int:
         """Of the parameter."""
         return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_one_tensor(self) -> bool:
+        """Whether it is a stored tensor as it is, but for its form and dtype."""
+        return self.converter is None and len(self.pieces) == 1 and not self.pieces[0].place
 
     @property
     def stored_bytes(self) -> int:
@@ -75,17 +88,32 @@ class Source:
             for piece in self.pieces:
                 piece.read_into(parameter)
             return
-        found: dict[str, list[Tensor]] = {}
-        for pattern, piece in zip(self.patterns, self.pieces, strict=True):
-            found.setdefault(pattern, []).append(_dense(piece.tensor).to(self.dtype))
-        made: Any = found
+        parameter.copy_(self._converted([_dense(piece.tensor).to(self.dtype) for piece in self.pieces]))
+
+    def checked(self) -> "Source":
+        """Itself. Raises WeightsError where the conversion of its pieces gives another shape than the parameter's."""
+        shapes = [torch.empty(piece.tensor.shape, dtype=self.dtype, device="meta") for piece in self.pieces]
+        error = self.pieces[0].tensor.error
+        try:
+            shape = tuple(self._converted(shapes).shape)
+        except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as reason:
+            raise error(f"transformers cannot convert it to {self.name!r} ({reason})") from reason
+        if shape != self.shape:
+            raise error(f"the shape of {self.name!r}, made of it, must be {self.shape}, as the model's, not {shape}")
+        return self
+
+    def _converted(self, values: Sequence[Tensor]) -> Tensor:
+        """What transformers' converter makes of the pieces."""
+        made: dict[str, Any] = {}
+        for pattern, value in zip(self.patterns, values, strict=True):
+            made.setdefault(pattern, []).append(value)
         for operation in self.converter.operations:
             made = operation.convert(
                 made, source_patterns=self.converter.source_patterns, target_patterns=self.converter.target_patterns,
-                full_layer_name=self.name,
+                full_layer_name=self.name, model=None, config=self.config, missing_keys=None,
             )  # fmt: skip
-        value = next(iter(made.values()))
-        parameter.copy_(value[0] if isinstance(value, list) else value)
+        value = made[self.target] if self.target in made else next(iter(made.values()))
+        return value[0] if isinstance(value, list) else value
 
     def kept(self) -> "Source":
         """The same with all its stored bytes read already."""
@@ -110,48 +138,136 @@ def _dense(tensor: WeightsTensor) -> Tensor:
     return torch.from_numpy(expand(tensor)).view(TORCH_DTYPES[tensor.dtype])
 
 
-def sources_of(model: Any, tensors: Mapping[str, WeightsTensor]) -> dict[str, Source]:
-    """Of every parameter of a model (on the meta device) but those that are tied to another one; by name.
+_Found = dict[str, list[tuple[str | None, WeightsTensor]]]
+"""By the name of a parameter: the stored tensors that it comes from, and of each the converter's pattern, if any."""
 
-    Raises WeightsError where a tensor is missing, or of another shape than the model's.
+
+def sources_of(model: Any, tensors: Mapping[str, WeightsTensor]) -> dict[str, Source]:
+    """Of every parameter and stored buffer of a model (on the meta device) but those that are tied to another; by name.
+
+    Tied parameters of which only one is stored come from that; where both are and differ, they are untied in the model,
+    as transformers does. Raises WeightsError where a tensor is missing, left over, stored twice, of another shape than
+    the model's, or of integers or 8-bit numbers where the model computes with floating point.
     """
-    expected = model.state_dict()
     conversions = get_model_conversion_mapping(model)
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
-    renamings = [each for each in conversions if not isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-    found: dict[str, list[tuple[str | None, WeightsTensor]]] = {}
+    expected = model.state_dict()
+    found = _collected(model, tensors, conversions, expected)
+    _follow_ties(model, found)
+    _check_left_over(model, found, expected)
+    sources: dict[str, Source] = {}
+    for name, own in found.items():
+        if name in expected:
+            converter = None if own[0][0] is None else by_pattern[own[0][0]]
+            sources.update(_sources(name, expected, own, converter, model.config))
+    _check_missing(model, sources, expected)
+    return {name: sources[name] for name in expected if name in sources}
+
+
+def _collected(
+    model: Any, tensors: Mapping[str, WeightsTensor], conversions: Iterable[Any], expected: Mapping[str, Tensor]
+) -> _Found:
+    """The stored tensors by the name that transformers gives them."""
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    renamings = [each for each in conversions if not isinstance(each, WeightConverter)]
+    found: _Found = {}
     for name in sorted(tensors, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, expected)
+        if target not in expected and name in expected:
+            target, pattern = name, None
         found.setdefault(target, []).append((pattern, tensors[name]))
+    return found
+
+
+def _follow_ties(model: Any, found: _Found) -> None:
+    """Leave one entry of `found` for each group of tied parameters, and untie those that are stored and differ."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    sources = {}
-    for name, parameter in expected.items():
-        if name not in found:
-            if name in tied:
-                continue
-            raise WeightsError(f"tensor {name!r} must be in the checkpoint, as the model has it")
-        pattern = found[name][0][0]
-        converter = None if pattern is None else by_pattern[pattern]
-        sources[name] = _source(name, parameter, found[name], converter)
-    return sources
+    for target, source in list(tied.items()):
+        if target not in found:
+            continue
+        if source not in found:
+            found[source] = found.pop(target)
+        elif _are_equal(found[target], found[source]):
+            del found[target]
+        else:
+            del tied[target]
+            owner, _, leaf = target.rpartition(".")
+            parameters = model.get_submodule(owner)._parameters
+            parameters[leaf] = torch.nn.Parameter(torch.empty_like(parameters[leaf]))
 
 
-def _source(
-    name: str, parameter: Tensor, found: list[tuple[str | None, WeightsTensor]], converter: WeightConverter | None
-) -> Source:
+def _are_equal(some: list[tuple[str | None, WeightsTensor]], others: list[tuple[str | None, WeightsTensor]]) -> bool:
+    (_, one), (_, other) = some[0], others[0]
+    return one.shape == other.shape and torch.equal(_dense(one).float(), _dense(other).float())
+
+
+def _check_left_over(model: Any, found: _Found, expected: Mapping[str, Tensor]) -> None:
+    computed = {name for name, _ in model.named_buffers()}  # older versions of transformers stored some of them
+    report = SimpleNamespace(missing_keys=set(), unexpected_keys=found.keys() - expected.keys() - computed)
+    model._adjust_missing_and_unexpected_keys(report)
+    if report.unexpected_keys:
+        tensor = found[min(report.unexpected_keys)][0][1]
+        raise tensor.error(
+            f"it must be one of {type(model).__name__}'s, or one that it states to ignore: results may depend on it, "
+            f"and nothing reads it ({len(report.unexpected_keys)} such names; quantised checkpoints have scales beside "
+            "their weights). Take the checkpoint that is not quantised, or one of this model class"
+        )
+
+
+def _check_missing(model: Any, sources: Mapping[str, Source], expected: Mapping[str, Tensor]) -> None:
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    missing = {name for name in expected.keys() - sources.keys() if tied.get(name) not in sources}
+    buffers = {name for name, _ in model.named_buffers()}
+    report = SimpleNamespace(missing_keys=missing & buffers, unexpected_keys=set())
+    model._adjust_missing_and_unexpected_keys(report)
+    if lacking := sorted(missing - buffers | report.missing_keys):
+        raise WeightsError(
+            f"tensor {lacking[0]!r} must be in the checkpoint, as the model has it ({len(lacking)} missing): copy the "
+            "checkpoint again"
+        )
+
+
+def _sources(
+    name: str, expected: Mapping[str, Tensor], found: list[tuple[str | None, WeightsTensor]],
+    converter: WeightConverter | None, config: Any,
+) -> dict[str, Source]:  # fmt: skip
+    """The parameter `name`, and those that are split off the same tensors."""
+    parameter = expected[name]
     shape, dtype = tuple(parameter.shape), parameter.dtype
+    for pattern, tensor in found:
+        _check_dtype(tensor, dtype)
+        if (pattern is None) != (converter is None) or (converter is None and len(found) > 1):
+            others = ", ".join(sorted(repr(each.name) for _, each in found))
+            raise tensor.error(f"{name!r} must be stored once, not as {others}")
     if converter is None:
         tensor = found[0][1]
         if tensor.shape != shape:
             raise tensor.error(f"its shape must be {shape}, as the model's, not {tensor.shape}")
-        return Source(name, shape, dtype, (Piece(tensor),))
+        return {name: Source(name, shape, dtype, (Piece(tensor),))}
     kinds = [type(operation) for operation in converter.operations]
     plain = kinds == [MergeModulelist] or (kinds == [MergeModulelist, Concatenate] and converter.operations[1].dim == 1)
     if plain and converter.operations[0].dim == 0:
-        return Source(name, shape, dtype, tuple(_placed(shape, found, converter)))
-    patterns = tuple(str(pattern) for pattern, _ in found)
-    return Source(name, shape, dtype, tuple(Piece(tensor) for _, tensor in found), converter, patterns)
+        return {name: Source(name, shape, dtype, tuple(_placed(shape, found, converter)))}
+    patterns, pieces = tuple(str(pattern) for pattern, _ in found), tuple(Piece(tensor) for _, tensor in found)
+    several = len(converter.target_patterns) > 1
+    made = {}
+    for target in converter.target_patterns:
+        own = name.replace(converter.target_patterns[0], target)
+        if own in expected:
+            shape, dtype = tuple(expected[own].shape), expected[own].dtype
+            source = Source(own, shape, dtype, pieces, converter, patterns, target if several else "", config)
+            made[own] = source.checked()
+    return made
+
+
+def _check_dtype(tensor: WeightsTensor, dtype: torch.dtype) -> None:
+    if tensor.dtype not in FLOATING if dtype.is_floating_point else TORCH_DTYPES.get(tensor.dtype) is not dtype:
+        rule = f"one of {', '.join(FLOATING)}" if dtype.is_floating_point else str(dtype)
+        raise tensor.error(
+            f"its dtype must be {rule}, as the model's, not {tensor.dtype}: quantised weights are not read here; take "
+            "the checkpoint that is not quantised"
+        )
 
 
 def _placed(

@@ -1,0 +1,94 @@
+"""transformers models without memory for their parameters, and their settings of generation, from a folder."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.core_model_loading import build_glob_alternation
+
+from nearflash.abi.errors import NearflashError, UnsupportedError
+from nearflash.weights.file import WeightsTensor
+from nearflash.weights.folder import CONFIG, ModelFolder
+from nearflash.weights.weights_map import TORCH_DTYPES
+
+__all__ = ["empty_model", "generation_config_of", "load_config", "named_errors", "stored_dtype"]
+
+_SETTINGS = "generation_config.json"
+
+
+def empty_model(folder: ModelFolder, dtype: torch.dtype, model_class: Any = AutoModelForCausalLM) -> Any:
+    """A folder's model, its parameters without memory, with its settings of generation; nothing of its tensors is read.
+
+    dtype: of its parameters, but for those that transformers keeps in fp32. Raises UnsupportedError for a configuration
+    that transformers cannot build `model_class` from without code of the folder's own.
+    """
+    config = load_config(folder, causal=model_class is AutoModelForCausalLM)
+    build = getattr(model_class, "from_config", None) or model_class._from_config
+    with named_errors(folder.path, CONFIG), init_empty_weights(include_buffers=False):
+        model = build(config, dtype=dtype)
+    if plan := model._get_dtype_plan(dtype):
+        pattern, names, _ = build_glob_alternation(list(plan))
+        for name, parameter in model.named_parameters():
+            if match := pattern.search(name):
+                parameter.data = parameter.data.to(plan[names[str(match.lastgroup)]])
+    if model.can_generate():
+        model.generation_config = generation_config_of(folder.path)
+    with named_errors(folder.path, CONFIG):
+        model.tie_weights()
+    return model.eval()
+
+
+def load_config(folder: ModelFolder, *, causal: bool = True) -> Any:
+    """transformers' configuration of a folder. causal: of a decoder alone.
+
+    Raises UnsupportedError for one that needs the folder's own code or is malformed, and for encoder-decoders.
+    """
+    options = {} if folder.gguf is None else {"gguf_file": folder.gguf}
+    with named_errors(folder.path, CONFIG):
+        config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False, **options)
+    if causal and getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedError(
+            f"{folder.path}: model must be a decoder, but {config.model_type!r} has an encoder, which decoding attends "
+            "to: take a decoder"
+        )
+    return config
+
+
+def generation_config_of(folder: Path) -> GenerationConfig:
+    """What a folder's generation_config.json, or else its config.json, asks of generation.
+
+    Raises UnsupportedError for a malformed file (transformers would take the other one in silence).
+    """
+    own = (folder / _SETTINGS).is_file()
+    options: dict[str, Any] = {} if own else {"config_file_name": CONFIG, "_from_model_config": True}
+    with named_errors(folder, _SETTINGS if own else CONFIG):
+        return GenerationConfig.from_pretrained(folder, local_files_only=True, **options)
+
+
+def stored_dtype(tensors: Mapping[str, WeightsTensor]) -> torch.dtype:
+    """The floating-point dtype of most bytes of a checkpoint; fp32 where it has none."""
+    sizes: dict[torch.dtype, int] = {}
+    for tensor in tensors.values():
+        own = TORCH_DTYPES.get(tensor.dtype, torch.int8)
+        if own.is_floating_point:
+            sizes[own] = sizes.get(own, 0) + tensor.dense_bytes
+    return max(sizes, key=lambda each: sizes[each], default=torch.float32)
+
+
+@contextmanager
+def named_errors(folder: Path, what: str) -> Iterator[None]:
+    """Errors of transformers and of what it calls become an UnsupportedError that names `what` of the folder."""
+    try:
+        yield
+    except (NearflashError, MemoryError):
+        raise
+    except Exception as error:  # it raises whatever it meets: no list of types is complete
+        first = (str(error).strip() or "no message").splitlines()[0]
+        raise UnsupportedError(
+            f"{folder}: its {what} must be such that transformers reads it without code of the folder's own, which "
+            f"failed: {type(error).__name__}: {first}"
+        ) from error
