@@ -16,6 +16,7 @@ from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.page import PageBatch, page_headers, page_keys
 from nearflash.storage.io.backend import PositionalBackend
 from nearflash.storage.io.queue import QueueBackend
+from nearflash.storage.io.sealed import seal, unseal
 
 GEOMETRY = FlashGeometry(4096, 8, 2, 1, 4)
 
@@ -116,6 +117,36 @@ def test_a_flipped_bit_is_found(path, place):
         flash.read(np.array([0]), written.keys[:1])
         with pytest.raises(PageError, match="token page 6 is damaged: its CRC32C is wrong, at page 1"):
             flash.read(np.array([0, 1]), written.keys)
+
+
+def test_blocks_of_another_file_do_not_count(tmp_path):
+    """A whole block, data and records, of another file's pages of the same keys passed."""
+    paths = tmp_path / "own", tmp_path / "other"
+    for seed, path in enumerate(paths):
+        with FileFlash.create(path, GEOMETRY) as flash:
+            flash.program(np.array([0, 1]), batch([5, 6], seed=seed))
+            start, stop = flash.offset(0), flash.offset(8)
+    own, other = (bytearray(path.read_bytes()) for path in paths)
+    own[start:stop] = other[start:stop]
+    paths[0].write_bytes(own)
+    keys = batch([5, 6]).keys
+    with FileFlash.open(paths[0]) as flash:
+        assert not flash.valid(np.array([0, 1]), keys).any()
+        with pytest.raises(PageError, match="token page 5 is damaged: its CRC32C is wrong, at page 0"):
+            flash.read(np.array([0, 1]), keys)
+
+
+def test_a_file_of_before_has_no_salt(path):
+    with FileFlash.create(path, GEOMETRY) as flash:
+        flash._salt = np.uint32(0)
+        flash.label({"made": "before"})
+        flash.program(np.array([0]), batch([5]))
+    body = unseal("flash", np.frombuffer(path.read_bytes()[:4096], np.uint8))
+    assert body.pop("salt") == 0
+    with path.open("r+b") as file:
+        file.write(seal("flash", body, 4096).tobytes())
+    with FileFlash.open(path) as flash:
+        assert np.array_equal(flash.read(np.array([0]), batch([5]).keys).data, batch([5]).data)
 
 
 def test_only_the_owner_may_read_and_one_process_use_it(path):

@@ -4,9 +4,11 @@
 
 The superblock is sealed JSON: geometry, and the label of the file's user. Data is written before its spare
 records, and an erase writes a spare zone of zeros: a page counts only where its record is there and its CRC32C is
-right. Records are kept in memory too, so that a read of a page is one aligned read of its data.
+right: that of key, aux and data, XOR the file's own salt, so that pages of another file do not count. Records are kept
+in memory too, so that a read of a page is one aligned read of its data.
 """
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -59,8 +61,11 @@ class FileFlash(Flash):
     about: Mapping[str, Any]
     """What the flash holds (`label`): JSON values; empty before."""
 
-    def __init__(self, file: DirectFile, geometry: FlashGeometry, about: Mapping[str, Any], threads: int) -> None:
+    def __init__(
+        self, file: DirectFile, geometry: FlashGeometry, about: Mapping[str, Any], threads: int, salt: int
+    ) -> None:
         """Not for callers: see `create` and `open`."""
+        self._salt = np.uint32(salt)
         self.geometry, self.about, self._file, self._threads = geometry, about, file, threads
         self._spare = SpareRecords(geometry)
         self._order = ProgramOrder(geometry)
@@ -85,7 +90,7 @@ class FileFlash(Flash):
         size_bytes = BLOCK_BYTES + geometry.blocks * (geometry.block_bytes + zone_bytes)
         file = DirectFile.create(path, size_bytes, direct=direct, backend=backend)
         try:
-            flash = cls(file, geometry, {}, threads)
+            flash = cls(file, geometry, {}, threads, secrets.randbits(32))
             if path.is_block_device():
                 flash._all(flash.erase, range(geometry.blocks))
             flash.label({})
@@ -102,7 +107,7 @@ class FileFlash(Flash):
         file = DirectFile.open(path, direct=direct, backend=backend)
         try:
             body = _superblock(file)
-            flash = cls(file, _geometry(file, body["geometry"]), body["about"], threads)
+            flash = cls(file, _geometry(file, body["geometry"]), body["about"], threads, body["salt"])
             if file.size_bytes < flash.offset(flash.geometry.pages):
                 raise StateError(f"{path} must have {flash.offset(flash.geometry.pages)} bytes, not {file.size_bytes}")
             flash._load()
@@ -118,7 +123,7 @@ class FileFlash(Flash):
 
     def label(self, about: Mapping[str, Any]) -> None:
         """See Flash.label."""
-        body = {"version": FLASH_VERSION, "geometry": asdict(self.geometry), "about": about}
+        body = {"version": FLASH_VERSION, "geometry": asdict(self.geometry), "about": about, "salt": int(self._salt)}
         self._file.write(0, seal(_KIND, body, BLOCK_BYTES))
         self.about = about
 
@@ -136,7 +141,7 @@ class FileFlash(Flash):
     def program(self, pages: PageNumbers, batch: PageBatch) -> None:
         """See Flash.program."""
         self._order.check(pages)
-        checksums = page_checksums(batch.keys, batch.aux, batch.data)
+        checksums = self._checksums(batch.keys, batch.aux, batch.data)
         runs = self.geometry.runs(pages)
         self._all(lambda run: self._file.write(self.offset(int(pages[run.start])), _aligned(batch.data[run])), runs)
         self._order.add(pages)
@@ -173,7 +178,7 @@ class FileFlash(Flash):
         runs = self.geometry.runs(pages[order])
         if self._file.backend.queued and len(pages) < _QUEUED_RUN * len(runs):
             self._file.read_many(self.offset(pages), data)
-            return PageData(data, aux), checksums, page_checksums(keys, aux, data)
+            return PageData(data, aux), checksums, self._checksums(keys, aux, data)
         actual, memory = np.empty(len(pages), np.uint32), data.reshape(-1).data
         rows = order.tolist()
         offsets = self.offset(pages[order]).tolist()
@@ -184,10 +189,14 @@ class FileFlash(Flash):
                 spans = [(rows[run.start], rows[run.stop - 1] + 1)] if together else [(r, r + 1) for r in rows[run]]
                 self._file.scatter(offsets[run.start], [memory[start * size : end * size] for start, end in spans])
             own = np.concatenate([order[run] for run in runs])
-            actual[own] = page_checksums(keys[own], aux[own], (data[row] for row in own.tolist()))
+            actual[own] = self._checksums(keys[own], aux[own], (data[row] for row in own.tolist()))
 
         self._all(load, [runs[first :: self._threads] for first in range(min(self._threads, len(runs)))])
         return PageData(data, aux), checksums, actual
+
+    def _checksums(self, keys: PageKeys, aux: NDArray[np.uint8], data: Iterable[NDArray[np.uint8]]) -> Any:
+        """Of pages of this file alone, (p,) uint32."""
+        return page_checksums(keys, aux, data) ^ self._salt
 
     def erase(self, block: int) -> None:
         """See Flash.erase."""
@@ -255,7 +264,10 @@ def _superblock(file: DirectFile) -> dict[str, Any]:
         raise StateError(f"{file.path} must begin with the superblock of a flash: {error}") from error
     if body.get("version") != FLASH_VERSION:
         raise StateError(f"{file.path} must have version {FLASH_VERSION}, not {body.get('version')!r}")
-    fields(f"the superblock of {file.path}", body, version=int, geometry=dict, about=dict)
+    body = {"salt": 0} | body  # files of before have none
+    fields(f"the superblock of {file.path}", body, version=int, geometry=dict, about=dict, salt=int)
+    if body["salt"] >> 32:
+        raise StateError(f"the salt of {file.path} must have 32 bits, not {body['salt']}")
     return body
 
 

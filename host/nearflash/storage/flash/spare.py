@@ -1,7 +1,7 @@
 """Spare records: what belongs to each page beside its data, kept in memory and in a zone after each block.
 
-A record is aux (8 bytes a codeword), CRC32C over key ‖ aux ‖ data (u32, little endian), zeros up to a power of two;
-an erased page's is zeros only. A zone is padded to whole 4,096-byte blocks.
+A record is aux (8 bytes a codeword), CRC32C over key ‖ aux ‖ data, XOR the file's salt (u32, little endian), zeros up
+to a power of two; an erased page's is zeros only. A zone is padded to whole 4,096-byte blocks.
 """
 
 import numpy as np

@@ -1,0 +1,295 @@
+"""Subjects of the bench `fuzz`: weights, gradients on the wire, and what offloading keeps on disk for a while."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.bitmap import GROUP_END, HEADER_BYTES, SECTION_BYTES
+from nearflash.abi.topk import (
+    HEADER_BYTES as TOPK_HEADER_BYTES,
+)
+from nearflash.abi.topk import (
+    INDEX_BYTES,
+    TILE_PARAMS,
+    WORD_BYTES,
+    StreamHeader,
+    ValueFormat,
+    check_tiles,
+    padded_bytes,
+    unpack_tile_word,
+)
+from nearflash.bench.storage.fuzz.mutations import (
+    FILE,
+    Files,
+    Range,
+    Subject,
+    damaged,
+    forged_json,
+    pieces,
+    range_pieces,
+)
+from nearflash.device.backends.host import topk as host_topk
+from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.direct import DirectFile
+from nearflash.storage.state.safetensors import checked_header
+from nearflash.weights import PackedTensor, compress_tensor, expand, open_checkpoint, pack, quantize, write_file
+from nearflash.weights.checkpoint import SINGLE, write_index
+from nearflash.weights.compress import dense_tensor
+from nearflash.weights.file import CHECKPOINT, WeightsTensor, read_file
+
+__all__ = ["checkpoint", "matrix", "spill", "topk", "weights"]
+
+_GROUP_ROWS = 8
+_BITMAPS = ("coded", "plain", "scaled8", "scaled4")
+
+
+# Weights
+
+
+def weights(folder: Path) -> Subject:
+    """A file with a tensor of every form, two of each; another one has the same tensors with other values."""
+    files = []
+    for number in range(2):
+        packed = [each for salt in range(2) for each in _tensors(2 * number + salt, f"-{salt}")]
+        write_file(folder / str(number), {each.name: (each.dtype, each.shape) for each in packed}, packed)
+        files.append({FILE: (folder / str(number)).read_bytes()})
+    tensors = read_file(folder / "0")
+
+    def read(place: Path) -> object:
+        return _expanded(read_file(place / FILE))
+
+    own = files[0]
+    mixed = range_pieces(own, files[1:], lambda each: [*_ranges(each[FILE], tensors)], SECTION_BYTES)
+    return Subject(own, read, lambda rng: {FILE: _forged_weights(own[FILE], rng)}, mixed)
+
+
+def _values(seed: int) -> NDArray[np.float16]:
+    values = np.random.default_rng(5).standard_normal((24, 200)).astype(np.float16)
+    values[np.abs(values) < 0.67] = 0
+    return np.roll(values, 8 * seed, axis=0) * np.float16(1 + seed // 3)  # streams of the same size
+
+
+def _tensors(seed: int, suffix: str) -> list[PackedTensor]:
+    values = _values(seed)
+    matrices = {
+        "coded": pack(values, group_rows=_GROUP_ROWS), "plain": pack(values, coding="plain", group_rows=_GROUP_ROWS),
+        "scaled8": pack(quantize(values, 8), group_rows=_GROUP_ROWS),
+        "scaled4": pack(quantize(values, 4), group_rows=_GROUP_ROWS),
+    }  # fmt: skip
+    bitmaps = [
+        PackedTensor(name + suffix, "F16", values.shape, "bitmap", np.frombuffer(data, np.uint8))
+        for name, data in matrices.items()
+    ]
+    codes = [compress_tensor(f"codes{bits}{suffix}", values, "groups", bits) for bits in (8, 4)]
+    dense = dense_tensor(f"experts{suffix}", "F16", (4, 6, 200), values.view(np.uint8).ravel())
+    return [*bitmaps, *codes, dense]
+
+
+def _expanded(tensors: dict[str, WeightsTensor]) -> object:
+    """Of every tensor its elements; of one with rows of their own those, too."""
+    found: dict[str, object] = {}
+    for name, tensor in tensors.items():
+        rows = [tensor.row(number) for number in range(len(tensor.row_checksums))]
+        found[name] = tensor.dtype, tensor.shape, expand(tensor).tobytes(), [row.read().tobytes() for row in rows]
+    return found
+
+
+def _ranges(content: bytes, tensors: dict[str, WeightsTensor]) -> Iterator[Range]:
+    """Bytes of every tensor, of every group of a bitmap matrix, and of every row that has a checksum."""
+    for tensor in tensors.values():
+        start, stop = tensor.offset, tensor.offset + tensor.stored_bytes
+        yield FILE, start, stop
+        if tensor.form == "bitmap":
+            yield FILE, start, start + HEADER_BYTES
+            yield from ((FILE, start + first, start + last) for first, last in _groups(content[start:stop]))
+        for row in (tensor.row(number) for number in range(len(tensor.row_checksums))):
+            yield FILE, row.offset, row.offset + row.stored_bytes
+
+
+def _groups(stream: bytes) -> Iterator[tuple[int, int]]:
+    at = len(stream)
+    while at > HEADER_BYTES:
+        first = at - SECTION_BYTES - int.from_bytes(stream[at - SECTION_BYTES + 8 : at - SECTION_BYTES + 16], "little")
+        yield first, at
+        at = first
+
+
+def _forged_weights(content: bytes, rng: random.Random) -> bytes:
+    length = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + length]), bytearray(content[8 + length :])
+    kind = rng.choice(["header", "nearflash_tensors", "nearflash_rows", "stream"])
+    if kind == "header":
+        header = forged_json(header, rng)
+    elif kind == "stream":
+        _forge_stream(header, data, rng)
+    else:
+        metadata = header["__metadata__"]
+        metadata[kind] = json.dumps(forged_json(json.loads(metadata[kind]), rng))
+    size = length if kind == "stream" else 0  # as long as it was, so that streams begin at multiples of 64
+    text = checked_header(header, size) if isinstance(header, dict) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(data)
+
+
+def _forge_stream(header: Any, data: bytearray, rng: random.Random) -> None:
+    """A bitmap matrix with a byte changed, under the checksums of its group, its header and the file."""
+    name = f"{rng.choice(_BITMAPS)}-0"
+    start, end = header[name]["data_offsets"]
+    matrix = _forged_matrix(data[start:end], rng)
+    data[start:end] = matrix
+    described = json.loads(header["__metadata__"]["nearflash_tensors"])
+    described[name]["header_crc32c"] = f"{int.from_bytes(matrix[HEADER_BYTES - 4 : HEADER_BYTES], 'little'):08x}"
+    header["__metadata__"]["nearflash_tensors"] = json.dumps(described, separators=(",", ":"))
+
+
+def _forged_matrix(matrix: bytearray, rng: random.Random) -> bytes:
+    groups = sorted(_groups(bytes(matrix)))
+    number = rng.randrange(len(groups))
+    first, last = groups[number]
+    at = rng.randrange(HEADER_BYTES - 4) if rng.random() < 0.5 else rng.randrange(first, last - SECTION_BYTES)
+    matrix[at] = rng.randrange(256)
+    body = np.frombuffer(bytes(matrix[first : last - SECTION_BYTES]), np.uint8)
+    matrix[last - SECTION_BYTES : last - SECTION_BYTES + 8] = GROUP_END.pack(number, crc32c(body))[:8]
+    if at >= HEADER_BYTES:
+        ends = b"".join(matrix[stop - SECTION_BYTES : stop - SECTION_BYTES + 16] for _, stop in groups)
+        matrix[36:40] = crc32c(np.frombuffer(ends, np.uint8)).to_bytes(4, "little")
+    checksum = crc32c(np.frombuffer(bytes(matrix[: HEADER_BYTES - 4]), np.uint8))
+    matrix[HEADER_BYTES - 4 : HEADER_BYTES] = checksum.to_bytes(4, "little")
+    return bytes(matrix)
+
+
+def checkpoint(folder: Path) -> Subject:
+    """A folder with two files and their index; another one is of another run, its tensors of the same names."""
+    names = {f"model-{number}.safetensors": f"-{number}" for number in range(2)}
+    folders = []
+    for run in ("one", "two"):
+        (folder / run).mkdir()
+        places = {}
+        for number, (file, suffix) in enumerate(names.items()):
+            packed = _tensors(2 * len(folders) + number, suffix)
+            planned = {each.name: (each.dtype, each.shape) for each in packed}
+            write_file(folder / run / file, planned, packed, {CHECKPOINT: run})
+            places |= dict.fromkeys(planned, file)
+        write_index(folder / run, places, 0, run)
+        folders.append({path.name: path.read_bytes() for path in (folder / run).iterdir()})
+    own, index = folders[0], next(name for name in folders[0] if name not in names)
+
+    def forge(rng: random.Random) -> Files:
+        if rng.random() < 0.5:
+            return {**own, index: json.dumps(forged_json(json.loads(own[index]), rng)).encode()}
+        name = rng.choice(sorted(names))
+        return {**own, name: _forged_weights(own[name].replace(names[name].encode(), b"-0"), rng)}
+
+    def read(place: Path) -> object:
+        return _expanded(open_checkpoint(place))
+
+    def accepts(found: Any, expected: Any) -> bool:
+        """An index has no checksum: it may leave tensors out, which a model then misses by name."""
+        return bool(found.items() <= expected.items())
+
+    assert SINGLE not in own
+    return Subject(own, read, forge, pieces(own, folders[1:], SECTION_BYTES), accepts=accepts)
+
+
+def matrix(folder: Path) -> Subject:
+    """A matrix as the kernel reads it, without a file around it."""
+    own, *others = ({FILE: pack(_values(seed), group_rows=_GROUP_ROWS)} for seed in (0, 1, 2))
+
+    def read(place: Path) -> object:
+        return expand((place / FILE).read_bytes()).tobytes()
+
+    def ranges(files: Files) -> Sequence[Range]:
+        return [(FILE, 0, HEADER_BYTES), *((FILE, first, last) for first, last in _groups(files[FILE]))]
+
+    def forge(rng: random.Random) -> Files:
+        return {FILE: _forged_matrix(bytearray(own[FILE]), rng)}
+
+    return Subject(own, read, forge, range_pieces(own, others, ranges, SECTION_BYTES))
+
+
+# Gradients
+
+
+def topk(folder: Path) -> Subject:
+    """A stream of gradients in three tiles; others have the same places with other values, or other places."""
+    params, files = 2 * TILE_PARAMS + 500, []
+    for seed, place_seed in ((0, 0), (1, 0), (2, 1)):
+        indices = np.sort(np.random.default_rng(place_seed).choice(params, 300, replace=False)).astype(np.int64)
+        values = np.random.default_rng(seed).standard_normal(300).astype(np.float32)
+        bits = host_topk.encode_values(values, ValueFormat.FP16)
+        files.append({FILE: host_topk.pack(indices, bits, params, ValueFormat.FP16).tobytes()})
+    own = files[0]
+
+    def read(place: Path) -> object:
+        stream = np.fromfile(place / FILE, np.uint8)
+        check_tiles(stream.data, StreamHeader.unpack(stream[:TOPK_HEADER_BYTES].tobytes(), params, stream.size))
+        return host_topk.expand(stream, params).tobytes()
+
+    def ranges(each: Files) -> Sequence[Range]:
+        found, at = [(FILE, 0, TOPK_HEADER_BYTES)], TOPK_HEADER_BYTES
+        while at < len(each[FILE]):
+            count, _ = unpack_tile_word(each[FILE][at : at + WORD_BYTES])
+            end = at + WORD_BYTES + 2 * padded_bytes(count, INDEX_BYTES)
+            found.append((FILE, at, end))
+            at = end
+        return found
+
+    def forge(rng: random.Random) -> Files:
+        data = bytearray(own[FILE])
+        data[rng.randrange(TOPK_HEADER_BYTES - 4)] = rng.randrange(256)
+        data[28:32] = crc32c(np.frombuffer(bytes(data[:28]), np.uint8)).to_bytes(4, "little")
+        return {FILE: bytes(data)}
+
+    return Subject(own, read, forge, range_pieces(own, files[1:], ranges, WORD_BYTES))
+
+
+# Offloading
+
+
+def spill(folder: Path) -> Subject:
+    """Keys and values of two layers, and hidden states, on disk for a while: a file without a name in a run."""
+    import torch
+
+    from nearflash.offload.activations import Parked
+    from nearflash.offload.kv_rest import DiskRest, KvForm
+    from nearflash.offload.link import host_memory
+    from nearflash.offload.report import Ledger
+
+    form = KvForm(2, 2, 300, 64, torch.bfloat16)
+    size, room = DiskRest.file_bytes(form), 4 * BLOCK_BYTES
+    file = DirectFile.create(folder / "scratch", 2 * size + room, direct=False)
+    rests = [DiskRest(form, file, place, Ledger(), f"layer {place // size}") for place in (0, size)]
+    memory, content = host_memory(DiskRest.work_bytes(form)), host_memory(2 * size + room).numpy()
+    hidden = torch.randn(2, 16, 64)
+    for rest in rests:
+        rest.states(memory)[:] = torch.randn(rest.states(memory).shape).bfloat16()
+        rest.store(memory, 0, form.tokens)
+
+    def parked() -> tuple[Parked, torch.Tensor]:
+        place, states = Parked("disk", Ledger(), file, 2 * size, room), hidden.clone()
+        place.park(states)
+        return place, states
+
+    def read(place: Path) -> object:
+        waiting, states = parked()
+        data = np.fromfile(place / FILE, np.uint8)[: len(content)]
+        content[:] = 0
+        content[: len(data)] = data
+        file.write(0, content)
+        found = []
+        for rest in rests:
+            memory[:] = 0
+            rest.load(memory, 0, form.tokens)
+            found.append(rest.states(memory).contiguous().view(torch.uint8).numpy().tobytes())
+        waiting.restore()
+        return [*found, states.numpy().tobytes()]
+
+    parked()
+    file.read(0, content)
+    own = {FILE: content.tobytes()}
+    return Subject(own, read, lambda rng: damaged(own, rng), pieces(own, [], BLOCK_BYTES))
