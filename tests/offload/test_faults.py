@@ -201,6 +201,19 @@ def test_other_prompts_are_refused(saved, tmp_path, prompts):
         run(folder, rows, file, temperature=1.0)
 
 
+def test_a_line_of_other_results_for_the_same_prompt_is_refused(tmp_path):
+    """Of another model, for one: its text stood there as this model's."""
+    digests = [prompt_digest([1, 2]), prompt_digest([3])]
+    for name in ("a", "b"):
+        with Results(tmp_path / name, digests, {"model": name}) as file:
+            file.add({0: ([7], f"by {name}")})
+            file.add({1: ([8], f"by {name}")})
+    a, b = ((tmp_path / name).read_text().splitlines() for name in ("a", "b"))
+    (tmp_path / "a").write_text("\n".join([*a[:2], b[2]]) + "\n")
+    with pytest.raises(StateError, match=r"line 3 of the results .* is damaged: its checksum is another"):
+        Results(tmp_path / "a", digests, {"model": "a"})
+
+
 def test_a_file_in_use_is_refused(tmp_path):
     digests = [prompt_digest([1, 2])]
     with Results(tmp_path / "results", digests, {}):

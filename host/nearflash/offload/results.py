@@ -1,8 +1,9 @@
 """A batch list's results: a file of JSON lines, written as texts are finished, from which a later run goes on.
 
-    {"nearflash_results": 1, "settings": {…}}
+    {"nearflash_results": 2, "settings": {…}}
     {"prompt": 0, "digest": "…", "tokens": […], "text": "…", "crc32": …}
 
+A line's checksum covers the first line before it: a line of other results, of the same prompt, does not hold here.
 Lines are durable before a block's end is reported; mode 0600. A last line without its end, from a kill, is removed.
 """
 
@@ -23,7 +24,7 @@ from nearflash.support.files import open_regular
 
 __all__ = ["Results", "prompt_digest"]
 
-_VERSION = 1
+_VERSION = 2
 _SMALL_BYTES = 1 << 24
 """More are read only of a file that begins as these results do."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -47,6 +48,7 @@ class Results:
         """Tokens and text of each prompt that is finished."""
         self._digests = digests
         header = json.dumps({"nearflash_results": _VERSION, "settings": dict(settings)}, sort_keys=True)
+        self._seed = zlib.crc32(header.encode())
         try:
             self._fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
@@ -74,7 +76,7 @@ class Results:
         lines = []
         for prompt, (tokens, text) in results.items():
             body = {"prompt": prompt, "digest": self._digests[prompt], "tokens": list(tokens), "text": text}
-            lines.append(json.dumps({**body, "crc32": _checksum(body)}))
+            lines.append(json.dumps({**body, "crc32": self._checksum(body)}))
         if lines:
             self._append("\n".join(lines))
             self.done.update({prompt: (list(tokens), text) for prompt, (tokens, text) in results.items()})
@@ -132,11 +134,14 @@ class Results:
                 raise StateError(f"{what} is damaged ({error}): remove it, or name another file") from error
             kinds = {"prompt": int, "digest": str, "tokens": list, "text": str, "crc32": int}
             prompt, digest, tokens, text, checksum = fields(what, found, **kinds)
-            if checksum != _checksum({key: found[key] for key in ("prompt", "digest", "tokens", "text")}):
+            if checksum != self._checksum({key: found[key] for key in ("prompt", "digest", "tokens", "text")}):
                 raise StateError(f"{what} is damaged: its checksum is another; remove it, or name another file")
             if prompt >= len(self._digests) or self._digests[prompt] != digest:
                 raise self._foreign(f"line {number + 1} is of another prompt {prompt}")
             self.done[prompt] = integers(what, tokens), text
+
+    def _checksum(self, body: Mapping[str, Any]) -> int:
+        return zlib.crc32(json.dumps(body, sort_keys=True).encode(), self._seed)
 
     def _foreign(self, why: str) -> StateError:
         return StateError(f"results {self.path} must be of these prompts and settings, but {why}: name another file")
@@ -150,7 +155,3 @@ def _difference(line: bytes, header: str) -> str:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         names = []
     return f"its first line has another {', '.join(names)}" if names else "its first line is another program's"
-
-
-def _checksum(body: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
