@@ -60,7 +60,7 @@ def test_the_same_host_line_runs_without_the_device(tmp_path, monkeypatch):
 def test_transcript_is_private_text_with_its_origin(transcript):
     assert stat.S_IMODE(transcript.stat().st_mode) == 0o600
     header = json.loads(transcript.read_text(encoding="ascii").splitlines()[0])
-    assert header["magic"] == "nearflash-transcript" and header["version"] == 2
+    assert header["magic"] == "nearflash-transcript" and header["version"] == 3
     assert "model:update-tiny" in header["generator"] and len(header["digest"]) == 16
 
 
@@ -150,17 +150,28 @@ def test_a_recording_replaces_only_a_transcript(transcript, tmp_path):
         with open_device("model:update-tiny") as device, pytest.raises(CommandError, match="must be a new file"):
             RecordingDevice(device, path)
     assert other.read_bytes() == b"weights" and link.is_symlink()
-    before = transcript.read_bytes()
     host_line(RecordingDevice(open_device("model:update-tiny"), transcript))
-    assert transcript.read_bytes() == before
+    host_line(ReplayDevice(transcript, "update-tiny"))
     assert not list(tmp_path.glob(".nearflash-*"))
+
+
+def test_a_line_in_the_place_of_another_is_refused(tmp_path, transcript):
+    """Each line had a checksum of its own alone: those of another recording held, and lines out of order."""
+    lines = transcript.read_text().splitlines()
+    host_line(RecordingDevice(open_device("model:update-tiny"), tmp_path / "other"))
+    others = (tmp_path / "other").read_text().splitlines()
+    assert len(lines) == len(others)
+    for number in range(1, len(lines)):
+        transcript.write_text("\n".join([*lines[:number], others[number], *lines[number + 1 :]]))
+        with pytest.raises(ReplayError, match=rf"line {number + 1} of .* is damaged: its checksum is another"):
+            host_line(ReplayDevice(transcript, "update-tiny"))
 
 
 def test_foreign_and_damaged_files_are_refused(tmp_path, transcript):
     path = tmp_path / "other"
     for text in ("", "{}", "[]", '{"magic": "nearflash-transcript", "version": 1}', "\x00"):
         path.write_text(text)
-        with pytest.raises(ReplayError, match=r"line 1 of|must begin as a nearflash-transcript of version 2"):
+        with pytest.raises(ReplayError, match=r"line 1 of|must begin as a nearflash-transcript of version 3"):
             ReplayDevice(path, "update-tiny")
     with pytest.raises(ReplayError, match="must name a readable transcript"):
         ReplayDevice(tmp_path, "update-tiny")
@@ -170,7 +181,10 @@ def test_foreign_and_damaged_files_are_refused(tmp_path, transcript):
     with pytest.raises(ReplayError, match=r"line \d+ of .* is damaged: its checksum is another"):
         host_line(ReplayDevice(transcript, "update-tiny"))
     bodies = [{name: value for name, value in json.loads(line).items() if name != "crc32"} for line in cut]
-    transcript.write_text("\n".join(map(sealed_line, bodies)))
+    texts = [""]
+    for body in bodies:
+        texts.append(sealed_line(body, texts[-1]))
+    transcript.write_text("\n".join(texts[1:]))
     with pytest.raises(ReplayError, match="recorded bytes must be base64 of zlib, 16384 long"):
         host_line(ReplayDevice(transcript, "update-tiny"))
     transcript.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]))

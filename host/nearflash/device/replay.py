@@ -1,14 +1,15 @@
 """Devices recorded and played back: a run on a board becomes a text file that replays without the board.
 
 A transcript is JSON lines: a header (magic, version, generator, build digest), then one line a call: what was asked,
-and what came back or was raised. Each line ends with the CRC-32 of the line without it. Bytes sent to the device are
-kept as SHA-256, bytes from it as they are, in base64 of zlib.
+and what came back or was raised. Each line ends with the CRC-32 of the line before it and of its own rest. Bytes sent
+to the device are kept as SHA-256, bytes from it as they are, in base64 of zlib.
 """
 
 import base64
 import hashlib
 import json
 import os
+import secrets
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from nearflash.support.files import open_regular, read_text, replaced
 
 __all__ = ["VARIABLE", "RecordingDevice", "ReplayDevice", "sealed_line"]
 
-MAGIC, VERSION = "nearflash-transcript", 2
+MAGIC, VERSION = "nearflash-transcript", 3
 VARIABLE = "NEARFLASH_REPLAY"
 """Environment variable that names the transcript of device `replay`."""
 
@@ -39,9 +40,10 @@ _MAX_BYTES = 1 << 32
 _BEGIN = json.dumps({"magic": MAGIC})[:-1].encode("ascii")
 
 
-def sealed_line(line: Json) -> str:
-    """A line of a transcript, with its CRC-32."""
-    return json.dumps(line | {_CHECKSUM: f"{zlib.crc32(json.dumps(line).encode('ascii')):08x}"})
+def sealed_line(line: Json, before: str = "") -> str:
+    """A line of a transcript, with its CRC-32, which covers the line before it, too: no other may stand there."""
+    checksum = zlib.crc32(json.dumps(line).encode("ascii"), zlib.crc32(before.encode("ascii")))
+    return json.dumps(line | {_CHECKSUM: f"{checksum:08x}"})
 
 
 class _Journal(ABC):
@@ -64,6 +66,7 @@ class _Writer(_Journal):
             "config": identity.config.full_name,
             "digest": f"{identity.digest64:016x}",
             "git_revision": identity.git_revision,
+            "recording": secrets.token_hex(8),
         }
         try:
             older = _is_transcript(path)
@@ -73,6 +76,7 @@ class _Writer(_Journal):
         except OSError as error:
             raise CommandError(f"{path} cannot be recorded to ({error.strerror}): choose another place") from error
         self._file = os.fdopen(descriptor, "w", encoding="ascii", buffering=1)
+        self._before = sealed_line(header)
 
     def call(self, question: Json, do: Callable[[], Json]) -> Json:
         try:
@@ -88,7 +92,8 @@ class _Writer(_Journal):
         self._file.close()
 
     def _write(self, line: Json) -> None:
-        self._file.write(sealed_line(line) + "\n")
+        self._before = sealed_line(line, self._before)
+        self._file.write(self._before + "\n")
 
 
 def _is_transcript(path: Path) -> bool:
@@ -166,7 +171,7 @@ class _Reader(_Journal):
         if not isinstance(line, dict):
             return {}
         checked = {name: value for name, value in line.items() if name != _CHECKSUM}
-        if number > 1 and sealed_line(checked) != self._lines[number - 1]:
+        if number > 1 and sealed_line(checked, self._lines[number - 2]) != self._lines[number - 1]:
             raise self._depart(f"line {number} of {self._path} is damaged: its checksum is another; record it again")
         if number > 1 and type(checked.get("ask")) is not dict:
             raise self._depart(f"line {number} of {self._path} must hold a question")
