@@ -20,8 +20,8 @@ from nearflash.bench.options import Option
 from nearflash.bench.storage.fuzz.mutations import Files, Subject, damaged
 from nearflash.bench.storage.fuzz.sessions import session
 from nearflash.bench.storage.fuzz.stores import export, flash, kept, state
+from nearflash.bench.storage.fuzz.tensors import checkpoint, matrix, spill, topk, weights
 from nearflash.bench.storage.fuzz.texts import drives, journal, machine, plan, policy, results, transcript
-from nearflash.bench.storage.fuzz.weights import checkpoint, matrix, spill, topk, weights
 
 __all__ = ["FORMATS", "run"]
 

@@ -14,6 +14,7 @@ from nearflash.storage.io.sealed import seal
 __all__ = [
     "FILE",
     "Files",
+    "Range",
     "Subject",
     "damaged",
     "forged_json",
@@ -158,7 +159,8 @@ def range_pieces(own: Files, others: Sequence[Files], ranges: Callable[[Files], 
         alike = [each for each in known if each[2] - each[1] == stop - start and each[0] == name]
         if not alike:
             return anything(rng)
-        _, first, last = rng.choice(alike)
+        here = (name, start, stop)
+        _, first, last = here if here in alike and rng.random() < 0.5 else rng.choice(alike)
         content = own[name]
         mixed = {**own, name: content[:start] + source[name][first:last] + content[stop:]}
         if source is own and rng.random() < 0.5:

@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.bench.storage.fuzz.mutations import FILE, Files, Subject, forged_json, pieces, sealed
+from nearflash.bench.storage.fuzz.mutations import (
+    FILE,
+    Files,
+    Range,
+    Subject,
+    forged_json,
+    pieces,
+    range_pieces,
+    sealed,
+)
 from nearflash.bench.storage.history import Oracle, Version
 from nearflash.bench.storage.kv_crashes import GEOMETRY, LAYOUT, SHAPE
 from nearflash.storage import StateStore
 from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.flash.spare import SpareRecords
 from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.sealed import unseal
@@ -144,7 +154,19 @@ def flash(folder: Path) -> Subject:
             return opened.geometry, opened.about, opened.read(*places[0]).data.tobytes()
 
     own = files[0]
-    return Subject(own, read, lambda rng: forged_label(own, FILE, rng), pieces(own, files[1:], BLOCK_BYTES))
+    mixed = range_pieces(own, files[1:], lambda _: _blocks(FILE), BLOCK_BYTES)
+    return Subject(own, read, lambda rng: forged_label(own, FILE, rng), mixed)
+
+
+def _blocks(name: str) -> list[Range]:
+    """Bytes of every block of the flash with its records, as often as it has pages, and of every page."""
+    zone_bytes, page_bytes = SpareRecords(GEOMETRY).zone_bytes, GEOMETRY.page_bytes
+    size = GEOMETRY.block_bytes + zone_bytes
+    starts = [BLOCK_BYTES + number * size for number in range(GEOMETRY.blocks)]
+    pages = [at + page * page_bytes for at in starts for page in range(GEOMETRY.pages_per_block)]
+    return [(name, at, at + size) for at in starts] * GEOMETRY.pages_per_block + [
+        (name, at, at + page_bytes) for at in pages
+    ]
 
 
 def forged_label(files: Files, name: str, rng: random.Random) -> Files:
@@ -185,9 +207,8 @@ def kept(folder: Path) -> Subject:
         )
 
     files, *others = ({each.name: each.read_bytes() for each in path.iterdir()} for path in (own, branch, other))
-    return Subject(
-        files, read, lambda rng: forged_label(files, _KV, rng), pieces(files, others, BLOCK_BYTES), accepts=accepts
-    )
+    mixed = range_pieces(files, others, lambda _: _blocks(_KV), BLOCK_BYTES)
+    return Subject(files, read, lambda rng: forged_label(files, _KV, rng), mixed, accepts=accepts)
 
 
 def _opened(folder: Path) -> KvStore:

@@ -66,7 +66,8 @@ def transcript(folder: Path) -> Subject:
         number = rng.randrange(len(texts))
         body = {name: value for name, value in json.loads(texts[number]).items() if name != "crc32"}
         forged = forged_json(body, rng)
-        texts[number] = sealed_line(forged) if isinstance(forged, dict) else json.dumps(forged)
+        before = texts[number - 1] if number else ""
+        texts[number] = sealed_line(forged, before) if isinstance(forged, dict) else json.dumps(forged)
         return {FILE: "\n".join(texts).encode("ascii", "replace")}
 
     def read(place: Path) -> object:
@@ -93,8 +94,8 @@ def journal(folder: Path) -> Subject:
     live(path, name, 0)
     others = []
     for number, store in enumerate((name, "1" * 32), 1):
-        live(folder / "other", store, number % 2)
-        others.append({FILE: (folder / "other").read_bytes()})
+        live(folder / store[number:], store, number % 2)
+        others.append({FILE: (folder / store[number:]).read_bytes()})
 
     def read(place: Path) -> object:
         return repr(SequenceJournal.read(place / FILE, name))
@@ -217,7 +218,8 @@ def results(folder: Path) -> Subject:
         body.pop("crc32", None)
         forged = forged_json(body, rng)
         if isinstance(forged, dict) and number:
-            forged["crc32"] = zlib.crc32(json.dumps(forged, sort_keys=True).encode())
+            text = json.dumps(forged, sort_keys=True).encode()
+            forged["crc32"] = zlib.crc32(text, zlib.crc32(lines[0]))
         lines[number] = json.dumps(forged).encode()
         return {FILE: b"\n".join(lines) + b"\n"}
 
