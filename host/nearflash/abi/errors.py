@@ -19,6 +19,7 @@ __all__ = [
     "FormatError",
     "LostStepWarning",
     "NearflashError",
+    "NoGradientWarning",
     "NonFiniteError",
     "OtherWeightsWarning",
     "PageError",
@@ -139,6 +140,10 @@ class UnsupportedError(NearflashError, NotImplementedError):
 
 class UncheckedWarning(UserWarning):
     """A file of another writer, without checksums: that it is what was written, nothing tells."""
+
+
+class NoGradientWarning(UserWarning):
+    """A step found no parameter with a gradient, so that it did nothing and counted nothing."""
 
 
 class LostStepWarning(UserWarning):

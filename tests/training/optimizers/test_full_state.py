@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.errors import ShapeError, StateError
+from nearflash.abi.errors import CommandError, ShapeError, StateError
 from nearflash.training import NearStorageAdagrad, NearStorageAdamW, NearStorageLion, NearStorageSGD
 
 OPTIONS = {"lr": 1e-2, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}
@@ -110,6 +110,8 @@ def test_what_does_not_fit_changes_nothing(tensors, set_gradients, open_optimize
     with pytest.raises(
         StateError, match=r"state must be of 5 tensors of this optimizer, not \['momentum_buffer'\] of 0"
     ):
+        optimizer.load_full_state_dict(sgd.state_dict() | {"param_groups": before["param_groups"]})
+    with pytest.raises(CommandError, match="a parameter group must have numbers for lr, betas, eps"):
         optimizer.load_full_state_dict(sgd.state_dict())
     assert optimizer.steps == 1
     assert_same_state(optimizer.full_state_dict(), before)

@@ -2,12 +2,13 @@
 
 import copy
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.errors import CommandError, FormatError, StateError
+from nearflash.abi.errors import CommandError, FormatError, NoGradientWarning, StateError
 from nearflash.device import open_device
 from nearflash.training import NearStorageAdamW
 
@@ -60,7 +61,8 @@ def test_groups_schedules_and_missing_gradients(tensors, set_gradients, make_ref
             return SCALARS | {"lr": 1e-2 * lr, "weight_decay": 0.0, "beta1": 0.5, "beta2": 0.9}
 
         reference.step(tensors, scalars)
-        optimizer.step()
+        with nullcontext() if len(without) < 5 else pytest.warns(NoGradientWarning):
+            optimizer.step()
         schedule.step()
         assert_same_bits(tensors, reference.p)
     optimizer.close()
@@ -178,7 +180,8 @@ def test_closure_hooks_and_zero_grad(tensors, open_optimizer):
     assert calls == ["pre", "closure", "post"] * 2
     optimizer.zero_grad()
     assert all(t.grad is None for t in tensors)
-    optimizer.step()
+    with pytest.warns(NoGradientWarning):
+        optimizer.step()
     assert optimizer.steps == 2
 
 
@@ -216,9 +219,6 @@ def test_groups_may_be_added_before_the_first_step(tensors, set_gradients, make_
     set_gradients(tensors, 0)
     optimizer.step()
     reference.step(tensors, lambda i: SCALARS | ({} if i < 2 else {"lr": 1.0}))
-    with pytest.raises(StateError, match="must be complete before the first step"):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
-    assert len(optimizer.param_groups) == 2
     optimizer.close()
     assert_state(optimizer.store.path, read_state, reference, 1)
 

@@ -7,7 +7,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import nearflash.training as training
-from nearflash.abi.errors import CommandError, FormatError, StateError
+from nearflash.abi.errors import CommandError, FormatError, NoGradientWarning, StateError
 
 ALL = ["Adagrad", "Adam", "AdamW", "Lion", "SGD"]
 
@@ -102,9 +102,12 @@ def test_param_groups_lr_and_weight_decay(make, weight):
 
 
 def test_step_is_noop_when_params_have_no_grad(make, weight):
+    """A loop over `optimizer.steps` ran for ever, unwarned, where the model's parameters had been replaced."""
     optimizer, before = make([weight]), weight.detach().clone()
+    with pytest.warns(NoGradientWarning, match="no parameter has a gradient"):
+        optimizer.step()
     optimizer.step()
-    assert torch.equal(weight, before)
+    assert torch.equal(weight, before) and optimizer.steps == 0
 
 
 def test_step_is_noop_for_empty_grads(make, weight):

@@ -142,10 +142,10 @@ def test_an_interrupt_after_the_commit_waits_for_the_tensors(open_optimizer, mon
     owner = getattr(optimizer._optimizer_state, place)
     real, main = getattr(owner, name), threading.main_thread().ident
 
-    def interrupted(*args):
+    def interrupted(*args, **options):
         signal.pthread_kill(main, signal.SIGINT)
         time.sleep(0.05)
-        real(*args)
+        real(*args, **options)
 
     monkeypatch.setattr(owner, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -175,7 +175,7 @@ def test_a_step_that_an_interrupt_left_in_flight_is_discarded(open_optimizer, tm
     """Its threads would fill the slots of the next one."""
     optimizer = open_optimizer([tensor])
     lost = optimizer._optimizer_state.begin_step()
-    lost.offer(optimizer._optimizer_state.extent_order())
+    lost.offer(optimizer._optimizer_state.extent_order([0]))
     set_gradient(tensor, 0)
     optimizer.step()
     assert lost.ended

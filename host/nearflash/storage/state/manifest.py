@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, Self
 
-from nearflash.abi.errors import AlignmentError, ShapeError, StateError
+from nearflash.abi.errors import AlignmentError, StateError
 from nearflash.abi.formats import FP32
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.sealed import fields, integers
@@ -113,7 +113,7 @@ class Manifest:
         extent_params: int,
         arrays: Iterable[StateArray] = ADAM_ARRAYS,
     ) -> Self:
-        """Lay out (name, shape, dtype) one after another. Raises AlignmentError, ShapeError, StateError."""
+        """Lay out (name, shape, dtype) one after another. Raises AlignmentError, StateError."""
         if extent_params <= 0 or extent_params % EXTENT_ALIGNMENT:
             raise AlignmentError(
                 f"extent_params must be a positive multiple of {EXTENT_ALIGNMENT}, not {extent_params!r}"
@@ -121,14 +121,12 @@ class Manifest:
         entries: list[TensorEntry] = []
         for name, shape, dtype in tensors:
             entries.append(TensorEntry(name, tuple(shape), dtype, entries[-1].stop if entries else 0))
-        if not entries or entries[-1].stop == 0:
-            raise ShapeError("the parameters must have at least one element, not none; pass trainable tensors")
         return cls(tuple(entries), extent_params, _checked(tuple(arrays)))
 
     @property
     def params(self) -> int:
-        """Length of the flat vector, padding included: a multiple of 1024."""
-        return _padded(self.tensors[-1].stop, EXTENT_ALIGNMENT)
+        """Length of the flat vector, padding included: a multiple of 1024, at least one."""
+        return _padded(max(self.tensors[-1].stop, 1) if self.tensors else 1, EXTENT_ALIGNMENT)
 
     @cached_property
     def extents(self) -> tuple[Extent, ...]:
@@ -185,7 +183,7 @@ class Manifest:
             stored.append(StateArray(*fields("an array", array, **kinds)))
         try:
             packed = cls.pack([(each.name, each.shape, each.dtype) for each in entries], extent_params, stored)
-        except (AlignmentError, ShapeError) as error:
+        except AlignmentError as error:
             raise StateError(f"a manifest must describe a state: {error}") from error
         if packed.tensors != tuple(entries):
             raise StateError("tensors of a manifest must lie one after another, each padded to 32 parameters")

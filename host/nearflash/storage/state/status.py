@@ -52,7 +52,7 @@ class StateStatus:
             profile=store.profile,
             tensors=len(manifest.tensors),
             params=sum(tensor.params for tensor in manifest.tensors),
-            updates=(min(steps), max(steps)),
+            updates=(min(steps, default=0), max(steps, default=0)),
             arrays=manifest.arrays,
             files=tuple(
                 FileStatus(path, path.stat().st_size, len(store.extents_of(index)))

@@ -20,9 +20,9 @@ from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
 from nearflash.abi.formats import fp32_round
 from nearflash.device.backends.host.vector.compiled import bf16_number, compiled, pattern
 from nearflash.device.threads import set_ieee_arithmetic
-from nearflash.storage import TensorEntry
 from nearflash.training.step.fingerprint import KEYS, MODULUS, RUN, fingerprint
 from nearflash.training.step.parameters import FlatParameters, dtype_name
+from nearflash.training.step.requirements import check_gradient, check_parameter
 
 __all__ = ["clip_scalar", "reject_nonfinite", "squares_and_fingerprints", "sum_of_squares", "tensors_with_gradient"]
 
@@ -39,8 +39,9 @@ def tensors_with_gradient(flat: FlatParameters) -> list[int]:
             raise ShapeError(f"parameter {entry.name!r} must have the shape {entry.shape}, not {tuple(tensor.shape)}")
         if dtype_name(tensor) != entry.dtype:
             raise FormatError(f"parameter {entry.name!r} must be {entry.dtype}, not {dtype_name(tensor)}")
+        check_parameter(entry.name, tensor)
         if tensor.grad is not None:
-            _check_gradient(tensor.grad, entry)
+            check_gradient(entry.name, tensor.grad, entry.shape)
             found.append(index)
     return found
 
@@ -150,15 +151,6 @@ def _run_sums(bf16: bool, marked: bool) -> Callable[..., int]:
         return mark
 
     return compiled(loop)
-
-
-def _check_gradient(gradient: torch.Tensor, entry: TensorEntry) -> None:
-    if gradient.layout is not torch.strided or not gradient.dtype.is_floating_point:
-        raise FormatError(
-            f"gradient of {entry.name!r} must be dense and floating point, not {gradient.layout} {gradient.dtype}"
-        )
-    if tuple(gradient.shape) != entry.shape:
-        raise ShapeError(f"gradient of {entry.name!r} must have the shape {entry.shape}, not {tuple(gradient.shape)}")
 
 
 def _nonfinite(gradient: torch.Tensor | None) -> int:

@@ -10,17 +10,22 @@ gathered, and the product is rounded once to fp32; then the update. Each tensor 
 Host memory: one more copy of the parameters, in their own dtype.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Self, Unpack
 
 import torch
 
-from nearflash.abi.errors import StateError
+from nearflash.abi.errors import CommandError, NearflashError, NoGradientWarning, StateError
 from nearflash.abi.optimizers import OptimizerStep, Profile, StateFormat
-from nearflash.training.optimizers.full_state import full_state, load_full_state
+from nearflash.storage import StateStore
+from nearflash.training.optimizers.full_state import full_state
 from nearflash.training.optimizers.options import Options, Settings, document
-from nearflash.training.optimizers.store import OptimizerStore
+from nearflash.training.optimizers.store import OptimizerStore, snapshot_files
 from nearflash.training.step.optimizer_state import OptimizerState, arrays_of
 from nearflash.training.step.report import Report
 from nearflash.training.step.step_runner import StepRunner
@@ -49,13 +54,15 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         self._opened: OptimizerState | None = None
         self._worker = Worker("optimizer")
         super().__init__(params, defaults)
-        rules = [self.rule(group, step=1) for group in self.param_groups]
+        rules = [self._checked_rule(group, step=1) for group in self.param_groups]
         arrays = arrays_of(rules, settings.compression)
         self._opened = OptimizerState(self.param_groups, arrays, settings, self._report)
         self._store = OptimizerStore(lambda: self._optimizer_state.store, settings.paths)
+        self._worker.at_end(self._opened.abandoned())
         self._runner = StepRunner(
-            self._opened, settings, self._report, lambda: self.param_groups, self.rule, self._worker
+            self._opened, settings, self._report, lambda: self.param_groups, self._checked_rule, self._worker
         )
+        self._warned = False
         self._refresh_handle()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -65,6 +72,18 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     def rule(self, group: Mapping[str, Any], step: int) -> OptimizerStep:
         """Scalars of a group's tensors at their step (from 1). Raises CommandError for values out of range."""
         raise NotImplementedError
+
+    def _checked_rule(self, group: Mapping[str, Any], step: int) -> OptimizerStep:
+        """`rule`. Raises CommandError for a group that lacks a scalar, or has none of a number."""
+        try:
+            return self.rule(group, step)
+        except NearflashError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise CommandError(
+                f"a parameter group must have numbers for {', '.join(self.defaults)}, as the defaults are, not what "
+                f"fails with {error!r}"
+            ) from error
 
     def _common(self, group: Mapping[str, Any], step: int) -> dict[str, Any]:
         """Arguments of every rule, for subclasses."""
@@ -84,11 +103,11 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
         Raises NonFiniteError, ShapeError, FormatError, CommandError before anything was touched; StateError,
         StorageFullError, DeviceError, WaitTimeoutError with store and tensors left at the step before. StateError, too,
-        after close().
+        after close(). Without any gradient it does nothing, counts nothing, and warns once (NoGradientWarning).
         """
-        if self._optimizer_state.closed:
-            raise StateError("the optimizer must be open, not closed: construct it again with the same path to go on")
+        self._check_open()
         self._check_parameters()
+        self._check_handle()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -99,6 +118,14 @@ class NearStorageOptimizer(torch.optim.Optimizer):
             interrupted=self._runner.interrupt,
         )
         self._refresh_handle()
+        if self._runner.without_gradient and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "no parameter has a gradient, so that the step did nothing and counts as none; construct the optimizer "
+                "from the parameters that the model has now (load_state_dict(assign=True) replaces them)",
+                NoGradientWarning,
+                stacklevel=2,
+            )
         return loss
 
     def _step(self, grad_scale: float | None, found_inf: bool) -> None:
@@ -116,16 +143,31 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     def _check_parameters(self) -> None:
         """Raise StateError where the groups' tensors are no longer those of construction and add_param_group."""
         given = {id(tensor): index for index, group in reversed(list(enumerate(self.param_groups)))
-                 for tensor in group["params"]}  # fmt: skip
-        flat = self._optimizer_state.flat
-        if given != {id(tensor): index for tensor, index in zip(flat.tensors, flat.group_of, strict=True)}:
+                 for tensor in group.get("params", ())}  # fmt: skip
+        if given != self._optimizer_state.flat.group_of_id:
             raise StateError(
                 'group["params"] must be the tensors that the optimizer was constructed with, in their groups, not '
-                "edited: use add_param_group before the first step, or construct a new optimizer, on another path"
+                "edited: use add_param_group, or construct a new optimizer, on another path"
+            )
+
+    def _check_open(self) -> None:
+        if self._optimizer_state.closed:
+            raise StateError("the optimizer must be open, not closed: construct it again with the same path to go on")
+
+    def _check_handle(self) -> None:
+        """Raise StateError where `state` was edited: what it stands for is on flash, and would stay."""
+        if {id(tensor): held for tensor, held in self.state.items()} != self._shown:
+            raise StateError(
+                "optimizer.state must be as the optimizer keeps it, a handle to what is on flash, not edited: edit "
+                "what full_state_dict() gives and pass it to load_full_state_dict ({} as its state begins again)"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's: hyper-parameters, and a handle to the store at its step; the state itself stays there."""
+        """As torch's: hyper-parameters, and a handle to the store at its step; the state itself stays there.
+
+        Raises StateError where `state` was edited.
+        """
+        self._check_handle()
         self._refresh_handle()
         return super().state_dict()
 
@@ -141,43 +183,81 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, until the first step. Raises StateError after it, and what construction raises."""
-        if self._opened is not None and self._opened.started:
-            raise StateError(
-                f"parameter groups must be complete before the first step, and {self.store.path} is at step "
-                f"{self.steps}; construct a new optimizer, on another path"
-            )
+        """As torch's, at any time. Raises what construction raises, StateError, StorageFullError, changing nothing.
+
+        After the first step the state is copied once, into a file with room for the new tensors.
+        """
+        if self._opened is None:
+            super().add_param_group(param_group)
+            return
+        self._check_open()
+        self._check_parameters()
+        self._check_handle()
         super().add_param_group(param_group)
-        if self._opened is not None:
-            try:
-                self._worker(self._runner.recreate)
-            except BaseException:
-                self.param_groups.pop()
-                raise
-            self._refresh_handle()
+        try:
+            self._worker(self._runner.grow)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        self._refresh_handle()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load hyper-parameters from a `state_dict()`, whose handle must be that of this store at this step.
 
-        The state itself is not in the dict: it is in the store. Raises StateError for another store or step.
+        The state itself is not in the dict: it is in the store. Raises StateError for another store or step, or other
+        groups, CommandError for scalars out of range; nothing was changed then.
         """
-        if missing := [key for key in ("state", "param_groups") if key not in state_dict]:
-            raise StateError(f"state_dict must have {' and '.join(missing)}, as `state_dict()` gives it")
-        states = list(state_dict["state"].values())
-        if not states or not all(_IDENTITY in state for state in states):
+        self._check_open()
+        given = self._prepared(state_dict)
+        states = list(given["state"].values())
+        known = bool(states) or not self._optimizer_state.flat.tensors
+        if not known or not all(isinstance(state, Mapping) and {_IDENTITY, _STEP} <= state.keys() for state in states):
             raise StateError(
                 f"state_dict must come from a {type(self).__name__} (it holds a handle to the state file), not from "
                 "another optimizer; use load_full_state_dict for that"
             )
+        commits = self._optimizer_state.store.steps
         for state in states:
-            for name, key, mine in (("identity", _IDENTITY, self._identity), ("step", _STEP, self.steps)):
+            for name, key, mine in (("identity", _IDENTITY, self._identity), ("step", _STEP, commits)):
                 if state[key] != mine:
                     raise StateError(
                         f"state_dict must be of {name} {mine!r} as in {self.store.path}, not {state[key]!r}; "
-                        "open the state file that belongs to it"
+                        "`restore` a snapshot of that step first, or open the state file that belongs to it"
                     )
-        super().load_state_dict(state_dict | {"state": {}})
-        self._refresh_handle()
+        self._take_groups(given)
+
+    def _prepared(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """What is to be loaded, after torch's hooks before it. Raises StateError, CommandError where it does not fit.
+
+        What it has of each group is checked as at construction.
+        """
+        given = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            if (changed := hook(self, given)) is not None:
+                given = dict(changed)
+        if missing := [key for key in ("state", "param_groups") if key not in given]:
+            raise StateError(f"state_dict must have {' and '.join(missing)}, as `state_dict()` gives it")
+        mine, theirs = self.param_groups, given["param_groups"]
+        for index, (own, other) in enumerate(zip_longest(mine, theirs)):
+            counts = [None if group is None else len(group.get("params", ())) for group in (own, other)]
+            if counts[0] != counts[1]:
+                raise StateError(
+                    f"param_groups of state_dict must be {len(mine)} groups as the optimizer's, with {counts[0] or 0} "
+                    f"parameters in group {index}, not {len(theirs)} groups with {counts[1] or 0}: construct the "
+                    "optimizer with the groups of that run"
+                )
+            self._checked_rule(other, step=1)
+        return given
+
+    def _take_groups(self, given: dict[str, Any]) -> None:
+        """Hyper-parameters of a state dict that was checked, and torch's hooks after it."""
+        hooks = self._optimizer_load_state_dict_pre_hooks
+        self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they were called
+        try:
+            super().load_state_dict(given | {"state": {}})
+        finally:
+            self._optimizer_load_state_dict_pre_hooks = hooks
+            self._refresh_handle()
 
     # Mixed precision, accumulation
 
@@ -202,12 +282,16 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     @property
     def steps(self) -> int:
-        """Committed steps of the store."""
-        return self._optimizer_state.store.steps
+        """Committed steps."""
+        state = self._optimizer_state
+        return state.store.steps - state.uncounted
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """JSON values of the training script, to change in place: committed with each step, there after a resume."""
+        """Values of the training script, to change in place: committed with each step, there after a resume.
+
+        What `nearflash.storage.state.metadata` keeps comes back equal; a step raises FormatError for anything else.
+        """
         return self._runner.metadata
 
     @property
@@ -222,6 +306,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     def full_state_dict(self) -> dict[str, Any]:
         """`state_dict` as torch.optim has it, the whole state in memory (nearflash.training.optimizers.full_state)."""
+        self._check_open()
         state = self._optimizer_state
         return super().state_dict() | {"state": full_state(state.flat, state.store)}
 
@@ -230,18 +315,39 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         """Make what `full_state_dict`, or torch's optimizer of the same kind, gave the state of the next step.
 
         Parameters are the tensors' present ones, so load the model first (`master` parameters are in the dict).
-        Raises StateError, ShapeError for what does not fit; nothing was changed then.
+        Raises StateError, ShapeError, FormatError, CommandError for what does not fit; nothing was changed then.
         """
-        state = self._optimizer_state
+        self._check_open()
+        self._check_parameters()
+        given = self._prepared(state_dict)
+        self._worker(lambda: self._runner.load(given["state"]))
+        self._take_groups(given)
 
-        def load() -> None:
-            self._runner.discard()
-            load_full_state(state.flat, state.store, state_dict["state"])
-            state.reload()
+    @torch.no_grad()
+    def accept_parameters(self) -> None:
+        """Go on from the tensors' present values, which the script changed after a step (clamped, averaged, loaded).
 
-        self._worker(load)
-        super().load_state_dict(state_dict | {"state": {}})
+        Durable at once; moments and step counts stay, and `steps` does not count it. Call it after each change.
+        Raises StateError, StorageFullError; nothing was changed then.
+        """
+        self._check_open()
+        self._worker(self._runner.accept_parameters)
         self._refresh_handle()
+
+    @torch.no_grad()
+    def restore(self, snapshot: str | Path | Sequence[str | Path]) -> int:
+        """Be at the step of a snapshot, in store, tensors and `metadata`; returns the step.
+
+        snapshot: the folder that `store.snapshot` was given, or its files; they stay as they are. `param_groups` are
+        not in it: `load_state_dict` takes those of that step. What was trained since is gone. Needs room for a copy.
+        Raises StateError, StorageFullError; nothing was changed then.
+        """
+        self._check_open()
+        self._check_parameters()
+        with StateStore.open(snapshot_files(snapshot), direct=self._settings.direct) as source:
+            self._worker(lambda: self._runner.restore(source))
+        self._refresh_handle()
+        return self.steps
 
     @torch.no_grad()
     def rollback(self) -> None:
@@ -249,6 +355,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
         Raises StateError where the step before is not there any more; nothing was changed then.
         """
+        self._check_open()
         self._worker(self._runner.rollback)
         self._refresh_handle()
 
@@ -278,6 +385,10 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         return int(self.store.identity, 16)
 
     def _refresh_handle(self) -> None:
-        state = self._optimizer_state
+        """Make `state` what the store's is; `_shown` is a copy, to tell edits by."""
+        state, identity = self._optimizer_state, self._identity
+        self.state.clear()
+        self._shown: dict[int, dict[str, int]] = {}
         for tensor, updates in zip(state.flat.tensors, state.store.tensor_steps, strict=True):
-            self.state[tensor] = {"step": updates, _IDENTITY: self._identity, _STEP: state.store.steps}
+            self.state[tensor] = {"step": updates, _IDENTITY: identity, _STEP: state.store.steps}
+            self._shown[id(tensor)] = dict(self.state[tensor])

@@ -188,6 +188,7 @@ class Settings:
     def paths(self) -> tuple[Path, ...]:
         """The state files, by device. Raises StateError for a name that no file can have."""
         given = [Path(self.path)] if isinstance(self.path, str | Path) else [Path(path) for path in self.path]
+        given = [path.absolute() for path in given]
         try:
             folders = {path: path.is_dir() for path in given}
         except OSError as error:

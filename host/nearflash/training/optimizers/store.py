@@ -1,17 +1,31 @@
 """`optimizer.store`: what may be asked of an optimizer's state while the optimizer holds its files open."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from nearflash.abi.errors import StateError
 from nearflash.abi.optimizers import Profile
 from nearflash.storage import Manifest, StateStore
 from nearflash.storage.state.exchange import export_state
 from nearflash.storage.state.status import StateStatus
 
-__all__ = ["OptimizerStore"]
+__all__ = ["OptimizerStore", "snapshot_files"]
+
+
+def snapshot_files(snapshot: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The files of a snapshot: those given, or all in the folder given. Raises StateError where there is none."""
+    if not isinstance(snapshot, str | Path):
+        return [Path(path) for path in snapshot]
+    try:
+        found = sorted(Path(snapshot).iterdir()) if Path(snapshot).is_dir() else [Path(snapshot)]
+    except (OSError, ValueError) as error:
+        raise StateError(f"{snapshot} cannot be a snapshot ({error}): give its folder") from error
+    if files := [path for path in found if path.suffix != ".partial"]:
+        return files
+    raise StateError(f"{snapshot} must hold the files of a snapshot, not nothing: give the folder of store.snapshot")
 
 
 class OptimizerStore:
@@ -21,7 +35,7 @@ class OptimizerStore:
     """
 
     def __init__(self, store: Callable[[], StateStore], paths: tuple[Path, ...]) -> None:
-        """store: the open store now; it is another one after `add_param_group`. paths: its files."""
+        """store: the open store now; it is another one after `add_param_group`, `restore`. paths: its files."""
         self._store = store
         self.paths = paths
         """The state files, by device."""

@@ -1,9 +1,11 @@
 """The state of an optimizer's tensors: the store on flash, the devices beside it, and their schedule."""
 
 import contextlib
+import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from nearflash.abi.optimizers import BLOCK_PARAMS, OptimizerStep, StateFormat
 from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
+from nearflash.storage.state.carry import carried
+from nearflash.storage.state.superblock import Stamp
 from nearflash.training.gradients.compression import Compressor, TopK
 from nearflash.training.optimizers.options import Settings
 from nearflash.training.step.extent_update import ExtentUpdate
@@ -25,7 +29,11 @@ from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Schedule, Step
 from nearflash.training.step.transfer import HOST_ARRAYS
 
-__all__ = ["OptimizerState", "arrays_of"]
+__all__ = ["RESERVED", "OptimizerState", "arrays_of", "joined"]
+
+RESERVED = "nearflash"
+"""Key of the metadata under which the optimizer keeps its own."""
+_UNCOUNTED = "uncounted"
 
 
 def arrays_of(rules: Sequence[OptimizerStep], compression: TopK | None) -> tuple[StateArray, ...]:
@@ -39,6 +47,12 @@ def arrays_of(rules: Sequence[OptimizerStep], compression: TopK | None) -> tuple
     if compression is not None and compression.feedback:
         arrays |= _RESIDUALS[compression.residual]
     return tuple(arrays.values())
+
+
+def joined(stored: Iterable[StateArray], wanted: Iterable[StateArray]) -> tuple[StateArray, ...]:
+    """The stored arrays, and those that are wanted beside them: what stays in host memory last."""
+    every = dict.fromkeys((*stored, *wanted))
+    return tuple(sorted(every, key=lambda array: array.name in HOST_ARRAYS))
 
 
 _RESIDUALS = {
@@ -63,6 +77,8 @@ class OptimizerState:
         self._schedule: Schedule
         self._compressor: Compressor | None = None
         self._closed = False
+        self._in_use: list[Schedule] = []
+        """The schedule, for `abandoned`."""
         self.unpublished = False
         """Whether the store has a step that not all tensors have, since publishing it failed: `reload` comes next."""
         self._paths = settings.paths
@@ -80,7 +96,7 @@ class OptimizerState:
             else:
                 self._create()
             life.callback(lambda: self.store.close())
-            self._schedule = self._scheduled()
+            self._begin_use()
             life.callback(lambda: self._schedule.close())
             self._life = life.pop_all()
 
@@ -88,6 +104,23 @@ class OptimizerState:
     def started(self) -> bool:
         """Whether anything was ever committed, a step or a state that was loaded: from then on the store counts."""
         return self.store.steps > 0
+
+    @property
+    def uncounted(self) -> int:
+        """Commits of the store that were no steps: of parameters that were accepted."""
+        return int(self.store.metadata.get(RESERVED, {}).get(_UNCOUNTED, 0))
+
+    def abandoned(self) -> Callable[[], None]:
+        """What ends, from another thread, the use of files and devices where nobody refers to this any more."""
+        in_use = self._in_use  # and not self, which would keep it alive
+
+        def end() -> None:
+            for schedule in in_use:
+                schedule.close()
+                schedule.store.close()
+            in_use.clear()
+
+        return end
 
     @property
     def closed(self) -> bool:
@@ -107,22 +140,28 @@ class OptimizerState:
         if self._schedule.step is not None:
             self._schedule.step.abort()
 
-    def extent_order(self) -> list[Extent]:
-        """The extents in the order that suits the next step."""
-        return self._schedule.order()
+    def extent_order(self, tensors: Iterable[int]) -> list[Extent]:
+        """The extents of these tensors, in the order that suits the next step."""
+        wanted = set(self.flat.extents_of(tensors))
+        return [extent for extent in self._schedule.order() if extent in wanted]
 
     def updater(self, plan: Plan, gathered: GradientFingerprints | None = None) -> ExtentUpdate:
         """The update stage of the next step. gathered: takes the fingerprints of the gradients that are gathered."""
         return ExtentUpdate(self.flat, plan, self._report.timeline, self._compressor, self.store.steps + 1, gathered)
 
     def commit(self, tensors: Sequence[int], metadata: Mapping[str, Any]) -> None:
-        """Make a finished step, which updated `tensors`, the store's state, then the tensors' contents."""
+        """Make a finished step, which updated `tensors`, the store's state, then the tensors' contents.
+
+        metadata: the training script's, and under RESERVED the optimizer's own.
+        """
         steps, before = list(self.store.tensor_steps), self.store.steps
         for tensor in tensors:
             steps[tensor] += 1
         try:
             with self._report.timeline.span("commit"):
-                self.store.commit(steps, metadata)
+                own = metadata.get(RESERVED, {}) | ({_UNCOUNTED: self.uncounted} if self.uncounted else {})
+                values = {**metadata, RESERVED: own} if own else metadata
+                self.store.commit(steps, values, extents=self.flat.extents_of(tensors))
         finally:
             self.unpublished = self.store.steps > before
         if self._compressor is not None:
@@ -133,19 +172,27 @@ class OptimizerState:
 
     def rollback(self) -> None:
         """The step before, in store and tensors. Raises StateError."""
+        self.flat.check_memory()
         self.store.rollback()
         self.reload()
 
     # Store and tensors
 
-    def recreate(self, groups: Sequence[dict[str, Any]]) -> None:
+    def recreate(
+        self, groups: Sequence[dict[str, Any]], arrays: Sequence[StateArray], also: Collection[str] = ()
+    ) -> None:
         """A new store from the tensors as they are now, in the place of the one that was never trained.
 
         Raises StorageFullError, with the store as it was, where the disk has no room even without that one. Where
         creation fails later all is closed: the files are gone, in which nothing was trained.
         """
-        flat = self._flatten(groups, self._settings.new_extent_params)
-        self._check_room(flat)
+        held, self._arrays = self._arrays, tuple(arrays)
+        try:
+            flat = self._flatten(groups, self._settings.new_extent_params, also)
+            self._check_room(flat)
+        except BaseException:
+            self._arrays = held
+            raise
         try:
             self._schedule.close()
             self.store.close()
@@ -153,10 +200,93 @@ class OptimizerState:
                 path.unlink()
             self.flat = flat
             self._create()
-            self._schedule = self._scheduled()
+            self._begin_use()
         except BaseException:
             self.close()
             raise
+
+    def grow(self, groups: Sequence[dict[str, Any]], arrays: Sequence[StateArray], also: Collection[str] = ()) -> None:
+        """State, zero, for tensors of the groups that have none and are trained, or are named in `also`.
+
+        arrays: those that are stored from then on. Copies the state once: needs room for both. Raises StorageFullError,
+        StateError, and what construction raises, with all as it was.
+        """
+        stored = {entry.name for entry in self.store.manifest.tensors}
+        held, self._arrays = self._arrays, tuple(arrays)
+        try:
+            flat = self._flatten(groups, self.store.manifest.extent_params, stored | set(also))
+            steps = dict(zip((entry.name for entry in self.flat.entries), self.store.tensor_steps, strict=True))
+            if missing := stored.difference(entry.name for entry in flat.entries):
+                raise StateError(f"tensors with state must stay in the parameter groups, but {min(missing)!r} is gone")
+            self._replace(flat, self.store, self.store.stamp, [steps.get(entry.name, 0) for entry in flat.entries])
+        except BaseException:
+            self._arrays = held
+            raise
+
+    def restore(self, snapshot: StateStore) -> None:
+        """Be at the step of a snapshot, in store and tensors. Raises StateError, StorageFullError, with all as it was.
+
+        The snapshot's files stay; what was trained since it is gone.
+        """
+        self.flat.check_memory()
+        manifest, of = self.store.manifest, f"of the snapshot {snapshot.paths[0]}"
+        described = {(entry.name, entry.shape, entry.dtype) for entry in manifest.tensors}
+        for entry in snapshot.manifest.tensors:
+            if (entry.name, entry.shape, entry.dtype) not in described:
+                raise StateError(f"parameters must be those {of}, but {entry.describe()} is none of this optimizer's")
+        if snapshot.manifest.arrays != manifest.arrays or snapshot.profile != self.store.profile:
+            raise StateError(
+                f"stored arrays and profile must be those {of}, {snapshot.profile!r} with "
+                f"{[array.name for array in snapshot.manifest.arrays]}: construct the optimizer as for that run"
+            )
+        steps = dict(zip((entry.name for entry in snapshot.manifest.tensors), snapshot.tensor_steps, strict=True))
+        for entry, updates in zip(manifest.tensors, self.store.tensor_steps, strict=True):
+            if updates and entry.name not in steps:
+                raise StateError(
+                    f"{entry.name!r} had no state yet at the step {of}, and its weights were trained since: load the "
+                    "model's weights of that step and construct an optimizer with the snapshot as its path, resume=True"
+                )
+        tensor_steps = [steps.get(entry.name, 0) for entry in manifest.tensors]
+        self._replace(self.flat, snapshot, snapshot.stamp, tensor_steps)
+        self.reload()
+
+    def _replace(self, flat: FlatParameters, source: StateStore, stamp: Stamp, steps: Sequence[int]) -> None:
+        """The content of `source`, with these tensors, in the place of the store's."""
+        if self._schedule.step is not None and not self._schedule.step.ended:
+            self._schedule.step.discard()
+        stamp = replace(stamp, commit=secrets.token_hex(8)) if source is self.store else stamp
+        fill = carried(source, flat.manifest, flat.put_parameters)
+        store = self.store.replaced(flat.manifest, fill, stamp, steps, source.metadata)
+        self.store, self.flat = store, flat
+        try:
+            self._schedule.close()
+            self._begin_use()
+        except BaseException:
+            self.close()
+            raise
+
+    def accept(self) -> None:
+        """Make the tensors' present values the parameters of the store, durably; all else stays.
+
+        Masters whose rounded value a tensor still has stay, too. Raises StorageFullError, StateError.
+        """
+        self.flat.check_memory()
+        changed = self.flat.changed_tensors()
+        if not changed:
+            return
+        metadata = self.store.metadata
+        metadata[RESERVED] = {**metadata.get(RESERVED, {}), _UNCOUNTED: self.uncounted + 1}
+        extents = self.flat.extents_of(changed)
+        try:
+            for extent, stored in self._parameters(extents):
+                self.flat.put_changes(extent, set(changed), stored.view(np.float32))
+                self.store.write("p", extent, stored)
+            self.store.commit(self.store.tensor_steps, metadata, extents=extents, arrays=["p"])
+        except BaseException:
+            self.store.discard()
+            raise
+        self._schedule.forget()
+        self.flat.note_contents()
 
     def _check_room(self, flat: FlatParameters) -> None:
         manifest, ratio = flat.manifest, self.store.stripe_ratio
@@ -187,11 +317,14 @@ class OptimizerState:
     def close(self) -> None:
         """Close the store, free device memory, close the devices that were opened here; it may be called twice."""
         self._closed = True
+        self._in_use.clear()
         self._life.close()
         self._device_of.clear()
 
-    def _flatten(self, groups: Sequence[dict[str, Any]], extent_params: int) -> FlatParameters:
-        return FlatParameters(groups, self._settings.copy_format, extent_params, self._arrays)
+    def _flatten(
+        self, groups: Sequence[dict[str, Any]], extent_params: int, stored: Collection[str] = ()
+    ) -> FlatParameters:
+        return FlatParameters(groups, self._settings.copy_format, extent_params, self._arrays, stored)
 
     @staticmethod
     def _open(device: str | Device, life: contextlib.ExitStack) -> Device:
@@ -218,7 +351,8 @@ class OptimizerState:
                 raise StateError(f'resume="exact" must find the newest step: {lost}') from lost
         with contextlib.ExitStack() as on_error:
             on_error.callback(store.close)
-            self.flat = self._flatten(groups, store.manifest.extent_params)
+            stored = {entry.name for entry in store.manifest.tensors}
+            self.flat = self._flatten(groups, store.manifest.extent_params, stored)
             if difference := store.manifest.difference(self.flat.manifest):
                 raise StateError(f"parameters must be those of {self._paths[0]}: {difference}")
             if store.profile != self._settings.profile:
@@ -234,13 +368,17 @@ class OptimizerState:
             self.flat.stage(extent.start, extent.stop, stored, CopyFormat.NONE)
         self.flat.publish(range(len(self.flat.tensors)))
 
-    def _parameters(self) -> Iterator[tuple[Extent, NDArray[np.uint8]]]:
-        """The stored p, extent by extent, in memory that the next one takes over."""
-        extents = self.store.manifest.extents
-        memory = aligned_buffer(extents[0].size_bytes)
-        for extent in extents:
+    def _parameters(self, extents: Sequence[Extent] | None = None) -> Iterator[tuple[Extent, NDArray[np.uint8]]]:
+        """The stored p of these extents, all unless given, in memory that the next one takes over."""
+        memory = aligned_buffer(self.store.manifest.extents[0].size_bytes)
+        for extent in self.store.manifest.extents if extents is None else extents:
             self.store.read("p", extent, memory[: extent.size_bytes])
             yield extent, memory[: extent.size_bytes]
+
+    def _begin_use(self) -> None:
+        self._in_use.clear()
+        self._schedule = self._scheduled()
+        self._in_use.append(self._schedule)
 
     def _scheduled(self) -> Schedule:
         # The store may have another order than the paths that were given: each file stays beside its device.

@@ -2,7 +2,7 @@
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.commands import CopyFormat
-from nearflash.abi.errors import CommandError, FormatError
+from nearflash.abi.errors import CommandError, FormatError, ShapeError
 from nearflash.storage import Extent, Manifest, StateArray, TensorEntry
 from nearflash.training.step.fingerprint import MODULUS, GradientFingerprints, fingerprint_of_copy, fingerprints
 from nearflash.training.step.host_memory import copy_all, is_plain, widen_bf16
+from nearflash.training.step.requirements import check_parameter
 
-__all__ = ["COPY_OF", "FlatParameters", "Piece", "dtype_name"]
+__all__ = ["COPY_OF", "FlatParameters", "Member", "Piece", "dtype_name"]
 
 COPY_OF = {torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16, torch.float32: CopyFormat.NONE}
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
@@ -37,33 +38,69 @@ class Piece:
     position: int
 
 
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A tensor of the parameter groups."""
+
+    name: str
+    tensor: torch.Tensor
+    group: int
+    number: int
+    """Its key in torch's state dicts."""
+
+    @classmethod
+    def of(cls, groups: Sequence[dict[str, Any]]) -> "list[Member]":
+        """The tensors of all groups, in order, each once."""
+        members: dict[int, Member] = {}
+        number = 0
+        for group_index, group in enumerate(groups):
+            given = group.get("param_names", [f"{group_index}.{i}" for i in range(len(group["params"]))])
+            for name, tensor in zip(given, group["params"], strict=True):
+                # torch warns of a tensor that is twice in a group; here, too, it has one state.
+                members.setdefault(id(tensor), cls(name, tensor, group_index, number))
+                number += 1
+        return list(members.values())
+
+    @property
+    def wants_state(self) -> bool:
+        """Whether it is trained: frozen tensors have no state, and may be of any kind, until they get a gradient."""
+        return self.tensor.requires_grad or self.tensor.grad is not None
+
+
 class FlatParameters:
-    """The tensors of all parameter groups, in order, each once, and a host copy of their next values.
+    """The tensors of all parameter groups that have state, in order, each once, and a host copy of their next values.
 
     `copy` is the low-precision format that the device makes; tensors are of that dtype or fp32.
     """
 
     def __init__(
-        self, groups: Sequence[dict[str, Any]], copy: CopyFormat, extent_params: int, arrays: Iterable[StateArray]
+        self,
+        groups: Sequence[dict[str, Any]],
+        copy: CopyFormat,
+        extent_params: int,
+        arrays: Iterable[StateArray],
+        stored: Collection[str] = (),
     ) -> None:
-        """Raises FormatError for a dtype that is neither fp32 nor the copy's, CommandError for shared memory."""
-        self.tensors: list[torch.Tensor] = []
-        self.group_of: list[int] = []
-        names: list[str] = []
-        known: set[int] = set()
-        for group_index, group in enumerate(groups):
-            given = group.get("param_names", [f"{group_index}.{i}" for i in range(len(group["params"]))])
-            for name, tensor in zip(given, group["params"], strict=True):
-                # torch warns of a tensor that is twice in a group; here, too, it has one state.
-                if id(tensor) not in known:
-                    known.add(id(tensor))
-                    self.tensors.append(tensor)
-                    self.group_of.append(group_index)
-                    names.append(name)
+        """stored: names of tensors that have state, though they may be frozen.
+
+        Raises FormatError for a tensor that has no memory to write to or a dtype that is neither fp32 nor the copy's,
+        CommandError for shared memory, ShapeError where there is no element at all.
+        """
+        every = Member.of(groups)
+        self.waiting = [member for member in every if not member.wants_state and member.name not in stored]
+        """Tensors that have no state yet."""
+        self.members = [member for member in every if member.wants_state or member.name in stored]
+        self.group_of_id = {id(member.tensor): member.group for member in every}
+        self.tensors: list[torch.Tensor] = [member.tensor for member in self.members]
+        self.group_of: list[int] = [member.group for member in self.members]
+        names = [member.name for member in self.members]
         for name, tensor in zip(names, self.tensors, strict=True):
+            check_parameter(name, tensor)
             if COPY_OF.get(tensor.dtype) not in (CopyFormat.NONE, copy):
                 other = f" or {copy.name.lower()}" if copy else ' (or pass param_dtype="fp16" or "bf16")'
                 raise FormatError(f"parameter {name!r} must be float32{other}, not {dtype_name(tensor)}")
+        if not self.waiting and not any(tensor.numel() for tensor in self.tensors):
+            raise ShapeError("the parameters must have at least one element, not none; pass trainable tensors")
         _reject_shared(names, self.tensors)
         described = zip(names, self.tensors, strict=True)
         self.manifest = Manifest.pack([(n, tuple(t.shape), dtype_name(t)) for n, t in described], extent_params, arrays)
@@ -89,6 +126,20 @@ class FlatParameters:
     def tensors_in(self, start: int, stop: int) -> range:
         """Tensors that have a part, or padding, inside [start, stop) of the flat vector."""
         return range(bisect_right(self._stops, start), bisect_left(self._starts, stop))
+
+    def extents_of(self, tensors: Iterable[int]) -> list[Extent]:
+        """The extents that hold a part of one of these tensors, ascending."""
+        size, extents = self.manifest.extent_params, self.manifest.extents
+        found: set[int] = set()
+        for entry in (self.entries[index] for index in tensors):
+            if entry.start < entry.stop:
+                found.update(range(entry.start // size, -(-entry.stop // size)))
+        return [extents[index] for index in sorted(found)]
+
+    def check_memory(self) -> None:
+        """Raise FormatError for a tensor that cannot be written to any more: its storage was resized, or replaced."""
+        for entry, tensor in zip(self.entries, self.tensors, strict=True):
+            check_parameter(entry.name, tensor)
 
     def pieces(self, start: int, stop: int) -> Iterator[Piece]:
         """The tensors' elements inside [start, stop) of the flat vector."""
@@ -146,6 +197,15 @@ class FlatParameters:
             if not torch.equal(values, given[piece.position - start :][: piece.length].to(values.dtype)):
                 return False
         return True
+
+    def put_changes(self, extent: Extent, tensors: Collection[int], masters: NDArray[np.float32]) -> None:
+        """Where one of these tensors is not its master, rounded to its dtype, write its value into `masters`."""
+        target = torch.from_numpy(masters)
+        for piece in self.pieces(extent.start, extent.stop):
+            if piece.tensor in tensors:
+                values = self.tensors[piece.tensor].detach().reshape(-1)[piece.first : piece.first + piece.length].cpu()
+                master = target[piece.position - extent.start :][: piece.length]
+                master.copy_(torch.where(master.to(values.dtype) == values, master, values.float()))
 
     # To the tensors
 
@@ -205,10 +265,14 @@ class FlatParameters:
 
     def changed(self, threads: int | None = None) -> list[str]:
         """Names of tensors that were changed by others, in whatever way; reads them all, on so many threads."""
+        return [self.entries[index].name for index in self.changed_tensors(threads)]
+
+    def changed_tensors(self, threads: int | None = None) -> list[int]:
+        """The same, as indices."""
         today = fingerprints(self.tensors, threads)
         versions = [tensor._version for tensor in self.tensors]
-        known = zip(self.entries, self._versions, versions, self._fingerprints, today, strict=True)
-        return [entry.name for entry, version, now, mark, new in known if version != now or mark != new]
+        known = zip(self._versions, versions, self._fingerprints, today, strict=True)
+        return [index for index, (version, now, mark, new) in enumerate(known) if version != now or mark != new]
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from nearflash.abi.errors import NearflashError
+from nearflash.storage import Extent
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
+from nearflash.training.step.requirements import is_readable, version_of
 from nearflash.training.step.schedule import Step
 from nearflash.training.step.worker import Worker
 
@@ -39,7 +42,7 @@ class SpeculativeStep:
 
     def record(self, tensor: int, gradient: torch.Tensor) -> None:
         """Note a gradient as it is now."""
-        self.seen[tensor] = gradient, gradient._version
+        self.seen[tensor] = gradient, version_of(gradient)
 
     def validate(self, flat: FlatParameters, plan: Plan) -> bool:
         """Whether all extents that were offered are updated as `plan` demands, with today's gradients.
@@ -50,7 +53,7 @@ class SpeculativeStep:
             for tensor in flat.tensors_in(extent.start, extent.stop):
                 gradient = flat.tensors[tensor].grad
                 seen, version = self.seen.get(tensor, (None, 0))
-                if gradient is not seen or (gradient is not None and gradient._version != version):
+                if gradient is not seen or (gradient is not None and version_of(gradient) != version):
                     return False
             if list(self.plan.within(extent)) != list(plan.within(extent)):
                 return False
@@ -75,12 +78,14 @@ class Speculator:
         """Gradients that have not come, by extent."""
         self._accumulating = self._pause = 0
         self._next_pause = 1
-        size, extents = flat.manifest.extent_params, flat.manifest.extents
-        self._extents = {
-            index: extents[entry.start // size : -(-(entry.start + entry.params) // size)]
-            for index, (tensor, entry) in enumerate(zip(flat.tensors, flat.entries, strict=True))
-            if tensor.requires_grad and entry.params
-        }
+        self._worker = worker
+        self._extents: dict[int, list[Extent]] = {}
+        """Of each tensor that this backward pass gives a gradient to."""
+        self._hooks: dict[int, RemovableHandle] = {}
+        self._attach()
+
+    def _attach(self) -> None:
+        """Hooks on tensors that want a gradient by now; torch takes none of a frozen one."""
         # Hooks live as long as their tensors: through a weak reference they do not keep an optimizer alive.
         me = weakref.ref(self)
 
@@ -88,11 +93,13 @@ class Speculator:
             def arrived(_: torch.Tensor) -> None:
                 if (speculator := me()) is not None:
                     final = not speculator._accumulating
-                    worker.later(lambda: speculator._on_gradient(index, final=final))
+                    speculator._worker.later(lambda: speculator._on_gradient(index, final=final))
 
             return arrived
 
-        self._hooks = [flat.tensors[i].register_post_accumulate_grad_hook(hook(i)) for i in self._extents]
+        for index, tensor in enumerate(self._flat.tensors):
+            if tensor.requires_grad and index not in self._hooks:
+                self._hooks[index] = tensor.register_post_accumulate_grad_hook(hook(index))
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -105,6 +112,7 @@ class Speculator:
 
     def claim(self) -> SpeculativeStep | None:
         """The speculative step, for `step` to validate and `resolve`; the next gradient begins another one."""
+        self._attach()
         claimed, spoiled = self._speculative, self._ignoring
         self._speculative, self._ignoring = None, False
         self._arrived.clear()
@@ -133,7 +141,7 @@ class Speculator:
     def close(self) -> None:
         """Discard, and take the hooks away."""
         self.discard()
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
 
     def _on_gradient(self, tensor: int, *, final: bool) -> None:
@@ -154,15 +162,19 @@ class Speculator:
             self._speculative = None if self._pause else self._begin()
         except (NearflashError, OSError, RuntimeError):  # which `step` will meet, and raise
             self._speculative = None
+        flat = self._flat
+        self._extents = {index: flat.extents_of([index]) for index, tensor in enumerate(flat.tensors)
+                         if tensor.requires_grad}  # fmt: skip
         self._missing = Counter(extent.index for extents in self._extents.values() for extent in extents)
         return self._speculative is not None
 
     def _offer(self, tensor: int) -> None:
         assert self._speculative is not None, "it was begun"
-        if (gradient := self._flat.tensors[tensor].grad) is None:  # taken away since it came
+        gradient = self._flat.tensors[tensor].grad
+        if gradient is None or not is_readable(gradient):  # taken away since it came, or what `step` will refuse
             return
         self._speculative.record(tensor, gradient)
-        for extent in self._extents[tensor]:
+        for extent in self._extents.get(tensor, ()):
             self._missing[extent.index] -= 1
             if not self._missing[extent.index]:
                 self._speculative.step.offer([extent])

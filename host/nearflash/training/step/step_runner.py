@@ -1,13 +1,14 @@
 """The steps of an optimizer: from torch's gradients to a committed store and new tensors."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from nearflash.abi.errors import CommandError, NonFiniteError, StateError
 from nearflash.abi.optimizers import OptimizerStep
+from nearflash.storage import StateStore
 from nearflash.training.gradients.norm import (
     clip_scalar,
     reject_nonfinite,
@@ -15,11 +16,13 @@ from nearflash.training.gradients.norm import (
     tensors_with_gradient,
 )
 from nearflash.training.gradients.scaler import LossScale
+from nearflash.training.optimizers.full_state import check_full_state, load_full_state
 from nearflash.training.optimizers.options import Settings
 from nearflash.training.step.fingerprint import GradientFingerprints
-from nearflash.training.step.optimizer_state import OptimizerState
+from nearflash.training.step.optimizer_state import RESERVED, OptimizerState, arrays_of, joined
 from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
+from nearflash.training.step.requirements import check_gradient, check_parameter, is_readable
 from nearflash.training.step.schedule import Step
 from nearflash.training.step.speculation import SpeculativeStep, Speculator
 from nearflash.training.step.worker import Worker
@@ -50,6 +53,8 @@ class StepRunner:
         self.metadata: dict[str, Any] = {}
         """What the store was last committed with, for the training script to read and write."""
         self._load_metadata()
+        self.without_gradient = False
+        """Whether the last step found none."""
         self.speculator: Speculator | None = None
         """Begins steps during backward; None with overlap="step"."""
         self._attach()
@@ -72,13 +77,57 @@ class StepRunner:
         """Gradients that come meanwhile are not final."""
         return nullcontext() if self.speculator is None else self.speculator.accumulating()
 
-    def recreate(self) -> None:
-        """Begin again with the tensors and groups as they are now; nothing was trained yet."""
+    def grow(self, also: Collection[str] = ()) -> None:
+        """State for all tensors of the groups that are trained now, or are named; what was trained stays.
+
+        Where nothing was, all begins again with the tensors as they are.
+        """
+        groups = self._groups()
+        rules = [self._rule(group, 1) for group in groups]
+        arrays = joined(self._state.store.manifest.arrays, arrays_of(rules, self._settings.compression))
+        if self._state.started:
+            self._accept(self._state.flat.changed())
         self.detach()
         try:
-            self._state.recreate(self._groups())
+            if self._state.started:
+                self._state.grow(groups, arrays, also)
+            else:
+                self._state.recreate(groups, arrays, also)
         finally:
             self._attach()
+
+    def accept_parameters(self) -> None:
+        """Take the tensors' present values over; before the first step they count anyway."""
+        self.discard()
+        if self._state.started:
+            self._state.accept()
+
+    def load(self, given: Mapping[int, Mapping[str, Any]]) -> None:
+        """Make a full state, as torch.optim has it, the next step's. Checks all, then touches."""
+        state = self._state
+        state.flat.check_memory()
+        members = sorted((*state.flat.members, *state.flat.waiting), key=lambda member: member.number)
+        check_full_state(members, state.store.manifest.arrays, given)
+        self.discard()
+        if also := [member.name for member in state.flat.waiting if given.get(member.number)]:
+            self.grow(also)
+        load_full_state(state.flat, state.store, given)
+        state.reload()
+
+    def restore(self, snapshot: StateStore) -> None:
+        """Be at the step of a snapshot."""
+        self.discard()
+        self._state.restore(snapshot)
+        self._load_metadata()
+
+    def _thawed(self) -> list[str]:
+        """Names of tensors that have their first gradient. Raises ShapeError, FormatError for what cannot be used."""
+        found = [member for member in self._state.flat.waiting if member.tensor.grad is not None]
+        for member in found:
+            check_parameter(member.name, member.tensor)
+            assert member.tensor.grad is not None
+            check_gradient(member.name, member.tensor.grad, member.tensor.shape)
+        return [member.name for member in found]
 
     def rollback(self) -> None:
         """Be at the step before."""
@@ -92,23 +141,27 @@ class StepRunner:
         grad_scale: what the gradients were multiplied by, where a GradScaler did that; found_inf: it found overflow.
         """
         self._interrupted = False
+        if RESERVED in self.metadata:
+            raise CommandError(f"metadata must not have the key {RESERVED!r}, which is the optimizer's: rename it")
         speculative = self.speculator.claim() if self.speculator is not None else None
         with ExitStack() as in_flight:
             if speculative is not None:
                 in_flight.enter_context(speculative.step)
             if self._state.unpublished:
+                self._state.flat.check_memory()
                 self._state.reload()
                 self._load_metadata()
             active = tensors_with_gradient(self._state.flat)
-            if not self._state.started and self._state.flat.changed():
+            thawed = [] if found_inf else self._thawed()
+            if thawed or (not self._state.started and self._state.flat.changed()):
                 if speculative is not None:
                     speculative.step.discard()
                     speculative = None
-                self.recreate()
-            several = (
-                self._settings.sum_of_squares is not None
-            )  # processes: others may have gradients where this has none
-            goes_on = (bool(active) or several) and not found_inf
+                self.grow()
+                active = tensors_with_gradient(self._state.flat)
+            self.without_gradient = not active
+            # Of several processes the others may have gradients where this one has none.
+            goes_on = (bool(active) or self._settings.sum_of_squares is not None) and not found_inf
             if not goes_on or not self._advance(active, speculative, grad_scale, in_flight):
                 self._accept(self._state.flat.changed())
 
@@ -120,7 +173,7 @@ class StepRunner:
         in_flight: ExitStack,
     ) -> bool:
         """Whether there was a step, not one to be skipped; `in_flight` discards, at its end, what is not finished."""
-        step = self._begin(in_flight) if speculative is None else speculative.step  # it reads, from here on
+        step = self._begin(in_flight, active) if speculative is None else speculative.step  # it reads, from here on
         scalar, gradients = self._look_at(active, grad_scale)
         if scalar is None:
             return False
@@ -128,13 +181,14 @@ class StepRunner:
         with ThreadPoolExecutor(1, "contents") as pool:  # beside the step, which mostly waits for the disk
             changed = pool.submit(self._state.flat.changed, threads=1)
             if speculative is None:
-                self._finish(step, plan)
+                self._finish(step, plan, active)
             elif not self._finish_speculative(speculative, plan, dict(zip(active, gradients, strict=True))):
-                self._finish(self._begin(in_flight), plan)
+                self._finish(self._begin(in_flight, active), plan, active)
             self._accept(changed.result())
         self._check_interrupted()
         scale = None if self.loss_scale is None else self.loss_scale.updated(overflow=False)
-        self._state.commit(active, self.metadata | ({} if scale is None else {_LOSS_SCALE: scale.to_json()}))
+        own = {} if scale is None else {RESERVED: {_LOSS_SCALE: scale.to_json()}}
+        self._state.commit(active, self.metadata | own)
         self.loss_scale = scale
         self._report.traffic.add(steps=1, params=plan.params)
         return True
@@ -148,17 +202,19 @@ class StepRunner:
         if self._interrupted:
             raise KeyboardInterrupt
 
-    def _begin(self, in_flight: ExitStack) -> Step:
+    def _begin(self, in_flight: ExitStack, active: Sequence[int]) -> Step:
         """A step that reads ahead, while the gradients are still looked at."""
         self._check_interrupted()
         step = in_flight.enter_context(self._state.begin_step())
-        step.offer(self._state.extent_order())
+        step.offer(self._state.extent_order(active))
         return step
 
-    def _finish(self, step: Step, plan: Plan, gathered: GradientFingerprints | None = None) -> None:
-        """All extents read, updated by the plan, and written."""
+    def _finish(
+        self, step: Step, plan: Plan, active: Iterable[int], gathered: GradientFingerprints | None = None
+    ) -> None:
+        """All extents of tensors with a gradient read, updated by the plan, and written."""
         step.release(self._state.updater(plan, gathered))
-        step.offer(self._state.extent_order())
+        step.offer(self._state.extent_order(active))
         step.finish()
         self._report.stalls = step.stalls
 
@@ -171,7 +227,7 @@ class StepRunner:
         right = speculative.validate(self._state.flat, plan)
         if right:
             try:
-                self._finish(speculative.step, plan, speculative.gathered)
+                self._finish(speculative.step, plan, gradients, speculative.gathered)
                 right = speculative.gathered.agree(gradients)
             except NonFiniteError:  # of gradients as they were: today's are finite
                 right = False
@@ -233,14 +289,15 @@ class StepRunner:
             state.flat.note_contents()
         else:
             raise StateError(
-                f"parameter {changed[0]!r} must be changed by this optimizer only, but others "
-                f"wrote to it after step {state.store.steps} and the stored master would undo that; construct a "
-                "new optimizer from the tensors"
+                f"parameter {changed[0]!r} must be changed by this optimizer only, but others wrote to it after step "
+                f"{state.store.steps - state.uncounted} and the stored master would undo that; call "
+                "accept_parameters() after each change that is meant"
             )
 
     def _load_metadata(self) -> None:
         self.metadata = dict(self._state.store.metadata)
-        if (stored := self.metadata.pop(_LOSS_SCALE, None)) is not None and self.loss_scale is not None:
+        own = self.metadata.pop(RESERVED, {})
+        if (stored := own.get(_LOSS_SCALE)) is not None and self.loss_scale is not None:
             self.loss_scale = self.loss_scale.resumed(stored)
 
     # During backward
@@ -248,9 +305,11 @@ class StepRunner:
     def _speculate(self) -> SpeculativeStep | None:
         """Assumes that nothing is clipped, all is finite, and every tensor that wants a gradient gets one."""
         flat = self._state.flat
-        if flat.versions_changed():
+        if flat.versions_changed() or any(member.wants_state for member in flat.waiting):
             return None
         known = {i: tensor.grad for i, tensor in enumerate(flat.tensors) if not tensor.requires_grad}
+        if not all(gradient is None or is_readable(gradient) for gradient in known.values()):
+            return None
         active = [i for i, tensor in enumerate(flat.tensors) if tensor.requires_grad or known[i] is not None]
         plan = self._plan(active, clip_scalar(0.0, None, self._scale))
         speculative = SpeculativeStep(self._state.begin_step(), plan)

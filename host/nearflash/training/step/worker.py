@@ -27,10 +27,13 @@ class Worker:
     def __init__(self, name: str) -> None:
         """name: of the thread, in traces."""
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._last: list[Callable[[], None]] = []
         self._process = os.getpid()
-        self._thread = Thread(target=_serve, args=(self._calls,), name=name, daemon=True)
+        self._thread = Thread(target=_serve, args=(self._calls, self._last), name=name, daemon=True)
         self._thread.start()
+        # Queues of this kind may be written to while the interpreter collects garbage, other locks not.
         self._end = weakref.finalize(self, self._calls.put, None)
+        self._end.atexit = False
 
     def __call__(self, call: Callable[[], T], interrupted: Callable[[], None] = lambda: None) -> T:
         """What the call gives, or raises. An interrupt is raised when the call has ended, or before it has begun.
@@ -59,6 +62,10 @@ class Worker:
     def later(self, call: Callable[[], None]) -> None:
         """Have the call made after those before it, without waiting. It must not raise."""
         self._calls.put(_Call(call))
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have a call made when the thread ends, also where nobody called `close`; it must not refer to the owner."""
+        self._last.append(call)
 
     def close(self) -> None:
         """End the thread. It may be called twice."""
@@ -108,7 +115,11 @@ class _Call(Generic[T]):
         return self._result[0]
 
 
-def _serve(calls: "SimpleQueue[_Call | None]") -> None:
+def _serve(calls: "SimpleQueue[_Call | None]", last: list[Callable[[], None]]) -> None:
     while (call := calls.get()) is not None:
         call.make()
         del call  # it refers to the optimizer
+    for action in last:
+        with suppress(Exception):  # nobody is there to be told
+            action()
+    last.clear()
