@@ -273,3 +273,45 @@ def test_warnings_are_written_as_errors_are(capsys, monkeypatch):
         warnings.formatwarning(UserWarning("a drive is slow"), UserWarning, "file.py", 7)))  # fmt: skip
     assert run(capsys, "devices")[0] == 0 and found == ["nearflash: a drive is slow\n"]
     assert warnings.formatwarning is before
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device: free some, or ask for less"),
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory: free some, or ask for less"),
+        (OSError(21, "Is a directory", "a"), "a cannot be used: Is a directory"),
+        (MemoryError(), "memory must hold what the command needs, and does not: ask for less"),
+        (MemoryError("Unable to allocate 8 TiB"), "and does not (Unable to allocate 8 TiB): ask for less"),
+        (RuntimeError("[x] DefaultCPUAllocator: can't allocate memory: you tried\nmore"), "can't allocate memory: you"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, error, message):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(cli.devices, "_run", fail)
+    code, _, err = run(capsys, "devices")
+    assert code == 2 and message in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError(22, "Invalid argument"), KeyError("a"), TypeError()])
+def test_a_bug_shows_where_it_is(capsys, monkeypatch, error):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(cli.devices, "_run", fail)
+    with pytest.raises(type(error)):
+        cli.main(["devices"])
+
+
+def test_too_little_address_space_is_one_line(tmp_path):
+    """mmap and numpy raise different errors; both had been tracebacks."""
+    script = (
+        "import numpy, resource, sys\n"
+        "from nearflash.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "sys.exit(main(['selftest', '--device', 'model:update-tiny', '--params', str(1 << 32)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stderr.startswith("nearflash: ") and len(done.stderr.splitlines()) == 1

@@ -9,6 +9,7 @@ from typing import Any
 from nearflash.abi.errors import CommandError
 from nearflash.arguments import MOST, positive
 from nearflash.bench.runner import print_rows, with_origin
+from nearflash.support.files import check_replaceable
 
 __all__ = ["amounts", "explore", "ranged"]
 
@@ -91,6 +92,9 @@ def _action(actions: Any, name: str, run: Any, text: str, *, pictures: bool = Tr
 def _changed(run: Any, arguments: argparse.Namespace) -> int:
     from nearflash.explore.tables import what_if
 
+    for file in (getattr(arguments, "png", None), getattr(arguments, "trace", None)):
+        if file is not None:
+            check_replaceable(file)
     with what_if(dict(arguments.set)):
         return int(run(arguments))
 
@@ -328,6 +332,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
     if arguments.output.suffix not in (".html", ".htm"):
         raise CommandError(f"output must end with .html, not {arguments.output.name!r}")
+    check_replaceable(arguments.output)
     write_report(arguments.output)
     print(arguments.output)
     return 0

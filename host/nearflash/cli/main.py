@@ -7,6 +7,7 @@ Only the module of the command that is called gets imported; what `nearflash --h
 """
 
 import argparse
+import errno
 import os
 import select
 import signal
@@ -69,6 +70,9 @@ _SENTENCES = {name: text for group in GROUPS.values() for name, text in group.it
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 """What silences the loaders of models, which read it when they are imported."""
 _VERBOSE = {"HF_HUB_DISABLE_PROGRESS_BARS": "0"}
+_SHORT_OF = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_NO_MEMORY = "can't allocate memory"
+"""In torch's RuntimeError on the host; on a GPU its class is OutOfMemoryError."""
 _UNREAD = 128 + signal.SIGPIPE
 """Exit code of a command whose output nobody reads any more: a shell's for a program that SIGPIPE ended."""
 
@@ -80,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     called = next((argument for argument in given if not argument.startswith("-")), None)
     others, warnings.formatwarning = warnings.formatwarning, _warning_text
     try:
+        if any("\0" in argument for argument in given):
+            raise CommandError("arguments must be without zero bytes, which no name of a file has")
         arguments = make_parser(called).parse_args(given)
         loaders = _VERBOSE if arguments.verbose else _QUIET
         os.environ.update({name: value for name, value in loaders.items() if name not in os.environ})
@@ -99,13 +105,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What is left of the output must not fail a second time at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
-    except OSError as error:
-        if error.filename is None:
+    except (OSError, MemoryError, RuntimeError) as error:
+        if (message := _of_the_machine(error)) is None:
             raise
-        print(f"nearflash: {error.filename} cannot be used: {error.strerror}", file=sys.stderr)
+        print(f"nearflash: {message}", file=sys.stderr)
         return 2
     finally:
         warnings.formatwarning = others
+
+
+def _of_the_machine(error: OSError | MemoryError | RuntimeError) -> str | None:
+    """What an error states of files, drives or memory; None for any other, which is a bug and shows where it is."""
+    if isinstance(error, OSError):
+        if error.filename is not None:
+            return f"{error.filename} cannot be used: {error.strerror}"
+        return f"{error.strerror}: free some, or ask for less" if error.errno in _SHORT_OF else None
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _NO_MEMORY in str(error):
+        detail = (str(error).strip().splitlines() or [""])[0][:200]
+        return f"memory must hold what the command needs, and does not{detail and f' ({detail})'}: ask for less"
+    return None
 
 
 def _reader_has_gone() -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.arguments import above_zero, positive
+from nearflash.support.files import check_replaceable
 
 __all__ = ["plan", "tune"]
 
@@ -82,6 +83,9 @@ def _seconds(text: str) -> float:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    for file in (arguments.output, arguments.picture):
+        if file is not None:
+            check_replaceable(file)
     found = _found(arguments)
     if arguments.output:
         _keep(found, arguments.output)
@@ -98,6 +102,7 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     if not arguments.model.is_dir():
         raise CommandError(f"model must be a folder to keep a plan in, not {str(arguments.model)!r}")
+    check_replaceable(arguments.model / PLAN_NAME)
     found = _found(arguments)
     _keep(found, arguments.model / PLAN_NAME)
     return _print(arguments, found)

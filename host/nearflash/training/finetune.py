@@ -7,11 +7,12 @@ that it would have had.
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from os import environ, fdopen
+from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from nearflash.abi.errors import CommandError, StateError
-from nearflash.support.files import open_regular
+from nearflash.support.files import open_regular, read_text
 from nearflash.training.generators import generator_states, restore_generators
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 from nearflash.training.step.stalls import Stalls
@@ -27,6 +28,8 @@ from nearflash.training.step.stalls import Stalls
 __all__ = ["DTYPES", "Data", "Progress", "digest_of", "fine_tune", "load_model", "load_tokens"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_MAX_TEXT_BYTES = 1 << 34
 
 
 @dataclass(frozen=True)
@@ -193,13 +196,12 @@ def load_tokens(path: Path, tokenizer: Callable[..., Any] | None, vocabulary: in
     """Token ids (n,) of a .npy file of integers, or of a text. Raises CommandError."""
     try:
         if path.suffix == ".npy":
-            with fdopen(open_regular(path), "rb") as numbers:
-                array = np.load(numbers, allow_pickle=False)
+            with os.fdopen(open_regular(path), "rb") as file:
+                array = np.load(file, allow_pickle=False)
         elif tokenizer is None:
             raise CommandError("data must be tokens (.npy), not text: the model's folder has no tokenizer")
         else:
-            with fdopen(open_regular(path), encoding="utf-8") as text:
-                array = np.asarray(tokenizer(text.read(), verbose=False)["input_ids"])
+            array = np.asarray(tokenizer(read_text(path, _MAX_TEXT_BYTES), verbose=False)["input_ids"])
     except (OSError, ValueError, EOFError, MemoryError, SyntaxError) as error:
         if isinstance(error, CommandError):
             raise

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,7 @@ class CaseResult:
 def load_rule(path: Path) -> type[HlsRule]:
     """The HlsRule that the .py beside `path` (a .hpp, a .py, or neither) defines. Raises CommandError."""
     file = path.with_suffix(".py")
-    if not file.exists() or not file.with_suffix(".hpp").exists():
+    if not file.is_file() or not file.with_suffix(".hpp").is_file():
         raise CommandError(f"{path} must be one of a pair {file.name} and {file.with_suffix('.hpp').name}; "
                            "`nearflash hls new NAME` writes one")  # fmt: skip
     name = f"nearflash_hls_{file.stem}"
@@ -67,7 +68,11 @@ def load_rule(path: Path) -> type[HlsRule]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses and inspect look
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        where = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
+        raise CommandError(f"{file} must be Python that can be imported, but {where}") from error
     rules = [value for value in vars(module).values()
              if inspect.isclass(value) and issubclass(value, HlsRule) and value.__module__ == name]  # fmt: skip
     if len(rules) != 1:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nearflash.abi.errors import FormatError
+from nearflash.support.files import read_bytes
 
 __all__ = ["Loop", "SynthesisReport", "read_report"]
 
@@ -54,8 +55,8 @@ class SynthesisReport:
 def read_report(path: Path) -> SynthesisReport:
     """The report in the file. Raises FormatError for another file."""
     try:
-        root = ElementTree.parse(path).getroot()
-    except (ElementTree.ParseError, OSError) as error:
+        root = ElementTree.fromstring(read_bytes(path))
+    except (ElementTree.ParseError, OSError, ValueError, LookupError) as error:
         raise FormatError(f"{path} must be a Vitis HLS report (<top>_csynth.xml), not unreadable: {error}") from error
     top = root.findtext(".//TopModelName")
     target = root.findtext(".//TargetClockPeriod")
