@@ -75,7 +75,7 @@ MAY_IMPORT = {
 MORE = {
     part: {"model"}
     for part in ("device.backends.model", "device.selftest.attend", "device.selftest.expand", "demo.audit")
-} | {"training.finetune": {"pretrained"}}
+} | {"training.finetune": {"pretrained", "weights"}}
 #: Third-party packages of those that stay lean; the others may use what pyproject.toml declares.
 LEAN = {
     "abi": set(),

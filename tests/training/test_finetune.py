@@ -74,6 +74,7 @@ def test_stopped_and_resumed(train, tmp_path, dtype):
     train("--dtype", dtype, state="b", steps=2)
     code, err = train("--dtype", dtype, "--save", str(tmp_path / "resumed"), state="b")
     assert code == 0 and "resuming from step 2" in err
+    assert json.loads((tmp_path / "whole" / "config.json").read_text())["use_cache"] is True
     whole, resumed = saved(tmp_path / "whole"), saved(tmp_path / "resumed")
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
 

@@ -121,7 +121,7 @@ def _train(arguments: argparse.Namespace) -> int:
     set_threads(arguments.threads)  # before torch is loaded
 
     from nearflash import training
-    from nearflash.training.finetune import Data, digest_of, fine_tune, load_model, load_tokens
+    from nearflash.training.finetune import Data, digest_of, fine_tune, load_model, load_tokens, save_model
     from nearflash.training.generators import seed_generators
 
     if arguments.save and arguments.save.exists() and not arguments.save.is_dir():
@@ -140,9 +140,7 @@ def _train(arguments: argparse.Namespace) -> int:
         if arguments.trace:
             optimizer.report.timeline.write(arguments.trace)
     if arguments.save:
-        model.save_pretrained(arguments.save)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(arguments.save)
+        save_model(model, tokenizer, arguments.model, arguments.save)
     return 0
 
 

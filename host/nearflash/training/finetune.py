@@ -25,7 +25,7 @@ from nearflash.training.generators import generator_states, restore_generators
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 from nearflash.training.step.stalls import Stalls
 
-__all__ = ["DTYPES", "Data", "Progress", "digest_of", "fine_tune", "load_model", "load_tokens"]
+__all__ = ["DTYPES", "Data", "Progress", "digest_of", "fine_tune", "load_model", "load_tokens", "save_model"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -190,6 +190,16 @@ def load_model(folder: Path, dtype: str) -> tuple[Any, Any]:
     has_tokenizer = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     tokenizer = pretrained.load_tokenizer(folder) if has_tokenizer else None
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+def save_model(model: Any, tokenizer: Any, source: Path, folder: Path) -> None:
+    """Write a model that `load_model` read from `source`; it generates with a cache as that one does."""
+    from nearflash.weights.folder import open_folder
+
+    model.config.use_cache = open_folder(source).config.get("use_cache", True)  # training alone does without
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def load_tokens(path: Path, tokenizer: Callable[..., Any] | None, vocabulary: int) -> torch.Tensor:
