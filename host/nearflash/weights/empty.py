@@ -10,7 +10,7 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.core_model_loading import build_glob_alternation
 
-from nearflash.abi.errors import NearflashError, UnsupportedError
+from nearflash.abi.errors import CommandError, NearflashError, UnsupportedError
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import CONFIG, ModelFolder
 from nearflash.weights.weights_map import TORCH_DTYPES
@@ -61,12 +61,16 @@ def load_config(folder: ModelFolder, *, causal: bool = True) -> Any:
 def generation_config_of(folder: Path) -> GenerationConfig:
     """What a folder's generation_config.json, or else its config.json, asks of generation.
 
-    Raises UnsupportedError for a malformed file (transformers would take the other one in silence).
+    Raises CommandError for a malformed file (transformers would take the other one in silence).
     """
     own = (folder / _SETTINGS).is_file()
     options: dict[str, Any] = {} if own else {"config_file_name": CONFIG, "_from_model_config": True}
-    with named_errors(folder, _SETTINGS if own else CONFIG):
+    try:
         return GenerationConfig.from_pretrained(folder, local_files_only=True, **options)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise CommandError(
+            f"{_SETTINGS if own else CONFIG} of {folder} must be one that transformers takes: {error}"
+        ) from error
 
 
 def stored_dtype(tensors: Mapping[str, WeightsTensor]) -> torch.dtype:
