@@ -257,3 +257,30 @@ def test_arguments(path):
         FileFlash.create(path, GEOMETRY, threads=0)
     with FileFlash.create(path, GEOMETRY) as flash, pytest.raises(StateError, match="flash must fit 4096 bytes"):
         flash.label({"text": "x" * 5000})
+
+
+def test_a_flash_that_keeps_something_is_never_emptied(path):
+    """A session's file given as a plain file of pages was emptied, the conversation with it."""
+    with FileFlash.create(path, GEOMETRY) as flash:
+        flash.label({"store": "0" * 32})
+    before = path.read_bytes()
+    with pytest.raises(StateError, match=r"keeps no sequences.* --session"):
+        FileFlash.create(path, GEOMETRY)
+    assert path.read_bytes() == before
+    with pytest.raises(StateError, match="must fit 512 bytes"), FileFlash.open(path) as flash:
+        flash.label({"store": "0" * 512})
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content", [bytes(1 << 20) + b"a disk image", bytes(1 << 20) + b"x" * 4096, b"short", b"y" * 4096]
+)
+def test_other_files_stay_as_they_are(path, content):
+    """Also those that begin with zeros, which a crash in the making of a flash leaves alone."""
+    path.write_bytes(content)
+    for call in (lambda: FileFlash.create(path, GEOMETRY), lambda: FileFlash.open(path)):
+        with pytest.raises(StateError):
+            call()
+    assert path.read_bytes() == content
+    path.write_bytes(bytes(8192))
+    FileFlash.create(path, GEOMETRY).close()

@@ -198,11 +198,12 @@ def test_a_collection_that_was_cut_off_leaves_a_block_to_go_on_with(tmp_path, dr
             else:
                 pytest.fail("nothing was collected")
             store._pool.flush()
+            tag = store.layer(keep, 0).page_tag.sequence
             die(store)
     with FileFlash.open(tmp_path / "kv") as flash:  # one of the copies has not come to the drive
         keys = flash.headers(np.arange(geometry.pages))[0]
         _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
-        copies = np.flatnonzero((counts[place] == 2) & (keys["sequence"] == keep))
+        copies = np.flatnonzero((counts[place] == 2) & (keys["sequence"] == tag))
         offset = flash.offset(int(copies.max()))
     assert len(copies) > 2
     with (tmp_path / "kv").open("r+b") as file:
@@ -341,7 +342,7 @@ def test_notes_need_a_journal_and_a_sequence(reopen, make_store):
         store.note(4, {})
 
 
-@pytest.mark.parametrize("call", ["write", "replace", "fsync"])
+@pytest.mark.parametrize("call", ["open", "replace", "fsync"])
 def test_a_journal_that_cannot_be_made_leaves_nothing_behind(reopen, tmp_path, monkeypatch, call):
     """No open file (which the garbage collector closes with a warning), no partial one; what was there stays."""
     with reopen() as store:
@@ -352,18 +353,17 @@ def test_a_journal_that_cannot_be_made_leaves_nothing_behind(reopen, tmp_path, m
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    opened = []
+    opened, journal = [], SequenceJournal.open(journal_path(reopen.path), store_id)
     real = os.fdopen
     monkeypatch.setattr(os, "fdopen", lambda *a, **k: opened.append(real(*a, **k)) or opened[-1])
     if call == "replace":
         monkeypatch.setattr(Path, "replace", fail)
-    elif call == "fsync":
-        monkeypatch.setattr("nearflash.storage.kv.journal.os.fsync", fail)
     else:
-        monkeypatch.setattr(SequenceJournal, "_put", fail)
+        monkeypatch.setattr(os, call, fail)
     with pytest.raises(StateError, match="must be writable: No space left"):
-        SequenceJournal.open(journal_path(reopen.path), store_id)
-    assert opened and all(file.closed for file in opened)
+        journal.begin()
+    monkeypatch.undo()
+    assert len(opened) == (call != "open") and all(file.closed for file in opened)
     assert journal_path(reopen.path).read_bytes() == before and not list(tmp_path.glob("*.partial"))
 
 
@@ -399,3 +399,36 @@ def test_a_journal_that_cannot_be_written_changes_no_sequence(reopen, draw, stor
         check(stored, store, number, kv, 100)
     with reopen() as store:
         check(stored, store, number, kv, 100)
+
+
+def test_a_journal_without_its_pages_is_not_replaced(reopen, tmp_path):
+    """Where the pages are not (moved, or on a disk that is not there) a new store took the conversation's place."""
+    with reopen() as store:
+        store.note(store.add(), {"messages": ["hello"]})
+    reopen.path.rename(tmp_path / "moved")
+    before = journal_path(reopen.path).read_bytes()
+    with pytest.raises(StateError, match="must not hold sequences where their pages are not"):
+        reopen()
+    assert journal_path(reopen.path).read_bytes() == before and not reopen.path.exists()
+    (tmp_path / "moved").rename(reopen.path)
+    with reopen() as store:
+        assert list(store.notes.values()) == [{"messages": ["hello"]}]
+
+
+def test_another_file_in_the_journals_place_is_not_replaced(reopen, tmp_path):
+    for make in (lambda file: file.write_text("a list"), lambda file: file.mkdir(), os.mkfifo):
+        make(journal_path(reopen.path))
+        with pytest.raises(StateError, match="must"):
+            reopen()
+        assert not reopen.path.exists()
+        journal_path(reopen.path).rename(tmp_path / f"other{len(list(tmp_path.iterdir()))}")
+
+
+@pytest.mark.parametrize("content", [b"", bytes(8192)])
+def test_what_a_crash_in_its_making_leaves_is_made_again(reopen, content):
+    """Zeros, and a journal without sequences: it was refused for ever."""
+    reopen.path.write_bytes(content)
+    SequenceJournal.create(journal_path(reopen.path), "0" * 32).close(None)
+    assert kept_layout(reopen.path) is None
+    with reopen() as store:
+        assert not store.lengths

@@ -202,17 +202,18 @@ def test_a_journal_that_cannot_be_written_leaves_those_of_before(reopen, draw, s
         check(stored, store, number, part(kv, 0, 36))
 
 
-def test_a_journal_of_before_them_is_read(reopen, draw, stored):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_journal_of_an_earlier_version_is_read(reopen, draw, stored, version):
+    """Version 1 has no partial groups, 2 no names of before; checksums of both are of the text alone."""
     kv = draw(1, 32)
     with reopen() as store:
         number = store.add()
         grow(store, number, kv, 0, 32)
     path = journal_path(reopen.path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    first = json.loads(lines[0][9:])
-    assert first["version"] == 2
-    text = json.dumps(first | {"version": 1}).encode()
-    path.write_bytes(b"".join([b"%08x %b\n" % (zlib.crc32(text), text), *lines[1:]]))
+    first, *others = [json.loads(line[9:]) for line in path.read_bytes().splitlines()]
+    assert first.pop("version") == 3 and first.pop("previous") == ""
+    texts = [json.dumps(body).encode() for body in ({"version": version, **first}, *others)]
+    path.write_bytes(b"".join(b"%08x %b\n" % (zlib.crc32(text), text) for text in texts))
     with reopen() as store:
         check(stored, store, number, kv)
 

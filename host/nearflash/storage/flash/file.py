@@ -36,10 +36,14 @@ from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
 from nearflash.storage.io.sealed import fields, is_erased, seal, unseal
 
-__all__ = ["FLASH_VERSION", "FileFlash"]
+__all__ = ["FLASH_VERSION", "KEPT", "FileFlash", "is_blank"]
 
 FLASH_VERSION = 1
 """Raised whenever the file's layout changes meaning; other versions are rejected."""
+KEPT = "store"
+"""In a label: the name of what the flash keeps beyond its user's life. It is never emptied for another one."""
+SECTOR_BYTES = 512
+"""That a drive writes at once, whatever happens."""
 _KIND = "flash"
 _LOOK_BYTES = 128 << 10
 """What is looked at before a file is written over: file systems and partition tables begin within it."""
@@ -69,6 +73,7 @@ class FileFlash(Flash):
         self.geometry, self.about, self._file, self._threads = geometry, about, file, threads
         self._spare = SpareRecords(geometry)
         self._order = ProgramOrder(geometry)
+        self._flush_error: StateError | None = None
         self._pool = ThreadPoolExecutor(threads, "flash")
 
     # Life
@@ -78,17 +83,16 @@ class FileFlash(Flash):
         cls, path: Path, geometry: FlashGeometry, *, threads: int = DEFAULT_THREADS, direct: bool = True,
         backend: IoBackend | None = None,
     ) -> Self:  # fmt: skip
-        """An erased flash. An existing flash is emptied; other files, and devices that are not empty, are rejected.
+        """An erased flash. An existing flash is emptied, unless its label names what it keeps (`KEPT`); other files,
+        and devices that are not empty, are rejected.
 
         Raises StorageFullError where the disk has no room, StateError otherwise.
         """
         if threads < 1:
             raise CommandError(f"threads must be at least 1, not {threads!r}")
-        if path.exists():
-            _check_replaceable(path, direct)
         zone_bytes = SpareRecords(geometry).zone_bytes
         size_bytes = BLOCK_BYTES + geometry.blocks * (geometry.block_bytes + zone_bytes)
-        file = DirectFile.create(path, size_bytes, direct=direct, backend=backend)
+        file = DirectFile.create(path, size_bytes, direct=direct, backend=backend, check=_check_replaceable)
         try:
             flash = cls(file, geometry, {}, threads, secrets.randbits(32))
             if path.is_block_device():
@@ -124,12 +128,22 @@ class FileFlash(Flash):
     def label(self, about: Mapping[str, Any]) -> None:
         """See Flash.label."""
         body = {"version": FLASH_VERSION, "geometry": asdict(self.geometry), "about": about, "salt": int(self._salt)}
-        self._file.write(0, seal(_KIND, body, BLOCK_BYTES))
+        block = seal(_KIND, body, BLOCK_BYTES)
+        if KEPT in about and block[SECTOR_BYTES:].any():
+            # A power cut leaves the old label or the new one only where a drive writes it at once.
+            raise StateError(f"the label of a kept flash must fit {SECTOR_BYTES} bytes, not {dict(about)!r:.80}")
+        self._file.write(0, block)
         self.about = about
 
     def sync(self) -> None:
-        """See Flash.sync."""
-        self._file.flush()
+        """See Flash.sync. After an error every later call raises it: nothing is known about what was written."""
+        if self._flush_error is not None:
+            raise self._flush_error
+        try:
+            self._file.flush()
+        except StateError as error:
+            self._flush_error = error
+            raise
 
     def close(self) -> None:
         """See Flash.close."""
@@ -284,11 +298,34 @@ def _geometry(file: DirectFile, body: dict[str, Any]) -> FlashGeometry:
     return found
 
 
-def _check_replaceable(path: Path, direct: bool) -> None:
-    """Raise StateError unless the file is a flash, or erased where superblocks and partition tables are."""
-    with DirectFile.open(path, direct=direct) as file:
-        start = aligned_buffer(max(min(file.size_bytes, _LOOK_BYTES) // BLOCK_BYTES, 1) * BLOCK_BYTES)
-        if file.size_bytes >= BLOCK_BYTES:
-            file.read(0, start)
-        if file.size_bytes % BLOCK_BYTES or not is_erased(start):
-            _superblock(file)
+def is_blank(path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> bool:
+    """Nothing was ever written: there is no file, or one of zeros alone, as a crash while it was made leaves it.
+
+    Raises StateError for a file in use.
+    """
+    if not path.exists():
+        return True
+    with DirectFile.open(path, direct=direct, backend=backend) as file:
+        return _has_zeros(file, file.size_bytes)
+
+
+def _has_zeros(file: DirectFile, size_bytes: int) -> bool:
+    """Whether a file's first bytes are zeros, and whole blocks."""
+    memory, whole = aligned_buffer(_LOOK_BYTES), size_bytes // BLOCK_BYTES * BLOCK_BYTES
+    for start in range(0, whole, _LOOK_BYTES):
+        part = memory[: min(whole - start, _LOOK_BYTES)]
+        file.read(start, part)
+        if not is_erased(part):
+            return False
+    return size_bytes == whole
+
+
+def _check_replaceable(file: DirectFile) -> None:
+    """Raise StateError unless the file is a flash that keeps nothing, or erased: a device where superblocks and
+    partition tables are, a file all over."""
+    looked = min(file.size_bytes, _LOOK_BYTES) if file.path.is_block_device() else file.size_bytes
+    if not _has_zeros(file, looked) and KEPT in _superblock(file)["about"]:
+        raise StateError(
+            f"{file.path} must be a file that keeps no sequences, but it holds those of a session: open it as one "
+            "(generate --session, kept_store), or give another path"
+        )

@@ -63,9 +63,13 @@ class DirectFile:
         _open_files.add(self)
 
     @classmethod
-    def create(cls, path: Path, size_bytes: int, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
+    def create(
+        cls, path: Path, size_bytes: int, *, direct: bool = True, backend: IoBackend | None = None,
+        check: Callable[[Self], None] = lambda file: None,
+    ) -> Self:  # fmt: skip
         """A new or emptied file (mode 0600), locked, with room for all of its bytes; or a block device as it is.
 
+        `check` is called with a file that was there, locked, and raises where that must stay as it is.
         Raises StorageFullError where the disk has no room (the file is then removed, if made here), else StateError.
         """
         flags, made = os.O_NOFOLLOW, True
@@ -82,6 +86,8 @@ class DirectFile:
             raise _replaced(path)
         try:
             file._check_kind()
+            if not made or path.is_block_device():
+                check(file)
             if not made:
                 file._check_own()
             file._reserve(size_bytes)

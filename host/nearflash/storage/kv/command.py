@@ -52,7 +52,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     import numpy as np
 
-    from nearflash.storage.flash.file import FileFlash
+    from nearflash.storage.flash.file import KEPT, FileFlash
     from nearflash.storage.kv.kept import kept_sequences
     from nearflash.storage.kv.layout import described
 
@@ -60,7 +60,7 @@ def _status(arguments: argparse.Namespace) -> int:
         shape, layout = described(flash.about)
         geometry = flash.geometry
         _, _, erased = flash.headers(np.arange(geometry.pages))
-        sequences = kept_sequences(flash) if "store" in flash.about else {}
+        sequences = kept_sequences(flash) if KEPT in flash.about else {}
     print(f"{shape}\n{layout}\n{geometry}")
     for sequence, tokens in sequences.items():
         print(f"sequence {sequence}: {tokens} tokens")

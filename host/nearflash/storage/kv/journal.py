@@ -1,23 +1,30 @@
 """The journal of a store's sequences, in a file beside that of their pages: what makes pages a sequence again.
 
-One line for each change: CRC-32 of the rest as 8 hexadecimal digits, a space, JSON. Of each sequence the last line
-of a kind counts, so that the file's beginning alone is a state, too: an older one. A last line that is torn is dropped.
+One line for each change: CRC-32 as 8 hexadecimal digits, a space, JSON. Of each sequence the last line of a kind
+counts, so that the file's beginning alone is a state, too: an older one. A last line that is torn is dropped.
 
-    store    {"version", "store"}: that the flash's label names; the first line
+    store    {"version", "store", "previous"}: that the flash's label names now, or named before; the first line
+    begun    {"begun"}: the label names "store"; before this line it may still name "previous"
     tags     {"sequence", "token_tags", "index_tags"}: numbers that its pages go by, [first group or block, number]
     info     {"sequence", "info"}: what its user notes of it
     partial  {"sequence", "partial"}: [tokens, number] of the partial group at its end; []: none
     freed    {"sequence", "freed"}
     closed   {"closed": {sequence: [tokens, sums of V]}}: all pages were programmed; the last line, else it says nothing
+
+The store has a new name at each opening for writing: files that went on from copies of one store are never mixed. A
+line's checksum covers the store's name and where the line begins, before the JSON.
+
+The journal goes ahead of the pages: no page is programmed, and no block erased, before `sync` has returned.
 """
 
 import base64
-import contextlib
 import errno
 import json
 import os
+import threading
+import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,21 +34,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
-from nearflash.storage.io.direct import flush_directory
 from nearflash.storage.io.sealed import fields, integers
 from nearflash.storage.kv.sequence import Tags
+from nearflash.support.files import open_regular, replaced
 
-__all__ = ["JournalEntry", "SequenceJournal", "journal_path"]
+__all__ = ["JournalEntry", "SequenceJournal", "journal_line", "journal_path"]
 
-_VERSION, _VERSIONS = 2, (1, 2)
-"""Written, and read: version 1 has none of "partial"."""
+_VERSION, _VERSIONS = 3, (1, 2, 3)
+"""Written, and read: version 1 has none of "partial"; 2 no names of before, and checksums of the JSON alone."""
+_NAMED = 3
+"""The first version whose lines are of one store, and one place."""
 Sums = Mapping[int, tuple[int, NDArray[np.float64]]]
 """Tokens, and sums of their V, flat, by sequence."""
 
 
 def journal_path(flash: Path) -> Path:
-    """Where the journal of a flash in a file lies."""
-    return flash.with_name(f"{flash.name}.sequences")
+    """Where the journal of a flash in a file lies: beside the file itself, where `flash` is a link to it."""
+    file = flash.resolve()
+    return file.with_name(f"{file.name}.sequences")
+
+
+def journal_line(body: Any, store: str, start: int) -> bytes:
+    """The line of a JSON value that begins at byte `start` of a journal."""
+    text = json.dumps(body, separators=(",", ":")).encode()
+    return b"%08x %b\n" % (zlib.crc32(text, _seed(store, start)), text)
+
+
+def _seed(store: str, start: int) -> int:
+    """Of the checksum of a line; the first one names the store itself."""
+    return zlib.crc32(f"{store} {start}".encode()) if start else 0
 
 
 @dataclass(frozen=True)
@@ -57,9 +78,10 @@ class JournalEntry:
 
 
 class SequenceJournal:
-    """An open journal (mode 0600). The lock of the flash that it belongs to is its own, too.
+    """A journal (mode 0600). The lock of the flash that it belongs to is its own, too.
 
-    Use `create` or `open`. Raises StateError where the file cannot be written.
+    Use `create` or `open`. Raises StateError where the file cannot be written; once something that was noted may be
+    lost, every later call does. `sync` may be called from another thread.
     """
 
     def __init__(self, path: Path, store: str) -> None:
@@ -68,24 +90,46 @@ class SequenceJournal:
         self.entries: dict[int, JournalEntry] = {}
         self.sums: Sums | None = None
         """Where the store was closed: whole groups' tokens and sums of V, flat, by sequence; None after a crash."""
+        self._previous = ""
         self._out: BinaryIO | None = None
+        self._is_found = False
+        """Opened, and not begun: what is noted is written by `begin`."""
+        self._end = self._synced = 0
+        """Bytes of the file, and those of them that are durable."""
+        self._error: OSError | None = None
+        self._syncing = threading.Lock()
 
     @classmethod
     def create(cls, path: Path, store: str) -> Self:
-        """An empty journal; one that is there is replaced."""
+        """An empty journal, begun. Raises StateError as `check_replaceable` does."""
+        cls.check_replaceable(path)
         journal = cls(path, store)
         journal._rewrite()
         return journal
 
     @classmethod
-    def open(cls, path: Path, store: str) -> Self:
-        """The journal of the store with this identity; its superfluous lines are dropped.
+    def check_replaceable(cls, path: Path) -> None:
+        """Raise StateError where a file is there that is no journal, or one with sequences: the pages may come back."""
+        if not os.path.lexists(path):
+            return
+        journal = cls(path, "")
+        if journal._content():
+            journal._load()
+        if journal.entries:
+            raise StateError(
+                f"{path} must not hold sequences where their pages are not: put the file of pages back beside it, or "
+                "delete it"
+            )
 
-        Raises StateError as `read` does; then it changes nothing.
+    @classmethod
+    def open(cls, path: Path, store: str, new_store: str = "") -> Self:
+        """The journal of the flash whose label names `store`: from `begin` on `new_store`, by default a random name.
+
+        Raises StateError as `read` does. It changes nothing.
         """
         journal = cls(path, store)
-        journal.entries, journal.sums = cls.read(path, store)
-        journal._rewrite()
+        journal._load()
+        journal._previous, journal.store, journal._is_found = store, new_store or uuid.uuid4().hex, True
         return journal
 
     @classmethod
@@ -93,23 +137,22 @@ class SequenceJournal:
         """`entries` and `sums`. Raises StateError for a file that is damaged before its last line, of another version
         or store."""
         journal = cls(path, store)
-        try:
-            lines = path.read_bytes().split(b"\n")
-        except OSError as error:
-            raise StateError(
-                f"{path} must be the readable journal of its store's sequences: {error.strerror}"
-            ) from error
-        bodies = [journal._body(number, line, last=number == len(lines)) for number, line in enumerate(lines, 1)]
-        if bodies[0] is None:
-            raise StateError(f"{path} must begin with the line of its store; it is empty or damaged")
-        version, name = fields(f"line 1 of {path}", bodies[0], version=int, store=str)
-        if version not in _VERSIONS:
-            raise StateError(f"{path} must have version {_VERSION}, not {version}")
-        if name != store:
-            raise StateError(f"{path} must be the journal of store {store}, not of {name}: keep the two files together")
-        for number, body in enumerate(bodies[1:-1], 2):
-            journal._apply(f"line {number} of {path}", body)
+        journal._load()
         return journal.entries, journal.sums
+
+    def begin(self) -> None:
+        """Write the file under its store's new name, superfluous lines left out; durable, at once or not at all.
+
+        Nothing may be noted from then until the flash's label names the store, durably, and `confirm` was called.
+        """
+        if self._is_found:
+            self._rewrite()
+            self._is_found = False
+
+    def confirm(self) -> None:
+        """The label names this store: from now on no other one is taken for it."""
+        if self._previous:
+            self._put({"begun": True})
 
     def place(self, sequence: int, token_tags: Tags, index_tags: Tags) -> None:
         """Note the numbers by which a sequence's pages go from now on."""
@@ -132,15 +175,23 @@ class SequenceJournal:
         del self.entries[sequence]
 
     def sync(self) -> None:
-        """Return when everything noted is durable."""
-        if self._out is not None:
+        """Return when everything noted is durable: at once, where it is already."""
+        with self._syncing:
+            if self._error is not None:
+                raise self._unwritable(self._error)
+            end = self._end
+            if self._synced == end:
+                return
             try:
-                os.fsync(self._out.fileno())
+                os.fsync(self._file().fileno())
             except OSError as error:
+                self._error = error  # a second fsync, of another thread, too, would return, and the lines be lost
                 raise self._unwritable(error) from error
+            self._synced = end
 
     def close(self, sums: Sums | None) -> None:
         """Note, unless `sums` is None, that all pages are programmed, and release the file; it may be called twice."""
+        self._is_found = False
         if self._out is None:
             return
         try:
@@ -151,16 +202,55 @@ class SequenceJournal:
             self._out.close()
             self._out = None
 
-    def _body(self, number: int, line: bytes, *, last: bool) -> Any:
-        """What a line says; None for the last one, if it is torn (or empty, as behind a line's end)."""
+    def _content(self) -> bytes:
+        try:
+            with os.fdopen(open_regular(self.path), "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise StateError(
+                f"{self.path} must be the readable journal of its store's sequences: {error.strerror}"
+            ) from error
+
+    def _load(self) -> None:
+        """Set `entries` and `sums`. Raises StateError; a store without a name is any."""
+        first, *lines = self._content().split(b"\n")
+        if not lines:
+            raise StateError(f"{self.path} must begin with the line of its store; it is empty or damaged")
+        header = self._body(1, first, 0)
+        version, name, previous = self._header(header)
+        start, is_begun = len(first) + 1, False
+        for number, line in enumerate(lines[:-1], 2):  # what comes after the last line's end is torn, or nothing
+            body = self._body(number, line, _seed(name, start) if version >= _NAMED else 0)
+            start += len(line) + 1
+            if type(body) is dict and body.keys() == {"begun"}:
+                is_begun, self.sums = True, None
+            else:
+                self._apply(f"line {number} of {self.path}", body)
+        if self.store and self.store != name and (is_begun or self.store != previous):
+            raise StateError(
+                f"{self.path} must be the journal of store {self.store}, not of {name}: keep the two files together, "
+                "both of one copy"
+            )
+
+    def _header(self, body: Any) -> tuple[int, str, str]:
+        """Version, and names of the store: now, before."""
+        what = f"line 1 of {self.path}"
+        version = body.get("version") if type(body) is dict else None
+        if type(version) is int and version not in _VERSIONS:
+            raise StateError(f"{self.path} must have version {_VERSION}, not {version}")
+        if type(version) is not int or version < _NAMED:
+            return *fields(what, body, version=int, store=str), ""
+        version, name, previous = fields(what, body, version=int, store=str, previous=str)
+        return version, name, previous
+
+    def _body(self, number: int, line: bytes, seed: int) -> Any:
+        """What a line says."""
         checksum, _, text = line.partition(b" ")
         try:
-            if int(checksum, 16) == zlib.crc32(text) and len(checksum) == 8 and not last:
+            if int(checksum, 16) == zlib.crc32(text, seed) and len(checksum) == 8:
                 return json.loads(text)
         except (ValueError, RecursionError):
             pass
-        if last:
-            return None
         raise StateError(f"line {number} of {self.path} must carry a valid checksum; the file is damaged")
 
     def _apply(self, what: str, body: Any) -> None:
@@ -195,44 +285,53 @@ class SequenceJournal:
 
     def _rewrite(self) -> None:
         """The whole file anew, at once or not at all."""
-        partial = self.path.with_name(f"{self.path.name}.partial")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        content = journal_line({"version": _VERSION, "store": self.store, "previous": self._previous}, self.store, 0)
+        for sequence, entry in self.entries.items():
+            for body in _bodies(sequence, entry):
+                content += journal_line(body, self.store, len(content))
         try:
-            self._out = os.fdopen(os.open(partial, flags, 0o600), "wb", buffering=0)
-            self._put({"version": _VERSION, "store": self.store})
-            for sequence, entry in self.entries.items():
-                self._put({"sequence": sequence, "token_tags": _pairs(entry.token_tags),
-                           "index_tags": _pairs(entry.index_tags)})  # fmt: skip
-                if entry.info:
-                    self._put({"sequence": sequence, "info": dict(entry.info)})
-                if entry.partial is not None:
-                    self._put({"sequence": sequence, "partial": list(entry.partial)})
-            self.sync()
-            partial.replace(self.path)
-            flush_directory(self.path.parent)
-        except BaseException as error:
-            self.close(None)
-            partial.unlink(missing_ok=True)
-            if isinstance(error, OSError) and not isinstance(error, StateError):
-                raise self._unwritable(error) from error
-            raise
+            with replaced(self.path) as out:
+                out.write(content)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._out = os.fdopen(os.open(self.path, flags), "wb", buffering=0)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._end = self._synced = len(content)
 
     def _put(self, body: Mapping[str, Any]) -> None:
-        text = json.dumps(body, separators=(",", ":")).encode()
-        if self._out is None:
-            raise StateError(f"{self.path} must be open: the store was closed")
-        end = os.fstat(self._out.fileno()).st_size
+        if self._is_found:
+            return
+        if self._error is not None:
+            raise self._unwritable(self._error)
+        file = self._file()
+        line = journal_line(body, self.store, self._end)
         try:
-            line = b"%08x %b\n" % (zlib.crc32(text), text)
-            if self._out.write(line) < len(line):
+            if file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._out.fileno(), end)  # so that the next line is not joined to a part of this one
+            try:
+                os.ftruncate(file.fileno(), self._end)  # so that the next line is not joined to a part of this one
+            except OSError:
+                self._error = error
             raise self._unwritable(error) from error
+        self._end += len(line)
+
+    def _file(self) -> BinaryIO:
+        if self._out is None:
+            raise StateError(f"{self.path} must be open: the store was closed")
+        return self._out
 
     def _unwritable(self, error: OSError) -> StateError:
         return StateError(f"{self.path} must be writable: {error.strerror}; check permissions and room")
+
+
+def _bodies(sequence: int, entry: JournalEntry) -> Iterator[dict[str, Any]]:
+    """Lines that state a sequence."""
+    yield {"sequence": sequence, "token_tags": _pairs(entry.token_tags), "index_tags": _pairs(entry.index_tags)}
+    if entry.info:
+        yield {"sequence": sequence, "info": dict(entry.info)}
+    if entry.partial is not None:
+        yield {"sequence": sequence, "partial": list(entry.partial)}
 
 
 def _pairs(tags: Tags) -> list[list[int]]:

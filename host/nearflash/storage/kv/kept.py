@@ -6,7 +6,7 @@ from typing import Any
 
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import CommandError, StateError
-from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.flash.file import KEPT, FileFlash, is_blank
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
@@ -22,9 +22,10 @@ def kept_layout(path: Path, **options: Any) -> KvLayout | None:
 
     Raises StateError for a file that holds something else, or is in use.
     """
-    if not path.exists():
+    flash = _opened(path, **options)
+    if flash is None:
         return None
-    with FileFlash.open(path, **options) as flash:
+    with flash:
         return described(flash.about)[1] if flash.about else None
 
 
@@ -39,23 +40,21 @@ def kept_store(
     """
     if path.is_block_device():
         raise CommandError(f"sequences must be kept in a file, beside which their journal lies, not on {path}")
-    flash = None
-    if path.exists():
-        flash = FileFlash.open(path, direct=direct, backend=backend)
+    flash = _opened(path, direct=direct, backend=backend)
     try:
         if flash is None or not flash.about:  # nothing, or what somebody who died had begun
+            SequenceJournal.check_replaceable(journal_path(path))
             if flash is not None:
                 flash.close()
-            store = uuid.uuid4().hex
             flash = FileFlash.create(path, geometry, direct=direct, backend=backend)
-            journal = SequenceJournal.create(journal_path(path), store)
+            journal = SequenceJournal.create(journal_path(path), uuid.uuid4().hex)
         else:
             _check(path, flash, shape, layout)
-            journal = SequenceJournal.open(journal_path(path), flash.about["store"])
+            journal = SequenceJournal.open(journal_path(path), flash.about[KEPT])
         try:
             return KvStore(flash, shape, layout, journal=journal, **options)
         except BaseException:
-            journal.close(journal.sums)
+            journal.close(None)
             raise
     except BaseException:
         if flash is not None:
@@ -69,7 +68,7 @@ def kept_sequences(flash: FileFlash, *, verify: bool = False) -> dict[int, int]:
     verify: pages that are not valid do not count. Raises StateError for a damaged journal.
     """
     shape, layout = described(flash.about)
-    entries, _ = SequenceJournal.read(journal_path(flash.path), flash.about["store"])
+    entries, _ = SequenceJournal.read(journal_path(flash.path), flash.about[KEPT])
     found, size, lengths = FoundPages(flash, shape, layout, verify=verify), layout.group_tokens, {}
     for number, entry in entries.items():
         groups = min(table.shape[1] for table in found.tables(PageKind.TOKEN, entry.token_tags))
@@ -79,10 +78,20 @@ def kept_sequences(flash: FileFlash, *, verify: bool = False) -> dict[int, int]:
     return lengths
 
 
+def _opened(path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> FileFlash | None:
+    """None where nothing was ever written. Raises StateError for a file that holds something else, or is in use."""
+    try:
+        return FileFlash.open(path, direct=direct, backend=backend)
+    except StateError:
+        if is_blank(path, direct=direct, backend=backend):
+            return None
+        raise
+
+
 def _check(path: Path, flash: FileFlash, shape: KvShape, layout: KvLayout) -> None:
     found = described(flash.about)
     for name, own, wanted in zip(("K and V", "pages"), found, (shape, layout), strict=True):
         if own != wanted:
             raise StateError(f"{path} must hold {name} as {wanted}, not as {own}: they are another model's or policy's")
-    if type(flash.about.get("store")) is not str:
+    if type(flash.about.get(KEPT)) is not str:
         raise StateError(f"{path} must be of a store that keeps its sequences; nothing says which are in this one")

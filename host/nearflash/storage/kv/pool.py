@@ -24,17 +24,18 @@ class PagePool:
     """The pages of one user of a flash, which is used for nothing else.
 
     `moved(keys, old, new)` is called when pages have got other numbers. Where a page is not on the flash yet, it is
-    read from the stage.
+    read from the stage. `ahead` is Stage's.
     """
 
     def __init__(
-        self, flash: Flash, moved: Moved, *, buffer_bytes: int, background: bool, read_limit: int
+        self, flash: Flash, moved: Moved, *, buffer_bytes: int, background: bool, read_limit: int,
+        ahead: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         if background and not flash.concurrent:
             raise CommandError(f"background must be False on {type(flash).__name__}, whose calls come from one thread")
         self.flash, self._moved, self._read_limit = flash, moved, read_limit
         self.space = BlockSpace(flash.geometry)
-        self.stage = Stage(flash, buffer_bytes, background=background)
+        self.stage = Stage(flash, buffer_bytes, background=background, ahead=ahead)
         self.programmed = dict.fromkeys(Cause, 0)
         """Pages by cause."""
         self.reads = 0

@@ -4,6 +4,7 @@ Pages are programmed once, so forks share them, and a crop gives pages back but 
 its user no two pages have the same key and other contents: after a fork or a crop what follows goes by another number.
 """
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -22,6 +23,8 @@ from nearflash.storage.kv.space import BlockSpace
 
 __all__ = ["Sequences"]
 
+_TAGS = 1 << 32
+"""Numbers that a page tag has room for."""
 _READ_BYTES = 16 << 20
 """Pages that a crop reads at once."""
 
@@ -39,6 +42,10 @@ class Sequences:
         self._holders: dict[int, set[int]] = {}
         """Sequences with pages that go by a number."""
         self._next = 0
+        self._used: set[int] = set()
+        """Numbers that pages of the journal and the flash go by, as they were found."""
+        # Other stores, and files that go on from copies of this one, begin elsewhere: their pages are never ours.
+        self._next_tag = 0 if journal is None else zlib.crc32(journal.store.encode())
 
     def __getitem__(self, number: int) -> StoredSequence:
         """Raises CommandError for one that is not there."""
@@ -56,8 +63,8 @@ class Sequences:
 
     def add(self) -> int:
         """A new one's number."""
-        number = self.new_number()
-        state = StoredSequence(self._maker.shape, self._layout, self._suffix_tokens(), number)
+        number, tag = self._new_sequence()
+        state = StoredSequence(self._maker.shape, self._layout, self._suffix_tokens(), tag)
         self._note(number, state.token_tags, state.index_tags)
         self._hold(number, state)
         return number
@@ -68,13 +75,13 @@ class Sequences:
         tokens = int(parent.lengths.max())
         if parent.lengths.min() < tokens:
             raise CommandError(f"sequence {number} must have as many tokens in every layer to be forked; crop it first")
-        own = self.new_number()
+        own, tag = self._new_sequence()
         whole = self._suffix_tokens()
-        child = StoredSequence(self._maker.shape, self._layout, min(whole, parent.suffix_tokens), own)
+        child = StoredSequence(self._maker.shape, self._layout, min(whole, parent.suffix_tokens), tag)
         child.token_tags, child.index_tags = parent.token_tags, parent.index_tags
         if self._durable:
-            child.token_tags = parent.token_tags.then(tokens // self._layout.group_tokens, own)
-            child.index_tags = parent.index_tags.then(tokens // self._layout.block_tokens, own)
+            child.token_tags = parent.token_tags.then(tokens // self._layout.group_tokens, tag)
+            child.index_tags = parent.index_tags.then(tokens // self._layout.block_tokens, tag)
         child.tokens, child.index = [[table.copy() for table in tables] for tables in (parent.tokens, parent.index)]
         child.v_sum = parent.v_sum.copy()
         for layer in range(self._maker.shape.layers):
@@ -176,7 +183,7 @@ class Sequences:
         entries, sums = dict(self._journal.entries), self._journal.sums or {}
         tags = (tag for one in entries.values() for tag in (*one.token_tags.numbers, *one.index_tags.numbers))
         partial = (one.partial[1] for one in entries.values() if one.partial is not None)
-        self._next = max(*found.numbers, *entries, *tags, *partial, -1, -1) + 1
+        self._next, self._used = max(entries, default=-1) + 1, {*found.numbers, *tags, *partial}
         size, block = self._layout.group_tokens, self._layout.block_tokens
         pages = self._tables(found, entries, np.zeros(0, np.int64))
         if (avoid := found.redundant_blocks(pages)).size:
@@ -262,9 +269,16 @@ class Sequences:
         return self._maker.layout
 
     def new_number(self) -> int:
-        """That neither a sequence nor any page goes by."""
+        """For pages to come, which none goes by."""
+        while self._next_tag in self._used:
+            self._next_tag = (self._next_tag + 1) % _TAGS
+        number, self._next_tag = self._next_tag, (self._next_tag + 1) % _TAGS
+        return number
+
+    def _new_sequence(self) -> tuple[int, int]:
+        """A sequence's number, and the one that its pages go by."""
         self._next += 1
-        return self._next - 1
+        return self._next - 1, self.new_number()
 
     def _hold(self, number: int, state: StoredSequence) -> None:
         self._states[number] = state

@@ -19,12 +19,15 @@ class Stage:
     """A ring of page buffers. Programs and erases reach the flash in the order in which they came.
 
     In the `background` a thread of its own does them; the first error is raised by every later call. Calls come from
-    one thread.
+    one thread. `ahead` is called before each program and erase, by the thread that does it: when it has returned,
+    whatever accounts for the pages is durable.
     """
 
-    def __init__(self, flash: Flash, buffer_bytes: int, *, background: bool) -> None:
+    def __init__(
+        self, flash: Flash, buffer_bytes: int, *, background: bool, ahead: Callable[[], None] = lambda: None
+    ) -> None:  # fmt: skip
         geometry = flash.geometry
-        self._flash, self._size = flash, buffer_bytes // geometry.page_bytes
+        self._flash, self._size, self._ahead = flash, buffer_bytes // geometry.page_bytes, ahead
         if self._size < 2:
             raise CommandError(f"buffer_bytes must hold at least two pages, not {buffer_bytes!r} bytes")
         self._batch = PageBatch(
@@ -122,6 +125,7 @@ class Stage:
             self._error = error
 
     def _erase(self, block: int) -> None:
+        self._ahead()  # an older state may hold the pages in it
         self._flash.sync()  # the pages that were moved out of it, maybe under the promise of an earlier flush
         self._flash.erase(block)
 
@@ -135,6 +139,7 @@ class Stage:
             slots = slots[order]
             batch = self.get(slots)
         pages = self._pages[slots]
+        self._ahead()
         self._flash.program(pages, batch)
         self._slots[pages[self._slots[pages] == slots]] = -1
         self._programmed = end

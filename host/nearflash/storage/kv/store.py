@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeError, StorageFullError
 from nearflash.storage.flash.base import Flash
+from nearflash.storage.flash.file import KEPT
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.flash.page import PageData, PageKeys
 from nearflash.storage.kv.journal import SequenceJournal
@@ -77,7 +78,7 @@ class KvStore:
 
     With a `journal` sequences outlast the store: those in it are there again by the same numbers, with their full KV
     page groups, and with the tokens after them as the last `flush` or `close` found them. Pages are programmed as soon
-    as they are staged. The journal is then the store's own.
+    as they are staged, what was noted before them durable by then. The journal is then the store's own.
 
     Raises CommandError where layout, shape and flash do not fit together; PageError where pages of the journal's
     sequences cannot be read.
@@ -101,7 +102,7 @@ class KvStore:
         self.pages = PageMaker(shape, layout)
         self._pool = PagePool(
             flash, lambda *moved: self._sequences.moved(*moved), buffer_bytes=buffer_bytes, background=background,
-            read_limit=read_limit,
+            read_limit=read_limit, **({} if journal is None else {"ahead": journal.sync}),
         )  # fmt: skip
         self._journal = journal
         self._sequences = Sequences(
@@ -113,7 +114,7 @@ class KvStore:
             flash.label({"shape": asdict(shape), "layout": asdict(layout)})
         else:
             self._sequences.restore(FoundPages(flash, shape, layout, verify=journal.sums is None))
-            flash.label({"shape": asdict(shape), "layout": asdict(layout), "store": journal.store})
+            self._begin(journal)
             self._complete_index()
 
     # Sequences
@@ -224,11 +225,16 @@ class KvStore:
         sums = None
         try:
             self._pool.flush()
-            sums = self._sequences.group_sums()
-            self._keep_partial_groups()
+            try:
+                self._keep_partial_groups()
+            finally:
+                self._pool.flush()  # pages may have been moved to make room for them
+                sums = self._sequences.group_sums()
         finally:
-            self._journal.close(sums)
-            self._pool.close()
+            try:
+                self._journal.close(sums)
+            finally:
+                self._pool.close()
 
     # Reading
 
@@ -282,6 +288,14 @@ class KvStore:
         self.close()
 
     # Parts
+
+    def _begin(self, journal: SequenceJournal) -> None:
+        """Give journal and flash the store's new name: the journal first, which takes the old one until it is begun."""
+        self.flash.sync()  # the label that the journal names as the one before
+        journal.begin()
+        self.flash.label({"shape": asdict(self.shape), "layout": asdict(self.layout), KEPT: journal.store})
+        self.flash.sync()
+        journal.confirm()
 
     def _stored(self, sequence: int, layer: int, first: int, heads: int | slice) -> StoredHead:
         state = self._sequences[sequence]

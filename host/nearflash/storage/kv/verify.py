@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nearflash.abi.attention.codeword import PageKind
-from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.flash.file import KEPT, FileFlash
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.flash.page import PageKeys
 from nearflash.storage.kv.kept import kept_sequences
@@ -77,7 +77,7 @@ def verify(path: Path, **options: Any) -> Verification:
                            for page, key, has in zip(pages[~good], keys[~good], known[~good], strict=True)]  # fmt: skip
         keys = np.concatenate(valid)
         found.valid, found.heads = len(keys), _coverage(keys, layout)
-        if "store" in flash.about:
+        if KEPT in flash.about:
             found.kept = kept_sequences(flash, verify=bool(found.torn))
         return found
 

@@ -36,7 +36,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.profile import keep_profile, known_profile
 from nearflash.storage.kv import KvLayout, KvShape
-from nearflash.storage.kv.journal import SequenceJournal
+from nearflash.storage.kv.journal import SequenceJournal, journal_line
 from nearflash.storage.kv.sequence import Tags
 
 __all__ = ["drives", "journal", "machine", "plan", "policy", "results", "transcript"]
@@ -77,7 +77,7 @@ def transcript(folder: Path) -> Subject:
 
 
 def journal(folder: Path) -> Subject:
-    """The journal of three sequences; others are a copy that went on otherwise, and another store's."""
+    """The journal of three sequences; others are of another opening of its copy, and another store's."""
     name, path = "0" * 32, folder / "journal"
 
     def live(path: Path, store: str, salt: int) -> None:
@@ -93,9 +93,9 @@ def journal(folder: Path) -> Subject:
 
     live(path, name, 0)
     others = []
-    for number, store in enumerate((name, "1" * 32), 1):
-        live(folder / store[number:], store, number % 2)
-        others.append({FILE: (folder / store[number:]).read_bytes()})
+    for number, store in enumerate(("1" * 32, "2" * 32), 1):
+        live(folder / store, store, number % 2)
+        others.append({FILE: (folder / store).read_bytes()})
 
     def read(place: Path) -> object:
         return repr(SequenceJournal.read(place / FILE, name))
@@ -103,11 +103,12 @@ def journal(folder: Path) -> Subject:
     own = {FILE: path.read_bytes()}
 
     def forge(rng: random.Random) -> Files:
-        lines = own[FILE].splitlines()
-        number = rng.randrange(len(lines))
-        text = json.dumps(forged_json(json.loads(lines[number][9:]), rng)).encode()
-        lines[number] = b"%08x %b" % (zlib.crc32(text), text)
-        return {FILE: b"\n".join(lines) + b"\n"}
+        bodies = [json.loads(line[9:]) for line in own[FILE].splitlines()]
+        number, forged = rng.randrange(len(bodies)), b""
+        bodies[number] = forged_json(bodies[number], rng)
+        for body in bodies:
+            forged += journal_line(body, name, len(forged))
+        return {FILE: forged}
 
     older, lines = [], own[FILE].splitlines(keepends=True)
     for count in range(1, len(lines)):
