@@ -11,9 +11,11 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from nearflash.abi.errors import UnsupportedError
+from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.identity import ModelIdentity, configuration_digest, tokenizer_digest, weights_digests
 from nearflash.identity.tensors import content_digest, weighted_sum
+from nearflash.weights.convert import linear_weights, write_model
+from nearflash.weights.loading import load
 
 
 def config(**options):
@@ -249,6 +251,20 @@ class TestWithoutMemory:
         data.tofile(file)
         assert whole.differing(ModelIdentity.of(offloaded)) == "weights"
 
+    def test_weights_that_a_budget_leaves_on_disk_are_those_of_the_model_in_memory(self, tmp_path):
+        """Their parameters were a raw error."""
+        model = tiny(hidden_size=128, intermediate_size=256).to(torch.bfloat16)
+        with torch.no_grad():
+            for each in model.model.layers.parameters():
+                each[..., ::2] = 0
+        write_model(model, tmp_path, format="bitmap", bits=16, dtype=torch.bfloat16, compressed=linear_weights(model))
+        model.config.save_pretrained(tmp_path)
+        with pytest.raises(CommandError, match=r"budget must be \d+ bytes") as error:
+            load(LlamaForCausalLM, tmp_path, budget=0)
+        small = load(LlamaForCausalLM, tmp_path, budget=int(str(error.value).split()[3]))
+        assert any(each.is_meta for each in small.parameters())
+        assert not ModelIdentity.of(load(LlamaForCausalLM, tmp_path)).differing(ModelIdentity.of(small))
+
     def test_weights_that_are_nowhere_are_a_named_error(self):
         """A raw NotImplementedError came out of torch."""
         with torch.device("meta"):
@@ -261,6 +277,21 @@ class TestWithoutMemory:
         first(model).register_buffer("more", torch.eye(3).to_sparse())
         with pytest.raises(UnsupportedError, match=r"'model\.layers\.0\.more' must be of plain bytes"):
             ModelIdentity.of(model)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*quantize:UserWarning", "ignore:.*quantized tensor")
+def test_codes_and_scales_of_quantised_layers_are_compared():
+    """They are neither parameters nor buffers: no digest of those had them."""
+
+    def quantized(scale=1.0):
+        model = tiny()
+        with torch.no_grad():
+            first(model).mlp.up_proj.weight *= scale
+        return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+
+    before = ModelIdentity.of(quantized())
+    assert before == ModelIdentity.of(quantized())
+    assert before.differing(ModelIdentity.of(quantized(2.0))) == "weights", "the same codes, another scale"
 
 
 def test_parameters_in_another_dtype_are_those_of_the_model_loaded_in_it():

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from nearflash.abi.errors import OtherWeightsWarning, PlanError, StateError, WeightsError
+from nearflash.abi.errors import OtherWeightsWarning, PlanError, StateError, UnsupportedError, WeightsError
 from nearflash.cli.main import main
 from nearflash.identity import weights_digests
 from nearflash.inference.engines.setup import default_layout, open_engine
@@ -398,6 +398,17 @@ def test_weights_edited_while_a_turn_computes_leave_nothing_behind(base, tmp_pat
         model.model.norm.weight.data.div_(2)
         done = own.generate(PROMPT, max_new_tokens=NEW)
         assert done.reused_tokens == 0 and done.tokens[0] == without_anything_stored(model, words)
+
+
+def test_tokens_learned_before_the_prompt_are_a_named_error(base):
+    """Prefix tuning was a raw AttributeError, and no token of a session accounts for its K and V."""
+    for learned in (PrefixTuningConfig, PromptTuningConfig):
+        model = get_peft_model(tiny(), learned(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+        with (
+            engine(None, model, keep=False) as opened,
+            pytest.raises(UnsupportedError, match="no learned tokens before"),
+        ):
+            Session(model, base.words, opened)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,9 @@ def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """A tensor, or those that a subclass, a list or a mapping is made of."""
     if isinstance(value, Tensor):
+        if value.is_quantized:
+            yield from _flat(name, _codes(value))
+            return
         if not hasattr(value, "__tensor_flatten__"):
             yield name, value
             return
@@ -58,6 +61,13 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     else:
         kind = type(value).__name__
         raise UnsupportedError(f"state {name!r} must be tensors, numbers or text to be compared, not {kind}")
+
+
+def _codes(value: Tensor) -> list[Tensor]:
+    """Of a tensor of torch's own quantised dtypes."""
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return [value.int_repr(), torch.tensor([value.q_scale(), value.q_zero_point()], dtype=torch.float64)]
+    return [value.int_repr(), value.q_per_channel_scales(), value.q_per_channel_zero_points()]
 
 
 def tensor_digests(
@@ -94,7 +104,7 @@ def tensor_digests(
 def _place(name: str, tensor: Tensor) -> _Place:
     """Where a tensor's bytes lie. Raises UnsupportedError where it has none of its own."""
     try:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+        if tensor.layout is not torch.strided:
             raise ValueError("no plain bytes")
         return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:

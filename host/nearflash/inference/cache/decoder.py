@@ -61,6 +61,11 @@ def head_counts(layer: Any) -> tuple[int, int]:
 def check_decoder(model: Any) -> None:
     """Raise UnsupportedError for a model whose attention near storage cannot compute."""
     config = model.config
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise UnsupportedError(
+            "model must have no learned tokens before its prompt (peft's prompt and prefix tuning), whose K and V no "
+            "token accounts for: use an adapter of its weights, such as LoRA"
+        )
     if reason := _obstacle(model, config, config.get_text_config(decoder=True)):
         raise UnsupportedError(
             f"model must be a decoder with plain softmax attention, but {config.model_type!r} {reason}"
