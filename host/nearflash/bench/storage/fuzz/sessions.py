@@ -68,8 +68,8 @@ def _found(model: Any, tokenizer: Any, folder: Path) -> tuple[list[int], Any]:
     with _engine(model, folder) as engine:
         opened = Session(model, tokenizer, engine)
         tokens = opened.tokens[: opened.stored_tokens]
-        number = next(iter(engine.lengths), None)
-        layers = range(model.config.num_hidden_layers if number is not None and tokens else 0)
+        number = next(iter(engine.lengths), 0)
+        layers = range(model.config.num_hidden_layers if tokens else 0)
         values = [sequence_values(engine.store, number, layer, len(tokens)) for layer in layers]
         return tokens, np.stack(values) if values else np.zeros((0, 2, 0, 0, 0), np.float16)
 

@@ -166,10 +166,10 @@ def _forged_matrix(matrix: bytearray, rng: random.Random) -> bytes:
 def checkpoint(folder: Path) -> Subject:
     """A folder with two files and their index; another one is of another run, its tensors of the same names."""
     names = {f"model-{number}.safetensors": f"-{number}" for number in range(2)}
-    folders = []
+    folders: list[Files] = []
     for run in ("one", "two"):
         (folder / run).mkdir()
-        places = {}
+        places: dict[str, str] = {}
         for number, (file, suffix) in enumerate(names.items()):
             packed = _tensors(2 * len(folders) + number, suffix)
             planned = {each.name: (each.dtype, each.shape) for each in packed}
