@@ -82,8 +82,9 @@ FIELDS: Mapping[str, Field] = {
     "cache_implementation": Field(
         dict.fromkeys(Caller, "it stores K and V in fewer bits, which gives other tokens: use a policy, or a plan's"
                       " cache_bits"),
-        (None, False, "dynamic", "static", "offloaded", "offloaded_static", "hybrid", "hybrid_chunked",
-         "offloaded_hybrid", "offloaded_hybrid_chunked", "sliding_window", "paged"),
+        (None, False, "static", "offloaded", "offloaded_static", "hybrid", "hybrid_chunked",
+         "offloaded_hybrid", "offloaded_hybrid_chunked", "sliding_window", "paged",
+         "dynamic"),
         _ELSEWHERE, (None,),
     ),
     "cache_config": _fixed(None, "of a quantized cache alone"),
@@ -238,12 +239,10 @@ def generation_settings(
     fields = {**_defaults(), **asked}
     for name, rule in FIELDS.items():
         if caller in rule.rejected and not _is_neutral(fields[name], rule):
-            where = (
-                f"give {name}={rule.neutral[-1]!r}" if name in given else "change the model's generation_config.json"
-            )
+            plain = next((one for one in reversed(rule.neutral) if isinstance(one, type(fields[name]))), None)
+            where = f"give {name}={plain!r}" if name in given else "edit the model's generation_config.json"
             raise UnsupportedError(
-                f"{name} must be {rule.neutral[-1]!r} with {caller}, not {fields[name]!r} ({where}): "
-                f"{rule.rejected[caller]}"
+                f"{name} must be {plain!r} with {caller}, not {fields[name]!r} ({where}): {rule.rejected[caller]}"
             )
     fields |= _lengths(given, asked, max(lengths), positions)
     fields["eos_token_id"] = list(stops := _stop_tokens(fields["eos_token_id"])) or None

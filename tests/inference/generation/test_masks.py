@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM
+from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.inference import AttentionPolicy, NearflashCache, attach, open_engine
@@ -125,6 +125,30 @@ def test_another_mask_is_rejected_before_anything_is_stored(both, flash, name):
         assert torch.equal(again, wanted)
 
 
+@pytest.mark.parametrize(("columns", "message"), [(7, "must hide a column or show it"), (5, "must match the size")])
+def test_layers_that_a_rejected_call_has_left_apart_are_found(columns, message):
+    """A layer of transformers' own, with a window, may have the call's tokens already, and cannot give them back."""
+    kinds = ["sliding_attention", "full_attention"]
+    torch.manual_seed(3)
+    near = attach(Gemma2ForCausalLM(Gemma2Config(
+        vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=16,
+        num_key_value_heads=2, pad_token_id=0, eos_token_id=None, sliding_window=4, layer_types=kinds,
+    )).eval())  # fmt: skip
+    with open_engine(kv_shape_of(near.config), AttentionPolicy(), tokens=64, sequences=2) as engine:
+        with NearflashCache(engine, near.config) as cache:
+            calls = [(IDS[:, :6], None, None)]
+            steps(near, cache, calls)
+            biased = torch.full((2, 1, 1, columns), -1.0)
+            mask = {"full_attention": biased, "sliding_attention": biased[..., : 4 if columns == 7 else 7]}
+            with pytest.raises((UnsupportedError, RuntimeError), match=message):
+                steps(near, cache, [(IDS[:, 6:7], mask, torch.tensor([[6], [6]]))])
+            with pytest.raises(UnsupportedError, match="cache must be rewound or reset: an earlier call ended between"):
+                steps(near, cache, [(IDS[:, 6:8], None, None)])
+            cache.reset()
+            with NearflashCache(engine, near.config) as other:
+                assert torch.equal(steps(near, cache, calls)[0], steps(near, other, calls)[0])
+
+
 def test_an_engine_without_masks_rejects_them(both, flash, monkeypatch):
     _, near = both
     monkeypatch.setattr(type(flash), "takes_masks", False)
@@ -176,3 +200,26 @@ def test_a_model_that_leaves_its_cache_is_stopped(switching):
             cache.check_complete(IDS.shape[1] + 7)
             with pytest.raises(UnsupportedError, match="it has 19 of 30 tokens"):
                 cache.check_complete(30)
+
+
+DIRECT = {
+    "left": {"attention_mask": mask_of("001111", "111111")},
+    "right": {"attention_mask": mask_of("111100", "111111")},
+    "middle, in parts": {"attention_mask": mask_of("110011", "111111"), "prefill_chunk_size": 2},
+    "of a row": {"attention_mask": mask_of("000000", "111111")},
+    "positions": {"position_ids": torch.arange(3, 9).expand(2, 6)},
+    "embeddings": {"inputs_embeds": True, "attention_mask": mask_of("001111", "111111")},
+    "beams": {"attention_mask": mask_of("001111", "111111"), "num_beams": 3},
+}
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_generate_of_transformers_takes_what_it_takes_with_its_own_cache(both, name):
+    plain, near = both
+    options = {"input_ids": IDS[:, :6], "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0} | DIRECT[name]
+    if "inputs_embeds" in options:
+        options["inputs_embeds"] = plain.get_input_embeddings()(options.pop("input_ids")).detach()
+    own = plain.generate(**options, past_key_values=DynamicCache(config=plain.config))
+    with open_engine(kv_shape_of(near.config), AttentionPolicy(), tokens=64, sequences=6) as engine:
+        with NearflashCache(engine, near.config) as cache:
+            assert near.generate(**options, past_key_values=cache).tolist() == own.tolist()

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import shutil
 
 import pytest
 import torch
@@ -59,3 +60,14 @@ def test_a_model_with_windows_alone_has_nothing_for_flash(tmp_path, make_model, 
 def test_smollm2_is_found_without_importing_its_package():
     folder, options = pretrained._source("smollm2")
     assert (folder / options["gguf_file"]).stat().st_size > 10**7
+
+
+@pytest.mark.parametrize(
+    "text", ['{"eos_token_id": [4', '{"compile_config": {"mode": "default"}}', '{"num_beams": 0.5']
+)
+def test_a_damaged_generation_configuration_is_rejected(text, doclm_folder, tmp_path):
+    """transformers would load the model without it, and generate past its stop tokens."""
+    shutil.copytree(doclm_folder, tmp_path / "model")
+    (tmp_path / "model/generation_config.json").write_text(text)
+    with pytest.raises(CommandError, match=r"generation_config\.json of .* must be one that transformers takes"):
+        load_model(tmp_path / "model")

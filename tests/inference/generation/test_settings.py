@@ -319,7 +319,7 @@ def test_drawn_tokens_are_transformers_own(plain, near, planned, tokenizer):
     ({"forced_eos_token_id": 257}, "forced_eos_token_id must have tokens of the model"),
     ({"watermarking_config": {"bias": 1.0, "seeding_scheme": "none"}}, "must be values that transformers takes"),
     ({"generation_config": {"top_k": 3}}, "generation_config must be a GenerationConfig, not dict"),
-    ({"cache_implementation": "quantized"}, "cache_implementation must be 'paged' .*it stores K and V in fewer bits"),
+    ({"cache_implementation": "quantized"}, "cache_implementation must be 'dynamic' .*it stores K and V in fewer bits"),
     ({"stop_strings": ["a"], "num_beams": 2}, "num_beams must be 1 with stop_strings"),
     ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens must be None where a batch has several prompts"),
     ({"do_sample": True, "mini_batches": 2}, "mini_batches must be 1 where tokens are drawn"),

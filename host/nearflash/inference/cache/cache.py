@@ -10,13 +10,14 @@ for what follows stored tokens; the first call attends to the model's own tensor
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicLayer
 
 from nearflash.abi.errors import CommandError, NearflashError, ShapeError, UnsupportedError
 from nearflash.inference.cache.decoder import check_all_layers, flash_layers, own_layer
@@ -63,8 +64,6 @@ class NearflashCache(Cache):
         self._mask: torch.Tensor | None = None
         self._call = Columns(None)
         """Of the last call: its mask, and its columns by that."""
-        self._is_torn = False
-        """Whether layers that are not on flash have tokens of a call that was rejected."""
         if config is None:
             super().__init__(layer_class_to_replicate=lambda: FlashLayer(self, len(self.layers), len(self.layers)))
         else:
@@ -104,7 +103,7 @@ class NearflashCache(Cache):
         """Forget the batch and free its sequences."""
         self.behind.close()
         self.layers[:] = [] if self._config is None else self._empty_layers(self._config)
-        self._columns, self._before, self._is_torn = np.zeros((0, 0), bool), 0, False
+        self._columns, self._before = np.zeros((0, 0), bool), 0
         self._mask, self._call = None, Columns(None)
         while self.sequences:
             self.engine.free(self.sequences.pop())
@@ -157,8 +156,8 @@ class NearflashCache(Cache):
         try:
             if self.sequences:
                 self.batch_sequences(batch)
-            if self._is_torn:
-                raise UnsupportedError("cache must be reset: an earlier call ended between its layers")
+            if not place:
+                self._check_layers(new)
             stored = stored if len(stored) else np.zeros((batch, 0), bool)
             columns = read_mask(mask, stored, new, self.engine.takes_masks)
             kept = np.ones((batch, new), bool) if columns.kept is None else columns.kept
@@ -211,15 +210,23 @@ class NearflashCache(Cache):
             for number in range(count)
         ]
 
+    def _check_layers(self, new: int) -> None:
+        """Raise UnsupportedError where a call of `new` tokens meets layers that an earlier one left at different ones.
+
+        Layers that are never asked, as where layers share K and V, have none.
+        """
+        before = self._columns.shape[1]
+        held = {layer.get_seq_length() for layer in self.layers if isinstance(layer, FlashLayer | DynamicLayer)}
+        if held - {0, before, before + new}:
+            raise UnsupportedError("cache must be rewound or reset: an earlier call ended between its layers")
+
     def _undo(self, new: int) -> None:
         """Forget a call's `new` tokens of which none is stored: its first layers count them already."""
         length = self._columns.shape[1]
         for layer in self.layers:
             if layer.get_seq_length() == length + new:
-                if isinstance(layer, FlashLayer) or layer.is_croppable:
+                with suppress(RuntimeError):  # of a window that does not keep what it has left: the next call finds it
                     layer.crop(-new)
-                else:
-                    self._is_torn = True
 
     def _truncate(self, length: int) -> None:
         """Keep the first columns alone."""

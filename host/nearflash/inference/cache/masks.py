@@ -44,11 +44,11 @@ def read_mask(mask: Tensor | None, stored: NDArray[np.bool_], new: int, takes_ma
     if new == 1 and stored.all() and bool((mask if mask.dtype == torch.bool else mask == 0).all()):
         return Columns(None)  # most calls, on whatever device the mask is
     seen = np.broadcast_to(_seen(mask), (batch, new, before + new))
-    kept = seen[:, :, before:].any(axis=1)
+    kept: NDArray[np.bool_] = np.asarray(seen[:, :, before:].any(axis=1))
     held = np.concatenate([stored, kept], axis=1)
     if (shown := (seen & ~held[:, None]).any(axis=(1, 2)).nonzero()[0]).size:
         raise _rejected("must hide padding as before", f"show it in row {int(shown[0])}: it is not stored")
-    kept_or_all = None if kept.all() else kept
+    kept_or_all: NDArray[np.bool_] | None = None if kept.all() else kept
     if not before or _is_plain(seen, held, before):
         return Columns(kept_or_all)
     if not takes_masks:
