@@ -74,6 +74,47 @@ def test_several_tokens_see_the_tokens_up_to_themselves(make, shape, filled, nam
     engine.close()
 
 
+def masked(q, k, v, visible, scaling, softcap, sinks):
+    """q (heads, t, g, d) of any tokens; 0 for a query that sees none."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    logits = softcap * np.tanh(np.einsum("htgd,hsd->htgs", q, k) * scaling / softcap)
+    weights = np.where(visible[None, :, None], np.exp(logits), 0)
+    total = weights.sum(-1, keepdims=True) + np.exp(sinks.astype(np.float64))[:, None, :, None]
+    return np.einsum("htgs,hsd->htgd", weights / total, v)
+
+
+@pytest.mark.parametrize("name", ["cpu", "array"])
+@pytest.mark.parametrize("at_once", [1, 1 << 24], ids=["part by part", "at once"])
+def test_queries_see_what_a_mask_shows(make, shape, filled, monkeypatch, name, at_once):
+    """More queries than tokens, one that sees nothing, and whole parts that are hidden."""
+    monkeypatch.setattr(cpu.CpuEngine, "logits_at_once", at_once)
+    engine = make(name, True, PAGE)
+    assert engine.takes_masks
+    numbers, stored = filled(engine, shape, [5, 139])
+    rng = np.random.default_rng(2)
+    for number, (k, v) in zip(numbers, stored, strict=True):
+        (q,), sinks = draw(shape, 8, 1)
+        visible = rng.random((8, k.shape[1])) < 0.4
+        visible[2] = False
+        visible[3:5, : k.shape[1] * 3 // 4] = False
+        out = engine.attend_masked(1, number, q, visible, 0.2, softcap=2.0, sinks=sinks)
+        np.testing.assert_allclose(out, masked(q, k, v, visible, 0.2, 2.0, sinks), rtol=2e-5, atol=2e-5)
+        none = engine.attend_masked(1, number, q, visible, 0.2)
+        assert np.isfinite(none).all() and not none[:, 2].any()
+        with pytest.raises(ShapeError, match="visible must be of 8 queries"):
+            engine.attend_masked(1, number, q, visible[:, 1:], 0.2)
+    engine.close()
+
+
+def test_a_device_takes_no_masks(make, shape, filled):
+    engine = make("model", True, PAGE)
+    (number,), _ = filled(engine, shape, [5])
+    with pytest.raises(UnsupportedError, match="engine must be one that takes masks, not model"):
+        engine.attend_masked(1, number, draw(shape, 1, 1)[0][0], np.ones((1, 5), bool))
+    assert not engine.takes_masks
+    engine.close()
+
+
 def test_pages_are_read_once_for_all_tokens(make, shape, filled, monkeypatch):
     """In parts of few groups: as many bytes as one dense token reads, and the same numbers."""
     engine = make("cpu", True, PAGE)

@@ -49,6 +49,19 @@ def test_the_tokens_are_those_of_the_cpus_engine(doclm, on_gpu, gpu, tokenizer, 
     assert tokens[0] == tokens[1]
 
 
+def test_masks_over_stored_tokens_are_read(doclm, on_gpu, gpu):
+    ids = torch.arange(5, 29).reshape(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, 3:7] = 0
+    found = []
+    for model, device in ((doclm, ""), (on_gpu, gpu)):
+        with opened(model, device) as engine, NearflashCache(engine, model.config) as cache, torch.no_grad():
+            model(ids[:, :9].to(model.device), past_key_values=cache)
+            new, seen = ids[:, 9:].to(model.device), mask.to(model.device)
+            found.append(model(new, attention_mask=seen, past_key_values=cache).logits.cpu())
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
 def test_a_query_that_fp16_cannot_hold_is_named(on_gpu, gpu):
     with opened(on_gpu, gpu) as engine, NearflashCache(engine, on_gpu.config) as cache:
         ids = torch.ones(1, 9, dtype=torch.int64, device=gpu)
