@@ -83,6 +83,30 @@ def test_full(tmp_path, change_statvfs):
     )
 
 
+def test_files_on_one_drive_share_its_room_and_life(tmp_path, change_statvfs, capsys):
+    """Each was compared with all of it."""
+    change_statvfs(f_bavail=8_000, f_frsize=4096)  # room for one of them
+    paths = [str(tmp_path / name) for name in ("a", "b")]
+    assert cli.main(["preflight", paths[0], "--params", "1M", "--no-measure", "--tbw", "1"]) == 0
+    assert "83,333 steps of 0.012 GB" in capsys.readouterr().out
+    assert cli.main(["preflight", *paths, "--params", "2M", "--no-measure"]) == 1
+    assert "the state of 2,000,000 parameters takes 0.05 GB" in capsys.readouterr().out
+
+
+def test_what_lies_on_the_path_already(tmp_path):
+    (tmp_path / "state").write_text("")
+    assert lines(tmp_path / "state")["path"].level is Level.WARNING
+    os.mkfifo(tmp_path / "pipe")
+    assert "must be a file or a block device, not a pipe" in only_error(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-3", "0"])
+def test_rated_writes_that_mean_nothing(tmp_path, capsys, value):
+    with pytest.raises(SystemExit):
+        cli.main(["preflight", str(tmp_path), "--params", "1M", "--tbw", value])
+    assert "argument --tbw: must be a number above 0" in capsys.readouterr().err
+
+
 def test_read_only(tmp_path, change_statvfs):
     change_statvfs(f_flag=os.ST_RDONLY)
     assert "is read-only; mount it for writing (mount -o remount,rw" in only_error(tmp_path)

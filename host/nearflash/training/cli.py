@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep, StateFormat
-from nearflash.arguments import non_negative, positive, rate
+from nearflash.arguments import above_zero, non_negative, positive, rate
 
 if TYPE_CHECKING:
     from nearflash.training.finetune import Progress
@@ -45,7 +45,7 @@ def preflight(subparsers: Any) -> None:
         "--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat],
         help="Format of the moments.",
     )  # fmt: skip
-    parser.add_argument("--tbw", type=float, metavar="TB", help="Rated writes of the drive, in terabytes.")
+    parser.add_argument("--tbw", type=above_zero, metavar="TB", help="Rated writes of the drive, in terabytes.")
     parser.add_argument("--no-measure", action="store_true", help="Write no file to measure rates with.")
     parser.set_defaults(run=_preflight)
 
@@ -55,13 +55,22 @@ def _preflight(arguments: argparse.Namespace) -> int:
 
     rule = _RULES[arguments.optimizer](state_format=arguments.state_format)
     share = State(-(-arguments.params // len(arguments.paths)), rule)
-    errors = 0
-    for path in arguments.paths:
+    errors, drives = 0, [_drive(path) for path in arguments.paths]
+    for path, drive in zip(arguments.paths, drives, strict=True):
         print(f"{path}:")
-        for finding in preflight(path, share, rated_tb=arguments.tbw, measure=not arguments.no_measure):
+        options = {"rated_tb": arguments.tbw, "measure": not arguments.no_measure, "sharing": drives.count(drive)}
+        for finding in preflight(path, share, **options):
             print(f"  {finding}")
             errors += finding.level is Level.ERROR
     return 1 if errors else 0
+
+
+def _drive(path: Path) -> int | Path:
+    """What tells the file system of a state from others; the path itself where it cannot be there."""
+    try:
+        return (path if path.is_dir() else path.parent).stat().st_dev
+    except OSError:
+        return path
 
 
 def train(subparsers: Any) -> None:

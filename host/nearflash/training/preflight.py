@@ -9,7 +9,7 @@ import os
 import resource
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -106,11 +106,15 @@ class Mount:
         return None
 
 
-def preflight(path: Path, state: State, *, rated_tb: float | None = None, measure: bool = True) -> Iterator[Finding]:
+def preflight(
+    path: Path, state: State, *, rated_tb: float | None = None, measure: bool = True, sharing: int = 1
+) -> Iterator[Finding]:
     """Findings for a state on `path` (a folder, or a file to be made in one); the last one where it is an error.
 
     rated_tb: terabytes that the drive may be written in its life (TBW). `measure`: read and write a file there.
+    sharing: files of this size that the same file system is to hold, this one included.
     """
+    state = replace(state, params=state.params * sharing)
     folder = (path if path.is_dir() else path.parent).resolve()
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         lambda: _place(path, folder),
@@ -151,6 +155,13 @@ def _place(path: Path, folder: Path) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "file system", text)
         return
     yield Finding(Level.OK, "file system", where)
+    if path.exists() and not path.is_dir():
+        if path.is_file() or path.is_block_device():
+            text = f"{path} exists: an optimizer opens a state there with resume=True, and makes none over it"
+            yield Finding(Level.WARNING, "path", text)
+        else:
+            text = f"{path} must be a file or a block device, not a pipe, socket or other device: give another path"
+            yield Finding(Level.ERROR, "path", text)
 
 
 def _room(folder: Path, state: State) -> Iterator[Finding]:

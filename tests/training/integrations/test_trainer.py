@@ -1,12 +1,14 @@
 """Trainer: like torch's AdamW, clipped once, and a resumed run is the run that was not interrupted, to the bit."""
 
+import warnings
+
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from nearflash.abi.errors import StateError
-from nearflash.training import NearStorageAdamW
-from nearflash.training.integrations.checkpoints import FOLDER, restore
+from nearflash.abi.errors import CommandError, StateError
+from nearflash.training import NearStorageAdamW, NearStorageLion, NearStorageSGD
+from nearflash.training.integrations.checkpoints import FOLDER, restore, save
 from nearflash.training.integrations.trainer import Snapshots, trainer_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -94,6 +96,100 @@ def test_resume_from_a_checkpoint_before_the_state(make_model, rows, values, arg
     second = run(resumed, rows, arguments("b"), tmp_path / "state", checkpoint, param_dtype=name)
     assert losses(second)[-3:] == losses(first)[-3:]
     assert all(torch.equal(one, two) for one, two in zip(values(whole), values(resumed), strict=True))
+
+
+def test_a_second_run_starts_from_its_own_model(make_model, rows, values, arguments, tmp_path):
+    """Once it got the first one's weights and moments, as the path existed, and no clipping, as that had moved."""
+    chosen, results = arguments(), []
+    for number in range(3):
+        model = make_model()
+        optimizer = trainer_optimizer(chosen, path=tmp_path / "state", **OPTIONS)
+        trainer = Trainer(model, chosen, train_dataset=rows, optimizer_cls_and_kwargs=optimizer)
+        if number:
+            with pytest.warns(
+                UserWarning, match=r"state held the state of an earlier run, which is .*state\.previous now"
+            ):
+                trainer.train()
+        else:
+            trainer.train()
+        results.append(values(model))
+    assert all(torch.equal(*pair) for other in results[1:] for pair in zip(results[0], other, strict=True))
+    close(trainer)
+    assert sorted(path.name for path in tmp_path.glob("state*")) == ["state", "state.previous"]
+    with NearStorageAdamW(groups(make_model()), path=tmp_path / "state.previous", resume=True, **OPTIONS) as earlier:
+        assert earlier.steps == 6
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_resume_from_a_checkpoint_that_only_train_is_given(make_model, rows, values, arguments, tmp_path, step):
+    """Of the snapshot in an earlier checkpoint, or of the state itself where that is at the checkpoint's step."""
+    whole, resumed = make_model(), make_model()
+    saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 9}
+    run(whole, rows, arguments("whole", **saving), tmp_path / "whole.state")
+    stopping = Stop(6)
+    first = arguments("a", **saving)
+    optimizer = trainer_optimizer(first, path=tmp_path / "state", **OPTIONS)
+    callbacks = [stopping] + [Snapshots()] * (step == 3)
+    trainer = Trainer(make_model(), first, train_dataset=rows, callbacks=callbacks, optimizer_cls_and_kwargs=optimizer)
+    trainer.train()
+    second = arguments("a", **saving)
+    optimizer = trainer_optimizer(second, path=tmp_path / "state", **OPTIONS)
+    trainer = Trainer(resumed, second, train_dataset=rows, callbacks=[Snapshots()], optimizer_cls_and_kwargs=optimizer)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "state held the state of an earlier run")
+        trainer.train(resume_from_checkpoint=str(tmp_path / "a" / f"checkpoint-{step}"))
+    assert trainer.optimizer.optimizer.steps == 9
+    close(trainer)
+    assert all(torch.equal(one, two) for one, two in zip(values(whole), values(resumed), strict=True))
+
+
+class Stop(TrainerCallback):
+    """As a run that was stopped after a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = state.global_step == self.step
+
+
+def test_what_is_no_state_is_not_set_aside(make_model, rows, arguments, tmp_path):
+    (tmp_path / "state").write_text("a thesis")
+    optimizer = trainer_optimizer(arguments(), path=tmp_path / "state", **OPTIONS)
+    with pytest.raises(StateError):
+        Trainer(make_model(), arguments(), train_dataset=rows, optimizer_cls_and_kwargs=optimizer).train()
+    assert (tmp_path / "state").read_text() == "a thesis" and not (tmp_path / "state.previous").exists()
+
+
+def test_optim_chooses_the_class(arguments, tmp_path):
+    """Once every name trained with AdamW."""
+    kind, options = trainer_optimizer(arguments(optim="sgd"), path=tmp_path / "state")
+    assert issubclass(kind, NearStorageSGD) and "betas" not in options
+    kind, options = trainer_optimizer(arguments(optim="lion_32bit", adam_beta2=0.95), path=tmp_path / "state")
+    assert issubclass(kind, NearStorageLion) and options["betas"] == (0.9, 0.95)
+    with pytest.raises(CommandError, match=r"optim must be one of adamw_torch, .*, not 'adafactor'"):
+        trainer_optimizer(arguments(optim="adafactor"), path=tmp_path / "state")
+    kind, _ = trainer_optimizer(arguments(optim="adafactor"), path=tmp_path / "state", kind=NearStorageAdamW)
+    assert issubclass(kind, NearStorageAdamW)
+
+
+def test_saving_into_the_same_checkpoint_again(tmp_path):
+    """As a run does that resumes from an earlier checkpoint: once an error, in the middle of training."""
+    tensor = torch.nn.Parameter(torch.ones(2000))
+    paths = [tmp_path / "a.state", tmp_path / "b.state"]
+    with NearStorageAdamW([tensor], path=paths, device=["host", "host"], extent_params=1024) as two:
+        save(two, tmp_path / "checkpoint")
+    with NearStorageAdamW([tensor], path=tmp_path / "a.state.1", extent_params=1024) as one:
+        for step in range(1, 3):
+            tensor.grad = torch.ones_like(tensor)
+            one.step()
+            save(one, tmp_path / "checkpoint")
+            assert restore(tmp_path / "checkpoint", tmp_path / "restored") == step
+        with pytest.raises(StateError, match="cannot be"):
+            save(one, tmp_path / "a.state" / "checkpoint")
+    assert [path.name for path in tmp_path.rglob("checkpoint/**/*")] == ["nearflash", "a.state.1"]
+    with pytest.raises(StateError, match="must be a folder that exists"):
+        restore(tmp_path / "checkpoint", tmp_path / "none" / "state")
 
 
 def test_resume_with_an_optimizer_that_exists_already(make_model, rows, values, arguments, tmp_path):

@@ -11,16 +11,15 @@ To resume: first `integrations.checkpoints.restore`, then the optimizer with res
 from pathlib import Path
 from typing import Any
 
-from nearflash.training.integrations.checkpoints import FOLDER
+from nearflash.training.integrations.checkpoints import save
 
 __all__ = ["save_snapshots"]
 
 
 def save_snapshots(accelerator: Any, optimizer: Any) -> None:
-    """From now on `accelerator.save_state` takes a snapshot of this optimizer, prepared or not, along."""
+    """From now on `accelerator.save_state` takes a snapshot of this optimizer, prepared or not, along.
+
+    Saving into the same folder again replaces the snapshot.
+    """
     own = getattr(optimizer, "optimizer", optimizer)
-
-    def save(_models: Any, _weights: Any, folder: str) -> None:
-        own.store.snapshot(Path(folder) / FOLDER)
-
-    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_save_state_pre_hook(lambda _models, _weights, folder: save(own, Path(folder)))

@@ -5,39 +5,91 @@ training resumes from the state file at the last committed step only, which is w
 """
 
 import contextlib
-from collections.abc import Sequence
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from nearflash.abi.errors import StateError
 from nearflash.storage import StateStore
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.state.snapshot import copy
+from nearflash.support.files import flush_folder, give_name
 from nearflash.training.optimizers.options import Settings
 
-__all__ = ["FOLDER", "restore"]
+__all__ = ["FOLDER", "files_of", "restore", "save"]
 
 FOLDER = "nearflash"
-"""Of the snapshot, in the folder of a checkpoint."""
+"""Of the snapshot, in the folder of a checkpoint; those of several ranks are `nearflash-rank0` and so on."""
+
+
+def save(optimizer: Any, checkpoint: str | Path) -> list[Path]:
+    """Put a snapshot of the optimizer's state into the folder of a checkpoint; one that is there is replaced.
+
+    optimizer: a near-storage one, or a RankedOptimizer, of which each rank saves its share. Each file is replaced at
+    once when all new ones are complete. Raises StateError, StorageFullError, with the earlier snapshot as it was.
+    """
+    share = getattr(optimizer, "share", None)
+    target = Path(checkpoint) / _name(None if share is None or share.of == 1 else share.rank)
+    partial = target.with_name(f".{target.name}-{secrets.token_hex(8)}.partial")
+    try:
+        names = [path.name for path in optimizer.store.snapshot(partial)]
+        target.mkdir(exist_ok=True)
+        for name in names:
+            give_name(partial / name, target / name)
+        for path in files_of(target):
+            if path.name not in names:
+                path.unlink()
+        flush_folder(target)
+        flush_folder(target.parent)
+    except OSError as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"{target} cannot be written ({error.strerror}): choose another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return [target / name for name in names]
 
 
 def restore(
-    checkpoint: str | Path, path: str | Path | Sequence[str | Path], *, devices: int = 1, direct: bool = True
+    checkpoint: str | Path,
+    path: str | Path | Sequence[str | Path],
+    *,
+    devices: int = 1,
+    direct: bool = True,
+    rank: int | None = None,
 ) -> int:
     """Put a checkpoint's snapshot in the place of the state on `path`, as an optimizer takes it; returns its step.
 
-    The files that were there are replaced. Raises StateError where there is no complete snapshot, or one of another
-    number of files, or where an optimizer has those files open; StorageFullError.
+    The files that were there are replaced. rank: whose of several ranks' snapshots. Raises StateError where there is no
+    complete snapshot, or one of another number of files, or where an optimizer has those files open; StorageFullError.
     """
-    folder = Path(checkpoint) / FOLDER
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    folder = Path(checkpoint) / _name(rank)
+    found = files_of(folder)
     targets = Settings(path=path, device=["host"] * devices).paths
     if len(found) != len(targets):
-        raise StateError(
-            f"{folder} must hold a snapshot of {len(targets)} files, not of {len(found)}; see integrations.trainer"
-        )
+        others = sorted(each.name for each in Path(checkpoint).glob(f"{FOLDER}*") if each != folder)
+        hint = f"there are {', '.join(others)}, of another number of ranks" if others else "see integrations.trainer"
+        raise StateError(f"{folder} must hold a snapshot of {len(targets)} files, not of {len(found)}; {hint}")
+    if missing := [target.parent for target in targets if not target.parent.is_dir()]:
+        raise StateError(f"{missing[0]} must be a folder that exists, for the state to be restored to; make it")
     with contextlib.ExitStack() as held:
         for target in filter(Path.exists, targets):
             held.enter_context(DirectFile.open(target, direct=direct))  # locked: no optimizer trains on it
         store = held.enter_context(StateStore.open(found, direct=direct))
         store.each(lambda file: copy(file, targets[file.index]))
         return store.steps
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a snapshot, in order; none where there is no such folder."""
+    return sorted(_visible(folder)) if folder.is_dir() else []
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+
+
+def _name(rank: int | None) -> str:
+    return FOLDER if rank is None else f"{FOLDER}-rank{rank}"

@@ -85,7 +85,8 @@ class RankedOptimizer(torch.optim.Optimizer):
             raise CommandError(
                 f"ranks must be at most {len(self._rank_of)}, one a tensor, not {self._ranks.count}; use fewer ranks"
             )
-        self._share, made = agree_on_files(self._ranks, options)
+        self.share, made = agree_on_files(self._ranks, options)
+        """Which part of which run this rank has."""
         self._opened = self._ranks.together(
             lambda: kind(self._local_groups(), sum_of_squares=lambda _: self._total, **options),
             "opening",
@@ -164,7 +165,7 @@ class RankedOptimizer(torch.optim.Optimizer):
                 del mine[key]
             mine.update({key: value for key, value in every.items() if key not in _OWN})
         self.local.metadata.clear()
-        self.local.metadata.update(self._share.joined(self.metadata))
+        self.local.metadata.update(self.share.joined(self.metadata))
         for name in _SCALER:
             setattr(self.local, name, getattr(self, name, None))
         try:
