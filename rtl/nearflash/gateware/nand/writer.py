@@ -5,7 +5,7 @@
 Contract: codewords leave in order, 69 beats each, beat by beat as they come. Reset drops the codeword inside.
 
 Timing: 138 cycles a codeword; back-pressure: yes.
-Numerics: equals nearflash.model.nand.codeword.raw to the bit.
+Numerics: equals nearflash.model.nand.codeword.raw_codewords to the bit.
 """
 
 from amaranth import Module

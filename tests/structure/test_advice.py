@@ -1,0 +1,246 @@
+"""What messages, help texts and pages advise exists: names to import, commands, options, files, extras, variables."""
+
+import argparse
+import ast
+import re
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from nearflash.bench.options import options_of
+from nearflash.bench.runner import bench_names, load_bench
+from nearflash.cli.main import make_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOTS = ("host", "rtl", "sim")
+NO_MODULES = {
+    "nearflash.bitstream", "nearflash.command", "nearflash.device.attend", "nearflash.device.expand",
+    "nearflash.device.update", "nearflash.xclbin",
+}  # fmt: skip
+"""Groups of entry points, and a file."""
+PENDING = {"nearflash.inference.attach"}
+"""Exported by a repair that comes beside this test."""
+FOREIGN = {"--no-deps": "pip", "--stat": "git", "--p2p": "xbutil", "--nproc": "torchrun", "--platform": "v++",
+           "--tmg-ripup": "nextpnr"}  # fmt: skip
+"""Options of other programs."""
+NOT_HERE = {"system.tcl", "connect.tcl", "nand_phy.v", "litenvme_core.v", "FILE.tcl", "s.v", "x/y.py",
+            "tests/gateware/x/test_y.py"}  # fmt: skip
+"""Written by a build, another project's, or an example."""
+SOURCES = ["py", "cpp", "hpp", "h", "md", "tcl", "sv", "v", "toml"]
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    found = listed or [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()]
+    return tuple(name for name in found if (ROOT / name).is_file())
+
+
+@cache
+def pages() -> tuple[tuple[str, str], ...]:
+    """Place and text of each line of the pages; lines that end with a backslash go on."""
+    names = [name for name in tracked() if name.endswith(".md") and not name.startswith("docs/results/")]
+    return tuple(
+        (f"{name}:{number}", line)
+        for name in names if name != "CHANGELOG.md"
+        for number, line in enumerate((ROOT / name).read_text().replace("\\\n", " ").splitlines(), 1)
+    )  # fmt: skip
+
+
+def strings(tree: ast.AST):
+    """Line and text of each string; what an f-string computes is a `?`."""
+    inside = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            inside |= {id(part) for part in node.values}
+            parts = (str(part.value) if isinstance(part, ast.Constant) else "?" for part in node.values)
+            yield node.lineno, "".join(parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node.lineno, node.value
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    files = (path for root in ROOTS for path in (ROOT / root).rglob("*.py"))
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
+
+
+@cache
+def advice() -> tuple[tuple[str, str], ...]:
+    """Place and text of all that may advise."""
+    found = [(f"{name}:{line}", text) for name, tree in trees().items() for line, text in strings(tree)]
+    return (*found, *pages())
+
+
+# Names
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is a module, or a module's first name that it defines, imports or lists."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        for root in ROOTS:
+            base = ROOT.joinpath(root, *parts[:count])
+            file = next((each for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()), None)
+            if file is not None:
+                tree = trees()[str(file.relative_to(ROOT))]
+                return count == len(parts) or parts[count] in defined(tree)
+            if base.is_dir():
+                return count == len(parts)
+    return False
+
+
+def defined(tree: ast.Module) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {each.asname or each.name for each in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def test_every_dotted_name_can_be_imported():
+    wrong = {
+        f"{where}: {name}"
+        for where, text in advice()
+        for name in re.findall(r"(?<![\w/.-])nearflash(?:\.[A-Za-z_]\w*)+", text)
+        if name not in NO_MODULES | PENDING and not is_there(name)
+    }
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+# Commands
+
+
+@cache
+def commands() -> dict[tuple[str, ...], set[str]]:
+    """The options of each command by its words."""
+    found: dict[tuple[str, ...], set[str]] = {}
+
+    def walk(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> None:
+        found[words] = {"--verbose", "--help"}
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for word, each in action.choices.items():
+                    walk(each, (*words, word))
+            found[words] |= set(action.option_strings)
+
+    walk(make_parser(everything=True), ())
+    for name in bench_names():
+        found["bench", name] |= {f"--{option.replace('_', '-')}" for option in options_of(load_bench(name))}
+    found["bench", "NAME"] = {"--json"}
+    return found
+
+
+def complaint(line: str) -> str | None:
+    """What is wrong with a command line after `nearflash`."""
+    words, path = line.split(), ()
+    plain = [word.strip("'\"`.,:()") for word in words]
+    while plain and (*path, plain[0]) in commands():
+        path = (*path, plain.pop(0))
+    if not path:
+        return "no command"
+    if any(len(each) > len(path) and each[: len(path)] == path for each in commands()) and plain:
+        word = plain[0]
+        if re.fullmatch(r"[a-z][\w-]+", word) and path != ("generate",):
+            return f"no {word!r} of {' '.join(path)}"
+    options = re.findall(r"(?<![\w-])--[a-z][\w-]*", " ".join(words))
+    return next((f"no {option} of {' '.join(path)}" for option in options if option not in commands()[path]), None)
+
+
+def lines_of_commands(text: str):
+    """What follows `nearflash` where it is called: in code, after a colon, or with an option; to where it ends."""
+    called = re.compile(r"(`|: |\(|\brun |bin/|^ *|[;&|] )nearflash (?=[a-z])([^`\n;|)&#]*)", re.MULTILINE)
+    for match in called.finditer(text):
+        before, line = match[1], re.sub(r"'[^']*'", "?", match[2])
+        known = (line.split()[0].strip("'\"`.,:()"),) in commands()
+        if known or before == "`":
+            yield line
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("`nearflash nosuch`", ["no command"]), ("run `nearflash plan MODEL --nosuch`", ["no --nosuch of plan"]),
+        ("stored so (nearflash compress --form int4)", ["no --form of compress"]),
+        ("again: nearflash state nosuch FILE", ["no 'nosuch' of state"]), ("nearflash stores K and V", []),
+        ("nearflash emit && git diff --stat", [None]), ("`nearflash bench kv --json`", [None]),
+    ],
+)  # fmt: skip
+def test_commands_are_recognised(text, found):
+    assert [complaint(line) for line in lines_of_commands(text)] == found
+
+
+def test_every_command_and_option_exists():
+    wrong = {
+        f"{where}: nearflash {line[:60]}: {why}"
+        for where, text in advice()
+        for line in lines_of_commands(text)
+        if (why := complaint(line))
+    }
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_every_option_in_a_sentence_is_somebodys():
+    ours = set().union(*commands().values())
+    for tree in trees().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                ours |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
+            elif isinstance(node, ast.Compare):  # of sys.argv
+                ours |= {str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    wrong = {
+        f"{where}: {option}"
+        for where, text in advice() if " " in text.strip() and "-->" not in text
+        for option in re.findall(r"(?<![\w/-])--[a-z][\w-]*", text)
+        if option not in ours | FOREIGN.keys()
+    }  # fmt: skip
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+# Files, extras, targets, variables
+
+
+def test_every_file_that_a_page_names_is_there():
+    endings = "|".join(SOURCES)
+    folders = {f"/{parent}/" for name in tracked() for parent in Path(name).parents}
+    wrong = []
+    for where, line in pages():
+        for name in re.findall(rf"(?<![\w./-])([A-Za-z_][\w.-]*(?:/[\w.-]+)*\.(?:{endings}))(?![\w/])", line):
+            if name not in NOT_HERE and not any(f"/{each}".endswith(f"/{name}") for each in tracked()):
+                wrong.append(f"{where}: {name}")
+        for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)*/)`", line):
+            if not name.startswith("build/") and not any(each.endswith(f"/{name}") for each in folders):
+                wrong.append(f"{where}: {name}")
+        for name in re.findall(r"(?<![\w./-])((?:docs|tests|host|sim|rtl|hls|bitstreams)/[\w./-]+)", line):
+            name = name.rstrip(".,")
+            if name not in NOT_HERE and not any(each.startswith(name) for each in tracked()):
+                wrong.append(f"{where}: {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_extra_target_and_variable_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    read = set(re.findall(r"NEARFLASH_[A-Z0-9_]*[A-Z0-9]", makefile))
+    for name in tracked():
+        if name.endswith((".py", ".cpp", ".hpp", ".h", ".tcl")):
+            read |= set(re.findall(r"NEARFLASH_[A-Z0-9_]*[A-Z0-9]", (ROOT / name).read_text(errors="replace")))
+    wrong = set()
+    for where, text in advice():
+        named = re.findall(r"nearflash\[([a-z,]+)\]", text)
+        wrong |= {f"{where}: [{extra}]" for each in named for extra in each.split(",") if extra not in extras}
+        is_page = where.partition(":")[0].endswith(".md")
+        calls = re.findall(r"(?:`|^ {4})make ([a-z-]+)", text) if is_page else re.findall(r"`make ([a-z-]+)", text)
+        wrong |= {f"{where}: make {call}" for call in calls if call not in targets}
+        variables = re.findall(r"NEARFLASH_[A-Z0-9_]*[A-Z0-9]", text) if is_page else ()
+        wrong |= {f"{where}: {each}" for each in variables if each not in read}
+    assert not wrong, "\n".join(sorted(wrong))
