@@ -144,8 +144,8 @@ def _placed(sources: Mapping[str, Source], budget: int | None, prefetch_bytes: i
     needed = dense + buffers
     if budget < needed:
         raise CommandError(f"budget must be {needed} bytes at least, {dense} for what is not compressed and {buffers} "
-                           f"to read, expand and prefetch in, not {budget!r}: nearflash compress makes them smaller, "
-                           "nearflash generate --plan auto reads them layer by layer")  # fmt: skip
+                           f"to read, expand and prefetch in, not {budget!r}: compress them (nearflash compress), "
+                           "or read them layer by layer (nearflash generate --plan auto)")  # fmt: skip
     room, in_memory = budget - needed, set()
     for name, tensor in packed.items():
         if tensor.stored_bytes <= room:
