@@ -74,6 +74,17 @@ def test_results_of_one_policy_serve_another(saved, tmp_path, prompts):
     assert header["settings"]["generation"]["max_new_tokens"] == 5
 
 
+def test_results_serve_experts_read_one_by_one_and_a_model_that_has_run(saved, tmp_path, prompts):
+    """Where weights lie after a run, or routers that stay in memory, is no other model."""
+    folder, _ = saved("mixtral")
+    rows, file, disk = prompts(2), tmp_path / "results", OffloadPolicy(2, 1, Shares(disk=1), GPU, GPU)
+    with OffloadedModel(folder, disk) as model:
+        one = model.generate(rows, max_new_tokens=3, results=file)
+        assert model.generate(rows, max_new_tokens=3, results=file).resumed == 2
+    again = generate(folder, rows, disk, max_new_tokens=3, results=file, expert_bytes=1 << 20)
+    assert again.tokens == one.tokens and again.resumed == 2
+
+
 def test_another_models_results_are_refused(saved, tmp_path, prompts):
     folder, _ = saved("llama")
     wider, _ = saved("llama", intermediate_size=128)

@@ -8,8 +8,10 @@ Two models with one identity compute the same, up to rounding. What is left out 
 other modules that user's code calls, and library functions that were replaced outside their classes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -40,22 +42,19 @@ class ModelIdentity:
 
     @classmethod
     def of(
-        cls, model: Any, tokenizer: Any = None, *, stored: Callable[[str], Any] | None = None, quick: bool = False
+        cls, model: Any, tokenizer: Any = None, *, stored: Mapping[str, str] = MappingProxyType({}), quick: bool = False
     ) -> Self:
         """The identity of a model as it is now, and of its tokenizer, None where there is none.
 
-        stored: finds a tensor, or its digest, for a name without memory; those of accelerate's hooks are found without.
-        quick: weights by CRC32C, to be compared within one process. Raises UnsupportedError for weights without memory
-        or source, or of a kind whose bytes cannot be read.
+        stored: digests of what weights are read from, by name, which stand for them. Weights without memory are read
+        from where a hook of accelerate's has them. quick: weights by CRC32C, to be compared within one process.
+        Raises UnsupportedError for weights without memory or source, or of a kind whose bytes cannot be read.
         """
-
-        def find(name: str) -> Any:
-            found = None if stored is None else stored(name)
-            return _hooked(model, name) if found is None else found
 
         return cls(
             configuration_digest(model.config), str(model.dtype).removeprefix("torch."),
-            digest_of(tensor_digests(_tensors(model), find, quick=quick)), digest_of(module_states(model)),
+            digest_of(tensor_digests(_tensors(model), partial(_hooked, model), stored=stored, quick=quick)),
+            digest_of(module_states(model)),
             digest_of(adapter_states(model)), "" if tokenizer is None else tokenizer_digest(tokenizer),
         )  # fmt: skip
 
@@ -76,12 +75,11 @@ def weights_digests(model: Any, dtypes: tuple[torch.dtype, ...]) -> dict[str, st
     `ModelIdentity.of` does.
     """
 
-    def stored(name: str) -> Any:
-        return _hooked(model, name)
-
     adapters = adapter_states(model)
     return {
-        str(dtype).removeprefix("torch."): digest_of([tensor_digests(_tensors(model), stored, dtype=dtype), adapters])
+        str(dtype).removeprefix("torch."): digest_of(
+            [tensor_digests(_tensors(model), partial(_hooked, model), dtype=dtype), adapters]
+        )
         for dtype in dtypes
     }
 

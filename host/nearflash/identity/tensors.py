@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -71,24 +72,23 @@ def _codes(value: Tensor) -> list[Tensor]:
 
 
 def tensor_digests(
-    tensors: Iterator[tuple[str, Tensor]], stored: Callable[[str], Any] | None = None, *, quick: bool = False,
-    dtype: torch.dtype | None = None,
+    tensors: Iterator[tuple[str, Tensor]], read: Callable[[str], Tensor | None] = lambda _: None, *,
+    stored: Mapping[str, str] = MappingProxyType({}), quick: bool = False, dtype: torch.dtype | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Digest of shape, dtype and all bytes of each tensor; tied ones are read once.
 
-    stored: finds the tensor, or its digest as text, of a name without memory (on the meta device); None where it knows
-    none. quick: CRC32C in place of SHA-256. dtype: of floating-point tensors, which are converted one after another.
-    Raises UnsupportedError for a tensor whose bytes cannot be read.
+    read: finds the tensor of a name without memory (on the meta device). stored: digests that stand for tensors, by
+    name, wherever they lie now, if at all. quick: CRC32C in place of SHA-256. dtype: floating-point tensors are
+    converted to it, one after another. Raises UnsupportedError for a tensor whose bytes cannot be read.
     """
-    found: dict[str, str] = {}
+    found = dict(stored)
     seen: dict[_Place, list[Future[bytes]]] = {}
     waiting: dict[str, tuple[Tensor, list[Future[bytes]]]] = {}
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8), "nearflash-identity") as pool:
         for name, tensor in tensors:
-            value = _with_memory(name, tensor, stored)
-            if isinstance(value, str):
-                found[name] = value
+            if name in stored:
                 continue
+            value = _with_memory(name, tensor, read)
             place = _place(name, value)
             if dtype is not None and value.is_floating_point() and value.dtype != dtype:
                 value = value.detach().to(dtype)
@@ -117,16 +117,14 @@ def content_digest(tensor: Tensor) -> str:
     return tensor_digests(iter([("tensor", tensor)]))["tensor"]
 
 
-def _with_memory(name: str, tensor: Tensor, stored: Callable[[str], Any] | None) -> Tensor | str:
-    if not tensor.is_meta:
-        return tensor
-    found = None if stored is None else stored(name)
+def _with_memory(name: str, tensor: Tensor, read: Callable[[str], Tensor | None]) -> Tensor:
+    found = read(name) if tensor.is_meta else tensor
     if found is None:
         raise UnsupportedError(
             f"tensor {name!r} must have memory, or a source that it is read from when its module runs, but it is on "
             "the meta device: load the model with from_pretrained or nearflash.weights.loading.load"
         )
-    return found if isinstance(found, str) else torch.as_tensor(found)
+    return torch.as_tensor(found)
 
 
 def _begin(pool: ThreadPoolExecutor, tensor: Tensor, quick: bool) -> list[Future[bytes]]:

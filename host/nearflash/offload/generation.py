@@ -241,23 +241,21 @@ class OffloadedModel:
                     module._buffers[leaf] = buffer.to(self.link.device)
 
     def _named_sources(self) -> dict[str, Source]:
-        """Where each parameter comes from, by its name in the model; the layers' lists lose what is loaded."""
+        """Where each parameter of a layer comes from, by its name in the model; the layers' own lists lose some."""
         prefixes = {id(module): name for name, module in self.model.named_modules()}
         layers = zip(self.skeleton.layers, self.skeleton.layer_sources, strict=True)
-        inner = {f"{prefixes[id(layer)]}.{name}": own for layer, part in layers for name, own in part.items()}
-        return {**self.skeleton.other_sources, **inner}
+        return {f"{prefixes[id(layer)]}.{name}": own for layer, part in layers for name, own in part.items()}
 
     def _identity(self) -> dict[str, str]:
-        """What texts depend on beside the settings of generation: digests of the model and its files."""
+        """What texts depend on beside the settings of generation: digests of the model and its files.
 
-        def stored(name: str) -> str | None:
-            source = self._sources.get(name)
-            if source is None:
-                return None
-            pieces = [(file_digest(each.tensor.path), each.tensor.offset, each.tensor.form, str(each.place))
+        Layers count by the files that they are read from, wherever they lie now.
+        """
+        stored = {}
+        for name, source in self._sources.items():
+            pieces = [[file_digest(each.tensor.path), each.tensor.offset, each.tensor.form, str(each.place)]
                       for each in source.pieces]  # fmt: skip
-            return digest_of([str(source.dtype), plain(source.shape), plain(pieces), plain(source.patterns)])
-
+            stored[name] = digest_of([str(source.dtype), plain(source.shape), pieces, plain(source.patterns)])
         has_words = (self.skeleton.folder / "tokenizer_config.json").is_file()
         own = ModelIdentity.of(self.model, self.tokenizer if has_words else None, stored=stored)
         return own.parts
