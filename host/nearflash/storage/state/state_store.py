@@ -260,7 +260,6 @@ class StateStore:
         self,
         tensor_steps: Sequence[int],
         metadata: Mapping[str, Any] | None = None,
-        *,
         extents: Iterable[Extent] | None = None,
         arrays: Sequence[str] | None = None,
     ) -> None:

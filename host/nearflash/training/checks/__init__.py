@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from nearflash.abi.errors import NearflashError
-from nearflash.training.checks.behaviours import BEHAVIOURS, Behaviour, Factory, Run
+from nearflash.training.checks import edits  # noqa: F401 - its behaviours are noted when it is imported
+from nearflash.training.checks.behaviours import BEHAVIOURS, Factory, Run
 
-__all__ = ["Row", "conformance"]
+__all__ = ["BEHAVIOURS", "Row", "compared", "conformance"]
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,12 @@ def conformance(optimizer_factory: Factory, reference: Factory) -> list[Row]:
 
     Both are called with new parameters each time, of 108 elements in all; optimizers with a `close` are closed.
     """
-    rows = []
-    for text, behaviour in BEHAVIOURS.items():
-        expected, found = Run(reference), Run(optimizer_factory)
-        rows.append(Row(text, *_compared(behaviour, expected, found)))
-    return rows
+    return [Row(text, *compared(text, optimizer_factory, reference)) for text in BEHAVIOURS]
 
 
-def _compared(behaviour: Behaviour, expected: Run, found: Run) -> tuple[str, str]:
+def compared(text: str, optimizer_factory: Factory, reference: Factory) -> tuple[str, str]:
+    """Outcome and detail of one behaviour."""
+    behaviour, expected, found = BEHAVIOURS[text], Run(reference), Run(optimizer_factory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         behaviour(expected)

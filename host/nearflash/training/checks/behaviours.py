@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-__all__ = ["BEHAVIOURS", "Behaviour", "Factory", "Run"]
+__all__ = ["BEHAVIOURS", "Behaviour", "Factory", "Run", "behaviour"]
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 """An optimizer of parameters, or of groups of them."""
@@ -50,7 +50,9 @@ class Run:
         self.opened.step()
 
 
-def _behaviour(text: str) -> Callable[[Behaviour], Behaviour]:
+def behaviour(text: str) -> Callable[[Behaviour], Behaviour]:
+    """Note a function as the behaviour of that text."""
+
     def note(function: Behaviour) -> Behaviour:
         BEHAVIOURS[text] = function
         return function
@@ -61,13 +63,13 @@ def _behaviour(text: str) -> Callable[[Behaviour], Behaviour]:
 # Steps
 
 
-@_behaviour("zero_grad, backward, step")
+@behaviour("zero_grad, backward, step")
 def _(run: Run) -> None:
     for number in range(4):
         run.step(number)
 
 
-@_behaviour("step(closure)")
+@behaviour("step(closure)")
 def _(run: Run) -> None:
     for number in range(3):
 
@@ -80,7 +82,7 @@ def _(run: Run) -> None:
             raise ValueError("the closure's loss is not returned")
 
 
-@_behaviour("several backward passes a step")
+@behaviour("several backward passes a step")
 def _(run: Run) -> None:
     for number in range(3):
         run.opened.zero_grad()
@@ -89,20 +91,20 @@ def _(run: Run) -> None:
         run.opened.step()
 
 
-@_behaviour("parameters without a gradient")
+@behaviour("parameters without a gradient")
 def _(run: Run) -> None:
     for number in range(4):
         run.step(number, without=(number % 3,))
 
 
-@_behaviour("gradients of zeros: zero_grad(set_to_none=False)")
+@behaviour("gradients of zeros: zero_grad(set_to_none=False)")
 def _(run: Run) -> None:
     run.step(0)
     run.opened.zero_grad(set_to_none=False)
     run.opened.step()
 
 
-@_behaviour("frozen parameters: requires_grad_(False)")
+@behaviour("frozen parameters: requires_grad_(False)")
 def _(run: Run) -> None:
     run.step(0)
     run.tensors[1].requires_grad_(False)
@@ -110,7 +112,7 @@ def _(run: Run) -> None:
         run.step(number, without=(1,))
 
 
-@_behaviour("a learning-rate scheduler")
+@behaviour("a learning-rate scheduler")
 def _(run: Run) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(run.opened, 1, 0.5)
     for number in range(4):
@@ -118,7 +120,7 @@ def _(run: Run) -> None:
         scheduler.step()
 
 
-@_behaviour("hooks before and after the step")
+@behaviour("hooks before and after the step")
 def _(run: Run) -> None:
     seen = []
     run.opened.register_step_pre_hook(lambda *_: seen.append("before"))
@@ -131,7 +133,7 @@ def _(run: Run) -> None:
 # Gradients between backward and step
 
 
-@_behaviour("torch.nn.utils.clip_grad_norm_")
+@behaviour("torch.nn.utils.clip_grad_norm_")
 def _(run: Run) -> None:
     for number in range(3):
         run.opened.zero_grad()
@@ -140,7 +142,7 @@ def _(run: Run) -> None:
         run.opened.step()
 
 
-@_behaviour("p.grad.data.mul_ (as all_reduce writes)")
+@behaviour("p.grad.data.mul_ (as all_reduce writes)")
 def _(run: Run) -> None:
     for number in range(3):
         run.opened.zero_grad()
@@ -151,7 +153,7 @@ def _(run: Run) -> None:
         run.opened.step()
 
 
-@_behaviour("p.grad = another tensor")
+@behaviour("p.grad = another tensor")
 def _(run: Run) -> None:
     run.opened.zero_grad()
     run.backward(0)
@@ -222,17 +224,17 @@ def _distributed(run: Run, **options: Any) -> None:
     run.step(2)
 
 
-@_behaviour("DistributedDataParallel")
+@behaviour("DistributedDataParallel")
 def _(run: Run) -> None:
     _distributed(run)
 
 
-@_behaviour("DistributedDataParallel(gradient_as_bucket_view=True)")
+@behaviour("DistributedDataParallel(gradient_as_bucket_view=True)")
 def _(run: Run) -> None:
     _distributed(run, gradient_as_bucket_view=True)
 
 
-@_behaviour("torch.amp.GradScaler, a step with overflow among others")
+@behaviour("torch.amp.GradScaler, a step with overflow among others")
 def _(run: Run) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     for number in range(4):
@@ -246,7 +248,7 @@ def _(run: Run) -> None:
 # Parameters
 
 
-@_behaviour("parameters written before the first step")
+@behaviour("parameters written before the first step")
 def _(run: Run) -> None:
     assert run.opened
     with torch.no_grad():
@@ -254,7 +256,7 @@ def _(run: Run) -> None:
     run.step(0)
 
 
-@_behaviour("p.data written before the first step")
+@behaviour("p.data written before the first step")
 def _(run: Run) -> None:
     assert run.opened
     run.tensors[0].data.fill_(2.0)
@@ -262,7 +264,16 @@ def _(run: Run) -> None:
     run.step(0)
 
 
-@_behaviour("parameters written after a step")
+@behaviour("parameters written after a step, and accept_parameters()")
+def _(run: Run) -> None:
+    for number in range(3):
+        run.step(number)
+        with torch.no_grad():
+            run.tensors[0].clamp_(-0.1, 0.1)
+        getattr(run.opened, "accept_parameters", lambda: None)()
+
+
+@behaviour("parameters written after a step")
 def _(run: Run) -> None:
     run.step(0)
     with torch.no_grad():
@@ -270,14 +281,14 @@ def _(run: Run) -> None:
     run.step(1)
 
 
-@_behaviour("p.data written after a step")
+@behaviour("p.data written after a step")
 def _(run: Run) -> None:
     run.step(0)
     run.tensors[0].data.clamp_(-0.1, 0.1)
     run.step(1)
 
 
-@_behaviour("one Parameter used twice (tied)")
+@behaviour("one Parameter used twice (tied)")
 def _(run: Run) -> None:
     run.tensors[2] = run.tensors[0]
     run.optimizer = run.factory(run.tensors[:2])
@@ -285,7 +296,7 @@ def _(run: Run) -> None:
         run.step(number)
 
 
-@_behaviour("two Parameters in the same memory")
+@behaviour("two Parameters in the same memory")
 def _(run: Run) -> None:
     run.tensors[2].data = run.tensors[0].data[:33]
     run.step(0)
@@ -294,7 +305,7 @@ def _(run: Run) -> None:
 # Interrupts
 
 
-@_behaviour("an interrupt in the closure, then further steps")
+@behaviour("an interrupt in the closure, then further steps")
 def _(run: Run) -> None:
     def interrupted() -> float:
         run.backward(9)
@@ -310,7 +321,7 @@ def _(run: Run) -> None:
 # Groups
 
 
-@_behaviour("groups with learning rates of their own, edited between steps")
+@behaviour("groups with learning rates of their own, edited between steps")
 def _(run: Run) -> None:
     run.optimizer = run.factory([{"params": run.tensors[:1], "lr": 0.05}, {"params": run.tensors[1:]}])
     for number in range(3):
@@ -318,14 +329,14 @@ def _(run: Run) -> None:
         run.opened.param_groups[1]["lr"] *= 0.5
 
 
-@_behaviour("add_param_group before the first step")
+@behaviour("add_param_group before the first step")
 def _(run: Run) -> None:
     run.optimizer = run.factory(run.tensors[:2])
     run.opened.add_param_group({"params": run.tensors[2:], "lr": 0.05})
     run.step(0)
 
 
-@_behaviour("add_param_group after a step")
+@behaviour("add_param_group after a step")
 def _(run: Run) -> None:
     run.optimizer = run.factory(run.tensors[:2])
     run.step(0)
@@ -333,7 +344,7 @@ def _(run: Run) -> None:
     run.step(1)
 
 
-@_behaviour('group["params"] edited')
+@behaviour('group["params"] edited')
 def _(run: Run) -> None:
     run.optimizer = run.factory(run.tensors[:2])
     run.opened.param_groups[0]["params"].append(run.tensors[2])
@@ -343,7 +354,7 @@ def _(run: Run) -> None:
 # State
 
 
-@_behaviour("state_dict, and load_state_dict into the same optimizer")
+@behaviour("state_dict, and load_state_dict into the same optimizer")
 def _(run: Run) -> None:
     run.step(0)
     saved = copy.deepcopy(run.opened.state_dict())
@@ -352,7 +363,7 @@ def _(run: Run) -> None:
     run.step(1)
 
 
-@_behaviour("load_state_dict at a later step")
+@behaviour("load_state_dict at a later step")
 def _(run: Run) -> None:
     run.step(0)
     saved = copy.deepcopy(run.opened.state_dict())
@@ -361,7 +372,7 @@ def _(run: Run) -> None:
     run.step(2)
 
 
-@_behaviour("copy.deepcopy of the optimizer")
+@behaviour("copy.deepcopy of the optimizer")
 def _(run: Run) -> None:
     run.step(0)
     copy.deepcopy(run.opened)

@@ -161,7 +161,7 @@ class OptimizerState:
             with self._report.timeline.span("commit"):
                 own = metadata.get(RESERVED, {}) | ({_UNCOUNTED: self.uncounted} if self.uncounted else {})
                 values = {**metadata, RESERVED: own} if own else metadata
-                self.store.commit(steps, values, extents=self.flat.extents_of(tensors))
+                self.store.commit(steps, values, self.flat.extents_of(tensors))
         finally:
             self.unpublished = self.store.steps > before
         if self._compressor is not None:

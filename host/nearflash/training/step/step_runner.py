@@ -159,9 +159,10 @@ class StepRunner:
                     speculative = None
                 self.grow()
                 active = tensors_with_gradient(self._state.flat)
-            self.without_gradient = not active
-            # Of several processes the others may have gradients where this one has none.
-            goes_on = (bool(active) or self._settings.sum_of_squares is not None) and not found_inf
+            # Of several processes others may have gradients where this one has none.
+            several = self._settings.sum_of_squares is not None
+            self.without_gradient = not active and not several
+            goes_on = (bool(active) or several) and not found_inf
             if not goes_on or not self._advance(active, speculative, grad_scale, in_flight):
                 self._accept(self._state.flat.changed())
 
