@@ -21,8 +21,6 @@ NO_MODULES = {
     "nearflash.device.update", "nearflash.xclbin",
 }  # fmt: skip
 """Groups of entry points, and a file."""
-PENDING = {"nearflash.inference.attach"}
-"""Exported by a repair that comes beside this test."""
 FOREIGN = {"--no-deps": "pip", "--stat": "git", "--p2p": "xbutil", "--nproc": "torchrun", "--platform": "v++",
            "--tmg-ripup": "nextpnr"}  # fmt: skip
 """Options of other programs."""
@@ -111,7 +109,7 @@ def test_every_dotted_name_can_be_imported():
         f"{where}: {name}"
         for where, text in advice()
         for name in re.findall(r"(?<![\w/.-])nearflash(?:\.[A-Za-z_]\w*)+", text)
-        if name not in NO_MODULES | PENDING and not is_there(name)
+        if name not in NO_MODULES and not is_there(name)
     }
     assert not wrong, "\n".join(sorted(wrong))
 

@@ -8,7 +8,9 @@ import pytest
 
 from nearflash.abi.errors import StateError
 from nearflash.storage import StateStore
+from nearflash.storage.state import state_store
 from nearflash.storage.state.snapshot import FICLONE
+from nearflash.support.files import give_name
 
 
 @pytest.fixture(params=["copied", "reflinked"])
@@ -74,13 +76,52 @@ def test_files_of_the_same_name(tmp_path, small):
         assert [path.name for path in store.snapshot(tmp_path / "snapshot")] == ["state.0", "state.1"]
 
 
-def test_snapshot_where_one_is(stored, tmp_path):
+def test_snapshots_into_one_folder(stored, small, tmp_path, file_system, monkeypatch):
+    """The later one replaces the earlier one, complete or not at all; another file's name is refused."""
+    folder = tmp_path / "snapshot"
     with StateStore.open(stored) as store:
+        store.snapshot(folder)
+        small.advance(store)
+        assert sorted(folder.iterdir()) == store.snapshot(folder)
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        small.advance(store)
+        with StateStore.open(list(before)), pytest.raises(StateError, match="in use"):
+            store.snapshot(folder)
+        with pytest.raises(StateError, match="in use"):
+            store.snapshot(stored[0].parent)
+        with monkeypatch.context() as patch:
+            patch.setattr(state_store, "copy", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                store.snapshot(folder)
+        assert before == {path: path.read_bytes() for path in folder.iterdir()}
+        with StateStore.open(list(before)) as copied:
+            assert copied.steps == 4
+            small.assert_exact(copied)
+        (folder / stored[-1].name).write_bytes(b"a thesis" * 1000)
+        with pytest.raises(StateError, match="must be an earlier snapshot, or not exist yet"):
+            store.snapshot(folder)
+        assert (folder / stored[-1].name).read_bytes() == b"a thesis" * 1000
+
+
+def test_killed_while_a_snapshot_replaces_another(pair, small, tmp_path, monkeypatch):
+    """Between the names of two files: opening it completes it."""
+    names = []
+
+    def killed(source, path):
+        if len(names) == 3:
+            raise KeyboardInterrupt
+        names.append(path)
+        give_name(source, path)
+
+    with StateStore.open(pair) as store:
         store.snapshot(tmp_path / "snapshot")
-        before = {path: path.read_bytes() for path in (tmp_path / "snapshot").iterdir()}
-        with pytest.raises(StateError, match="state-0 must not exist yet; choose another folder"):
+        small.advance(store, 5)
+        monkeypatch.setattr(state_store, "give_name", killed)
+        with pytest.raises(KeyboardInterrupt):
             store.snapshot(tmp_path / "snapshot")
-    assert before == {path: path.read_bytes() for path in (tmp_path / "snapshot").iterdir()}
+    with StateStore.open([tmp_path / "snapshot" / path.name for path in pair]) as store:
+        assert store.steps == 8
+        small.assert_exact(store)
 
 
 def test_damage_is_not_copied(stored, tmp_path):

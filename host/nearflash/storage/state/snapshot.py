@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nearflash.abi.errors import StateError
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.buffers import BufferPool
-from nearflash.storage.io.direct import flush_directory
+from nearflash.storage.io.direct import DirectFile, aligned_buffer, flush_directory
+from nearflash.storage.io.sealed import is_sealed
 from nearflash.storage.state.state_file import StateFile
 from nearflash.support.files import replaced
 
@@ -37,14 +39,24 @@ def make_folder(folder: Path) -> None:
 def snapshot_paths(paths: Sequence[Path], folder: Path) -> list[Path]:
     """Names in the folder for copies of the files: their own, with a number where two are alike.
 
-    Raises StateError where one exists.
+    Raises StateError where one exists that is no earlier snapshot: another file, or one that is in use.
     """
     alike = Counter(path.name for path in paths)
     names = [path.name if alike[path.name] == 1 else f"{path.name}.{index}" for index, path in enumerate(paths)]
     for name in names:
-        if (folder / name).exists():
-            raise StateError(f"{folder / name} must not exist yet; choose another folder for the snapshot")
+        if (folder / name).exists() and not _is_a_state(folder / name):
+            raise StateError(f"{folder / name} must be an earlier snapshot, or not exist yet; choose another folder")
     return [folder / name for name in names]
+
+
+def _is_a_state(path: Path) -> bool:
+    """Whether it is a state file. Raises StateError for one that an optimizer has open."""
+    if not path.is_file() or path.stat().st_size < BLOCK_BYTES:
+        return False
+    with DirectFile.open(path, direct=False) as file:
+        block = aligned_buffer(BLOCK_BYTES)
+        file.read(0, block)
+        return is_sealed(block)
 
 
 def copy(file: StateFile, path: Path) -> bool:

@@ -22,6 +22,7 @@ device memory on a board, the bytes cross the host link once more (a checksum un
 """
 
 import secrets
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import ShapeError, StateError
 from nearflash.storage.io.backend import IoBackend
-from nearflash.storage.io.direct import aligned_buffer
+from nearflash.storage.io.direct import aligned_buffer, partial_of
 from nearflash.storage.state.assembly import Fill, create_files, discard_files, fill_files, open_files, publish_files
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.metadata import decoded_metadata, encoded_metadata
@@ -41,6 +42,7 @@ from nearflash.storage.state.snapshot import copy, make_folder, snapshot_paths
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp
+from nearflash.support.files import give_name
 
 __all__ = ["StateStore"]
 
@@ -305,17 +307,27 @@ class StateStore:
     def snapshot(self, folder: Path) -> list[Path]:
         """Files of the committed step in a folder (made where it is missing), for `open`: reflinks or copies.
 
-        Writes may be in flight, but no commit. Raises StateError where a file exists or this one is damaged,
-        StorageFullError.
+        An earlier snapshot there is replaced when the new one is complete. Writes may be in flight, but no commit.
+        Raises StateError where another file has the name or this one is damaged, StorageFullError, changing nothing.
         """
-        make_folder(Path(folder))
-        paths = snapshot_paths(self.paths, Path(folder))
+        folder = Path(folder).absolute()
+        make_folder(folder)
+        paths = snapshot_paths(self.paths, folder)
+        beside = folder / f".nearflash-{secrets.token_hex(8)}"
         try:
-            self.each(lambda file: copy(file, paths[file.index]))
-        except BaseException:
+            beside.mkdir(0o700)
+            self.each(lambda file: copy(file, beside / paths[file.index].name))
+            # Files under their *.partial names are completed by `open`, where only some get their own.
             for path in paths:
-                path.unlink(missing_ok=True)
-            raise
+                give_name(beside / path.name, partial_of(path))
+            for path in paths:
+                give_name(partial_of(path), path)
+        except OSError as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"{folder} cannot be written ({error.strerror}): choose another place") from error
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
         return paths
 
     def each(self, action: Callable[[StateFile], T]) -> list[T]:
