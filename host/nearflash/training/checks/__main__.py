@@ -28,7 +28,7 @@ class _Lion(torch.optim.Optimizer):
     """Chen et al. 2023, Algorithm 2."""
 
     def __init__(self, params: Any, lr: float = 1e-2, betas: tuple[float, float] = (0.9, 0.99), decay: float = 0.1):
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": decay})
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": decay, "maximize": False})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -42,8 +42,9 @@ class _Lion(torch.optim.Optimizer):
             for p in (p for p in group["params"] if p.grad is not None):
                 m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.sub_(torch.sign(first * m + (1 - first) * p.grad), alpha=group["lr"])
-                m.mul_(second).add_(p.grad, alpha=1 - second)
+                gradient = -p.grad if group["maximize"] else p.grad
+                p.sub_(torch.sign(first * m + (1 - first) * gradient), alpha=group["lr"])
+                m.mul_(second).add_(gradient, alpha=1 - second)
         return loss
 
 
