@@ -118,9 +118,9 @@ def _check_registers(path: Path, board: Board, build: KernelConfig, kernel: Elem
             name = register.name if words == 1 else f"{register.name}_{word + 1}"
             expected[name] = str(register.offset + 4 * word)
     found = {}
-    for register in kernel.iter("REGISTER"):
-        properties = {each.get("NAME"): each.get("VALUE", "") for each in register.findall("PROPERTY")}
-        found[register.get("NAME", "")] = properties.get("ADDRESS_OFFSET", "none")
+    for element in kernel.iter("REGISTER"):
+        properties = {each.get("NAME"): each.get("VALUE", "") for each in element.findall("PROPERTY")}
+        found[element.get("NAME", "")] = properties.get("ADDRESS_OFFSET", "none")
     if board.flow != "open" and not found:
         return
     if wrong := [name for name in (*expected, *found) if expected.get(name) != found.get(name)]:
