@@ -111,7 +111,8 @@ def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
 def test_what_lies_beside_the_weights_is_copied(model, tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir(), target.mkdir()
-    for name in ("config.json", "tokenizer.json", "LICENSE", "model-1.safetensors", "pytorch_model.bin", "x.gguf"):
+    for name in ("config.json", "tokenizer.json", "LICENSE", "model-1.safetensors", "pytorch_model.bin", "x.gguf",
+                 "compression.json"):  # fmt: skip
         (source / name).write_text(name)
     (source / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
     copy_others(model, None, source, target)

@@ -19,6 +19,7 @@ from nearflash.weights.checkpoint import INDEX, SINGLE, write_index
 from nearflash.weights.compress import compress_tensor, dense_tensor
 from nearflash.weights.file import CHECKPOINT, PackedTensor, write_file
 from nearflash.weights.folder import ADAPTER
+from nearflash.weights.parts import REPORT
 from nearflash.weights.prune import decoder_layers, linear_layers
 from nearflash.weights.weights_map import TORCH_DTYPES
 
@@ -152,7 +153,7 @@ def copy_others(model: Any, tokenizer: Any, source: Path, folder: Path) -> None:
         model.generation_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return
-    weights = {INDEX, ADAPTER, *(_indexed(source / INDEX) if (source / INDEX).is_file() else ())}
+    weights = {INDEX, ADAPTER, REPORT, *(_indexed(source / INDEX) if (source / INDEX).is_file() else ())}
     for path in source.iterdir():
         if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf", ".pt") and path.name not in weights:
             copy_durably(path, folder / path.name)
