@@ -200,9 +200,9 @@ def kept(folder: Path) -> Subject:
             return {number: (info.get("turn"), _kv(store, number)) for number, info in store.notes.items()}
 
     def accepts(found: Any, expected: object) -> bool:
-        """Every sequence is the beginning of what its note states."""
+        """Every sequence is the beginning of what its note states; one without a note is nobody's, and is freed."""
         return all(
-            kv is None or (turn in versions and np.array_equal(versions[turn][:, :, : kv[1]], kv[0]))
+            kv is None or turn is None or (turn in versions and np.array_equal(versions[turn][:, :, : kv[1]], kv[0]))
             for turn, kv in ((turn, _array(kv)) for turn, kv in found.values())
         )
 
