@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 VERSION = 2
-_VERSIONS = {"", "1", str(VERSION)}
+_VERSIONS = ("", "1", str(VERSION))
 """That are read; the first is of other programs' files. Version 1 has the checksum of whole tensors alone."""
 FORMS = ("dense", "bitmap", "int8", "int4")
 """How a tensor is stored: as it is; as a bitmap matrix, whatever its elements; in groups of 64 columns, without one."""
