@@ -78,7 +78,14 @@ def restore(
         for target in filter(Path.exists, targets):
             held.enter_context(DirectFile.open(target, direct=direct))  # locked: no optimizer trains on it
         store = held.enter_context(StateStore.open(found, direct=direct))
-        store.each(lambda file: copy(file, targets[file.index]))
+        partial = [target.with_name(f".nearflash-{secrets.token_hex(8)}.partial") for target in targets]
+        try:
+            store.each(lambda file: copy(file, partial[file.index]))
+            for copied, target in zip(partial, targets, strict=True):
+                give_name(copied, target)
+        finally:
+            for copied in partial:
+                copied.unlink(missing_ok=True)
         return store.steps
 
 

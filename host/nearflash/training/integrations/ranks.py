@@ -42,6 +42,8 @@ _OWN = ("params", "param_names")
 """Of a group, what each rank has a part of; the rest is the same on all."""
 _SCALER = ("grad_scale", "found_inf")
 """What torch.amp.GradScaler sets for a step."""
+_HANDLE = ("step", "nearflash_identity", "nearflash_step")
+"""What `state` has of a tensor: its updates, and which store at which of its commits."""
 
 
 def assign_ranks(sizes: Sequence[int], ranks: int, load: Sequence[int] = ()) -> list[int]:
@@ -218,7 +220,8 @@ class RankedOptimizer(torch.optim.Optimizer):
     def full_state_dict(self) -> dict[str, Any]:
         """The whole state as torch.optim has it, in memory, on every rank: for any other number of ranks to load."""
         mine = self._ranks.together(self.local.full_state_dict, "reading")["state"]
-        names = ["step", MASTER, *(name for array in self.local.store.manifest.arrays if (name := array.torch_name))]
+        rules = [self.local.rule(group, step=1) for group in self.param_groups]
+        names = ["step", MASTER, *sorted({name for rule in rules for name in rule.torch_names.values()})]
         local = {tensor: index for index, tensor in enumerate(self._local_tensors())}
         own = [mine.get(local.get(tensor, -1), {}) for tensor in self._rank_of]
         held = self._ranks.gather([name in values for values in own for name in names])
@@ -328,15 +331,17 @@ class RankedOptimizer(torch.optim.Optimizer):
     # Handles, and the state as torch has it
 
     def _refresh(self) -> None:
-        """Make `state` the handles of all tensors, on every rank."""
+        """Make `state` the handles of all tensors that have state, on every rank."""
         mine = [self.local.state.get(tensor, {}) for tensor in self._rank_of]
-        names = list(next(handle for handle in mine if handle))
-        words = self._ranks.gather([handle.get(name, 0) for handle in mine for name in names])
-        size = len(names)
-        self._handles = {
-            tensor: dict(zip(names, words[rank][index * size : (index + 1) * size], strict=True))
-            for index, (tensor, rank) in enumerate(self._rank_of.items())
-        }
+        words = self._ranks.gather(
+            [word for handle in mine for word in (bool(handle), *(handle.get(name, 0) for name in _HANDLE))]
+        )
+        size = 1 + len(_HANDLE)
+        self._handles: dict[torch.Tensor, dict[str, int]] = {}
+        for index, (tensor, rank) in enumerate(self._rank_of.items()):
+            there, *values = words[rank][index * size : (index + 1) * size]
+            if there:
+                self._handles[tensor] = dict(zip(_HANDLE, values, strict=True))
         self._layout = [list(map(id, dict.fromkeys(group["params"]))) for group in self.param_groups]
         self._refresh_from_handles()
 
@@ -349,8 +354,10 @@ class RankedOptimizer(torch.optim.Optimizer):
         if missing := [key for key in ("state", "param_groups") if key not in state_dict]:
             raise StateError(f"state_dict must have {' and '.join(missing)}, as `state_dict()` gives it")
         given = _by_place(state_dict)
-        wanted = dict(enumerate(self._handles.values()))
-        if not given or any(wanted.get(index, {}).keys() != state.keys() for index, state in given.items()):
+        wanted = {index: self._handles.get(tensor, {}) for index, tensor in enumerate(self._rank_of)}
+        if not given or any(
+            not state or wanted.get(index, {}).keys() != state.keys() for index, state in given.items()
+        ):
             raise StateError(
                 f"state_dict must come from a {type(self).__name__} (it holds handles to the state files), not from "
                 "another optimizer; use load_full_state_dict for that"

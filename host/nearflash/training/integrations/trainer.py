@@ -16,6 +16,7 @@ has ended, so that each speculative step is a misprediction.
 """
 
 import inspect
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +28,7 @@ import torch
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from nearflash.abi.errors import CommandError, NearflashError
+from nearflash.abi.errors import CommandError, NearflashError, StateError
 from nearflash.storage import StateStore
 from nearflash.storage.state.snapshot import make_folder
 from nearflash.support.files import give_name
@@ -214,10 +215,22 @@ def _set_aside(paths: Sequence[Path], direct: bool) -> list[Path]:
     there = [path for path in paths if path.exists()]
     if not there or any(not path.is_file() for path in there):
         return []  # the optimizer reports what they are
-    StateStore.open(paths, direct=direct).close()
+    _open_soon(paths, direct).close()
     for path in there:
         give_name(path, _previous(path))
     return there
+
+
+def _open_soon(paths: Sequence[Path], direct: bool) -> StateStore:
+    """The store, once its files are released: an optimizer that nobody refers to closes them a little later."""
+    for _ in range(20):
+        try:
+            return StateStore.open(paths, direct=direct)
+        except StateError as error:
+            if not isinstance(error.__cause__, BlockingIOError):
+                raise
+            time.sleep(0.1)
+    return StateStore.open(paths, direct=direct)
 
 
 def _version(files: Sequence[Path], direct: bool) -> tuple[int, int] | None:
