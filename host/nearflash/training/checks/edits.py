@@ -133,7 +133,7 @@ def _(run: Run) -> None:
     torch.save(run.opened.state_dict(), file)
     run.opened.param_groups[0]["lr"] = 0.0
     file.seek(0)
-    run.opened.load_state_dict(torch.load(file))
+    run.opened.load_state_dict(torch.load(file, weights_only=True))
     run.step(1)
 
 

@@ -31,10 +31,11 @@ from nearflash.training.step.report import Report
 from nearflash.training.step.step_runner import StepRunner
 from nearflash.training.step.worker import Worker
 
-__all__ = ["NearStorageOptimizer"]
+__all__ = ["HANDLE", "NearStorageOptimizer"]
 
 _IDENTITY, _STEP = "nearflash_identity", "nearflash_step"
-"""What `state_dict` holds of each tensor beside its step count: plain integers, which every tool carries along."""
+HANDLE = "step", _IDENTITY, _STEP
+"""What `state_dict` holds of each tensor that has state: plain integers, which every tool carries along."""
 
 
 class NearStorageOptimizer(torch.optim.Optimizer):
