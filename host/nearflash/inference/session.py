@@ -8,6 +8,7 @@ with the turns that came to their end, and the full KV page groups of the one th
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from typing import Any, TextIO
@@ -15,7 +16,7 @@ from typing import Any, TextIO
 import torch
 from transformers import StoppingCriteriaList
 
-from nearflash.abi.errors import CommandError, StateError
+from nearflash.abi.errors import CommandError, StateError, StorageFullError
 from nearflash.identity import ModelIdentity
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
@@ -79,8 +80,8 @@ class Session:
         else:
             tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         done = self._continue(tokens, **options)
-        self.messages = [*messages, {"role": "assistant", "content": done.texts[0]}]
-        self._finish(text + str(self._tokenizer.decode(done.tokens[0])))
+        messages += [{"role": "assistant", "content": done.texts[0]}]
+        self._finish(messages, text + str(self._tokenizer.decode(done.tokens[0])))
         return done
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Generated:
@@ -92,8 +93,7 @@ class Session:
         Raises CommandError for an empty prompt, StorageFullError where the engine has no room: what was stored stays.
         """
         done = self._continue(prompt, **options)
-        self.messages = []
-        self._finish("")
+        self._finish([], "")
         return done
 
     def close(self) -> None:
@@ -123,13 +123,13 @@ class Session:
         self._check_model()
         before = self._engine.counters + EngineCounters()
         clock = Clock(self._engine, before, 1, 1, settings.max_new_tokens, progress)
-        reused = self._reuse(prompt)
-        cache = self._cache
-        assert cache is not None, "made by _reuse"
         ids = torch.tensor([prompt], device=self._model.device)
         if seed is not None:
             torch.manual_seed(seed)
         try:
+            reused = self._reuse(prompt)
+            cache = self._cache
+            assert cache is not None, "made by _reuse"
             with rejected_by_name(lambda: cache.get_seq_length() == reused):
                 out = self._model.generate(
                     input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
@@ -140,7 +140,8 @@ class Session:
             cache.behind.wait()
             self._check_model(computed=True)
         except BaseException:
-            cache.behind.close()
+            if self._cache is not None:
+                self._cache.behind.close()
             self._cache = None  # its layers may differ in length
             raise
         new = ends.new_tokens(0, out[0].tolist(), len(prompt))
@@ -168,12 +169,15 @@ class Session:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], given))
         stored = self.stored_tokens
         reused = min(same, stored)
-        if self._cache is None and self._sequence is not None and reused:
-            self._engine.crop(self._sequence, reused)
-            self._cache = NearflashCache.of_sequences(self._engine, self._model.config, [self._sequence], [reused])
+        sequence, is_kept = self._sequence, self._engine.is_kept
+        if sequence is not None and (reused or is_kept) and (self._cache is None or not reused):
+            # Also of nothing: a sequence that is kept has the note of the turns so far until the new one is there.
+            self._engine.crop(sequence, reused)
+            self._cache = NearflashCache.of_sequences(self._engine, self._model.config, [sequence], [reused])
         elif self._cache is None:
-            if self._sequence is not None:
-                self._engine.free(self._sequence)
+            self._sequence = None
+            if sequence is not None:
+                self._engine.free(sequence)
             self._cache = NearflashCache(self._engine, self._model.config)
         elif reused < stored:
             self._cache.crop(reused - stored)
@@ -182,11 +186,22 @@ class Session:
         self._note()  # before anything is stored that these tokens do not account for
         return reused
 
-    def _finish(self, text: str) -> None:
-        """The turn has come to its end: the conversation's text is this."""
-        self._text, self._finished = text, len(self.tokens) if text else 0
-        self._note()
-        self._engine.flush()
+    def _finish(self, messages: list[dict[str, str]], text: str) -> None:
+        """The turn has come to its end: these are the conversation's messages, and its text. The note is last: with it
+        the turn is said."""
+        self._flush()
+        before = self.messages, self._text, self._finished
+        self.messages, self._text, self._finished = messages, text, len(self.tokens) if text else 0
+        try:
+            self._note()
+        except BaseException:
+            self.messages, self._text, self._finished = before
+            raise
+        self._flush()
+
+    def _flush(self) -> None:
+        with suppress(StorageFullError):  # the last tokens, for which there is no room, are computed again
+            self._engine.flush()
 
     def _note(self) -> None:
         assert self._sequence is not None, "made by _reuse"
