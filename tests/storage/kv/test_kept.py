@@ -16,6 +16,7 @@ from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.kv import KvLayout, KvShape, KvStore, kept_layout, kept_store
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
+from nearflash.storage.kv.recovery import FoundPages
 from nearflash.storage.kv.stage import Stage
 from nearflash.storage.kv.statistics import Cause
 
@@ -205,6 +206,9 @@ def test_a_collection_that_was_cut_off_leaves_a_block_to_go_on_with(tmp_path, dr
         _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
         copies = np.flatnonzero((counts[place] == 2) & (keys["sequence"] == tag))
         offset = flash.offset(int(copies.max()))
+        found, pages = FoundPages(flash, SHAPE, layout_of(), verify=True), np.flatnonzero(keys["sequence"] == tag)
+        redundant = found.redundant_blocks(pages).tolist()
+        assert redundant and found.redundant_blocks(np.tile(pages, 2)).tolist() == redundant  # as forks share them
     assert len(copies) > 2
     with (tmp_path / "kv").open("r+b") as file:
         file.seek(offset)

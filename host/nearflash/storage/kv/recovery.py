@@ -79,6 +79,7 @@ class FoundPages:
         Where garbage collection was cut off, between the copies and the erase, there is one.
         """
         blocks, queues = self._geometry.blocks, self._geometry.lun_queues
+        live = np.unique(live)  # forks share pages
         lost, spare = np.zeros(blocks, np.int64), self.ends == 0
         np.add.at(lost, live // self._geometry.pages_per_block, 1)
         spare |= lost == 0
