@@ -1,11 +1,16 @@
 """Crash points of a store whose sequences outlast it: power is lost, it is opened, and each sequence is looked at.
 
-Files are lost as in `kv_crashes`; of the journal what was not synced may be lost from any byte on. In every image each
-sequence must hold the beginning of what it once held, as it was appended; and no less than a returned `flush` covered,
-unless it was cropped or freed since: all of its tokens, or where there was no room for the last ones its full groups.
+A life is that of sessions: turns (what is shared stays, the rest is cut off; a note states the tokens to come; they
+are appended, and those of a reply after them; a note of all, a flush), turns that break off, forks, and new openings
+after a close or a kill. Files are lost as in `kv_crashes`; of the journal what was not synced may be lost from any byte
+on.
+
+In every image a sequence must have exactly K and V of the tokens that its surviving note states, as far as it has any:
+not those that another note stated. And no less than a returned `flush` covered, unless it was cropped or freed since:
+all tokens and the note of then, or where there was no room for the last ones its full groups.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,194 +22,360 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import NearflashError, StorageFullError
 from nearflash.bench.storage.crashes import apply, images
 from nearflash.bench.storage.disk import Disk, Flush, Write
-from nearflash.bench.storage.kv_crashes import BUFFER_BYTES, LAYOUT, SHAPE, KvCrashes
-from nearflash.storage.flash.file import FileFlash
+from nearflash.bench.storage.kv_crashes import BUFFER_BYTES, LAYOUT
+from nearflash.storage.flash.file import KEPT, FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.kv import KvStore
+from nearflash.storage.kv import KvShape, KvStore
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
 
-__all__ = ["kept_crash_points"]
+__all__ = ["KeptCrashes", "kept_crash_points"]
 
+SHAPE = KvShape(layers=2, kv_heads=1, dim=32)
 GEOMETRY = FlashGeometry(4096, pages_per_block=8, channels=1, luns=1, blocks=12)
-_STORE = "0" * 32
+CONTINUED = 8
+"""After each so-manieth image the store goes on, and is looked at once more."""
 
 F16 = NDArray[np.float16]
 
 
+@dataclass
+class KeptCrashes:
+    """Images of which the journal alone lost something, others, those of them that went on, and what was wrong."""
+
+    journal_images: int
+    page_images: int
+    continued: int
+    bad: list[str]
+
+
 @dataclass(frozen=True)
 class _Event:
-    what: Write | Flush
-    promised: dict[int, int]
-    """Tokens of each sequence that must be found."""
+    what: Write | Flush | None
+    """None: a line of the journal."""
+    promised: dict[int, tuple[int, int]]
+    """Tokens of each sequence that must be found, and the first version that its note may state."""
+    journal: int
+    """Which of the life's journals was there."""
     synced: int
-    """Bytes of the journal that are on the drive."""
+    """Bytes of it that are on the drive."""
     written: int
 
 
-def kept_crash_points(path: Path, *, actions: int, tries: int, seed: int) -> KvCrashes:
-    """Record a life of so many calls of a kept store at `path`; try about `tries` images at each of its points."""
-    disk, crashes = Disk(), KvCrashes()
-    life = _Life(path, disk, seed)
-    try:
-        for _ in range(actions):
-            life.act()
-    finally:
-        crashes.erases = life.close()
-    journal = journal_path(path).read_bytes()
+def kept_crash_points(path: Path, *, actions: int, tries: int, seed: int, ahead: bool = True) -> KeptCrashes:
+    """Record a life of so many calls of a kept store at `path`; at each of its points try every line of the journal
+    that may be the last, and about `tries` images of pages (0: none).
+
+    ahead=False: the control. Pages are programmed without waiting for the journal, which must show.
+    """
+    disk, found = Disk(), KeptCrashes(0, 0, 0, [])
+    life = _Life(path, disk, seed, ahead)
+    for _ in range(actions):
+        life.act()
+    life.close()
     rng = np.random.default_rng(seed)
     durable, pending = np.zeros_like(disk.contents[0]), list[Write]()
     for number, event in enumerate(life.events):
         if isinstance(event.what, Write):
             pending.append(event.what)
-        else:
+        elif event.what is not None:
             apply([durable], pending)
             pending = []
-        for reached in images(sum(len(write.data) for write in pending) // BLOCK_BYTES, tries, rng):
+        for kind, reached, journal in _images(life.journals[event.journal], event, pending, tries, rng):
             disk.contents[0][:] = durable
             apply(disk.contents, pending, reached)
-            journal_path(path).write_bytes(journal[: int(rng.integers(event.synced, event.written + 1))])
-            crashes.points += 1
-            if wrong := _wrong(path, disk, event.promised, life.versions):
-                crashes.bad.append(f"kept store, seed {seed}, event {number}, image {crashes.points}: {wrong}")
+            journal_path(path).write_bytes(journal)
+            found.journal_images += kind == "journal"
+            found.page_images += kind == "pages"
+            place = found.journal_images + found.page_images
+            if wrong := _wrong(path, disk, event.promised, life.versions, rng, place % CONTINUED == 0):
+                found.bad.append(f"kept store, seed {seed}, event {number}, {kind} image {place}: {wrong}")
+            found.continued += place % CONTINUED == 0
     path.unlink()
     journal_path(path).unlink()
-    return crashes
+    return found
+
+
+def _images(
+    journal: bytes, event: _Event, pending: list[Write], tries: int, rng: np.random.Generator
+) -> Iterator[tuple[str, NDArray[np.bool_] | None, bytes]]:
+    """Kind, which sectors of the pending writes reached the drive (None: all), and the journal."""
+    ends = [place + 1 for place in range(event.synced, event.written) if journal[place : place + 1] == b"\n"]
+    torn = rng.integers(event.synced, event.written + 1, min(len(ends), 2)).tolist()
+    for end in [event.synced, *ends, *torn]:
+        yield "journal", None, journal[:end]
+    for reached in (
+        ()
+        if event.what is None or not tries
+        else images(sum(len(write.data) for write in pending) // BLOCK_BYTES, tries, rng)
+    ):
+        yield "pages", reached, journal[: int(rng.integers(event.synced, event.written + 1))]
+
+
+def _opened(path: Path, disk: Disk, journal: type[SequenceJournal], new_store: str = "") -> KvStore:
+    flash = FileFlash.open(path, threads=1, direct=False, backend=disk)
+    try:
+        own = journal.open(journal_path(path), flash.about[KEPT], new_store)
+        return KvStore(flash, SHAPE, LAYOUT, buffer_bytes=BUFFER_BYTES, journal=own)
+    except BaseException:
+        flash.close()
+        raise
 
 
 class _Life:
     """A kept store on a small flash, and what it has promised."""
 
-    def __init__(self, path: Path, disk: Disk, seed: int) -> None:
+    def __init__(self, path: Path, disk: Disk, seed: int, ahead: bool) -> None:
         self.events: list[_Event] = []
-        self.versions: dict[int, list[F16]] = {}
-        """K and V (2, heads, tokens, d) that each sequence held; the last one is what it holds now, or held."""
-        self._disk, self._rng, self._journal = disk, np.random.default_rng(seed), journal_path(path)
-        self._promised: dict[int, int] = {}
+        self.journals: list[bytes] = []
+        """The whole of each, one after the other: a new one at each opening."""
+        self.versions: list[F16] = []
+        """K and V (2, layers, tokens, d) that notes state."""
+        self._path, self._disk, self._ahead = path, disk, ahead
+        self._rng = np.random.default_rng(seed)
+        self._promised: dict[int, tuple[int, int]] = {}
         self._synced = self._seen = 0
-
-        class Journal(SequenceJournal):
-            """Tells this life what of it is on the drive."""
-
-            def sync(own) -> None:
-                super().sync()
-                self._note()
-                self._synced = own.path.stat().st_size if own.path.exists() else 0
-
-        def create() -> KvStore:
-            flash = FileFlash.create(path, GEOMETRY, threads=1, direct=False, backend=disk)
-            journal = Journal.create(self._journal, _STORE)
-            self._synced = self._journal.stat().st_size
-            return KvStore(flash, SHAPE, LAYOUT, buffer_bytes=BUFFER_BYTES, journal=journal)
-
-        self._store: KvStore = self._noted(create)
+        self._journal = self._recorded()
+        flash = FileFlash.create(path, GEOMETRY, threads=1, direct=False, backend=disk)
+        journal = self._journal.create(journal_path(path), self._name())
+        self._began(KvStore(flash, SHAPE, LAYOUT, buffer_bytes=BUFFER_BYTES, journal=journal))
 
     def act(self) -> None:
-        """One random call."""
+        """One random call, or the calls of a turn."""
         alive = list(self._store.lengths)
-        action = self._rng.choice(["add", "append", "append", "append", "append", "fork", "crop", "free", "flush"])
-        if action == "add" or not alive:
-            number = self._noted(self._store.add)
-            self.versions[number] = [np.zeros((2, SHAPE.kv_heads, 0, SHAPE.dim), np.float16)]
-            return
-        number = int(self._rng.choice(alive))
-        if action == "append":
-            self._append(number, int(self._rng.integers(1, 50)))
-        elif action == "fork":
-            child = self._noted(lambda: self._store.fork(number))
-            self.versions[child] = [self.versions[number][-1]]
-        elif action == "crop":
-            length = int(self._rng.integers(self._store.lengths[number] + 1))
-            size, promised = LAYOUT.group_tokens, self._promised.get(number, 0)
-            self._promised[number] = promised if promised <= length else min(promised // size, length // size) * size
-            self.versions[number].append(self.versions[number][-1][:, :, :length])
-            self._noted(lambda: self._store.crop(number, length))
-        elif action == "flush":
-            size = 1
-            try:
-                self._noted(self._store.flush)
-            except StorageFullError:
-                size = LAYOUT.group_tokens
-            self._promised = {one: tokens // size * size for one, tokens in self._store.lengths.items()}
-        elif len(alive) > 1:
-            self._free(number)
-
-    def close(self) -> int:
-        """How many blocks were erased."""
-        erases = int(self._store.statistics.erases.sum())
-        with suppress(StorageFullError):
-            self._noted(self._store.close)
-        return erases
-
-    def _append(self, number: int, tokens: int) -> None:
-        size = (2, SHAPE.kv_heads, tokens, SHAPE.dim)
-        new = self._rng.standard_normal(size, dtype=np.float32).astype(np.float16)
-        before = self.versions[number][-1]
-        self.versions[number][-1] = np.concatenate([before, new], axis=2)
+        action = self._rng.choice(["turn"] * 7 + ["add", "fork", "free", "close", "kill"])
         try:
-            self._noted(lambda: self._store.append(number, 0, *new))
+            if action == "add" or not alive:
+                self._note(self._store.add(), np.zeros((2, SHAPE.layers, 0, SHAPE.dim), np.float16))
+            elif action == "turn":
+                self._turn(int(self._rng.choice(alive)))
+            elif action == "fork":
+                self._fork(int(self._rng.choice(alive)))
+            elif action == "free" and len(alive) > 1:
+                self._free(int(self._rng.choice(alive)))
+            elif action in ("close", "kill"):
+                self._reopen(action == "kill")
         except StorageFullError:
-            self.versions[number][-1] = before
             self._free(max(self._store.lengths, key=self._store.lengths.__getitem__))
+        self.record()
+
+    def close(self) -> None:
+        """The end."""
+        with suppress(StorageFullError):
+            self._store.close()
+        self.record()
+
+    def record(self) -> None:
+        """What the flash was given since the last time are events of now."""
+        for what in self._disk.log[self._seen :]:
+            self._add(what)
+        self._seen = len(self._disk.log)
+
+    def _add(self, what: Write | Flush | None) -> None:
+        journal = len(self.journals) - 1
+        written = len(self.journals[journal]) if self.journals else 0
+        self.events.append(_Event(what, dict(self._promised), max(journal, 0), self._synced, written))
+
+    def _turn(self, number: int) -> None:
+        """As a session's: reuse, note, append, reply, note, flush. It may break off anywhere."""
+        before = self._stated(number)
+        stored = min(self._store.lengths[number], before.shape[2])
+        shared = stored if self._rng.random() < 0.4 else int(self._rng.integers(stored + 1))
+        prompt = np.concatenate([before[:, :, :shared], self._drawn(int(self._rng.integers(1, 50)))], axis=2)
+        self._crop(number, shared)
+        self._note(number, prompt)
+        whole = np.concatenate([prompt, self._drawn(int(self._rng.integers(0, 20)))], axis=2)
+        breaks_off = self._rng.random() < 0.3
+        at = shared
+        while at < whole.shape[2]:
+            end = min(at + int(self._rng.choice([1, 7, 30])), whole.shape[2])
+            for layer in range(SHAPE.layers):
+                self._store.append(number, layer, *whole[:, layer, None, at:end])
+                if breaks_off and self._rng.random() < 0.2:
+                    return
+            at = end
+        self._note(number, whole)
+        if self._rng.random() < 0.7:
+            self._flush()
+
+    def _crop(self, number: int, length: int) -> None:
+        size = LAYOUT.group_tokens
+        tokens, version = self._promised.get(number, (0, -1))
+        self._promised[number] = tokens if tokens <= length else min(tokens, length) // size * size, version
+        self._store.crop(number, length)
+
+    def _flush(self) -> None:
+        size = 1
+        try:
+            self._store.flush()
+        except StorageFullError:
+            size = LAYOUT.group_tokens
+        self.record()
+        notes = self._store.notes
+        self._promised = {
+            one: (tokens // size * size, notes[one]["version"]) for one, tokens in self._store.lengths.items()
+        }
+
+    def _fork(self, number: int) -> None:
+        self._crop(number, min(self._store.lengths[number], self._stated(number).shape[2]))
+        child = self._store.fork(number)
+        self._store.note(child, self._store.notes[number])
 
     def _free(self, number: int) -> None:
         self._promised.pop(number, None)
-        self._noted(lambda: self._store.free(number))
+        self._store.free(number)
 
-    def _noted(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        finally:
-            self._note()
+    def _reopen(self, killed: bool) -> None:
+        """The file as its user left it: power is not lost now, but what was not flushed may be lost later."""
+        if killed:
+            self._store._pool.stage._told = True  # nothing more is programmed
+            self._store.flash.close()
+            assert self._store._journal is not None, "of a kept store"
+            self._store._journal.close(None)
+        else:
+            with suppress(StorageFullError):
+                self._store.close()
+        self.record()
+        self._began(_opened(self._path, self._disk, self._journal, self._name()))
+        for number in set(self._store.lengths) - set(self._noted()):
+            self._free(number)
 
-    def _note(self) -> None:
-        """What the flash was told since the last time is events of now."""
-        written = self._journal.stat().st_size if self._journal.exists() else 0
-        new, self._seen = self._disk.log[self._seen :], len(self._disk.log)
-        self.events += [_Event(what, dict(self._promised), self._synced, written) for what in new]
+    def _began(self, store: KvStore) -> None:
+        self._store = store
+        if not self._ahead:
+            store._pool.stage._ahead = lambda: None
+        self.record()
+
+    def _noted(self) -> list[int]:
+        return [number for number, info in self._store.notes.items() if info]
+
+    def _stated(self, number: int) -> F16:
+        return self.versions[self._store.notes[number]["version"]]
+
+    def _note(self, number: int, kv: F16) -> None:
+        self.versions.append(kv)
+        self._store.note(number, {"version": len(self.versions) - 1})
+
+    def _drawn(self, tokens: int) -> F16:
+        return _drawn(self._rng, tokens)
+
+    def _name(self) -> str:
+        return self._rng.bytes(16).hex()
+
+    def _recorded(self) -> type[SequenceJournal]:
+        """A journal that has this life know what of it is written, and what is on the drive."""
+        life = self
+
+        def before(call: Callable[..., Any]) -> Callable[..., Any]:
+            def recorded(own: SequenceJournal, *arguments: Any) -> Any:
+                life.record()  # what came before is of the journal of before
+                return call(own, *arguments)
+
+            return recorded
+
+        class Journal(SequenceJournal):
+            @before
+            def _put(own, body: Any) -> None:
+                super()._put(body)
+                if own._out is not None:
+                    life.journals[-1] = own.path.read_bytes()
+                    life._add(None)
+
+            @before
+            def sync(own) -> None:
+                super().sync()
+                life._synced = own._synced
+
+            @before
+            def _rewrite(own) -> None:
+                super()._rewrite()
+                life.journals.append(own.path.read_bytes())
+                life._synced = own._synced
+
+        return Journal
 
 
-def _wrong(path: Path, disk: Disk, promised: dict[int, int], versions: dict[int, list[F16]]) -> str | None:
+class _Journal(SequenceJournal):
+    """Of an image: nothing is lost after that."""
+
+    def sync(self) -> None:
+        """Nothing to wait for."""
+
+
+def _wrong(
+    path: Path, disk: Disk, promised: dict[int, tuple[int, int]], versions: list[F16], rng: np.random.Generator,
+    goes_on: bool,
+) -> str | None:  # fmt: skip
     """Open the image; None where every sequence is right, else what is not."""
-    journal = None
     try:
-        flash = FileFlash.open(path, threads=1, direct=False, backend=disk)
-        try:
+        with FileFlash.open(path, threads=1, direct=False, backend=disk) as flash:
             if not flash.about:  # its user had not begun
                 return None
-            journal = SequenceJournal.open(journal_path(path), _STORE)
-            store = KvStore(flash, SHAPE, LAYOUT, journal=journal)
-            if lost := [one for one, tokens in promised.items() if store.lengths.get(one, 0) < tokens]:
-                return f"sequence {lost[0]} has {store.lengths.get(lost[0])} tokens, not {promised[lost[0]]}"
-            for number, tokens in store.lengths.items():
-                kv, v_mean = _values(store, number, tokens)
-                once = [one for one in versions[number] if np.array_equal(one[:, :, :tokens], kv)]
-                if not once:
-                    return f"sequence {number} holds {tokens} tokens that it never held"
-                if not np.array_equal(v_mean, (kv[1].sum(1, dtype=np.float64) / max(tokens, 1)).astype(np.float32)):
-                    return f"sequence {number} has another mean of V"
-            return None
-        finally:
-            flash.close()
-            if journal is not None:
-                journal.close(None)
+        with _opened(path, disk, _Journal) as store:
+            for number, (tokens, version) in promised.items():
+                found, stated = store.lengths.get(number, 0), store.notes.get(number, {}).get("version", -1)
+                if found < tokens or stated < version:
+                    return f"sequence {number} has {found} tokens of note {stated}, not {tokens} of {version}"
+            noted = {number: versions[info["version"]] for number, info in store.notes.items() if info}
+            wrong = _mixed(store, noted)
+            if wrong is None and goes_on:
+                _go_on(store, noted, rng)
+        if wrong is None and goes_on:
+            with _opened(path, disk, _Journal) as store:
+                wrong = _mixed(store, noted)
+        return wrong
     except NearflashError as error:
-        return str(error) if any(promised.values()) else None
+        return f"{type(error).__name__}: {error}" if any(tokens for tokens, _ in promised.values()) else None
     finally:
         disk.log.clear()
 
 
-def _values(store: KvStore, number: int, tokens: int) -> tuple[F16, NDArray[np.float32]]:
+def _go_on(store: KvStore, noted: dict[int, F16], rng: np.random.Generator) -> None:
+    """A turn of every sequence, as far as there is room; `noted` is what is stated then."""
+    for number, before in list(noted.items()):
+        shared = int(rng.integers(min(store.lengths[number], before.shape[2]) + 1))
+        store.crop(number, shared)
+        noted[number] = np.concatenate([before[:, :, :shared], _drawn(rng, int(rng.integers(1, 40)))], axis=2)
+        store.note(number, {"version": -1})
+        with suppress(StorageFullError):
+            for layer in range(SHAPE.layers):
+                store.append(number, layer, *noted[number][:, layer, None, shared:])
+
+
+def _drawn(rng: np.random.Generator, tokens: int) -> F16:
+    """K and V of new tokens."""
+    return rng.standard_normal((2, SHAPE.layers, tokens, SHAPE.dim), dtype=np.float32).astype(np.float16)
+
+
+def _mixed(store: KvStore, stated: dict[int, F16]) -> str | None:
+    """What is wrong with the first sequence that has other K and V than its note states; None: nothing."""
+    for number, want in stated.items():
+        tokens = store.lengths[number]
+        served = min(tokens, want.shape[2])
+        for layer in range(SHAPE.layers):
+            kv, v_mean = _values(store, number, layer, tokens)
+            same = (kv[:, 0, :served] == want[:, layer, :served]).all(axis=(0, 2))
+            if not same.all():
+                return f"sequence {number} has {int((~same).sum())} of {served} tokens that its note does not state"
+            mean = (kv[1].sum(1, dtype=np.float64) / max(tokens, 1)).astype(np.float32)
+            if tokens == store.layer(number, layer).tokens and not np.array_equal(v_mean, mean):
+                return f"sequence {number} has another mean of V"
+    return None
+
+
+def _values(store: KvStore, number: int, layer: int, tokens: int) -> tuple[F16, NDArray[np.float32]]:
     """K and V of a sequence as its pages hold them, the last tokens as memory has them; and its mean of V.
 
     The index pages are read, too.
     """
-    at, size = store.layer(number, 0), LAYOUT.group_tokens
+    at, size = store.layer(number, layer), LAYOUT.group_tokens
     blocks = range(tokens // LAYOUT.block_tokens)
-    store.read(at.index_pages.reshape(-1), store.pages.index_keys(at.index_tags, 0, blocks).reshape(-1))
+    each = store.pages.index_layout.pages
+    index = at.index_pages[:, : len(blocks) * each]
+    store.read(index.reshape(-1), store.pages.index_keys(at.index_tags[: len(blocks)], layer, blocks).reshape(-1))
     groups = range(tokens // size)
     pages = at.token_pages[:, : len(groups)].reshape(-1)
-    read = store.read(pages, store.pages.token_keys(at.token_tags[: len(groups)], 0, groups).reshape(-1))
+    read = store.read(pages, store.pages.token_keys(at.token_tags[: len(groups)], layer, groups).reshape(-1))
     kv = store.pages.values(read.data).reshape(2, SHAPE.kv_heads, -1, SHAPE.dim)
-    last = np.stack([at.suffix_k, at.suffix_v])[:, :, at.suffix_k.shape[1] - tokens % size :]
-    return np.concatenate([kv, last], axis=2), at.v_mean
+    last = np.stack([at.suffix_k, at.suffix_v])[:, :, len(groups) * size - at.flash_tokens :]
+    return np.concatenate([kv, last], axis=2)[:, :, :tokens], at.v_mean

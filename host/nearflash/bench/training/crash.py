@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.options import Option
 from nearflash.bench.storage.crashes import Crashes, crash_points
 from nearflash.bench.storage.faults import Faults, inject
-from nearflash.bench.storage.kept_crashes import kept_crash_points
+from nearflash.bench.storage.kept_crashes import KeptCrashes, kept_crash_points
 from nearflash.bench.storage.kv_crashes import kv_crash_points
 
 __all__ = ["run"]
@@ -25,8 +26,8 @@ IMAGES = 370
 """Images at each point of a history, about."""
 KV_ACTIONS, KV_IMAGES, KV_SEEDS = 120, 6, (1, 2, 3)
 """Calls of a KV store's life, images at each point of it, lives."""
-KEPT_ACTIONS = 60
-"""Of one whose sequences outlast it, with forks and crops; an image takes longer, as the store is opened."""
+KEPT_ACTIONS, KEPT_IMAGES, KEPT_SEEDS, CONTROL_SEED = 24, 2, (1, 2, 3, 4, 5), 1
+"""Of one whose sequences outlast it, with turns, forks and crops; the control's life is one of them."""
 KILLS = 30
 """Of training on a state of one file, and as many on one of two."""
 TIMEOUT_S = 300.0
@@ -66,18 +67,38 @@ def _crashes(folder: Path) -> tuple[dict[str, int], list[str]]:
 def _kv(folder: Path) -> tuple[dict[str, int], list[str]]:
     found = [kv_crash_points(folder / str(seed), actions=KV_ACTIONS, tries=KV_IMAGES, seed=seed) for seed in KV_SEEDS]
     bad = [wrong for each in found for wrong in each.bad]
-    kept = [
-        kept_crash_points(folder / f"kept-{seed}", actions=KEPT_ACTIONS, tries=KV_IMAGES, seed=seed)
-        for seed in KV_SEEDS
-    ]
+    with _memory_folder() as memory:
+        kept = [_kept(memory, seed, ahead=True) for seed in KEPT_SEEDS]
+        control = _kept(memory, CONTROL_SEED, ahead=False)
     bad += [wrong for each in kept for wrong in each.bad]
+    if not control.bad:
+        bad.append(f"kept store, seed {CONTROL_SEED}: pages ahead of the journal must be noticed, and were not")
     figures = {
-        "kept_crash_points": sum(each.points for each in kept),
         "kv_crash_points": sum(each.points for each in found),
         "kv_erases": sum(each.erases for each in found),
+        "kept_crash_points": sum(each.journal_images + each.page_images for each in kept),
+        "kept_journal_points": sum(each.journal_images for each in kept),
+        "kept_continued": sum(each.continued for each in kept),
+        "kept_seeds": list(KEPT_SEEDS),
         "bad_kv_recoveries": len(bad),
+        "control_points": control.journal_images + control.page_images,
+        "control_bad": len(control.bad),
     }
     return figures, bad
+
+
+def _kept(folder: Path, seed: int, *, ahead: bool) -> KeptCrashes:
+    return kept_crash_points(
+        folder / f"kept-{seed}-{ahead}", actions=KEPT_ACTIONS, tries=KEPT_IMAGES, seed=seed, ahead=ahead
+    )
+
+
+@contextmanager
+def _memory_folder() -> Iterator[Path]:
+    """A folder in memory where there is one: in an image nothing waits for a drive."""
+    place = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="nearflash-crash-", dir=place if place.is_dir() else None) as folder:
+        yield Path(folder)
 
 
 def _kills(folder: Path) -> tuple[dict[str, int], list[str]]:
