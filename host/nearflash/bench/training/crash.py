@@ -64,7 +64,7 @@ def _crashes(folder: Path) -> tuple[dict[str, int], list[str]]:
     return {"crash_points": sum(each.points for each in found), "bad_recoveries": len(bad)}, bad
 
 
-def _kv(folder: Path) -> tuple[dict[str, int], list[str]]:
+def _kv(folder: Path) -> tuple[dict[str, Any], list[str]]:
     found = [kv_crash_points(folder / str(seed), actions=KV_ACTIONS, tries=KV_IMAGES, seed=seed) for seed in KV_SEEDS]
     bad = [wrong for each in found for wrong in each.bad]
     with _memory_folder() as memory:

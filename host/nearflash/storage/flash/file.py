@@ -36,7 +36,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
 from nearflash.storage.io.sealed import fields, is_erased, seal, unseal
 
-__all__ = ["FLASH_VERSION", "KEPT", "FileFlash", "is_erased_file"]
+__all__ = ["FLASH_VERSION", "KEPT", "FileFlash", "is_unwritten"]
 
 FLASH_VERSION = 1
 """Raised whenever the file's layout changes meaning; other versions are rejected."""
@@ -298,7 +298,7 @@ def _geometry(file: DirectFile, body: dict[str, Any]) -> FlashGeometry:
     return found
 
 
-def is_erased_file(path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> bool:
+def is_unwritten(path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> bool:
     """Nothing was ever written: there is no file, or one of zeros alone, as a crash while it was made leaves it.
 
     Raises StateError for a file in use.

@@ -6,7 +6,7 @@ from typing import Any
 
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import CommandError, StateError
-from nearflash.storage.flash.file import KEPT, FileFlash, is_erased_file
+from nearflash.storage.flash.file import KEPT, FileFlash, is_unwritten
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
@@ -83,7 +83,7 @@ def _opened(path: Path, *, direct: bool = True, backend: IoBackend | None = None
     try:
         return FileFlash.open(path, direct=direct, backend=backend)
     except StateError:
-        if is_erased_file(path, direct=direct, backend=backend):
+        if is_unwritten(path, direct=direct, backend=backend):
             return None
         raise
 
