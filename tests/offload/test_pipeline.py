@@ -84,7 +84,7 @@ def test_the_command_names_what_is_wrong(saved, prompt_file, tmp_path, capsys):
     assert main([str(tmp_path), "--prompts", str(file)]) == 1
     assert "config.json" in capsys.readouterr().err
     assert main([str(saved("llama")[0]), "--prompts", str(Path("nowhere"))]) == 1
-    assert "prompts must be a readable" in capsys.readouterr().err
+    assert "prompts must be in a readable file" in capsys.readouterr().err
     for wrong in ("gpu=2", "gpu", "disc=1", "gpu=0.5", "gpu=x"):
         with pytest.raises(SystemExit):
             main([str(tmp_path), "--prompts", str(file), "--weights", wrong])
