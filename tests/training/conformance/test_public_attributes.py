@@ -12,10 +12,12 @@ import torch
 from nearflash.abi.errors import StateError
 from nearflash.training import NearStorageAdamW, NearStorageSGD
 from nearflash.training.checks import BEHAVIOURS, Row, compared
+from nearflash.training.integrations.ranks import RankedOptimizer
 
 KINDS = {
     "one, step": (NearStorageAdamW, torch.optim.AdamW, {}),
     "one, backward": (NearStorageAdamW, torch.optim.AdamW, {"overlap": "backward"}),
+    "ranks": (RankedOptimizer, torch.optim.AdamW, {}),
     "SGD": (NearStorageSGD, torch.optim.SGD, {"momentum": 0.9}),
 }
 REJECTED = {

@@ -32,7 +32,7 @@ from nearflash.training.integrations.rank_gradients import agree_on_gradients, a
 from nearflash.training.integrations.run_files import Share, agree_on_files
 from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.full_state import MASTER
-from nearflash.training.optimizers.optimizer import NearStorageOptimizer
+from nearflash.training.optimizers.optimizer import HANDLE, NearStorageOptimizer
 from nearflash.training.optimizers.store import OptimizerStore
 from nearflash.training.step.report import Report
 
@@ -42,8 +42,6 @@ _OWN = ("params", "param_names")
 """Of a group, what each rank has a part of; the rest is the same on all."""
 _SCALER = ("grad_scale", "found_inf")
 """What torch.amp.GradScaler sets for a step."""
-_HANDLE = ("step", "nearflash_identity", "nearflash_step")
-"""What `state` has of a tensor: its updates, and which store at which of its commits."""
 
 
 def assign_ranks(sizes: Sequence[int], ranks: int, load: Sequence[int] = ()) -> list[int]:
@@ -253,6 +251,16 @@ class RankedOptimizer(torch.optim.Optimizer):
         self._ranks.together(self.local.rollback, "rolling back", undo=lambda _: self.close())
         self._follow(self._rank_of)
 
+    @torch.no_grad()
+    def accept_parameters(self) -> None:
+        """See NearStorageOptimizer.accept_parameters: on all ranks together; each tensor's values are its rank's.
+
+        Where it fails on some ranks only, the optimizer is closed.
+        """
+        self._check()
+        self._ranks.together(self.local.accept_parameters, "accepting parameters", undo=lambda _: self.close())
+        self._follow(self._rank_of)
+
     def __getstate__(self) -> dict[str, Any]:
         return self.local.__getstate__()
 
@@ -317,12 +325,8 @@ class RankedOptimizer(torch.optim.Optimizer):
                 "edited: use add_param_group, or construct a new optimizer, on another path"
             )
         held = {tensor: handle for tensor, handle in self.state.items() if handle}
-        if held.keys() != self._handles.keys() or any(
-            type(handle.get(key)) is not int or handle[key] != value
-            for tensor, mine in self._handles.items()
-            for handle in (held[tensor],)
-            for key, value in mine.items()
-        ):
+        plain = all(type(value) is int for handle in held.values() for value in handle.values())
+        if not plain or held != self._handles:
             raise StateError(
                 "state must be changed by this optimizer only, as it holds handles to what is on flash: use "
                 "load_full_state_dict, or construct a new optimizer, on another path"
@@ -334,14 +338,14 @@ class RankedOptimizer(torch.optim.Optimizer):
         """Make `state` the handles of all tensors that have state, on every rank."""
         mine = [self.local.state.get(tensor, {}) for tensor in self._rank_of]
         words = self._ranks.gather(
-            [word for handle in mine for word in (bool(handle), *(handle.get(name, 0) for name in _HANDLE))]
+            [word for handle in mine for word in (bool(handle), *(handle.get(name, 0) for name in HANDLE))]
         )
-        size = 1 + len(_HANDLE)
+        size = 1 + len(HANDLE)
         self._handles: dict[torch.Tensor, dict[str, int]] = {}
         for index, (tensor, rank) in enumerate(self._rank_of.items()):
             there, *values = words[rank][index * size : (index + 1) * size]
             if there:
-                self._handles[tensor] = dict(zip(_HANDLE, values, strict=True))
+                self._handles[tensor] = dict(zip(HANDLE, values, strict=True))
         self._layout = [list(map(id, dict.fromkeys(group["params"]))) for group in self.param_groups]
         self._refresh_from_handles()
 
