@@ -127,8 +127,12 @@ def test_without_a_durable_journal_no_page_is_programmed(reopen, calls, monkeypa
     store.note(sequence, {"turn": 1})
     calls.clear()
     monkeypatch.setattr(os, "fsync", fsync)
-    for call in (lambda: (grow(store, sequence, 32), store.flush()), store.flush, lambda: grow(store, sequence, 32),
-                 lambda: store.note(sequence, {}), store.close):  # fmt: skip
+
+    def more():
+        grow(store, sequence, 32)
+        store.flush()  # what a thread met is raised here, or before
+
+    for call in (more, more, store.flush, lambda: store.note(sequence, {}), store.close):
         with pytest.raises(StateError, match="must be writable: Input/output error"):
             call()
     store.close()

@@ -326,6 +326,8 @@ def _wrong(
         return wrong
     except NearflashError as error:
         return f"{type(error).__name__}: {error}" if any(tokens for tokens, _ in promised.values()) else None
+    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+        return f"an error without a name: {error!r}"
     finally:
         disk.log.clear()
 
