@@ -1,7 +1,8 @@
 """The journal of a store's sequences, in a file beside that of their pages: what makes pages a sequence again.
 
 One line for each change: CRC-32 as 8 hexadecimal digits, a space, JSON. Of each sequence the last line of a kind
-counts, so that the file's beginning alone is a state, too: an older one. A last line that is torn is dropped.
+counts, so that the file's beginning alone is a state, too: an older one. A last line that is torn is dropped. Tags that
+come after what was noted of a sequence, with no note behind them, do not count: the note is of the pages before.
 
     store    {"version", "store", "previous"}: that the flash's label names now, or named before; the first line
     begun    {"begun"}: the label names "store"; before this line it may still name "previous"
@@ -62,7 +63,7 @@ def journal_line(body: Any, store: str, start: int) -> bytes:
 
 def _seed(store: str, start: int) -> int:
     """Of the checksum of a line; the first one names the store itself."""
-    return zlib.crc32(f"{store} {start}".encode()) if start else 0
+    return zlib.crc32(f"{store} {start}".encode("utf-8", "backslashreplace")) if start else 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class JournalEntry:
     """JSON values."""
     partial: tuple[int, int] | None = None
     """The sequence's tokens, and the number that pages of the last ones go by."""
+    noted: "JournalEntry | None" = None
+    """As it was when `info` was noted, where other tags have come since."""
 
 
 class SequenceJournal:
@@ -162,7 +165,13 @@ class SequenceJournal:
     def note(self, sequence: int, info: Mapping[str, Any]) -> None:
         """Note what a sequence's user says of it, in place of what was said before."""
         self._put({"sequence": sequence, "info": dict(info)})
-        self.entries[sequence] = replace(self.entries[sequence], info=info)
+        self.entries[sequence] = replace(self.entries[sequence], info=info, noted=None)
+
+    def note_again(self) -> None:
+        """Note that what was said of sequences holds for the tags that they have now."""
+        for sequence, entry in list(self.entries.items()):
+            if entry.noted is not None:
+                self.note(sequence, entry.info)
 
     def keep_partial_group(self, sequence: int, partial: tuple[int, int] | None) -> None:
         """Note where a sequence's tokens after its last full group are: JournalEntry.partial."""
@@ -226,11 +235,17 @@ class SequenceJournal:
                 is_begun, self.sums = True, None
             else:
                 self._apply(f"line {number} of {self.path}", body)
+        self._drop_tags_without_a_note()
         if self.store and self.store != name and (is_begun or self.store != previous):
             raise StateError(
                 f"{self.path} must be the journal of store {self.store}, not of {name}: keep the two files together, "
                 "both of one copy"
             )
+
+    def _drop_tags_without_a_note(self) -> None:
+        for sequence, entry in self.entries.items():
+            if entry.noted is not None:
+                self.entries[sequence], self.sums = entry.noted, None
 
     def _header(self, body: Any) -> tuple[int, str, str]:
         """Version, and names of the store: now, before."""
@@ -263,7 +278,7 @@ class SequenceJournal:
             del self.entries[self._known(what, sequence)]
         elif type(body) is dict and "info" in body:
             sequence, info = fields(what, body, sequence=int, info=dict)
-            self.entries[sequence] = replace(self.entries[self._known(what, sequence)], info=info)
+            self.entries[sequence] = replace(self.entries[self._known(what, sequence)], info=info, noted=None)
         elif type(body) is dict and "partial" in body:
             sequence, values = fields(what, body, sequence=int, partial=list)
             entry = self.entries[self._known(what, sequence)]
@@ -275,7 +290,8 @@ class SequenceJournal:
     def _placed(self, sequence: int, token_tags: Tags, index_tags: Tags) -> JournalEntry:
         """A sequence's entry with other tags."""
         before = self.entries.get(sequence, JournalEntry(token_tags, index_tags))
-        return replace(before, token_tags=token_tags, index_tags=index_tags)
+        noted = before.noted or (before if before.info else None)
+        return replace(before, token_tags=token_tags, index_tags=index_tags, noted=noted)
 
     def _known(self, what: str, sequence: int | str) -> int:
         number = int(sequence) if str(sequence).isdecimal() else -1
@@ -297,6 +313,7 @@ class SequenceJournal:
         except OSError as error:
             raise self._unwritable(error) from error
         self._end = self._synced = len(content)
+        self.entries = {sequence: replace(entry, noted=None) for sequence, entry in self.entries.items()}
 
     def _put(self, body: Mapping[str, Any]) -> None:
         if self._is_found:

@@ -111,7 +111,8 @@ class Sequences:
         dropped = []
         if state.partial is not None and length < state.partial.tokens:
             self.drop_partial_group(number)
-        if self._durable and any(table.pages.shape[1] > groups for table in state.tokens):
+        if self._durable and length < int(state.lengths.max()):
+            # Also where no whole group is cut: what was noted before must not come to be of the tokens after.
             tag = self.new_number()
             tags = state.token_tags.then(groups, tag), state.index_tags.then(blocks, tag)
             self._note(number, *tags)

@@ -205,6 +205,7 @@ class KvStore:
         the next flush. Raises StorageFullError where there is no room for that; all else is durable then.
         """
         if self._journal is not None:
+            self._journal.note_again()
             self._journal.sync()
         self._pool.reclaim()
         self._pool.flush()
@@ -224,6 +225,7 @@ class KvStore:
             return
         sums = None
         try:
+            self._journal.note_again()
             self._pool.flush()
             try:
                 self._keep_partial_groups()
