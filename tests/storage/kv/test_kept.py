@@ -164,6 +164,26 @@ def test_pages_that_a_power_cut_damaged_end_the_sequence_before_them(reopen, dra
         check(stored, store, number, kv, 200)
 
 
+def test_torn_pages_are_looked_for_at_every_opening(reopen, draw, stored):
+    """After one clean end they were taken for copies of the valid pages of their keys."""
+    kv = draw(1, 64)
+    with reopen() as store:
+        number = store.add()
+        grow(store, number, kv, 0, 64)
+        store.flush()
+        offset = store.flash.offset(int(store.layer(number, 1).token_pages[2, 3]))
+    assert SequenceJournal.read(journal_path(reopen.path), store.flash.about["store"])[1]
+    with reopen() as store:
+        die(store)  # so that pages are read
+    with reopen.path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\xa5" * 9)
+    for _ in range(2):
+        with reopen() as store:
+            check(stored, store, number, kv, 48)
+        assert SequenceJournal.read(journal_path(reopen.path), store.flash.about["store"])[1] is None
+
+
 def test_a_collection_that_was_cut_off_leaves_a_block_to_go_on_with(tmp_path, draw, stored, monkeypatch):
     """Power went between the copies and the erase: no block was free, and the store could not be written to again."""
     geometry = FlashGeometry(4096, 16, 1, 1, 12)

@@ -11,7 +11,7 @@ all tokens and the note of then, or where there was no room for the last ones it
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,10 +211,10 @@ class _Life:
         except StorageFullError:
             size = LAYOUT.group_tokens
         self.record()
-        notes = self._store.notes
-        self._promised = {
-            one: (tokens // size * size, notes[one]["version"]) for one, tokens in self._store.lengths.items()
-        }
+        for one, tokens in self._store.lengths.items():
+            ends = {self._store.layer(one, layer).tokens for layer in range(SHAPE.layers)}
+            whole = LAYOUT.group_tokens if len(ends) > 1 else size  # of a turn that broke off between layers
+            self._promised[one] = tokens // whole * whole, self._store.notes[one]["version"]
 
     def _fork(self, number: int) -> None:
         self._crop(number, min(self._store.lengths[number], self._stated(number).shape[2]))
@@ -311,7 +311,7 @@ def _wrong(
         with FileFlash.open(path, threads=1, direct=False, backend=disk) as flash:
             if not flash.about:  # its user had not begun
                 return None
-        with _opened(path, disk, _Journal) as store:
+        with _looked_at(path, disk) as store:
             for number, (tokens, version) in promised.items():
                 found, stated = store.lengths.get(number, 0), store.notes.get(number, {}).get("version", -1)
                 if found < tokens or stated < version:
@@ -321,7 +321,7 @@ def _wrong(
             if wrong is None and goes_on:
                 _go_on(store, noted, rng)
         if wrong is None and goes_on:
-            with _opened(path, disk, _Journal) as store:
+            with _looked_at(path, disk) as store:
                 wrong = _mixed(store, noted)
         return wrong
     except NearflashError as error:
@@ -330,6 +330,17 @@ def _wrong(
         return f"an error without a name: {error!r}"
     finally:
         disk.log.clear()
+
+
+@contextmanager
+def _looked_at(path: Path, disk: Disk) -> Iterator[KvStore]:
+    """The store of an image, which may have no room for the last tokens when it is closed."""
+    store = _opened(path, disk, _Journal)
+    try:
+        yield store
+    finally:
+        with suppress(StorageFullError):
+            store.close()
 
 
 def _go_on(store: KvStore, noted: dict[int, F16], rng: np.random.Generator) -> None:

@@ -55,8 +55,11 @@ class FoundPages:
         """Of every page, those of V of separate groups with their first codeword."""
         odd = pages % layout.group_pages == 1
         keys["first"][known & odd & (keys["kind"] == PageKind.TOKEN)] = layout.page_codewords
+        self.has_torn = False
+        """Pages with a header are not valid: only who reads them tells them from others of the same key."""
         if verify:
-            known[known] = _valid(flash, pages[known], keys[known])
+            valid = _valid(flash, pages[known], keys[known])
+            self.has_torn, known[known] = not valid.all(), valid
         places = (~erased).reshape(geometry.blocks, -1) * np.arange(1, geometry.pages_per_block + 1)
         self.ends = places.max(axis=1)
         """Pages of each block that have been programmed, or lie before one that was."""

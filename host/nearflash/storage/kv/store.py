@@ -110,10 +110,13 @@ class KvStore:
         )
         self._host_bytes = 0
         self._open = True
+        self._has_torn = False
         if journal is None:
             flash.label({"shape": asdict(shape), "layout": asdict(layout)})
         else:
-            self._sequences.restore(FoundPages(flash, shape, layout, verify=journal.sums is None))
+            found = FoundPages(flash, shape, layout, verify=journal.sums is None)
+            self._has_torn = found.has_torn
+            self._sequences.restore(found)
             self._begin(journal)
             self._complete_index()
 
@@ -231,7 +234,8 @@ class KvStore:
                 self._keep_partial_groups()
             finally:
                 self._pool.flush()  # pages may have been moved to make room for them
-                sums = self._sequences.group_sums()
+                if not self._has_torn:  # which the next opening must tell from valid ones again
+                    sums = self._sequences.group_sums()
         finally:
             try:
                 self._journal.close(sums)
