@@ -337,7 +337,7 @@ def test_edited_groups_are_an_error(open_optimizer, edit):
         second.append(first.pop())
     backward(model, 0)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    with pytest.raises(StateError, match="must be the tensors that the optimizer was constructed with"):
+    with pytest.raises(StateError, match="must be those that the optimizer was constructed with"):
         optimizer.step()
     assert optimizer.steps == 0 and all(map(torch.equal, before, model.parameters()))
 

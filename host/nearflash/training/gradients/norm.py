@@ -22,7 +22,7 @@ from nearflash.device.backends.host.vector.compiled import bf16_number, compiled
 from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.training.step.fingerprint import KEYS, MODULUS, RUN, fingerprint
 from nearflash.training.step.parameters import FlatParameters, dtype_name
-from nearflash.training.step.requirements import check_gradient, check_parameter
+from nearflash.training.step.requirements import check_gradient
 
 __all__ = ["clip_scalar", "reject_nonfinite", "squares_and_fingerprints", "sum_of_squares", "tensors_with_gradient"]
 
@@ -32,17 +32,20 @@ GPU_BLOCK = 1 << 22
 
 
 def tensors_with_gradient(flat: FlatParameters) -> list[int]:
-    """Tensors that have a gradient, ascending. Raises ShapeError, FormatError for tensors or gradients that changed."""
+    """Tensors that have a gradient, ascending.
+
+    Raises ShapeError, FormatError, CommandError for tensors or gradients that changed.
+    """
     found = []
     for index, (tensor, entry) in enumerate(zip(flat.tensors, flat.entries, strict=True)):
         if tuple(tensor.shape) != entry.shape:
             raise ShapeError(f"parameter {entry.name!r} must have the shape {entry.shape}, not {tuple(tensor.shape)}")
         if dtype_name(tensor) != entry.dtype:
             raise FormatError(f"parameter {entry.name!r} must be {entry.dtype}, not {dtype_name(tensor)}")
-        check_parameter(entry.name, tensor)
         if tensor.grad is not None:
             check_gradient(entry.name, tensor.grad, entry.shape)
             found.append(index)
+    flat.check_memory()
     return found
 
 

@@ -31,7 +31,7 @@ from nearflash.training.integrations.process_group import Ranks
 from nearflash.training.integrations.rank_gradients import agree_on_gradients, agree_on_norm
 from nearflash.training.integrations.run_files import Share, agree_on_files
 from nearflash.training.optimizers.adam import NearStorageAdamW
-from nearflash.training.optimizers.full_state import MASTER
+from nearflash.training.optimizers.full_state import MASTER, by_place
 from nearflash.training.optimizers.optimizer import HANDLE, NearStorageOptimizer
 from nearflash.training.optimizers.store import OptimizerStore
 from nearflash.training.step.report import Report
@@ -229,7 +229,7 @@ class RankedOptimizer(torch.optim.Optimizer):
             for name in (name for name, has in zip(names, there, strict=True) if has):
                 value = own[index].get(name)
                 if value is None:
-                    value = torch.empty(() if name == "step" else tensor.shape, dtype=torch.float32)
+                    value = torch.empty(() if name == "step" else tensor.shape, dtype=torch.float32, device="cpu")
                 self._ranks.broadcast(value, rank)
                 state.setdefault(index, {})[name] = value
         return super().state_dict() | {"state": state}
@@ -357,7 +357,7 @@ class RankedOptimizer(torch.optim.Optimizer):
         """The dict with no state, once its handles are those of the stores now. Raises StateError."""
         if missing := [key for key in ("state", "param_groups") if key not in state_dict]:
             raise StateError(f"state_dict must have {' and '.join(missing)}, as `state_dict()` gives it")
-        given = _by_place(state_dict)
+        given = by_place(state_dict)
         wanted = {index: self._handles.get(tensor, {}) for index, tensor in enumerate(self._rank_of)}
         if not given or any(
             not state or wanted.get(index, {}).keys() != state.keys() for index, state in given.items()
@@ -382,7 +382,7 @@ class RankedOptimizer(torch.optim.Optimizer):
         sizes = [
             [len(group["params"]) for group in groups] for groups in (self.param_groups, state_dict["param_groups"])
         ]
-        given = _by_place(state_dict)
+        given = by_place(state_dict)
         if sizes[0] != sizes[1] or not given.keys() <= set(range(len(self._rank_of))):
             raise StateError(
                 f"state_dict must be of groups of {sizes[0]} tensors, as this optimizer's, not of {sizes[1]} (with "
@@ -396,13 +396,6 @@ class RankedOptimizer(torch.optim.Optimizer):
             for mine, theirs in zip(self.local.state_dict()["param_groups"], state_dict["param_groups"], strict=True)
         ]
         return {"state": state, "param_groups": groups}
-
-
-def _by_place(state_dict: Mapping[str, Any]) -> dict[Any, Any]:
-    """The state by the tensors' places in the groups, where the groups may name them otherwise."""
-    names = [name for group in state_dict["param_groups"] for name in group["params"]]
-    places = {name: place for place, name in enumerate(names)}
-    return {places.get(name, name): state for name, state in state_dict["state"].items()}
 
 
 def _discard(opened: NearStorageOptimizer, files: Sequence[Path]) -> None:

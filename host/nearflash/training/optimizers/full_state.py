@@ -16,10 +16,12 @@ from nearflash.training.step.parameters import FlatParameters, Member
 from nearflash.training.step.requirements import is_readable
 from nearflash.training.step.transfer import HOST_ARRAYS
 
-__all__ = ["MASTER", "check_full_state", "full_state", "load_full_state"]
+__all__ = ["MASTER", "by_place", "check_full_state", "full_state", "load_full_state"]
 
 MASTER = "master"
 """Key of the fp32 parameters of tensors that have another dtype."""
+_SQUARES = ("exp_avg_sq", "sum")
+"""torch's names of sums of squares."""
 _FORMATS = {state_format.element_bytes: state_format for state_format in StateFormat}
 
 
@@ -35,11 +37,21 @@ def full_state(flat: FlatParameters, store: StateStore) -> dict[int, dict[str, A
     for member, entry, steps in zip(flat.members, store.manifest.tensors, store.tensor_steps, strict=True):
         if steps:
             inside = slice(entry.start, entry.start + entry.params)
-            own = state[member.number] = {"step": torch.tensor(float(steps), dtype=torch.float32)}
+            own = state[member.number] = {"step": torch.tensor(float(steps), dtype=torch.float32, device="cpu")}
             for name, flat_values in values.items():
                 if name != MASTER or member.tensor.dtype != torch.float32:
                     own[name] = torch.from_numpy(flat_values[inside].copy()).view(entry.shape)
     return state
+
+
+def by_place(state_dict: Mapping[str, Any]) -> Any:
+    """The state of a dict by the tensors' places in its groups, which may name them otherwise, as torch reads it."""
+    if not isinstance(given := state_dict["state"], Mapping):
+        return given  # for `check_full_state`
+    places: dict[Any, int] = {}
+    for place, name in enumerate(name for group in state_dict["param_groups"] for name in group["params"]):
+        places.setdefault(name, place)
+    return {places.get(name, name): state for name, state in given.items()}
 
 
 def check_full_state(
@@ -75,6 +87,13 @@ def _check_values(name: str, member: Member, values: Any) -> None:
     if values.shape != member.tensor.shape:
         raise ShapeError(
             f"{name} of {member.name!r} must have the shape {tuple(member.tensor.shape)}, not {tuple(values.shape)}"
+        )
+    found = values.detach().float()
+    if not bool(torch.isfinite(found).all()) or (name in _SQUARES and bool((found < 0).any())):
+        least = " and at least 0" if name in _SQUARES else ""
+        raise StateError(
+            f"{name} of {member.name!r} must be finite{least}, in fp32, in every element: load the state of a step "
+            "before it became otherwise"
         )
 
 

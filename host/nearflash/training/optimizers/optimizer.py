@@ -23,10 +23,11 @@ import torch
 from nearflash.abi.errors import CommandError, NearflashError, NoGradientWarning, StateError
 from nearflash.abi.optimizers import OptimizerStep, Profile, StateFormat
 from nearflash.storage import StateStore
-from nearflash.training.optimizers.full_state import full_state
+from nearflash.training.optimizers.full_state import by_place, full_state
 from nearflash.training.optimizers.options import Options, Settings, document
 from nearflash.training.optimizers.store import OptimizerStore, snapshot_files
 from nearflash.training.step.optimizer_state import OptimizerState, arrays_of
+from nearflash.training.step.parameters import layout_of
 from nearflash.training.step.report import Report
 from nearflash.training.step.step_runner import StepRunner
 from nearflash.training.step.worker import Worker
@@ -142,13 +143,12 @@ class NearStorageOptimizer(torch.optim.Optimizer):
                 ) from error
 
     def _check_parameters(self) -> None:
-        """Raise StateError where the groups' tensors are no longer those of construction and add_param_group."""
-        given = {id(tensor): index for index, group in reversed(list(enumerate(self.param_groups)))
-                 for tensor in group.get("params", ())}  # fmt: skip
-        if given != self._optimizer_state.flat.group_of_id:
+        """Raise StateError where the groups' tensors, their order or names are no longer those of construction and
+        add_param_group."""
+        if layout_of(self.param_groups) != self._optimizer_state.flat.layout:
             raise StateError(
-                'group["params"] must be the tensors that the optimizer was constructed with, in their groups, not '
-                "edited: use add_param_group, or construct a new optimizer, on another path"
+                'group["params"] and their names must be those that the optimizer was constructed with, in their order '
+                "and groups, not edited: use add_param_group, or construct a new optimizer, on another path"
             )
 
     def _check_open(self) -> None:
@@ -241,8 +241,11 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         if missing := [key for key in ("state", "param_groups") if key not in given]:
             raise StateError(f"state_dict must have {' and '.join(missing)}, as `state_dict()` gives it")
         mine, theirs = self.param_groups, given["param_groups"]
+        if not isinstance(theirs, Sequence) or any(not isinstance(each.get("params", ()), Sequence)
+                                                   for each in theirs if isinstance(each, Mapping)):  # fmt: skip
+            raise StateError("param_groups of state_dict must be a list of groups, with lists of parameters")
         for index, (own, other) in enumerate(zip_longest(mine, theirs)):
-            counts = [None if group is None else len(group.get("params", ())) for group in (own, other)]
+            counts = [len(group.get("params", ())) if isinstance(group, Mapping) else None for group in (own, other)]
             if counts[0] != counts[1]:
                 raise StateError(
                     f"param_groups of state_dict must be {len(mine)} groups as the optimizer's, with {counts[0] or 0} "
@@ -253,11 +256,14 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         return given
 
     def _take_groups(self, given: dict[str, Any]) -> None:
-        """Hyper-parameters of a state dict that was checked, and torch's hooks after it."""
+        """Hyper-parameters of a state dict that was checked, and torch's hooks after it; names of tensors stay."""
+        theirs = [
+            {key: value for key, value in group.items() if key != "param_names"} for group in given["param_groups"]
+        ]
         hooks = self._optimizer_load_state_dict_pre_hooks
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they were called
         try:
-            super().load_state_dict(given | {"state": {}})
+            super().load_state_dict(given | {"state": {}, "param_groups": theirs})
         finally:
             self._optimizer_load_state_dict_pre_hooks = hooks
             self._refresh_handle()
@@ -310,6 +316,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     def full_state_dict(self) -> dict[str, Any]:
         """`state_dict` as torch.optim has it, the whole state in memory (nearflash.training.optimizers.full_state)."""
         self._check_open()
+        self._check_parameters()
         state = self._optimizer_state
         return super().state_dict() | {"state": full_state(state.flat, state.store)}
 
@@ -323,7 +330,8 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         self._check_open()
         self._check_parameters()
         given = self._prepared(state_dict)
-        self._worker(lambda: self._runner.load(given["state"]))
+        state = by_place(given)
+        self._worker(lambda: self._runner.load(state))
         self._take_groups(given)
 
     @torch.no_grad()

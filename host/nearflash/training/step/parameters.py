@@ -1,11 +1,11 @@
 """torch tensors as ranges of the flat parameter vector that the state file stores."""
 
+import itertools
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,26 @@ from nearflash.training.step.fingerprint import MODULUS, GradientFingerprints, f
 from nearflash.training.step.host_memory import copy_all, is_plain, widen_bf16
 from nearflash.training.step.requirements import check_parameter
 
-__all__ = ["COPY_OF", "FlatParameters", "Member", "Piece", "dtype_name"]
+__all__ = ["COPY_OF", "FlatParameters", "Member", "Piece", "dtype_name", "layout_of"]
 
 COPY_OF = {torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16, torch.float32: CopyFormat.NONE}
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
 _ALIGNED = 64
 """Bytes, of which a thread's part of what is published is a multiple."""
 _DTYPE_OF = {copy: dtype for dtype, copy in COPY_OF.items()}
+
+
+def layout_of(groups: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list[Any] | None]]:
+    """The tensors of each group, each once, and their names: what numbers and names the state that they have."""
+    names = [group.get("param_names") for group in groups]
+    tensors = [list(map(id, dict.fromkeys(group.get("params", ())))) for group in groups]
+    return [(ids, None if given is None else list(given)) for ids, given in zip(tensors, names, strict=True)]
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    for count in itertools.count(2):
+        yield f"{name} ({count})"
 
 
 @dataclass(frozen=True)
@@ -50,14 +63,25 @@ class Member:
 
     @classmethod
     def of(cls, groups: Sequence[dict[str, Any]]) -> "list[Member]":
-        """The tensors of all groups, in order, each once."""
+        """The tensors of all groups, in order, each once. Raises CommandError where not each of a group has a name.
+
+        Names differ, as state is found by them: one that came before gets its count appended.
+        """
         members: dict[int, Member] = {}
-        number = 0
+        number, taken = 0, set[str]()
         for group_index, group in enumerate(groups):
             given = group.get("param_names", [f"{group_index}.{i}" for i in range(len(group["params"]))])
+            if len(given) != len(group["params"]):
+                raise CommandError(
+                    f"param_names of group {group_index} must name its {len(group['params'])} tensors, not "
+                    f"{len(given)}: pass (name, tensor) pairs, as model.named_parameters() gives them"
+                )
             for name, tensor in zip(given, group["params"], strict=True):
                 # torch warns of a tensor that is twice in a group; here, too, it has one state.
-                members.setdefault(id(tensor), cls(name, tensor, group_index, number))
+                if id(tensor) not in members:
+                    unique = next(n for n in _numbered(str(name)) if n not in taken)
+                    taken.add(unique)
+                    members[id(tensor)] = cls(unique, tensor, group_index, number)
                 number += 1
         return list(members.values())
 
@@ -90,7 +114,7 @@ class FlatParameters:
         self.waiting = [member for member in every if not member.wants_state and member.name not in stored]
         """Tensors that have no state yet."""
         self.members = [member for member in every if member.wants_state or member.name in stored]
-        self.group_of_id = {id(member.tensor): member.group for member in every}
+        self.layout = layout_of(groups)
         self.tensors: list[torch.Tensor] = [member.tensor for member in self.members]
         self.group_of: list[int] = [member.group for member in self.members]
         names = [member.name for member in self.members]
@@ -137,9 +161,13 @@ class FlatParameters:
         return [extents[index] for index in sorted(found)]
 
     def check_memory(self) -> None:
-        """Raise FormatError for a tensor that cannot be written to any more: its storage was resized, or replaced."""
+        """Raise FormatError for a tensor that cannot be written to any more: its storage was resized, or replaced.
+
+        CommandError for tensors that share their memory by now.
+        """
         for entry, tensor in zip(self.entries, self.tensors, strict=True):
             check_parameter(entry.name, tensor)
+        _reject_shared([entry.name for entry in self.entries], self.tensors)
 
     def pieces(self, start: int, stop: int) -> Iterator[Piece]:
         """The tensors' elements inside [start, stop) of the flat vector."""
@@ -289,7 +317,7 @@ def _reject_shared(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> Non
             last = sum((length - 1) * stride for length, stride in steps)
             first = tensor.data_ptr()
             spans.append((str(tensor.device), first, first + (last + 1) * tensor.element_size(), name))
-    for (device, _, stop, name), (other, first, _, other_name) in pairwise(sorted(spans)):
+    for (device, _, stop, name), (other, first, _, other_name) in itertools.pairwise(sorted(spans)):
         if device == other and first < stop:
             raise CommandError(
                 f"parameters must have memory of their own, but {name!r} and {other_name!r} share theirs: tie them as "
