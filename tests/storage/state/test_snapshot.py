@@ -98,7 +98,7 @@ def test_snapshots_into_one_folder(stored, small, tmp_path, file_system, monkeyp
             assert copied.steps == 4
             small.assert_exact(copied)
         (folder / stored[-1].name).write_bytes(b"a thesis" * 1000)
-        with pytest.raises(StateError, match="must be an earlier snapshot, or not exist yet"):
+        with pytest.raises(StateError, match="must be an earlier snapshot of this state"):
             store.snapshot(folder)
         assert (folder / stored[-1].name).read_bytes() == b"a thesis" * 1000
 

@@ -112,9 +112,8 @@ class DirectFile:
         """Take the lock; False, and closed, where the path is another file's by now. Raises StateError, closed, too."""
         try:
             self.lock()
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(self._fd), self.path.stat()):
-                    return True
+            if self.has_its_name():
+                return True
         except BaseException:
             self.close()
             raise
@@ -135,6 +134,13 @@ class DirectFile:
         if status.st_uid != os.geteuid() or status.st_nlink != 1:
             raise StateError(f"{self.path} must be yours alone to be emptied, with one name: choose another path")
         os.fchmod(self._fd, 0o600)
+
+    def has_its_name(self) -> bool:
+        """Whether its path is still this file's, and no other's."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except OSError:
+            return False
 
     @property
     def size_bytes(self) -> int:
@@ -236,6 +242,8 @@ class DirectFile:
             )
 
     def _failure(self, action: str, size_bytes: int, offset: int, error: OSError) -> StateError:
+        if self._fd < 0:
+            return StateError(f"{self.path} must be open in this process, not closed or a fork's: open it again")
         where = f"{action} {size_bytes} bytes of {self.path} at offset {offset}"
         if error.errno in _FULL:
             return StorageFullError(f"no room while {where} ({error.strerror}): free that much space and try again")

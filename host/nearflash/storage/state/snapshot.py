@@ -7,6 +7,7 @@ Source: ioctl_ficlone(2).
 """
 
 import fcntl
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.direct import DirectFile, aligned_buffer, flush_directory
 from nearflash.storage.io.sealed import is_sealed
 from nearflash.storage.state.state_file import StateFile
+from nearflash.storage.state.superblock import last_and_previous
 from nearflash.support.files import replaced
 
 __all__ = ["copy", "make_folder", "reflink", "snapshot_paths"]
@@ -36,27 +38,33 @@ def make_folder(folder: Path) -> None:
         flush_directory(each.parent)
 
 
-def snapshot_paths(paths: Sequence[Path], folder: Path) -> list[Path]:
+def snapshot_paths(paths: Sequence[Path], folder: Path, identity: str) -> list[Path]:
     """Names in the folder for copies of the files: their own, with a number where two are alike.
 
-    Raises StateError where one exists that is no earlier snapshot: another file, or one that is in use.
+    Raises StateError where one exists that is no earlier snapshot of the state of this identity: another file, one of
+    another run, or one that is in use.
     """
     alike = Counter(path.name for path in paths)
     names = [path.name if alike[path.name] == 1 else f"{path.name}.{index}" for index, path in enumerate(paths)]
     for name in names:
-        if (folder / name).exists() and not _is_a_state(folder / name):
-            raise StateError(f"{folder / name} must be an earlier snapshot, or not exist yet; choose another folder")
+        if os.path.lexists(folder / name) and not _is_of(identity, folder / name):
+            raise StateError(
+                f"{folder / name} must be an earlier snapshot of this state, or not exist yet; choose another folder"
+            )
     return [folder / name for name in names]
 
 
-def _is_a_state(path: Path) -> bool:
-    """Whether it is a state file. Raises StateError for one that an optimizer has open."""
-    if not path.is_file() or path.stat().st_size < BLOCK_BYTES:
+def _is_of(identity: str, path: Path) -> bool:
+    """Whether it is a file of that state. Raises StateError for one that an optimizer has open."""
+    if not path.is_file() or path.is_symlink():
         return False
     with DirectFile.open(path, direct=False) as file:
-        block = aligned_buffer(BLOCK_BYTES)
-        file.read(0, block)
-        return is_sealed(block)
+        if file.size_bytes < 2 * BLOCK_BYTES:
+            return False
+        blocks = [aligned_buffer(BLOCK_BYTES), aligned_buffer(BLOCK_BYTES)]
+        for number, block in enumerate(blocks):
+            file.read(number * BLOCK_BYTES, block)
+    return any(map(is_sealed, blocks)) and last_and_previous(path, blocks)[0].stamp.identity == identity
 
 
 def copy(file: StateFile, path: Path) -> bool:
@@ -64,7 +72,7 @@ def copy(file: StateFile, path: Path) -> bool:
 
     Returns whether blocks are shared. Raises StateError for damage, StorageFullError; nothing is left then.
     """
-    if reflink(file.path, path):
+    if file.has_its_name() and reflink(file.path, path):
         return True
     _copy(file, path)
     return False

@@ -104,6 +104,10 @@ class StateFile:
             raise
         return cls(file, manifest, stripe, index, block)
 
+    def has_its_name(self) -> bool:
+        """Whether its path is still this file's, and no other's."""
+        return self._file.has_its_name()
+
     def publish(self, path: Path) -> None:
         """Give the file its name, durably. Raises StateError, also where another file took the name meanwhile."""
         self._name(path, keep_existing=True)

@@ -131,6 +131,7 @@ class StateStore:
         but where the files cannot be given their names, opening again finds the new state.
         """
         self._check_usable()
+        self.check_names()
         paths, files = [file.path for file in self._files], self._files
         new = create_files(paths, manifest, files[0].stripe, direct=files[0].direct, backend=files[0].backend,
                            replacing=True)  # fmt: skip
@@ -142,6 +143,7 @@ class StateStore:
             discard_files(new)
             raise
         try:
+            self.check_names()
             publish_files(new, paths, replacing=True)
         except BaseException:
             self._poisoned = any(file.path in paths for file in new)
@@ -152,6 +154,15 @@ class StateStore:
             raise
         self.close()
         return store
+
+    def check_names(self) -> None:
+        """Raise StateError where another file has the name of one of these, or none: what stands there is not ours."""
+        for file in self._files:
+            if not file.has_its_name():
+                raise StateError(
+                    f"{file.path} must be the file that was opened, but it was moved, removed or replaced: put it "
+                    "back, or keep what is open with a snapshot in another folder, and go on from that"
+                )
 
     @classmethod
     def open(cls, paths: Path | Sequence[Path], *, direct: bool = True, backend: IoBackend | None = None) -> Self:
@@ -307,12 +318,13 @@ class StateStore:
     def snapshot(self, folder: Path) -> list[Path]:
         """Files of the committed step in a folder (made where it is missing), for `open`: reflinks or copies.
 
-        An earlier snapshot there is replaced when the new one is complete. Writes may be in flight, but no commit.
-        Raises StateError where another file has the name or this one is damaged, StorageFullError, changing nothing.
+        An earlier snapshot of this state there is replaced when the new one is complete. Writes may be in flight, but
+        no commit. Raises StateError where another file has the name, another run's included, or this one is damaged,
+        StorageFullError, changing nothing.
         """
         folder = Path(folder).absolute()
         make_folder(folder)
-        paths = snapshot_paths(self.paths, folder)
+        paths = snapshot_paths(self.paths, folder, self.identity)
         beside = folder / f".nearflash-{secrets.token_hex(8)}"
         try:
             beside.mkdir(0o700)

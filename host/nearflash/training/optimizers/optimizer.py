@@ -318,7 +318,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         self._check_open()
         self._check_parameters()
         state = self._optimizer_state
-        return super().state_dict() | {"state": full_state(state.flat, state.store)}
+        return super().state_dict() | {"state": self._worker(lambda: full_state(state.flat, state.store))}
 
     @torch.no_grad()
     def load_full_state_dict(self, state_dict: dict[str, Any]) -> None:

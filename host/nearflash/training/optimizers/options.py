@@ -187,8 +187,12 @@ class Settings:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The state files, by device. Raises StateError for a name that no file can have."""
-        given = [Path(self.path)] if isinstance(self.path, str | Path) else [Path(path) for path in self.path]
-        given = [path.absolute() for path in given]
+        names = [self.path] if isinstance(self.path, str | Path) else self.path
+        if not isinstance(names, list | tuple) or any(not isinstance(name, str | Path) for name in names):
+            raise CommandError(f"path must be a file's name, or a list of them, one a device, not {self.path!r}")
+        if any("\0" in str(name) for name in names):
+            raise CommandError(f"path must be a name that a file can have, not {self.path!r}")
+        given = [Path(name).absolute() for name in names]
         try:
             folders = {path: path.is_dir() for path in given}
         except OSError as error:

@@ -18,7 +18,9 @@ __all__ = ["OptimizerStore", "snapshot_files"]
 def snapshot_files(snapshot: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files of a snapshot: those given, or all in the folder given. Raises StateError where there is none."""
     if not isinstance(snapshot, str | Path):
-        return [Path(path) for path in snapshot]
+        if isinstance(snapshot, list | tuple) and snapshot and all(isinstance(each, str | Path) for each in snapshot):
+            return [Path(path) for path in snapshot]
+        raise StateError(f"snapshot must be a folder, or the files of one, not {snapshot!r}: give what snapshot gave")
     try:
         found = sorted(Path(snapshot).iterdir()) if Path(snapshot).is_dir() else [Path(snapshot)]
     except (OSError, ValueError) as error:

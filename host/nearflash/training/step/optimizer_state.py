@@ -188,6 +188,7 @@ class OptimizerState:
         """
         held, self._arrays = self._arrays, tuple(arrays)
         try:
+            self.store.check_names()
             flat = self._flatten(groups, self._settings.new_extent_params, also)
             self._check_room(flat)
         except BaseException:
