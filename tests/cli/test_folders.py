@@ -277,6 +277,19 @@ def test_what_a_configuration_asks_beside_that(made):
 # Adapters
 
 
+def test_trained_tokens_of_an_adapter_are_merged(made):
+    peft = pytest.importorskip("peft")
+    folder, options = made(), {"target_modules": ["q_proj"], "trainable_token_indices": [40], "task_type": "CAUSAL_LM"}
+    model = peft.get_peft_model(tiny().bfloat16().float(), peft.LoraConfig(r=4, init_lora_weights=False, **options))
+    for name, value in model.named_parameters():
+        if "trainable_tokens" in name:
+            value.data *= 3
+    model.save_pretrained(folder)
+    merged = load(AutoModelForCausalLM, folder)
+    merge_adapter(merged)
+    assert tokens_of(merged) == transformers_own(folder)
+
+
 @pytest.fixture
 def adapted(made):
     peft = pytest.importorskip("peft")

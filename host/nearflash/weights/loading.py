@@ -94,6 +94,8 @@ def merge_adapter(model: Any) -> None:
         return
     for name, module in reversed(list(model.named_modules())):  # inner ones first: adapters may be put around adapters
         owner, _, leaf = name.rpartition(".")
+        if hasattr(model.get_submodule(owner), "unload_and_optionally_merge_module"):
+            continue  # its wrapper's own part, which it unloads itself
         if hasattr(module, "unload_and_optionally_merge_module"):
             plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
         elif hasattr(module, "base_layer") and hasattr(module, "merge"):
