@@ -19,6 +19,7 @@ from nearflash.inference.settings import (
     Caller,
     GenerationSettings,
     check_processors,
+    check_seed,
     generation_settings,
     rejected_by_name,
 )
@@ -71,6 +72,7 @@ def generate(
     encode = partial(encode_text, tokenizer, chat=chat)
     rows = prompt_rows(prompts, encode, vocabulary_size(model))
     settings = settings_of(model, tokenizer, Caller.GENERATE, rows, max_new_tokens, options)
+    check_seed(seed)
     _check(settings, len(rows), mini_batches, stream)
     attach(model)
     before = engine.counters + EngineCounters()

@@ -25,7 +25,7 @@ from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.inference.generate import Generated, ends_of, settings_of
 from nearflash.inference.progress import Clock, Progress, TextOut, Tick
 from nearflash.inference.prompts import encode_text, prompt_rows, vocabulary_size
-from nearflash.inference.settings import Caller, rejected_by_name
+from nearflash.inference.settings import Caller, check_seed, rejected_by_name
 from nearflash.storage.io.sealed import fields, integers
 
 __all__ = ["Session"]
@@ -120,6 +120,7 @@ class Session:
         prompt = rows[0]
         settings = settings_of(self._model, self._tokenizer, Caller.SESSION, rows, max_new_tokens, options)
         ends = ends_of(settings, self._tokenizer)
+        check_seed(seed)
         self._check_model()
         before = self._engine.counters + EngineCounters()
         clock = Clock(self._engine, before, 1, 1, settings.max_new_tokens, progress)
@@ -127,7 +128,9 @@ class Session:
         if seed is not None:
             torch.manual_seed(seed)
         try:
-            reused = self._reuse(prompt)
+            # transformers' search for drafts passes all tokens to the model, those that are stored, too.
+            least_new = len(prompt) if settings.fields["prompt_lookup_num_tokens"] else 2
+            reused = self._reuse(prompt, least_new=least_new)
             cache = self._cache
             assert cache is not None, "made by _reuse"
             with rejected_by_name(lambda: cache.get_seq_length() == reused):
@@ -162,10 +165,10 @@ class Session:
             "stored would not fit; put it back as it was, or open another session"
         )
 
-    def _reuse(self, prompt: list[int]) -> int:
+    def _reuse(self, prompt: list[int], least_new: int) -> int:
         """Have the cache hold what the prompt, all but its last tokens, shares with what is stored; so many tokens."""
         # Two tokens at least are computed: together they attend to all, as a prompt's do; one would by the policy.
-        given = zip(self.tokens, prompt[:-2], strict=False)
+        given = zip(self.tokens, prompt[:-least_new], strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], given))
         stored = self.stored_tokens
         reused = min(same, stored)

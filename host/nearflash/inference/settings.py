@@ -16,8 +16,8 @@ from transformers import GenerationConfig
 
 from nearflash.abi.errors import CommandError, NearflashError, UnsupportedError
 
-__all__ = ["EXTRAS", "FIELDS", "Caller", "Field", "GenerationSettings", "check_processors", "generation_settings",
-           "rejected_by_name"]  # fmt: skip
+__all__ = ["EXTRAS", "FIELDS", "Caller", "Field", "GenerationSettings", "check_processors", "check_seed",
+           "generation_settings", "rejected_by_name"]  # fmt: skip
 
 
 class Caller(StrEnum):
@@ -128,7 +128,9 @@ FIELDS: Mapping[str, Field] = {
     "num_assistant_tokens": _DRAFTS,
     "num_assistant_tokens_schedule": _DRAFTS,
     "assistant_confidence_threshold": _DRAFTS,
-    "prompt_lookup_num_tokens": _not("its batches take one token at a time", _PLAN),
+    "prompt_lookup_num_tokens": Field(
+        {_PLAN: "its batches take one token at a time"}, note="a session computes the whole prompt again"
+    ),
     "max_matching_ngram_size": _DRAFTS,
     "assistant_early_exit": _not(_ASSISTED),
     "assistant_lookbehind": _DRAFTS,
@@ -158,6 +160,11 @@ _ABOUT = ("_from_model_config", "transformers_version")
 _DEFAULT_NEW = 64
 _IDS = ("bad_words_ids", "sequence_bias", "forced_bos_token_id", "forced_eos_token_id")
 """Fields with tokens that must be the model's."""
+_LEAST = {
+    "num_beams": 1, "prompt_lookup_num_tokens": 1, "max_matching_ngram_size": 1, "prefill_chunk_size": 1,
+    "min_new_tokens": 0,
+}  # fmt: skip
+"""Of fields that are counts: transformers finds a wrong one only while it computes."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +357,19 @@ def _pad_token(candidates: Sequence[Any], vocabulary: int) -> int:
     return next((one for one in candidates if type(one) is int and 0 <= one < vocabulary), 0)
 
 
+def check_seed(seed: Any) -> None:
+    """Raise CommandError for what torch takes no random numbers from."""
+    if seed is not None and (type(seed) is not int or not -(1 << 63) <= seed < 1 << 64):
+        raise CommandError(f"seed must be a whole number of at most 64 bits, or None, not {seed!r}")
+
+
 def _check_values(fields: Mapping[str, Any], vocabulary: int) -> None:
+    for name, least in _LEAST.items():
+        if (value := fields[name]) is not None and _whole(name, value) < least:
+            raise CommandError(f"{name} must be {least} or more, or None, not {value!r}")
+    if (spent := fields["max_time"]) is not None and (type(spent) not in (int, float) or not spent >= 0):
+        raise CommandError(f"max_time must be a number of seconds, 0 or more, not {spent!r}")
+    _check_decay(fields)
     strings = fields["stop_strings"]
     listed = [strings] if isinstance(strings, str) else strings or []
     if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
@@ -358,6 +377,16 @@ def _check_values(fields: Mapping[str, Any], vocabulary: int) -> None:
     for name in _IDS:
         if wrong := [one for one in _tokens_in(name, fields[name]) if type(one) is int and not 0 <= one < vocabulary]:
             raise CommandError(f"{name} must have tokens of the model, 0 to {vocabulary - 1}, not {wrong[0]}")
+
+
+def _check_decay(fields: Mapping[str, Any]) -> None:
+    name = "exponential_decay_length_penalty"
+    if (value := fields[name]) is None:
+        return
+    if not (isinstance(value, list | tuple) and len(value) == 2 and all(type(one) in (int, float) for one in value)):
+        raise CommandError(f"{name} must be a token's number and a factor, (start, factor), not {value!r}")
+    if not fields["eos_token_id"]:
+        raise CommandError(f"{name} must be given with eos_token_id, whose score it raises: there is none")
 
 
 def _tokens_in(name: str, value: Any) -> Iterator[Any]:

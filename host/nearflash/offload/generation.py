@@ -20,7 +20,7 @@ from nearflash.inference import AttentionPolicy
 from nearflash.inference.cache.guard import guarded
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.prompts import encode_text, position_limit, prompt_rows, vocabulary_size
-from nearflash.inference.settings import Caller, check_processors, generation_settings
+from nearflash.inference.settings import Caller, check_processors, check_seed, generation_settings
 from nearflash.offload.experts import ExpertCache, mixtures_of
 from nearflash.offload.layer_weights import LayerWeights
 from nearflash.offload.link import Link
@@ -137,6 +137,7 @@ class OffloadedModel:
         """
         if attention is not None and (engine is not None or not self.policy.cache.device):
             raise CommandError("attention must be None with an engine, and where no KV cache is placed on a device")
+        check_seed(seed)
         rows = prompt_rows(
             prompts, lambda text: encode_text(self.tokenizer, text, chat=chat), vocabulary_size(self.model)
         )

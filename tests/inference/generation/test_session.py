@@ -94,6 +94,16 @@ def test_a_text_is_continued_from_what_it_shares(doclm, tokenizer, opened):
         assert len(engine.lengths) == 1
 
 
+def test_prompt_lookup_after_a_turn(doclm, tokenizer, opened):
+    """transformers gave the model all tokens again, behind those stored: other words, and K and V of other places."""
+    with opened() as engine:
+        session = Session(doclm, tokenizer, engine)
+        for text in (TURNS[0][:200], TURNS[0], TURNS[0] + TURNS[1]):
+            found = session.generate(text, max_new_tokens=6, prompt_lookup_num_tokens=3)
+            assert found.tokens[0] == whole(doclm, session.tokens[:-6], 6)
+            assert session.stored_tokens < len(session.tokens)
+
+
 def test_the_end_of_a_prompt_attends_to_all_tokens(doclm, tokenizer, opened, monkeypatch):
     """A last token that came alone, as all before it was stored, attended by the policy, and replies were others."""
     policy, shapes = AttentionPolicy("sparf-page", score_dims=0.25, top_k=2, local_window=4), []

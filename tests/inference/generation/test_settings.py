@@ -324,10 +324,31 @@ def test_drawn_tokens_are_transformers_own(plain, near, planned, tokenizer):
     ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens must be None where a batch has several prompts"),
     ({"do_sample": True, "mini_batches": 2}, "mini_batches must be 1 where tokens are drawn"),
     ({"stopping_criteria": 3}, "stopping_criteria must be a list of StoppingCriteria"),
+    ({"num_beams": 0}, "num_beams must be 1 or more"),
+    ({"num_beams": 2.0}, "num_beams must be a whole number"),
+    ({"prefill_chunk_size": 0}, "prefill_chunk_size must be 1 or more"),
+    ({"prompt_lookup_num_tokens": -1}, "prompt_lookup_num_tokens must be 1 or more"),
+    ({"max_time": "long"}, "max_time must be a number of seconds"),
+    ({"exponential_decay_length_penalty": (3,), "eos_token_id": 5}, "must be a token's number and a factor"),
+    ({"exponential_decay_length_penalty": (3, 1.5), "eos_token_id": []}, "must be given with eos_token_id"),
 ])  # fmt: skip
 def test_values_are_checked_before_anything_is_stored(near, planned, tokenizer, options, message):
     with pytest.raises((CommandError, UnsupportedError), match=message):
         our_tokens(Caller.GENERATE, near, planned, tokenizer, [[40, 41, 42], [50, 51, 52, 53, 54]], options)
+
+
+@pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1, "x", 1.0])
+def test_seeds_that_torch_does_not_take(near, planned, tokenizer, seed):
+    with open_engine(kv_shape_of(near.config), AttentionPolicy(), tokens=64, sequences=1) as engine:
+        calls = (
+            lambda: generate(near, tokenizer, "a", engine, seed=seed),
+            lambda: Session(near, tokenizer, engine).generate("a", seed=seed),
+            lambda: planned.generate("a", seed=seed),
+        )
+        for call in calls:
+            with pytest.raises(CommandError, match="seed must be a whole number of at most 64 bits"):
+                call()
+        assert not engine.lengths
 
 
 def test_the_call_comes_before_the_models_own():
