@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from nearflash.abi.errors import CommandError, WeightsError
 from nearflash.weights.checkpoint import INDEX, SINGLE, is_compressed, open_checkpoint
-from nearflash.weights.empty import empty_model, generation_config_of, load_config, named_errors, stored_dtype
+from nearflash.weights.empty import empty_model, generation_config_of, load_config, named_errors
 from nearflash.weights.folder import SMOLLM2, ModelFolder, open_folder
 from nearflash.weights.loading import load, merge_adapter
 from nearflash.weights.sources import sources_of
@@ -87,7 +87,7 @@ def _loaded(folder: ModelFolder, dtype: torch.dtype) -> Any:
         settings = generation_config_of(folder.path)
         if folder.quantization is None and any((folder.path / name).is_file() for name in (SINGLE, INDEX)):
             tensors = open_checkpoint(folder.path)
-            sources_of(empty_model(folder, stored_dtype(tensors)), tensors)
+            sources_of(empty_model(folder, tensors), tensors)
     with named_errors(folder.path, "weights"):
         model, report = AutoModelForCausalLM.from_pretrained(
             folder.path, local_files_only=True, trust_remote_code=False, dtype=dtype, output_loading_info=True,

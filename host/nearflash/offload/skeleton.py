@@ -9,7 +9,7 @@ import torch
 from nearflash.abi.errors import UnsupportedError
 from nearflash.pretrained import silent_transformers
 from nearflash.weights.checkpoint import open_checkpoint
-from nearflash.weights.empty import empty_model, stored_dtype
+from nearflash.weights.empty import empty_model
 from nearflash.weights.folder import open_folder
 from nearflash.weights.sources import Source, sources_of
 
@@ -42,7 +42,7 @@ def open_skeleton(folder: Path | str, dtype: torch.dtype | None = None) -> Skele
     opened = open_folder(folder)
     tensors = open_checkpoint(opened.path)
     with silent_transformers():
-        model = empty_model(opened, dtype or stored_dtype(tensors))
+        model = empty_model(opened, tensors, dtype)
     prefix, layers = decoder_layers(model)
     sources = sources_of(model, tensors)
     layer_sources: list[dict[str, Source]] = [{} for _ in layers]

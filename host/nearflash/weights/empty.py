@@ -10,7 +10,7 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.core_model_loading import build_glob_alternation
 
-from nearflash.abi.errors import CommandError, NearflashError, UnsupportedError
+from nearflash.abi.errors import CommandError, NearflashError, UnsupportedError, WeightsError
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import CONFIG, ModelFolder
 from nearflash.weights.weights_map import TORCH_DTYPES
@@ -18,15 +18,28 @@ from nearflash.weights.weights_map import TORCH_DTYPES
 __all__ = ["empty_model", "generation_config_of", "load_config", "named_errors", "stored_dtype"]
 
 _SETTINGS = "generation_config.json"
+_SHARED_LAYERS = 256
+"""Most layers without a tensor of their own, as those that share another's."""
 
 
-def empty_model(folder: ModelFolder, dtype: torch.dtype, model_class: Any = AutoModelForCausalLM) -> Any:
+def empty_model(
+    folder: ModelFolder, tensors: Mapping[str, WeightsTensor], dtype: torch.dtype | None = None,
+    model_class: Any = AutoModelForCausalLM,
+) -> Any:  # fmt: skip
     """A folder's model, its parameters without memory, with its settings of generation; nothing of its tensors is read.
 
-    dtype: of its parameters, but for those that transformers keeps in fp32. Raises UnsupportedError for a configuration
-    that transformers cannot build `model_class` from without code of the folder's own.
+    tensors: of the folder's checkpoint. dtype: of its parameters, but for those that transformers keeps in fp32; None:
+    what most of the checkpoint is stored in. Raises WeightsError for far more layers than tensors, UnsupportedError for
+    a configuration that transformers cannot build `model_class` from without code of the folder's own.
     """
+    dtype = dtype or stored_dtype(tensors)
     config = load_config(folder, causal=model_class is AutoModelForCausalLM)
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > len(tensors) + _SHARED_LAYERS:  # transformers would build them for minutes
+        raise WeightsError(
+            f"{folder.path}: num_hidden_layers must be of the checkpoint's {len(tensors)} tensors, not {layers}: copy "
+            f"its {CONFIG} again"
+        )
     build = getattr(model_class, "from_config", None) or model_class._from_config
     with named_errors(folder.path, CONFIG), init_empty_weights(include_buffers=False):
         model = build(config, dtype=dtype)

@@ -24,6 +24,8 @@ SMOLLM2 = "smollm2"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 FLOATING = ("F64", "F32", "F16", "BF16")
 """What weights that are not quantised are stored in."""
+_LAYERS, _MOST_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 10_000
+"""Keys of a count that transformers makes lists of as it reads the configuration, and the most that is taken."""
 _CONFIG_BYTES = 16 << 20
 """Most bytes of a config.json."""
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
@@ -60,6 +62,14 @@ class ModelFolder:
                     return str(stated.get("quant_method", key) if isinstance(stated, Mapping) else stated)
         return None
 
+    def check_layers(self) -> None:
+        """Raise CommandError for a count of layers that no model has: transformers would build them without end."""
+        text = self.config.get("text_config")
+        for part in (self.config, text if isinstance(text, Mapping) else {}):
+            for key in _LAYERS:
+                if isinstance(count := part.get(key), int | float) and count > _MOST_LAYERS:
+                    raise CommandError(f"{self.path / CONFIG}: {key} must be {_MOST_LAYERS} at most, not {count}")
+
     def check_quantization(self, read_by_transformers: bool) -> None:
         """Raise UnsupportedError for quantised weights, but for those that transformers reads, where it is to do so."""
         if method := self._stated(_QUANTISED[1:] if read_by_transformers else _QUANTISED):
@@ -89,6 +99,7 @@ def open_folder(
         raise CommandError(f"model must be {SMOLLM2} or a folder with a {CONFIG}, not {str(name)!r}")
     _check_files(folder)
     opened = ModelFolder(folder, read_config(folder / CONFIG))
+    opened.check_layers()
     opened.check_quantization(quantized)
     if opened.has_adapter:
         _check_adapter(folder, adapters)

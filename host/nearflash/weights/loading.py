@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearflash.abi.errors import CommandError, UnsupportedError, WeightsError
 from nearflash.weights.checkpoint import open_checkpoint
-from nearflash.weights.empty import empty_model, named_errors, stored_dtype
+from nearflash.weights.empty import empty_model, named_errors
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import ADAPTER, ModelFolder, open_folder
 from nearflash.weights.sources import Source, sources_of
@@ -56,7 +56,7 @@ def load(
     _check_options(budget, device, prefetch_bytes)
     folder = open_folder(path, adapters=True)
     tensors = open_checkpoint(folder.path)
-    model = empty_model(folder, dtype or stored_dtype(tensors), model_class)
+    model = empty_model(folder, tensors, dtype, model_class)
     sources = sources_of(model, tensors)
     placed = _placed(sources, budget, prefetch_bytes)
     direct = {name: source.pieces[0].tensor for name, source in sources.items() if source.is_one_tensor}
