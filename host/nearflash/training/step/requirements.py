@@ -1,4 +1,4 @@
-"""What a tensor must be for its memory to be read and written by address; anything else is refused by name.
+"""What a tensor must be for its memory to be read and written by address; anything else gets a named error.
 
 Checked at construction, and before each use: a storage may be resized, and `tensor.data` replaced, in between.
 """
