@@ -4,8 +4,8 @@
     optimizer = chosen.optimizer(model.parameters(), **chosen.options)
 
 What is read: `optimizer`, `gradient_clipping`, `fp16`, `bf16`, `zero_optimization.offload_optimizer`. Other keys have
-no effect and are listed, or change results and are rejected with a named error: `deepspeed_keys` has all of them. "auto" and null
-stand for the default. Options that `optimizer.params` leaves out have DeepSpeed's defaults.
+no effect and are listed, or change results and are rejected with a named error: `deepspeed_keys` has all of them.
+"auto" and null stand for the default. Options that `optimizer.params` leaves out have DeepSpeed's defaults.
 
 Source: DeepSpeed's configuration JSON, as of 0.19.
 """
