@@ -355,7 +355,9 @@ class OptimizerState:
             stored = {entry.name for entry in store.manifest.tensors}
             self.flat = self._flatten(groups, store.manifest.extent_params, stored)
             if difference := store.manifest.difference(self.flat.manifest):
-                raise StateError(f"parameters must be those of {self._paths[0]}: {difference}")
+                new = [entry.name for entry in self.flat.entries if entry.name not in stored]
+                thaw = f"; freeze {new[0]!r}, which has no state there, construct, then thaw it" if new else ""
+                raise StateError(f"parameters must be those of {self._paths[0]}: {difference}{thaw}")
             if store.profile != self._settings.profile:
                 raise StateError(
                     f"profile must be {store.profile!r} as in {self._paths[0]}, not {str(self._settings.profile)!r}; "
