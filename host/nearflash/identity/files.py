@@ -21,11 +21,14 @@ _STEP_NS = 3_000_000_000
 """File systems' times have steps of up to two seconds."""
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Path, descriptor: int | None = None) -> str:
     """SHA-256, hexadecimal, of a regular file's SHA-256s of 8 MiB each. Raises StateError where it cannot be read, or
-    changes meanwhile."""
+    changes meanwhile.
+
+    descriptor: of the file where it is open already: the name may be another one's by now.
+    """
     try:
-        fd = open_regular(path)
+        fd = open_regular(path) if descriptor is None else os.dup(descriptor)
         try:
             before = _stamp(fd)
             kept = _kept(before)

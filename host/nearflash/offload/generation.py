@@ -254,8 +254,9 @@ class OffloadedModel:
         """
         stored = {}
         for name, source in self._sources.items():
-            pieces = [[file_digest(each.tensor.path), each.tensor.offset, each.tensor.form, str(each.place)]
-                      for each in source.pieces]  # fmt: skip
+            read = [(each.tensor, each.tensor.file, str(each.place)) for each in source.pieces]
+            pieces = [[file_digest(file.path, file.descriptor(direct=False)), tensor.offset, tensor.form, place]
+                      for tensor, file, place in read]  # fmt: skip
             stored[name] = digest_of([str(source.dtype), plain(source.shape), pieces, plain(source.patterns)])
         has_words = (self.skeleton.folder / "tokenizer_config.json").is_file()
         own = ModelIdentity.of(self.model, self.tokenizer if has_words else None, stored=stored)

@@ -150,7 +150,9 @@ class Results:
 def _difference(line: bytes, header: str) -> str:
     """What a first line has otherwise than `header`, by the settings' names."""
     try:
-        found, own = json.loads(line)["settings"], json.loads(header)["settings"]
+        found, own = ({**settings, **settings.get("generation", {})} for settings in
+                      (json.loads(text)["settings"] for text in (line, header)))  # fmt: skip
+        found.pop("generation", None), own.pop("generation", None)
         names = sorted(name for name in {*found, *own} if found.get(name) != own.get(name))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         names = []
