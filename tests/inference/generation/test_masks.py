@@ -173,6 +173,16 @@ def test_a_second_text_for_a_used_cache_is_rejected(both, flash):
         assert cache.lengths == [9, 9]
 
 
+def test_drafts_from_the_prompt_behind_a_cache_that_holds_tokens_are_rejected(both, flash):
+    """transformers passes all tokens again, behind those that are held: other tokens, with its own caches, too."""
+    _, near = both
+    with NearflashCache(flash, near.config) as cache:
+        near.generate(IDS[:1, :6], max_new_tokens=4, past_key_values=cache)
+        with pytest.raises(CommandError, match=r"the 9 tokens that the cache holds, but 1\d of 1\d are passed"):
+            near.generate(IDS[:1], max_new_tokens=4, past_key_values=cache, prompt_lookup_num_tokens=3)
+        assert cache.lengths == [9]
+
+
 @pytest.fixture
 def switching():
     """Positions change behind 8 tokens, and with them all K and V."""

@@ -37,9 +37,28 @@ def _checked(prepare: Callable[..., Any]) -> Callable[..., Any]:
         if inputs.get("past_key_values") is not cache and held:
             raise replaced_cache(f"after {held} tokens it computes all again, for another one in memory")
         inputs["past_key_values"] = cache
+        _check_new_tokens(held, kwargs.get("attention_mask"), inputs)
         return inputs
 
     return checked
+
+
+def _check_new_tokens(held: int, mask: Any, inputs: Any) -> None:
+    """Raise CommandError where tokens that the cache holds are passed again, as transformers' search for drafts does on
+    a cache that holds some: its own caches give other tokens then."""
+    ids, positions = inputs.get("input_ids"), inputs.get("position_ids")
+    if not held or ids is None or ids.shape[1] == 1:
+        return
+    total = None
+    if mask is None and positions is not None:
+        total = int(positions.max()) + 1
+    elif getattr(mask, "ndim", 0) == 2:
+        total = mask.shape[1]
+    if total is not None and total < held + ids.shape[1]:
+        raise CommandError(
+            f"input_ids must go on behind the {held} tokens that the cache holds, but {ids.shape[1]} of {total} are "
+            "passed: leave out prompt_lookup_num_tokens, or reset the cache first"
+        )
 
 
 def replaced_cache(why: str) -> UnsupportedError:
