@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nearflash.abi.errors import StateError
 from nearflash.support.files import open_regular, read_text, write_durably
+from nearflash.support.folders import user_folder
 
 __all__ = ["file_digest"]
 
@@ -70,15 +71,13 @@ def _read(fd: int, size: int) -> str:
 
 
 def _place(stamp: dict[str, int]) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = Path(base) if base else Path.home() / ".cache"
-    return folder / "nearflash" / "digests" / f"{stamp['device']:x}-{stamp['inode']:x}.json"
+    return user_folder("XDG_CACHE_HOME") / "digests" / f"{stamp['device']:x}-{stamp['inode']:x}.json"
 
 
 def _kept(stamp: dict[str, int]) -> str | None:
     """Of a file of the user's own that nobody else can write; anything else counts as none."""
-    place = _place(stamp)
     try:
+        place = _place(stamp)
         status = place.lstat()
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             return None
@@ -90,8 +89,8 @@ def _kept(stamp: dict[str, int]) -> str | None:
 
 
 def _keep(stamp: dict[str, int], digest: str) -> None:
-    place = _place(stamp)
     try:
+        place = _place(stamp)
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(place, json.dumps(stamp | {"sha256": digest}))
     except OSError:

@@ -54,9 +54,14 @@ class ModelFolder:
         """The method by which the weights are quantised, as the configuration states it."""
         return self._stated(_QUANTISED)
 
-    def _stated(self, keys: Sequence[str]) -> str | None:
+    @property
+    def _parts(self) -> tuple[Mapping[str, Any], ...]:
+        """The configuration, and that of its text model, where there is one."""
         text = self.config.get("text_config")
-        for part in (self.config, text if isinstance(text, Mapping) else {}):
+        return (self.config, text) if isinstance(text, Mapping) else (self.config,)
+
+    def _stated(self, keys: Sequence[str]) -> str | None:
+        for part in self._parts:
             for key in keys:
                 if stated := part.get(key):
                     return str(stated.get("quant_method", key) if isinstance(stated, Mapping) else stated)
@@ -64,8 +69,7 @@ class ModelFolder:
 
     def check_layers(self) -> None:
         """Raise CommandError for a count of layers that no model has: transformers would build them without end."""
-        text = self.config.get("text_config")
-        for part in (self.config, text if isinstance(text, Mapping) else {}):
+        for part in self._parts:
             for key in _LAYERS:
                 if isinstance(count := part.get(key), int | float) and count > _MOST_LAYERS:
                     raise CommandError(f"{self.path / CONFIG}: {key} must be {_MOST_LAYERS} at most, not {count}")

@@ -1,4 +1,4 @@
-"""Values beside the arrays come back equal and of their own kind, or are refused by name."""
+"""Values beside the arrays come back equal and of their own kind, or are rejected with a named error."""
 
 import math
 from collections import Counter, OrderedDict, deque
