@@ -41,7 +41,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_values_come_back_equal(value):
     found = decoded_metadata(encoded_metadata({"value": value}))["value"]
     wanted = dict(value) if isinstance(value, OrderedDict) else value
