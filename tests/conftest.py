@@ -1,6 +1,7 @@
 """Options of the whole test run."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -21,6 +22,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         help="devices that tests/system runs on, for example verilator:update-tiny; may be given several times",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers of xdist must name the same tests: a set's text is in order of hashes, an object's has its address."""
+    for item in items:
+        values = getattr(getattr(item, "callspec", None), "params", {}).values()
+        sets = (value for value in values if isinstance(value, set | frozenset) and len(value) > 1)
+        if re.search(r" at 0x[0-9a-f]+", item.nodeid) or any(repr(value) in item.nodeid for value in sets):
+            raise pytest.UsageError(f"{item.nodeid}: give `parametrize` ids that are the same in every process")
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
