@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 STAGE = ROOT / "build" / "docs"
 PUBLIC = {
-    "Training": ["nearflash.training", "nearflash.training.optimizers.options", "nearflash.training.integrations"],
+    "Training": ["nearflash.training", "nearflash.training.step.settings", "nearflash.training.integrations"],
     "Generation": ["nearflash.inference", "nearflash.inference.attend", "nearflash.inference.generate",
                    "nearflash.inference.cache", "nearflash.inference.engines", "nearflash.inference.policy"],
     "Weights": ["nearflash.weights"],

@@ -62,7 +62,7 @@ def tiny_model():
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from nearflash.inference.policy.window import NAME
+    from nearflash.inference.calibration.window import NAME
 
     torch.manual_seed(5)
     config = LlamaConfig(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from nearflash.abi.config import update_config
+from nearflash.abi.kernel.config import update_config
 from nearflash.sim.hls.check import load_rule
 from nearflash.sim.hls.device import HlsDevice
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer

@@ -4,8 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.emit import outputs
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.registers import UPDATE
 
 

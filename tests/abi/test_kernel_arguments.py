@@ -2,8 +2,8 @@
 
 import pytest
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.fields import Access
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.kernel_arguments import CONTROL_PORT, kernel_arguments
 from nearflash.abi.registers import REGISTER_MAPS
 

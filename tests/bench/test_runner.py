@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.bench import runner
 
 

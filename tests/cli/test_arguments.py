@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from nearflash import arguments
+from nearflash.support import arguments
 
 
 @pytest.mark.parametrize("text, number", [("0", 0), ("7", 7), (" 12 ", 12), ("1_000", 1000)])

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nearflash.abi.config import config
 from nearflash.abi.errors import BitstreamError
+from nearflash.abi.kernel.config import config
 from nearflash.cli import bitstream as subject
 from nearflash.cli import main as cli
 from nearflash.device.bitstreams import load_board

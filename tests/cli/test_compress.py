@@ -10,9 +10,9 @@ import torch
 
 from nearflash.abi.errors import WeightsError
 from nearflash.cli.main import main
-from nearflash.pretrained import load_pretrained, own_dtype
 from nearflash.weights import open_checkpoint
 from nearflash.weights.convert import linear_weights
+from nearflash.weights.pretrained import load_pretrained, own_dtype
 
 MODEL = Path(__file__).parents[1] / "data/doclm-7m"
 WINDOWS = ("--tokens", "64", "--windows", "12")

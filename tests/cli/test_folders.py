@@ -17,12 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from nearflash.abi.errors import CommandError, NearflashError, PlanError, UnsupportedError, WeightsError
 from nearflash.cli.main import main
 from nearflash.offload import generate
-from nearflash.offload.planned import model_shape
+from nearflash.offload.commands.planned import model_shape
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.pretrained import load_model, load_pretrained
 from nearflash.training import finetune
 from nearflash.weights.empty import generation_config_of
 from nearflash.weights.loading import load, merge_adapter
+from nearflash.weights.pretrained import load_model, load_pretrained
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers
 IDS = [5, 6, 7, 8]

@@ -8,8 +8,8 @@ pytest.importorskip("scipy")
 
 from nearflash.abi.errors import CommandError, PlanError, WeightsError
 from nearflash.cli import plan as command
-from nearflash.offload import planned
-from nearflash.offload.planned import model_shape
+from nearflash.offload.commands import planned
+from nearflash.offload.commands.planned import model_shape
 from nearflash.planning.plan_file import PLAN_NAME, read_plan
 from nearflash.planning.profile import load_machine, machine_toml
 
@@ -61,8 +61,8 @@ def test_a_checkpoints_headers_and_its_config_agree(bare):
 
 def test_compressed_checkpoints_are_planned_with_their_bytes(tmp_path):
     torch = pytest.importorskip("torch")
-    from nearflash.pretrained import load_pretrained
     from nearflash.weights.convert import linear_weights, write_model
+    from nearflash.weights.pretrained import load_pretrained
 
     model, _ = load_pretrained(str(MODEL), "fp32")
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_budgets_are_numbers_above_zero(value, capsys):
 
 def test_this_machine_is_measured_once(tmp_path, capsys, monkeypatch):
     pytest.importorskip("torch")
-    from nearflash.offload import measure
+    from nearflash.offload.machine import measure
 
     calls = []
 

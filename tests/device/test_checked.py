@@ -8,9 +8,9 @@ from time import process_time
 
 import pytest
 
-from nearflash.abi.commands import Completion, CopyFormat, UpdateCommand
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError, DeviceError, WaitTimeoutError
+from nearflash.abi.kernel.commands import Completion, CopyFormat, UpdateCommand
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.optimizers import AdamStep
 from nearflash.device.base import Identity, LinkBytes
 from nearflash.device.checked import CheckedDevice, check_ranges, port_beats

@@ -6,10 +6,10 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.attention.batch import AttendBatch
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
-from nearflash.abi.commands import Status, UpdateCommand
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError, DeviceError, DigestError, WaitTimeoutError
 from nearflash.abi.fields import Access
+from nearflash.abi.kernel.commands import Status, UpdateCommand
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.optimizers import AdamStep
 from nearflash.abi.registers import MAGIC, REGISTER_MAPS, UPDATE
 from nearflash.device.memory import SimulatedMemory

@@ -3,8 +3,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import ConfigError, UnknownDeviceError
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.device import available_devices, open_device, registry
 from nearflash.device.backends.host.update import HostDevice
 from nearflash.device.backends.model.update import ModelDevice

@@ -5,8 +5,8 @@ import stat
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import AddressError, CommandError, DigestError, ReplayError, StreamError, UnknownDeviceError
+from nearflash.abi.kernel.commands import CopyFormat, UpdateCommand
 from nearflash.abi.optimizers import AdamStep
 from nearflash.device import open_device
 from nearflash.device.replay import VARIABLE, RecordingDevice, ReplayDevice, sealed_line

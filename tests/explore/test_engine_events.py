@@ -2,7 +2,7 @@
 
 What the RTL took is in hardware/attended.toml. Flash is what bounds these heads, so that the channels alone give their
 rate but for some per cent, in which the kernel has fewer requests for one channel than for another. (On the same
-requests the channel is within 3 %: tests/sim/bench/test_attend_channel.py.)
+requests the channel is within 3 %: tests/verify/bench/test_attend_channel.py.)
 """
 
 from collections import defaultdict
@@ -16,8 +16,8 @@ from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.explore.nand_channel import ChannelTiming, Request, channel_cycles
 from nearflash.explore.systems.nearflash import Attended
 from nearflash.explore.tables import read_part
-from nearflash.sim.bench.attend_performance import RTL
 from nearflash.sim.nand.parts import nand_part
+from nearflash.verify.bench.attend_performance import RTL
 
 CHANNELS, DIM, BEAT_BYTES = 8, 128, 8
 

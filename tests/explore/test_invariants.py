@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearflash.explore.dse import kvnand_row
-from nearflash.explore.sweeps import compared, row_of
+from nearflash.explore.studies.dse import kvnand_row
+from nearflash.explore.studies.sweeps import compared, row_of
 from nearflash.explore.systems.flexgen import deepspeed, flexgen
 from nearflash.explore.systems.instinfer import Serving, instinfer_step
 from nearflash.explore.systems.kvnand import QUANTS, Arrangement, Decode, decode_step

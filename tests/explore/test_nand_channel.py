@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.attention.nand import NandTiming
+from nearflash.abi.nand import NandTiming
 from nearflash.explore.nand_channel import Channel, ChannelTiming, Clock, Request, channel_cycles
 
 PART = NandTiming(read_ns=4000, program_ns=75_000, erase_ns=1_000_000, link_bytes_per_s=800_000_000)

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from nearflash.explore.ssd import Ssd
-from nearflash.explore.ssd_events import program_events_s, read_events_s
 from nearflash.explore.tables import part_names, read_part
+from nearflash.verify.fixtures.ssd_events import program_events_s, read_events_s
 
 DRIVES = part_names(Ssd)
 PAGES = (1, 7, 8, 9, 17, 64, 100, 333, 1000, 4096, 20_000)

@@ -7,12 +7,12 @@ from importlib.resources import files
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.explore.dse import Board, Synthesis
 from nearflash.explore.energy import Energy
 from nearflash.explore.links import Link, Memory
 from nearflash.explore.processors import Cpu, Gpu, Npu, Runtime
 from nearflash.explore.shapes import Trained, decoder_names, trained_names
 from nearflash.explore.ssd import Ssd
+from nearflash.explore.studies.dse import Board, Synthesis
 from nearflash.explore.systems.instinfer import Csd, Selection
 from nearflash.explore.systems.kvnand import Arrangement, Decode, Die, decode_step
 from nearflash.explore.systems.layered import Expander

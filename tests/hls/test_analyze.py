@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from nearflash.abi.config import update_config
 from nearflash.abi.errors import FormatError
+from nearflash.abi.kernel.config import update_config
 from nearflash.abi.optimizers import AdamStep, LionStep, Profile, SgdStep
 from nearflash.cli.main import main
 from nearflash.sim.hls.analyze import LATENCY_CYCLES, Machine, count_operations, estimate

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.config import update_config
 from nearflash.abi.errors import StreamError
+from nearflash.abi.kernel.config import update_config
 from nearflash.abi.topk import HEADER_BYTES, TILE_PARAMS, StreamFault, StreamHeader, ValueFormat
 from nearflash.device.memory import anonymous
 from nearflash.model.gradients.topk import expand, pack

@@ -6,21 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
-from nearflash.abi.config import update_config
 from nearflash.abi.errors import CommandError, DeviceError, StreamError
+from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
+from nearflash.abi.kernel.config import update_config
 from nearflash.abi.optimizers import AdamStep, LionStep, Profile, StateFormat
 from nearflash.abi.topk import ValueFormat
 from nearflash.device import open_device
 from nearflash.device.backends.model.update import ModelDevice
 from nearflash.model.gradients.topk import expand, pack
 from nearflash.model.update.lane import optimizer_step
-from nearflash.sim.bench.hls import compare
 from nearflash.sim.hls.build import HLS
 from nearflash.sim.hls.device import HlsDevice
 from nearflash.sim.hls.kernels import SHIPPED, call_of, committed_tops
 from nearflash.sim.hls.library import HlsLibrary
 from nearflash.sim.hls.vectors import EDGES, edge_state, rules
+from nearflash.verify.bench.hls import compare
 
 TINY, SMARTSSD = update_config("update-tiny"), update_config("update-smartssd")
 

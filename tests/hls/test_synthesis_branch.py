@@ -6,7 +6,7 @@ Vitis' hls_stream.h is not ours to have; a queue without a limit stands for it, 
 import numpy as np
 import pytest
 
-from nearflash.abi.config import update_config
+from nearflash.abi.kernel.config import update_config
 from nearflash.abi.optimizers import AdamStep, SgdStep
 from nearflash.model.update.lane import optimizer_step
 from nearflash.sim.hls.build import HLS, build_shim, shim

@@ -20,19 +20,19 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 from nearflash.abi.errors import OtherWeightsWarning, PlanError, StateError, UnsupportedError, WeightsError
 from nearflash.cli.main import main
 from nearflash.identity import weights_digests
-from nearflash.inference.engines.setup import default_layout, open_engine
+from nearflash.inference.calibration.choose import UNIFORM, choose_policy, model_digest
 from nearflash.inference.models import kv_shape
-from nearflash.inference.policy.choose import UNIFORM, choose_policy, model_digest
 from nearflash.inference.policy.files import PolicyFile
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.session import Session
+from nearflash.inference.setup import default_layout, open_engine
+from nearflash.offload.commands.planned import model_shape
 from nearflash.offload.generation import generate
-from nearflash.offload.planned import model_shape
 from nearflash.planning.plan_file import PlanFile
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.terms import Workload
-from nearflash.pretrained import silent_transformers
 from nearflash.weights.parts import check_parts
+from nearflash.weights.pretrained import silent_transformers
 
 #: peft's own: of a second adapter, and of a model that transformers attached the first to.
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:.*is_gradient_checkpointing")

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM
 
 from nearflash.abi.errors import CommandError, NonFiniteError
 from nearflash.offload import generate
-from nearflash.offload.groups import decode, encode, quantized, token_bytes
-from nearflash.offload.skeleton import open_skeleton
+from nearflash.offload.tiers.groups import decode, encode, quantized, token_bytes
+from nearflash.offload.weights.skeleton import open_skeleton
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.weights.loading import load
 

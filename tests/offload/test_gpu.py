@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nearflash.offload import OffloadedModel, generate
-from nearflash.offload.measure import measure_machine
+from nearflash.offload.machine.measure import measure_machine
 from nearflash.planning.policy import OffloadPolicy, Shares
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")

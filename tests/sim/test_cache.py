@@ -13,7 +13,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.errors import ConfigError
 from nearflash.sim import cache
 from nearflash.sim.cache import cache_root, cached
-from nearflash.sim.verilator.verilog import cached_design, convert
+from nearflash.sim.verilog import cached_design, convert
 
 
 @pytest.fixture(autouse=True)

@@ -10,72 +10,72 @@ import pytest
 #: First-party packages that a package may import, beside itself. Arrows point down only: a row names rows above it.
 MAY_IMPORT = {
     "abi": set(),
-    "support": set(),
-    "arguments": set(),
-    "process": set(),
+    "support": {"abi"},
     "model": {"abi"},
     "device": {"abi", "support"},
     "storage": {"abi", "support", "device"},
     "weights": {"abi", "support", "device", "storage"},
     "identity": {"abi", "support", "storage"},
-    "pretrained": {"abi", "support", "weights"},
     "planning": {"abi", "support"},
     "explore": {"abi", "support", "planning"},
-    "training": {"abi", "support", "arguments", "device", "storage"},
-    "inference": {"abi", "support", "arguments", "device", "identity", "pretrained", "storage"},
-    "offload": {
-        "abi",
-        "support",
-        "arguments",
-        "process",
-        "device",
-        "storage",
-        "weights",
-        "identity",
-        "pretrained",
-        "planning",
-        "inference",
-    },
+    "training": {"abi", "support", "device", "storage"},
+    "inference": {"abi", "support", "device", "identity", "storage", "weights"},
+    "offload": {"abi", "support", "storage", "weights", "identity", "planning", "inference"},
     "gateware": {"abi"},
     "boards": {"abi", "support", "device", "gateware"},
     "sim": {"abi", "support", "model", "gateware", "device", "boards"},
-    "verify": {"abi", "support", "model", "gateware", "device", "boards", "sim"},
     "bench": {
         "abi",
         "support",
-        "process",
         "device",
         "storage",
         "training",
         "inference",
         "weights",
-        "pretrained",
         "planning",
         "explore",
         "offload",
     },
-    "sim.bench": {"abi", "support", "model", "gateware", "device", "explore", "inference", "sim", "verify", "bench"},
-    "demo": {"abi", "support", "arguments", "device", "storage", "training", "bench"},
-    "cli": {
-        "abi",
-        "support",
-        "arguments",
-        "device",
-        "storage",
-        "weights",
-        "pretrained",
-        "planning",
-        "explore",
-        "training",
-        "offload",
-        "bench",
-    },
+    "verify": {"abi", "support", "model", "gateware", "device", "boards", "sim"},
+    "verify.bench": {"abi", "support", "model", "gateware", "device", "explore", "inference", "sim", "verify", "bench"},
+    "verify.fixtures.ssd_events": {"explore"},
+    "demo": {"abi", "support", "device", "storage", "training", "bench"},
+    "cli": {"abi", "support", "device", "storage", "weights", "planning", "explore", "training", "offload", "bench"},
+}
+#: Folders of a package, "" for its own files: each imports those before it alone, so there are no circles.
+FOLDERS = {
+    "abi": ["", "optimizers", "kernel", "attention", "emit"],
+    "bench": ["", "offload", "inference", "storage", "storage.fuzz", "training", "weights"],
+    "device": [
+        *("", "bitstreams", "backends", "drivers", "backends.host.vector", "backends.host", "backends.model"),
+        *("backends.pynq", "backends.xrt", "selftest"),
+    ],
+    "explore": ["", "systems", "studies"],
+    "inference": [
+        *("policy", "sparse", "engines", "engines.device", "engines.paged", "engines.cpu", "engines.gpu", "cache", ""),
+        *("calibration", "commands", "examples"),
+    ],
+    "model": [
+        *("", "fp", "coding", "gradients", "weights", "update", "nand.bch", "nand", "attention.numerics"),
+        *("attention.select", "attention.memory", "attention.control", "attention"),
+    ],
+    "offload": ["tiers", "weights", "cache", "schedule", "", "machine", "commands"],
+    "storage": ["io", "flash", "kv", "state", ""],
+    "training": [
+        *("checks", "gradients", "gradients.compression", "step", "optimizers", "", "integrations", "examples"),
+    ],
+    "boards": ["design", "zynq7", "open.nextpnr", "open", "vendor", ""],
+    "sim": ["", "pysim", "hls", "nand", "verilator", "controller", "trace"],
+    "verify": [
+        *("fixtures", "fixtures.boards", "mutants", "proofs", "cocotb", "cocotb.bus", "cocotb.stream", "cocotb.top"),
+        *("units", "vendor", "", "bench"),
+    ],
 }
 #: Parts of a package that may import more.
 MORE = {
     part: {"model"}
     for part in ("device.backends.model", "device.selftest.attend", "device.selftest.expand", "demo.audit")
-} | {"training.finetune": {"pretrained", "weights"}}
+} | {"training.finetune": {"weights"}}
 #: Third-party packages of those that stay lean; the others may use what pyproject.toml declares.
 LEAN = {
     "abi": set(),
@@ -154,6 +154,51 @@ def test_first_party_arrows(modules):
     assert not wrong, "\n".join(wrong)
 
 
+def _row_of_folders(module: str, packages: set[str]) -> str:
+    """The row of FOLDERS that a module belongs to: of its folder, or of the nearest folder around that has one."""
+    package, _, folder = (module if module in packages else module.rpartition(".")[0]).partition(".")
+    if package not in FOLDERS:
+        return ""
+    rows = [row for row in FOLDERS[package] if folder == row or (row and folder.startswith(f"{row}."))]
+    assert rows, f"{module} needs a row in FOLDERS"
+    return max(rows, key=len)
+
+
+def _modules_imported(tree: ast.Module, known: set[str]) -> Iterator[str]:
+    """Our modules that a module imports: by name, or from their package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                found = name if name.removeprefix("nearflash.") in known else str(node.module)
+                yield from {found.removeprefix("nearflash.")} & known
+        elif isinstance(node, ast.Import):
+            yield from {alias.name.removeprefix("nearflash.") for alias in node.names} & known
+
+
+def test_folders_import_those_before_them(modules):
+    """A `__main__` belongs to no folder: it runs what its package exports."""
+    known = {name.removeprefix("nearflash.") for name in modules}
+    packages = {name.rpartition(".")[0] for name in known}
+    wrong = []
+    for module in known:
+        package = module.split(".")[0]
+        if package == "gateware" or module.endswith("__main__"):
+            continue
+        row, order = _row_of_folders(module, packages), FOLDERS.get(package, [""])
+        for other in _modules_imported(modules[f"nearflash.{module}"], known):
+            is_own = other.split(".")[0] == package
+            if is_own and order.index(_row_of_folders(other, packages)) > order.index(row):
+                wrong.append(f"{module} imports {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_packages_import_those_before_them():
+    rows = list(MAY_IMPORT)
+    tops = {row: {row.split(".")[0]} for row in rows}
+    for at, package in enumerate(rows):
+        assert MAY_IMPORT[package] - tops[package] <= set(rows[:at]), package
+
+
 def _gateware_package(target: str) -> str | None:
     """The row of GATEWARE_MAY_IMPORT that a module belongs to, "" for gateware without a row, None elsewhere."""
     root = "nearflash.gateware."
@@ -208,7 +253,7 @@ def test_lean_packages_name_no_other_third_party(modules):
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import nearflash.abi.commands, nearflash.abi.emit", ["numpy", "torch", "amaranth"]),
+        ("import nearflash.abi.kernel.commands, nearflash.abi.emit", ["numpy", "torch", "amaranth"]),
         (
             "import nearflash.device, nearflash.device.backends.host.update, nearflash.device.replay",
             ["torch", "amaranth"],

@@ -8,11 +8,10 @@ import pytest
 
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import NearflashError
-from nearflash.device.timeline import Timeline
-from nearflash.inference.policy.calibration import Calibration
+from nearflash.inference.calibration.calibration import Calibration
 from nearflash.inference.policy.files import PolicyFile
 from nearflash.inference.policy.policy import AttentionPolicy
-from nearflash.offload import machine_file
+from nearflash.offload.machine import machine_file
 from nearflash.offload.results import Results
 from nearflash.planning.plan_file import read_plan, write_plan
 from nearflash.planning.profile import load_machine
@@ -22,6 +21,7 @@ from nearflash.planning.terms import Workload
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.profile import keep_profile, known_profile
 from nearflash.storage.kv import KvLayout
+from nearflash.support.timeline import Timeline
 
 LAYOUT = KvLayout(16, True, 1024, IndexFormat.INT4, 4096)
 OPT = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 256, "vocab_size": 97,

@@ -14,8 +14,8 @@ from nearflash.abi.errors import AddressError, AlignmentError, CommandError, Dev
 from nearflash.device.drivers.attend import attend
 from nearflash.device.selftest.run import compare
 from nearflash.model.attention.head import attend_repeated
+from nearflash.model.attention.memory.settings import Settings
 from nearflash.model.attention.random_vectors import MODES, random_vector
-from nearflash.model.attention.settings import Settings
 from nearflash.model.attention.vectors import differences
 from nearflash.sim.verilator.heads import placed as heads_placed
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from nearflash.device import open_device
-from nearflash.inference.engines.device import DeviceEngine
-from nearflash.inference.engines.setup import flash_geometry
+from nearflash.inference.engines.device.engine import DeviceEngine
 from nearflash.inference.generate import generate
 from nearflash.inference.models import kv_shape, load_model
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import flash_geometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
 from nearflash.storage.kv import KvLayout, KvStore

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.commands import CopyFormat
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.optimizers import AdamStep
 from nearflash.device import open_device
 from nearflash.model.update.lane import optimizer_step

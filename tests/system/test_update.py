@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import CopyFormat, UpdateCommand
 from nearflash.abi.errors import AddressError, AlignmentError, CommandError
+from nearflash.abi.kernel.commands import CopyFormat, UpdateCommand
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep
 from nearflash.device import open_device
 from nearflash.device.selftest.update import UpdateVector, random_state, run_update

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nearflash.abi.config import CONFIGS, config
 from nearflash.abi.errors import BitstreamError, ConfigError
+from nearflash.abi.kernel.config import CONFIGS, config
 from nearflash.boards.vendor.kernel import convert_kernel
 from nearflash.device.bitstreams import boards, load_board, load_manifest
 from nearflash.device.bitstreams.board import Limits

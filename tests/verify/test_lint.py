@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.boards.vendor.kernel import convert_kernel
 from nearflash.verify.lint import WAIVERS, LintReport, lint, lint_configs, verilator_warnings, yosys_problems
 

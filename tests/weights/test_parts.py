@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from nearflash.abi.errors import WeightsError
 from nearflash.cli.main import main
-from nearflash.offload.skeleton import open_skeleton
-from nearflash.pretrained import load_pretrained
+from nearflash.offload.weights.skeleton import open_skeleton
 from nearflash.weights.loading import load
 from nearflash.weights.parts import REPORT, check_parts
+from nearflash.weights.pretrained import load_pretrained
 
 MODEL = Path(__file__).parents[1] / "data/doclm-7m"
 

@@ -19,8 +19,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError
+from nearflash.abi.kernel.config import CONFIGS
 
 __all__ = ["GROUP", "bench_names", "load_bench", "measure", "print_rows", "summary", "with_origin"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import BitstreamError, CommandError, DigestError
+from nearflash.abi.kernel.config import CONFIGS
 
 __all__ = ["add"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.arguments import positive
+from nearflash.support.arguments import positive
 from nearflash.support.files import write_durably
 from nearflash.weights.compress import BITS, FORMATS
 from nearflash.weights.parts import REPORT, REPORT_NAME, part_digests
@@ -87,9 +87,9 @@ def _compress(arguments: argparse.Namespace) -> int:
     if arguments.output.exists() and (not arguments.output.is_dir() or any(arguments.output.iterdir())):
         raise CommandError(f"output must be a new or an empty folder, not {str(arguments.output)!r}")
 
-    from nearflash.pretrained import DTYPES, load_pretrained, own_dtype, silent_transformers, token_ids
     from nearflash.weights.convert import copy_others, linear_weights, write_model
     from nearflash.weights.perplexity import held_out, perplexity, windows
+    from nearflash.weights.pretrained import DTYPES, load_pretrained, own_dtype, silent_transformers, token_ids
 
     with nullcontext() if arguments.verbose else silent_transformers():
         dtype = arguments.dtype or own_dtype(arguments.model)

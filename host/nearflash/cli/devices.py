@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import NearflashError
+from nearflash.abi.kernel.config import CONFIGS
 
 __all__ = ["add"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.arguments import MOST, positive
 from nearflash.bench.runner import print_rows, with_origin
+from nearflash.support.arguments import MOST, positive
 from nearflash.support.files import check_replaceable
 
 __all__ = ["amounts", "explore", "ranged"]
@@ -199,15 +199,15 @@ def _show(rows: Iterable[Mapping[str, Any]], arguments: argparse.Namespace, colu
 
 
 def _draw(arguments: argparse.Namespace, figure: Any) -> None:
-    from nearflash.explore.plots import save
+    from nearflash.explore.studies.plots import save
 
     save(figure, arguments.png)
     print(arguments.png, file=sys.stderr)
 
 
 def _kvnand(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.dse import kvnand_best, kvnand_grid
-    from nearflash.explore.plots import heat_map
+    from nearflash.explore.studies.dse import kvnand_best, kvnand_grid
+    from nearflash.explore.studies.plots import heat_map
 
     rows = list(kvnand_grid([arguments.model], arguments.context, [arguments.quant], arguments.dies))
     fastest = {(row["context"], row["arrangement"]) for row in kvnand_best(rows).values()}
@@ -220,8 +220,8 @@ def _kvnand(arguments: argparse.Namespace) -> int:
 
 
 def _instinfer(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.plots import curves
-    from nearflash.explore.sweeps import instinfer_rows
+    from nearflash.explore.studies.plots import curves
+    from nearflash.explore.studies.sweeps import instinfer_rows
 
     rows = _show(
         instinfer_rows(arguments.batch, arguments.csds, arguments.model, arguments.prompt, arguments.new),
@@ -244,8 +244,8 @@ def _series(rows: Sequence[Mapping[str, Any]], along: str, value: str) -> dict[s
 
 
 def _training(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.plots import curves
-    from nearflash.explore.sweeps import smart_infinity_rows
+    from nearflash.explore.studies.plots import curves
+    from nearflash.explore.studies.sweeps import smart_infinity_rows
 
     rows = _show(
         smart_infinity_rows(arguments.model or [], arguments.csds, arguments.gpu, arguments.optimizer, arguments.keep,
@@ -260,7 +260,7 @@ def _training(arguments: argparse.Namespace) -> int:
 
 
 def _fleet(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.sweeps import row_of
+    from nearflash.explore.studies.sweeps import row_of
     from nearflash.explore.systems.fleet import fleet_step
 
     _show(
@@ -272,8 +272,8 @@ def _fleet(arguments: argparse.Namespace) -> int:
 
 def _endor(arguments: argparse.Namespace) -> int:
     from nearflash.explore.outcome import Outcome
-    from nearflash.explore.plots import bars
-    from nearflash.explore.sweeps import endor_rows
+    from nearflash.explore.studies.plots import bars
+    from nearflash.explore.studies.sweeps import endor_rows
     from nearflash.explore.systems.layered import Placement
 
     found = endor_rows(arguments.model, Placement(*arguments.layers), arguments.bits)
@@ -285,7 +285,7 @@ def _endor(arguments: argparse.Namespace) -> int:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.dse import engine_builds
+    from nearflash.explore.studies.dse import engine_builds
 
     rows = [row for tokens in arguments.context for row in engine_builds(arguments.board, tokens)]
     _show([row for row in rows if arguments.all or row["fits"]], arguments)
@@ -293,8 +293,8 @@ def _engine(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.plots import bars
-    from nearflash.explore.sweeps import compared, row_of
+    from nearflash.explore.studies.plots import bars
+    from nearflash.explore.studies.sweeps import compared, row_of
     from nearflash.explore.trace import write_trace
 
     groups = compared()
@@ -318,7 +318,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.check import figures, predictions
+    from nearflash.explore.studies.check import figures, predictions
 
     if arguments.blind is not None:
         _show(predictions(arguments.blind), arguments)
@@ -328,7 +328,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.report import write_report
+    from nearflash.explore.studies.report import write_report
 
     if arguments.output.suffix not in (".html", ".htm"):
         raise CommandError(f"output must end with .html, not {arguments.output.name!r}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import NearflashError
-from nearflash.arguments import non_negative, positive, rate
+from nearflash.support.arguments import non_negative, positive, rate
 
 __all__ = ["add_options", "demo", "run"]
 

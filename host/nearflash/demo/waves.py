@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.kernel.commands import CopyFormat, UpdateCommand
 from nearflash.abi.optimizers import AdamStep
 from nearflash.device import Device
 

@@ -11,9 +11,9 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import Command, Completion
-from nearflash.abi.config import KernelConfig
 from nearflash.abi.errors import AddressError, UnknownDeviceError
+from nearflash.abi.kernel.commands import Command, Completion
+from nearflash.abi.kernel.config import KernelConfig
 
 __all__ = ["Buffer", "Device", "Identity", "LinkBytes"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from nearflash.abi.commands import Command, Completion
 from nearflash.abi.errors import AddressError, CommandError, DeviceError
+from nearflash.abi.kernel.commands import Command, Completion
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import Memory
 

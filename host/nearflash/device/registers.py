@@ -8,10 +8,10 @@ from abc import abstractmethod
 
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.bitmap import bitmap_error
-from nearflash.abi.commands import Command, Completion, Status
-from nearflash.abi.config import KernelConfig
 from nearflash.abi.counters import KERNEL_COUNTERS
 from nearflash.abi.errors import DeviceError, DigestError, StreamError, WaitTimeoutError
+from nearflash.abi.kernel.commands import Command, Completion, Status
+from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.registers import MAGIC, REGISTER_MAPS
 from nearflash.abi.topk import FAULT_TEXTS, StreamFault
 from nearflash.device.base import Identity

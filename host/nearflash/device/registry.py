@@ -8,8 +8,8 @@ A backend is registered by entry point in the group of each kernel that it runs:
 
 from importlib.metadata import entry_points
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import UnknownDeviceError
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.device.base import Device
 
 __all__ = ["GROUP", "available_devices", "device_class", "full_name", "open_device"]

@@ -20,9 +20,9 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from nearflash.abi import ABI_VERSION, errors
-from nearflash.abi.commands import Command, Completion
-from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import CommandError, DigestError, NearflashError, ReplayError, StreamError, UnknownDeviceError
+from nearflash.abi.kernel.commands import Command, Completion
+from nearflash.abi.kernel.config import config as named_config
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import anonymous
 from nearflash.support.files import open_regular, read_text, replaced

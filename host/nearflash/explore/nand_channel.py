@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from nearflash.abi.attention.codeword import RAW_BYTES
-from nearflash.abi.attention.nand import NandTiming
+from nearflash.abi.nand import NandTiming
 
 __all__ = ["Channel", "ChannelTiming", "Clock", "Request", "channel_cycles"]
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nearflash.inference.cache.attention import attach
     from nearflash.inference.cache.cache import NearflashCache
-    from nearflash.inference.engines.setup import open_engine
     from nearflash.inference.models import load_model
     from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+    from nearflash.inference.setup import open_engine
 
 __all__ = ["AttentionMode", "AttentionPolicy", "NearflashCache", "attach", "load_model", "open_engine"]
 
@@ -18,7 +18,7 @@ _HOMES = {
     "NearflashCache": "cache.cache",
     "attach": "cache.attention",
     "load_model": "models",
-    "open_engine": "engines.setup",
+    "open_engine": "setup",
 }
 
 

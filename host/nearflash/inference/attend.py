@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
-from nearflash.inference.engines.setup import CPU, open_engine
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import CPU, open_engine
 from nearflash.storage.kv import KvShape
 
 __all__ = ["attend"]

@@ -5,8 +5,8 @@ from typing import Any
 
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.decoder import kv_shape_of
-from nearflash.pretrained import load_pretrained
 from nearflash.storage.kv import KvShape
+from nearflash.weights.pretrained import load_pretrained
 
 __all__ = ["kv_shape", "load_model", "model_positions"]
 

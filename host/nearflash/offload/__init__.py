@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nearflash.offload.generation import OffloadedModel, OffloadResult, generate
-    from nearflash.offload.report import Budgets, Report
+    from nearflash.offload.tiers.report import Budgets, Report
 
 __all__ = ["Budgets", "OffloadResult", "OffloadedModel", "Report", "generate"]
 
 _HOMES = {
-    "Budgets": "report",
+    "Budgets": "tiers.report",
     "OffloadResult": "generation",
     "OffloadedModel": "generation",
-    "Report": "report",
+    "Report": "tiers.report",
     "generate": "generation",
 }
 

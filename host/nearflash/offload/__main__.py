@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nearflash.abi.errors import NearflashError
-from nearflash.arguments import non_negative, positive, rate
-from nearflash.inference.console import read_lines
+from nearflash.inference.commands.console import read_lines
 from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.support.arguments import non_negative, positive, rate
 
 __all__ = ["main", "shares"]
 

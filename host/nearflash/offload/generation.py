@@ -21,17 +21,17 @@ from nearflash.inference.cache.guard import guarded
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.prompts import encode_text, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.settings import Caller, check_processors, check_seed, generation_settings
-from nearflash.offload.experts import ExpertCache, mixtures_of
-from nearflash.offload.layer_weights import LayerWeights
-from nearflash.offload.link import Link
-from nearflash.offload.pipeline import open_pipeline
-from nearflash.offload.placement import place_units
-from nearflash.offload.report import Budgets, Ledger
 from nearflash.offload.results import Results, prompt_digest
 from nearflash.offload.run import OffloadProgress, OffloadResult, Run
-from nearflash.offload.skeleton import Skeleton, open_skeleton
+from nearflash.offload.schedule.pipeline import open_pipeline
+from nearflash.offload.tiers.link import Link
+from nearflash.offload.tiers.placement import place_units
+from nearflash.offload.tiers.report import Budgets, Ledger
+from nearflash.offload.weights.experts import ExpertCache, mixtures_of
+from nearflash.offload.weights.layer_weights import LayerWeights
+from nearflash.offload.weights.skeleton import Skeleton, open_skeleton
 from nearflash.planning.policy import OffloadPolicy
-from nearflash.pretrained import load_tokenizer
+from nearflash.weights.pretrained import load_tokenizer
 from nearflash.weights.sources import Source
 
 __all__ = ["OffloadProgress", "OffloadResult", "OffloadedModel", "generate"]
@@ -94,7 +94,7 @@ class OffloadedModel:
         self._weights_s = perf_counter() - start
 
     def owns(self, number: int) -> bool:
-        """Whether a layer is this process's; of several ranks each has some (nearflash.offload.pipeline)."""
+        """Whether a layer is this process's; of several ranks each has some (nearflash.offload.schedule.pipeline)."""
         return self.pipeline is None or self.pipeline.owns(number)
 
     @property

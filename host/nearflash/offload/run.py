@@ -16,15 +16,15 @@ from nearflash.inference.engines.base import Engine
 from nearflash.inference.progress import Ends
 from nearflash.inference.prompts import left_padded
 from nearflash.inference.settings import GenerationSettings
-from nearflash.offload.block import Block, BlockShape, on_device
-from nearflash.offload.experts import EXPERTS_WAIT
-from nearflash.offload.kv_cache import TieredCache
-from nearflash.offload.report import CACHE_WAIT, COMPUTE, STATES_WAIT, WEIGHTS_WAIT, Report
+from nearflash.offload.cache.block import Block, BlockShape, on_device
+from nearflash.offload.cache.kv_cache import TieredCache
 from nearflash.offload.results import Results
 from nearflash.offload.sampling import GumbelSampler, warpers
-from nearflash.offload.zigzag import Batch, Interception, ZigZag
-from nearflash.pretrained import silent_transformers
-from nearflash.process import peak_resident_bytes
+from nearflash.offload.schedule.zigzag import Batch, Interception, ZigZag
+from nearflash.offload.tiers.report import CACHE_WAIT, COMPUTE, STATES_WAIT, WEIGHTS_WAIT, Report
+from nearflash.offload.weights.experts import EXPERTS_WAIT
+from nearflash.support.process import peak_resident_bytes
+from nearflash.weights.pretrained import silent_transformers
 
 __all__ = ["OffloadProgress", "OffloadResult", "Run"]
 

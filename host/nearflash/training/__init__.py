@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nearflash.device.timeline import Timeline
+    from nearflash.support.timeline import Timeline
     from nearflash.training.checks import conformance
     from nearflash.training.gradients.compression import TopK
     from nearflash.training.gradients.scaler import LossScale
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from nearflash.training.optimizers.adam import NearStorageAdam, NearStorageAdamW
     from nearflash.training.optimizers.lion import NearStorageLion
     from nearflash.training.optimizers.optimizer import NearStorageOptimizer
-    from nearflash.training.optimizers.options import Options
     from nearflash.training.optimizers.sgd import NearStorageSGD
     from nearflash.training.optimizers.store import OptimizerStore
     from nearflash.training.step.report import Report
+    from nearflash.training.step.settings import Options
     from nearflash.training.step.stalls import Stalls
     from nearflash.training.step.traffic import Traffic
 
@@ -47,10 +47,10 @@ _MODULES = {
     "NearStorageOptimizer": "optimizers.optimizer",
     "NearStorageSGD": "optimizers.sgd",
     "OptimizerStore": "optimizers.store",
-    "Options": "optimizers.options",
+    "Options": "step.settings",
     "Report": "step.report",
     "Stalls": "step.stalls",
-    "Timeline": ".device.timeline",
+    "Timeline": ".support.timeline",
     "TopK": "gradients.compression",
     "Traffic": "step.traffic",
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep, StateFormat
-from nearflash.arguments import above_zero, non_negative, positive, rate
+from nearflash.support.arguments import above_zero, non_negative, positive, rate
 
 if TYPE_CHECKING:
     from nearflash.training.finetune import Progress
@@ -125,7 +125,7 @@ _OPTIMIZERS = {
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from nearflash.device.threads import set_threads
+    from nearflash.support.threads import set_threads
 
     set_threads(arguments.threads)  # before torch is loaded
 

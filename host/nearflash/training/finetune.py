@@ -179,10 +179,10 @@ def digest_of(model: Any, folder: Path) -> str:
 def load_model(folder: Path, dtype: str) -> tuple[Any, Any]:
     """(causal language model, its tokenizer or None) of a transformers folder.
 
-    Raises CommandError, WeightsError and UnsupportedError as nearflash.pretrained does; also for an adapter beside the
-    weights or quantised weights, which training would lose.
+    Raises CommandError, WeightsError and UnsupportedError as nearflash.weights.pretrained does; also for an adapter
+    beside the weights or quantised weights, which training would lose.
     """
-    from nearflash import pretrained
+    from nearflash.weights import pretrained
 
     verbose = environ.get("HF_HUB_DISABLE_PROGRESS_BARS") == "0"
     model = pretrained.load_model(folder, dtype, verbose=verbose, adapter="rejected", quantized=False, gguf=False)

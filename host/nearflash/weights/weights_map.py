@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.device.backends.host.matrix import CallingThread
-from nearflash.device.threads import set_ieee_arithmetic
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
+from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights.expand import expand
 from nearflash.weights.file import WeightsTensor
 

@@ -7,10 +7,10 @@ tools build it where they are installed.
 import subprocess
 from collections.abc import Iterator
 
-from nearflash.abi.config import config
 from nearflash.abi.errors import BitstreamError
+from nearflash.abi.kernel.config import config
+from nearflash.boards.design.revision import revision_of
 from nearflash.boards.open.build import build as build_open
-from nearflash.boards.revision import revision_of
 from nearflash.boards.vendor.package import convert_board, write_package
 from nearflash.boards.vendor.processor import has_processor
 from nearflash.boards.vendor.tools import keep_bitstream, keep_xclbin, run_tools

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearflash.abi.config import CONFIGS, config
+from nearflash.abi.kernel.config import CONFIGS, config
 from nearflash.boards.vendor.absent_nand import AbsentNand
 from nearflash.boards.vendor.kernel import FlatDesign, convert_kernel, flatten
 from nearflash.sim.verilator.build import verilator_root

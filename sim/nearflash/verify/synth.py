@@ -33,8 +33,8 @@ from typing import Any
 
 from amaranth.back import rtlil
 
-from nearflash.abi.config import AttendConfig, ExpandConfig, KernelConfig, UpdateConfig, config
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.kernel.config import AttendConfig, ExpandConfig, KernelConfig, UpdateConfig, config
 from nearflash.abi.registers import FACTOR_BITS
 
 __all__ = ["FAMILIES", "Resources", "command", "kernel_resources", "resources", "run"]

@@ -9,8 +9,8 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, HeadCompletion, Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import AlignmentError, CommandError
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.registers import ATTEND
 
 HEAD = AttendDescriptor(

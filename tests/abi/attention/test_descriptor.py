@@ -5,7 +5,7 @@ import pytest
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.config import attend_config
+from nearflash.abi.kernel.config import attend_config
 
 #: A head a beat, 4 contexts, 2 slots, 512 query rows, 8 score blocks, 8192 score entries, 4096 keys.
 BUILD = replace(attend_config("attend-pynq-z2"), query_rows=512)

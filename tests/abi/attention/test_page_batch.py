@@ -6,8 +6,8 @@ import pytest
 
 from nearflash.abi.attention.page_batch import PageBatch
 from nearflash.abi.attention.page_operation import OperationCompletion, OperationKind, PageFault, PageOperation
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import AlignmentError, CommandError
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.registers import ATTEND
 
 ERASE = PageOperation(OperationKind.ERASE, 0, 1, 2, 4096)

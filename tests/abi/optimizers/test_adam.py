@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import pytest
 
-from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import AlignmentError, CommandError
+from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.optimizers import AdamStep, Profile, StateFormat
 from nearflash.abi.optimizers.program import DecayMode, denominator_factor
 from nearflash.abi.registers import UPDATE

@@ -2,9 +2,9 @@
 
 import pytest
 
-from nearflash.abi.commands import UpdateCommand
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import fp32_value
+from nearflash.abi.kernel.commands import UpdateCommand
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep
 from nearflash.abi.optimizers.program import Direction, program_registers
 from nearflash.abi.registers import UPDATE

@@ -12,9 +12,9 @@ from nearflash.bench.inference.accuracy import _delta, measure, run
 from nearflash.bench.inference.recommended import MODES, every_setting, recommended
 from nearflash.bench.inference.settings import baseline, by_policy
 from nearflash.bench.inference.texts import extend_positions, manual_pieces
+from nearflash.inference.calibration.texts import beginnings
 from nearflash.inference.models import load_model
 from nearflash.inference.policy.policy import AttentionPolicy
-from nearflash.inference.policy.texts import beginnings
 from nearflash.storage.kv import KvLayout
 
 DOCLM = str(Path(__file__).parents[2] / "data" / "doclm-7m")

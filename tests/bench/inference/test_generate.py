@@ -19,7 +19,7 @@ from nearflash.bench.inference.decode import DecodeCase, opened
 from nearflash.bench.inference.full_kv import FullKvEngine
 from nearflash.bench.inference.memory_reads import memory_reads
 from nearflash.bench.inference.short_contexts import short_contexts
-from nearflash.inference.engines.cpu import CpuEngine
+from nearflash.inference.engines.cpu.engine import CpuEngine
 from nearflash.inference.models import kv_shape, load_model
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.io.measure import Rate

@@ -2,7 +2,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from nearflash.offload import measure
+from nearflash.offload.machine import measure
 from nearflash.planning.profile import load_machine
 
 

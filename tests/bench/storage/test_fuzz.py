@@ -8,7 +8,8 @@ import pytest
 from nearflash.abi.errors import CommandError
 from nearflash.bench.storage import fuzz
 from nearflash.device import replay
-from nearflash.offload import kv_rest, results
+from nearflash.offload import results
+from nearflash.offload.cache import kv_rest
 from nearflash.storage.state import state_file, superblock
 from nearflash.weights import file
 

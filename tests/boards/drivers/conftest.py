@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 
 KERNELS = ("update", "attend", "expand")
 PLATFORM, ADDRESS = "xilinx_u2_gen3x4_xdma_gc_2_202110_1", "0000:3e:00.1"
@@ -16,7 +16,7 @@ def installed_board(config):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("pynq", reason="needs PYNQ in .venv-pynq: make test-boards")
-        from nearflash.sim.boards.pynq import SimulatedBoard
+        from nearflash.verify.fixtures.boards.pynq import SimulatedBoard
     board = SimulatedBoard(config)
     board.install()
     return board
@@ -51,7 +51,7 @@ def bitstreams(tmp_path, monkeypatch):
     pytest.importorskip("amaranth")
     from nearflash.boards.zynq7.hwh import dividers, hwh_text
     from nearflash.device.bitstreams import load_board
-    from nearflash.sim.boards.folder import write_board
+    from nearflash.verify.fixtures.boards.folder import write_board
 
     board = load_board("pynq-z2")
     files = {}
@@ -70,8 +70,8 @@ def open_tiny(request, tmp_path, monkeypatch):
         request.getfixturevalue("bitstreams")
         return opened_pynq
     pytest.importorskip("amaranth")
-    from nearflash.sim.boards.folder import write_board
-    from nearflash.sim.boards.xrt import SimulatedCard, XrtRuntime
+    from nearflash.verify.fixtures.boards.folder import write_board
+    from nearflash.verify.fixtures.boards.xrt import SimulatedCard, XrtRuntime
 
     files = {kernel: {".xclbin": kernel.encode()} for kernel in KERNELS}
     written = write_board(tmp_path / "bitstreams", "tiny", "xrt", files)

@@ -5,8 +5,6 @@ import os
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import UpdateCommand
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import (
     AddressError,
     BitstreamError,
@@ -14,6 +12,8 @@ from nearflash.abi.errors import (
     DeviceLostError,
     DigestError,
 )
+from nearflash.abi.kernel.commands import UpdateCommand
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.optimizers import AdamStep
 from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device import open_device
@@ -135,7 +135,7 @@ def test_a_bitstream_of_another_digest(board, bitstreams):
 def test_a_handoff_without_the_kernel(board, bitstreams):
     written = bitstreams / "update-tiny.hwh"
     text = written.read_text().replace("nearflash:kernel:update", "nearflash:kernel:other")
-    from nearflash.sim.boards.folder import write_board
+    from nearflash.verify.fixtures.boards.folder import write_board
 
     write_board(bitstreams.parent, "tiny", "pynq", {"update": {".bit": b"1", ".hwh": text.encode()}})
     with pytest.raises(

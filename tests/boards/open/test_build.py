@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nearflash.abi.config import config
 from nearflash.abi.errors import BitstreamError, ConfigError, FormatError
+from nearflash.abi.kernel.config import config
+from nearflash.boards.design.revision import revision_of, stamped
 from nearflash.boards.open import build as flow
 from nearflash.boards.open.build import build, design_digest
 from nearflash.boards.open.frames import read_bits
 from nearflash.boards.open.packages import PACKAGES, SidPrograms, ToolsError
-from nearflash.boards.revision import revision_of, stamped
 from nearflash.device.bitstreams import load_board, load_manifest
 from nearflash.device.bitstreams.board import Resources
 from nearflash.device.bitstreams.header import BitHeader, read_header

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nearflash.abi.config import config
+from nearflash.abi.kernel.config import config
 from nearflash.boards.open.build import design_digest
 from nearflash.device.bitstreams import boards, load_board, load_manifest
 from nearflash.device.bitstreams.header import read_header

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from nearflash.abi.errors import FormatError
+from nearflash.boards.open.nextpnr.timing import BlockDelays
 from nearflash.boards.open.packages import SidPrograms
 from nearflash.boards.open.routing import constraints, late_for_ever, parse_report, route
-from nearflash.boards.open.timing import BlockDelays
 from nearflash.device.bitstreams.board import Routing
 
 

@@ -4,8 +4,8 @@ import pytest
 from amaranth import Module
 from amaranth.lib import wiring
 
-from nearflash.abi.config import CONFIGS
-from nearflash.boards.kernels import kernel_of
+from nearflash.abi.kernel.config import CONFIGS
+from nearflash.boards.design.kernels import kernel_of
 from nearflash.boards.vendor.kernel import KernelDesign, convert_kernel, flatten
 from nearflash.boards.vendor.package import write_package
 from nearflash.device.bitstreams import load_board

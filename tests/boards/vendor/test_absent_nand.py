@@ -4,7 +4,7 @@ import pytest
 from amaranth import Module
 from amaranth.lib import wiring
 
-from nearflash.abi.attention.nand import NandTiming
+from nearflash.abi.nand import NandTiming
 from nearflash.boards.vendor.absent_nand import AbsentNand
 from nearflash.gateware.nand.controller import NandController
 from nearflash.gateware.nand.link import RAW_BEATS, BusCycle, CycleKind

@@ -6,9 +6,9 @@ from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.commands import CopyFormat
-from nearflash.abi.config import config, expand_config, update_config
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.kernel.commands import CopyFormat
+from nearflash.abi.kernel.config import config, expand_config, update_config
 from nearflash.abi.optimizers import AdamStep
 from nearflash.boards.zynq7.system import CONTROL_ADDRESS, ZynqSystem
 from nearflash.device.drivers.expand import expand_matrix
@@ -21,7 +21,7 @@ from nearflash.model.update.lane import optimizer_step
 from nearflash.model.weights.bitmap import expand
 from nearflash.sim.verilator.device import QUIET_CYCLES, VerilatorDevice
 from nearflash.sim.verilator.kernel import KernelLibrary, MemoryModel
-from nearflash.sim.verilator.verilog import convert
+from nearflash.sim.verilog import convert
 
 IDENTIFIER = 0xA5C
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from amaranth.back import rtlil
 
-from nearflash.abi.config import ExpandConfig, config
+from nearflash.abi.kernel.config import ExpandConfig, config
 from nearflash.boards.zynq7.ps7 import Ps7
 from nearflash.boards.zynq7.top import ZynqTop
 
@@ -76,7 +76,7 @@ def test_another_process_gives_the_same_text(text):
     """The digest in a manifest is of this text: neither hashes nor addresses may be in it."""
     script = f"""import hashlib
 from amaranth.back import rtlil
-from nearflash.abi.config import ExpandConfig
+from nearflash.abi.kernel.config import ExpandConfig
 from nearflash.boards.zynq7.top import ZynqTop
 text = rtlil.convert(ZynqTop({SMALL!r}, 0x89AB_CDEF), name="top", emit_src=False)
 print(hashlib.sha256(text.encode()).hexdigest())"""

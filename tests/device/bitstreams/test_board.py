@@ -2,8 +2,8 @@
 
 import pytest
 
-from nearflash.abi.config import config
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.kernel.config import config
 from nearflash.device.bitstreams import bitstreams_root, boards, load_board
 from nearflash.device.bitstreams.board import FLOWS, Limits, Memory, Resources
 

@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from nearflash.abi.config import config
 from nearflash.abi.errors import BitstreamError
+from nearflash.abi.kernel.config import config
 from nearflash.device.bitstreams import load_board, load_manifest
 from nearflash.device.bitstreams.contents import check_xclbin
 from nearflash.device.bitstreams.header import Label

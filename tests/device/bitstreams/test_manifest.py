@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from nearflash.abi.config import config
 from nearflash.abi.errors import BitstreamError, ConfigError, DigestError
+from nearflash.abi.kernel.config import config
 from nearflash.device.bitstreams import Manifest, load_board, load_manifest
 from nearflash.device.bitstreams.board import Limits, Resources
 from nearflash.device.bitstreams.manifest import sha256

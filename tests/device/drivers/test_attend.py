@@ -9,9 +9,9 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, HeadCompletion, Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.commands import Completion
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError, DeviceError, ShapeError
+from nearflash.abi.kernel.commands import Completion
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.device import open_device
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice

@@ -8,9 +8,9 @@ import pytest
 from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.page_operation import OperationCompletion, OperationKind, PageFault, PageOperation
 from nearflash.abi.attention.pages import PageEntry
-from nearflash.abi.commands import Completion
-from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError, ShapeError
+from nearflash.abi.kernel.commands import Completion
+from nearflash.abi.kernel.config import attend_config
 from nearflash.device.backends.model.update import ModelDevice
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice

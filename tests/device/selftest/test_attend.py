@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import Completion
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import CommandError
+from nearflash.abi.kernel.commands import Completion
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice
 from nearflash.device.memory import SimulatedMemory

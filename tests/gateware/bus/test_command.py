@@ -5,7 +5,7 @@ from amaranth import Module
 from amaranth.lib import data, wiring
 from amaranth.sim import Simulator
 
-from nearflash.abi.commands import Status
+from nearflash.abi.kernel.commands import Status
 from nearflash.gateware.bus.command import await_start, command_members, finish, reject, report
 
 

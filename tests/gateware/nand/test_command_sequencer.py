@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nearflash.abi.attention.nand import NandTiming
+from nearflash.abi.nand import NandTiming
 from nearflash.gateware.nand.command_sequencer import FORMS, CommandKind, CommandSequencer
 from nearflash.gateware.nand.link import CycleKind
 from nearflash.sim.pysim.harness import run_streams, transfer_cycles

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nearflash.gateware.nand.controller import NandController
-from nearflash.sim.nand.controller_testbench import ControllerBench, Operation, PageRead
+from nearflash.sim.controller.testbench import ControllerBench, Operation, PageRead
 from nearflash.sim.nand.parts import nand_part
 from nearflash.sim.stalls import STALLS
 

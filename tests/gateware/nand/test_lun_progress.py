@@ -3,7 +3,7 @@
 import pytest
 from amaranth.sim import Simulator
 
-from nearflash.abi.attention.nand import NandTiming
+from nearflash.abi.nand import NandTiming
 from nearflash.gateware.nand.command_sequencer import CommandKind
 from nearflash.gateware.nand.lun_progress import LunProgress
 from nearflash.gateware.nand.luns import TRIES_MAX, LunPhase

@@ -8,10 +8,10 @@ import pytest
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.config import attend_config
+from nearflash.abi.kernel.config import attend_config
 from nearflash.device.drivers.attend import attend
+from nearflash.model.attention.memory.settings import Settings
 from nearflash.model.attention.random_vectors import random_vector
-from nearflash.model.attention.settings import Settings
 from nearflash.model.attention.vectors import differences
 from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.heads import placed

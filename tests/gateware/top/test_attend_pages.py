@@ -8,7 +8,7 @@ import pytest
 from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.page_operation import OperationKind, PageFault, PageOperation
 from nearflash.abi.attention.pages import PageEntry
-from nearflash.abi.config import attend_config
+from nearflash.abi.kernel.config import attend_config
 from nearflash.device.drivers.attend import attend
 from nearflash.device.drivers.pages import NandError, NandPage, erase, operate, program, read
 from nearflash.model.attention.random_vectors import random_mode_vector

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.config import expand_config
 from nearflash.abi.errors import DeviceError, StreamError, WaitTimeoutError
+from nearflash.abi.kernel.config import expand_config
 from nearflash.abi.topk import StreamFault
 from nearflash.device.drivers.expand import expand_command, expand_matrix
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import CopyFormat
-from nearflash.abi.config import update_config
+from nearflash.abi.kernel.commands import CopyFormat
+from nearflash.abi.kernel.config import update_config
 from nearflash.abi.optimizers import AdamStep
 from nearflash.device.selftest.update import UpdateVector, random_state, run_update
 from nearflash.gateware.update.lane import Lane

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from nearflash.abi import topk
-from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
-from nearflash.abi.config import update_config
 from nearflash.abi.errors import DeviceError, StreamError
+from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
+from nearflash.abi.kernel.config import update_config
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, SgdStep, StateFormat
 from nearflash.abi.optimizers.state import TILE_PARAMS
 from nearflash.device.backends.model.update import ModelDevice

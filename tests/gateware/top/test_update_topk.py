@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
-from nearflash.abi.config import update_config
 from nearflash.abi.errors import StreamError
+from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
+from nearflash.abi.kernel.config import update_config
 from nearflash.abi.optimizers import AdamStep
 from nearflash.abi.topk import TILE_PARAMS, StreamFault
 from nearflash.device.backends.model.update import ModelDevice

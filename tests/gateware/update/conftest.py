@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nearflash.abi.config import UpdateConfig
+from nearflash.abi.kernel.config import UpdateConfig
 
 SMALL = UpdateConfig("small", lanes=2, port_bits=128, outstanding_bursts=2, burst_bytes=64, clock_hz=1)
 

@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import CopyFormat, UpdateCommand
+from nearflash.abi.kernel.commands import CopyFormat, UpdateCommand
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
 from nearflash.abi.registers import UPDATE
 from nearflash.gateware.update.lane import PROGRAM, Lane, LaneInput, LaneOutput

@@ -8,7 +8,7 @@ from amaranth import Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.commands import UpdateCommand
+from nearflash.abi.kernel.commands import UpdateCommand
 from nearflash.abi.optimizers import AdamStep, Profile
 from nearflash.gateware.update.lane import PROGRAM
 from nearflash.gateware.update.pipeline import UpdatePipeline, input_group, output_group

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 from amaranth.sim import Simulator
 
-from nearflash.abi.commands import UpdateCommand
+from nearflash.abi.kernel.commands import UpdateCommand
 from nearflash.abi.optimizers import AdamStep
 from nearflash.gateware.fp.raw import EXP_ZERO
 from nearflash.gateware.update.scalars import SCALARS, UpdateScalars

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from amaranth.sim import Simulator
 
-from nearflash.abi.commands import CopyFormat, Status
+from nearflash.abi.kernel.commands import CopyFormat, Status
 from nearflash.abi.registers import UPDATE
 from nearflash.gateware.bus.registers import RegisterFile
 from nearflash.gateware.update.fetch import INPUTS

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-import nearflash.inference.cli
+import nearflash.inference.commands.chat
 from nearflash.cli import main as cli
-from nearflash.inference.console import estimate
+from nearflash.inference.commands.console import estimate
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.profile import keep_profile
@@ -124,9 +124,9 @@ def test_the_command_alone_loads_no_torch():
 
 
 def test_without_its_packages_there_is_no_command(monkeypatch):
-    monkeypatch.setattr(nearflash.inference.cli, "find_spec", lambda name: name != "transformers")
+    monkeypatch.setattr(nearflash.inference.commands.chat, "find_spec", lambda name: name != "transformers")
     with pytest.raises(ModuleNotFoundError) as raised:
-        nearflash.inference.cli.generate(argparse.ArgumentParser().add_subparsers())
+        nearflash.inference.commands.chat.generate(argparse.ArgumentParser().add_subparsers())
     assert raised.value.name == "transformers"
 
 
@@ -134,7 +134,7 @@ def test_without_its_packages_there_is_no_command(monkeypatch):
     "size, size_bytes", [("0", 0), ("4096", 4096), ("3k", 3 << 10), ("512M", 512 << 20), ("2G", 2 << 30)]
 )
 def test_cache_size_is_a_number_of_bytes(size, size_bytes):
-    assert nearflash.inference.cli._size(size) == size_bytes
+    assert nearflash.inference.commands.chat._size(size) == size_bytes
 
 
 @pytest.mark.parametrize("size", ["", "G", "-1", "1.5G", "3T"])

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from nearflash import pretrained
-from nearflash.inference.console import estimate, summary
+from nearflash.inference.commands.console import estimate, summary
 from nearflash.inference.engines.base import EngineCounters
 from nearflash.inference.generate import Generated
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.kv import KvShape
+from nearflash.weights import pretrained
 
 SHAPE = KvShape(layers=10, kv_heads=2, dim=64)
 

@@ -18,8 +18,8 @@ from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.cache.decoder import flash_layers, kv_shape_of
-from nearflash.inference.engines.setup import open_engine
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import open_engine
 
 SMALL = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,

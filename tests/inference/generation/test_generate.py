@@ -5,10 +5,10 @@ import time
 import pytest
 
 from nearflash.abi.errors import CommandError, DeviceError
-from nearflash.inference.engines.setup import open_engine
 from nearflash.inference.generate import generate
 from nearflash.inference.models import kv_shape
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import open_engine
 
 PROMPTS = ["The committee met in the spring of that year and", "Water", "He said that", "A short history of the town:"]
 LONG = [PROMPTS[0], "In the spring the river rose above the lower town, and the council met again. " * 60]

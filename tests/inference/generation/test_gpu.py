@@ -11,10 +11,10 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, NonFiniteError, UnsupportedError
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.cache.masks import Columns
-from nearflash.inference.engines.gpu import GpuEngine
-from nearflash.inference.engines.setup import check_gpu, open_engine
+from nearflash.inference.engines.gpu.engine import GpuEngine
 from nearflash.inference.models import kv_shape
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import check_gpu, open_engine
 from nearflash.storage.kv import KvLayout
 
 POLICY = AttentionPolicy("sparf-page", score_dims=0.5, top_k=3, local_window=4)

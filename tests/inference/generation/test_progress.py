@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nearflash.inference import progress
-from nearflash.inference.console import report_progress
+from nearflash.inference.commands.console import report_progress
 from nearflash.inference.progress import Clock, Progress, TextOut, Tick
 
 

@@ -14,7 +14,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.cli import main as cli
 from nearflash.inference import AttentionPolicy, open_engine
 from nearflash.inference.cache.decoder import kv_shape_of
-from nearflash.inference.console import read_prompts
+from nearflash.inference.commands.console import read_prompts
 from nearflash.inference.generate import generate
 from nearflash.inference.prompts import encode_text, left_padded, position_limit, prompt_rows
 from nearflash.inference.session import Session

@@ -10,11 +10,11 @@ from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
 from nearflash.abi.errors import CommandError, StateError, StorageFullError, UnsupportedError
 from nearflash.cli.main import main
-from nearflash.inference.engines.cpu import CpuEngine
-from nearflash.inference.engines.setup import open_engine
+from nearflash.inference.engines.cpu.engine import CpuEngine
 from nearflash.inference.models import kv_shape
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.session import Session
+from nearflash.inference.setup import open_engine
 from nearflash.storage.kv.journal import journal_path
 
 TURNS = [

@@ -5,7 +5,7 @@ import pytest
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.cli.main import main
-from nearflash.inference.engines.cpu import CpuEngine
+from nearflash.inference.engines.cpu.engine import CpuEngine
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.session import Session
 from nearflash.storage.flash.file import FileFlash

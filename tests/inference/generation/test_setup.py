@@ -3,8 +3,8 @@ import pytest
 
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, ConfigError, StorageFullError, UnknownDeviceError
-from nearflash.inference.engines.setup import default_layout, open_engine
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import default_layout, open_engine
 from nearflash.storage.kv import KvLayout, KvShape
 
 SHAPE = KvShape(layers=2, kv_heads=4, dim=32)

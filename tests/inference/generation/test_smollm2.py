@@ -5,11 +5,11 @@ import importlib.util
 import pytest
 from transformers import DynamicCache
 
-from nearflash.inference.engines.setup import open_engine
+from nearflash.inference.calibration.choose import choose_policy
 from nearflash.inference.generate import generate
 from nearflash.inference.models import kv_shape, load_model
-from nearflash.inference.policy.choose import choose_policy
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.inference.setup import open_engine
 
 pytestmark = [
     pytest.mark.slow,

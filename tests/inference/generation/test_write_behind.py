@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from nearflash.inference.engines.write_behind import WriteBehind
+from nearflash.inference.cache.write_behind import WriteBehind
 
 
 def test_calls_run_in_order_behind_the_caller():

@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import NearflashError, OtherWeightsWarning, StateError
 from nearflash.identity import weights_digests
+from nearflash.inference.calibration.choose import UNIFORM, choose_policy, model_digest
 from nearflash.inference.policy import files
-from nearflash.inference.policy.choose import UNIFORM, choose_policy, model_digest
 from nearflash.inference.policy.files import PolicyFile, find_policy, own_folder, policy_files
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvLayout, KvShape

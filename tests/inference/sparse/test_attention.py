@@ -19,9 +19,9 @@ from nearflash.inference.sparse.attention import sparse_attention
 from nearflash.inference.sparse.index import indexed_keys
 from nearflash.inference.sparse.traffic import dense_bytes, flash_reads
 from nearflash.model.attention.head import attend_repeated
-from nearflash.model.attention.index import quantise
-from nearflash.model.attention.settings import Settings
-from nearflash.model.attention.traffic import traffic
+from nearflash.model.attention.memory.index import quantise
+from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.traffic import traffic
 
 FP16, INT8, INT4 = IndexFormat
 POLICIES = {

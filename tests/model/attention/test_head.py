@@ -17,8 +17,8 @@ from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.model.attention.head import attend, attend_repeated
-from nearflash.model.attention.index import quantise
-from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.memory.index import quantise
+from nearflash.model.attention.memory.settings import Settings
 
 LOG2E = 1.4426950408889634
 PAGE = Mode.PAGE | Mode.PROBABILITY

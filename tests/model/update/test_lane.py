@@ -8,8 +8,8 @@ import pytest
 import softfloatpy as sf
 import torch
 
-from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import CommandError, FormatError, ShapeError
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep
 from nearflash.model.update.lane import BLOCK_PARAMS, low_precision, optimizer_step
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import CopyFormat, UpdateCommand
-from nearflash.abi.config import CONFIGS, update_config
 from nearflash.abi.errors import ConfigError, DeviceError, WaitTimeoutError
+from nearflash.abi.kernel.commands import CopyFormat, UpdateCommand
+from nearflash.abi.kernel.config import CONFIGS, update_config
 from nearflash.abi.optimizers import AdamStep, Profile
 from nearflash.device import open_device
 from nearflash.device.backends.model.update import ModelDevice

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.verilator.burst import BurstUnit
 from nearflash.sim.verilator.registers import clocked_registers
-from nearflash.sim.verilator.verilog import convert
+from nearflash.sim.verilog import convert
 
 NEXT = """module \\top.unit (clk, rst, i);
   input clk;

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.verilator.burst import BurstUnit
 from nearflash.sim.verilator.thermometers import shifted_masks
-from nearflash.sim.verilator.verilog import convert
+from nearflash.sim.verilog import convert
 
 COMPARED = """module unit (n, o);
   assign \\$1  = n > 1'h0;

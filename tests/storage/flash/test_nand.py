@@ -5,8 +5,8 @@ import pytest
 
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.attention.pages import IndexFormat, PageEntry
-from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError, PageError, StateError
+from nearflash.abi.kernel.config import attend_config
 from nearflash.device import open_device
 from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.device.drivers.pages import NandError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.config import attend_config
+from nearflash.abi.kernel.config import attend_config
 from nearflash.device import open_device
 from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.storage.flash.file import FileFlash

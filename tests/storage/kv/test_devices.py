@@ -6,11 +6,11 @@ import pytest
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.config import attend_config
+from nearflash.abi.kernel.config import attend_config
 from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.device.drivers.attend import Head, attend
 from nearflash.model.attention import head as model
-from nearflash.model.attention.settings import Addresses, Settings
+from nearflash.model.attention.memory.settings import Addresses, Settings
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash

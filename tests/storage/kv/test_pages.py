@@ -6,9 +6,9 @@ import pytest
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.model.attention.image import head_image
-from nearflash.model.attention.placement import MemoryStore
-from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.memory.image import head_image
+from nearflash.model.attention.memory.placement import MemoryStore
+from nearflash.model.attention.memory.settings import Settings
 from nearflash.storage.flash.page import PageBatch, sealed_codewords
 from nearflash.storage.kv import KvShape
 from nearflash.storage.kv.index import index_rows

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nearflash.training.gradients.norm import squares_and_fingerprints
 from nearflash.training.step.fingerprint import BLOCK, KEYS, RUN, GradientFingerprints, fingerprint, fingerprints
+from nearflash.training.step.norm import squares_and_fingerprints
 
 DTYPES = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.commands import CopyFormat
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.storage import ADAM_ARRAYS
-from nearflash.training.gradients.norm import clip_scalar
+from nearflash.training.step.norm import clip_scalar
 from nearflash.training.step.parameters import FlatParameters
 
 KINDS = ("plain", "odd", "one", "transposed", "strided", "empty", "long", "fp32")

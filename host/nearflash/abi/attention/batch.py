@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearflash.abi.attention.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTES, AttendDescriptor, HeadCompletion
-from nearflash.abi.commands import AttendCommand
-from nearflash.abi.config import AttendConfig, KernelConfig
 from nearflash.abi.errors import AlignmentError, CommandError
+from nearflash.abi.kernel.commands import AttendCommand
+from nearflash.abi.kernel.config import AttendConfig, KernelConfig
 
 __all__ = ["AttendBatch"]
 

@@ -11,9 +11,9 @@ from typing import ClassVar
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import fp32_bits
+from nearflash.abi.kernel.config import AttendConfig
 
 __all__ = ["COMPLETION_BYTES", "DESCRIPTOR_BYTES", "DESCRIPTOR_FIELDS", "AttendDescriptor", "HeadCompletion", "Mode"]
 

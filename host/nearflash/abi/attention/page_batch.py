@@ -11,9 +11,9 @@ from nearflash.abi.attention.page_operation import (
     OperationKind,
     PageOperation,
 )
-from nearflash.abi.commands import AttendCommand
-from nearflash.abi.config import AttendConfig, KernelConfig
 from nearflash.abi.errors import AlignmentError, CommandError
+from nearflash.abi.kernel.commands import AttendCommand
+from nearflash.abi.kernel.config import AttendConfig, KernelConfig
 
 __all__ = ["OPERATIONS_MAX", "PageBatch"]
 

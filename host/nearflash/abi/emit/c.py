@@ -1,9 +1,9 @@
 """C header: register offsets, field masks, enumerations and digests."""
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.commands import CopyFormat, Status
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.fields import RegisterMap
+from nearflash.abi.kernel.commands import CopyFormat, Status
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.optimizers.program import DecayMode
 from nearflash.abi.registers import MAGIC, REGISTER_MAPS
 

@@ -2,8 +2,8 @@
 
 from dataclasses import fields
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.formats import FORMATS
+from nearflash.abi.kernel.config import CONFIGS
 
 __all__ = ["header"]
 

@@ -4,9 +4,9 @@ import json
 from dataclasses import asdict
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.commands import Status
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.formats import FORMATS
+from nearflash.abi.kernel.commands import Status
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.registers import MAGIC, REGISTER_MAPS
 
 __all__ = ["document"]

@@ -3,10 +3,10 @@
 from dataclasses import asdict
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.commands import Status
-from nearflash.abi.config import CONFIGS, KernelConfig
 from nearflash.abi.fields import RegisterMap
 from nearflash.abi.formats import FORMATS
+from nearflash.abi.kernel.commands import Status
+from nearflash.abi.kernel.config import CONFIGS, KernelConfig
 from nearflash.abi.registers import REGISTER_MAPS
 
 __all__ = ["tables"]

@@ -26,11 +26,11 @@ from nearflash.bench.inference.settings import Setting
 from nearflash.bench.inference.texts import extend_positions, manual_pieces
 from nearflash.bench.options import Option
 from nearflash.inference.cache.decoder import kv_shape_of
+from nearflash.inference.calibration.choose import AUTO, choose_policy
+from nearflash.inference.calibration.texts import beginnings
+from nearflash.inference.calibration.window import NAME, FlashUse, Prefix
 from nearflash.inference.models import load_model
-from nearflash.inference.policy.choose import AUTO, choose_policy
-from nearflash.inference.policy.texts import beginnings
-from nearflash.inference.policy.window import NAME, FlashUse, Prefix
-from nearflash.pretrained import SMOLLM2
+from nearflash.weights.pretrained import SMOLLM2
 
 __all__ = ["measure", "run"]
 

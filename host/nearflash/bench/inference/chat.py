@@ -28,15 +28,15 @@ from transformers import DynamicCache
 from nearflash.bench.inference.texts import extend_positions, manual_pieces
 from nearflash.bench.options import Option
 from nearflash.inference.cache.attention import NAME
+from nearflash.inference.calibration.choose import choose_policy
 from nearflash.inference.engines.base import Engine
-from nearflash.inference.engines.setup import drive_profile, open_engine
 from nearflash.inference.models import kv_shape, load_model
-from nearflash.inference.policy.choose import choose_policy
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.session import Session
-from nearflash.pretrained import SMOLLM2
+from nearflash.inference.setup import drive_profile, open_engine
 from nearflash.storage.kv import kept_layout
 from nearflash.storage.kv.journal import journal_path
+from nearflash.weights.pretrained import SMOLLM2
 
 __all__ = ["run"]
 

@@ -28,9 +28,9 @@ from nearflash.bench.inference.contexts import Contexts
 from nearflash.bench.inference.full_kv import FullKvEngine
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import Engine, EngineCounters
-from nearflash.inference.engines.paged import PagedEngine
-from nearflash.inference.engines.setup import CPU, default_layout, open_engine, split_cache
+from nearflash.inference.engines.paged.engine import PagedEngine
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import CPU, default_layout, open_engine, split_cache
 from nearflash.storage.io.profile import DriveProfile
 from nearflash.storage.kv import KvLayout
 

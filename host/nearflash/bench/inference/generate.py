@@ -29,14 +29,14 @@ from nearflash.bench.inference.memory_reads import memory_reads
 from nearflash.bench.inference.short_contexts import short_contexts
 from nearflash.bench.offload import mixture, runtime
 from nearflash.bench.options import Option
-from nearflash.inference.engines.estimate import READ_DEPTH, index_bytes
-from nearflash.inference.engines.setup import default_layout
+from nearflash.inference.calibration.choose import UNIFORM, choose_policy
 from nearflash.inference.models import load_model
-from nearflash.inference.policy.choose import UNIFORM, choose_policy
+from nearflash.inference.policy.estimate import READ_DEPTH, index_bytes
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
-from nearflash.pretrained import SMOLLM2
+from nearflash.inference.setup import default_layout
 from nearflash.storage.io.measure import PAGE_BYTES, Rate, measure_drive, measure_random
 from nearflash.storage.io.profile import DriveProfile
+from nearflash.weights.pretrained import SMOLLM2
 
 __all__ = ["run"]
 

@@ -14,8 +14,8 @@ import torch
 
 from nearflash.bench.inference.contexts import Contexts
 from nearflash.bench.inference.decode import DecodeCase, measure
-from nearflash.inference.engines.setup import CUDA
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import CUDA
 from nearflash.storage.io.profile import DriveProfile
 
 __all__ = ["NO_GPU", "on_gpu"]

@@ -11,9 +11,9 @@ from nearflash.abi.attention.pages import IndexFormat, TokenLayout
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.settings import BASELINES, Setting, baseline, by_policy
 from nearflash.inference.cache.decoder import kv_shape_of
-from nearflash.inference.engines.setup import default_layout
-from nearflash.inference.policy.choose import AUTO, choose_policy
+from nearflash.inference.calibration.choose import AUTO, choose_policy
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.inference.setup import default_layout
 from nearflash.storage.kv import KvLayout
 
 __all__ = ["MODES", "every_setting", "recommended"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearflash.bench.inference.recommended import recommended
 from nearflash.bench.inference.settings import Setting
-from nearflash.inference.policy.window import FlashUse, Prefix
+from nearflash.inference.calibration.window import FlashUse, Prefix
 
 __all__ = ["measure", "prompt"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearflash.inference.calibration.window import Attend, FlashUse, HeadWindow
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
-from nearflash.inference.policy.window import Attend, FlashUse, HeadWindow
 from nearflash.inference.sparse import flash_reads, sparse_attention
 from nearflash.inference.sparse.attention import attend_chosen
 from nearflash.inference.sparse.baselines import heavy_hitters, local_window, quest_pages

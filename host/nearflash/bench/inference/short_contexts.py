@@ -20,9 +20,9 @@ from transformers import DynamicCache
 
 from nearflash.inference.cache.attention import NAME
 from nearflash.inference.cache.cache import NearflashCache
-from nearflash.inference.engines.setup import open_engine
 from nearflash.inference.models import kv_shape
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import open_engine
 
 __all__ = ["short_contexts"]
 

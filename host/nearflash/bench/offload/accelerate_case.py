@@ -15,7 +15,7 @@ from accelerate import disk_offload
 from transformers import AutoModelForCausalLM
 
 from nearflash.bench.page_cache import drop, write_back
-from nearflash.pretrained import silent_transformers
+from nearflash.weights.pretrained import silent_transformers
 
 __all__ = ["AccelerateCase", "greedy"]
 

@@ -29,14 +29,14 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.offload.accelerate_case import AccelerateCase, greedy
 from nearflash.bench.options import Option
 from nearflash.offload import OffloadedModel
-from nearflash.offload.planned import machine_here, model_shape, plan_here
+from nearflash.offload.commands.planned import machine_here, model_shape, plan_here
 from nearflash.planning.cost import expert_seconds, predict
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.search import Workload
-from nearflash.pretrained import SMOLLM2, load_pretrained, silent_transformers
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.weights import open_checkpoint
 from nearflash.weights.convert import copy_others, write_model
+from nearflash.weights.pretrained import SMOLLM2, load_pretrained, silent_transformers
 
 __all__ = ["run"]
 

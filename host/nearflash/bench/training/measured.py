@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from nearflash import process
 from nearflash.storage.io.bandwidth import CACHED_BYTES, Probe
+from nearflash.support import process
 
 __all__ = ["Measured", "Subject", "beside_the_disk", "disk_bytes", "measure"]
 

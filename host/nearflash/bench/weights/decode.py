@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
 from nearflash.bench.weights.sizes import Settings, loaded, settings_of
 from nearflash.device.backends.host.matrix import expand_into
-from nearflash.device.threads import set_ieee_arithmetic
-from nearflash.pretrained import DTYPES
 from nearflash.storage.io.bandwidth import Probe
+from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights import compress_tensor
 from nearflash.weights.convert import linear_weights
 from nearflash.weights.expand import ELEMENTS
 from nearflash.weights.file import PackedTensor
 from nearflash.weights.groups import expand_groups
+from nearflash.weights.pretrained import DTYPES
 from nearflash.weights.prune import prune
 
 __all__ = ["bound_to", "disk_rate", "measure"]

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nearflash.pretrained import silent_transformers
-from nearflash.process import peak_resident_bytes
+from nearflash.support.process import peak_resident_bytes
 from nearflash.weights.loading import load
+from nearflash.weights.pretrained import silent_transformers
 
 __all__ = ["main"]
 

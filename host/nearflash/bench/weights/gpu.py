@@ -15,8 +15,8 @@ from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
 from nearflash.bench.weights.forward import MEDIAN_MAGNITUDE
 from nearflash.bench.weights.sizes import DTYPE_NAMES, FORMATS, settings_of
 from nearflash.device.backends.host.matrix import expand_into
-from nearflash.pretrained import DTYPES
 from nearflash.weights import compress_tensor
+from nearflash.weights.pretrained import DTYPES
 
 __all__ = ["measure"]
 

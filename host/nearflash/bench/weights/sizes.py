@@ -1,7 +1,7 @@
 """Bytes of a model's linear weights in every format, against dense ones and against the entropy bound; perplexity.
 
-Perplexities with KV in int4 are of keys and values as offloaded generation stores them (nearflash.offload.groups), the
-newest token's among them.
+Perplexities with KV in int4 are of keys and values as offloaded generation stores them
+(nearflash.offload.tiers.groups), the newest token's among them.
 
 The bound of a lossless 16-bit format: the entropy of which elements are zero, and of each value a bit of sign, the bits
 of its significand, and the entropy of its exponent; of each tensor by itself, elements taken as independent.
@@ -19,11 +19,11 @@ from transformers import DynamicCache
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.texts import manual_text
-from nearflash.offload.groups import decode, encode
-from nearflash.pretrained import DTYPES, load_pretrained, token_ids
+from nearflash.offload.tiers.groups import decode, encode
 from nearflash.weights import expand, open_checkpoint
 from nearflash.weights.convert import Written, linear_weights, write_model
 from nearflash.weights.perplexity import held_out, perplexity, windows
+from nearflash.weights.pretrained import DTYPES, load_pretrained, token_ids
 from nearflash.weights.prune import prune
 
 __all__ = [

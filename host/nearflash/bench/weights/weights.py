@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from nearflash.abi.errors import CommandError
 from nearflash.bench.options import Option
 from nearflash.bench.weights import decode, forward, gpu, loading, sizes
-from nearflash.pretrained import SMOLLM2
+from nearflash.weights.pretrained import SMOLLM2
 
 __all__ = ["run"]
 

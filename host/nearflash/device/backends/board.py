@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nearflash.abi.config import KernelConfig
 from nearflash.abi.errors import DeviceError, DeviceLostError
+from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.registers import MAGIC
 from nearflash.device.bitstreams import load_board, load_manifest
 from nearflash.device.memory import Memory

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nearflash.abi.config import KernelConfig, config
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.kernel.config import KernelConfig, config
 from nearflash.device.bitstreams.schema import parse_table
 from nearflash.support.files import read_text
 

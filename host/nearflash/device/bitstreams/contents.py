@@ -11,8 +11,8 @@ import struct
 from pathlib import Path
 from xml.etree import ElementTree
 
-from nearflash.abi.config import KernelConfig
 from nearflash.abi.errors import BitstreamError
+from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device.bitstreams.board import Board
 from nearflash.device.bitstreams.header import Label, split_bit

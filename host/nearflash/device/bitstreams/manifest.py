@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nearflash.abi.config import KernelConfig, config
 from nearflash.abi.errors import BitstreamError, ConfigError, DigestError
+from nearflash.abi.kernel.config import KernelConfig, config
 from nearflash.device.bitstreams.board import Board, Resources, load_board
 from nearflash.device.bitstreams.contents import check_bit, check_handoff, check_xclbin
 from nearflash.device.bitstreams.header import Label

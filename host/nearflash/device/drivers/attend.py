@@ -18,9 +18,9 @@ from nearflash.abi.attention.descriptor import (
     Mode,
 )
 from nearflash.abi.attention.faults import FAULT_ADVICE, REFERENCE_FAULTS, Fault
-from nearflash.abi.commands import Completion
-from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError, DeviceError, ShapeError
+from nearflash.abi.kernel.commands import Completion
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.base import Buffer, Device
 
 __all__ = ["Attended", "Head", "HeadOutput", "PlacedBatch", "attend", "most_contexts"]

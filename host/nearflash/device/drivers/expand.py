@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, bitmap_error
-from nearflash.abi.commands import Command, Completion
-from nearflash.abi.config import ExpandConfig, expand_config
-from nearflash.abi.expand import ExpandCommand
+from nearflash.abi.kernel.commands import Command, Completion
+from nearflash.abi.kernel.config import ExpandConfig, expand_config
+from nearflash.abi.kernel.expand import ExpandCommand
 from nearflash.abi.topk import StreamFault
-from nearflash.device.backends.immediate import ImmediateDevice
 from nearflash.device.base import Device
 from nearflash.device.checked import port_beats
+from nearflash.device.immediate import ImmediateDevice
 from nearflash.device.memory import SimulatedMemory
 
 __all__ = ["Expanded", "SoftwareExpandDevice", "expand_command", "expand_matrix"]

@@ -22,8 +22,8 @@ from nearflash.abi.attention.page_operation import (
     PageOperation,
 )
 from nearflash.abi.attention.pages import PageEntry
-from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError, DeviceError, ShapeError
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.base import Buffer, Device
 
 __all__ = ["NandError", "NandPage", "erase", "operate", "program", "read"]

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import HeadCompletion
-from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.base import Buffer, Device
 from nearflash.device.drivers.attend import Head, attend, most_contexts
 from nearflash.device.selftest.comparison import Comparison
-from nearflash.model.attention.image import PageImage, head_image, image_bytes
-from nearflash.model.attention.placement import MemoryStore, Store
+from nearflash.model.attention.memory.image import PageImage, head_image, image_bytes
+from nearflash.model.attention.memory.placement import MemoryStore, Store
+from nearflash.model.attention.memory.settings import Addresses
 from nearflash.model.attention.random_vectors import MODES, random_mode_vector
-from nearflash.model.attention.settings import Addresses
 from nearflash.model.attention.vectors import TestVector
 
 __all__ = ["compare_heads", "placed"]

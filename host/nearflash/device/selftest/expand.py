@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import Coding, ElementFormat, RowFormat, row_format
-from nearflash.abi.config import ExpandConfig
 from nearflash.abi.errors import CommandError
+from nearflash.abi.kernel.config import ExpandConfig
 from nearflash.device.base import Device
 from nearflash.device.drivers.expand import expand_matrix
 from nearflash.device.selftest.comparison import Comparison

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
-from nearflash.abi.config import UpdateConfig
 from nearflash.abi.errors import CommandError
+from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.optimizers import (
     BLOCK_PARAMS,
     AdagradStep,

@@ -24,8 +24,8 @@ from nearflash.inference.cache.decoder import check_all_layers, flash_layers, ow
 from nearflash.inference.cache.guard import replaced_cache
 from nearflash.inference.cache.layer import FlashLayer
 from nearflash.inference.cache.masks import Columns, read_mask
+from nearflash.inference.cache.write_behind import WriteBehind
 from nearflash.inference.engines.base import Engine
-from nearflash.inference.engines.write_behind import WriteBehind
 
 __all__ = ["NearflashCache"]
 

@@ -12,7 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from nearflash.abi.errors import NonFiniteError, UnsupportedError
 from nearflash.inference.cache.masks import Columns
-from nearflash.inference.engines.kernels import are_finite
+from nearflash.inference.engines.cpu.kernels import are_finite
 
 if TYPE_CHECKING:
     from nearflash.inference.cache.cache import NearflashCache

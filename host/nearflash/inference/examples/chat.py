@@ -7,11 +7,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from nearflash.inference.engines.setup import CPU, open_engine
 from nearflash.inference.models import kv_shape, load_model
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.session import Session
-from nearflash.pretrained import SMOLLM2
+from nearflash.inference.setup import CPU, open_engine
+from nearflash.weights.pretrained import SMOLLM2
 
 __all__ = ["main"]
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nearflash.inference.engines.setup import CPU, open_engine
 from nearflash.inference.generate import Generated, generate
 from nearflash.inference.models import kv_shape, load_model
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
-from nearflash.pretrained import SMOLLM2
+from nearflash.inference.setup import CPU, open_engine
+from nearflash.weights.pretrained import SMOLLM2
 
 __all__ = ["POLICY", "main", "summarise"]
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.fixed_point import EXACT_LSB, LOGIT_BITS, LOGIT_LSB, REFERENCE_HEADROOM
-from nearflash.model.attention.finite import finite
+from nearflash.model.attention.memory.finite import finite
 from nearflash.model.attention.numerics.dot import exact_dot, exact_sum
 from nearflash.model.attention.numerics.logit import to_logit
 from nearflash.model.attention.numerics.raw import to_fp32

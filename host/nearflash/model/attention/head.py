@@ -15,13 +15,13 @@ from nearflash.abi.attention.descriptor import HeadCompletion, Mode
 from nearflash.abi.attention.faults import REFERENCE_FAULTS, Fault
 from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.model.attention.control.scan import approximate_scores, logit_scales, top_dims
-from nearflash.model.attention.finite import finite
 from nearflash.model.attention.gather import Gathered, finish, gather
+from nearflash.model.attention.memory.finite import finite
+from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.source import ArraySource, Source
 from nearflash.model.attention.numerics.logit import to_logit
 from nearflash.model.attention.select.entries import entries
 from nearflash.model.attention.select.selection import Selected, selection
-from nearflash.model.attention.settings import Settings
-from nearflash.model.attention.source import ArraySource, Source
 
 __all__ = ["HeadResult", "attend", "attend_from", "attend_repeated"]
 

@@ -8,7 +8,7 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat, TokenLayout
-from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.memory.settings import Settings
 from nearflash.model.attention.vectors import TestVector
 
 __all__ = ["MODES", "random_mode_vector", "random_vector"]

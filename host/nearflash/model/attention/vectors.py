@@ -10,8 +10,8 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import HeadCompletion
 from nearflash.abi.attention.faults import REFERENCE_FAULTS
 from nearflash.model.attention.head import HeadResult, attend, attend_repeated
-from nearflash.model.attention.settings import Settings
-from nearflash.model.attention.traffic import traffic
+from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.traffic import traffic
 
 __all__ = ["TestVector", "differences"]
 

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.abi.formats import BF16, FP16, FP32
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
 from nearflash.model.fp.convert import to_bf16, to_fp16
 from nearflash.model.fp.muladd import fma

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.codeword import SEALED_BYTES, PageKind, PageTag
 from nearflash.abi.attention.page_operation import PageFault
 from nearflash.abi.attention.pages import PageEntry
-from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import CommandError
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.base import Device
 from nearflash.device.drivers import pages as nand
 from nearflash.storage.flash.base import ERASED, Flash, ProgramOrder, check_pages, wrong_pages

@@ -16,7 +16,7 @@ from nearflash.storage import StateStore
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.state.snapshot import copy
 from nearflash.support.files import flush_folder, give_name
-from nearflash.training.optimizers.options import Settings
+from nearflash.training.step.settings import Settings
 
 __all__ = ["FOLDER", "files_of", "restore", "save"]
 

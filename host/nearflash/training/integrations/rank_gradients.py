@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from nearflash.abi.errors import CommandError, FormatError
-from nearflash.training.gradients.norm import sum_of_squares
 from nearflash.training.integrations.process_group import Ranks
+from nearflash.training.step.norm import sum_of_squares
 
 __all__ = ["agree_on_gradients", "agree_on_norm"]
 

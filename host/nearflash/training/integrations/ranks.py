@@ -31,9 +31,9 @@ from nearflash.training.integrations.process_group import Ranks
 from nearflash.training.integrations.rank_gradients import agree_on_gradients, agree_on_norm
 from nearflash.training.integrations.run_files import Share, agree_on_files
 from nearflash.training.optimizers.adam import NearStorageAdamW
-from nearflash.training.optimizers.full_state import MASTER, by_place
 from nearflash.training.optimizers.optimizer import HANDLE, NearStorageOptimizer
 from nearflash.training.optimizers.store import OptimizerStore
+from nearflash.training.step.full_state import MASTER, by_place
 from nearflash.training.step.report import Report
 
 __all__ = ["RankedOptimizer", "assign_ranks"]

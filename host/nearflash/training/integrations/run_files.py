@@ -14,7 +14,7 @@ from typing import Any
 from nearflash.abi.errors import NearflashError, StateError
 from nearflash.storage import StateStore
 from nearflash.training.integrations.process_group import Ranks
-from nearflash.training.optimizers.options import Settings
+from nearflash.training.step.settings import Settings
 
 __all__ = ["Share", "agree_on_files"]
 

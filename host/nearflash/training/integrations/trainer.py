@@ -38,8 +38,8 @@ from nearflash.training.optimizers.adagrad import NearStorageAdagrad
 from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.lion import NearStorageLion
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
-from nearflash.training.optimizers.options import Settings
 from nearflash.training.optimizers.sgd import NearStorageSGD
+from nearflash.training.step.settings import Settings
 
 __all__ = ["Snapshots", "trainer_optimizer"]
 

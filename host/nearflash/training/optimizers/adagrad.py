@@ -6,7 +6,7 @@ from typing import Any, Unpack
 from nearflash.abi.errors import CommandError
 from nearflash.abi.optimizers import AdagradStep, OptimizerStep
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
-from nearflash.training.optimizers.options import Options
+from nearflash.training.step.settings import Options
 
 __all__ = ["NearStorageAdagrad"]
 

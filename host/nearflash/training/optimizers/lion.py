@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from nearflash.abi.optimizers import LionStep, OptimizerStep
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
-from nearflash.training.optimizers.options import Options
+from nearflash.training.step.settings import Options
 
 __all__ = ["NearStorageLion"]
 

@@ -23,12 +23,12 @@ import torch
 from nearflash.abi.errors import CommandError, NearflashError, NoGradientWarning, StateError
 from nearflash.abi.optimizers import OptimizerStep, Profile, StateFormat
 from nearflash.storage import StateStore
-from nearflash.training.optimizers.full_state import by_place, full_state
-from nearflash.training.optimizers.options import Options, Settings, document
 from nearflash.training.optimizers.store import OptimizerStore, snapshot_files
+from nearflash.training.step.full_state import by_place, full_state
 from nearflash.training.step.optimizer_state import OptimizerState, arrays_of
 from nearflash.training.step.parameters import layout_of
 from nearflash.training.step.report import Report
+from nearflash.training.step.settings import Options, Settings, document
 from nearflash.training.step.step_runner import StepRunner
 from nearflash.training.step.worker import Worker
 
@@ -314,7 +314,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         return self._report
 
     def full_state_dict(self) -> dict[str, Any]:
-        """`state_dict` as torch.optim has it, the whole state in memory (nearflash.training.optimizers.full_state)."""
+        """`state_dict` as torch.optim has it, the whole state in memory (nearflash.training.step.full_state)."""
         self._check_open()
         self._check_parameters()
         state = self._optimizer_state

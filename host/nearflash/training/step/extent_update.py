@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nearflash.device.timeline import Timeline
+from nearflash.support.timeline import Timeline
 from nearflash.training.gradients.compression import Compressor
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters

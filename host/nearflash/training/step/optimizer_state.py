@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import LostStepWarning, StateError, StorageFullError
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.optimizers import BLOCK_PARAMS, OptimizerStep, StateFormat
 from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
@@ -20,13 +20,13 @@ from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.storage.state.carry import carried
 from nearflash.storage.state.superblock import Stamp
 from nearflash.training.gradients.compression import Compressor, TopK
-from nearflash.training.optimizers.options import Settings
 from nearflash.training.step.extent_update import ExtentUpdate
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Schedule, Step
+from nearflash.training.step.settings import Settings
 from nearflash.training.step.transfer import HOST_ARRAYS
 
 __all__ = ["RESERVED", "OptimizerState", "arrays_of", "joined"]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import CopyFormat
 from nearflash.abi.errors import CommandError, FormatError, ShapeError
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.storage import Extent, Manifest, StateArray, TensorEntry
 from nearflash.training.step.fingerprint import MODULUS, GradientFingerprints, fingerprint_of_copy, fingerprints
 from nearflash.training.step.host_memory import copy_all, is_plain, widen_bf16

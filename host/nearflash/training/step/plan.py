@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nearflash.abi.commands import CopyFormat
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.optimizers import OptimizerStep
 from nearflash.storage import Extent
 from nearflash.training.step.parameters import FlatParameters

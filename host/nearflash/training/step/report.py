@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from nearflash.device.timeline import Timeline
+from nearflash.support.timeline import Timeline
 from nearflash.training.step.stalls import Stalls
 from nearflash.training.step.traffic import Traffic
 

@@ -20,8 +20,8 @@ from typing import Any, Self
 
 from nearflash.abi.errors import NearflashError
 from nearflash.device import Device
-from nearflash.device.timeline import Timeline
 from nearflash.storage import Extent, StateStore
+from nearflash.support.timeline import Timeline
 from nearflash.training.step.stalls import Stalls
 from nearflash.training.step.traffic import Traffic
 from nearflash.training.step.transfer import Slot, Transfer

@@ -9,21 +9,21 @@ from typing import Any
 from nearflash.abi.errors import CommandError, NonFiniteError, StateError
 from nearflash.abi.optimizers import OptimizerStep
 from nearflash.storage import StateStore
-from nearflash.training.gradients.norm import (
+from nearflash.training.gradients.scaler import LossScale
+from nearflash.training.step.fingerprint import GradientFingerprints
+from nearflash.training.step.full_state import check_full_state, load_full_state
+from nearflash.training.step.norm import (
     clip_scalar,
     reject_nonfinite,
     squares_and_fingerprints,
     tensors_with_gradient,
 )
-from nearflash.training.gradients.scaler import LossScale
-from nearflash.training.optimizers.full_state import check_full_state, load_full_state
-from nearflash.training.optimizers.options import Settings
-from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.optimizer_state import RESERVED, OptimizerState, arrays_of, joined
 from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
 from nearflash.training.step.requirements import check_gradient, check_parameter, is_readable
 from nearflash.training.step.schedule import Step
+from nearflash.training.step.settings import Settings
 from nearflash.training.step.speculation import SpeculativeStep, Speculator
 from nearflash.training.step.worker import Worker
 

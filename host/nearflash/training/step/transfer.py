@@ -10,9 +10,9 @@ and the detour is counted on the host link.
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import GradientFormat, UpdateCommand
 from nearflash.abi.errors import NonFiniteError
 from nearflash.abi.formats import FP32
+from nearflash.abi.kernel.commands import GradientFormat, UpdateCommand
 from nearflash.device import Buffer, Device
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.step.plan import Run

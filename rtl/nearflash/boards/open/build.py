@@ -14,17 +14,17 @@ from pathlib import Path
 
 from amaranth.back import rtlil
 
-from nearflash.abi.config import KernelConfig
 from nearflash.abi.errors import BitstreamError, ConfigError
+from nearflash.abi.kernel.config import KernelConfig
+from nearflash.boards.design.revision import revision_of, stamped
 from nearflash.boards.open.database import PartDatabase
 from nearflash.boards.open.fasm import parse
 from nearflash.boards.open.frames import assemble, read_bits, write_frames
+from nearflash.boards.open.nextpnr.processor_place import processor_pins
+from nearflash.boards.open.nextpnr.timing import block_of, timed_types
 from nearflash.boards.open.packages import SidPrograms, fetch
-from nearflash.boards.open.processor_place import processor_pins
 from nearflash.boards.open.routing import SETTINGS, Routed, constraints, route
 from nearflash.boards.open.synthesis import count_cells, synthesise, yosys_version
-from nearflash.boards.open.timing import block_of, timed_types
-from nearflash.boards.revision import revision_of, stamped
 from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
 from nearflash.device.bitstreams.board import Board, Resources, Routing

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import FormatError
-from nearflash.boards.open.chip_database import correct
+from nearflash.boards.open.nextpnr.chip_database import correct
+from nearflash.boards.open.nextpnr.timing import BlockDelays, block_of
 from nearflash.boards.open.packages import SidPrograms
-from nearflash.boards.open.timing import BlockDelays, block_of
 from nearflash.device.bitstreams.board import Routing
 
 __all__ = ["SETTINGS", "Routed", "constraints", "late_for_ever", "parse_report", "route"]

@@ -24,11 +24,11 @@ from amaranth.hdl import Fragment
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
-from nearflash.abi.config import KernelConfig
 from nearflash.abi.errors import BitstreamError
-from nearflash.boards.kernels import kernel_of
-from nearflash.boards.modules import shared_modules
-from nearflash.boards.revision import stamped
+from nearflash.abi.kernel.config import KernelConfig
+from nearflash.boards.design.kernels import kernel_of
+from nearflash.boards.design.modules import shared_modules
+from nearflash.boards.design.revision import stamped
 from nearflash.support.files import PUBLIC_MODE, copy_durably
 
 __all__ = ["FlatDesign", "KernelDesign", "Pin", "convert_kernel", "flatten"]

@@ -9,8 +9,8 @@ Of other boards without a platform the package has the kernels alone.
 
 from pathlib import Path
 
-from nearflash.abi.config import config
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.kernel.config import config
 from nearflash.boards.vendor.absent_nand import AbsentNand
 from nearflash.boards.vendor.block_design import block_design_tcl
 from nearflash.boards.vendor.connectivity import connectivity

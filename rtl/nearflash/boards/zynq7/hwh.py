@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from nearflash.abi.config import KernelConfig
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.fields import Access, Register
+from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.boards.zynq7.ps7 import HP_PORTS
 from nearflash.boards.zynq7.system import CONTROL_ADDRESS, USED_HP_PORTS

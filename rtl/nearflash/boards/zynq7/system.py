@@ -9,10 +9,10 @@ from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.config import KernelConfig
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.registers import REGISTER_MAPS
-from nearflash.boards.kernels import kernel_of
+from nearflash.boards.design.kernels import kernel_of
 from nearflash.boards.zynq7.ps7 import GP_ID_BITS, HP_DATA_BITS, HP_ID_BITS, HP_PORTS
 from nearflash.gateware.bus.arbiter import ReadArbiter
 from nearflash.gateware.bus.axi import connect_channels

@@ -9,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.cdc import ResetSynchronizer
 from amaranth.lib.wiring import Out
 
-from nearflash.abi.config import KernelConfig
+from nearflash.abi.kernel.config import KernelConfig
 from nearflash.boards.zynq7.ps7 import Ps7
 from nearflash.boards.zynq7.system import ZynqSystem
 

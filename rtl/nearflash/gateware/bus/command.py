@@ -16,7 +16,7 @@ from amaranth import Module
 from amaranth.hdl import ValueLike
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.commands import Status
+from nearflash.abi.kernel.commands import Status
 
 __all__ = ["await_start", "command_members", "finish", "reject", "report"]
 

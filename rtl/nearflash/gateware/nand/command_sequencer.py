@@ -18,7 +18,7 @@ from amaranth import Module, Mux, Signal
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.attention.nand import NandTiming
+from nearflash.abi.nand import NandTiming
 from nearflash.gateware.nand.link import BEATS_BITS, BusCycle, CycleKind
 
 __all__ = ["FORMS", "CommandKind", "CommandSequencer", "Form", "NandCommand"]

@@ -27,7 +27,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.attention.nand import NandTiming
+from nearflash.abi.nand import NandTiming
 from nearflash.gateware.nand.command_sequencer import CommandKind, CommandSequencer
 from nearflash.gateware.nand.delivery import Delivery
 from nearflash.gateware.nand.interfaces import page_header, page_request

@@ -14,7 +14,7 @@ from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.attention.nand import NandTiming
+from nearflash.abi.nand import NandTiming
 from nearflash.gateware.nand.command_sequencer import CommandKind
 from nearflash.gateware.nand.luns import TICK_LOG2, TRIES_MAX, LunPhase, lun_record
 

@@ -21,7 +21,7 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.abi.registers import ATTEND
 from nearflash.gateware.attention.control.batch import Batch
 from nearflash.gateware.attention.control.channel import Channel

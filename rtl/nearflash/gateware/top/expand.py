@@ -19,7 +19,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
 from nearflash.abi.bitmap import SECTION_BYTES, ElementFormat, RowFormat, Section
-from nearflash.abi.config import ExpandConfig
+from nearflash.abi.kernel.config import ExpandConfig
 from nearflash.abi.registers import EXPAND
 from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
 from nearflash.gateware.bus.read import BurstReader

@@ -20,7 +20,7 @@ from amaranth import C, Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
-from nearflash.abi.config import UpdateConfig
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.registers import UPDATE
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.axi import Axi4Signature, connect_channels

@@ -20,8 +20,8 @@ from amaranth import Cat, Module, Mux
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.config import UpdateConfig
 from nearflash.abi.formats import FP32
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.topk import WORD_BYTES, StreamFault
 from nearflash.gateware.bus.axi import ADDRESS_BITS, Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader, ReadEvents

@@ -15,8 +15,8 @@ from amaranth import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.config import UpdateConfig
 from nearflash.abi.formats import FP32
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.topk import WORD_BYTES, StreamFault
 from nearflash.gateware.gradients.topk import TopKExpander
 from nearflash.gateware.stream.gearbox import Narrow

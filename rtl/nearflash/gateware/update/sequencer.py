@@ -15,8 +15,8 @@ from amaranth import Cat, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.commands import CopyFormat, Status
-from nearflash.abi.config import UpdateConfig
+from nearflash.abi.kernel.commands import CopyFormat, Status
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.optimizers.state import BLOCK_PARAMS, StateFormat
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.command import await_start, command_members, finish, reject, report

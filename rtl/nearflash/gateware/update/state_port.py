@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 from amaranth import Module, Mux, Value
 from amaranth.lib import data, wiring
 
-from nearflash.abi.config import UpdateConfig
 from nearflash.abi.formats import FP32
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.optimizers.state import BLOCK_PARAMS, StateFormat
 from nearflash.gateware.bus.arbiter import ReadArbiter
 from nearflash.gateware.bus.axi import ADDRESS_BITS

@@ -17,7 +17,7 @@ from amaranth import Cat, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.config import UpdateConfig
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.optimizers.state import BLOCK_PARAMS, StateFormat
 from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader, ReadEvents

@@ -15,7 +15,7 @@ from amaranth import Cat, Module, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.config import UpdateConfig
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.optimizers.state import StateFormat
 from nearflash.gateware.bus.axi import Axi4WriteSignature
 from nearflash.gateware.bus.transfer import BusError

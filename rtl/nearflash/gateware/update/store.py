@@ -19,8 +19,8 @@ from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.config import UpdateConfig
 from nearflash.abi.formats import FP16, FP32
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.gateware.bus.axi import ADDRESS_BITS, Axi4WriteSignature
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.bus.write import BurstWriter, WriteEvents

@@ -15,9 +15,9 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.bitmap import SECTION_BYTES, Coding, ElementFormat, RowFormat, row_format
-from nearflash.abi.commands import Status
-from nearflash.abi.config import ExpandConfig
 from nearflash.abi.errors import FormatError
+from nearflash.abi.kernel.commands import Status
+from nearflash.abi.kernel.config import ExpandConfig
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.command import await_start, command_members, finish, reject, report
 from nearflash.gateware.bus.transfer import BusError, TransferCommand

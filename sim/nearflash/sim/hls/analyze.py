@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nearflash.abi.config import UpdateConfig
 from nearflash.abi.formats import FP32
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.sim.hls.build import build_shim, shim
 from nearflash.sim.hls.check import STEPS
 from nearflash.sim.hls.kernels import HlsCall, call_of

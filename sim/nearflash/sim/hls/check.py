@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.config import UpdateConfig, update_config
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32, fp32_bits
+from nearflash.abi.kernel.config import UpdateConfig, update_config
 from nearflash.device.memory import PAGE_BYTES, anonymous
 from nearflash.sim.hls.kernels import call_of
 from nearflash.sim.hls.library import HlsLibrary

@@ -74,8 +74,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _analyze(arguments: argparse.Namespace) -> int:
-    from nearflash.abi.config import update_config
     from nearflash.abi.errors import CommandError
+    from nearflash.abi.kernel.config import update_config
     from nearflash.sim.hls.analyze import Machine, estimate
     from nearflash.sim.hls.report import read_report
 

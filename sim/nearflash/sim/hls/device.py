@@ -13,11 +13,11 @@ from typing import Self
 import numpy as np
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.commands import Command, Completion, GradientFormat, UpdateCommand
-from nearflash.abi.config import UpdateConfig
-from nearflash.abi.config import update_config as named_config
 from nearflash.abi.errors import WaitTimeoutError
 from nearflash.abi.formats import fp32_bits
+from nearflash.abi.kernel.commands import Command, Completion, GradientFormat, UpdateCommand
+from nearflash.abi.kernel.config import UpdateConfig
+from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers import OPTIMIZERS
 from nearflash.abi.topk import StreamFault, stream_error
 from nearflash.device.base import Identity

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from pathlib import Path
 
-from nearflash.abi.config import UpdateConfig
 from nearflash.abi.errors import CommandError
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep, StateFormat
 from nearflash.sim.hls.build import CompileError
 from nearflash.sim.hls.kernel_text import update_kernel

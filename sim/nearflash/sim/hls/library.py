@@ -7,8 +7,8 @@ from typing import Self
 
 import numpy as np
 
-from nearflash.abi.config import UpdateConfig
 from nearflash.abi.errors import DeviceError
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.sim.hls.build import build_shim, shim
 
 __all__ = ["HlsLibrary"]

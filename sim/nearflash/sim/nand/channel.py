@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import NearflashError
 from nearflash.sim.nand.parts import NandPart
-from nearflash.sim.verilator.verilog import Design, Port, encoded
+from nearflash.sim.verilog import Design, Port, encoded
 
 __all__ = ["NandChannel", "NandModel", "NandStatistics", "NandViolation", "link_names", "nand_header"]
 

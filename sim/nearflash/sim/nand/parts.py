@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, RAW_BYTES
-from nearflash.abi.attention.nand import NandTiming
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.nand import NandTiming
 
 __all__ = ["NandPart", "nand_part", "nand_parts"]
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.attention.pages import PageEntry
-from nearflash.abi.config import attend_config
 from nearflash.abi.errors import CommandError, ConfigError
+from nearflash.abi.kernel.config import attend_config
 from nearflash.device.drivers.attend import Head, PlacedBatch
 from nearflash.model.attention.random_vectors import random_vector
 from nearflash.model.attention.vectors import TestVector

@@ -23,7 +23,7 @@ from nearflash.sim.verilator import pins, registers, thermometers
 from nearflash.sim.verilator.pins import streams_configuration, waits_header
 from nearflash.sim.verilator.registers import clocked_registers
 from nearflash.sim.verilator.thermometers import shifted_masks
-from nearflash.sim.verilator.verilog import TOP, Design, YosysError, convert
+from nearflash.sim.verilog import TOP, Design, YosysError, convert
 
 __all__ = ["BuildError", "build_library", "machine", "verilator_root"]
 

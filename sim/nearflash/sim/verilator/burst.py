@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearflash.sim.verilator.build import build_library
 from nearflash.sim.verilator.ports import accessors, checked, pointers, row_count, sign_extended, words_from_integers
-from nearflash.sim.verilator.verilog import Design, Port, convert
+from nearflash.sim.verilog import Design, Port, convert
 
 __all__ = ["BurstUnit"]
 

@@ -5,17 +5,17 @@ Opening builds the simulator on first use (a minute for a large configuration) a
 
 from typing import Self
 
-from nearflash.abi.commands import Completion
-from nearflash.abi.config import AttendConfig, KernelConfig
-from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import ConfigError, WaitTimeoutError
-from nearflash.boards.kernels import kernel_of
+from nearflash.abi.kernel.commands import Completion
+from nearflash.abi.kernel.config import AttendConfig, KernelConfig
+from nearflash.abi.kernel.config import config as named_config
+from nearflash.boards.design.kernels import kernel_of
 from nearflash.device.memory import DEFAULT_BYTES, SimulatedMemory
 from nearflash.device.registers import RegisterDevice
 from nearflash.sim.nand.channel import NandModel
 from nearflash.sim.nand.parts import nand_part, nand_parts
 from nearflash.sim.verilator.kernel import KernelLibrary, MemoryModel
-from nearflash.sim.verilator.verilog import Design, cached_design
+from nearflash.sim.verilog import Design, cached_design
 
 __all__ = ["VerilatorDevice", "kernel_design", "nand_model"]
 

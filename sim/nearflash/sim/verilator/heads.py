@@ -13,15 +13,15 @@ from nearflash.abi.attention.codeword import MESSAGE_BYTES, RAW_BYTES, SEALED_BY
 from nearflash.abi.attention.descriptor import COMPLETION_BYTES
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat, PageEntry
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.base import Device
 from nearflash.device.drivers.attend import Head, PlacedBatch
 from nearflash.device.drivers.pages import NandPage, erase, program
 from nearflash.device.selftest.attend import placed as placed_in_memory
-from nearflash.model.attention.image import PageImage
-from nearflash.model.attention.placement import NandStore
+from nearflash.model.attention.memory.image import PageImage
+from nearflash.model.attention.memory.placement import NandStore
+from nearflash.model.attention.memory.settings import Settings
 from nearflash.model.attention.random_vectors import MODES
-from nearflash.model.attention.settings import Settings
 from nearflash.model.attention.vectors import TestVector
 from nearflash.model.nand.scramble import scrambling
 from nearflash.sim.verilator.device import VerilatorDevice

@@ -22,7 +22,7 @@ from nearflash.sim.stalls import SimulationTimeout
 from nearflash.sim.verilator.build import build_library
 from nearflash.sim.verilator.pins import memory_ports, pins_header
 from nearflash.sim.verilator.streams import Devices
-from nearflash.sim.verilator.verilog import Design, convert
+from nearflash.sim.verilog import Design, convert
 
 __all__ = ["BusError", "KernelLibrary", "MemoryModel", "PortStatistics", "ProtocolError"]
 

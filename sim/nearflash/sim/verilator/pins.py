@@ -6,7 +6,7 @@ constant 0 that nobody drives, so the shim need not know.
 
 import re
 
-from nearflash.sim.verilator.verilog import Design, Port, encoded
+from nearflash.sim.verilog import Design, Port, encoded
 
 __all__ = ["memory_ports", "pins_header", "streams_configuration", "waits_header"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearflash.sim.verilator.verilog import Port
+from nearflash.sim.verilog import Port
 
 __all__ = [
     "accessors",

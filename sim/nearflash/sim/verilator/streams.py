@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from nearflash.sim.stalls import SimulationTimeout, Stall, Stalls, UnexpectedItems, find_stalls, waiting_text
 from nearflash.sim.verilator.build import build_library
 from nearflash.sim.verilator.ports import accessors, checked, pointers, row_count, sign_extended
-from nearflash.sim.verilator.verilog import Design, Port, convert
+from nearflash.sim.verilog import Design, Port, convert
 
 __all__ = ["Devices", "StreamUnit"]
 

@@ -21,7 +21,7 @@ from cocotb_tools.runner import Verilator
 from nearflash.abi.errors import ConfigError
 from nearflash.sim.cache import cached, locked
 from nearflash.sim.verilator.build import BuildError, machine, verilator_root
-from nearflash.sim.verilator.verilog import TOP, Design, convert
+from nearflash.sim.verilog import TOP, Design, convert
 
 __all__ = ["Result", "find_testbenches", "run_testbench"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nearflash.sim.verilator.verilog import TOP, Design, Port, YosysError, convert
+from nearflash.sim.verilog import TOP, Design, Port, YosysError, convert
 from nearflash.verify.mutants.yosys import yosys
 
 __all__ = ["MUTANT", "Mutants", "MutatedDesign", "make_mutants"]

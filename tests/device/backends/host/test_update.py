@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.errors import CommandError, StreamError, WaitTimeoutError
+from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.optimizers import AdamStep, SgdStep
 from nearflash.abi.topk import ValueFormat
 from nearflash.device import open_device

@@ -8,13 +8,13 @@ import pytest
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import PageEntry
-from nearflash.abi.config import attend_config
+from nearflash.abi.kernel.config import attend_config
 from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.device.drivers.attend import attend
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.selftest.attend import placed
+from nearflash.model.attention.memory.settings import Settings
 from nearflash.model.attention.random_vectors import random_vector
-from nearflash.model.attention.settings import Settings
 
 SIZE = 1 << 24
 

@@ -9,16 +9,16 @@ from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.page_operation import OperationKind, PageFault, PageOperation
 from nearflash.abi.attention.pages import PageEntry
-from nearflash.abi.config import attend_config
+from nearflash.abi.kernel.config import attend_config
 from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.device.drivers.attend import attend
 from nearflash.device.drivers.pages import NandError, NandPage, erase, operate, program, read
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.selftest.attend import placed
-from nearflash.model.attention.image import head_image
-from nearflash.model.attention.placement import MemoryStore, NandStore
+from nearflash.model.attention.memory.image import head_image
+from nearflash.model.attention.memory.placement import MemoryStore, NandStore
+from nearflash.model.attention.memory.settings import Settings
 from nearflash.model.attention.random_vectors import random_vector
-from nearflash.model.attention.settings import Settings
 from nearflash.model.attention.vectors import differences
 from nearflash.model.nand.codeword import seal
 

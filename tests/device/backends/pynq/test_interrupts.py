@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.optimizers import AdamStep
 from nearflash.device.backends.pynq.device import PynqDevice
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.selftest.update import UpdateVector, random_state, run_update
 
-board = pytest.importorskip("nearflash.sim.boards.kernel")
+board = pytest.importorskip("nearflash.verify.fixtures.boards.kernel")
 
 
 class Line:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 
 PLATFORM = "xilinx_u2_gen3x4_xdma_gc_2_202110_1"
 
@@ -10,8 +10,8 @@ PLATFORM = "xilinx_u2_gen3x4_xdma_gc_2_202110_1"
 @pytest.fixture
 def machine(sysfs, tmp_path, monkeypatch):
     """A runtime with one card. The xclbins of tiny builds are there."""
-    xrt = pytest.importorskip("nearflash.sim.boards.xrt")
-    folder = pytest.importorskip("nearflash.sim.boards.folder")
+    xrt = pytest.importorskip("nearflash.verify.fixtures.boards.xrt")
+    folder = pytest.importorskip("nearflash.verify.fixtures.boards.folder")
     files = {kernel: {".xclbin": kernel.encode()} for kernel in ("update", "expand")}
     board = folder.write_board(tmp_path / "bitstreams", "tiny", "xrt", files)
     paths = {str(path): PLATFORM for path in board.glob("*.xclbin")}

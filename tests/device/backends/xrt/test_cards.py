@@ -2,12 +2,12 @@
 
 import pytest
 
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import UnknownDeviceError
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.device.backends.xrt.card import choose_card
 from nearflash.device.backends.xrt.device import XrtDevice
 
-xrt = pytest.importorskip("nearflash.sim.boards.xrt")
+xrt = pytest.importorskip("nearflash.verify.fixtures.boards.xrt")
 
 
 @pytest.fixture

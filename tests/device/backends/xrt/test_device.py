@@ -6,8 +6,6 @@ import os
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import UpdateCommand
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.errors import (
     AddressError,
     BitstreamError,
@@ -17,6 +15,8 @@ from nearflash.abi.errors import (
     DigestError,
     WaitTimeoutError,
 )
+from nearflash.abi.kernel.commands import UpdateCommand
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.optimizers import AdamStep
 from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device import open_device

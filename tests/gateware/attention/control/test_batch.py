@@ -4,8 +4,8 @@ import pytest
 from amaranth.lib import data
 from amaranth.sim import Simulator
 
-from nearflash.abi.commands import Status
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.commands import Status
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.batch import Batch
 
 ARGUMENTS = data.StructLayout(

@@ -7,7 +7,7 @@ from amaranth.sim import Simulator
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.check import DescriptorCheck
 
 CONFIG = CONFIGS["attend-zynq7045"]

@@ -6,7 +6,7 @@ import pytest
 from amaranth.sim import Simulator
 
 from nearflash.abi.attention.faults import Fault
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.contexts import ContextTable
 from nearflash.gateware.attention.engine.interfaces import RequestKind
 

@@ -9,7 +9,7 @@ from amaranth.sim import Simulator
 
 from nearflash.abi.attention.descriptor import HeadCompletion
 from nearflash.abi.attention.faults import Fault
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.control.finish import Finish
 from nearflash.model.attention.gather import Gathered, finish
 

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.index_queues import IndexQueues
 from nearflash.gateware.attention.engine.interfaces import RequestKind
 from nearflash.sim.pysim.harness import measure_latency, run_streams

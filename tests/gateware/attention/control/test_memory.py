@@ -3,7 +3,7 @@ import random
 import pytest
 
 from nearflash.abi.attention.codeword import SEALED_BYTES
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.memory import MemorySource
 from nearflash.gateware.attention.engine.interfaces import RequestKind
 from nearflash.sim.pysim.harness import run_streams

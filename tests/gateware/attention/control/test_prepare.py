@@ -11,8 +11,8 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import DESCRIPTOR_BYTES, AttendDescriptor, Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout
-from nearflash.abi.config import CONFIGS
 from nearflash.abi.formats import fp32_bits
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.interfaces import HeadPlan, ScanPlan
 from nearflash.gateware.attention.control.prepare import Prepare
 from nearflash.gateware.attention.engine.interfaces import ContextRecord, MaskBeat, ScaleWrite, query_write

@@ -4,7 +4,7 @@ import random
 import pytest
 from amaranth.sim import Simulator
 
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.router import RequestRouter
 from nearflash.sim.pysim.harness import run_streams
 from nearflash.sim.stalls import STALLS

@@ -5,7 +5,7 @@ import pytest
 
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout, PageEntry
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.scan import ScanWalker
 from nearflash.gateware.attention.engine.interfaces import RequestKind
 from nearflash.sim.pysim.harness import run_streams

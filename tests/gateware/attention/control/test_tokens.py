@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import PageEntry, TokenLayout
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.interfaces import TokenPlan, WalkEnd
 from nearflash.gateware.attention.control.tokens import TokenWalker
 from nearflash.gateware.attention.engine.interfaces import (

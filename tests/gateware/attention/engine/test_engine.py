@@ -8,8 +8,8 @@ from amaranth.lib import data
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.fixed_point import SCORE_LSB
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
-from nearflash.abi.config import AttendConfig
 from nearflash.abi.formats import fp32_bits
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.engine.engine import ChannelEngine
 from nearflash.gateware.attention.engine.interfaces import (
     ContextRecord,
@@ -25,7 +25,7 @@ from nearflash.gateware.attention.engine.interfaces import (
 from nearflash.gateware.attention.numerics.product import OPERAND
 from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.model.attention.gather import gather
-from nearflash.model.attention.index import quantise
+from nearflash.model.attention.memory.index import quantise
 from nearflash.model.attention.numerics.dot import truncated_dot
 from nearflash.model.attention.numerics.product import fp16_operand, rounded_product
 from nearflash.sim.stalls import STALLS

@@ -10,7 +10,7 @@ from amaranth.sim import Simulator
 
 from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.page_operation import OperationCompletion, OperationKind, PageFault, PageOperation
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.bus.axi import AxiResponse
 from nearflash.gateware.nand.pages.mover import PageMover
 from nearflash.model.nand.codeword import raw_codewords

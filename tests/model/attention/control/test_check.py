@@ -7,7 +7,7 @@ import pytest
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.config import CONFIGS
+from nearflash.abi.kernel.config import CONFIGS
 from nearflash.model.attention.control.check import read_descriptor
 
 CONFIG = CONFIGS["attend-zynq7045"]

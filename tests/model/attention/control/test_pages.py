@@ -11,11 +11,11 @@ from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat, PageEntry
 from nearflash.model.attention.control.pages import PageSource
 from nearflash.model.attention.head import attend_from
-from nearflash.model.attention.image import head_image, image_bytes
-from nearflash.model.attention.placement import MemoryStore
+from nearflash.model.attention.memory.image import head_image, image_bytes
+from nearflash.model.attention.memory.placement import MemoryStore
+from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.traffic import traffic
 from nearflash.model.attention.random_vectors import MODES, random_mode_vector, random_vector
-from nearflash.model.attention.settings import Settings
-from nearflash.model.attention.traffic import traffic
 
 CHANNELS = 3
 

@@ -9,9 +9,9 @@ from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.control.scan import approximate_scores, logit_scales, top_dims
-from nearflash.model.attention.index import quantise
-from nearflash.model.attention.settings import Settings
-from nearflash.model.attention.source import ArraySource
+from nearflash.model.attention.memory.index import quantise
+from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.source import ArraySource
 
 CODE_LSB = {IndexFormat.INT8: Fraction(1, 1 << 14), IndexFormat.INT4: Fraction(1, 1 << 10)}
 SCORE_LSB = Fraction(1, 1 << 16)

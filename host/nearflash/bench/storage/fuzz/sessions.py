@@ -75,9 +75,9 @@ def _found(model: Any, tokenizer: Any, folder: Path) -> tuple[list[int], Any]:
 
 
 def _engine(model: Any, folder: Path) -> Any:
-    from nearflash.inference.engines.setup import open_engine
     from nearflash.inference.models import kv_shape
     from nearflash.inference.policy.policy import AttentionPolicy
+    from nearflash.inference.setup import open_engine
 
     shape = kv_shape(model)
     return open_engine(shape, AttentionPolicy(), tokens=300, sequences=1, path=folder / _NAME, keep=True)

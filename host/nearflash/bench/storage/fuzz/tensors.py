@@ -255,10 +255,10 @@ def spill(folder: Path) -> Subject:
     """Keys and values of two layers, and hidden states, on disk for a while: a file without a name in a run."""
     import torch
 
-    from nearflash.offload.activations import Parked
-    from nearflash.offload.kv_rest import DiskRest, KvForm
-    from nearflash.offload.link import host_memory
-    from nearflash.offload.report import Ledger
+    from nearflash.offload.cache.kv_rest import DiskRest, KvForm
+    from nearflash.offload.tiers.activations import Parked
+    from nearflash.offload.tiers.link import host_memory
+    from nearflash.offload.tiers.report import Ledger
 
     form = KvForm(2, 2, 300, 64, torch.bfloat16)
     size, room = DiskRest.file_bytes(form), 4 * BLOCK_BYTES

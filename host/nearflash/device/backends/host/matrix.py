@@ -25,7 +25,7 @@ from nearflash.abi.bitmap import (
 )
 from nearflash.abi.topk import StreamFault
 from nearflash.device.backends.host.vector.rows import find_groups, row_loop
-from nearflash.device.threads import ieee_arithmetic, set_ieee_arithmetic
+from nearflash.support.threads import ieee_arithmetic, set_ieee_arithmetic
 
 __all__ = ["CallingThread", "Rows", "expand_into", "expand_pool", "read_rows"]
 

@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.commands import Command, Completion, GradientFormat, UpdateCommand
-from nearflash.abi.config import UpdateConfig
-from nearflash.abi.config import update_config as named_config
 from nearflash.abi.errors import WaitTimeoutError
+from nearflash.abi.kernel.commands import Command, Completion, GradientFormat, UpdateCommand
+from nearflash.abi.kernel.config import UpdateConfig
+from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers.state import BLOCK_PARAMS
 from nearflash.device.backends.host.topk import expand
 from nearflash.device.backends.host.vector.lane import VectorLane
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats
 from nearflash.device.memory import SimulatedMemory
-from nearflash.device.threads import set_ieee_arithmetic
+from nearflash.support.threads import set_ieee_arithmetic
 
 __all__ = ["HostDevice"]
 

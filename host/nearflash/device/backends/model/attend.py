@@ -10,17 +10,17 @@ from nearflash.abi.attention.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTE
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.page_batch import PageBatch
 from nearflash.abi.attention.page_operation import OPERATION_BYTES, OPERATION_COMPLETION_BYTES, OperationCompletion
-from nearflash.abi.commands import Command, Completion
-from nearflash.abi.config import AttendConfig, attend_config
 from nearflash.abi.errors import AddressError
-from nearflash.device.backends.immediate import ImmediateDevice
+from nearflash.abi.kernel.commands import Command, Completion
+from nearflash.abi.kernel.config import AttendConfig, attend_config
 from nearflash.device.backends.model.nand import PAGES_PER_BLOCK, SimulatedNand
 from nearflash.device.backends.model.pages import SimulatedPages
+from nearflash.device.immediate import ImmediateDevice
 from nearflash.device.memory import SimulatedMemory
 from nearflash.model.attention.control.check import read_descriptor
 from nearflash.model.attention.control.pages import PageSource, PagesRead
 from nearflash.model.attention.head import attend_from
-from nearflash.model.attention.settings import Settings
+from nearflash.model.attention.memory.settings import Settings
 
 __all__ = ["AttendModelDevice"]
 

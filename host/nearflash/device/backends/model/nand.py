@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES, PageKind, PageTag
 from nearflash.abi.attention.page_operation import OPERATION_FIELDS, ROW_BITS, OperationKind, PageFault, PageOperation
-from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import AddressError
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.model.nand.codeword import check
 
 __all__ = ["PAGES_PER_BLOCK", "SimulatedNand"]

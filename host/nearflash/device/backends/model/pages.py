@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import SEALED_BYTES
 from nearflash.abi.attention.pages import PageEntry
-from nearflash.abi.config import AttendConfig
 from nearflash.abi.errors import AddressError
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.backends.model.nand import SimulatedNand
 from nearflash.device.memory import SimulatedMemory
 

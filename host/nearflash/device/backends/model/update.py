@@ -4,12 +4,12 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import Command, Completion, GradientFormat, UpdateCommand
-from nearflash.abi.config import UpdateConfig
-from nearflash.abi.config import update_config as named_config
+from nearflash.abi.kernel.commands import Command, Completion, GradientFormat, UpdateCommand
+from nearflash.abi.kernel.config import UpdateConfig
+from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers import StateFormat
-from nearflash.device.backends.immediate import ImmediateDevice
 from nearflash.device.checked import port_beats
+from nearflash.device.immediate import ImmediateDevice
 from nearflash.device.memory import SimulatedMemory
 from nearflash.model.gradients.topk import expand
 from nearflash.model.update.lane import optimizer_step

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from nearflash.abi.commands import Completion
-from nearflash.abi.config import KernelConfig
-from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import DeviceError, NearflashError, UnknownDeviceError
+from nearflash.abi.kernel.commands import Completion
+from nearflash.abi.kernel.config import KernelConfig
+from nearflash.abi.kernel.config import config as named_config
 from nearflash.device.backends.board import BoardDevice, bitstream, use_p2p
 from nearflash.device.backends.pynq.interrupt import UioInterrupt
 from nearflash.device.backends.pynq.memory import PynqMemory

@@ -9,9 +9,9 @@ Completion is polled: XRT gives the interrupt of a kernel that it manages to its
 from contextlib import ExitStack
 from typing import ClassVar, Self
 
-from nearflash.abi.config import KernelConfig
-from nearflash.abi.config import config as named_config
 from nearflash.abi.errors import NearflashError
+from nearflash.abi.kernel.config import KernelConfig
+from nearflash.abi.kernel.config import config as named_config
 from nearflash.abi.kernel_arguments import kernel_arguments
 from nearflash.device import topology
 from nearflash.device.backends.board import BoardDevice, bitstream, use_p2p

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import DESCRIPTOR_FIELDS, AttendDescriptor, Mode
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.config import AttendConfig
 from nearflash.abi.formats import fp32_value
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.model.attention.numerics.logit import SCALE_LEAST, SCALE_LIMIT
 
 __all__ = ["read_descriptor"]

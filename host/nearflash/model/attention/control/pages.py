@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageKind, PageTag
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.model.attention.index import IndexBlock, QuantisedBlock
-from nearflash.model.attention.settings import Settings
-from nearflash.model.attention.traffic import group_codewords
+from nearflash.model.attention.memory.index import IndexBlock, QuantisedBlock
+from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.traffic import group_codewords
 from nearflash.model.nand.codeword import check
 
 __all__ = ["PageReader", "PageSource", "PagesRead"]

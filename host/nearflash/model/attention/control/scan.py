@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.fixed_point import SCORE_LSB, score_limit_log2
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.model.attention.finite import finite
-from nearflash.model.attention.index import IndexBlock, QuantisedBlock
+from nearflash.model.attention.memory.finite import finite
+from nearflash.model.attention.memory.index import IndexBlock, QuantisedBlock
 from nearflash.model.attention.numerics.fp16 import order_key
 from nearflash.model.attention.numerics.product import exceeds, rounded_product, truncated_product
 from nearflash.model.attention.select.select import select

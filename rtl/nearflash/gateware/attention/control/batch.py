@@ -15,8 +15,8 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.descriptor import COMPLETION_BYTES, DESCRIPTOR_BYTES
-from nearflash.abi.commands import AttendCommand, Status
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.commands import AttendCommand, Status
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.engine.interfaces import CONTEXT_BITS
 from nearflash.gateware.bus.command import await_start, command_members, finish, reject, report
 from nearflash.gateware.bus.transfer import BusError

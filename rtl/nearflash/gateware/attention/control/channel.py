@@ -17,7 +17,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.codeword import BCH_BITS
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.control.nand_requests import TAG, NandRequests
 from nearflash.gateware.attention.control.page_merge import PageMerge
 from nearflash.gateware.attention.engine.engine import ChannelEngine

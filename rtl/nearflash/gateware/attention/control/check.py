@@ -20,8 +20,8 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.attention.descriptor import DESCRIPTOR_BYTES, DESCRIPTOR_FIELDS, Mode
 from nearflash.abi.attention.fixed_point import SCALE_LEAST_LOG2, SCALE_LIMIT_LOG2
-from nearflash.abi.config import AttendConfig
 from nearflash.abi.formats import FP32
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.control.interfaces import ADDRESS_BITS, BLOCK_BITS, GROUP_BITS
 from nearflash.gateware.attention.engine.interfaces import CONTEXT_BITS, TOKEN_BITS
 

@@ -27,7 +27,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.faults import Fault
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.control.free_list import FreeList
 from nearflash.gateware.attention.control.interfaces import BlockCredit, HeadPlan, WalkEnd
 from nearflash.gateware.attention.engine.interfaces import (

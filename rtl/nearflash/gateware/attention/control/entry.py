@@ -3,7 +3,7 @@
 from amaranth.hdl import Const, Mux, Value
 from amaranth.lib import data
 
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.control.interfaces import ADDRESS_BITS
 
 __all__ = ["PageEntryLayout", "entry_is_legal"]

@@ -25,7 +25,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.attention.descriptor import COMPLETION_BYTES
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.fixed_point import REFERENCE_HEADROOM
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.control.mix import Mix, MixTag
 from nearflash.gateware.attention.control.reduce import PartialSum
 from nearflash.gateware.attention.control.store import CompletionRecord, HeadStore

@@ -15,7 +15,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory, WritePort
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.control.interfaces import BlockCredit
 from nearflash.gateware.attention.engine.interfaces import CONTEXT_BITS, RequestKind, RoutedRequest
 from nearflash.gateware.fp.pipeline import register

@@ -14,7 +14,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.codeword import SEALED_BYTES
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.engine.interfaces import RoutedHeader, RoutedRequest, header_of
 from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader, ReadEvents

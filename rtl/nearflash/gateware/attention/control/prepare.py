@@ -23,7 +23,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.descriptor import DESCRIPTOR_BYTES, Mode
 from nearflash.abi.attention.faults import Fault
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.control.check import DESCRIPTOR, DescriptorCheck
 from nearflash.gateware.attention.control.correction import ScaleCorrection
 from nearflash.gateware.attention.control.dim_keys import DimKeys

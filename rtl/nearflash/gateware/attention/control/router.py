@@ -13,7 +13,7 @@ from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.engine.interfaces import PageRequest, RoutedRequest
 from nearflash.gateware.stream.queue import StreamQueue
 

@@ -21,7 +21,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.faults import Fault
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.control.entry import PageEntryLayout, entry_is_legal
 from nearflash.gateware.attention.control.index_queues import INDEX_ROWS_MAX, IndexQueues
 from nearflash.gateware.attention.control.interfaces import BLOCK_BITS, BlockCredit, ScanPlan, WalkEnd

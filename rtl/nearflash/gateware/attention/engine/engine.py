@@ -18,7 +18,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.engine.accumulators import Accumulators
 from nearflash.gateware.attention.engine.beats import ElementBeat, OpKind, What
 from nearflash.gateware.attention.engine.blocks import BlockTable

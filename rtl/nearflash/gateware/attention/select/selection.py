@@ -22,7 +22,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.faults import Fault
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.attention.engine.interfaces import (
     CONTEXT_BITS,
     HEAD_BITS,

@@ -28,7 +28,7 @@ from nearflash.abi.attention.page_operation import (
     OperationKind,
     PageFault,
 )
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 from nearflash.gateware.bus.axi import Axi4ReadSignature, Axi4WriteSignature
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.bus.transfer import BusError

@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Value
 from amaranth.lib import data
 
 from nearflash.abi.attention.page_operation import OPERATION_BYTES, OPERATION_FIELDS, ROW_BITS, OperationKind
-from nearflash.abi.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig
 
 __all__ = ["OPERATION", "codewords_of", "is_legal"]
 

@@ -8,14 +8,14 @@ import numpy as np
 from nearflash.abi.attention.batch import AttendBatch
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.commands import Status
-from nearflash.abi.config import attend_config
+from nearflash.abi.kernel.commands import Status
+from nearflash.abi.kernel.config import attend_config
 from nearflash.abi.registers import ATTEND, MAGIC
 from nearflash.gateware.top.attend import AttendKernel
-from nearflash.model.attention.image import head_image
-from nearflash.model.attention.placement import MemoryStore
+from nearflash.model.attention.memory.image import head_image
+from nearflash.model.attention.memory.placement import MemoryStore
+from nearflash.model.attention.memory.settings import Addresses, Settings
 from nearflash.model.attention.random_vectors import random_vector
-from nearflash.model.attention.settings import Addresses, Settings
 from nearflash.model.attention.vectors import TestVector, differences
 from nearflash.verify.cocotb.kernel import KernelTestbench
 from nearflash.verify.cocotb.testbench import start, test

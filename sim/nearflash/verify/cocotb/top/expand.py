@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, Coding, ElementFormat
-from nearflash.abi.commands import Status
-from nearflash.abi.config import expand_config
-from nearflash.abi.expand import ExpandCommand
+from nearflash.abi.kernel.commands import Status
+from nearflash.abi.kernel.config import expand_config
+from nearflash.abi.kernel.expand import ExpandCommand
 from nearflash.abi.registers import EXPAND, MAGIC
 from nearflash.device.drivers.expand import expand_command
 from nearflash.gateware.top.expand import ExpandKernel

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.abi.commands import CopyFormat, Status, UpdateCommand
-from nearflash.abi.config import update_config
+from nearflash.abi.kernel.commands import CopyFormat, Status, UpdateCommand
+from nearflash.abi.kernel.config import update_config
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep
 from nearflash.abi.registers import MAGIC, UPDATE
 from nearflash.gateware.top.update import UpdateKernel

@@ -4,7 +4,7 @@ from typing import Any
 
 from amaranth.hdl import Signal
 
-from nearflash.abi.attention.nand import NandTiming
+from nearflash.abi.nand import NandTiming
 from nearflash.gateware.nand.command_sequencer import CommandKind, CommandSequencer
 from nearflash.gateware.nand.link import CycleKind
 from nearflash.verify.proofs.harness import ProofHarness

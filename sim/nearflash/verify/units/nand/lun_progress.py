@@ -2,7 +2,7 @@
 
 from amaranth.hdl import Cat, Mux, Signal
 
-from nearflash.abi.attention.nand import NandTiming
+from nearflash.abi.nand import NandTiming
 from nearflash.gateware.nand.command_sequencer import CommandKind
 from nearflash.gateware.nand.lun_progress import LunProgress
 from nearflash.gateware.nand.luns import TRIES_MAX, LunPhase

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from nearflash.abi.commands import CopyFormat
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep, StateFormat
 from nearflash.abi.optimizers.state import TILE_PARAMS
 from nearflash.device.backends.host.vector.lane import VectorLane

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.commands import CopyFormat
 from nearflash.abi.formats import FP32
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.optimizers import OptimizerStep, StateFormat
 from nearflash.abi.optimizers.state import BLOCK_PARAMS, TILE_PARAMS
 from nearflash.device.backends.host.vector.compiled import bf16_pattern, compiled, fp16_pattern, number, pattern

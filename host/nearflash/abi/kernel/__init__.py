@@ -1,0 +1,1 @@
+"""A kernel's interface: build configurations, commands, and the expand kernel's arguments."""

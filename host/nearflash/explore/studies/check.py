@@ -1,0 +1,94 @@
+"""Our figures beside the published ones, and predictions to rows whose published values are kept elsewhere.
+
+published.toml has each figure with its source; questions.toml has what the texts of other rows mean. Neither is known
+to the systems or to the hardware tables.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import CommandError, NearflashError
+from nearflash.explore.studies.measures import measure
+from nearflash.support.files import read_text
+
+__all__ = ["SECTIONS", "figures", "predictions"]
+
+SECTIONS = ("endor", "instinfer", "smart_infinity", "kvnand")
+_LAYERS = re.compile(r"(\d+)/(\d+)/(\d+)")
+
+
+def _data(name: str) -> dict[str, Any]:
+    return tomllib.loads((files("nearflash.explore") / name).read_text("utf-8"))
+
+
+def figures() -> Iterator[dict[str, Any]]:
+    """A row for each published figure: id, value, unit, published, error (a fraction of published), source."""
+    for row in _data("published.toml")["figures"]:
+        value = measure(row["measure"], row["parameters"])
+        found = {"id": row["id"], "system": row["system"], "what": row["what"], "value": value, "unit": row["unit"],
+                 "published": row["published"], "error": value / row["published"] - 1, "error_of": "published",
+                 "source": row["source"]}  # fmt: skip
+        yield found | {key: row[key] for key in ("calibrates", "explained") if key in row}
+
+
+def predictions(file: Path) -> Iterator[dict[str, Any]]:
+    """A row for each row of the sections that we know: id, value, unit. Raises CommandError before the first one."""
+    try:
+        data = tomllib.loads(read_text(file))
+        rows = [(section, row) for section in SECTIONS for row in data.get(section, {}).get("rows", [])]
+        asked = [(row["id"], *_question(section, row)) for section, row in rows]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, CommandError):
+            raise
+        raise CommandError(
+            f"blind must be a TOML file with rows in {', '.join(SECTIONS)}, not {file}: {error}"
+        ) from error
+    if not asked:
+        raise CommandError(f"blind must have rows in one of {', '.join(SECTIONS)}; {file} has none")
+    for name, what, parameters, unit, note in asked:
+        try:
+            value = measure(what, parameters)
+        except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+            if isinstance(error, NearflashError):
+                raise
+            raise CommandError(f"row {name!r:.80} of {file} must be what {what} takes: {error!r:.200}") from error
+        found = {"id": name, "value": value, "unit": unit}
+        yield found | ({"note": note} if note else {})
+
+
+def _question(section: str, row: Mapping[str, Any]) -> tuple[str, dict[str, Any], str, str]:
+    """Measure, parameters, unit and a note."""
+    if section == "endor":
+        return _endor(row)
+    if "method" in row:
+        return "speed_up", {"drives" if key == "csds" else key: row[key] for key in row.keys() - {"id"}}, "ratio", ""
+    for each in _data("questions.toml")["questions"]:
+        if each["text"] == row["value"]:
+            own = {key: row[key] for key in row.keys() - {"id", "value"}}
+            return each["measure"], each["parameters"] | own, each["unit"], each.get("note", "")
+    raise CommandError(f"value of {row['id']} must be a text of questions.toml, not {row['value']!r}")
+
+
+def _endor(row: Mapping[str, Any]) -> tuple[str, dict[str, Any], str, str]:
+    layers = {row["one_layer"]: 1} if "one_layer" in row else row["layers"]
+    parameters = {
+        "model": row["model"],
+        "layers": layers,
+        "format": row["format"],
+        "direct": row.get("direct_ssd_gpu", False),
+    }
+    if row["value"] == "seconds":
+        return "pass_seconds", parameters, "s", ""
+    if row["value"] == "speed-up over dense layer":
+        return "pass_speed_up", parameters | {"over": layers}, "ratio", ""
+    found = _LAYERS.search(row["value"])
+    if not found:
+        raise CommandError(
+            f"value of {row['id']} must be seconds or a speed-up over dense layers, not {row['value']!r}"
+        )
+    over = dict(zip(("gpu", "cpu", "ssd"), map(int, found.groups()), strict=True))
+    return "pass_speed_up", parameters | {"over": over}, "ratio", ""

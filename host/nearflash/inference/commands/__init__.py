@@ -1,0 +1,1 @@
+"""The commands calibrate, and generate with a KV cache on flash."""

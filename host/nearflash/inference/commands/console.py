@@ -1,0 +1,115 @@
+"""What a user of `nearflash generate` gives and sees: prompts, the estimate before, progress, figures after."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from nearflash.abi.errors import CommandError
+from nearflash.inference.policy.estimate import read_seconds
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.storage.io.profile import known_profile
+from nearflash.storage.kv import KvShape
+from nearflash.support.files import read_text
+
+if TYPE_CHECKING:
+    from nearflash.inference.generate import Generated
+    from nearflash.inference.progress import Progress
+
+__all__ = ["estimate", "read_lines", "read_prompts", "report_progress", "summary"]
+
+_INDEX_SHARE = 1 / 8
+"""Of int4 index rows, of the bytes of K and V."""
+_NOTABLE_BYTES = 64 << 20
+"""Of K and V, from which on the drive's rate matters."""
+
+
+def read_prompts(prompt: str | None, file: Path | None, standard_input: TextIO) -> list[str]:
+    """The prompt, the lines of a file, or all of standard input as one prompt. Raises CommandError."""
+    if prompt is not None and file is not None:
+        raise CommandError("prompts must be left out where a prompt is given")
+    if prompt is None and file is None:
+        if standard_input.isatty():
+            raise CommandError("prompt must be given: as an argument, by --prompts FILE, or on standard input")
+        try:
+            prompt = standard_input.read()
+        except UnicodeDecodeError as error:
+            raise CommandError(f"prompt must be UTF-8, but byte {error.start} of standard input is not") from error
+    if file is None:
+        assert prompt is not None, "read above"
+        if not prompt.strip():
+            raise CommandError("prompt must be a text, not empty")
+        return [prompt.rstrip("\n")]
+    return read_lines(file)
+
+
+def read_lines(file: Path) -> list[str]:
+    """Lines of a file that are not blank. Only newlines end one, as a carriage return before one does not.
+
+    Raises CommandError for no regular file, one of more than support.files.MAX_TEXT_BYTES, no UTF-8, and no line.
+    """
+    try:
+        text = read_text(file)
+    except OSError as error:
+        raise CommandError(f"prompts must be in a readable file, not {str(file)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"prompts must be UTF-8, but byte {error.start} of {str(file)!r} is not") from error
+    lines = [line for each in text.split("\n") if (line := each.removesuffix("\r")).strip()]
+    if not lines:
+        raise CommandError(f"prompts must be at least one line of {str(file)!r}, not none")
+    return lines
+
+
+def estimate(shape: KvShape, policy: AttentionPolicy, tokens: int, sequences: int, path: Path | None) -> Iterator[str]:
+    """Lines: bytes that will be written, room, and what the drive allows at most, where it was measured.
+
+    tokens: of the longest sequence. Pages lie in a file.
+    """
+    folder = Path(tempfile.gettempdir()) if path is None else path.parent
+    dense = policy.mode is AttentionMode.DENSE and not policy.overrides
+    kv_bytes = tokens * sequences * shape.token_bytes
+    written = kv_bytes * (1 if dense else 1 + _INDEX_SHARE)
+    where = "a temporary file" if path is None else str(path)
+    free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+    yield (
+        f"K and V of up to {tokens} tokens x {sequences}: up to {written / 1e6:.1f} MB are written to {where} "
+        f"({free / 1e9:.1f} GB are free there), each byte once"
+    )
+    if kv_bytes < _NOTABLE_BYTES:
+        return
+    profile = known_profile(folder) if folder.is_dir() else None
+    if profile is None:
+        yield f"the drive's rates are not known: nearflash devices --measure {folder} keeps them for estimates"
+        return
+    seconds = read_seconds(kv_bytes / sequences, profile)
+    yield (
+        f"at its {profile.fastest('read'):.1f} GB/s (measured {profile.date}) reading all K and V would take "
+        f"{seconds:.3g} s a token at the end: at most {1 / seconds:.3g} tokens/s if nothing stayed in memory"
+    )
+
+
+def report_progress(progress: "Progress") -> None:
+    """A line that is overwritten on a terminal; elsewhere every sixteenth step."""
+    terminal = sys.stderr.isatty()
+    if terminal or progress.step in (1, progress.steps) or progress.step % 16 == 0:
+        line = (
+            f"token {progress.step}/{progress.steps}  {progress.tokens_per_s:.1f} tokens/s  "
+            f"{progress.flash_bytes_per_token / 1e6:.3f} MB of flash a token  {progress.remaining_s:.0f} s left"
+        )
+        print(f"\r{line:<78}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+        if terminal and progress.step == progress.steps:
+            print(file=sys.stderr)
+
+
+def summary(done: "Generated") -> str:
+    """Rates, seconds by phase, bytes by kind."""
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in done.counters.seconds.items())
+    kinds = ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in done.counters.flash_bytes.items())
+    per_token = f"{done.flash_bytes_per_token / 1e6:.3f} MB of flash a token, in all {kinds}"
+    return (
+        f"{sum(map(len, done.tokens))} tokens: prefill {done.prefill_s:.1f} s, decode {done.decode_s:.1f} s, "
+        f"{done.tokens_per_s:.1f} tokens/s; engine: {phases}\n"
+        f"{per_token if kinds else 'all K and V that were attended to were in memory: no flash was read'}"
+    )

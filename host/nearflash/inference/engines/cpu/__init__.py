@@ -1,0 +1,1 @@
+"""Attention of the host's CPU over KV on flash."""

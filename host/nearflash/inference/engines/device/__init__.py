@@ -1,0 +1,1 @@
+"""Attention in the drive over KV on its flash."""

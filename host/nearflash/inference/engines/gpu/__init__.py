@@ -1,0 +1,1 @@
+"""Attention of a GPU over KV on flash."""

@@ -1,0 +1,245 @@
+"""Engines by name, with stores as large as a job needs."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nearflash.abi.attention.codeword import CODEWORD_BYTES
+from nearflash.abi.attention.pages import IndexFormat, TokenLayout
+from nearflash.abi.errors import CommandError, UnsupportedError
+from nearflash.abi.kernel.config import AttendConfig
+from nearflash.device import open_device
+from nearflash.device.base import Device
+from nearflash.inference.engines.array import CsdArray, split_heads
+from nearflash.inference.engines.base import Engine
+from nearflash.inference.policy.estimate import READ_DEPTH
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.storage.flash.base import Flash
+from nearflash.storage.flash.file import FileFlash
+from nearflash.storage.flash.geometry import PAGE_BYTES_LEAST, PAGE_BYTES_MOST, FlashGeometry
+from nearflash.storage.flash.memory import MemoryFlash
+from nearflash.storage.flash.nand import NandFlash
+from nearflash.storage.io.profile import DriveProfile, known_profile
+from nearflash.storage.io.queue import QueueBackend
+from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore, kept_store
+
+__all__ = [
+    "CPU",
+    "CUDA",
+    "check_gpu",
+    "default_layout",
+    "drive_profile",
+    "flash_geometry",
+    "is_gpu",
+    "open_engine",
+    "split_cache",
+]
+
+CPU, CUDA = "cpu", "cuda"
+"""The names of CpuEngine, and (with or without :N) of GpuEngine; any other one is a device's."""
+_GROUPS_MIN = 64
+"""Of a sequence: from fewer, larger ones the policy would choose too coarsely."""
+_RATE_MIN = 0.5
+"""Of a drive's fastest reads, in pages of the size that is chosen for it."""
+_PAGES_PER_BLOCK = 64
+_INDEX_FORMATS = ((4096, IndexFormat.INT4), (1024, IndexFormat.INT8))
+"""Fewest tokens of a sequence for each; fp16 below."""
+_LUNS = 2
+_SPARE_BLOCKS = 4
+"""Of each LUN queue, beside those that data fills: two being written, some for garbage collection."""
+_PARTIAL_GROUPS = 2
+"""Of each head of a sequence: its last tokens, where it is kept, and those of before until they are durable."""
+
+
+def is_gpu(device: str) -> bool:
+    """Whether it is one of torch's, `cuda` or `cuda:N`; the model must be on it then."""
+    return device.split(":")[0] == CUDA
+
+
+def check_gpu(device: str) -> None:
+    """Raise UnsupportedError unless torch can use this GPU."""
+    number, found = device.partition(":")[2] or "0", torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not number.isdecimal() or int(number) >= found:
+        raise UnsupportedError(f"device {device!r} must be a GPU that torch can use; it finds {found or 'none'}")
+
+
+def open_engine(
+    shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = CPU, num_devices: int = 1,
+    path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, cache_bytes: int = 0,
+    suffix_bytes: int = DEFAULT_SUFFIX_BYTES, keep: bool = False,
+) -> Engine:  # fmt: skip
+    """An engine with room for `sequences` of up to `tokens` tokens each; of several devices a CsdArray.
+
+    Device `cpu` is the CpuEngine, `cuda` (or `cuda:1`) a GpuEngine, for a model on that GPU; `cache_bytes` are of the
+    GPU's memory then. Both keep pages in a file: `path`, by direct I/O (its name with .0, .1, … for several
+    devices); or, by default, one that is deleted when it is closed, through the page cache. Of what it reads, up to
+    `cache_bytes` stay in memory, the index before KV page groups. Any other device keeps pages in its memory; or on its
+    NAND, where `nand_block_pages` gives the pages of one of its blocks.
+    Unindexed suffixes stay in memory up to `suffix_bytes` (KvStore), unless their pages are in a device's memory.
+    With `keep` the sequences in `path` outlast the engine, a crash too: where the file is there it is opened, as large
+    as it is, and `lengths` has what it holds (nearflash.storage.kv.kept_store).
+    Raises CommandError for a path or NAND where there is none, ConfigError for more devices than KV heads, what opening
+    raises.
+    """
+    if keep and (path is None or num_devices > 1):
+        raise CommandError("keep must be False without a path, and with several devices: there sequences are not kept")
+    gpu = device if is_gpu(device) else ""
+    if device != CPU and not gpu and path is not None:
+        raise CommandError(f"path must be given with device {CPU} or {CUDA}: {device!r} has memory of its own")
+    if (device == CPU or gpu) and nand_block_pages:
+        raise CommandError(
+            f"nand_block_pages must be 0 with device {device}, which has no NAND, not {nand_block_pages}"
+        )
+    if gpu:
+        check_gpu(device)
+    if layout is None:
+        layout = default_layout(shape.dim, policy, tokens, drive_profile(path) if device == CPU or gpu else None)
+    counts = split_heads(shape.kv_heads, [1.0] * num_devices)
+    engines: list[Engine] = []
+    try:
+        for place, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
+            own = replace(shape, kv_heads=count)
+            file = path if path is None or num_devices == 1 else path.with_name(f"{path.name}.{place}")
+            if device == CPU or gpu:
+                room = cache_bytes // num_devices, suffix_bytes // num_devices
+                engines.append(_file(own, policy, layout, tokens, sequences, file, end - count, *room, keep, gpu))
+            else:
+                flash = partial(_device_flash, own, layout, tokens, sequences, nand_block_pages)
+                kept = suffix_bytes // num_devices if nand_block_pages else 0
+                engines.append(_device(device, own, policy, layout, flash, end - count, kept))
+    except BaseException:
+        for engine in engines:
+            engine.close()
+        raise
+    return engines[0] if num_devices == 1 else CsdArray(engines)
+
+
+def default_layout(dim: int, policy: AttentionPolicy, tokens: int, profile: DriveProfile | None = None) -> KvLayout:
+    """Pages as large as the drive's profile asks for, else 4 KiB; K and V of a token together unless tokens are chosen.
+
+    A row of an index block fills a codeword: 1,024 tokens of int4, 512 of int8, 256 of fp16. What lies after
+    the last whole block is scored from its KV page groups, so short contexts take short blocks, of wider elements; and
+    smaller pages, so that there are groups to choose among. Single tokens are read from the smallest pages.
+    """
+    interleaved = policy.mode in (AttentionMode.DENSE, AttentionMode.SPARF_PAGE)
+    page_bytes = _page_bytes(profile) if interleaved and profile else PAGE_BYTES_LEAST
+    form = next((form for least, form in _INDEX_FORMATS if tokens >= least), IndexFormat.FP16)
+    if policy.mode is AttentionMode.DENSE:
+        form = IndexFormat.INT4  # scores nothing; its long blocks leave short contexts in memory
+    row_tokens = 8 * CODEWORD_BYTES // form.bits
+    while True:
+        group = TokenLayout.capacity(page_bytes, dim, interleaved, row_tokens)
+        unit = lcm(group, 16)
+        if page_bytes == PAGE_BYTES_LEAST or (group * _GROUPS_MIN <= tokens and unit <= row_tokens):
+            return KvLayout(group, interleaved, row_tokens // unit * unit, form, page_bytes)
+        page_bytes //= 2
+
+
+def _page_bytes(profile: DriveProfile) -> int:
+    """The smallest pages that a drive reads at half its fastest rate; else the largest."""
+    sizes = [1 << log2 for log2 in range(PAGE_BYTES_LEAST.bit_length() - 1, PAGE_BYTES_MOST.bit_length())]
+    least = _RATE_MIN * profile.fastest("read")
+    return next((size for size in sizes if profile.rate("random", size, READ_DEPTH) >= least), sizes[-1])
+
+
+def drive_profile(path: Path | None) -> DriveProfile | None:
+    """Of the drive that K and V will lie on (None: temporary files'), where its reads were measured.
+
+    Raises StateError for a damaged file of profiles.
+    """
+    folder = Path(tempfile.gettempdir()) if path is None else path.parent
+    profile = known_profile(folder) if folder.is_dir() else None
+    return profile if profile is not None and profile.fastest("random") and profile.fastest("read") else None
+
+
+def flash_geometry(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, channels: int) -> FlashGeometry:
+    """Blocks for as many tokens of as many sequences, an eighth more, and what the store needs to work with."""
+    queues = channels * _LUNS
+    blocks = _queue_blocks(shape, layout, tokens, sequences, queues * _PAGES_PER_BLOCK)
+    return FlashGeometry(layout.page_bytes, _PAGES_PER_BLOCK, channels, _LUNS, blocks * queues)
+
+
+def _queue_blocks(shape: KvShape, layout: KvLayout, tokens: int, sequences: int, pages_each: int) -> int:
+    """Blocks of each LUN queue, where one of every queue together hold `pages_each` pages."""
+    groups, blocks = tokens // layout.group_tokens + _PARTIAL_GROUPS, tokens // layout.block_tokens
+    pages = groups * layout.group_pages + blocks * layout.index_layout(shape.dim).pages
+    return -(-pages * shape.layers * shape.kv_heads * sequences * 9 // (8 * pages_each)) + _SPARE_BLOCKS
+
+
+def _file(
+    shape: KvShape,
+    policy: AttentionPolicy,
+    layout: KvLayout,
+    tokens: int,
+    sequences: int,
+    path: Path | None,
+    first: int,
+    cache_bytes: int,
+    suffix_bytes: int,
+    keep: bool,
+    gpu: str,
+) -> Engine:
+    """A CpuEngine, or of a device of torch a GpuEngine: their pages are in a file."""
+    geometry = flash_geometry(shape, layout, tokens, sequences, channels=1)
+    options: dict[str, Any] = {"background": True, "suffix_bytes": suffix_bytes}
+    name = (gpu or CPU) + ("" if path is None else f" on {path}")
+    if path is None:
+        with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
+            store = KvStore(FileFlash.create(Path(folder) / "kv", geometry, direct=False), shape, layout, **options)
+    elif keep:
+        store = kept_store(path, shape, layout, geometry, backend=QueueBackend(), **options)
+    else:
+        store = KvStore(FileFlash.create(path, geometry, backend=QueueBackend()), shape, layout, **options)
+    index, groups = split_cache(cache_bytes, shape, layout, tokens, sequences)
+    caches: dict[str, Any] = {"index_cache_bytes": index, "page_cache_bytes": groups}
+    if gpu:
+        from nearflash.inference.engines.gpu.engine import GpuEngine
+
+        return GpuEngine(store, policy, gpu, first_head=first, name=name, **caches)
+    from nearflash.inference.engines.cpu.engine import CpuEngine
+
+    return CpuEngine(store, policy, first_head=first, name=name, **caches)
+
+
+def split_cache(cache_bytes: int, shape: KvShape, layout: KvLayout, tokens: int, sequences: int) -> tuple[int, int]:
+    """CpuEngine's `index_cache_bytes` and `page_cache_bytes`: the index is read for every token, so it comes first."""
+    from nearflash.inference.engines.paged.index_rows import rows_bytes
+
+    rows = rows_bytes(layout.index_layout(shape.dim), shape.kv_heads, tokens // layout.block_tokens)
+    index = min(cache_bytes, sequences * shape.layers * rows)
+    return index, cache_bytes - index
+
+
+def _device(
+    spec: str, shape: KvShape, policy: AttentionPolicy, layout: KvLayout, make: Callable[[Device], Flash], first: int,
+    suffix_bytes: int,
+) -> Engine:  # fmt: skip
+    from nearflash.inference.engines.device.engine import DeviceEngine
+
+    device = open_device(spec, "attend")
+    try:
+        store = KvStore(make(device), shape, layout, suffix_bytes=suffix_bytes)
+        return DeviceEngine(device, store, policy, first_head=first)
+    except BaseException:
+        device.close()
+        raise
+
+
+def _device_flash(
+    shape: KvShape, layout: KvLayout, tokens: int, sequences: int, nand_block_pages: int, device: Device
+) -> Flash:
+    """The device's memory, or its NAND."""
+    config = device.identity.config
+    if not isinstance(config, AttendConfig):
+        raise CommandError(f"device must be an attend kernel, not {config.full_name}")
+    if not nand_block_pages:
+        return MemoryFlash(device, flash_geometry(shape, layout, tokens, sequences, config.channels))
+    blocks = _queue_blocks(shape, layout, tokens, sequences, nand_block_pages * config.channels * max(config.luns, 1))
+    return NandFlash(device, pages_per_block=nand_block_pages, blocks_per_lun=blocks, paired=not layout.interleaved)

@@ -1,0 +1,1 @@
+"""Keys, values and their index in the drive's memory: placement, contents, bytes read."""

@@ -1,0 +1,1 @@
+"""The KV cache of the batches on its tiers."""

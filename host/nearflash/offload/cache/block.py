@@ -1,0 +1,193 @@
+"""What a block of batches needs beside weights: its caches and hidden states on their tiers, and one file for both."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nearflash.abi.errors import CommandError
+from nearflash.inference.cache.decoder import head_counts
+from nearflash.offload.cache.kv_cache import VISITS_AHEAD, CacheMover, TieredLayer, cached_layers
+from nearflash.offload.cache.kv_rest import DiskRest, KvForm, MemoryRest, Rest
+from nearflash.offload.tiers.activations import Parked
+from nearflash.offload.tiers.link import Link, host_memory
+from nearflash.offload.tiers.placement import place_units
+from nearflash.offload.tiers.report import Ledger
+from nearflash.planning.policy import OffloadPolicy
+from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.direct import DirectFile
+from nearflash.storage.io.queue import QueueBackend
+
+__all__ = ["Block", "BlockShape", "on_device"]
+
+_BUFFERS = VISITS_AHEAD + 1
+"""Of the KV cache: one is computed with, and stored before long; the others are loaded."""
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """Sequences of each batch of a block, and tokens that each of them may become, padding included."""
+
+    batches: tuple[tuple[int, int], ...]
+    """(sequences, tokens)."""
+    prompt_tokens: int
+    """Of the longest prompt."""
+
+
+def on_device(policy: OffloadPolicy, batches: int) -> int:
+    """How many of a block's batches have their KV cache on near-storage devices: the first ones, whole batches."""
+    return round(policy.cache.device * batches)
+
+
+class Block:
+    """Room for the largest block; the caches of one block after another. Close it, or use it as a context manager.
+
+    owns: whether a layer's cache is here; of another rank's the tokens alone are counted.
+    Everything is reserved here: raises CommandError beyond a budget, StorageFullError where the disk has no room.
+    """
+
+    def __init__(
+        self, config: Any, dtype: torch.dtype, policy: OffloadPolicy, shapes: Sequence[BlockShape], *, link: Link,
+        ledger: Ledger, scratch: Path | None, owns: Callable[[int], bool] = lambda number: True,
+    ) -> None:  # fmt: skip
+        self._config, self._policy, self._link, self._ledger, self._dtype = config, policy, link, ledger, dtype
+        self._layers, self._owns = cached_layers(config), owns
+        self._text = config.get_text_config(decoder=True)
+        self._held: list[tuple[str, int]] = []
+        self._file: DirectFile | None = None
+        self.mover: CacheMover | None = None
+        plans = [self._plan(shape) for shape in shapes]
+        try:
+            for tier in ("gpu", "host"):
+                self._take(tier, max(plan.bytes[tier] for plan in plans), "the KV cache")
+            passing = max(plan.work_bytes for plan in plans)
+            buffers = (_BUFFERS if policy.overlap else 1) if passing else 0
+            self.mover = CacheMover(link, ledger, buffers, passing, policy.overlap)
+            if disk := max(plan.bytes["disk"] for plan in plans):
+                self._take("disk", disk, "KV cache and activations")
+                self._file = _scratch_file(scratch, disk)
+        except BaseException:
+            self.close()
+            raise
+
+    def batch(self, shape: BlockShape, number: int) -> tuple[dict[int, TieredLayer], Parked]:
+        """Empty layers of the cache, and the place of hidden states, of batch `number` of a block."""
+        plan = self._plan(shape)
+        layers = {}
+        for unit in plan.units:
+            if unit.batch == number:
+                layers[unit.layer] = self._layer(unit)
+        tier, place = plan.parked[number]
+        return layers, Parked(tier, self._ledger, self._file if tier == "disk" else None, place, plan.states_bytes)
+
+    def close(self) -> None:
+        """Free everything; may be called twice."""
+        if self.mover is not None:
+            self.mover.close()
+        if self._file is not None:
+            self._file.close()
+        while self._held:
+            self._ledger.give(*self._held.pop())
+
+    def __enter__(self) -> "Block":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take(self, tier: str, size_bytes: int, what: str) -> None:
+        self._ledger.take(tier, size_bytes, what)
+        self._held.append((tier, size_bytes))
+
+    def _layer(self, unit: "_Unit") -> TieredLayer:
+        window, form = self._layers[unit.layer], unit.form
+        if not self._owns(unit.layer):
+            return TieredLayer(unit.layer, form, window, None, None)
+        if unit.in_place:
+            memory = host_memory(form.size_bytes) if unit.tier == "host" else self._link.buffer(form.size_bytes).memory
+            return TieredLayer(unit.layer, form, window, memory, None)
+        rest: Rest
+        if unit.tier == "disk":
+            assert self._file is not None
+            what = f"layer {unit.layer}, batch {unit.batch}"
+            rest = DiskRest(form, self._file, unit.place, self._ledger, what)
+        else:
+            rest = MemoryRest(form, self._ledger, f"{unit.tier} to gpu")
+        return TieredLayer(unit.layer, form, window, None, rest)
+
+    def _plan(self, shape: BlockShape) -> "_Plan":
+        """Units of a block, batch by batch of each layer as they are visited, on their tiers."""
+        policy, forms = self._policy, []
+        for layer in self._layers:
+            heads, dim = head_counts(self._text.per_layer_config[layer])
+            for number, (batch, tokens) in enumerate(shape.batches):
+                if number < on_device(policy, len(shape.batches)):
+                    continue
+                forms.append((layer, number, KvForm(batch, heads, tokens, dim, self._dtype, policy.cache_bits)))
+        tiers = place_units(policy.cache, [form.size_bytes * self._owns(layer) for layer, _, form in forms])
+        plan = _Plan([], {"gpu": 0, "host": 0, "disk": 0}, [])
+        for (layer, number, form), tier in zip(forms, tiers, strict=True):
+            here = tier == "gpu" or (tier == "host" and policy.cpu_attention and self._link.is_cpu)
+            in_place = here and form.bits == 16
+            plan.units.append(_Unit(layer, number, form, tier, in_place, plan.bytes["disk"]))
+            if not self._owns(layer):
+                continue
+            if tier == "disk":
+                plan.bytes["disk"] += DiskRest.file_bytes(form)
+                plan.bytes["host"] += DiskRest.tail_bytes
+                plan.work_bytes = max(plan.work_bytes, DiskRest.work_bytes(form))
+                continue
+            plan.bytes[tier] += form.size_bytes
+            if not in_place:
+                plan.work_bytes = max(plan.work_bytes, form.dense.size_bytes)
+        largest = max(batch for batch, _ in shape.batches)
+        hidden = largest * shape.prompt_tokens * self._text.hidden_size * self._dtype.itemsize
+        plan.states_bytes = -(-hidden // BLOCK_BYTES) * BLOCK_BYTES
+        for tier in place_units(policy.activations, [1] * len(shape.batches)):
+            plan.parked.append((tier, plan.bytes["disk"]))
+            plan.bytes["disk" if tier == "disk" else tier] += plan.states_bytes
+        return plan
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Keys and values of one layer and one batch."""
+
+    layer: int
+    batch: int
+    form: KvForm
+    tier: str
+    in_place: bool
+    """They are computed with where they lie."""
+    place: int
+    """In the file."""
+
+
+@dataclass
+class _Plan:
+    """Where everything of a block lies."""
+
+    units: list[_Unit]
+    bytes: dict[str, int]
+    parked: list[tuple[str, int]]
+    """Tier and place in the file of each batch's hidden states."""
+    work_bytes: int = 0
+    """Of the largest unit that passes through a buffer."""
+    states_bytes: int = 0
+
+
+def _scratch_file(folder: Path | None, size_bytes: int) -> DirectFile:
+    """A file of that size without a name, so that nothing is left of it after a kill. Raises StorageFullError."""
+    folder = Path(tempfile.gettempdir()) if folder is None else folder
+    if not folder.is_dir():
+        raise CommandError(f"scratch must be a folder, not {str(folder)!r}")
+    inside = Path(tempfile.mkdtemp(prefix=".nearflash-offload-", dir=folder))
+    try:
+        file = DirectFile.create(inside / "cache", size_bytes, backend=QueueBackend())
+        (inside / "cache").unlink()
+    finally:
+        inside.rmdir()
+    return file

@@ -1,0 +1,214 @@
+"""A transformers cache whose layers' keys and values lie on tiers, and come to where they are computed with in time."""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+
+from nearflash.abi.errors import UnsupportedError
+from nearflash.inference.cache.decoder import own_layer
+from nearflash.offload.cache.kv_rest import KvForm, Rest
+from nearflash.offload.tiers.link import Buffer, Link
+from nearflash.offload.tiers.report import CACHE_WAIT, Ledger
+from nearflash.support.threads import set_ieee_arithmetic
+
+__all__ = ["VISITS_AHEAD", "CacheMover", "TieredCache", "TieredLayer", "cached_layers"]
+
+VISITS_AHEAD = 2
+"""Visits whose KV cache is loaded before their turn."""
+_WINDOWS = ("sliding_attention", "chunked_attention")
+
+
+def cached_layers(config: Any) -> dict[int, int | None]:
+    """Numbers of the layers whose keys and values can lie on any tier, with their windows; the others' stay in memory.
+
+    Those with full attention, or with a window, whose keys and values have the same dimension.
+    """
+    kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+    found: dict[int, int | None] = {}
+    for number, (kind, own) in enumerate(zip(kinds, options, strict=True)):
+        if kind == "full_attention" or kind in _WINDOWS:
+            found[number] = own.get("sliding_window")
+    return found
+
+
+class CacheMover:
+    """Loads keys and values ahead of their visit, and stores what a visit added behind it, in threads.
+
+    buffers: of `buffer_bytes` each in the memory of what computes; a visit has one of them.
+    """
+
+    def __init__(self, link: Link, ledger: Ledger, buffers: int, buffer_bytes: int, overlap: bool = True) -> None:
+        self.link, self.ledger, self.overlap = link, ledger, overlap
+        # Apart from each other: loads that wait for a buffer must not hold up the stores that free one.
+        self._loads = ThreadPoolExecutor(1, "nearflash-cache-load", initializer=set_ieee_arithmetic)
+        self._stores = ThreadPoolExecutor(1, "nearflash-cache-store", initializer=set_ieee_arithmetic)
+        self._free: SimpleQueue[Buffer | None] = SimpleQueue()
+        self._held = buffers * buffer_bytes
+        ledger.take("gpu", self._held, "buffers of the KV cache")
+        for _ in range(buffers):
+            self._free.put(link.buffer(buffer_bytes))
+
+    def begin(self, layer: "TieredLayer") -> None:
+        """Begin to load a layer's keys and values, if it has to be."""
+        if self.overlap and layer.loading is None and layer.rest is not None:
+            layer.loading = self._loads.submit(self._load, layer)
+
+    def ready(self, layer: "TieredLayer") -> None:
+        """The layer's keys and values are where they are computed with."""
+        if layer.rest is None:
+            return
+        with self.ledger.span(CACHE_WAIT):
+            layer.buffer = self._load(layer) if layer.loading is None else layer.loading.result()
+        layer.loading = None
+        self.link.before_use(layer.buffer)
+        layer.work = layer.rest.states(layer.buffer.memory)
+
+    def finish(self, layer: "TieredLayer") -> None:
+        """The visit is over: store what it added."""
+        if layer.rest is None or layer.buffer is None:
+            return
+        first, last, layer.work = layer.stored, layer.length, None
+        self.link.after_use(layer.buffer)
+        if self.overlap:
+            layer.storing = self._stores.submit(self._store, layer, layer.buffer, first, last)
+        else:
+            self._store(layer, layer.buffer, first, last)
+        layer.stored, layer.buffer = last, None
+
+    def drain(self, layers: Iterable["TieredLayer"]) -> None:
+        """Wait for what is being stored or loaded; buffers are free then. Raises what storing raised."""
+        for layer in layers:
+            if layer.loading is not None:
+                self._free.put(layer.loading.result())
+                layer.loading = None
+            if layer.storing is not None:
+                layer.storing.result()
+
+    def close(self) -> None:
+        """End the threads and free the buffers; may be called twice."""
+        self._free.put(None)
+        self._loads.shutdown(cancel_futures=True)
+        self._stores.shutdown()
+        self.ledger.give("gpu", self._held)
+        self._held = 0
+
+    def _load(self, layer: "TieredLayer") -> Buffer:
+        if layer.storing is not None:
+            layer.storing.result()  # handed over earlier, so it is never behind this load
+        buffer = self._free.get()
+        if buffer is None:
+            self._free.put(None)
+            raise UnsupportedError("the KV cache must not be used any more: it is closed")
+        try:
+            self.link.before_fill(buffer)
+            rest = layer.rest
+            if layer.stored and rest is not None:
+                with self.ledger.span("load cache", layer=layer.number):
+                    rest.load(buffer.host, layer.first_visible, layer.stored)
+            self.link.push(buffer)
+        except BaseException:
+            self._free.put(buffer)
+            raise
+        return buffer
+
+    def _store(self, layer: "TieredLayer", buffer: Buffer, first: int, last: int) -> None:
+        try:
+            rest = layer.rest
+            assert rest is not None
+            with self.ledger.span("store cache", layer=layer.number):
+                if not self.link.is_cpu:
+                    self.link.before_fill(buffer)
+                    there, here = rest.states(buffer.memory), rest.states(buffer.host)
+                    here[..., first:last, :].copy_(there[..., first:last, :])
+                rest.store(buffer.host, first, last)
+        finally:
+            self._free.put(buffer)
+
+
+class TieredLayer(CacheLayerMixin):
+    """Keys and values of one layer and one batch; `home` where they stay in memory that is computed with, or `rest`."""
+
+    is_croppable = False
+
+    def __init__(self, number: int, form: KvForm, window: int | None, home: Tensor | None, rest: Rest | None) -> None:
+        super().__init__()
+        self.number, self.rest = number, rest
+        self.length = self.stored = 0
+        """Tokens of each row, padding included: seen, and at rest."""
+        self.is_sliding = window is not None
+        self.window, self._form = window, form
+        self._rows = slice(0, form.batch)
+        self.work: Tensor | None = None if home is None else form.dense.states(home)
+        self.loading: Future[Buffer] | None = None
+        self.storing: Future[None] | None = None
+        self.buffer: Buffer | None = None
+
+    @property
+    def first_visible(self) -> int:
+        """The first token that new ones attend to."""
+        return 0 if self.window is None else max(self.length - self.window + 1, 0)
+
+    @contextmanager
+    def part(self, rows: slice) -> Iterator[None]:
+        """Inside of the block, `update` is of some sequences of the batch; with the last of them the visit's tokens
+        are there.
+        """
+        self._rows = rows
+        try:
+            yield
+        finally:
+            self._rows = slice(0, self._form.batch)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Check that the model's keys and values are those that there is room for. Raises UnsupportedError."""
+        form, sequences = self._form, self._rows.stop - self._rows.start
+        for states in (key_states, value_states):
+            found = (*states.shape[:2], states.shape[3], states.dtype)
+            if found != (sequences, form.heads, form.dim, form.dtype):
+                wanted = f"{sequences} sequences, {form.heads} KV heads of {form.dim} {form.dtype}"
+                raise UnsupportedError(f"keys and values of layer {self.number} must be of {wanted}, not {found}")
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """All visible keys and values, the new ones last. Raises UnsupportedError beyond the room there is."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        first, start, end = self.first_visible, self.length, self.length + key_states.shape[-2]
+        if self.work is None or end > self._form.tokens:
+            raise UnsupportedError(f"layer {self.number} must be visited in its turn, by {self._form.tokens} tokens")
+        keys, values = self.work[:, self._rows]
+        keys[:, :, start:end] = key_states
+        values[:, :, start:end] = value_states
+        if self._rows.stop == self._form.batch:
+            self.length = end
+        return keys[:, :, first:end], values[:, :, first:end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(length, offset) of the keys that a mask is for."""
+        first = self.first_visible
+        return self.length + query_length - first, first
+
+    def get_seq_length(self) -> int:
+        """Tokens of each row, padding included."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """No limit but the window's: -1."""
+        return -1 if self.window is None else self.window
+
+
+class TieredCache(Cache):
+    """The cache of one batch: `tiered` layers by number, transformers' own for the others."""
+
+    keeps_kv = True
+    """A model must not put another cache in its place (nearflash.inference.cache.guard)."""
+
+    def __init__(self, config: Any, tiered: dict[int, TieredLayer]) -> None:
+        count = config.get_text_config(decoder=True).num_hidden_layers
+        super().__init__(layers=[tiered.get(number) or own_layer(config, number) for number in range(count)])
+        self.tiered = tiered

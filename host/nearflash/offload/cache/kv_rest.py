@@ -1,0 +1,247 @@
+"""Keys and values at rest: those of one layer and one batch, between two visits.
+
+    in memory   rows, one for K and one for V of each sequence and KV head, (2·batch·heads, row_bytes) bytes;
+                a row: its tokens one after another, elements or codes of 4 bits; whole blocks of 4096 bytes
+    on disk     tokens one after another, each with all of its rows: what a visit reads, and what it adds, lie together
+
+On disk the last, incomplete block stays in the host's memory (the tail) and is written once it is complete: no byte is
+written twice. A visit reads the blocks that its window needs. Checksums of what is on disk stay in the host's memory, 4
+bytes a unit of 128 KiB, each by its place: other bytes than were written there, another layer's too, are an error.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearflash.abi.errors import StateError
+from nearflash.offload.tiers.groups import decode, encode, token_bytes
+from nearflash.offload.tiers.link import host_memory
+from nearflash.offload.tiers.report import Ledger
+from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.direct import DirectFile
+
+__all__ = ["DiskRest", "KvForm", "MemoryRest", "Rest"]
+
+_UNIT_BYTES = 128 << 10
+"""That share a checksum."""
+_REQUEST_BYTES = 1 << 20
+"""Of one read of several at a time."""
+
+
+@dataclass(frozen=True)
+class KvForm:
+    """Shape and format of the keys and values of one layer and one batch."""
+
+    batch: int
+    heads: int
+    tokens: int
+    """That there is room for."""
+    dim: int
+    dtype: torch.dtype
+    bits: int = 16
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one key at rest."""
+        return token_bytes(self.dim, self.dtype, self.bits)
+
+    @property
+    def rows(self) -> int:
+        """Of keys and values."""
+        return 2 * self.batch * self.heads
+
+    @property
+    def row_bytes(self) -> int:
+        """At rest, whole blocks."""
+        return -(-self.tokens * self.token_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        """At rest."""
+        return self.rows * self.row_bytes
+
+    @property
+    def dense(self) -> "KvForm":
+        """As attention reads it."""
+        return KvForm(self.batch, self.heads, self.tokens, self.dim, self.dtype)
+
+    def states(self, memory: Tensor) -> Tensor:
+        """Rows (size_bytes,) of 16-bit elements as keys and values, (2, batch, heads, tokens, dim)."""
+        rows = memory[: self.size_bytes].view(self.rows, self.row_bytes).view(self.dtype)
+        return rows[:, : self.tokens * self.dim].view(2, self.batch, self.heads, self.tokens, self.dim)
+
+
+class Rest(ABC):
+    """Where keys and values are between visits; `memory` below is a buffer of `work_bytes` that a visit has."""
+
+    def __init__(self, form: KvForm) -> None:
+        self.form = form
+
+    def states(self, memory: Tensor) -> Tensor:
+        """Keys and values in a buffer, (2, batch, heads, tokens, dim)."""
+        return self.form.dense.states(memory)
+
+    @abstractmethod
+    def load(self, memory: Tensor, first: int, last: int) -> None:
+        """Fill tokens `first` to `last` of a buffer's states."""
+
+    @abstractmethod
+    def store(self, memory: Tensor, first: int, last: int) -> None:
+        """Keep tokens `first` to `last`, which follow those that are kept."""
+
+
+class MemoryRest(Rest):
+    """In memory, of the host or of what computes."""
+
+    def __init__(self, form: KvForm, ledger: Ledger, link: str) -> None:
+        super().__init__(form)
+        self.memory = host_memory(form.size_bytes)
+        self._rows = self.memory.view(2, form.batch, form.heads, form.row_bytes)
+        self._ledger, self._link = ledger, link
+
+    def load(self, memory: Tensor, first: int, last: int) -> None:
+        """See Rest.load."""
+        work, data = self.states(memory), self._tokens(first, last)
+        if self.form.bits == 16:
+            work[..., first:last, :].copy_(data.view(self.form.dtype))
+        else:
+            decode(data, work[..., first:last, :])
+        self._ledger.moved(f"cache {self._link}", data.numel())
+
+    def store(self, memory: Tensor, first: int, last: int) -> None:
+        """See Rest.store."""
+        states, data = self.states(memory)[..., first:last, :], self._tokens(first, last)
+        if self.form.bits == 16:
+            data.view(self.form.dtype).copy_(states)
+        else:
+            data.copy_(encode(states))
+        self._ledger.moved(f"cache {' to '.join(reversed(self._link.split(' to ')))}", data.numel())
+
+    def _tokens(self, first: int, last: int) -> Tensor:
+        size = self.form.token_bytes
+        return self._rows[..., first * size : last * size].unflatten(-1, (last - first, size))
+
+
+class DiskRest(Rest):
+    """In a part of a file, from `place` on; reads and writes whole blocks past the page cache."""
+
+    tail_bytes = BLOCK_BYTES
+    """Of the host's memory."""
+
+    def __init__(self, form: KvForm, file: DirectFile, place: int, ledger: Ledger, what: str = "a layer") -> None:
+        """what: whose keys and values they are, for errors."""
+        super().__init__(form)
+        self._file, self._place, self._ledger, self._what = file, place, ledger, what
+        self._tail = host_memory(self.tail_bytes)
+        self._checksums: list[int] = []
+        """CRC32C of each unit, as far as it was written."""
+        self._written_bytes = 0
+
+    @staticmethod
+    def file_bytes(form: KvForm) -> int:
+        """Of the file, whole blocks."""
+        return -(-form.tokens * form.rows * form.token_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+    @classmethod
+    def work_bytes(cls, form: KvForm) -> int:
+        """Of a buffer: what is read, and of codes what comes out of them before it."""
+        return cls.file_bytes(form) + (form.dense.size_bytes if form.bits != 16 else 0)
+
+    def states(self, memory: Tensor) -> Tensor:
+        """See Rest.states: where it is read to, or what came out of codes."""
+        if self.form.bits != 16:
+            return super().states(memory)
+        return self._tokens(memory, 0, self.form.tokens).flatten(-2).view(self.form.dtype).view(
+            self.form.tokens, 2, self.form.batch, self.form.heads, self.form.dim
+        ).permute(1, 2, 3, 0, 4)  # fmt: skip
+
+    def load(self, memory: Tensor, first: int, last: int) -> None:
+        """See Rest.load. Raises StateError where other bytes come back than were written."""
+        area, token = self._area(memory), self._token_bytes
+        begin, end = _whole(first * token), _whole(last * token)
+        assert end == self._written_bytes
+        begin -= begin % _UNIT_BYTES  # tokens before the first are nobody's in this buffer
+        self._read(area.numpy(), begin, end)
+        self._check(area.numpy(), begin, end)
+        area[end : last * token] = self._tail[: last * token - end]
+        if self.form.bits != 16:
+            decode(self._codes(memory, first, last), self.states(memory)[..., first:last, :])
+
+    def store(self, memory: Tensor, first: int, last: int) -> None:
+        """See Rest.store."""
+        area, token = self._area(memory), self._token_bytes
+        begin, end = _whole(first * token), _whole(last * token)
+        if self.form.bits != 16:
+            area[begin : first * token] = self._tail[: first * token - begin]
+            self._codes(memory, first, last).copy_(encode(self.states(memory)[..., first:last, :]))
+        if end > begin:
+            self._file.write(self._place + begin, area.numpy()[begin:end])
+            self._note(area.numpy(), begin, end)
+            self._ledger.moved("cache host to disk", end - begin)
+        self._tail[: last * token - end] = area[end : last * token]
+
+    @property
+    def _token_bytes(self) -> int:
+        return self.form.rows * self.form.token_bytes
+
+    def _note(self, area: NDArray[np.uint8], begin: int, end: int) -> None:
+        """Keep the checksums of what follows that which was written before."""
+        assert begin == self._written_bytes
+        for start, stop in _units(begin, end):
+            before = self._checksums.pop() if start % _UNIT_BYTES else 0
+            self._checksums.append(crc32c(area[start:stop], before))
+        self._written_bytes = end
+
+    def _check(self, area: NDArray[np.uint8], begin: int, end: int) -> None:
+        for start, stop in _units(begin, end):
+            if crc32c(area[start:stop]) != self._checksums[start // _UNIT_BYTES]:
+                where = f"bytes {self._place + start} to {self._place + stop} of the scratch file"
+                raise StateError(f"keys and values of {self._what} must be those that were written, but {where} have "
+                                 "another checksum: check the drive (dmesg, smartctl), and run again")  # fmt: skip
+
+    def _read(self, area: NDArray[np.uint8], begin: int, end: int) -> None:
+        """Equal requests of _REQUEST_BYTES or more, and what is left: fewer blocks than requests."""
+        blocks = (end - begin) // BLOCK_BYTES
+        count = max(1, (end - begin) // _REQUEST_BYTES)
+        size = blocks // count * BLOCK_BYTES
+        middle = begin + count * size
+        if size:
+            offsets = self._place + begin + np.arange(count, dtype=np.int64) * size
+            self._file.read_many(offsets, area[begin:middle].reshape(count, size))
+        if end > middle:
+            self._file.read(self._place + middle, area[middle:end])
+        self._ledger.moved("cache disk to host", end - begin)
+
+    def _area(self, memory: Tensor) -> Tensor:
+        """What is in the file of the buffer; of codes, behind what comes out of them."""
+        return memory[self.form.dense.size_bytes if self.form.bits != 16 else 0 :]
+
+    def _tokens(self, memory: Tensor, first: int, last: int) -> Tensor:
+        """Bytes of tokens, (tokens, rows, bytes)."""
+        area, token = self._area(memory), self._token_bytes
+        return area[first * token : last * token].view(last - first, self.form.rows, self.form.token_bytes)
+
+    def _codes(self, memory: Tensor, first: int, last: int) -> Tensor:
+        """Codes of tokens, (2, batch, heads, tokens, bytes)."""
+        form = self.form
+        codes = self._tokens(memory, first, last).view(last - first, 2, form.batch, form.heads, form.token_bytes)
+        return codes.permute(1, 2, 3, 0, 4)
+
+
+def _units(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Parts of a range, each within a unit."""
+    while begin < end:
+        stop = min(begin - begin % _UNIT_BYTES + _UNIT_BYTES, end)
+        yield begin, stop
+        begin = stop
+
+
+def _whole(size_bytes: int) -> int:
+    """Of whole blocks alone."""
+    return size_bytes // BLOCK_BYTES * BLOCK_BYTES

@@ -1,0 +1,1 @@
+"""The command generate, by plan or by options, and pictures of a plan."""

@@ -1,0 +1,124 @@
+"""The plan for a model on this machine: its shape from its folder, the machine as it was measured, the best policy."""
+
+import os
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import CommandError, PlanError
+from nearflash.offload.machine.machine_file import keep_machine, kept_machine
+from nearflash.planning.parameters import from_parameters
+from nearflash.planning.profile import Machine
+from nearflash.planning.search import Plan, Space, Workload, search
+from nearflash.planning.shapes import ModelShape, from_config
+from nearflash.storage.state.safetensors import ITEM_BYTES
+from nearflash.support.threads import idle_processors
+from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
+from nearflash.weights.file import WeightsTensor
+from nearflash.weights.folder import CONFIG, FLOATING, SMOLLM2, open_folder
+from nearflash.weights.folder import read_config as read_file
+
+__all__ = ["machine_here", "model_shape", "plan_here"]
+
+
+def plan_here(
+    model: Path, workload: Workload, sequences: int, folder: Path, memory: Mapping[str, float] | None = None, *,
+    again: bool = False,
+) -> Plan:  # fmt: skip
+    """The fastest plan for a model's folder on this machine, which is measured where it never was, or `again`.
+
+    sequences: prompts that there are. folder: on the drive that is used. memory: bytes to fill at most, as
+    `Machine.with_memory` names them. Raises PlanError where nothing fits.
+    """
+    shape, stored_fraction = model_shape(model)
+    machine, _ = machine_here(model, shape, folder, again=again)
+    space = Space(max_sequences=sequences, stored_fraction=stored_fraction)
+    return search(shape, machine.with_memory(**(memory or {})), workload, space)
+
+
+def machine_here(model: Path, shape: ModelShape, folder: Path, *, again: bool = False) -> tuple[Machine, Path | None]:
+    """This machine for a model: as it was kept for its shape and dtype, or measured now (always, with `again`); and its
+    file, where that is new.
+
+    What is measured beside other work is used now, with a RuntimeWarning, and not kept: rates of a busy machine would
+    be believed later.
+    """
+    config = read_config(model)
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    what = f"{dtype or 'default'}{shape.digest()[:12]}"
+    if not again and (kept := kept_machine(folder, what)) is not None:
+        return kept, None
+    from nearflash.offload.machine.measure import measure_machine  # which loads torch
+
+    idle, processors = idle_processors(), len(os.sched_getaffinity(0))
+    machine = measure_machine(folder, dtype, (model, shape))
+    if idle < processors:
+        warnings.warn(
+            f"other programs took {processors - idle} of {processors} processors while this machine was measured: it "
+            "is faster than predicted when they have ended, and was not kept",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return machine, None
+    return machine, keep_machine(machine, folder, what)
+
+
+def model_shape(model: Path) -> tuple[ModelShape, float]:
+    """The shape of the model in a folder, a config.json or SMOLLM2, and the fraction of their bytes that weights take.
+
+    Checkpoints beside the config are read by their headers, which is exact; a config alone, by rule. Raises PlanError,
+    and WeightsError for a damaged checkpoint.
+    """
+    config = read_config(model)
+    by_rule = from_config(config)
+    place = model if model.is_dir() else model.parent
+    if str(model) == SMOLLM2 or not any((place / name).is_file() for name in (SINGLE, INDEX)):
+        return by_rule, 1.0
+    tensors = open_checkpoint(place)
+    if odd := [each for name, each in tensors.items() if name.endswith("weight") and each.dtype not in FLOATING]:
+        raise odd[0].error(
+            f"its dtype must be one of {', '.join(FLOATING)}, not {odd[0].dtype}: take the checkpoint that is not "
+            "quantised"
+        )
+    if by_rule.tied:
+        # A checkpoint may hold the tied head again.
+        tensors = {name: each for name, each in tensors.items() if not name.endswith("lm_head.weight")}
+    shape = from_parameters({name: each.shape for name, each in tensors.items()}, config)
+    shape = replace(shape, element_bytes=_element_bytes(tensors.values(), shape.element_bytes))
+    # Matrices of layers, whose names hold a number, are what is compressed.
+    matrices = [each for name, each in tensors.items() if re.search(r"\.\d+\.", name) and len(each.shape) > 1]
+    if all(each.form == "dense" for each in matrices):
+        return shape, 1.0
+    stored = sum(each.stored_bytes for each in matrices) / sum(each.dense_bytes for each in matrices)
+    return shape, min(1.0, stored)
+
+
+def _element_bytes(tensors: Iterable[WeightsTensor], otherwise: int) -> int:
+    """Of the floating-point dtype that most of a checkpoint is in, which the model computes in."""
+    sizes: dict[str, int] = {}
+    for each in tensors:
+        if each.dtype in FLOATING:
+            sizes[each.dtype] = sizes.get(each.dtype, 0) + each.dense_bytes
+    return ITEM_BYTES[max(sizes, key=lambda dtype: sizes[dtype])] if sizes else otherwise
+
+
+def read_config(model: Path) -> Mapping[str, Any]:
+    """The configuration of a model's folder, of a config.json itself, or of SMOLLM2.
+
+    Raises PlanError, and UnsupportedError for a folder that asks for what offloaded generation does not do.
+    """
+    if str(model) == SMOLLM2:
+        from nearflash.weights.empty import load_config  # which loads torch
+
+        found: dict[str, Any] = load_config(open_folder(model, gguf=True)).to_dict()
+        return found
+    try:
+        if model.is_dir() or model.name == CONFIG:
+            return open_folder(model if model.is_dir() else model.parent).config
+        return read_file(model)
+    except (CommandError, OSError, ValueError) as error:
+        message = f"model must be a folder with {CONFIG}, or one itself, not {str(model)!r}: {error}"
+        raise PlanError(message) from None

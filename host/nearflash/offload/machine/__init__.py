@@ -1,0 +1,1 @@
+"""What this machine does in a second: measured, and kept in a file."""

@@ -1,0 +1,307 @@
+"""This machine as the planner sees it, measured in a few seconds: copies, matrix products, attention, the drive."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from transformers import DynamicCache, LlamaModel
+
+from nearflash.abi.errors import PlanError
+from nearflash.offload.cache.kv_cache import VISITS_AHEAD
+from nearflash.offload.machine.machine_file import FREE_SHARE, available_bytes
+from nearflash.offload.machine.measure_layer import STEP_TOKENS, LayerRates, measure_layer
+from nearflash.offload.machine.measure_runtime import tiny_decoder, visit_seconds
+from nearflash.offload.machine.stopwatch import finish, seconds_of
+from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, Memory, Schedule
+from nearflash.planning.shapes import ModelShape
+from nearflash.storage.io.bandwidth import Probe
+from nearflash.storage.io.measure import Rate, measure_drive
+from nearflash.storage.io.profile import known_profile
+
+__all__ = ["measure_machine"]
+
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_COPY_BYTES = 128 << 20
+_SIDE = 1024
+_MANY_TOKENS = 4096
+"""Of prefill: more than the caches hold."""
+_FEW_TOKENS = 16
+"""Of a step of decode that is not bound by memory alone."""
+_MATRICES = 32
+"""More than the caches hold."""
+_HEADS, _HEAD_DIM = 16, 64
+_SEQUENCES, _CONTEXT, _CACHE_BYTES = 16, 512, 256 << 20
+"""Of a batch that attends, over more keys and values than the caches hold."""
+_BESIDE_BYTES, _BESIDE_S, _BESIDE_TIMES = 64 << 20, 0.2, 5
+"""What is moved at a time beside computing, and for how long, how often."""
+_VOCABULARY = 32768
+_HOST_GPU_SHARE = 0.25
+"""Of free memory that computes on a machine without a GPU, unless a budget is given."""
+
+
+def measure_machine(
+    folder: Path, dtype_name: str | None = None, model: tuple[Path, ModelShape] | None = None
+) -> Machine:
+    """Measure where `folder` lies; rates of its drive that `nearflash devices --measure` kept are used again.
+
+    model: the one to plan for, whose layers are timed; without it, or where they are too large, square matrices are.
+    dtype_name: what the model computes in, as its config has it (float16, bfloat16, float32); None: fp16 on a GPU, fp32
+    elsewhere. Raises StateError for a folder that cannot be measured, PlanError for another dtype.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype_name = dtype_name or ("float16" if device.type == "cuda" else "float32")
+    if dtype_name not in _DTYPES:
+        raise PlanError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype_name!r}")
+    dtype = _DTYPES[dtype_name]
+    memory = _memory(device, folder)
+    to_gpu, to_host = _copies(device)
+    rates = [*_disk_rates(folder)]
+    visit_s = visit_seconds(device, dtype, folder)
+    with torch.inference_mode():
+        own = None if model is None else measure_layer(*model, device, dtype)
+        products = own or _square_rates(device, dtype)
+        what = "layers of the model" if own else f"matrices of {_SIDE} x {_SIDE}"
+        shape = None if model is None else model[1]
+        heads = (shape.heads, shape.kv_heads, shape.head_dim) if shape else (_HEADS, _HEADS, _HEAD_DIM)
+        on_host = _attention_bytes(torch.device("cpu"), dtype, heads)
+        compute = Compute(
+            source=f"measured on {device}: {what} in {dtype}",
+            matmul_prefill_flops_per_s=products.flops_per_s,
+            matmul_decode_flops_per_s=products.flops_per_s,
+            attention_prefill_flops_per_s=products.flops_per_s,
+            gpu_attention_bytes_per_s=on_host if device.type == "cpu" else _attention_bytes(device, dtype, heads),
+            gpu_memory_bytes_per_s=products.bytes_per_s,
+            host_attention_bytes_per_s=on_host,
+            host_buffer_attention_bytes_per_s=on_host,
+            dequantise_bytes_per_s=_dequantise_bytes(device, dtype),
+            expand_bytes_per_s=_expand_bytes(device, dtype),
+            matmul_tokens=products.tokens,
+            matmul_factors=products.factors,
+        )
+        to_reads, from_reads, to_copies = _lost(device, dtype, folder)
+        schedule = Schedule(
+            source="measured: the runtime, a layer beside its matrices; matrix products, disk reads and copies beside "
+                   "each other",
+            per_layer_s=max(0.0, visit_s - _layer_seconds(device, dtype)) if own else visit_s,
+            per_state_s=0.0 if own else _state_seconds(device, dtype),
+            per_logit_s=_logit_seconds(device, dtype),
+            computing_lost_to_reads=to_reads,
+            computing_lost_to_copies=to_copies,
+            reads_lost_to_computing=from_reads,
+            visits_ahead=VISITS_AHEAD,
+        )  # fmt: skip
+    if known_profile(folder) is None:
+        rates += _large_reads(folder)  # again: a drive of others is not as fast at any time
+    links = Links("measured copies of 128 MiB, pinned where there is a GPU", to_gpu, to_host, to_host,
+                  one_memory=device.type == "cpu")  # fmt: skip
+    return Machine("this machine", memory, links, _disk(rates), compute, schedule, rates=tuple(rates))
+
+
+def _memory(device: torch.device, folder: Path) -> Memory:
+    free = available_bytes() * FREE_SHARE
+    if device.type == "cuda":
+        gpu = torch.cuda.mem_get_info()[0] * FREE_SHARE
+    else:
+        gpu = free * _HOST_GPU_SHARE
+        free -= gpu
+    room = shutil.disk_usage(folder).free * FREE_SHARE
+    return Memory(f"{FREE_SHARE:.0%} of what is free now", gpu, free, room)
+
+
+def _copies(device: torch.device) -> tuple[float, float]:
+    """Bytes a second from host to GPU and back; without a GPU, of a copy in memory."""
+    pinned = device.type == "cuda"
+    host = torch.ones(_COPY_BYTES, dtype=torch.uint8, pin_memory=pinned)
+    there = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device)
+    into = seconds_of(device, lambda: there.copy_(host, non_blocking=True))
+    back = seconds_of(device, lambda: host.copy_(there, non_blocking=True))
+    return _COPY_BYTES / into, _COPY_BYTES / back
+
+
+def _square_rates(device: torch.device, dtype: torch.dtype) -> LayerRates:
+    """Rates of square matrices, too many for the caches, where the model's own layer is not known or too large."""
+    weights = [torch.randn(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(_MATRICES)]
+
+    def seconds(tokens: int, used: list[torch.Tensor]) -> float:
+        states = torch.randn(tokens, _SIDE, dtype=dtype, device=device)
+        return seconds_of(device, lambda: [states @ weight.T for weight in used]) / len(used)
+
+    steps = [seconds(tokens, weights) for tokens in STEP_TOKENS]
+    return LayerRates.of(_SIDE * _SIDE, weights[0].nbytes, steps, _MANY_TOKENS, seconds(_MANY_TOKENS, weights[:1]))
+
+
+def _attention_bytes(device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int]) -> float:
+    """Bytes of KV that decode attends over in a second; `heads` of queries, of keys and values, and their dimension."""
+    queries, keys, dim = heads
+    each = 2 * _SEQUENCES * keys * _CONTEXT * dim * dtype.itemsize
+    visits = [torch.randn(2, _SEQUENCES, keys, _CONTEXT, dim, dtype=dtype, device=device)
+              for _ in range(max(1, _CACHE_BYTES // each))]  # fmt: skip
+    query = torch.randn(_SEQUENCES, queries, 1, dim, dtype=dtype, device=device)
+
+    def attend() -> None:
+        for found in visits:
+            torch.nn.functional.scaled_dot_product_attention(query, found[0], found[1], enable_gqa=queries != keys)
+
+    return len(visits) * each / seconds_of(device, attend)
+
+
+def _dequantise_bytes(device: torch.device, dtype: torch.dtype) -> float:
+    """Bytes that come out of 4-bit codes, two a byte, in groups of 64."""
+    codes = torch.randint(0, 255, (_SIDE * _SIDE // 64, 32), dtype=torch.uint8, device=device)
+    scale = torch.rand(_SIDE * _SIDE // 64, 1, dtype=dtype, device=device)
+
+    def unpack() -> torch.Tensor:
+        return torch.stack((codes & 15, codes >> 4), -1).flatten(1).to(dtype) * scale + scale
+
+    return dtype.itemsize * _SIDE * _SIDE / seconds_of(device, unpack)
+
+
+def _expand_bytes(device: torch.device, dtype: torch.dtype) -> float:
+    """Bytes that come out of a mask and its values, half of them zero: torch's own scatter."""
+    mask = torch.arange(_SIDE * _SIDE, device=device) % 2 == 0
+    values = torch.ones(_SIDE * _SIDE // 2, dtype=dtype, device=device)
+    out = torch.zeros(_SIDE * _SIDE, dtype=dtype, device=device)
+    return out.nbytes / seconds_of(device, lambda: out.masked_scatter_(mask, values))
+
+
+def _lost(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float, float, float]:
+    """Of Schedule: computing_lost_to_reads, reads_lost_to_computing, computing_lost_to_copies."""
+    weights = [torch.randn(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(8)]
+    states = torch.randn(_FEW_TOKENS, _SIDE, dtype=dtype, device=device)
+    with torch.inference_mode(False):  # another thread copies
+        there, here = (torch.ones(_BESIDE_BYTES, dtype=torch.uint8) for _ in range(2))
+
+    def compute() -> None:
+        for weight in weights:
+            states @ weight.T
+        finish(device)
+
+    def lost(move: Callable[[], Any]) -> tuple[float, float]:
+        found = []
+        for _ in range(_BESIDE_TIMES):
+            alone, moving = _per_second(compute), _per_second(move)
+            stop, moved = Event(), [0]
+            thread = Thread(target=_repeat, args=(move, stop, moved))
+            thread.start()
+            try:
+                start = time.perf_counter()
+                beside = _per_second(compute) / alone
+            finally:
+                stop.set()
+                thread.join()
+            rate = moved[0] / (time.perf_counter() - start) / moving
+            found.append(_shares(beside, rate))
+        first, second = map(fmean, zip(*found, strict=True))  # what is lost now and then is lost, too
+        return first, second
+
+    with Probe(folder, 4 * _BESIDE_BYTES) as probe:
+        probe.write(probe.size_bytes)
+        reads = lost(lambda: probe.read(_BESIDE_BYTES))
+    return *reads, lost(lambda: there.copy_(here))[0]
+
+
+def _shares(computing: float, moving: float) -> tuple[float, float]:
+    """What each loses of the other's time, of what is left of both rates beside each other.
+
+    A second beside each other does `computing` seconds of what is computed alone, and `moving` of what is moved alone:
+    computing + lost_to_moving * moving = 1, and the other way round.
+    """
+    lost = (1 - computing) / max(moving, 1e-3), (1 - moving) / max(computing, 1e-3)
+    return min(1.0, max(0.0, lost[0])), min(1.0, max(0.0, lost[1]))
+
+
+def _per_second(work: Callable[[], Any]) -> float:
+    start, times = time.perf_counter(), 0
+    while (spent := time.perf_counter() - start) < _BESIDE_S or not times:
+        work()
+        times += 1
+    return times / spent
+
+
+def _repeat(work: Callable[[], Any], stop: Event, times: list[int]) -> None:
+    while not stop.is_set():
+        work()
+        times[0] += 1
+
+
+def _layer_seconds(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds of what a layer does beside its matrices, whatever their size: a decoder of tiny ones, a token."""
+    seconds = []
+    for layers in (1, 9):
+        config = tiny_decoder(layers)
+        model = LlamaModel(config).to(device, dtype).eval()
+        token = torch.zeros(1, 1, dtype=torch.long, device=device)
+        seconds.append(seconds_of(device, lambda: model(token, past_key_values=DynamicCache(config=config))))  # noqa: B023
+    return max(0.0, (seconds[1] - seconds[0]) / 8)
+
+
+def _logit_seconds(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds a logit of choosing the most likely token, in fp32 as transformers does."""
+    logits = torch.randn(16, _VOCABULARY, dtype=dtype, device=device)
+    return seconds_of(device, lambda: logits.to(torch.float32, copy=True).argmax(-1)) / logits.numel()
+
+
+def _state_seconds(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds for each element of many tokens' states: norms in fp32, rotation, a gated activation, residuals.
+
+    The activation is 8/3 as wide as the states, as in most decoders.
+    """
+    states = torch.randn(_MANY_TOKENS, _SIDE, dtype=dtype, device=device)
+    gate, up = (torch.randn(_MANY_TOKENS, 8 * _SIDE // 3, dtype=dtype, device=device) for _ in range(2))
+    scale, half = states[:1], _HEAD_DIM // 2
+
+    def norm(values: torch.Tensor) -> torch.Tensor:
+        wide = values.float()
+        return scale * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
+
+    def rotate(values: torch.Tensor) -> torch.Tensor:
+        heads = values.view(_MANY_TOKENS, _SIDE // _HEAD_DIM, _HEAD_DIM).transpose(0, 1)
+        turned = torch.cat((-heads[..., half:], heads[..., :half]), -1)
+        return (heads * 0.5 + turned * 0.5).transpose(0, 1).reshape(_MANY_TOKENS, _SIDE)
+
+    def work() -> None:
+        found = states + rotate(norm(states))
+        found = found + norm(found)
+        torch.nn.functional.silu(gate) * up
+
+    return seconds_of(device, work, repeats=5) / states.numel()
+
+
+def _disk_rates(folder: Path) -> Iterator[DiskRate]:
+    """Direct reads and writes as they were kept, or short measurements; buffered ones are measured."""
+    kept = known_profile(folder)
+    if kept is not None:
+        yield from (_rate(rate, True) for rate in kept.rates if rate.call in ("read", "write"))
+        return
+    small = {"blocks": (1 << 20, 4 << 20), "depths": (1, 4), "file_bytes": 64 << 20}
+    for direct in (True, False):
+        for rate in measure_drive(folder, direct=direct, repeats=3, **small):  # type: ignore[arg-type]
+            yield _rate(rate, direct)
+    yield from _large_reads(folder)
+
+
+def _large_reads(folder: Path) -> Iterator[DiskRate]:
+    """Requests whose memory no processor's cache holds, as that of layers; small ones are faster on a virtual drive."""
+    for rate in measure_drive(folder, blocks=(16 << 20,), depths=(2,), file_bytes=256 << 20, repeats=3):
+        if rate.call == "read":
+            yield _rate(rate, True)
+
+
+def _rate(rate: Rate, direct: bool) -> DiskRate:
+    return DiskRate(rate.call, direct, rate.block_bytes, rate.depth, rate.median * 1e9)
+
+
+def _disk(rates: Sequence[DiskRate]) -> Disk:
+    """What the drive gives by direct I/O, as buffered reads of a file just written come from memory."""
+    reads, writes = ([rate for rate in rates if rate.call == call and rate.direct] for call in ("read", "write"))
+    largest = max(rate.request_bytes for rate in reads)
+    deepest = max(rate.depth for rate in reads if rate.request_bytes == largest)
+    read = fmean(r.bytes_per_s for r in reads if (r.request_bytes, r.depth) == (largest, deepest))
+    fastest, slowest = (choose(rate.bytes_per_s for rate in writes) for choose in (max, min))
+    return Disk("measured by direct I/O: reads as the largest; writes as the fastest kind, small ones as the slowest",
+                read, read, fastest, fastest, slowest, direct=True)  # fmt: skip

@@ -1,0 +1,97 @@
+"""A layer of the user's model, timed as transformers computes it: random weights of its shapes, in its dtype.
+
+Matrices of a model are seldom of the sizes at which a processor is fastest, and norms, rotation and activations take
+time beside them; all of it is in what a layer takes.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModel
+
+from nearflash.abi.errors import UnsupportedError
+from nearflash.offload.machine.machine_file import available_bytes
+from nearflash.offload.machine.stopwatch import seconds_of
+from nearflash.offload.weights.skeleton import decoder_layers
+from nearflash.planning.shapes import ModelShape
+from nearflash.weights.empty import load_config, named_errors
+from nearflash.weights.folder import open_folder
+from nearflash.weights.pretrained import silent_transformers
+
+__all__ = ["STEP_TOKENS", "LayerRates", "measure_layer"]
+
+STEP_TOKENS = (1, 4, 16, 32, 64, 128, 256)
+"""Of products of few tokens."""
+_PREFILL = (16, 128)
+"""Sequences and tokens of each."""
+_LAYERS, _LEAST_BYTES = 25, 384 << 20
+"""At most so many layers, and weights of which the caches hold little."""
+_MEMORY_SHARE = 0.25
+"""Of free memory."""
+
+
+@dataclass(frozen=True)
+class LayerRates:
+    """Operations and bytes of weights a second, and the factors of few tokens, as in planning's Compute."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    tokens: tuple[float, ...]
+    factors: tuple[float, ...]
+
+    @classmethod
+    def of(cls, parameters: int, size_bytes: int, steps: Sequence[float], many: int, many_s: float) -> "LayerRates":
+        """Of so many parameters and bytes: seconds of a product of STEP_TOKENS each, and of `many` tokens."""
+        token_s = many_s / many
+        factors = tuple(took / max(tokens * token_s, steps[0]) for tokens, took in zip(STEP_TOKENS, steps, strict=True))
+        tokens = *map(float, STEP_TOKENS), float(many)
+        return cls(2 * parameters / token_s, size_bytes / steps[0], tokens, (*factors, 1.0))
+
+
+def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> LayerRates | None:
+    """Rates of the largest layer; None where it has experts, does not fit, or transformers does not know its model.
+
+    model: a folder with config.json, or that file. A pass of several layers less one of one layer is what is timed.
+    """
+    layer = shape.largest_layer
+    size = layer.parameters * dtype.itemsize
+    count = min(_LAYERS, len(shape.layers), max(3, 1 + _LEAST_BYTES // size))
+    if layer.experts or count < 3 or count * size > _MEMORY_SHARE * available_bytes():
+        return None
+    try:
+        one, more = (_decoder(model, layers, device, dtype) for layers in (1, count))
+    except (ValueError, KeyError, UnsupportedError):  # a model of another library, or built in another way
+        return None
+    with torch.inference_mode():
+
+        def seconds(sequences: int, tokens: int, repeats: int) -> float:
+            ids = torch.zeros(sequences, tokens, dtype=torch.long, device=device)
+            alone, all_of_them = (
+                seconds_of(device, lambda: each(input_ids=ids, use_cache=False), repeats)  # noqa: B023
+                for each in (one, more)
+            )
+            return max((all_of_them - alone) / (count - 1), 1e-7)
+
+        prefill = seconds(*_PREFILL, repeats=3)
+        steps = [seconds(tokens, 1, repeats=10) for tokens in STEP_TOKENS]
+    return LayerRates.of(layer.active_parameters, size, steps, _PREFILL[0] * _PREFILL[1], prefill)
+
+
+def _decoder(model: Path, layers: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+    """So many layers of a model's configuration, without its vocabulary."""
+    with named_errors(model, "configuration"):
+        if model.is_file():
+            config = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+        else:
+            config = load_config(open_folder(model, gguf=True))
+    config = copy.deepcopy(config.get_text_config(decoder=True))
+    config.num_hidden_layers, config.vocab_size, config.pad_token_id = layers, 16, None
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    with silent_transformers(), torch.device(device):
+        made = AutoModel.from_config(config, dtype=dtype).eval()
+    decoder_layers(made)  # refuses what has none
+    return made

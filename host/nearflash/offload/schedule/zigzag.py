@@ -1,0 +1,215 @@
+"""The zig-zag schedule: a layer's weights are loaded once, and all batches of a block are computed with them.
+
+    for each token:  for each layer j:  wait for the weights of j, begin those of j + 1
+                         for each batch k:  wait for the KV cache of (j, k), begin those of the next VISITS_AHEAD
+                                            compute (j, k), begin to store its new keys and values
+
+Each batch is somebody's generation loop in a fiber, which stops at every module of `Interception`. Source: FlexGen
+(arXiv 2303.06865), section 4.1, algorithm 1.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+import torch
+
+from nearflash.offload.cache.kv_cache import VISITS_AHEAD, CacheMover, TieredLayer
+from nearflash.offload.schedule.fiber import Call, Fiber
+from nearflash.offload.schedule.pipeline import Pipeline
+from nearflash.offload.schedule.prefill import compute_layer
+from nearflash.offload.tiers.activations import Parked, hidden_states
+from nearflash.offload.tiers.report import COMPUTE, STATES_WAIT, Ledger
+from nearflash.offload.weights.layer_weights import LayerWeights
+
+__all__ = ["Batch", "Interception", "ZigZag"]
+
+
+class Interception:
+    """The forward of some modules stops the fiber that calls it. Undone at the end of the block."""
+
+    def __init__(self, modules: Iterable[Any]) -> None:
+        self._modules = list(modules)
+
+    def __enter__(self) -> Self:
+        for module in self._modules:
+            module.forward = _stopping(module, module.forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for module in self._modules:
+            del module.forward
+
+
+def _stopping(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        # The states of each sequence's last token are no contiguous rows: torch would multiply them one by one, with a
+        # copy of the output layer's weights for each.
+        args = tuple(each.contiguous() if isinstance(each, torch.Tensor) else each for each in args)
+        return Fiber.wait_for(Call(module, forward, args, kwargs))
+
+    return stop
+
+
+class Batch:
+    """One batch of a block: its generation, its cache's layers by number, where its hidden states wait."""
+
+    def __init__(
+        self, run: Callable[[], Any], name: str, layers: dict[int, TieredLayer], parked: Parked, passes: int
+    ) -> None:
+        self.fiber, self.layers, self.parked = Fiber(run, name), layers, parked
+        self.passes_left = passes
+        """Forward passes that it makes at most."""
+        self.call: Call | None = None
+        self.rest: tuple[Any, ...] | None = None
+        """What a layer returns beside hidden states; None where it returns them alone."""
+
+    def go_on(self, value: Any = None) -> None:
+        """Run its own code up to the next module."""
+        self.call = self.fiber.resume(value)
+
+
+class ZigZag:
+    """Computes the batches of a block; layers are a model's decoder layers, in their order.
+
+    after_pass: called whenever all batches of a group have passed all layers. pipeline: of several ranks; `head` is
+    then the output layer, and each rank's batches are in as many groups as there are ranks. split: prefill may compute
+    a batch in parts.
+    """
+
+    def __init__(
+        self, layers: Sequence[Any], weights: LayerWeights, mover: CacheMover, ledger: Ledger,
+        after_pass: Callable[[], None] | None = None, pipeline: Pipeline | None = None, head: Any = None,
+        split: bool = True,
+    ) -> None:  # fmt: skip
+        self._numbers = {id(layer): number for number, layer in enumerate(layers)}
+        self._last = len(layers) - 1
+        self._weights, self._mover, self._ledger, self._after_pass = weights, mover, ledger, after_pass
+        self._pipeline, self._head, self._split = pipeline, head, split
+
+    @torch.no_grad()
+    def run(self, batches: Sequence[Batch], *, more: bool = False) -> None:
+        """Run all batches to their end; `more` blocks follow. Raises what computing, loading and storing raise; no
+        batch goes on then.
+        """
+        try:
+            for batch in batches:
+                batch.go_on()
+            ranks = 1 if self._pipeline is None else self._pipeline.ranks
+            groups = [batches[place::ranks] for place in range(ranks)]
+            while any(batch.call is not None for batch in batches):
+                for group in groups:
+                    self._advance(group, more)
+            if self._pipeline is not None:
+                self._pipeline.finish()
+            self._mover.drain(layer for batch in batches for layer in batch.layers.values())
+        finally:
+            for batch in batches:
+                batch.fiber.close()
+
+    def _advance(self, batches: Sequence[Batch], more: bool) -> None:
+        """Run a group up to where it would wait for another rank; to its end where there is none."""
+        begun = False
+        while live := [batch for batch in batches if batch.call is not None]:
+            assert live[0].call is not None
+            subject = live[0].call.subject
+            number = self._numbers.get(id(subject))
+            if begun and self._waits(subject, number):
+                return
+            begun = True
+            together = [batch for batch in live if batch.call is not None and batch.call.subject is subject]
+            if number is not None and (self._pipeline is None or self._pipeline.owns(number)):
+                self._visit(number, together, more)
+            elif number is not None:
+                self._pass_by(number, together)
+            else:
+                for batch in together:
+                    self._compute(batch)
+
+    def _waits(self, subject: Any, number: int | None) -> bool:
+        """Whether something comes from another rank there."""
+        if self._pipeline is None:
+            return False
+        if number is None:
+            return subject is self._head and not self._pipeline.is_last
+        return number == self._pipeline.first and number > 0
+
+    def _pass_by(self, number: int, batches: Sequence[Batch]) -> None:
+        """A layer of another rank: hidden states go to it where it is the next one's first."""
+        assert self._pipeline is not None
+        for batch in batches:
+            assert batch.call is not None
+            states = hidden_states(batch.call.args, batch.call.kwargs)
+            assert states is not None
+            batch.parked.restore()
+            if number == self._pipeline.end:
+                self._pipeline.send_states(states)
+            if number in batch.layers:
+                batch.layers[number].length += states.shape[1]
+            if number == self._last:
+                batch.passes_left -= 1
+            batch.go_on((states, *batch.rest) if batch.rest is not None else states)
+        if number == self._last and self._after_pass is not None:
+            self._after_pass()
+
+    def _visit(self, number: int, batches: Sequence[Batch], more: bool) -> None:
+        last_pass = not more and max(batch.passes_left for batch in batches) <= 1
+        with self._weights.use(number, last=last_pass):
+            visits = self._caches_from(number, batches)
+            for place, batch in enumerate(batches):
+                for visited in visits[place : place + VISITS_AHEAD + 1]:
+                    if visited is not None:  # a drive that waits for computing is lost
+                        self._mover.begin(visited)
+                if self._pipeline is not None and number == self._pipeline.first and number > 0:
+                    self._receive(batch, self._pipeline)
+                layer = batch.layers.get(number)
+                if layer is not None:
+                    self._mover.ready(layer)
+                with self._ledger.span(STATES_WAIT):
+                    batch.parked.restore()
+                if number == self._last:
+                    batch.passes_left -= 1
+                self._compute(batch, layer, number)
+        if number == self._last and self._after_pass is not None:
+            self._after_pass()
+
+    def _caches_from(self, number: int, batches: Sequence[Batch]) -> list[TieredLayer | None]:
+        """The KV cache of each visit of a layer and of the next ones, as far as caches are loaded ahead."""
+        layers = [each for each in range(number, number + VISITS_AHEAD + 1) if self._own(each)]
+        return [batch.layers.get(each) for each in layers for batch in batches]
+
+    def _own(self, number: int) -> bool:
+        return number <= self._last and (self._pipeline is None or self._pipeline.owns(number))
+
+    @staticmethod
+    def _receive(batch: Batch, pipeline: Pipeline) -> None:
+        """A batch's hidden states come from the rank before, those of its own code are of no layer's."""
+        call = batch.call
+        assert call is not None
+        states = hidden_states(call.args, call.kwargs)
+        assert states is not None
+        batch.parked.restore()
+        received = pipeline.receive_states(states)
+        if call.args:
+            call.args = (received, *call.args[1:])
+        else:
+            call.kwargs["hidden_states"] = received
+
+    def _compute(self, batch: Batch, layer: TieredLayer | None = None, number: int = -1) -> None:
+        """Compute what a batch waits for, and let it go on to its next module."""
+        call = batch.call
+        assert call is not None
+        if self._pipeline is not None and call.subject is self._head and not self._pipeline.is_last:
+            with self._ledger.span("wait for ranks"):
+                value: Any = self._pipeline.receive_logits(call.args[0], len(self._head.weight))
+        else:
+            with self._ledger.span(COMPUTE, layer=number):
+                value = compute_layer(call, layer, self._split)
+        if number >= 0:
+            batch.rest = tuple(value[1:]) if isinstance(value, tuple) else None
+        if layer is not None:
+            self._mover.finish(layer)
+        with self._ledger.span("between layers"):
+            batch.call = call = None
+            batch.go_on(value)
+        if batch.call is not None and id(batch.call.subject) in self._numbers:
+            batch.parked.park(hidden_states(batch.call.args, batch.call.kwargs))

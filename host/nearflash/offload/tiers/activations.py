@@ -1,0 +1,85 @@
+"""Hidden states of the batches that wait for their next layer: kept, in the host's memory, or on disk.
+
+A waiting batch's tensor stays the object that the model's code holds; its memory is given back and taken again.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearflash.abi.errors import StateError
+from nearflash.offload.tiers.link import host_memory
+from nearflash.offload.tiers.report import Ledger
+from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.direct import DirectFile
+
+__all__ = ["Parked", "hidden_states"]
+
+
+def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The tensor that a layer is called with first, by transformers' custom the hidden states."""
+    found = args[0] if args else kwargs.get("hidden_states")
+    return found if isinstance(found, Tensor) and found.is_contiguous() else None
+
+
+class Parked:
+    """The hidden states of one batch on one tier, as long as it waits. place: of the file, room_bytes of it."""
+
+    def __init__(
+        self, tier: str, ledger: Ledger, file: DirectFile | None = None, place: int = 0, room: int = 0
+    ) -> None:
+        self._tier, self._ledger, self._file, self._place, self._room = tier, ledger, file, place, room
+        self._tensor: Tensor | None = None
+        self._copy: Tensor | None = None
+        self._size = self._checksum = 0
+
+    def park(self, states: Tensor | None) -> None:
+        """Give back the memory of a batch's hidden states, unless they stay where they are."""
+        if states is None or states._base is not None:
+            return  # a view of memory that others may use
+        moves = self._tier == "disk" or (self._tier == "host" and states.device.type != "cpu")
+        size = states.numel() * states.element_size()
+        if not moves or states.untyped_storage().nbytes() != size or not size:
+            return
+        flat = states.reshape(-1).view(torch.uint8)
+        if self._tier == "disk":
+            room = -(-size // BLOCK_BYTES) * BLOCK_BYTES
+            if self._file is None or room > self._room:
+                return
+            memory = host_memory(room)
+            memory[:size].copy_(flat)
+            self._checksum = crc32c(memory.numpy())
+            self._file.write(self._place, memory.numpy())
+            self._ledger.moved("activations host to disk", room)
+        else:
+            self._copy = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            self._copy.copy_(flat)
+            self._ledger.moved("activations gpu to host", size)
+        del flat
+        self._tensor, self._size = states, size
+        states.untyped_storage().resize_(0)
+
+    def restore(self) -> None:
+        """Have the hidden states where they were. Raises StateError where other bytes come back than were written."""
+        states, size = self._tensor, self._size
+        if states is None:
+            return
+        self._tensor = None
+        states.untyped_storage().resize_(size)
+        flat = states.reshape(-1).view(torch.uint8)
+        if self._copy is not None:
+            flat.copy_(self._copy)
+            self._copy = None
+            self._ledger.moved("activations host to gpu", size)
+            return
+        assert self._file is not None
+        memory = host_memory(-(-size // BLOCK_BYTES) * BLOCK_BYTES)
+        self._file.read(self._place, memory.numpy())
+        if crc32c(memory.numpy()) != self._checksum:
+            where = f"bytes {self._place} to {self._place + len(memory)} of the scratch file"
+            raise StateError(f"hidden states must be those that were written, but {where} have another checksum: check "
+                             "the drive (dmesg, smartctl), and run again")  # fmt: skip
+        flat.copy_(memory[:size])
+        self._ledger.moved("activations disk to host", len(memory))

@@ -1,0 +1,233 @@
+"""The weights of a model's layers, each on its tier, in memory by the time the layer is computed.
+
+    gpu    in the memory of what computes, from the start
+    host   in the host's memory: as stored, where they are compressed; used where they lie, where the host computes
+    disk   in the checkpoint, read anew at each visit, into one of two buffers that the layers take turns with
+
+With `bits` 4, matrices of the first two tiers are kept as codes of 4 bits and expanded at each visit.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from nearflash.abi.errors import CommandError, NearflashError
+from nearflash.offload.tiers.groups import quantized
+from nearflash.offload.tiers.link import Buffer, Link, host_memory
+from nearflash.offload.tiers.report import WEIGHTS_WAIT, Ledger
+from nearflash.offload.weights.layout import Layout, LayoutReader
+from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.weights.sources import Source
+
+__all__ = ["LayerWeights"]
+
+_BUFFERS = 2
+
+
+@dataclass
+class _Layer:
+    """One layer's weights."""
+
+    module: Any
+    tier: str
+    layout: Layout
+    home: Tensor | None = None
+    """Where its buffer's bytes stay, if they do."""
+    loading: "Future[Buffer] | None" = None
+    buffer: Buffer | None = None
+    """The one that stays, or that it was loaded into."""
+    views: dict[str, Tensor] = field(default_factory=dict)
+    empty: dict[str, Any] = field(default_factory=dict)
+    """Its parameters without memory."""
+
+
+class LayerWeights:
+    """Weights of the layers by tier. Close it, or use it as a context manager.
+
+    layers, sources, tiers: one each for every layer; of a layer without sources nothing is held. direct: past the page
+    cache. Memory is counted in `ledger` before it is filled, which raises CommandError beyond a budget. Raises
+    WeightsError for damaged tensors, CommandError for bits of 4 of a layer on disk that is not stored so.
+    """
+
+    def __init__(
+        self, layers: Sequence[Any], sources: Sequence[Mapping[str, Source]], tiers: Sequence[str], *, link: Link,
+        ledger: Ledger, bits: int = 16, overlap: bool = True, direct: bool = True,
+    ) -> None:  # fmt: skip
+        self._link, self._ledger, self._overlap = link, ledger, overlap
+        self._pool = ThreadPoolExecutor(1, "nearflash-weights", initializer=set_ieee_arithmetic)
+        self._reader = LayoutReader(direct)
+        self._buffers: SimpleQueue[Buffer | None] = SimpleQueue()
+        self._held: list[tuple[str, int]] = []
+        self._begun: deque[int] = deque()
+        self._closed = False
+        try:
+            self._layers = [
+                self._placed(layer, own, tier, bits) for layer, own, tier in zip(layers, sources, tiers, strict=True)
+            ]
+            self._passing = [n for n, own in enumerate(self._layers) if own.buffer is None and own.empty]
+            largest = max((self._layers[number].layout.size_bytes for number in self._passing), default=0)
+            self._room = min(_BUFFERS if overlap else 1, len(self._passing))
+            for _ in range(self._room):
+                self._take("gpu", largest, "buffers of weights")
+                self._buffers.put(link.buffer(largest))
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def use(self, number: int, *, last: bool = False) -> Iterator[None]:
+        """Layer `number` has its weights inside of the block; the next ones are loaded meanwhile, unless it is `last`
+        that no layer before it will be wanted again.
+        """
+        if self._closed:
+            raise CommandError("weights must not be used any more: they are closed")
+        layer = self._layers[number]
+        if layer.buffer is None:
+            with self._ledger.span(WEIGHTS_WAIT, layer=number):
+                if layer.loading is None:
+                    self._drop()
+                    self._begin(number)
+                self._begun.remove(number)
+                job, layer.loading = layer.loading, None
+                assert job is not None
+                buffer = job.result()
+        else:
+            buffer = layer.buffer
+        if self._overlap:
+            self._begin_next(number, last)
+        self._link.before_use(buffer)
+        self._bind(layer, layer.views or layer.layout.views(buffer.memory))
+        try:
+            yield
+        finally:
+            self._bind(layer, layer.empty)
+            self._link.after_use(buffer)
+            if layer.buffer is None:
+                self._buffers.put(buffer)
+
+    def close(self) -> None:
+        """End what is being read, free the memory; may be called twice."""
+        self._closed = True
+        self._buffers.put(None)  # for a load that waits for a buffer
+        self._pool.shutdown(cancel_futures=True)
+        self._reader.close()
+        while self._held:
+            self._ledger.give(*self._held.pop())
+
+    def __enter__(self) -> "LayerWeights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Placement
+
+    def _placed(self, module: Any, sources: Mapping[str, Source], tier: str, bits: int) -> _Layer:
+        """A layer on its tier; what stays in memory is loaded."""
+        if bits == 4:
+            sources = {name: quantized(source, read=tier != "disk") for name, source in sources.items()}
+        layout = Layout(sources)
+        empty = {name: _parameter(module, name) for name in sources}
+        layer = _Layer(module, tier, layout, empty=empty)
+        compressed = any(piece.tensor.form != "dense" for each in sources.values() for piece in each.pieces)
+        if tier == "disk":
+            return layer
+        if compressed or (tier == "host" and not self._link.is_cpu):
+            self._take(tier, layout.stored_bytes, "weights as they are stored")
+            layout.expanded = {name: source.kept() for name, source in layout.expanded.items()}
+            layer.home = self._filled_home(layout)
+            return layer
+        self._take(tier, layout.size_bytes, "weights")
+        layer.buffer = self._link.buffer(layout.size_bytes)
+        self._fill(layer, layer.buffer)
+        layer.views = layout.views(layer.buffer.memory)
+        return layer
+
+    def _filled_home(self, layout: Layout) -> Tensor | None:
+        """The runs of a layer in the host's memory."""
+        if not layout.runs:
+            return None
+        home = host_memory(layout.runs_bytes, pinned=not self._link.is_cpu)
+        self._read(layout, home)
+        return home
+
+    def _take(self, tier: str, size_bytes: int, what: str) -> None:
+        self._ledger.take(tier, size_bytes, what)
+        self._held.append((tier, size_bytes))
+
+    # Loading
+
+    def _begin_next(self, number: int, last: bool) -> None:
+        """Begin the next layers that pass through buffers, as many as there are buffers for."""
+        after = [each for each in self._passing if each > number]
+        order = after if last else after + [each for each in self._passing if each <= number]
+        for each in order[: self._room]:
+            if len(self._begun) >= self._room:
+                return
+            self._begin(each)
+
+    def _begin(self, number: int) -> None:
+        layer = self._layers[number]
+        if layer.loading is None:
+            layer.loading = self._pool.submit(self._load, number)
+            self._begun.append(number)
+
+    def _drop(self) -> None:
+        """Take back the buffers of what was begun: after an error another layer may come than the next one."""
+        while self._begun:
+            layer = self._layers[self._begun.popleft()]
+            job, layer.loading = layer.loading, None
+            with suppress(NearflashError):  # of a layer that is not asked for now
+                if job is not None:
+                    self._buffers.put(job.result())
+
+    def _load(self, number: int) -> Buffer:
+        layer, buffer = self._layers[number], self._buffers.get()
+        if buffer is None:
+            raise CommandError("weights must not be used any more: they are closed")
+        try:
+            self._link.before_fill(buffer)
+            with self._ledger.span("load weights", layer=number):
+                self._fill(layer, buffer)
+        except BaseException:
+            self._buffers.put(buffer)
+            raise
+        return buffer
+
+    def _fill(self, layer: _Layer, buffer: Buffer) -> None:
+        layout = layer.layout
+        if layer.home is None:
+            self._read(layout, buffer.host)
+        else:
+            buffer.host[: len(layer.home)].copy_(layer.home)
+        stored = self._reader.expand(layout, buffer.host)
+        if layer.tier == "disk" or layer.buffer is not None:
+            self._ledger.moved("weights disk to host", stored)
+        if not self._link.is_cpu or layer.tier == "host":
+            self._ledger.moved("weights host to gpu", layout.size_bytes if not self._link.is_cpu else stored)
+        self._link.push(buffer)
+
+    def _read(self, layout: Layout, memory: Tensor) -> None:
+        self._ledger.moved("weights disk to host", self._reader.read_runs(layout, memory))
+
+    @staticmethod
+    def _bind(layer: _Layer, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            owner, _, leaf = name.rpartition(".")
+            parameters = layer.module.get_submodule(owner)._parameters
+            parameters[leaf] = value if isinstance(value, Parameter) else Parameter(value, requires_grad=False)
+
+
+def _parameter(module: Any, name: str) -> Any:
+    owner, _, leaf = name.rpartition(".")
+    found = module.get_submodule(owner)._parameters.get(leaf)
+    if found is None:
+        raise CommandError(f"{name!r} must be a parameter of {type(module).__name__}")
+    return found

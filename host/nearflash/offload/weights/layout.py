@@ -1,0 +1,252 @@
+"""Where a layer's parameters lie in one buffer, so that its file is read straight into it.
+
+Tensors that are stored as the model computes with them keep their distances in the file, in runs that begin at a block
+of it: direct I/O then puts each where it is used, without a copy. So it does with the pieces of a fused parameter, of
+which only the bytes of the first and last block are copied. Tensors that have a checksum are checked there. The others
+are expanded or converted behind them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import prod
+from operator import mul
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearflash.abi.errors import WeightsError
+from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
+from nearflash.storage.io.reuse import reused_buffer
+from nearflash.storage.io.unchanged import UnchangedFile
+from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.weights.file import WeightsTensor
+from nearflash.weights.sources import Source
+from nearflash.weights.weights_map import TORCH_DTYPES
+
+__all__ = ["Layout", "LayoutReader", "Run", "read_run"]
+
+GAP_BYTES = 256 << 10
+"""Cheaper to read than to ask once more."""
+_PART_BYTES = 16 << 20
+"""Of one request."""
+_ALIGNMENT = 64
+_READERS = 2
+"""Requests in flight; more were not faster (nearflash.storage.io.bandwidth)."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Bytes of a file and their place in the buffer, which lie alike in their blocks.
+
+    One that begins at a block takes whole blocks of the buffer, unless it is `exact`: then not a byte beside its own.
+    """
+
+    file: UnchangedFile
+    offset: int
+    size_bytes: int
+    """To the end of the last tensor."""
+    place: int
+    what: str
+    """The first tensor's name, for errors."""
+    exact: bool = False
+
+    @property
+    def room_bytes(self) -> int:
+        """In the buffer."""
+        return self.size_bytes if self.exact else -(-self.size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+    def parts(self) -> Iterator["Run"]:
+        """Requests of a size that keeps a drive busy, from block to block."""
+        at = 0
+        while at < self.size_bytes:
+            size = min(_PART_BYTES - (self.offset + at) % BLOCK_BYTES, self.size_bytes - at)
+            yield replace(self, offset=self.offset + at, size_bytes=size, place=self.place + at)
+            at += size
+
+
+class Layout:
+    """The buffer of one layer. gap_bytes: between two tensors of a file that are read rather than skipped."""
+
+    def __init__(self, sources: Mapping[str, Source], gap_bytes: int = GAP_BYTES) -> None:
+        self._gap_bytes = gap_bytes
+        self.runs: list[Run] = []
+        self.expanded: dict[str, Source] = {}
+        """What is not read in runs."""
+        self._places: dict[str, tuple[int, Source]] = {}
+        self._unchecked: list[tuple[int, WeightsTensor]] = []
+        """Tensors that are read in runs and have a checksum, and where they lie, until they were found right."""
+        direct = {name: source for name, source in sources.items() if _is_direct(source)}
+        self._place_runs(sorted(direct.items(), key=lambda item: _key(item[1])))
+        size = sum(run.room_bytes for run in self.runs)
+        for name, source in sources.items():
+            if name not in direct and (starts := _starts_of_pieces(source)):
+                place = size + (source.pieces[0].tensor.offset - starts[0]) % BLOCK_BYTES
+                self._place_pieces(place, starts, source)
+                self._places[name] = (place, source)
+                size = -(-(place + source.size_bytes) // BLOCK_BYTES) * BLOCK_BYTES
+        self.runs_bytes = size
+        """Of the buffer, from its start, in which runs lie."""
+        for name, source in sources.items():
+            if name not in self._places:
+                self.expanded[name] = source
+                self._places[name] = (size, source)
+                size += -(-source.size_bytes // _ALIGNMENT) * _ALIGNMENT
+        self.size_bytes = -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of memory in which it is kept as it is stored."""
+        return self.runs_bytes + sum(each.stored_bytes for each in self.expanded.values())
+
+    def check(self, memory: Tensor) -> None:
+        """Compare what was read in runs with the file's checksums, where it has them, the first time: for later reads
+        the drive's own codes must do, else each step of decode would take a tenth longer. Raises WeightsError.
+        """
+        for place, tensor in self._unchecked:
+            tensor.check(memory[place : place + tensor.stored_bytes].numpy())
+        self._unchecked.clear()
+
+    def views(self, memory: Tensor) -> dict[str, Tensor]:
+        """The parameters in a buffer (size_bytes,) uint8."""
+        return {
+            name: memory[place : place + source.size_bytes].view(source.dtype).view(source.shape)
+            for name, (place, source) in self._places.items()
+        }
+
+    def _place_runs(self, ordered: list[tuple[str, Source]]) -> None:
+        place = 0
+        run: Run | None = None
+        for name, source in ordered:
+            tensor = source.pieces[0].tensor
+            end = tensor.offset + tensor.stored_bytes
+            if (
+                run is None
+                or run.file is not tensor.file
+                or tensor.offset > run.offset + run.size_bytes + self._gap_bytes
+            ):
+                if run is not None:
+                    self.runs.append(run)
+                    place += run.room_bytes
+                start = tensor.offset - tensor.offset % BLOCK_BYTES
+                run = Run(tensor.file, start, end - start, place, tensor.name)
+            else:
+                run = Run(run.file, run.offset, max(end - run.offset, run.size_bytes), place, run.what)
+            self._places[name] = (place + tensor.offset - run.offset, source)
+            self._read_to(place + tensor.offset - run.offset, tensor)
+        if run is not None:
+            self.runs.append(run)
+
+    def _place_pieces(self, place: int, starts: Sequence[int], source: Source) -> None:
+        for start, piece in zip(starts, source.pieces, strict=True):
+            tensor = piece.tensor
+            self.runs.append(
+                Run(tensor.file, tensor.offset, tensor.stored_bytes, place + start, tensor.name, exact=True)
+            )
+            self._read_to(place + start, tensor)
+
+    def _read_to(self, place: int, tensor: WeightsTensor) -> None:
+        if tensor.checksum is not None:
+            self._unchecked.append((place, tensor))
+
+
+def _key(source: Source) -> tuple[str, int]:
+    tensor = source.pieces[0].tensor
+    return str(tensor.path), tensor.offset
+
+
+def _is_direct(source: Source) -> bool:
+    """Whether a parameter is one tensor as it lies in a file."""
+    alone = source.converter is None and len(source.pieces) == 1 and not source.pieces[0].place
+    return alone and _as_stored(source.pieces[0].tensor, source)
+
+
+def _as_stored(tensor: WeightsTensor, source: Source) -> bool:
+    same = tensor.form == "dense" and TORCH_DTYPES.get(tensor.dtype) is source.dtype
+    return same and type(tensor) is WeightsTensor and tensor.offset % source.dtype.itemsize == 0
+
+
+def _starts_of_pieces(source: Source) -> list[int]:
+    """Where in a parameter's bytes its pieces begin, as they lie in files; none where direct I/O cannot put them there:
+    blocks of all pieces must begin alike in the file and in the parameter.
+    """
+    if source.converter is not None or not all(_as_stored(piece.tensor, source) for piece in source.pieces):
+        return []
+    starts = []
+    for piece in source.pieces:
+        indices = [index.start or 0 if isinstance(index, slice) else index for index in piece.place]
+        if any(isinstance(index, slice) for index in piece.place[:-1]):
+            return []  # rows here and there
+        strides = [prod(source.shape[axis + 1 :]) for axis in range(len(indices))]
+        starts.append(sum(map(mul, indices, strides)) * source.dtype.itemsize)
+    shifts = {(piece.tensor.offset - start) % BLOCK_BYTES for piece, start in zip(source.pieces, starts, strict=True)}
+    return starts if len(shifts) == 1 else []
+
+
+def read_run(run: Run, memory: Tensor, direct: bool = True) -> None:
+    """Fill a run's place in a buffer. direct: past the page cache where the file system can.
+
+    Raises WeightsError where the file is shorter, was changed since it was opened, or reading fails.
+    """
+    view = memory[run.place : run.place + run.room_bytes].numpy()
+    try:
+        descriptor = run.file.descriptor(direct)
+        if run.exact:
+            done = _read_exact(descriptor, run, view)
+        else:
+            done = PositionalBackend().read(descriptor, view.data, run.offset)
+        run.file.check()
+    except OSError as error:
+        raise WeightsError(f"{run.file.path}: reading {run.what!r} failed ({error.strerror})") from error
+    if done < run.size_bytes:
+        raise WeightsError(
+            f"{run.file.path}: tensor {run.what!r}, at byte {run.offset}, or one after it: the file ends "
+            f"{run.size_bytes - done} bytes too early"
+        )
+
+
+def _read_exact(descriptor: int, run: Run, view: NDArray[np.uint8]) -> int:
+    """Read whole blocks into their place, of the first and the last what is of the run; returns its bytes read."""
+    before = run.offset % BLOCK_BYTES
+    head = min(BLOCK_BYTES - before, run.size_bytes) if before else 0
+    tail = (run.size_bytes - head) % BLOCK_BYTES
+    end = run.size_bytes - tail
+    first, last = reused_buffer(2 * BLOCK_BYTES).reshape(2, BLOCK_BYTES)
+    blocks = [(head, first), (end - head, view[head:end]), (tail, last)]
+    memories = [block.data for size, block in blocks if size]
+    done = PositionalBackend().scatter(descriptor, memories, run.offset - before) - before
+    view[:head] = first[before : before + head]
+    view[end:] = last[:tail]
+    return done
+
+
+class LayoutReader:
+    """Fills buffers by their layouts, from files that stay open; any thread may ask. direct: past the page cache."""
+
+    def __init__(self, direct: bool = True) -> None:
+        self._direct = direct
+        self._pool = ThreadPoolExecutor(_READERS, "nearflash-read", initializer=set_ieee_arithmetic)
+
+    def read_runs(self, layout: Layout, memory: Tensor) -> int:
+        """Read what lies in runs, and check it; the bytes of it. Raises WeightsError."""
+        parts = [part for run in layout.runs for part in run.parts()]
+        if len(parts) == 1:
+            read_run(parts[0], memory, self._direct)
+        else:
+            jobs = [self._pool.submit(read_run, part, memory, self._direct) for part in parts]
+            for job in jobs:
+                job.result()
+        layout.check(memory)
+        return sum(part.size_bytes for part in parts)
+
+    def expand(self, layout: Layout, memory: Tensor) -> int:
+        """Read and expand what does not; the stored bytes of it. Raises WeightsError."""
+        views = layout.views(memory) if layout.expanded else {}
+        for name, source in layout.expanded.items():
+            source.read_into(views[name])
+        return sum(source.stored_bytes for source in layout.expanded.values())
+
+    def close(self) -> None:
+        """End the threads; may be called twice."""
+        self._pool.shutdown(cancel_futures=True)

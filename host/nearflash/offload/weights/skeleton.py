@@ -1,0 +1,77 @@
+"""A model without weights, and where its layers are: what transformers builds from a configuration alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nearflash.abi.errors import UnsupportedError
+from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.empty import empty_model
+from nearflash.weights.folder import open_folder
+from nearflash.weights.pretrained import silent_transformers
+from nearflash.weights.sources import Source, sources_of
+
+__all__ = ["Skeleton", "decoder_layers", "open_skeleton"]
+
+
+@dataclass
+class Skeleton:
+    """A model whose parameters have no memory yet, and what to fill them from."""
+
+    model: Any
+    layers: list[Any]
+    """Its decoder layers, in their order."""
+    layer_sources: list[dict[str, Source]]
+    """Of each layer, by the parameter's name in the layer."""
+    other_sources: dict[str, Source]
+    """Of what lies outside the layers, by the parameter's name in the model."""
+    others: list[Any]
+    """Modules outside the layers that have parameters of their own."""
+    folder: Path
+
+
+def open_skeleton(folder: Path | str, dtype: torch.dtype | None = None) -> Skeleton:
+    """The model of a folder with a config.json and a checkpoint; nothing of its tensors is read.
+
+    dtype: what it computes in; None: what most of the checkpoint is stored in. Raises CommandError for a folder without
+    a configuration, WeightsError for a checkpoint that lacks tensors or has others than the model's, UnsupportedError
+    for a folder that asks for what is not done here (quantised weights, adapters), or a model without layers.
+    """
+    opened = open_folder(folder)
+    tensors = open_checkpoint(opened.path)
+    with silent_transformers():
+        model = empty_model(opened, tensors, dtype)
+    prefix, layers = decoder_layers(model)
+    sources = sources_of(model, tensors)
+    layer_sources: list[dict[str, Source]] = [{} for _ in layers]
+    others = {}
+    for name, source in sources.items():
+        number, _, inner = name.removeprefix(f"{prefix}.").partition(".")
+        if name.startswith(f"{prefix}.") and number.isdecimal():
+            layer_sources[int(number)][inner] = source
+        else:
+            others[name] = source
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    owners = [
+        module for module in model.modules()
+        if id(module) not in inside and next(module.parameters(recurse=False), None) is not None
+    ]  # fmt: skip
+    return Skeleton(model, layers, layer_sources, others, owners, opened.path)
+
+
+def decoder_layers(model: Any) -> tuple[str, list[Any]]:
+    """Name and modules of the list of decoder layers: the one as long as the configuration says, of most parameters.
+
+    Raises UnsupportedError where there is none.
+    """
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    lists = [
+        (name, module) for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+    ]  # fmt: skip
+    if not lists:
+        raise UnsupportedError(f"model must have a list of {count} layers, but {model.config.model_type!r} has none")
+    name, found = max(lists, key=lambda each: sum(parameter.numel() for parameter in each[1].parameters()))
+    return name, list(found)

@@ -1,0 +1,161 @@
+"""What a step must know of all gradients before it may touch anything: that they are sound, and their norm.
+
+The norm is the root of the sum of squares, in fp64: of each 1,024 elements of a tensor by halves (the first
+half plus the second, until one is left), then of all those sums exactly (math.fsum). On CPU it depends neither on the
+number of threads nor on the devices. Tensors on a GPU sum their squares there, 2^22 elements at a time.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
+from nearflash.abi.formats import fp32_round
+from nearflash.device.backends.host.vector.compiled import bf16_number, compiled, pattern
+from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.training.step.fingerprint import KEYS, MODULUS, RUN, fingerprint
+from nearflash.training.step.parameters import FlatParameters, dtype_name
+from nearflash.training.step.requirements import check_gradient
+
+__all__ = ["clip_scalar", "reject_nonfinite", "squares_and_fingerprints", "sum_of_squares", "tensors_with_gradient"]
+
+BLOCK = 1 << 20
+"""Elements that a thread takes at once."""
+GPU_BLOCK = 1 << 22
+
+
+def tensors_with_gradient(flat: FlatParameters) -> list[int]:
+    """Tensors that have a gradient, ascending.
+
+    Raises ShapeError, FormatError, CommandError for tensors or gradients that changed.
+    """
+    found = []
+    for index, (tensor, entry) in enumerate(zip(flat.tensors, flat.entries, strict=True)):
+        if tuple(tensor.shape) != entry.shape:
+            raise ShapeError(f"parameter {entry.name!r} must have the shape {entry.shape}, not {tuple(tensor.shape)}")
+        if dtype_name(tensor) != entry.dtype:
+            raise FormatError(f"parameter {entry.name!r} must be {entry.dtype}, not {dtype_name(tensor)}")
+        if tensor.grad is not None:
+            check_gradient(entry.name, tensor.grad, entry.shape)
+            found.append(index)
+    flat.check_memory()
+    return found
+
+
+def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
+    """Sum of the squares of the gradients, each first rounded to fp32; not finite where one of them is not."""
+    return squares_and_fingerprints(gradients, marked=False)[0]
+
+
+def squares_and_fingerprints(gradients: Iterable[torch.Tensor], *, marked: bool = True) -> tuple[float, list[int]]:
+    """As sum_of_squares; beside it, of each gradient, the fingerprint of its values in fp32, from the same pass.
+
+    Not `marked`: fingerprints are 0.
+    """
+    sums: list[float] = []
+    found: list[int] = []
+    blocks: list[tuple[int, int, torch.Tensor]] = []
+    for index, gradient in enumerate(gradients):
+        values = gradient.detach().reshape(-1).resolve_neg()
+        found.append(0)
+        if values.is_cuda:
+            for start in range(0, values.numel(), GPU_BLOCK):
+                part = values[start : start + GPU_BLOCK].float()
+                sums.append(float(part.double().square().sum()))
+                found[index] += fingerprint(part, start) if marked else 0
+        else:
+            blocks += [(index, place, part) for place, part in enumerate(values.split(BLOCK)) if part.numel()]
+    with ThreadPoolExecutor(os.cpu_count(), initializer=set_ieee_arithmetic) as pool:
+        for (index, _, _), (runs, mark) in zip(blocks, pool.map(partial(_sums, marked), blocks), strict=True):
+            sums += runs.tolist()
+            found[index] += mark
+    total = sum(sums)
+    return math.fsum(sums) if math.isfinite(total) else total, [mark % MODULUS for mark in found]
+
+
+def clip_scalar(norm: float, max_norm: float | None, scale: float) -> float:
+    """What gradients are multiplied by, fp32: 1 / (clip·scale), clip = max(1, (norm/scale + 1e-6) / max_norm).
+
+    norm: of the gradients as they are, scaled. Source: ZeRO's unscale_and_clip_grads, torch's clip_grad_norm_.
+    """
+    clip = 1.0 if max_norm is None else max(1.0, (norm / scale + 1e-6) / max_norm)
+    return fp32_round(1.0 / (clip * scale))
+
+
+def reject_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
+    """Raise NonFiniteError, with the first damaged tensor's name and the counts."""
+    counts = {flat.entries[i].name: _nonfinite(flat.tensors[i].grad) for i in tensors}
+    damaged = [name for name, count in counts.items() if count]
+    if not damaged:
+        raise NonFiniteError("gradients must be finite, but another rank has some that are not; nothing was updated")
+    raise NonFiniteError(
+        f"gradient of {damaged[0]!r} must be finite, not NaN or infinite in {counts[damaged[0]]} elements "
+        f"({sum(counts.values())} in {len(damaged)} tensors); nothing was updated: skip this step, or pass loss_scale"
+    )
+
+
+def _sums(marked: bool, block: tuple[int, int, torch.Tensor]) -> tuple[NDArray[np.float64], int]:
+    """Sums of the squares of each run of block number `place`, and its part of the tensor's fingerprint."""
+    _, place, part = block
+    bf16 = part.dtype is torch.bfloat16
+    values = (part.contiguous().view(torch.int16) if bf16 else part.float()).numpy()
+    sums = np.empty(-(-values.size // RUN), np.float64)
+    mark = int(_run_sums(bf16, marked)(values, sums, KEYS, place * (BLOCK // RUN)))
+    return sums, mark << 16 if bf16 else mark  # an fp32 number has bf16's bits above 16 zeros
+
+
+@cache
+def _run_sums(bf16: bool, marked: bool) -> Callable[..., int]:
+    """The loop, of fp32 numbers or of bf16 patterns: fills `sums`, gives the fingerprint, 0 where none is wanted."""
+    eighth = RUN // 8
+
+    @compiled
+    def square(value: Any) -> Any:
+        wide = np.float64(bf16_number(value) if bf16 else value)
+        return wide * wide
+
+    @compiled
+    def word(value: Any) -> Any:
+        return np.uint64(np.uint16(value) if bf16 else np.uint32(pattern(value)))
+
+    def loop(values: Any, sums: Any, keys: Any, first_run: Any) -> Any:
+        full, part = np.empty(RUN, values.dtype), np.empty(eighth, np.float64)
+        mark = np.uint64(0)
+        for run in range(sums.size):
+            x = values[run * RUN : (run + 1) * RUN]
+            if x.size < RUN:
+                full[: x.size] = x
+                full[x.size :] = 0
+                x = full
+            # The first three halvings at once, in registers.
+            for i in range(eighth):
+                a, b, c = square(x[i]), square(x[i + eighth]), square(x[i + 2 * eighth])
+                d, e, f = square(x[i + 3 * eighth]), square(x[i + 4 * eighth]), square(x[i + 5 * eighth])
+                g, h = square(x[i + 6 * eighth]), square(x[i + 7 * eighth])
+                part[i] = ((a + e) + (c + g)) + ((b + f) + (d + h))
+            half = eighth // 2
+            while half:
+                for i in range(half):
+                    part[i] += part[half + i]
+                half //= 2
+            sums[run] = part[0]
+            if marked:
+                words = np.uint64(0)
+                for i in range(RUN):
+                    words += word(x[i]) * np.uint64(keys[i])
+                mark += words * np.uint64(2 * (first_run + run) + 1)
+        return mark
+
+    return compiled(loop)
+
+
+def _nonfinite(gradient: torch.Tensor | None) -> int:
+    assert gradient is not None, "only tensors with a gradient are looked at"
+    return int(torch.count_nonzero(~torch.isfinite(gradient.float())))

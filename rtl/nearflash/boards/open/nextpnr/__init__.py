@@ -1,0 +1,1 @@
+"""nextpnr's chip database: read, and patched for placement and timing."""

@@ -1,0 +1,1 @@
+"""A NAND channel's controller alone, linked to the simulated channel."""

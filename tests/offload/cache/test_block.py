@@ -1,0 +1,124 @@
+"""What a block of batches takes of each tier, before it is computed."""
+
+import pytest
+import torch
+
+from nearflash.abi.errors import CommandError, StorageFullError
+from nearflash.offload.cache.block import Block, BlockShape, on_device
+from nearflash.offload.cache.kv_rest import DiskRest, KvForm
+from nearflash.offload.tiers.link import Link
+from nearflash.offload.tiers.report import Budgets, Ledger
+from nearflash.planning.policy import OffloadPolicy, Shares
+
+GPU, HOST, DISK = Shares(gpu=1), Shares(host=1), Shares(disk=1)
+SHAPE = BlockShape(((3, 40), (3, 35), (1, 20)), 30)
+TOKEN = 64 * 4
+"""Bytes of a key."""
+
+
+@pytest.fixture
+def config(saved):
+    return saved("llama")[1].config
+
+
+def policy(cache=GPU, activations=GPU, **options):
+    return OffloadPolicy(3, 3, GPU, cache, activations, **options)
+
+
+def block(config, own, ledger, shapes=(SHAPE,), **options):
+    options = {"scratch": None} | options
+    return Block(config, torch.float32, own, shapes, link=Link(), ledger=ledger, **options)
+
+
+def rows(batch, tokens):
+    """Bytes of one layer of one batch: rows of K and V, in whole blocks."""
+    return 2 * 2 * batch * -(-tokens * TOKEN // 4096) * 4096
+
+
+CACHE = 4 * sum(rows(*batch) for batch in SHAPE.batches)
+STATES = -(-3 * 30 * 64 * 4 // 4096) * 4096
+
+
+def test_all_in_memory(config):
+    ledger = Ledger()
+    with block(config, policy(), ledger) as made:
+        assert ledger.held == {"gpu": CACHE + 3 * STATES, "host": 0}
+        layers, _ = made.batch(SHAPE, 1)
+        assert sorted(layers) == [0, 1, 2, 3]
+        assert all(layer.rest is None and layer.work.shape == (2, 3, 2, 35, 64) for layer in layers.values())
+    assert not any(ledger.held.values())
+
+
+def test_host_memory_with_and_without_attention_there(config):
+    ledger = Ledger()
+    with block(config, policy(HOST, cpu_attention=True), ledger):
+        assert ledger.held == {"gpu": 3 * STATES, "host": CACHE}
+    with block(config, policy(HOST), ledger) as made:
+        assert ledger.held == {"gpu": 3 * STATES + 3 * rows(3, 40), "host": CACHE}
+        assert all(layer.rest is not None for layer in made.batch(SHAPE, 2)[0].values())
+    with block(config, policy(HOST, overlap=False), ledger):
+        assert ledger.held["gpu"] == 3 * STATES + rows(3, 40)
+
+
+def test_disk(config, tmp_path):
+    ledger = Ledger()
+    with block(config, policy(DISK, DISK), ledger, scratch=tmp_path):
+        tails = 4 * len(SHAPE.batches) * 4096
+        files = [DiskRest.file_bytes(KvForm(batch, 2, tokens, 64, torch.float32)) for batch, tokens in SHAPE.batches]
+        assert max(files) <= ledger.held["gpu"] // 3 <= rows(3, 40)
+        assert ledger.held["host"] == tails and ledger.held["disk"] == 4 * sum(files) + 3 * STATES
+        assert not list(tmp_path.iterdir()), "it has no name"
+    assert not any(ledger.held.values())
+
+
+def test_codes_of_4_bits_take_less(config):
+    ledger = Ledger()
+    with block(config, policy(HOST, cache_bits=4), ledger):
+        assert ledger.held["host"] == 4 * sum(2 * 2 * batch * 4096 for batch, _ in SHAPE.batches)
+
+
+def test_the_largest_block_counts(config):
+    small = BlockShape(((1, 20),), 10)
+    ledger = Ledger()
+    with block(config, policy(), ledger, (small, SHAPE, small)) as made:
+        assert ledger.held["gpu"] == CACHE + 3 * STATES
+        assert made.batch(small, 0)[0][0].work.shape == (2, 1, 2, 20, 64)
+
+
+def test_layers_of_another_rank_take_nothing(config):
+    ledger = Ledger()
+    with block(config, policy(), ledger, owns=lambda number: number < 2) as made:
+        assert ledger.held["gpu"] == CACHE // 2 + 3 * STATES
+        layers, _ = made.batch(SHAPE, 0)
+        assert layers[3].work is None and layers[3].rest is None and layers[1].work is not None
+
+
+def test_batches_on_a_device_take_nothing(config):
+    own = policy(Shares(device=0.67, gpu=0.33))
+    assert on_device(own, 3) == 2 and on_device(policy(), 3) == 0 and on_device(policy(Shares(device=1)), 3) == 3
+    ledger = Ledger()
+    with block(config, own, ledger) as made:
+        assert ledger.held["gpu"] == 4 * rows(1, 20) + 3 * STATES
+        assert not made.batch(SHAPE, 0)[0] and len(made.batch(SHAPE, 2)[0]) == 4
+
+
+def test_a_budget_too_small(config):
+    for tier, own in (("gpu", policy()), ("host", policy(HOST)), ("disk", policy(DISK))):
+        ledger = Ledger(Budgets(**{tier: 4096}))
+        with pytest.raises(CommandError, match=f"budget of {tier} must be .* KV cache"):
+            block(config, own, ledger)
+        assert not any(ledger.held.values())
+
+
+def test_no_folder_or_no_room(config, tmp_path, monkeypatch):
+    with pytest.raises(CommandError, match="scratch must be a folder"):
+        block(config, policy(DISK), Ledger(), scratch=tmp_path / "none")
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    ledger = Ledger()
+    with pytest.raises(StorageFullError, match="no room while reserving"):
+        block(config, policy(DISK), ledger, scratch=tmp_path)
+    assert not any(ledger.held.values()) and not list(tmp_path.iterdir())

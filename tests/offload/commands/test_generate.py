@@ -1,0 +1,155 @@
+"""`nearflash generate --plan`: what it refuses, what it prints, the tokens of the command without a plan."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("scipy")
+pytest.importorskip("accelerate")
+
+from nearflash.abi.errors import CommandError, PlanError
+from nearflash.cli.plan import tune
+from nearflash.offload.commands import generate as command
+from nearflash.planning.plan_file import PLAN_NAME
+from nearflash.planning.profile import load_machine
+
+MODEL = Path(__file__).parents[1] / "data/doclm-7m"
+LINES = ("The kernel reads", "A drive that", "In this chapter we describe how to")
+
+
+@pytest.fixture(autouse=True)
+def known_machine(monkeypatch):
+    """No test measures the machine."""
+    from nearflash.offload.commands import planned
+
+    machine = load_machine("gpu24").with_memory(gpu_bytes=2e9, host_bytes=2e9, disk_bytes=1e9)
+    monkeypatch.setattr(planned, "kept_machine", lambda folder, dtype: machine)
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(LINES) + "\n")
+    return str(file)
+
+
+def run(*options, model=MODEL):
+    return called(command.generate, "generate", "--model", model, "--max-new-tokens", 6, *options)
+
+
+def called(add, *argv):
+    parser = argparse.ArgumentParser()
+    add(parser.add_subparsers())
+    parser.set_defaults(verbose=False)
+    arguments = parser.parse_args([str(each) for each in argv])
+    return arguments.run(arguments)
+
+
+def texts_of(capsys):
+    return [text for text in capsys.readouterr().out.split("\n\n") if text.strip()]
+
+
+def test_a_plan_gives_the_texts_of_the_command_without_one(prompts, capsys):
+    run("--prompts", prompts, "--attention", "dense")
+    expected = texts_of(capsys)
+    assert run("--prompts", prompts, "--plan", "auto") == 0
+    out, err = capsys.readouterr()
+    assert [text for text in out.split("\n\n") if text.strip()] == expected and len(expected) >= len(LINES)
+    assert err.startswith("It fits a workstation") or "It fits " in err
+    assert re.search(r"18 tokens in .* token/s, .* predicted", err)
+
+
+def test_budgets_force_other_tiers(prompts, capsys):
+    assert run("--prompts", prompts, "--plan", "auto", "--gpu-memory", "0.008", "--host-memory", "0.02") == 0
+    err = capsys.readouterr().err
+    assert re.search(r"moved: (weights|cache) .* MB", err)
+
+
+def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded(prompts):
+    with pytest.raises(PlanError, match="must fit"):
+        run(
+            "--prompts",
+            prompts,
+            "--plan",
+            "auto",
+            "--gpu-memory",
+            "0.0001",
+            "--host-memory",
+            "0.0001",
+            "--disk",
+            "1e-6",
+        )
+
+
+def test_the_plan_beside_the_model_is_taken(tmp_path, prompts, capsys):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in MODEL.iterdir():
+        (folder / file.name).symlink_to(file)
+    assert (
+        called(tune, "tune", folder, "--hardware", "gpu24", "--prompt-len", 16, "--gen-len", 6) == 0
+        and (folder / PLAN_NAME).is_file()
+    )
+    trace = tmp_path / "trace.json"
+    assert run("--prompts", prompts, "--plan", "auto", "--trace", trace, "--max-new-tokens", 3, model=folder) == 0
+    assert f"plan: {folder / PLAN_NAME}, " in capsys.readouterr().err
+    body = json.loads((folder / PLAN_NAME).read_text())
+    # Steps are those of the plan, whatever the run's: their seconds were divided by the run's.
+    events = json.loads(trace.read_text())["traceEvents"]
+    row = next(each["tid"] for each in events if each["ph"] == "M" and each["args"]["name"] == "phases")
+    steps = [each["dur"] / 1e6 for each in events if each["tid"] == row and each["name"].startswith("step")]
+    assert steps == pytest.approx([body["prediction"]["decode_seconds"] / 5] * 5)
+    (folder / PLAN_NAME).write_text(json.dumps(body | {"shape_digest": "0" * 64}))
+    with pytest.raises(PlanError, match="must be for the model that runs it"):
+        run("--prompts", prompts, "--plan", folder / PLAN_NAME, model=folder)
+
+
+def test_finished_texts_are_kept_and_traced(tmp_path, prompts, capsys):
+    results, trace = tmp_path / "results.jsonl", tmp_path / "trace.json"
+    run("--prompts", prompts, "--plan", "auto", "--results", results, "--trace", trace)
+    first = texts_of(capsys)
+    assert results.stat().st_mode & 0o777 == 0o600
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {each["name"] for each in events if each["pid"] == 1} >= {"compute"}
+    assert {each["name"] for each in events if each["pid"] == 2 and each["ph"] == "X"} >= {"prefill", "step 1"}
+    assert [each["args"]["name"] for each in events if each["name"] == "process_name"] == ["measured", "predicted"]
+    run("--prompts", prompts, "--plan", "auto", "--results", results)
+    out, err = capsys.readouterr()
+    assert [text for text in out.split("\n\n") if text.strip()] == first
+    assert "all 3 texts were in the results already" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--gpu-memory", "1"), "gpu_memory must be given with --plan FILE, or --plan auto"),
+        (("--plan", "auto", "--stream"), "stream must be left out with --plan"),
+        (("--plan", "auto", "--policy", "auto"), "policy must be left out with --plan"),
+        (("--plan", "auto", "--device", "verilator"), "device must be cpu or cuda with --plan, not 'verilator'"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message):
+    with pytest.raises(CommandError, match=re.escape(message)):
+        run("a prompt", *options)
+
+
+def test_a_plans_file_has_its_own_memory(tmp_path, prompts):
+    with pytest.raises(CommandError, match="gpu must be given with --plan auto: the plan in "):
+        run("--prompts", prompts, "--plan", tmp_path / "plan.json", "--gpu-memory", "1")
+    with pytest.raises(PlanError, match="must be a readable plan in JSON"):
+        run("--prompts", prompts, "--plan", tmp_path / "plan.json")
+
+
+def test_no_model_of_a_package(prompts):
+    with pytest.raises(CommandError, match="model must be a folder of safetensors here, not smollm2"):
+        run("--prompts", prompts, "--plan", "auto", model="smollm2")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "some", "nan"])
+def test_memory_is_a_number_above_zero(text, capsys):
+    with pytest.raises(SystemExit):
+        run("a", "--plan", "auto", "--gpu-memory", text)
+    assert "must be a number of gigabytes above 0" in capsys.readouterr().err

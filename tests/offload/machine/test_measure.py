@@ -1,0 +1,107 @@
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from nearflash.abi.errors import PlanError, StateError
+from nearflash.offload.machine import measure, measure_layer
+from nearflash.offload.machine.machine_file import available_bytes
+from nearflash.offload.machine.stopwatch import seconds_of
+from nearflash.planning.profile import machine_toml, parse_machine
+from nearflash.planning.shapes import from_config
+from nearflash.storage.io.measure import Rate
+from nearflash.storage.io.profile import keep_profile
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(measure, "_COPY_BYTES", 1 << 20)
+
+
+def test_a_measured_machine_is_a_profile(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "_CONTEXT", 256)
+    machine = measure.measure_machine(tmp_path, "bfloat16")
+    assert "bfloat16" in machine.compute.source and machine.compute.expand_bytes_per_s > 0
+    assert parse_machine(machine_toml(machine)) == machine
+    assert machine.memory.gpu_bytes + machine.memory.host_bytes <= available_bytes() * 1.2
+    assert machine.disk is not None
+    assert {rate.direct for rate in machine.rates} == {True, False} and {"read", "write"} == {
+        rate.call for rate in machine.rates
+    }
+    assert machine.compute.matmul_prefill_flops_per_s > 1e9 and machine.schedule.per_layer_s < 0.1
+    assert not [each for each in tmp_path.iterdir() if each.name != "state"]
+
+
+def test_rates_that_were_kept_are_used_again(tmp_path, monkeypatch):
+    rates = [Rate("read", 4 << 20, 1, 2.5, 2.4, 2.6), Rate("read", 4 << 20, 4, 3.0, 2.9, 3.1),
+             Rate("read", 1 << 20, 4, 4.0, 3.9, 4.1), Rate("write", 1 << 20, 4, 2.0, 1.9, 2.1),
+             Rate("write", 1 << 16, 1, 0.5, 0.4, 0.6), Rate("random", 4096, 1, 0.1, 0.1, 0.1)]  # fmt: skip
+    keep_profile(tmp_path, rates, "2026-11-24")
+    monkeypatch.setattr(measure, "measure_drive", None)
+    found = tuple(measure._disk_rates(tmp_path))
+    disk = measure._disk(found)
+    # Reads as large ones, however fast small ones are: their memory stays in a processor's cache, a layer's does not.
+    assert (disk.read_weights_bytes_per_s, disk.write_back_bytes_per_s, disk.write_tokens_bytes_per_s) == (
+        3e9,
+        2e9,
+        5e8,
+    )
+
+
+def test_a_folder_that_is_not_there_cannot_be_measured(tmp_path):
+    with pytest.raises((StateError, FileNotFoundError)):
+        list(measure._disk_rates(tmp_path / "none"))
+
+
+def test_other_dtypes_are_rejected(tmp_path):
+    with pytest.raises(PlanError, match="dtype must be one of float16, bfloat16, float32, not 'int8'"):
+        measure.measure_machine(tmp_path, "int8")
+
+
+def test_seconds_are_the_median_after_warming_up():
+    calls = []
+    assert 0 <= seconds_of(torch.device("cpu"), lambda: calls.append(1), repeats=3) < 1
+    assert len(calls) == 4
+
+
+def test_what_is_lost_beside_each_other():
+    assert measure._shares(1.0, 1.0) == (0, 0)
+    assert measure._shares(0.5, 0.5) == (1, 1)
+    assert measure._shares(0.8, 1.0) == (pytest.approx(0.2), 0)
+    assert measure._shares(1.1, 0.0) == (0, pytest.approx(1 / 1.1))
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gemma2"])
+def test_a_layer_of_the_model_is_timed(saved, monkeypatch, family):
+    monkeypatch.setattr(measure_layer, "_LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(measure_layer, "STEP_TOKENS", (1, 8))
+    monkeypatch.setattr(measure_layer, "_PREFILL", (2, 16))
+    folder, model = saved(family)
+    shape = from_config(model.config.to_dict())
+    rates = measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32)
+    assert rates.flops_per_s > 0 and rates.bytes_per_s > 0
+    assert rates.tokens == (1, 8, 32) and len(rates.factors) == 3
+    assert rates.factors[0] == pytest.approx(1) or rates.factors[0] < 1  # multiplying may be the longer
+    assert rates.factors[-1] == 1
+
+
+def test_models_that_transformers_does_not_know_are_not_timed(saved, tmp_path):
+    folder, model = saved("llama")
+    shape = from_config(model.config.to_dict())
+    file = tmp_path / "other.json"
+    file.write_text('{"model_type": "of another library", "hidden_size": 64}')
+    assert measure_layer.measure_layer(file, shape, torch.device("cpu"), torch.float32) is None
+    file.write_text((folder / "config.json").read_text())
+    assert measure_layer.measure_layer(file, shape, torch.device("cpu"), torch.float32) is not None
+
+
+def test_layers_with_experts_or_beyond_memory_are_not_timed(saved, monkeypatch):
+    folder, model = saved("mixtral")
+    shape = from_config(model.config.to_dict())
+    assert measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32) is None
+    folder, model = saved("llama")
+    monkeypatch.setattr(measure_layer, "available_bytes", lambda: 1000)
+    shape = from_config(model.config.to_dict())
+    assert measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32) is None

@@ -1,0 +1,168 @@
+"""The order of the schedule: a layer's weights once for all batches, loads before the visits they are for."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from nearflash.offload.schedule.fiber import Call, Fiber
+from nearflash.offload.schedule.zigzag import Batch, Interception, ZigZag
+from nearflash.offload.tiers.activations import Parked
+from nearflash.offload.tiers.report import Ledger
+
+
+class Recorder:
+    """Stands for weights and the mover, and notes what they are asked."""
+
+    def __init__(self):
+        self.log = []
+
+    @contextmanager
+    def use(self, number, *, last):
+        self.log.append(("use", number, last))
+        yield
+        self.log.append(("done", number))
+
+    def begin(self, layer):
+        self.log.append(("begin", *layer))
+
+    def ready(self, layer):
+        self.log.append(("ready", *layer))
+
+    def finish(self, layer):
+        self.log.append(("finish", *layer))
+
+    def drain(self, layers):
+        self.log.append(("drain", sorted(layers)))
+
+
+class Stack(torch.nn.Module):
+    """A model of layers, which are its parts, and a head."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Identity() for _ in range(count))
+        self.head = torch.nn.Identity()
+
+    def forward(self, states):
+        for layer in self.layers:
+            states = layer(states)
+        return self.head(states)
+
+
+def batch(model, number, passes, count, out=None):
+    def run():
+        for step in range(passes):
+            value = model(torch.tensor([float(number), float(step)]))
+            if out is not None:
+                out.append((number, step, value.tolist()))
+
+    layers = {layer: (layer, number) for layer in range(count)}
+    return Batch(run, f"batch {number}", layers, Parked("gpu", Ledger()), passes)
+
+
+def run(batches, passes, layers=3, more=False, **options):
+    model, recorder, out = Stack(layers), Recorder(), []
+    schedule = ZigZag(model.layers, recorder, recorder, Ledger(), **options)
+    with Interception([*model.layers, model.head]):
+        made = [batch(model, n, p, layers, out) for n, p in zip(range(batches), passes, strict=True)]
+        schedule.run(made, more=more)
+    return recorder.log, out
+
+
+def test_each_layer_once_for_all_batches():
+    log, out = run(2, [2, 2])
+    uses = [(entry[1], entry[2]) for entry in log if entry[0] == "use"]
+    assert uses == [(0, False), (1, False), (2, False), (0, True), (1, True), (2, True)]
+    visits = [entry[1:] for entry in log if entry[0] == "finish"]
+    assert visits == [(layer, number) for _ in range(2) for layer in range(3) for number in range(2)]
+    assert sorted(out) == [(n, step, [float(n), float(step)]) for n in range(2) for step in range(2)]
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_a_cache_is_begun_two_visits_before_its_own(batches):
+    log, _ = run(batches, [1] * batches)
+    visits = [(layer, number) for layer in range(3) for number in range(batches)]
+    assert [entry[1:] for entry in log if entry[0] == "ready"] == visits
+    for at, visit in enumerate(visits):
+        ready = log.index(("ready", *visit))
+        assert log.index(("begin", *visit)) < log.index(("ready", *visits[max(0, at - 2)]))
+        assert ready < log.index(("finish", *visit))
+
+
+def test_more_blocks_keep_the_loads_going():
+    log, _ = run(1, [1], more=True)
+    assert [entry[2] for entry in log if entry[0] == "use"] == [False] * 3
+
+
+def test_batches_that_end_early_are_left_out():
+    log, out = run(3, [3, 1, 2])
+    visits = [entry[1:] for entry in log if entry[0] == "finish" and entry[1] == 0]
+    assert visits == [(0, 0), (0, 1), (0, 2), (0, 0), (0, 2), (0, 0)]
+    assert len(out) == 6 and log[-1] == ("drain", sorted((layer, n) for layer in range(3) for n in range(3)))
+
+
+def test_passes_are_reported():
+    seen = []
+    run(2, [4, 2], after_pass=lambda: seen.append(len(seen)))
+    assert seen == [0, 1, 2, 3]
+
+
+def test_an_error_ends_all_batches():
+    model, recorder, unwound = Stack(3), Recorder(), []
+
+    def wrong():
+        model(torch.zeros(1))
+        raise RuntimeError("in a batch's own code")
+
+    def right():
+        try:
+            for _ in range(5):
+                model(torch.zeros(1))
+        finally:
+            unwound.append(1)
+
+    with Interception([*model.layers, model.head]):
+        made = [Batch(each, each.__name__, {}, Parked("gpu", Ledger()), 5) for each in (right, wrong)]
+        with pytest.raises(RuntimeError, match="own code"):
+            ZigZag(model.layers, recorder, recorder, Ledger()).run(made)
+    assert unwound == [1] and all(each.fiber.ended for each in made)
+
+
+def test_forwards_are_put_back():
+    model = Stack(2)
+    with Interception([*model.layers, model.head]):
+        fiber = Fiber(lambda: model(torch.zeros(1)), "test")
+        call = fiber.resume()
+        assert isinstance(call, Call) and call.subject is model.layers[0]
+        fiber.close()
+    assert "forward" not in vars(model.layers[0])
+    assert Fiber(lambda: model(torch.zeros(1)), "test").resume() is None
+
+
+def test_rows_of_last_tokens_are_made_contiguous():
+    """Else torch multiplies them one by one, and copies the output layer's weights for each."""
+    seen = []
+
+    class Head(torch.nn.Module):
+        def forward(self, states):
+            seen.append(states.is_contiguous())
+            return states
+
+    head = Head()
+    with Interception([head]):
+        head(torch.zeros(4, 7, 3)[:, -1:, :])
+    assert seen == [True]
+
+
+def test_a_layer_that_returns_a_tuple():
+    class Pair(torch.nn.Module):
+        def forward(self, states):
+            return states + 1, "weights"
+
+    pair, out = Pair(), []
+    recorder = Recorder()
+    with Interception([pair]):
+        one = Batch(lambda: out.append(pair(torch.zeros(1))), "one", {}, Parked("gpu", Ledger()), 1)
+        ZigZag([pair], recorder, recorder, Ledger()).run([one])
+    assert out[0][1] == "weights" and one.rest == ("weights",)
