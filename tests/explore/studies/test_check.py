@@ -13,7 +13,7 @@ from nearflash.abi.errors import CommandError, PlanError
 from nearflash.explore.studies.check import figures, predictions
 from nearflash.explore.studies.measures import MEASURES, measure
 
-SOURCE = Path(__file__).resolve().parents[2] / "host/nearflash/explore"
+SOURCE = Path(__file__).resolve().parents[3] / "host/nearflash/explore"
 FIGURES = {row["id"]: row for row in figures()}
 PUBLISHED = tomllib.loads((files("nearflash.explore") / "published.toml").read_text("utf-8"))["figures"]
 QUESTIONS = tomllib.loads((files("nearflash.explore") / "questions.toml").read_text("utf-8"))["questions"]
@@ -59,7 +59,7 @@ def test_few_figures_gave_constants():
 
 def python_sources():
     return [*sorted((SOURCE / "systems").glob("*.py")), *(SOURCE / f"{name}.py" for name in (
-        "ssd", "ssd_events", "links", "processors", "energy", "wear", "shapes", "dse", "outcome"))]  # fmt: skip
+        "ssd", "links", "processors", "energy", "wear", "shapes", "studies/dse", "outcome"))]  # fmt: skip
 
 
 def blind_ids():

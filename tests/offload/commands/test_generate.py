@@ -16,7 +16,7 @@ from nearflash.offload.commands import generate as command
 from nearflash.planning.plan_file import PLAN_NAME
 from nearflash.planning.profile import load_machine
 
-MODEL = Path(__file__).parents[1] / "data/doclm-7m"
+MODEL = Path(__file__).parents[2] / "data/doclm-7m"
 LINES = ("The kernel reads", "A drive that", "In this chapter we describe how to")
 
 
