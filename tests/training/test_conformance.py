@@ -9,7 +9,7 @@ import torch
 from nearflash.training import conformance
 from nearflash.training.checks.__main__ import main
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "conformance.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "reference" / "conformance.md"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-// Expander<TopK, Lanes>: a Top-K gradient stream to dense fp32 gradients (docs/guides/training.md, section 2).
+// Expander<TopK, Lanes>: a Top-K gradient stream to dense fp32 gradients (docs/contracts/gradients.md).
 //
 //     64-bit words ─► parse (checks; one pair a cycle) ─► pairs ─► scatter (two tile buffers) ─► words of Lanes
 //

@@ -1,4 +1,4 @@
-"""Top-K gradients on the wire: what one stream looks like (docs/guides/training.md, section 2).
+"""Top-K gradients on the wire: what one stream looks like (docs/contracts/gradients.md).
 
     header, 32 bytes │ tile word │ indices, 16 bits each │ values │ tile word │ indices │ values │ …
 

@@ -26,7 +26,7 @@ CONFIG = {
     "aio": {"block_size": 1048576, "queue_depth": 8},
 }
 FP16 = {key: value for key, value in CONFIG.items() if key != "bf16"}
-GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "deepspeed.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "reference" / "deepspeed.md"
 
 
 def changed(*keys, value):

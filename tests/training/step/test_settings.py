@@ -15,7 +15,7 @@ from nearflash.training.gradients.compression import TopK
 from nearflash.training.step.settings import CACHED_EXTENT_PARAMS, TORCH_FLAGS, Options, Settings
 
 KINDS = ["NearStorageAdam", "NearStorageAdamW", "NearStorageSGD", "NearStorageAdagrad", "NearStorageLion"]
-GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "training.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "reference" / "optimizers.md"
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_the_guide_has_the_table():
     found = re.findall(
         r"^\|.*\|$", GUIDE.read_text().partition("<!-- options -->")[2].partition("<!-- end -->")[0], re.M
     )
-    assert found == list(table()), "put this into docs/guides/training.md:\n" + "\n".join(table())
+    assert found == list(table()), "put this into docs/reference/optimizers.md:\n" + "\n".join(table())

@@ -101,7 +101,7 @@ class GradientFormat(IntEnum):
 
     FP32 = 0
     TOPK = 1
-    """A Top-K stream (docs/guides/training.md)."""
+    """A Top-K stream (docs/contracts/gradients.md)."""
 
 
 @dataclass(frozen=True)

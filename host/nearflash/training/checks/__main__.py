@@ -1,4 +1,4 @@
-"""The table of nearflash's own optimizers, in Markdown, for docs/guides/conformance.md."""
+"""The table of nearflash's own optimizers, in Markdown, for docs/reference/conformance.md."""
 
 import itertools
 import re

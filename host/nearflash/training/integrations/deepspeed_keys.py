@@ -117,7 +117,7 @@ _REASONS = {key: reason for reason, keys in IDLE.items() for key in keys}
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table in docs/guides/deepspeed.md."""
+    """A line of the table in docs/reference/deepspeed.md."""
 
     key: str
     outcome: str
