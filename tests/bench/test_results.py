@@ -1,10 +1,12 @@
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from nearflash.abi.errors import CommandError
-from nearflash.bench.results import FIGURES, add_rows, machine, outputs, stale
+from nearflash.bench.results import FIGURES, add_rows, machine, outputs, read_lines, read_plan, stale_pages
+from nearflash.bench.stale import find_old_figures, sources_of
 from nearflash.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +19,8 @@ def checkout(tmp_path):
     folder = tmp_path / FIGURES
     folder.mkdir(parents=True)
     (folder / "pages.toml").write_text(
-        '[pages.speed]\ntitle = "Speed"\nintro = "How fast."\n'
+        '[pages.speed]\ntitle = "Speed"\nsummary = ["theirs"]\nintro = "How fast."\nnotes = "Why."\n'
+        '[columns]\n"sim long" = ["b", "a"]\n[sources]\n"run it" = ["code"]\n"bench" = ["elsewhere"]\n'
         '[[headline]]\nwhat = "a step"\nours = "ours"\npeer = "theirs"\npeer_name = "Peer"\n'
     )
     peer = {**LINE, "figure": "theirs", "value": 5.0}
@@ -29,7 +32,7 @@ def checkout(tmp_path):
 
 
 def test_pages_and_readme_of_this_checkout_are_fresh():
-    assert not stale(ROOT), "run `nearflash results pages`"
+    assert not stale_pages(ROOT), "run `nearflash results pages`"
 
 
 def test_every_figure_says_where_it_comes_from():
@@ -42,16 +45,136 @@ def test_every_figure_says_where_it_comes_from():
 
 def test_a_page_has_the_figure_with_its_command_and_rates(checkout):
     page = outputs(checkout)[Path("docs/results/speed.md")]
-    assert "| ours | 2 | s | a whole |" in page
-    assert "run it" in page and "disk 1 GB/s" in page and "commit c" in page
+    assert "| ours | 2 | s | a whole | model | c |" in page
+    assert "run it" in page and "disk 1 GB/s" in page
+
+
+def test_a_page_begins_with_its_summary_and_ends_with_its_notes(checkout):
+    page = outputs(checkout)[Path("docs/results/speed.md")]
+    assert (
+        page.index("How fast.") < page.index("## Summary\n\n| figure") < page.index("| theirs") < page.index("## `run")
+    )
+    assert page.endswith("## Notes\n\nWhy.\n")
+
+
+def test_a_summary_of_a_figure_that_is_gone_is_an_error(checkout):
+    plan = checkout / FIGURES / "pages.toml"
+    plan.write_text(plan.read_text().replace('["theirs"]', '["gone"]'))
+    with pytest.raises(CommandError, match="the summary of speed must be of figures that there are, not 'gone'"):
+        outputs(checkout)
 
 
 def test_a_page_has_figures_and_rows_of_one_command(checkout):
     """Regression: a row has no level, and two tables need a line between them."""
     add_rows(checkout, [{"bench": "speed", "seconds": 3.5}], "speed", LINE["command"], None)
     page = outputs(checkout)[Path("docs/results/speed.md")]
-    assert "Evidence: model." in page and page.count("## `run it`") == 1
-    assert "| theirs | 5 | s | a whole |\n\n| seconds |\n" in page
+    assert page.count("## `run it`") == 1
+    assert "| theirs | 5 | s | a whole | model | c |\n\n| seconds | commit |\n" in page
+
+
+def test_rows_show_six_columns_and_their_commit(checkout):
+    keys = "abcdefgh"
+    rows = [
+        {"bench": "sim", "part": "long", "git": "0123456789ab", "same": 1, **dict.fromkeys(keys, n)} for n in (2, 3)
+    ]
+    add_rows(checkout, [*rows, *({**row, "part": "other"} for row in rows)], "speed", "run it", None)
+    page = outputs(checkout)[Path("docs/results/speed.md")]
+    assert "Part long: same 1.\n\n| b | a | commit |\n|---|---|---|\n| 2 | 2 | 012345678 |" in page
+    assert "Part other: same 1.\n\n| a | b | c | d | e | f | commit |\n" in page
+    assert "Also in [data/sim.jsonl](data/sim.jsonl): g, h.\n" in page
+
+
+def test_no_table_of_this_checkout_is_wider_than_seven_columns():
+    pages = [text for path, text in outputs(ROOT).items() if path.name != "README.md"]
+    rows = [line for page in pages for line in page.splitlines() if line.startswith("|")]
+    assert rows and max(line.replace("\\|", "").count("|") for line in rows) <= 8
+    assert all(page.count("\n## ") == 1 or page.index("## Summary\n\n|") == page.index("\n## ") + 1 for page in pages)
+
+
+# Figures older than their code
+
+
+def git(folder, *arguments):
+    name = ("-c", "user.name=n", "-c", "user.email=e@e", "-c", "commit.gpgsign=false")
+    command = ["git", "-C", str(folder), *name, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def history(checkout):
+    """A checkout whose figures state its first commit."""
+    git(checkout, "init", "-q")
+    (checkout / "code").mkdir()
+    for number in (1, 2):
+        (checkout / "code/a.py").write_text(str(number))
+        git(checkout, "add", "-A")
+        git(checkout, "commit", "-qm", f"change {number}")
+        if number == 1:
+            data = checkout / FIGURES / "figures.jsonl"
+            data.write_text(
+                data.read_text().replace('"commit": "c"', f'"commit": "{git(checkout, "rev-parse", "HEAD")}"')
+            )
+    return checkout
+
+
+def test_figures_older_than_their_code_are_listed(history, capsys):
+    (old,) = find_old_figures(history)
+    assert (old.page, old.command, old.count, len(old.since)) == ("speed", "run it", 2, 1)
+    assert main(["results", "--root", str(history), "stale"]) == 1
+    out, err = capsys.readouterr()
+    assert "speed: 2 of `run it`: its code has 1 commit since" in out and "change 2" in out
+    assert "2 figures are older than their code: measure them again" in err
+
+
+def test_figures_of_this_commit_are_not_old(history, capsys):
+    data = history / FIGURES / "figures.jsonl"
+    lines = [
+        {**json.loads(text), "commit": git(history, "rev-parse", "HEAD") + "+"}
+        for text in data.read_text().splitlines()
+    ]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert find_old_figures(history) == []
+    assert main(["results", "--root", str(history), "stale"]) == 0
+
+
+def test_published_figures_are_about_no_code(history):
+    data = history / FIGURES / "figures.jsonl"
+    data.write_text(data.read_text().replace('"level": "model"', '"level": "published"'))
+    assert find_old_figures(history) == []
+
+
+@pytest.mark.parametrize("commit", ["0123abc", "", "--all"])
+def test_a_commit_that_the_history_does_not_have_is_old(history, commit):
+    data = history / FIGURES / "figures.jsonl"
+    data.write_text(
+        "".join(json.dumps({**LINE, "figure": name, "commit": commit}) + "\n" for name in ("ours", "theirs"))
+    )
+    (old,) = find_old_figures(history)
+    assert not old.since and "in this history (a shallow clone: git fetch --unshallow)" in str(old)
+
+
+def test_without_git_or_a_history_the_answer_is_clear(checkout, monkeypatch, capsys):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(checkout.parent))
+    assert main(["results", "--root", str(checkout), "stale"]) == 2
+    assert "results stale must be run where git is installed, in a clone with its history" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(CommandError, match="No such file or directory: 'git'"):
+        find_old_figures(checkout)
+
+
+def test_the_longest_part_of_a_command_names_its_code(checkout):
+    sources = {"bench a": ["x"], "bench a --parts b": ["y", "z"]}
+    assert sources_of("nearflash bench a --parts b --json", sources) == ("y", "z")
+    with pytest.raises(CommandError, match="must have a key for the command 'make it': add what it measures"):
+        sources_of("make it", sources)
+
+
+def test_every_command_of_this_checkout_names_code_that_is_there():
+    sources = read_plan(ROOT)["sources"]
+    for line in read_lines(ROOT):
+        if line.get("level") != "published":
+            sources_of(line["command"], sources)
+    assert [path for paths in sources.values() for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_readme_shows_ours_the_peers_and_the_ratio(checkout):
@@ -79,7 +202,7 @@ def test_rows_of_a_bench_replace_those_of_the_same_command(checkout, capsys):
     assert [line["row"]["cycles_per_second"] for line in lines] == [2]
     assert lines[0]["machine"] == machine() and lines[0]["rates"] == "memory 9 GB/s"
     page = outputs(checkout)[Path("docs/results/speed.md")]
-    assert "| config | cycles_per_second |" in page and "| tiny | 2 |" in page and "commit abc" in page
+    assert "| config | cycles_per_second | commit |" in page and "| tiny | 2 | abc |" in page
 
 
 @pytest.mark.parametrize("text", ["", "not json", '{"config": "tiny"}', "[1]"])

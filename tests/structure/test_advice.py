@@ -21,8 +21,8 @@ NO_MODULES = {
     "nearflash.device.update", "nearflash.xclbin",
 }  # fmt: skip
 """Groups of entry points, and a file."""
-FOREIGN = {"--no-deps": "pip", "--stat": "git", "--p2p": "xbutil", "--nproc": "torchrun", "--platform": "v++",
-           "--tmg-ripup": "nextpnr"}  # fmt: skip
+FOREIGN = {"--no-deps": "pip", "--stat": "git", "--unshallow": "git", "--p2p": "xbutil", "--nproc": "torchrun",
+           "--platform": "v++", "--tmg-ripup": "nextpnr"}  # fmt: skip
 """Options of other programs."""
 NOT_HERE = {"system.tcl", "connect.tcl", "nand_phy.v", "litenvme_core.v", "FILE.tcl", "s.v", "x/y.py",
             "tests/gateware/x/test_y.py"}  # fmt: skip

@@ -16,7 +16,7 @@ def results(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "results",
-        help="Keep the figures of docs/results: add a bench's output, write the pages, check that they are fresh.",
+        help="Keep the figures of docs/results: add a bench's output, write the pages, list what is old.",
         description="Keep the figures that the project states, and the pages that are generated from them.",
         epilog="example: nearflash bench update --json > rows.jsonl; "
         "nearflash results add rows.jsonl --page gateware --command 'nearflash bench update --json'",
@@ -32,6 +32,10 @@ def results(subparsers: Any) -> None:
     pages = actions.add_parser("pages", help="Write the pages of docs/results and README's table of figures.")
     pages.add_argument("--check", action="store_true", help="Write nothing; exit 1 and list the stale pages.")
     pages.set_defaults(run=_pages)
+    stale = actions.add_parser(
+        "stale", help="List figures that are older than the code that they are about, by git; exit 1 if there are any."
+    )
+    stale.set_defaults(run=_stale)
 
 
 def _add(arguments: argparse.Namespace) -> int:
@@ -47,9 +51,9 @@ def _add(arguments: argparse.Namespace) -> int:
 
 
 def _pages(arguments: argparse.Namespace) -> int:
-    from nearflash.bench.results import outputs, stale
+    from nearflash.bench.results import outputs, stale_pages
 
-    old = stale(arguments.root)
+    old = stale_pages(arguments.root)
     for path in old:
         print(path)
         if not arguments.check:
@@ -58,3 +62,15 @@ def _pages(arguments: argparse.Namespace) -> int:
         print("these pages are stale: run `nearflash results pages`", file=sys.stderr)
         return 1
     return 0
+
+
+def _stale(arguments: argparse.Namespace) -> int:
+    from nearflash.bench.stale import find_old_figures
+
+    old = find_old_figures(arguments.root)
+    for figures in old:
+        print(figures)
+    if old:
+        count = sum(figures.count for figures in old)
+        print(f"{count} figures are older than their code: measure them again before they are quoted", file=sys.stderr)
+    return 1 if old else 0
