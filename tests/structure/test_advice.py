@@ -1,4 +1,7 @@
-"""What messages, help texts and pages advise exists: names to import, commands, options, files, extras, variables."""
+"""What messages, help texts and pages advise exists: names to import, commands, options, extras, variables.
+
+The files that pages name: test_paths.py.
+"""
 
 import argparse
 import ast
@@ -24,10 +27,6 @@ NO_MODULES = {
 FOREIGN = {"--no-deps": "pip", "--stat": "git", "--unshallow": "git", "--p2p": "xbutil", "--nproc": "torchrun",
            "--platform": "v++", "--tmg-ripup": "nextpnr"}  # fmt: skip
 """Options of other programs."""
-NOT_HERE = {"system.tcl", "connect.tcl", "nand_phy.v", "litenvme_core.v", "FILE.tcl", "s.v", "x/y.py",
-            "tests/gateware/x/test_y.py"}  # fmt: skip
-"""Written by a build, another project's, or an example."""
-SOURCES = ["py", "cpp", "hpp", "h", "md", "tcl", "sv", "v", "toml"]
 
 
 @cache
@@ -40,10 +39,9 @@ def tracked() -> tuple[str, ...]:
 @cache
 def pages() -> tuple[tuple[str, str], ...]:
     """Place and text of each line of the pages; lines that end with a backslash go on."""
-    names = [name for name in tracked() if name.endswith(".md") and not name.startswith("docs/results/")]
     return tuple(
         (f"{name}:{number}", line)
-        for name in names if name != "CHANGELOG.md"
+        for name in tracked() if name.endswith(".md") and name != "CHANGELOG.md"
         for number, line in enumerate((ROOT / name).read_text().replace("\\\n", " ").splitlines(), 1)
     )  # fmt: skip
 
@@ -155,7 +153,7 @@ def complaint(line: str) -> str | None:
 
 def lines_of_commands(text: str):
     """What follows `nearflash` where it is called: in code, after a colon, or with an option; to where it ends."""
-    called = re.compile(r"(`|: |\(|\brun |bin/|^ *|[;&|] )nearflash (?=[a-z])([^`\n;|)&#]*)", re.MULTILINE)
+    called = re.compile(r"(`|: |\(|\brun |bin/|=\w+ |^ *|[;&|] )nearflash (?=[a-z])([^`\n;|)&#]*)", re.MULTILINE)
     for match in called.finditer(text):
         before, line = match[1], re.sub(r"'[^']*'", "?", match[2])
         known = (line.split()[0].strip("'\"`.,:()"),) in commands()
@@ -203,25 +201,7 @@ def test_every_option_in_a_sentence_is_somebodys():
     assert not wrong, "\n".join(sorted(wrong))
 
 
-# Files, extras, targets, variables
-
-
-def test_every_file_that_a_page_names_is_there():
-    endings = "|".join(SOURCES)
-    folders = {f"/{parent}/" for name in tracked() for parent in Path(name).parents}
-    wrong = []
-    for where, line in pages():
-        for name in re.findall(rf"(?<![\w./-])([A-Za-z_][\w.-]*(?:/[\w.-]+)*\.(?:{endings}))(?![\w/])", line):
-            if name not in NOT_HERE and not any(f"/{each}".endswith(f"/{name}") for each in tracked()):
-                wrong.append(f"{where}: {name}")
-        for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)*/)`", line):
-            if not name.startswith("build/") and not any(each.endswith(f"/{name}") for each in folders):
-                wrong.append(f"{where}: {name}")
-        for name in re.findall(r"(?<![\w./-])((?:docs|tests|host|sim|rtl|hls|bitstreams)/[\w./-]+)", line):
-            name = name.rstrip(".,")
-            if name not in NOT_HERE and not any(each.startswith(name) for each in tracked()):
-                wrong.append(f"{where}: {name}")
-    assert not wrong, "\n".join(wrong)
+# Extras, targets, variables
 
 
 def test_every_extra_target_and_variable_exists():
