@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
@@ -190,6 +191,16 @@ def test_folders_import_those_before_them(modules):
             if is_own and order.index(_row_of_folders(other, packages)) > order.index(row):
                 wrong.append(f"{module} imports {other}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_file_imports_itself_by_way_of_others(modules):
+    """Imports in functions and for types count: one reads such files together, or not at all."""
+    known = {name.removeprefix("nearflash.") for name in modules}
+    arrows = {name: {*_modules_imported(modules[f"nearflash.{name}"], known)} - {name} for name in known}
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        pytest.fail(f"these import each other: {', '.join(error.args[1])}")
 
 
 def test_packages_import_those_before_them():

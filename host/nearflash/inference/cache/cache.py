@@ -10,27 +10,25 @@ for what follows stored tokens; the first call attends to the model's own tensor
 
 import copy
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
-from nearflash.abi.errors import CommandError, NearflashError, ShapeError, UnsupportedError
+from nearflash.abi.errors import CommandError, NearflashError
+from nearflash.inference.cache.batch import StoredBatch
 from nearflash.inference.cache.decoder import check_all_layers, flash_layers, own_layer
 from nearflash.inference.cache.guard import replaced_cache
 from nearflash.inference.cache.layer import FlashLayer
-from nearflash.inference.cache.masks import Columns, read_mask
-from nearflash.inference.cache.write_behind import WriteBehind
+from nearflash.inference.cache.masks import Columns
 from nearflash.inference.engines.base import Engine
 
 __all__ = ["NearflashCache"]
 
 
-class NearflashCache(Cache):
+class NearflashCache(StoredBatch, Cache):
     """KV of one batch of sequences in an engine; a new one for each new batch, or after `reset`.
 
     `config`, the model's, says which layers have full attention: those are the engine's; the others keep transformers'
@@ -52,22 +50,12 @@ class NearflashCache(Cache):
     """A model must not put another cache in its place (nearflash.inference.cache.guard)."""
 
     def __init__(self, engine: Engine, config: PreTrainedConfig | None = None, *, write_behind: int = 2) -> None:
-        self.engine = engine
-        self.behind = WriteBehind(write_behind)
-        self.sequences: list[int] = []
-        """The engine's number of each row of the batch."""
+        StoredBatch.__init__(self, engine, write_behind)
         self._config = config
-        self._columns: NDArray[np.bool_] = np.zeros((0, 0), bool)
-        """Which tokens of each row are stored, (batch, columns); the others are padding."""
-        self._before = 0
-        """Columns before the last call."""
-        self._mask: torch.Tensor | None = None
-        self._call = Columns(None)
-        """Of the last call: its mask, and its columns by that."""
         if config is None:
-            super().__init__(layer_class_to_replicate=lambda: FlashLayer(self, len(self.layers), len(self.layers)))
+            Cache.__init__(self, layer_class_to_replicate=lambda: FlashLayer(self, len(self.layers), len(self.layers)))
         else:
-            super().__init__(layers=self._empty_layers(config))
+            Cache.__init__(self, layers=self._empty_layers(config))
 
     @classmethod
     def of_sequences(
@@ -85,11 +73,6 @@ class NearflashCache(Cache):
         for layer in cache.layers:
             layer.length, layer.is_initialized = longest, True
         return cache
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens stored of each row, padding not counted."""
-        return [int(count) for count in self._columns.sum(axis=1)]
 
     def get_max_cache_shape(self, layer_idx: int | None = None) -> int:
         """No limit; transformers' earlier name of get_max_length."""
@@ -137,38 +120,6 @@ class NearflashCache(Cache):
         super().batch_select_indices(indices)
         self._select(np.arange(len(self.sequences))[indices.cpu().numpy()].tolist())
 
-    def batch_sequences(self, batch: int) -> list[int]:
-        """The sequences of a batch of this size, made where there are none. Raises ShapeError for another size."""
-        if not self.sequences:
-            self.sequences = [self.engine.add() for _ in range(batch)]
-            self._columns = np.zeros((batch, 0), bool)
-        if batch != len(self.sequences):
-            raise ShapeError(f"batch must have {len(self.sequences)} sequences as before, not {batch}; or reset first")
-        return self.sequences
-
-    def columns_of(self, mask: torch.Tensor | None, place: int, batch: int, new: int) -> Columns:
-        """The columns of a call of `new` tokens, by the mask at the engine's layer `place`. Call it before they are
-        stored. Raises UnsupportedError as `read_mask` does; the call is undone then.
-        """
-        if place and mask is self._mask:
-            return self._call
-        stored = self._columns[:, : self._before] if place else self._columns
-        try:
-            if self.sequences:
-                self.batch_sequences(batch)
-            if not place:
-                self._check_layers(new)
-            stored = stored if len(stored) else np.zeros((batch, 0), bool)
-            columns = read_mask(mask, stored, new, self.engine.takes_masks)
-            kept = np.ones((batch, new), bool) if columns.kept is None else columns.kept
-            if place and not np.array_equal(self._columns[:, self._before :], kept):
-                raise UnsupportedError("attention_mask with KV on flash must hide the same new tokens in all layers")
-        except (UnsupportedError, ShapeError):
-            self._undo(new)
-            raise
-        self._mask, self._call = mask, columns
-        return columns
-
     def check_complete(self, columns: int) -> None:
         """Raise UnsupportedError unless every layer that is on flash has so many columns at least, all alike.
 
@@ -177,11 +128,6 @@ class NearflashCache(Cache):
         held = {self._columns.shape[1], *(layer.length for layer in self.layers if isinstance(layer, FlashLayer))}
         if len(held) > 1 or min(held) < columns:
             raise replaced_cache(f"it has {' and '.join(map(str, sorted(held)))} of {columns} tokens")
-
-    def note_columns(self, columns: NDArray[np.bool_]) -> None:
-        """Of a call that begins: which of the new tokens are stored, (batch, t)."""
-        self._before = self._columns.shape[1]
-        self._columns = np.concatenate([self._columns, columns], axis=1)
 
     def __enter__(self) -> Self:
         return self
@@ -210,24 +156,6 @@ class NearflashCache(Cache):
             for number in range(count)
         ]
 
-    def _check_layers(self, new: int) -> None:
-        """Raise UnsupportedError where a call of `new` tokens meets layers that an earlier one left at different ones.
-
-        Layers that are never asked, as where layers share K and V, have none.
-        """
-        before = self._columns.shape[1]
-        held = {layer.get_seq_length() for layer in self.layers if isinstance(layer, FlashLayer | DynamicLayer)}
-        if held - {0, before, before + new}:
-            raise UnsupportedError("cache must be rewound or reset: an earlier call ended between its layers")
-
-    def _undo(self, new: int) -> None:
-        """Forget a call's `new` tokens of which none is stored: its first layers count them already."""
-        length = self._columns.shape[1]
-        for layer in self.layers:
-            if layer.get_seq_length() == length + new:
-                with suppress(RuntimeError):  # of a window that does not keep what it has left: the next call finds it
-                    layer.crop(-new)
-
     def _truncate(self, length: int) -> None:
         """Keep the first columns alone."""
         try:
@@ -243,18 +171,3 @@ class NearflashCache(Cache):
         self._before = length
         for sequence, tokens in zip(self.sequences, self.lengths, strict=True):
             self.engine.crop(sequence, tokens)
-
-    def _select(self, rows: list[int]) -> None:
-        """The batch is now these rows of it: the first use of each keeps its sequence, others are forks."""
-        self.behind.wait()
-        left, chosen = list(self.sequences), []
-        for row in rows:
-            own = self.sequences[row]
-            if own in left:
-                left.remove(own)
-                chosen.append(own)
-            else:
-                chosen.append(self.engine.fork(own))
-        for sequence in left:
-            self.engine.free(sequence)
-        self.sequences, self._columns = chosen, self._columns[rows]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +11,9 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from nearflash.abi.errors import NonFiniteError, UnsupportedError
+from nearflash.inference.cache.batch import StoredBatch
 from nearflash.inference.cache.masks import Columns
 from nearflash.inference.engines.cpu.kernels import are_finite
-
-if TYPE_CHECKING:
-    from nearflash.inference.cache.cache import NearflashCache
 
 __all__ = ["FlashLayer", "NewTokens", "unsupported"]
 
@@ -121,7 +119,7 @@ class FlashLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, cache: "NearflashCache", number: int, place: int) -> None:
+    def __init__(self, cache: StoredBatch, number: int, place: int) -> None:
         super().__init__()
         self.cache, self.number, self.place = cache, number, place
         self.length = 0
@@ -147,7 +145,7 @@ class FlashLayer(CacheLayerMixin):
         key_states.near_storage = self.waiting
         return key_states, value_states
 
-    def copy_for(self, cache: "NearflashCache") -> "FlashLayer":
+    def copy_for(self, cache: StoredBatch) -> "FlashLayer":
         """The same layer of another cache."""
         other = FlashLayer(cache, self.number, self.place)
         other.length, other.is_initialized = self.length, self.is_initialized
