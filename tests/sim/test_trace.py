@@ -9,7 +9,7 @@ import pytest
 
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import CommandError
-from nearflash.sim.trace.events import trace_events, write_events
+from nearflash.sim.trace.events import trace_events
 from nearflash.sim.trace.picture import plot
 from nearflash.sim.trace.recording import (
     BusState,
@@ -20,6 +20,7 @@ from nearflash.sim.trace.recording import (
     Workload,
 )
 from nearflash.sim.trace.spans import Span, bus_spans, channel_figures, head_spans, lun_spans
+from nearflash.support.trace_events import write_trace
 
 COMMAND, ADDRESS, READ = range(3)
 HEADS, HEAD_CYCLES, CLOCK_HZ = 6, 200, 100_000_000
@@ -132,7 +133,7 @@ def test_figures_add_up(recording):
 
 
 def test_events_are_chromes_and_do_not_overlap_in_a_track(recording, tmp_path):
-    write_events(recording, tmp_path / "trace.json")
+    write_trace(tmp_path / "trace.json", trace_events(recording), "ns")
     trace = json.loads((tmp_path / "trace.json").read_text())
     events = trace["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X", "C"}

@@ -9,7 +9,7 @@ from typing import Any
 from nearflash.abi.errors import CommandError
 from nearflash.bench.runner import print_rows, with_origin
 from nearflash.support.arguments import MOST, positive
-from nearflash.support.files import check_replaceable
+from nearflash.support.files import PUBLIC_MODE, check_replaceable
 
 __all__ = ["amounts", "explore", "ranged"]
 
@@ -295,7 +295,8 @@ def _engine(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     from nearflash.explore.studies.plots import bars
     from nearflash.explore.studies.sweeps import compared, row_of
-    from nearflash.explore.trace import write_trace
+    from nearflash.explore.trace import trace_events
+    from nearflash.support.trace_events import write_trace
 
     groups = compared()
     rows = [
@@ -308,7 +309,8 @@ def _compare(arguments: argparse.Namespace) -> int:
         texts = dict.fromkeys(text for row in rows for text in row["assumptions"])
         print("\nassumptions:\n" + "\n".join(f"- {text}" for text in texts))
     if arguments.trace:
-        write_trace(arguments.trace, [found for outcomes in groups.values() for found in outcomes])
+        events = trace_events([outcome for outcomes in groups.values() for outcome in outcomes])
+        write_trace(arguments.trace, events, mode=PUBLIC_MODE)
     if arguments.png:
         for number, (title, outcomes) in enumerate(groups.items(), 1):
             arguments.png, path = arguments.png.with_stem(f"{arguments.png.stem}-{number}"), arguments.png

@@ -20,6 +20,7 @@ from typing import IO
 
 __all__ = [
     "MAX_TEXT_BYTES",
+    "PRIVATE_MODE",
     "PUBLIC_MODE",
     "check_replaceable",
     "copy_durably",
@@ -37,13 +38,13 @@ MAX_TEXT_BYTES = 1 << 28
 
 PUBLIC_MODE = 0o666
 """Less the user's umask: for files of a checkout, and pages, pictures and traces that hold nothing of a model."""
-_MODE = 0o600
+PRIVATE_MODE = 0o600
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # Ref: linux/fcntl.h, linux/fs.h; renameat2(2)
 _NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def replaced(path: Path, *, keep_existing: bool = False, mode: int = _MODE) -> Iterator[IO[bytes]]:
+def replaced(path: Path, *, keep_existing: bool = False, mode: int = PRIVATE_MODE) -> Iterator[IO[bytes]]:
     """A binary file to write, which takes the name `path` when the block ends without an error; else nothing is left.
 
     Raises OSError, which names `path`, also where a folder, pipe, socket or device has the name; FileExistsError where
@@ -89,13 +90,13 @@ def check_replaceable(path: Path, *, keep_existing: bool = False) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
-def copy_durably(source: Path, path: Path, *, mode: int = _MODE) -> None:
+def copy_durably(source: Path, path: Path, *, mode: int = PRIVATE_MODE) -> None:
     """A copy of a regular file, of any length: see `replaced`. Raises OSError."""
     with os.fdopen(open_regular(source), "rb") as original, replaced(path, mode=mode) as out:
         shutil.copyfileobj(original, out)
 
 
-def write_durably(path: Path, content: bytes | str, *, keep_existing: bool = False, mode: int = _MODE) -> None:
+def write_durably(path: Path, content: bytes | str, *, keep_existing: bool = False, mode: int = PRIVATE_MODE) -> None:
     """Write a whole file: see `replaced`. A text is written as UTF-8. Raises OSError."""
     with replaced(path, keep_existing=keep_existing, mode=mode) as out:
         out.write(content.encode("utf-8") if isinstance(content, str) else content)
@@ -123,7 +124,7 @@ def _take_free_name(partial: Path, path: Path) -> None:
     except OSError as error:  # a file system without hard links: the name is claimed by an empty file, then replaced
         if error.errno not in (*_NO_SUCH_CALL, errno.EPERM, errno.EMLINK):
             raise
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_MODE))
         partial.replace(path)
     else:
         partial.unlink()
@@ -160,7 +161,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     Raises OSError where it is missing or no regular file (a folder, pipe, socket or device).
     """
     try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, _MODE)
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, PRIVATE_MODE)
     except ValueError as error:  # a zero byte in the name
         raise OSError(errno.EINVAL, str(error), str(path)) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

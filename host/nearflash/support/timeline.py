@@ -1,20 +1,17 @@
 """What ran when, for the eye: spans that chrome://tracing and ui.perfetto.dev show, one row a thread.
 
 What was predicted can stand beside it: a second process, whose clock begins with the first span.
-
-Source: Trace Event Format (Google, 2016), complete events ("ph": "X") and names of threads ("ph": "M").
 """
 
-import json
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from nearflash.support.files import write_durably
+from nearflash.support.trace_events import TraceEvent, make_span, name_process, name_thread, write_trace
 
 __all__ = ["Predicted", "Timeline"]
 
@@ -37,7 +34,7 @@ class Timeline:
 
     def __init__(self, limit: int = 100_000) -> None:
         self.seconds: dict[str, float] = {}
-        self._events: deque[dict[str, Any]] = deque(maxlen=limit)
+        self._events: deque[TraceEvent] = deque(maxlen=limit)
         self._rows: dict[str, int] = {}
         self._lock = threading.Lock()
         self._origin = time.perf_counter()
@@ -54,36 +51,19 @@ class Timeline:
                 self.seconds[name] = self.seconds.get(name, 0.0) + duration
                 # By name: a step's threads are new ones, and belong in the rows of the step before.
                 row = self._rows.setdefault(threading.current_thread().name, len(self._rows) + 1)
-                self._events.append(
-                    {
-                        "name": name,
-                        "ph": "X",
-                        "ts": (start - self._origin) * 1e6,
-                        "dur": duration * 1e6,
-                        "pid": _MEASURED,
-                        "tid": row,
-                        "args": details,
-                    }
-                )
+                start_us, duration_us = (start - self._origin) * 1e6, duration * 1e6
+                self._events.append(make_span(name, (_MEASURED, row), start_us, duration_us, **details))
 
     def write(self, path: Path, predicted: Iterable[Predicted] = ()) -> None:
-        """Write the spans as trace events (JSON, times in microseconds), and what was predicted beside them."""
+        """Write the spans as trace events, and what was predicted beside them. Raises OSError."""
         with self._lock:
             events = sorted(self._events, key=lambda event: float(event["ts"]))
-            rows = [_named("thread_name", _MEASURED, row, name) for name, row in self._rows.items()]
-        origin, places = float(events[0]["ts"]) if events else 0.0, dict[str, int]()
-        for each in predicted:
-            place = places.setdefault(each.row, _FIRST_PREDICTED + len(places))
-            events.append({"name": each.name, "ph": "X", "ts": origin + each.start_s * 1e6, "dur": each.seconds * 1e6,
-                           "pid": _PREDICTED, "tid": place, "args": {}})  # fmt: skip
-        if places:
-            rows += [
-                _named("process_name", _MEASURED, 0, "measured"),
-                _named("process_name", _PREDICTED, 0, "predicted"),
-            ]
-            rows += [_named("thread_name", _PREDICTED, place, row) for row, place in places.items()]
-        write_durably(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": rows + events}))
-
-
-def _named(kind: str, process: int, row: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": process, "tid": row, "args": {"name": name}}
+            rows = [name_thread(_MEASURED, row, name) for name, row in self._rows.items()]
+        origin_us, threads = float(events[0]["ts"]) if events else 0.0, dict[str, int]()
+        for row, name, start_s, seconds in predicted:
+            thread = threads.setdefault(row, _FIRST_PREDICTED + len(threads))
+            events.append(make_span(name, (_PREDICTED, thread), origin_us + start_s * 1e6, seconds * 1e6))
+        if threads:
+            rows += [name_process(_MEASURED, "measured"), name_process(_PREDICTED, "predicted")]
+            rows += [name_thread(_PREDICTED, thread, row) for row, thread in threads.items()]
+        write_trace(path, rows + events)

@@ -24,10 +24,11 @@ def trace(subparsers: Any) -> None:
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    from nearflash.sim.trace.events import write_events
+    from nearflash.sim.trace.events import trace_events
     from nearflash.sim.trace.picture import plot
     from nearflash.sim.trace.recording import Workload, record, record_waves
     from nearflash.sim.trace.spans import channel_figures
+    from nearflash.support.trace_events import write_trace
 
     workload = Workload(heads=arguments.heads, tokens=arguments.tokens, link_bytes_per_s=arguments.link * 1_000_000)
     names = {suffix: arguments.out / f"{arguments.kernel}.{suffix}" for suffix in ("json", "png", "vcd")}
@@ -38,7 +39,7 @@ def _trace(arguments: argparse.Namespace) -> int:
     for number in range(len(recording.channels)):
         shares = channel_figures(recording, number)
         print(f"channel {number}  " + "  ".join(f"{name} {100 * share:.1f}" for name, share in shares.items()))
-    write_events(recording, names["json"])
+    write_trace(names["json"], trace_events(recording), "ns")
     print(f"trace      {names['json']}  (open with ui.perfetto.dev)")
     plot(recording, names["png"])
     print(f"picture    {names['png']}")
