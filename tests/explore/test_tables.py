@@ -18,7 +18,7 @@ from nearflash.explore.systems.kvnand import Arrangement, Decode, Die, decode_st
 from nearflash.explore.systems.layered import Expander
 from nearflash.explore.systems.nearflash import Attended
 from nearflash.explore.systems.smart_infinity import OptimizerBytes, SmartSsd, Training, speed_up
-from nearflash.explore.tables import UNITS, own_tables, part_names, read_part, read_toml, table, what_if
+from nearflash.explore.tables import UNITS, own_tables, part_names, read_part, table, what_if
 from nearflash.explore.wear import Price
 
 KINDS = (Attended, Board, Cpu, Csd, Die, Energy, Expander, Gpu, Link, Memory, Npu, OptimizerBytes, Price, Runtime,
@@ -143,7 +143,7 @@ def test_a_file_that_is_no_toml(tmp_path, content):
     if content is not None:
         mine.write_bytes(content)
     with pytest.raises(PlanError, match="must be a readable TOML file"):
-        read_toml(mine)
+        read_part(Link, "usb", mine)
 
 
 def test_a_trained_model_of_no_parameters():

@@ -97,18 +97,18 @@ def test_a_plan_for_weights_stored_otherwise_is_rejected(plan):
         (("format",), "x", "must have format 'nearflash plan', version 2, not 'x'"),
         (("version",), 1, "version 2, not 'nearflash plan', 1"),
         (("shape_digest",), 3, "shape_digest must be text"),
-        (("more",), 1, "must have the keys format"),
+        (("more",), 1, "plan must have only format, .*, not more"),
         (("workload", "prompt_tokens"), 0, "workload.prompt_tokens must be a whole number"),
-        (("workload",), [], r"workload must be an object, not \[\]"),
+        (("workload",), [], r"workload must be a table, not \[\]"),
         (("policy", "batch_size"), 1.5, "policy.batch_size must be a whole number"),
         (("policy", "batch_size"), True, "policy.batch_size must be a whole number"),
         (("policy", "overlap"), 1, "policy.overlap must be true or false"),
         (("policy", "weight_bits"), 5, "bits must be 16 or 4"),
         (("policy", "weights", "gpu"), 2.0, "shares must be between 0 and 1"),
         (("policy", "weights", "gpu"), None, "weights.gpu must be a number, not None"),
-        (("policy", "cache", "tape"), 0.0, "cache must have the keys gpu"),
+        (("policy", "cache", "tape"), 0.0, "cache must have only gpu, .*, not tape"),
         (("prediction", "decode_seconds"), "fast", "decode_seconds must be a number"),
-        (("prediction", "peak_bytes"), 3, "peak_bytes must be an object"),
+        (("prediction", "peak_bytes"), 3, "peak_bytes must be a table"),
         (("prediction", "bottleneck"), 3, "bottleneck must be text"),
     ],
 )
@@ -128,7 +128,7 @@ def test_files_that_are_no_json_are_rejected(plan, tmp_path):
     file = tmp_path / "plan.json"
     for text in ("", "{", "[" * 100000):
         file.write_text(text)
-        with pytest.raises(PlanError, match="must be a readable plan in JSON"):
+        with pytest.raises(PlanError, match=r"plan\.json must be a readable JSON file"):
             read_plan(file)
     file.write_text(plan_text(plan).replace("0.5", "NaN", 1))
     with pytest.raises(PlanError, match="must be a number, not nan"):

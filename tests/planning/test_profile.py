@@ -47,7 +47,7 @@ def test_other_budgets_leave_the_rest(t4):
         ("read_weights_bytes_per_s = 2400000000.0", "read_weights_bytes_per_s = 0", "must be above 0, not 0"),
         ("read_weights_bytes_per_s = 2400000000.0", "read_weights_bytes_per_s = nan", "must be above 0, not nan"),
         ("read_weights_bytes_per_s = 2400000000.0", "read_weights_bytes_per_s = true", "must be a number, not True"),
-        ("request_bytes = 1048576", "request_bytes = 1.5", "rates.request_bytes must be a number, not 1.5"),
+        ("request_bytes = 1048576", "request_bytes = 1.5", "rates.request_bytes must be a whole number, not 1.5"),
         ("[memory]", "[memory", "must be TOML"),
         ("read_weights_bytes_per_s = 2400000000.0", "read_weights_bytes_per_s = inf", "must be 1e.24 at most, not inf"),
         ("read_weights_bytes_per_s = 2400000000.0", f"read_weights_bytes_per_s = 0x{'f' * 5000}", "too long to show"),

@@ -9,16 +9,15 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import MISSING, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from nearflash.abi.errors import PlanError
-from nearflash.support.files import read_text
+from nearflash.support.tables import TableReader, read_toml
 
-__all__ = ["UNITS", "current_changes", "own_tables", "part_names", "read_part", "read_toml", "table", "what_if"]
+__all__ = ["UNITS", "current_changes", "own_tables", "part_names", "read_part", "table", "what_if"]
 
 _Part = TypeVar("_Part")
 UNITS = (
@@ -39,14 +38,6 @@ def own_tables(folder: str, file: str) -> Mapping[str, Any]:
     return tomllib.loads((files("nearflash.explore") / folder / file).read_text("utf-8"))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file of yours. Raises PlanError where it cannot be read."""
-    try:
-        return tomllib.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise PlanError(f"{path} must be a readable TOML file: {error}") from error
-
-
 def part_names(kind: type) -> list[str]:
     """Names of the parts of a kind that come with nearflash."""
     return sorted(own_tables("hardware", _file(kind)))
@@ -54,7 +45,7 @@ def part_names(kind: type) -> list[str]:
 
 def read_part(kind: type[_Part], name: str, path: Path | None = None) -> _Part:
     """The part of that name, from nearflash's own file or from `path`. Raises PlanError for one that is not there."""
-    tables = own_tables("hardware", _file(kind)) if path is None else read_toml(path)
+    tables = own_tables("hardware", _file(kind)) if path is None else read_toml(path, PlanError)
     if name not in tables:
         raise PlanError(f"{kind.__name__} must be one of {', '.join(sorted(tables))}, not {name!r}")
     begin = f"{_file(kind).removesuffix('.toml')}.{name}."
@@ -95,38 +86,20 @@ def _file(kind: type) -> str:
 
 def table(kind: type[_Part], body: object, what: str) -> _Part:
     """A dataclass from a table. Raises PlanError for a missing, unknown, negative or not finite value."""
-    if not isinstance(body, Mapping):
-        raise PlanError(f"{what} must be a table, not {body!r}")
-    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
-    required = {name for name, each in known.items() if each.default is MISSING}
-    if missing := required - body.keys():
-        raise PlanError(f"{what} must have {', '.join(sorted(missing))}")
-    if unknown := body.keys() - known.keys():
-        raise PlanError(f"{what} must have only {', '.join(known)}, not {', '.join(sorted(unknown))}")
-    hints = get_type_hints(kind)
-    return kind(**{name: _value(f"{what}.{name}", hints[name], value) for name, value in body.items()})
+    return TableReader(PlanError, _rule).parse(kind, body, what)
 
 
-def _value(what: str, hint: Any, value: Any) -> Any:
-    if hint is str:
-        if not isinstance(value, str) or not value.strip():
-            raise PlanError(f"{what} must be text, not {value!r}")
-        return value
+def _rule(key: str, hint: Any, value: Any) -> str:
     if hint is bool:
-        if not isinstance(value, bool):
-            raise PlanError(f"{what} must be true or false, not {value!r}")
-        return value
-    if hint == tuple[float, ...]:
-        if not isinstance(value, list) or not value:
-            raise PlanError(f"{what} must be a list of numbers, not {value!r}")
-        return tuple(_value(what, float, each) for each in value)
-    kind = int if hint is int else int | float
-    if isinstance(value, bool) or not isinstance(value, kind) or not abs(value) < math.inf:
-        raise PlanError(f"{what} must be a {'whole ' if hint is int else ''}number, not {value!r:.80}")
-    if value and not _LEAST <= abs(value) <= _MOST:
-        raise PlanError(f"{what} must be between {_LEAST:g} and {_MOST:g}")
-    if value < 0 or (value == 0 and not what.endswith(_MAY_BE_ZERO)):
-        raise PlanError(f"{what} must be above 0, not {value!r}")
-    if what.endswith("_fraction") and value > 1:
-        raise PlanError(f"{what} must be between 0 and 1, not {value!r}")
-    return value
+        return ""
+    if isinstance(value, list):
+        return "" if value else "a list of numbers"
+    if hint is str:
+        return "" if value.strip() else "text"
+    if not abs(value) < math.inf:
+        return "a number"
+    if value < 0 or (value == 0 and not key.endswith(_MAY_BE_ZERO)):
+        return "above 0"
+    if value and not _LEAST <= value <= _MOST:
+        return f"between {_LEAST:g} and {_MOST:g}"
+    return "between 0 and 1" if key.endswith("_fraction") and value > 1 else ""

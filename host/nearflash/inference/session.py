@@ -26,7 +26,7 @@ from nearflash.inference.generate import Generated, ends_of, settings_of
 from nearflash.inference.progress import Clock, Progress, TextOut, Tick
 from nearflash.inference.prompts import encode_text, prompt_rows, vocabulary_size
 from nearflash.inference.settings import Caller, check_seed, rejected_by_name
-from nearflash.storage.io.sealed import fields, integers
+from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["Session"]
 
@@ -217,7 +217,7 @@ class Session:
         if len(noted) > 1:
             raise StateError(f"{what} must be of one sequence, not of {len(noted)}: they are another program's")
         for sequence, info in noted.items():
-            identity, tokens, finished, text, messages = fields(
+            identity, tokens, finished, text, messages = check_fields(
                 what, info, identity=dict, tokens=list, finished=int, text=str, messages=list
             )
             own = self._digests["identity"]
@@ -226,9 +226,9 @@ class Session:
                     f"{what} must be of this model and tokenizer, but its {others} are another one's: K and V would "
                     "not fit; load what it was kept with, or name another file"
                 )
-            self.tokens, self._text = integers(f"tokens of {what}", tokens), text
+            self.tokens, self._text = check_integers(f"tokens of {what}", tokens), text
             for message in messages:
-                fields(f"a message of {what}", message, role=str, content=str)
+                check_fields(f"a message of {what}", message, role=str, content=str)
             if finished > len(tokens):
                 raise StateError(f"{what} must have at most {len(tokens)} finished tokens, not {finished}")
             self.messages, self._sequence, self._finished = messages, sequence, finished

@@ -19,8 +19,8 @@ from typing import Any
 
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage.io.direct import flush_directory
-from nearflash.storage.io.sealed import fields, integers
 from nearflash.support.files import open_regular
+from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["Results", "prompt_digest"]
 
@@ -133,12 +133,12 @@ class Results:
             except (ValueError, RecursionError) as error:
                 raise StateError(f"{what} is damaged ({error}): remove it, or name another file") from error
             kinds = {"prompt": int, "digest": str, "tokens": list, "text": str, "crc32": int}
-            prompt, digest, tokens, text, checksum = fields(what, found, **kinds)
+            prompt, digest, tokens, text, checksum = check_fields(what, found, **kinds)
             if checksum != self._checksum({key: found[key] for key in ("prompt", "digest", "tokens", "text")}):
                 raise StateError(f"{what} is damaged: its checksum is another; remove it, or name another file")
             if prompt >= len(self._digests) or self._digests[prompt] != digest:
                 raise self._foreign(f"line {number + 1} is of another prompt {prompt}")
-            self.done[prompt] = integers(what, tokens), text
+            self.done[prompt] = check_integers(what, tokens), text
 
     def _checksum(self, body: Mapping[str, Any]) -> int:
         return zlib.crc32(json.dumps(body, sort_keys=True).encode(), self._seed)

@@ -7,16 +7,17 @@ GPU, `gpu` is the part of host memory that the model may compute in, and links t
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 
 from nearflash.abi.errors import PlanError
 from nearflash.support.files import read_text
+from nearflash.support.tables import TableReader, brief
 
 __all__ = ["Compute", "DeviceTier", "Disk", "DiskRate", "Links", "Machine", "Memory", "Schedule", "known_machines",
            "load_machine", "machine_toml"]  # fmt: skip
@@ -225,10 +226,10 @@ def parse_machine(text: str, what: str = "profile") -> Machine:
         raise PlanError(f'{what} must begin with format = "{_FORMAT}" and version = {_VERSION}')
     name = body.pop("name", None)
     if not isinstance(name, str) or not name:
-        raise PlanError(f"{what} must have a name, not {_shown(name)}")
+        raise PlanError(f"{what} must have a name, not {brief(name)}")
     rates = body.pop("rates", [])
     if not isinstance(rates, list):
-        raise PlanError(f"{what}: rates must be a list of tables, not {_shown(rates)}")
+        raise PlanError(f"{what}: rates must be a list of tables, not {brief(rates)}")
     parsed: dict[str, Any] = {}
     for key, kind in _TABLES.items():
         if key in body:
@@ -244,49 +245,23 @@ def parse_machine(text: str, what: str = "profile") -> Machine:
 
 
 def _table(kind: Any, body: Any, what: str) -> Any:
-    if not isinstance(body, Mapping):
-        raise PlanError(f"{what} must be a table, not {_shown(body)}")
-    hints = get_type_hints(kind)
-    required = {each.name for each in fields(kind) if each.default is MISSING}
-    if missing := required - body.keys():
-        raise PlanError(f"{what} must have {', '.join(sorted(missing))}")
-    if unknown := body.keys() - hints.keys():
-        raise PlanError(f"{what} must have only {', '.join(hints)}, not {', '.join(sorted(unknown))}")
-    values = {key: _value(key, hints[key], value, what) for key, value in body.items()}
-    tokens, factors = values.get("matmul_tokens", ()), values.get("matmul_factors", ())
-    if len(tokens) != len(factors) or any(one >= other for one, other in pairwise(tokens)):
-        raise PlanError(f"{what} must have a factor in matmul_factors for each of matmul_tokens, which ascend")
-    return kind(**values)
+    values = TableReader(PlanError, _rule).parse(kind, body, what)
+    if isinstance(values, Compute):
+        tokens, factors = values.matmul_tokens, values.matmul_factors
+        if len(tokens) != len(factors) or any(one >= other for one, other in pairwise(tokens)):
+            raise PlanError(f"{what} must have a factor in matmul_factors for each of matmul_tokens, which ascend")
+    return values
 
 
-def _value(key: str, hint: Any, value: Any, what: str) -> Any:
-    if hint in (str, bool):
-        if type(value) is not hint:
-            raise PlanError(f"{what}.{key} must be {'text' if hint is str else 'true or false'}, not {_shown(value)}")
-        return value
-    if hint == tuple[float, ...]:
-        if not isinstance(value, list):
-            raise PlanError(f"{what}.{key} must be a list of numbers, not {_shown(value)}")
-        return tuple(_value(key, float, each, what) for each in value)
-    if isinstance(value, bool) or not isinstance(value, int if hint is int else int | float):
-        raise PlanError(f"{what}.{key} must be a number, not {_shown(value)}")
-    least, most = (
-        (0 if key in _MAY_BE_ZERO else _LEAST),
-        (1 if key in _FRACTIONS else _MOST_COUNT if hint is int else _MOST),
-    )
-    if not least <= value <= most:
-        below = "0 or more" if not least else f"{least:g} or more" if value > 0 else "above 0"
-        rule = "between 0 and 1" if key in _FRACTIONS else f"{most:g} at most" if value > most else below
-        raise PlanError(f"{what}.{key} must be {rule}, not {_shown(value)}")
-    return value
-
-
-def _shown(value: object) -> str:
-    """For a message; Python writes no whole number of thousands of digits, which TOML has in other bases."""
-    try:
-        return f"{value!r:.80}"
-    except ValueError:
-        return f"one of type {type(value).__name__} that is too long to show"
+def _rule(key: str, hint: Any, value: Any) -> str:
+    if hint not in (int, float):
+        return ""
+    least = 0 if key in _MAY_BE_ZERO else _LEAST
+    most = 1 if key in _FRACTIONS else _MOST_COUNT if hint is int else _MOST
+    if least <= value <= most:
+        return ""
+    below = "0 or more" if not least else f"{least:g} or more" if value > 0 else "above 0"
+    return "between 0 and 1" if key in _FRACTIONS else f"{most:g} at most" if value > most else below
 
 
 def machine_toml(machine: Machine) -> str:

@@ -5,7 +5,6 @@ a budget, compression, training. What a folder asks for and the caller does not 
 anything is computed.
 """
 
-import json
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError, UnsupportedError
-from nearflash.support.files import read_text
+from nearflash.support.tables import read_json
 
 __all__ = ["ADAPTER", "CONFIG", "FLOATING", "SMOLLM2", "ModelFolder", "open_folder", "read_config"]
 
@@ -115,10 +114,7 @@ def open_folder(
 
 def read_config(file: Path) -> dict[str, Any]:
     """A config.json. Raises CommandError where it is no regular file of a JSON object, or of more than 16 MiB."""
-    try:
-        config = json.loads(read_text(file, _CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CommandError(f"{file} must be a model's {CONFIG}: {getattr(error, 'strerror', None) or error}") from error
+    config = read_json(file, CommandError, max_bytes=_CONFIG_BYTES)
     if not isinstance(config, dict):
         raise CommandError(f"{file} must hold an object, not {type(config).__name__}")
     return config

@@ -76,7 +76,7 @@ def test_a_build_of_another_configuration_is_a_digest_error(desk, manifest):
         ({"files": []}, r"files must be a table, not \[\]"),
         ({"evidence": "believed"}, "evidence must be one of simulated, .*, not 'believed'"),
         ({"fmax_hz": 39_000_000}, "clock_hz must be at most fmax_hz, 39000000, not 40000000"),
-        ({"fmax_hz": "fast"}, "fmax_hz must be an integer of at least 0, not 'fast'"),
+        ({"fmax_hz": "fast"}, "fmax_hz must be a whole number, not 'fast'"),
         ({"board": "other"}, "must be of update-tiny for desk, not of update-tiny for other"),
         ({"config": "update-smartssd"}, "must be of update-tiny for desk, not of update-smartssd for desk"),
         ({"vendor": "no"}, "must have only board, .*, not vendor"),
@@ -91,7 +91,7 @@ def test_a_malformed_manifest_is_rejected_with_the_key(desk, manifest, values, m
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", "[" * 100_000])
 def test_what_is_no_manifest_is_rejected(desk, manifest, text):
     (desk / "update.json").write_text(text)
-    with pytest.raises(BitstreamError, match=r"update.json must be"):
+    with pytest.raises(BitstreamError, match=r"update.json(: manifest)? must be"):
         load_manifest(load_board("desk"), "update")
 
 

@@ -118,7 +118,7 @@ def test_files_of_others_do_not_stop_auto_but_a_damaged_one_of_the_model_does(ho
         ({"version": 1}, "must have version 2, not 1, which names no weights"),
         ({"version": 3}, "must have version 2, not 3"),
         ({"weights": {"float32": 3}}, "must have text as the digests of weights"),
-        ({"layout": []}, "must have an object as layout"),
+        ({"layout": []}, "must have a table as layout"),
         (
             {"layout": {"group_tokens": 16}},
             "must be an object of group_tokens, interleaved, block_tokens",

@@ -139,7 +139,7 @@ def test_options_that_do_not_go_together(options, message):
 def test_a_plans_file_has_its_own_memory(tmp_path, prompts):
     with pytest.raises(CommandError, match="gpu must be given with --plan auto: the plan in "):
         run("--prompts", prompts, "--plan", tmp_path / "plan.json", "--gpu-memory", "1")
-    with pytest.raises(PlanError, match="must be a readable plan in JSON"):
+    with pytest.raises(PlanError, match="must be a readable JSON file"):
         run("--prompts", prompts, "--plan", tmp_path / "plan.json")
 
 

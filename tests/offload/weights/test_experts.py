@@ -132,7 +132,7 @@ def test_hot_experts_stay(mixture, prompts):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "cannot be read"), ('{"layers": []}', "must be an object"), (
+    ("text", "message"), [("{", "readable JSON file .*: remove it"), ('{"layers": []}', "must be an object"), (
         '{"layers": [[0, 8], [1, 8], [2, 8], [3, 8]], "counts": [[1]]}', "must have 4 rows")]
 )  # fmt: skip
 def test_damaged_counts_are_reported(mixture, prompts, text, message):

@@ -70,7 +70,7 @@ def rates_of(body):
 def test_what_is_no_json_and_places_that_cannot_be(tmp_path, file):
     file.parent.mkdir()
     file.write_text("{")
-    with pytest.raises(StateError, match="must be readable JSON"):
+    with pytest.raises(StateError, match="must be a readable JSON file"):
         known_profile(tmp_path, file)
     with pytest.raises(StateError, match="must be writable to keep the drive's rates"):
         keep_profile(tmp_path, RATES, "2026-02-03", file / "below")

@@ -1,15 +1,15 @@
 """Boards: `bitstreams/<board>/board.toml`, with what a build and a driver need to know of each."""
 
+import math
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.kernel.config import KernelConfig, config
-from nearflash.device.bitstreams.schema import parse_table
-from nearflash.support.files import read_text
+from nearflash.support.tables import TableReader, read_toml
 
 __all__ = ["FLOWS", "Board", "Limits", "Memory", "Resources", "Routing", "bitstreams_root", "boards", "load_board"]
 
@@ -145,18 +145,22 @@ def boards() -> list[str]:
     return sorted(path.parent.name for path in bitstreams_root().glob("*/board.toml"))
 
 
+def rule(key: str, hint: Any, value: Any) -> str:
+    """What texts and numbers of boards' and bitstreams' tables must be (nearflash.support.tables)."""
+    if hint is str:
+        return "" if value else "text"
+    return "" if hint not in (int, float) or 0 <= value < math.inf else "a number of at least 0"
+
+
 def load_board(name: str) -> Board:
     """A board by its name. Raises ConfigError for one that does not exist, and for a file that is not a board's."""
     path = bitstreams_root() / name / "board.toml"
     if name not in boards():
         raise ConfigError(f"board must be one of {', '.join(boards())}, not {name!r}")
-    try:
-        body = tomllib.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} must be TOML: {error}") from error
+    body = read_toml(path, ConfigError)
     if body.pop("format", None) != _FORMAT or body.pop("version", None) != _VERSION:
         raise ConfigError(f'{path} must begin with format = "{_FORMAT}" and version = {_VERSION}')
-    board = parse_table(Board, body, str(path))
+    board = TableReader(ConfigError, rule).parse(Board, body, f"{path}: board")
     if board.name != name:
         raise ConfigError(f"{path}: name must be that of its folder, not {board.name!r}")
     return board

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nearflash.abi.errors import BitstreamError, ConfigError, DigestError
+from nearflash.abi.errors import BitstreamError, DigestError
 from nearflash.abi.kernel.config import KernelConfig, config
-from nearflash.device.bitstreams.board import Board, Resources, load_board
+from nearflash.device.bitstreams.board import Board, Resources, load_board, rule
 from nearflash.device.bitstreams.contents import check_bit, check_handoff, check_xclbin
 from nearflash.device.bitstreams.header import Label
-from nearflash.device.bitstreams.schema import parse_table
-from nearflash.support.files import read_text
+from nearflash.support.tables import TableReader, read_json
 
 __all__ = ["EVIDENCE", "Manifest", "load_manifest", "sha256"]
 
@@ -155,16 +154,9 @@ def load_manifest(board: Board, kernel: str) -> Manifest:
     """
     build: KernelConfig = board.build(kernel)
     path = board.folder / f"{kernel}.json"
-    try:
-        body = json.loads(read_text(path))
-    except FileNotFoundError as error:
-        raise BitstreamError(f"{path} must exist; run `make bitstream BOARD={board.name} KERNEL={kernel}`") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise BitstreamError(f"{path} must be JSON: {error}") from error
-    try:
-        manifest = parse_table(Manifest, body, str(path))
-    except ConfigError as error:
-        raise BitstreamError(str(error)) from error
+    if not path.exists():
+        raise BitstreamError(f"{path} must exist; run `make bitstream BOARD={board.name} KERNEL={kernel}`")
+    manifest = TableReader(BitstreamError, rule).parse(Manifest, read_json(path, BitstreamError), f"{path}: manifest")
     if (manifest.board, manifest.config) != (board.name, build.full_name):
         found = f"{manifest.config} for {manifest.board}"
         raise BitstreamError(f"{path} must be of {build.full_name} for {board.name}, not of {found}")

@@ -15,10 +15,10 @@ from typing import Any
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, StateError
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
-from nearflash.storage.io.sealed import fields
 from nearflash.storage.kv import KvLayout, KvShape
 from nearflash.support.files import read_text, write_durably
 from nearflash.support.folders import user_folder
+from nearflash.support.tables import check_fields, read_json
 
 __all__ = ["PolicyFile", "find_policy", "own_folder", "policy_files"]
 
@@ -51,13 +51,10 @@ class PolicyFile:
         """Raises StateError, naming file and field, for what is damaged, of another version, of another model (its
         digest) or does not fit the shape."""
         what = f"policy file {path}"
-        try:
-            body = json.loads(read_text(path))
-        except (OSError, ValueError, RecursionError) as error:
-            raise StateError(f"{what} must be readable JSON: {error}") from error
+        body = read_json(path, StateError)
         if isinstance(body, dict) and body.get("version") == 1:
             raise StateError(f"{what} must have version {_VERSION}, not 1, which names no weights: calibrate again")
-        version, model, found, weights, made_by, fraction, divergence, layout, *settings = fields(
+        version, model, found, weights, made_by, fraction, divergence, layout, *settings = check_fields(
             what, body, version=int, model=str, digest=str, weights=dict, made_by=str, flash_fraction=float,
             divergence=float, layout=dict, top_k=float, local_window=int, keep_tail=bool, score_dims=list, top_p=list,
         )  # fmt: skip
@@ -160,7 +157,7 @@ def _policy(
 
 
 def _layout(what: str, body: Any) -> KvLayout:
-    group, interleaved, block, form, page = fields(
+    group, interleaved, block, form, page = check_fields(
         f"the layout in {what}", body, group_tokens=int, interleaved=bool, block_tokens=int, index_format=str,
         page_bytes=int,
     )  # fmt: skip

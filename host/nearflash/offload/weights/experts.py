@@ -24,8 +24,8 @@ from nearflash.offload.tiers.link import Buffer, Link
 from nearflash.offload.tiers.report import Ledger
 from nearflash.offload.weights.layout import Layout, LayoutReader
 from nearflash.storage.io.checksum import crc32c
-from nearflash.storage.io.sealed import fields, integers
-from nearflash.support.files import read_text, write_durably
+from nearflash.support.files import write_durably
+from nearflash.support.tables import check_fields, check_integers, read_json
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights.sources import Piece, Source
 
@@ -378,18 +378,14 @@ def _read_counts(file: Path | None, shape: list[list[int]]) -> Mapping[tuple[int
     if file is None or not file.exists():
         return {}
     what = f"counts of experts {file}"
-    try:
-        found = json.loads(read_text(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StateError(f"{what} cannot be read ({error}): remove it") from error
-    layers, counts = fields(what, found, layers=list, counts=list)
+    layers, counts = check_fields(what, read_json(file, StateError, "remove it"), layers=list, counts=list)
     if layers != shape:
         return {}
     if len(counts) != len(shape):
         raise StateError(f"{what} must have {len(shape)} rows, not {len(counts)}: remove it")
     kept = {}
     for place, row in enumerate(counts):
-        for expert, count in enumerate(integers(what, row)):
+        for expert, count in enumerate(check_integers(what, row)):
             kept[place, expert] = count // 2  # what was long ago counts for less
     return kept
 

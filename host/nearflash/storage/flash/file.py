@@ -34,7 +34,8 @@ from nearflash.storage.flash.page import (
 from nearflash.storage.flash.spare import SpareRecords
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
-from nearflash.storage.io.sealed import fields, is_erased, seal, unseal
+from nearflash.storage.io.sealed import is_erased, seal, unseal
+from nearflash.support.tables import check_fields
 
 __all__ = ["FLASH_VERSION", "KEPT", "FileFlash", "is_unwritten"]
 
@@ -279,7 +280,7 @@ def _superblock(file: DirectFile) -> dict[str, Any]:
     if body.get("version") != FLASH_VERSION:
         raise StateError(f"{file.path} must have version {FLASH_VERSION}, not {body.get('version')!r}")
     body = {"salt": 0} | body  # files of before have none
-    fields(f"the superblock of {file.path}", body, version=int, geometry=dict, about=dict, salt=int)
+    check_fields(f"the superblock of {file.path}", body, version=int, geometry=dict, about=dict, salt=int)
     if body["salt"] >> 32:
         raise StateError(f"the salt of {file.path} must have 32 bits, not {body['salt']}")
     return body
@@ -288,7 +289,7 @@ def _superblock(file: DirectFile) -> dict[str, Any]:
 def _geometry(file: DirectFile, body: dict[str, Any]) -> FlashGeometry:
     """Raises StateError for what cannot be, or does not fit the file."""
     what = f"the geometry of {file.path}"
-    geometry = fields(what, body, page_bytes=int, pages_per_block=int, channels=int, luns=int, blocks=int)
+    geometry = check_fields(what, body, page_bytes=int, pages_per_block=int, channels=int, luns=int, blocks=int)
     try:
         found = FlashGeometry(*geometry)
     except CommandError as error:

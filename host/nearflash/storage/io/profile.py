@@ -14,9 +14,9 @@ from typing import Any
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.measure import Rate
-from nearflash.storage.io.sealed import fields
-from nearflash.support.files import read_text, write_durably
+from nearflash.support.files import write_durably
 from nearflash.support.folders import user_folder
+from nearflash.support.tables import check_fields, read_json
 
 __all__ = ["DriveProfile", "keep_profile", "known_profile"]
 
@@ -83,11 +83,8 @@ def _drive(folder: Path) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     what = f"the drives' rates in {file}"
-    try:
-        body = json.loads(read_text(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StateError(f"{what} must be readable JSON ({error}); remove the file and measure again") from error
-    version, drives = fields(what, body, version=int, drives=dict)
+    body = read_json(file, StateError, "remove the file and measure again")
+    version, drives = check_fields(what, body, version=int, drives=dict)
     if version != _VERSION:
         raise StateError(f"{what} must have version {_VERSION}, not {version}; remove the file and measure again")
     for found in drives.values():
@@ -97,12 +94,12 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _profile(file: Path, found: Any) -> DriveProfile:
     what = f"the drives' rates in {file}"
-    date, rates = fields(what, found, date=str, rates=list)
+    date, rates = check_fields(what, found, date=str, rates=list)
     return DriveProfile(date, tuple(_rate(what, rate) for rate in rates))
 
 
 def _rate(what: str, body: Any) -> Rate:
-    values = fields(what, body, call=str, block_bytes=int, depth=int, median=float, low=float, high=float)
+    values = check_fields(what, body, call=str, block_bytes=int, depth=int, median=float, low=float, high=float)
     call, block_bytes, depth, *speeds = values
     if call not in ("read", "write", "random") or not block_bytes or not depth or not _are_positive(speeds):
         raise StateError(f"{what} must be of read, write or random, with positive numbers, not {body!r}")

@@ -16,11 +16,9 @@ from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
 
-__all__ = ["crc32", "fields", "integers", "is_erased", "is_sealed", "seal", "unseal"]
+__all__ = ["crc32", "is_erased", "is_sealed", "seal", "unseal"]
 
 _MAGIC = b"nearflash."
-_SHOWN = 80
-"""Characters of a wrong value in a message."""
 
 
 def crc32(data: NDArray[np.uint8] | bytes) -> int:
@@ -65,35 +63,6 @@ def unseal(kind: str, block: NDArray[np.uint8]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         pass
     raise StateError(f"{kind} block must carry a valid checksum, not {head[:40]!r}; it is damaged")
-
-
-def fields(what: str, body: Any, **kinds: type) -> tuple[Any, ...]:
-    """The values of a JSON object that has these fields and no others, each exactly of its kind. Raises StateError.
-
-    A valid checksum tells that a body is what was written, not that it was written by us.
-    """
-    if type(body) is not dict or body.keys() != kinds.keys():
-        found = sorted(body) if type(body) is dict else type(body).__name__
-        raise StateError(f"{what} must be an object of {', '.join(kinds)}, not of {str(found)[:_SHOWN]}")
-    for name, kind in kinds.items():
-        if type(body[name]) is not kind or (kind is int and body[name] < 0):
-            wanted = {
-                int: "an integer of at least 0",
-                float: "a number",
-                bool: "true or false",
-                str: "a string",
-                list: "a list",
-                dict: "an object",
-            }
-            raise StateError(f"{what} must have {wanted[kind]} as {name}, not {repr(body[name])[:_SHOWN]}")
-    return tuple(body[name] for name in kinds)
-
-
-def integers(what: str, values: Any) -> list[int]:
-    """A JSON list of integers of at least 0. Raises StateError."""
-    if type(values) is not list or any(type(value) is not int or value < 0 for value in values):
-        raise StateError(f"{what} must be a list of integers of at least 0, not {repr(values)[:_SHOWN]}")
-    return values
 
 
 def _reject_constant(name: str) -> None:

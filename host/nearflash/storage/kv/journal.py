@@ -35,9 +35,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
-from nearflash.storage.io.sealed import fields, integers
 from nearflash.storage.kv.sequence import Tags
 from nearflash.support.files import open_regular, replaced
+from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["JournalEntry", "SequenceJournal", "journal_line", "journal_path"]
 
@@ -254,8 +254,8 @@ class SequenceJournal:
         if type(version) is int and version not in _VERSIONS:
             raise StateError(f"{self.path} must have version {_VERSION}, not {version}")
         if type(version) is not int or version < _NAMED:
-            return *fields(what, body, version=int, store=str), ""
-        version, name, previous = fields(what, body, version=int, store=str, previous=str)
+            return *check_fields(what, body, version=int, store=str), ""
+        version, name, previous = check_fields(what, body, version=int, store=str, previous=str)
         return version, name, previous
 
     def _body(self, number: int, line: bytes, seed: int) -> Any:
@@ -271,20 +271,20 @@ class SequenceJournal:
     def _apply(self, what: str, body: Any) -> None:
         self.sums = None
         if type(body) is dict and "closed" in body:
-            (closed,) = fields(what, body, closed=dict)
+            (closed,) = check_fields(what, body, closed=dict)
             self.sums = {self._known(what, one): _sums(what, value) for one, value in closed.items()}
         elif type(body) is dict and "freed" in body:
-            sequence, _ = fields(what, body, sequence=int, freed=bool)
+            sequence, _ = check_fields(what, body, sequence=int, freed=bool)
             del self.entries[self._known(what, sequence)]
         elif type(body) is dict and "info" in body:
-            sequence, info = fields(what, body, sequence=int, info=dict)
+            sequence, info = check_fields(what, body, sequence=int, info=dict)
             self.entries[sequence] = replace(self.entries[self._known(what, sequence)], info=info, noted=None)
         elif type(body) is dict and "partial" in body:
-            sequence, values = fields(what, body, sequence=int, partial=list)
+            sequence, values = check_fields(what, body, sequence=int, partial=list)
             entry = self.entries[self._known(what, sequence)]
             self.entries[sequence] = replace(entry, partial=_partial_group(what, values))
         else:
-            sequence, *tags = fields(what, body, sequence=int, token_tags=list, index_tags=list)
+            sequence, *tags = check_fields(what, body, sequence=int, token_tags=list, index_tags=list)
             self.entries[sequence] = self._placed(sequence, *(_tags(what, pairs) for pairs in tags))
 
     def _placed(self, sequence: int, token_tags: Tags, index_tags: Tags) -> JournalEntry:
@@ -357,7 +357,7 @@ def _pairs(tags: Tags) -> list[list[int]]:
 
 def _tags(what: str, pairs: list[Any]) -> Tags:
     """Raises StateError unless they begin with 0 and rise."""
-    rows = [integers(f"tags in {what}", pair) for pair in pairs]
+    rows = [check_integers(f"tags in {what}", pair) for pair in pairs]
     starts = [row[0] for row in rows if len(row) == 2]
     if not rows or len(starts) < len(rows) or starts[0] or any(a >= b for a, b in pairwise(starts)):
         raise StateError(f"{what} must have tags as rising [start, number], the first from 0, not {repr(pairs)[:80]}")
@@ -366,7 +366,7 @@ def _tags(what: str, pairs: list[Any]) -> Tags:
 
 def _partial_group(what: str, values: list[Any]) -> tuple[int, int] | None:
     """Raises StateError unless they are two numbers, or none."""
-    numbers = integers(f"the partial group in {what}", values)
+    numbers = check_integers(f"the partial group in {what}", values)
     if not numbers:
         return None
     if len(numbers) != 2 or min(numbers) < 0:

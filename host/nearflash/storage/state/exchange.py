@@ -20,7 +20,6 @@ from nearflash.abi.errors import StateError, UncheckedWarning
 from nearflash.abi.formats import FP32
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import aligned_buffer
-from nearflash.storage.io.sealed import fields, integers
 from nearflash.storage.state.manifest import (
     ADAM_ARRAYS,
     EXTENT_ALIGNMENT,
@@ -35,6 +34,7 @@ from nearflash.storage.state.safetensors import StoredTensor, TensorFile, write_
 from nearflash.storage.state.state_store import StateStore
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp
+from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["export_state", "import_state", "reshard"]
 
@@ -129,9 +129,9 @@ def _about(file: TensorFile, profile: str, extent_params: int) -> dict[str, Any]
     if "nearflash" in file.metadata:
         about: dict[str, Any] = json.loads(file.metadata["nearflash"])
         kinds = {"profile": str, "steps": int, "tensor_steps": list, "manifest": dict, "metadata": dict}
-        fields(f"the metadata of {file.path}", about, **kinds)
+        check_fields(f"the metadata of {file.path}", about, **kinds)
         manifest = Manifest.from_json(about["manifest"])
-        if len(integers("tensor_steps", about["tensor_steps"])) != len(manifest.tensors):
+        if len(check_integers("tensor_steps", about["tensor_steps"])) != len(manifest.tensors):
             raise StateError(f"tensor_steps of {file.path} must be of {len(manifest.tensors)} tensors")
         if manifest.params * FP32.bytes > file.file.size_bytes + 128 * len(manifest.tensors) + EXTENT_ALIGNMENT * 4:
             raise StateError(f"{file.path} must hold its {manifest.params} parameters; it was cut short")

@@ -14,7 +14,7 @@ from typing import Any, Self
 from nearflash.abi.errors import AlignmentError, StateError
 from nearflash.abi.formats import FP32
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.io.sealed import fields, integers
+from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["ADAM_ARRAYS", "EXTENT_ALIGNMENT", "EXTENT_PARAMS", "Extent", "Manifest", "StateArray", "TensorEntry"]
 
@@ -173,14 +173,14 @@ class Manifest:
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Self:
         """Inverse of `to_json`. Raises StateError for what `pack` does not give."""
-        tensors, extent_params, arrays = fields("a manifest", body, tensors=list, extent_params=int, arrays=list)
+        tensors, extent_params, arrays = check_fields("a manifest", body, tensors=list, extent_params=int, arrays=list)
         entries, stored = [], []
         for tensor in tensors:
-            name, shape, dtype, start = fields("a tensor", tensor, name=str, shape=list, dtype=str, start=int)
-            entries.append(TensorEntry(name, tuple(integers("a tensor's shape", shape)), dtype, start))
+            name, shape, dtype, start = check_fields("a tensor", tensor, name=str, shape=list, dtype=str, start=int)
+            entries.append(TensorEntry(name, tuple(check_integers("a tensor's shape", shape)), dtype, start))
         for array in arrays:
             kinds = {"name": str, "element_bytes": int, "params_per_element": int, "torch_name": str}
-            stored.append(StateArray(*fields("an array", array, **kinds)))
+            stored.append(StateArray(*check_fields("an array", array, **kinds)))
         try:
             packed = cls.pack([(each.name, each.shape, each.dtype) for each in entries], extent_params, stored)
         except AlignmentError as error:

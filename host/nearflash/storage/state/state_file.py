@@ -21,13 +21,14 @@ from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile, aligned_buffer, partial_of
-from nearflash.storage.io.sealed import fields, integers, seal, unseal
+from nearflash.storage.io.sealed import seal, unseal
 from nearflash.storage.state.layout import Layout
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.metadata import decoded_metadata
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp, Superblock, last_and_previous, void_block
 from nearflash.support.files import give_name
+from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["StateFile", "Version"]
 
@@ -149,7 +150,7 @@ class StateFile:
         block = _read_checked(file, "manifest", Layout.manifest_offset, last.manifest_bytes, last.manifest_crc32c)
         body = unseal("manifest", block)
         what = f"the manifest block of {file.path}"
-        about, ratio, index = fields(what, body, manifest=dict, stripe_ratio=list, file=int)
+        about, ratio, index = check_fields(what, body, manifest=dict, stripe_ratio=list, file=int)
         manifest, stripe = Manifest.from_json(about), Stripe(tuple(ratio))
         if index >= len(stripe.ratio) or manifest.params > file.size_bytes * sum(stripe.ratio):
             raise StateError(f"{what} must fit its {file.size_bytes} bytes, file {index} of {len(stripe.ratio)}")
@@ -319,12 +320,12 @@ class StateFile:
         table = _read_checked(self._file, "checksum table", offset, superblock.table_bytes, superblock.table_crc32c)
         what = f"the checksum table of {self.path}"
         body = unseal("table", table)
-        step, steps, slots, columns, metadata = fields(
+        step, steps, slots, columns, metadata = check_fields(
             what, body, step=int, tensor_steps=list, slots=dict, checksums=dict, metadata=dict
         )
-        integers(f"tensor_steps in {what}", steps)
+        check_integers(f"tensor_steps in {what}", steps)
         decoded_metadata(metadata)
-        counts = [len(integers(f"checksums in {what}", column)) for column in columns.values()]
+        counts = [len(check_integers(f"checksums in {what}", column)) for column in columns.values()]
         names = [array.name for array in self.manifest.arrays]
         placed = all(type(column) is str and len(column) == len(self.layout.extents) and not column.strip("01")
                      for column in slots.values())  # fmt: skip

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.io.sealed import fields, is_sealed, seal, unseal
+from nearflash.storage.io.sealed import is_sealed, seal, unseal
+from nearflash.support.tables import check_fields
 
 __all__ = ["STATE_VERSION", "Stamp", "Superblock", "last_and_previous", "void_block"]
 
@@ -63,9 +64,12 @@ class Superblock:
                     f"{path} must have {name} {ours}, not {body.get(name)!r}; use the nearflash release that wrote it"
                 )
         sizes = {name: int for name in ("manifest_bytes", "manifest_crc32c", "table_bytes", "table_crc32c")}
-        _, _, stamp, *values = fields(f"the superblock of {path}", body, version=int, abi=int, stamp=dict, **sizes)
+        _, _, stamp, *values = check_fields(
+            f"the superblock of {path}", body, version=int, abi=int, stamp=dict, **sizes
+        )
         return cls(
-            Stamp(*fields(f"the stamp of {path}", stamp, identity=str, profile=str, step=int, commit=str)), *values
+            Stamp(*check_fields(f"the stamp of {path}", stamp, identity=str, profile=str, step=int, commit=str)),
+            *values,
         )
 
 
@@ -89,7 +93,7 @@ def last_and_previous(path: Path, blocks: Sequence[NDArray[np.uint8]]) -> tuple[
             superblock = Superblock.parse(path, body)
             found += [superblock] if superblock.step % 2 == slot else []
         elif body := _body("void", block):
-            (valid,) = fields(f"the void block of {path}", body, valid=int)
+            (valid,) = check_fields(f"the void block of {path}", body, valid=int)
     if not found:
         raise StateError(f"{path}: both superblocks are damaged; restore the file from a copy")
     last = max(found, key=lambda superblock: superblock.step)
