@@ -33,8 +33,8 @@ def test_linear_weights_are_those_of_the_decoder_layers(model):
     names = linear_weights(model)
     assert len(names) == 14 and names[0] == "model.layers.0.self_attn.q_proj.weight"
     assert not any("lm_head" in name or "embed" in name or "norm" in name for name in names)
-    with pytest.raises(UnsupportedError, match="model must have decoder layers with linear layers, not Linear"):
-        linear_weights(torch.nn.Linear(2, 2))
+    with pytest.raises(UnsupportedError, match="decoder layers with linear layers, not GPT2LMHeadModel"):
+        linear_weights(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

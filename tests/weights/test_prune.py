@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from nearflash.abi.errors import CommandError, NonFiniteError, UnsupportedError
-from nearflash.weights.prune import METHODS, decoder_layers, linear_layers, prune
+from nearflash.weights.layers import layers_with_linears, linear_layers
+from nearflash.weights.prune import METHODS, prune
 
 SIZES = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=100, max_position_embeddings=64)
 CONFIGS = {
@@ -25,14 +26,14 @@ def made(name="llama", dtype=torch.float32):
 
 
 def weights_of(model):
-    return {name: module.weight.detach().clone() for layer in decoder_layers(model)
+    return {name: module.weight.detach().clone() for layer in layers_with_linears(model)
             for name, module in linear_layers(model, layer).items()}  # fmt: skip
 
 
 def first_inputs(model):
     """Inputs (tokens, features) of the first layer's linear layers."""
     seen, hooks = {}, []
-    for name, module in linear_layers(model, decoder_layers(model)[0]).items():
+    for name, module in linear_layers(model, layers_with_linears(model)[0]).items():
         parts = seen[name] = []
         hooks.append(
             module.register_forward_pre_hook(lambda _, given, parts=parts: parts.append(given[0].flatten(0, 1)))
@@ -75,7 +76,7 @@ def test_wanda_is_the_weight_times_the_norm_of_its_input():
     model = made()
     dense, inputs = weights_of(model), first_inputs(model)
     list(prune(model, TOKENS, method="wanda"))
-    for name, module in linear_layers(model, decoder_layers(model)[0]).items():
+    for name, module in linear_layers(model, layers_with_linears(model)[0]).items():
         scores = dense[name].abs() * inputs[name].norm(dim=0)
         for row, kept, score in zip(dense[name], module.weight, scores, strict=True):
             lowest = score.argsort()[: len(row) // 2]
@@ -88,7 +89,7 @@ def test_later_layers_see_what_the_pruned_ones_before_them_give():
     model, other = made(), made()
     list(prune(model, TOKENS, method="wanda"))
     with torch.no_grad():
-        for name, module in linear_layers(other, decoder_layers(other)[0]).items():
+        for name, module in linear_layers(other, layers_with_linears(other)[0]).items():
             module.weight.copy_(dict(model.named_modules())[name].weight)
     # the first layer is pruned already: pruning keeps it, and the second one's inputs are the same
     list(prune(other, TOKENS, method="wanda"))
@@ -98,7 +99,7 @@ def test_later_layers_see_what_the_pruned_ones_before_them_give():
 
 def errors(model, dense, inputs):
     return sum(float((inputs[name] @ (module.weight.detach() - dense[name]).T).square().sum())
-               for name, module in linear_layers(model, decoder_layers(model)[0]).items())  # fmt: skip
+               for name, module in linear_layers(model, layers_with_linears(model)[0]).items())  # fmt: skip
 
 
 @pytest.mark.parametrize("pattern", [None, (2, 4)])
@@ -129,7 +130,7 @@ def test_sparsegpt_makes_up_for_each_column_with_those_behind_it():
     model = made()
     dense, inputs = weights_of(model), first_inputs(model)
     list(prune(model, TOKENS, method="sparsegpt"))
-    for name, module in linear_layers(model, decoder_layers(model)[0]).items():
+    for name, module in linear_layers(model, layers_with_linears(model)[0]).items():
         expected = naive_surgeon(dense[name], inputs[name], module.weight == 0)
         torch.testing.assert_close(module.weight.detach().double(), expected, rtol=1e-3, atol=1e-4)
 
@@ -137,10 +138,10 @@ def test_sparsegpt_makes_up_for_each_column_with_those_behind_it():
 def test_an_input_that_is_never_used_is_pruned_first():
     model = made()
     with torch.no_grad():
-        for layer in decoder_layers(model):
+        for layer in layers_with_linears(model):
             layer.input_layernorm.weight[5] = 0
     list(prune(model, TOKENS, method="sparsegpt"))
-    assert (decoder_layers(model)[0].self_attn.q_proj.weight[:, 5] == 0).all()
+    assert (layers_with_linears(model)[0].self_attn.q_proj.weight[:, 5] == 0).all()
 
 
 def test_stopping_early_leaves_the_model_as_it_was_used():
@@ -183,6 +184,6 @@ def test_models_without_linear_layers():
 def test_activations_that_are_not_finite_are_named():
     model = made()
     with torch.no_grad():
-        decoder_layers(model)[1].self_attn.v_proj.weight[0, 0] = float("inf")
+        layers_with_linears(model)[1].self_attn.v_proj.weight[0, 0] = float("inf")
     with pytest.raises(NonFiniteError, match=r"inputs of model.layers.1.self_attn.o_proj must be finite"):
         list(prune(model, TOKENS))

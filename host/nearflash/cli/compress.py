@@ -140,9 +140,10 @@ def _perplexity(measure: Any, model: Any, tokens: Any) -> float:
 
 
 def _prune(model: Any, calibration: Any, arguments: argparse.Namespace, names: list[str]) -> None:
-    from nearflash.weights.prune import decoder_layers, prune
+    from nearflash.weights.layers import decoder_layers
+    from nearflash.weights.prune import prune
 
-    progress = _Progress("pruned", len(names), len(names) // len(decoder_layers(model)))
+    progress = _Progress("pruned", len(names), len(names) // len(decoder_layers(model)[1]))
     for layer in prune(model, calibration, method=arguments.method, sparsity=arguments.sparsity,
                        pattern=arguments.pattern):  # fmt: skip
         progress.advance(layer.name)

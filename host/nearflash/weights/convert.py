@@ -19,8 +19,8 @@ from nearflash.weights.checkpoint import INDEX, SINGLE, write_index
 from nearflash.weights.compress import compress_tensor, dense_tensor
 from nearflash.weights.file import CHECKPOINT, PackedTensor, write_file
 from nearflash.weights.folder import ADAPTER
+from nearflash.weights.layers import layers_with_linears, linear_layers
 from nearflash.weights.parts import REPORT
-from nearflash.weights.prune import decoder_layers, linear_layers
 from nearflash.weights.weights_map import TORCH_DTYPES
 
 __all__ = ["SHARD_BYTES", "Written", "copy_others", "linear_weights", "write_model"]
@@ -48,7 +48,7 @@ def linear_weights(model: Any) -> list[str]:
 
     Raises UnsupportedError where there are none.
     """
-    return [f"{name}.weight" for layer in decoder_layers(model) for name in linear_layers(model, layer)]
+    return [f"{name}.weight" for layer in layers_with_linears(model) for name in linear_layers(model, layer)]
 
 
 def write_model(

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearflash.abi.errors import CommandError, NonFiniteError, UnsupportedError
+from nearflash.abi.errors import CommandError, NonFiniteError
+from nearflash.weights.layers import layers_with_linears, linear_layers
 
-__all__ = ["METHODS", "PrunedLayer", "decoder_layers", "linear_layers", "prune"]
+__all__ = ["METHODS", "PrunedLayer", "prune"]
 
 METHODS = ("wanda", "sparsegpt", "magnitude")
 _DAMPING, _BLOCK = 0.01, 128
@@ -51,21 +52,6 @@ class _Layout:
         return pruned.scatter_(-1, order[..., :count], True).reshape(rows, columns)
 
 
-def decoder_layers(model: Any) -> list[nn.Module]:
-    """The decoder layers of a transformers model, in order. Raises UnsupportedError where it has none."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    layers = list(getattr(decoder, "layers", ()))
-    if not any(isinstance(each, nn.Linear) for layer in layers for each in layer.modules()):
-        raise UnsupportedError(f"model must have decoder layers with linear layers, not {type(model).__name__}")
-    return layers
-
-
-def linear_layers(model: Any, layer: nn.Module) -> dict[str, nn.Linear]:
-    """The linear layers within a decoder layer, by their names in the model."""
-    inner = {id(each) for each in layer.modules() if isinstance(each, nn.Linear)}
-    return {name: module for name, module in model.named_modules() if id(module) in inner}
-
-
 def prune(
     model: Any,
     tokens: Tensor | None,
@@ -85,7 +71,7 @@ def prune(
     Raises CommandError for other options or tokens, UnsupportedError for a model without decoder layers, before
     anything is changed; NonFiniteError while it runs, where activations are not finite.
     """
-    layers = decoder_layers(model)
+    layers = layers_with_linears(model)
     layout = _checked(model, tokens, method, sparsity, pattern, layers)
     return _pruned(model, layers, tokens, method, layout)
 

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nearflash.abi.errors import CommandError, UnsupportedError, WeightsError
-from nearflash.offload.weights.skeleton import decoder_layers, open_skeleton
+from nearflash.offload.weights.skeleton import open_skeleton
 from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.layers import decoder_layers
 from nearflash.weights.sources import sources_of
 
 FAMILIES = ["llama", "qwen2", "gemma2", "opt", "mixtral", "qwen3_moe", "gpt_oss"]

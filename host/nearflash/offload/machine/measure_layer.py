@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModel
 from nearflash.abi.errors import UnsupportedError
 from nearflash.offload.machine.machine_file import available_bytes
 from nearflash.offload.machine.stopwatch import seconds_of
-from nearflash.offload.weights.skeleton import decoder_layers
 from nearflash.planning.shapes import ModelShape
 from nearflash.weights.empty import load_config, named_errors
 from nearflash.weights.folder import open_folder
+from nearflash.weights.layers import decoder_layers
 from nearflash.weights.pretrained import silent_transformers
 
 __all__ = ["STEP_TOKENS", "LayerRates", "measure_layer"]

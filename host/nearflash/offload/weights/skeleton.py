@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from nearflash.abi.errors import UnsupportedError
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.empty import empty_model
 from nearflash.weights.folder import open_folder
+from nearflash.weights.layers import decoder_layers
 from nearflash.weights.pretrained import silent_transformers
 from nearflash.weights.sources import Source, sources_of
 
-__all__ = ["Skeleton", "decoder_layers", "open_skeleton"]
+__all__ = ["Skeleton", "open_skeleton"]
 
 
 @dataclass
@@ -59,19 +59,3 @@ def open_skeleton(folder: Path | str, dtype: torch.dtype | None = None) -> Skele
         if id(module) not in inside and next(module.parameters(recurse=False), None) is not None
     ]  # fmt: skip
     return Skeleton(model, layers, layer_sources, others, owners, opened.path)
-
-
-def decoder_layers(model: Any) -> tuple[str, list[Any]]:
-    """Name and modules of the list of decoder layers: the one as long as the configuration says, of most parameters.
-
-    Raises UnsupportedError where there is none.
-    """
-    count = model.config.get_text_config(decoder=True).num_hidden_layers
-    lists = [
-        (name, module) for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count
-    ]  # fmt: skip
-    if not lists:
-        raise UnsupportedError(f"model must have a list of {count} layers, but {model.config.model_type!r} has none")
-    name, found = max(lists, key=lambda each: sum(parameter.numel() for parameter in each[1].parameters()))
-    return name, list(found)
