@@ -60,7 +60,7 @@ FOLDERS = {
         *("", "fp", "coding", "gradients", "weights", "update", "nand.bch", "nand", "attention.numerics"),
         *("attention.select", "attention.memory", "attention.control", "attention"),
     ],
-    "offload": ["tiers", "weights", "cache", "schedule", "", "machine", "commands"],
+    "offload": ["tiers", "weights", "weights.experts", "cache", "schedule", "", "machine", "commands"],
     "storage": ["io", "flash", "kv", "state", ""],
     "training": [
         *("checks", "gradients", "gradients.compression", "step", "optimizers", "", "integrations", "examples"),

@@ -4,16 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nearflash.offload.generation import OffloadedModel, OffloadResult, generate
-    from nearflash.offload.tiers.report import Budgets, Report
+    from nearflash.offload.generation import OffloadedModel, generate
+    from nearflash.offload.report import OffloadReport, OffloadResult
+    from nearflash.offload.tiers.ledger import Budgets
 
-__all__ = ["Budgets", "OffloadResult", "OffloadedModel", "Report", "generate"]
+__all__ = ["Budgets", "OffloadReport", "OffloadResult", "OffloadedModel", "generate"]
 
 _HOMES = {
-    "Budgets": "tiers.report",
-    "OffloadResult": "generation",
+    "Budgets": "tiers.ledger",
+    "OffloadReport": "report",
+    "OffloadResult": "report",
     "OffloadedModel": "generation",
-    "Report": "tiers.report",
     "generate": "generation",
 }
 

@@ -21,13 +21,16 @@ from nearflash.inference.cache.guard import guarded
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.prompts import encode_text, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.settings import Caller, check_processors, check_seed, generation_settings
+from nearflash.offload.report import OffloadProgress, OffloadResult
 from nearflash.offload.results import Results, prompt_digest
-from nearflash.offload.run import OffloadProgress, OffloadResult, Run
-from nearflash.offload.schedule.pipeline import open_pipeline
+from nearflash.offload.run import Run, RunContext, RunRequest
+from nearflash.offload.schedule.pipeline import open_stage
+from nearflash.offload.tiers.ledger import Budgets, Ledger
 from nearflash.offload.tiers.link import Link
 from nearflash.offload.tiers.placement import place_units
-from nearflash.offload.tiers.report import Budgets, Ledger
-from nearflash.offload.weights.experts import ExpertCache, mixtures_of
+from nearflash.offload.weights.experts.cache import ExpertCache
+from nearflash.offload.weights.experts.mixture import MixtureLayer, find_mixtures
+from nearflash.offload.weights.experts.patch import ExpertPatch
 from nearflash.offload.weights.layer_weights import LayerWeights
 from nearflash.offload.weights.skeleton import Skeleton, open_skeleton
 from nearflash.planning.policy import OffloadPolicy
@@ -72,30 +75,36 @@ class OffloadedModel:
         expert_bytes: int | None = None,
     ) -> None:  # fmt: skip
         start = perf_counter()
-        self.policy, self.scratch, self._tokenizer = policy, scratch, None
+        self.policy, self._tokenizer = policy, None
         self.ledger = Ledger(budgets or Budgets())
         self.skeleton: Skeleton = open_skeleton(folder, dtype)
         self.model = guarded(self.skeleton.model)
         self._sources = self._named_sources()
         self.link = Link(device)
         sources = self.skeleton.layer_sources
-        self.pipeline = open_pipeline(len(sources))
+        self.stage = open_stage(len(sources))
         for number, layer in enumerate(sources):
-            if not self.owns(number):
+            if not self.stage.owns(number):
                 layer.clear()
         sizes = [sum(source.size_bytes for source in layer.values()) for layer in sources]
         self.tiers = place_units(policy.weights, sizes)
-        self.experts = None if expert_bytes is None else self._open_experts(expert_bytes, direct)
+        self.experts = self._patch = None
+        if expert_bytes is not None:
+            mixtures = self._find_mixtures()
+            self.experts = ExpertCache(
+                mixtures, expert_bytes, link=self.link, ledger=self.ledger, folder=self.skeleton.folder,
+                ahead=policy.overlap, direct=direct,
+            )  # fmt: skip
+            self._patch = ExpertPatch(mixtures, self.experts)
         self._load_others()
         self._weights = LayerWeights(
             self.skeleton.layers, sources, self.tiers, link=self.link, ledger=self.ledger, bits=policy.weight_bits,
             overlap=policy.overlap, direct=direct,
         )  # fmt: skip
-        self._weights_s = perf_counter() - start
-
-    def owns(self, number: int) -> bool:
-        """Whether a layer is this process's; of several ranks each has some (nearflash.offload.schedule.pipeline)."""
-        return self.pipeline is None or self.pipeline.owns(number)
+        self._context = RunContext(
+            self.model, self.skeleton.layers, self.skeleton.others, policy, self._weights, self.experts, self.link,
+            self.ledger, self.stage, scratch, weights_s=perf_counter() - start, text_of=self.text_of,
+        )  # fmt: skip
 
     @property
     def tokenizer(self) -> Any:
@@ -164,7 +173,17 @@ class OffloadedModel:
             "cache_bits": self.policy.cache_bits, "kv_on_device": self.policy.cache.device,
             "attention": None if attention is None else repr(attention), **self._identity(),
         }  # fmt: skip
-        run = Run(self, rows, settings, seed, on_text, progress, engine, attention)
+        request = RunRequest(
+            rows,
+            settings,
+            seed,
+            self.tokenizer if settings.stop_strings else None,
+            on_text,
+            progress,
+            engine,
+            attention,
+        )
+        run = Run(self._context, request)
         if results is None:
             return run.all(None)
         with Results(results, [prompt_digest(row) for row in rows], kept) as file:
@@ -173,8 +192,9 @@ class OffloadedModel:
     def close(self) -> None:
         """Free memory and files; may be called twice."""
         self._weights.close()
-        if self.experts is not None:
+        if self.experts is not None and self._patch is not None:
             self.experts.close()
+            self._patch.close()
 
     def __enter__(self) -> Self:
         return self
@@ -182,27 +202,17 @@ class OffloadedModel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def weights(self) -> LayerWeights:
-        """Of the layers."""
-        return self._weights
-
-    @property
-    def weights_s(self) -> float:
-        """Seconds that loading took."""
-        return self._weights_s
-
     # Parts
 
-    def _open_experts(self, expert_bytes: int, direct: bool) -> ExpertCache:
-        """A cache of the experts of the layers on disk. Raises CommandError where there are none."""
+    def _find_mixtures(self) -> list[MixtureLayer]:
+        """Mixtures of the layers on disk; their routers stay in memory. Raises CommandError where there are none."""
         sources = self.skeleton.layer_sources
-        on_disk = [number for number, tier in enumerate(self.tiers) if tier == "disk" and self.owns(number)]
-        mixtures = mixtures_of(self.skeleton.layers, sources, on_disk)
+        on_disk = [number for number, tier in enumerate(self.tiers) if tier == "disk" and self.stage.owns(number)]
+        mixtures = find_mixtures(self.skeleton.layers, sources, on_disk)
         if not mixtures:
             raise CommandError("expert_bytes must be None for a model without experts in its layers on disk")
         names = {id(module): name for name, module in self.model.named_modules()}
-        for mixture in mixtures:  # routers stay in memory: they are asked before their layer's turn
+        for mixture in mixtures:  # their routers are asked before their layer's turn
             layer = self.skeleton.layers[mixture.number]
             if mixture.router is not None:
                 inner = names[id(mixture.router)].removeprefix(f"{names[id(layer)]}.")
@@ -211,10 +221,7 @@ class OffloadedModel:
                         f"{inner}.{leaf}"
                     )
         self.model.set_experts_implementation("eager")
-        return ExpertCache(
-            mixtures, expert_bytes, link=self.link, ledger=self.ledger, folder=self.skeleton.folder,
-            ahead=self.policy.overlap, direct=direct,
-        )  # fmt: skip
+        return mixtures
 
     def _load_others(self) -> None:
         """What lies outside the layers, and buffers within them, into the memory of what computes."""

@@ -1,8 +1,9 @@
 """One run of a list of prompts: block after block, each batch transformers' own generation in a fiber."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,154 +17,158 @@ from nearflash.inference.engines.base import Engine
 from nearflash.inference.progress import Ends
 from nearflash.inference.prompts import left_padded
 from nearflash.inference.settings import GenerationSettings
-from nearflash.offload.cache.block import Block, BlockShape, on_device
+from nearflash.offload.cache.block import BatchShape, Block, BlockShape, on_device
 from nearflash.offload.cache.kv_cache import TieredCache
+from nearflash.offload.report import OffloadProgress, OffloadReport, OffloadResult
 from nearflash.offload.results import Results
 from nearflash.offload.sampling import GumbelSampler, warpers
+from nearflash.offload.schedule.pipeline import PipelineStage
 from nearflash.offload.schedule.zigzag import Batch, Interception, ZigZag
-from nearflash.offload.tiers.report import CACHE_WAIT, COMPUTE, STATES_WAIT, WEIGHTS_WAIT, Report
-from nearflash.offload.weights.experts import EXPERTS_WAIT
+from nearflash.offload.tiers.ledger import PHASES, Ledger
+from nearflash.offload.tiers.link import Link
+from nearflash.offload.weights.experts.cache import ExpertCache, HitCounts
+from nearflash.offload.weights.layer_weights import LayerWeights
+from nearflash.planning.policy import OffloadPolicy
 from nearflash.support.process import peak_resident_bytes
 from nearflash.weights.pretrained import silent_transformers
 
-__all__ = ["OffloadProgress", "OffloadResult", "Run"]
-
-_PHASES = (COMPUTE, WEIGHTS_WAIT, CACHE_WAIT, STATES_WAIT, EXPERTS_WAIT, "between layers")
+__all__ = ["Run", "RunContext", "RunRequest"]
 
 
 @dataclass(frozen=True)
-class OffloadProgress:
-    """How far a generation is."""
+class RunContext:
+    """A model and its parts on their tiers, as a run uses them; they stay open after it."""
 
-    finished: int
-    """Prompts, those of earlier runs included."""
-    prompts: int
-    step: int
-    """Tokens of each prompt of the block that is computed."""
-    steps: int
-    """Of these at most."""
-    tokens_per_s: float
-    """Of all prompts computed in this run, since its start."""
-    remaining_s: float
-    """Until all are finished, at the rate of this run so far, if no text ends early."""
+    model: Any
+    """transformers' model, whose layers' parameters have no memory of their own."""
+    layers: Sequence[Any]
+    """Its decoder layers, in their order."""
+    others: Sequence[Any]
+    """Modules outside the layers that have parameters."""
+    policy: OffloadPolicy
+    weights: LayerWeights
+    experts: ExpertCache | None
+    link: Link
+    ledger: Ledger
+    stage: PipelineStage
+    """This process's share of the layers."""
+    scratch: Path | None
+    """Folder of the file for what lies on disk; None: the system's for temporary files."""
+    weights_s: float
+    """Seconds that loading took."""
+    text_of: Callable[[list[int]], str]
+    """Makes text of tokens."""
 
 
 @dataclass(frozen=True)
-class OffloadResult:
-    """What came of the prompts, in their order."""
+class RunRequest:
+    """The arguments of one call of `OffloadedModel.generate`, resolved."""
 
-    tokens: list[list[int]]
-    """New ones, up to the stop token."""
-    texts: list[str]
-    """Empty where the model has no tokenizer."""
-    report: Report
-    resumed: int = 0
-    """Prompts whose results an earlier run had written."""
+    prompts: list[list[int]]
+    settings: GenerationSettings
+    seed: int = 0
+    tokenizer: Any = None
+    """For strings that end a text; None where there are none."""
+    on_text: Callable[[int, list[int], str], None] | None = None
+    progress: Callable[[OffloadProgress], None] | None = None
+    engine: Engine | None = None
+    attention: AttentionPolicy | None = None
+    """Of the engine that is opened where none is given; None: dense."""
 
 
 class Run:
-    """One call of `generate` of an OffloadedModel, `owner`."""
+    """One call of `generate`."""
 
-    def __init__(
-        self, owner: Any, rows: list[list[int]], settings: GenerationSettings, seed: int,
-        on_text: Callable[[int, list[int], str], None] | None, progress: Callable[[OffloadProgress], None] | None,
-        engine: Engine | None, attention: AttentionPolicy | None,
-    ) -> None:  # fmt: skip
-        self._engine, self._attention = engine, attention or AttentionPolicy(AttentionMode.DENSE)
-        self._owner, self._rows, self._steps = owner, rows, settings.max_new_tokens
-        self._settings, self._seed, self._on_text, self._progress = settings, seed, on_text, progress
-        self._found: dict[int, list[int]] = {}
+    def __init__(self, context: RunContext, request: RunRequest) -> None:
+        self.context, self.request = context, request
+        self._engine, self._steps = request.engine, request.settings.max_new_tokens
+        self._tokens: dict[int, list[int]] = {}
         self._texts: dict[int, str] = {}
-        self._finished = self._resumed = self._step = 0
-        self._first_s = 0.0
-        self._start = perf_counter()
-        self._generated = 0
-        cache = owner.experts
-        self._experts_before = (0, 0, 0) if cache is None else (cache.hits, cache.ahead_hits, cache.misses)
+        self._resumed = self._step = self._generated = 0
+        self._start = self._first_s = perf_counter()
+        self._prefill_s = self._decode_s = 0.0
+        self._experts_before = self._hit_counts()
 
     def all(self, results: Results | None) -> OffloadResult:
         """Every block; results of each are written when it is finished."""
-        owner = self._owner
-        owner.ledger.clear()
-        if results is not None:
-            for number, (tokens, text) in results.done.items():
-                self._found[number], self._texts[number] = tokens, text
-        resumed = self._resumed = self._finished = len(self._found)
-        left = [number for number in range(len(self._rows)) if number not in self._found]
-        blocks = [left[at : at + owner.policy.block_size] for at in range(0, len(left), owner.policy.block_size)]
-        self._start, prefill_s, decode_s = perf_counter(), 0.0, 0.0
-        if blocks:
-            dtype, shapes = owner.model.dtype, [self._shape(block) for block in blocks]
-            room = Block(
-                owner.model.config, dtype, owner.policy, shapes, link=owner.link, ledger=owner.ledger,
-                scratch=owner.scratch, owns=owner.owns,
-            )  # fmt: skip
-            stops = Interception([*owner.skeleton.layers, *owner.skeleton.others])
-            with self._device_engine(shapes), room, stops, silent_transformers():
-                for place, (block, shape) in enumerate(zip(blocks, shapes, strict=True)):
-                    start = perf_counter()
-                    self._block(room, block, shape, more=place + 1 < len(blocks))
-                    prefill_s += self._first_s - start
-                    decode_s += perf_counter() - self._first_s
-                    if results is not None:
-                        results.add({number: (self._found[number], self._texts[number]) for number in block})
-        report = self._report(prefill_s, decode_s, sum(len(self._found[number]) for number in left))
-        every = range(len(self._rows))
-        return OffloadResult([self._found[n] for n in every], [self._texts[n] for n in every], report, resumed)
+        self.context.ledger.clear()
+        for number, (tokens, text) in ({} if results is None else results.done).items():
+            self._tokens[number], self._texts[number] = tokens, text
+        self._resumed, numbers = len(self._tokens), range(len(self.request.prompts))
+        left = [number for number in numbers if number not in self._tokens]
+        self._start = perf_counter()
+        if left:
+            self._compute(_split(left, self.context.policy.block_size), results)
+        report = self._report(sum(len(self._tokens[number]) for number in left))
+        return OffloadResult(
+            [self._tokens[n] for n in numbers], [self._texts[n] for n in numbers], report, self._resumed
+        )
+
+    def _compute(self, blocks: list[list[int]], results: Results | None) -> None:
+        """Compute the prompts of blocks, which are their numbers, with one memory for all of them."""
+        context, shapes = self.context, [self._shape(prompts) for prompts in blocks]
+        memory = Block(
+            context.model.config, context.model.dtype, context.policy, shapes, link=context.link,
+            ledger=context.ledger, scratch=context.scratch, owns=context.stage.owns,
+        )  # fmt: skip
+        stops = Interception([*context.layers, *context.others])
+        with self._device_engine(shapes), memory, stops, silent_transformers():
+            for index, (prompts, shape) in enumerate(zip(blocks, shapes, strict=True)):
+                start = perf_counter()
+                self._compute_block(memory, prompts, shape, more=index + 1 < len(blocks))
+                self._prefill_s += self._first_s - start
+                self._decode_s += perf_counter() - self._first_s
+                if results is not None:
+                    results.add({number: (self._tokens[number], self._texts[number]) for number in prompts})
 
     def _device_engine(self, shapes: list[BlockShape]) -> AbstractContextManager[Any]:
-        """The engine of the batches on a device, open for the block; one that was given stays open."""
-        owner = self._owner
-        numbers = [on_device(owner.policy, len(shape.batches)) for shape in shapes]
-        if not max(numbers):
+        """The engine of the batches on a device, open for the blocks; one that was given stays open."""
+        context = self.context
+        counts = [on_device(context.policy, len(shape.batches)) for shape in shapes]
+        if not max(counts):
             return nullcontext()
-        attach(owner.model)
+        attach(context.model)
         if self._engine is not None:
             return nullcontext()
-        own = [shape.batches[:number] for shape, number in zip(shapes, numbers, strict=True)]
+        batches = [shape.batches[:count] for shape, count in zip(shapes, counts, strict=True)]
         self._engine = open_engine(
-            kv_shape_of(owner.model.config), self._attention,
-            tokens=max(tokens for batches in own for _, tokens in batches),
-            sequences=max(sum(count for count, _ in batches) for batches in own),
+            kv_shape_of(context.model.config), self.request.attention or AttentionPolicy(AttentionMode.DENSE),
+            tokens=max(batch.tokens for block in batches for batch in block),
+            sequences=max(sum(batch.sequences for batch in block) for block in batches),
         )  # fmt: skip
         return self._engine
 
-    def _shape(self, block: list[int]) -> BlockShape:
-        longest = [max(len(self._rows[number]) for number in batch) for batch in self._batches(block)]
-        sizes = [(len(batch), width + self._steps) for batch, width in zip(self._batches(block), longest, strict=True)]
-        return BlockShape(tuple(sizes), max(longest))
+    def _shape(self, prompts: list[int]) -> BlockShape:
+        batches = _split(prompts, self.context.policy.batch_size)
+        longest = [max(len(self.request.prompts[number]) for number in batch) for batch in batches]
+        shapes = (BatchShape(len(batch), width + self._steps) for batch, width in zip(batches, longest, strict=True))
+        return BlockShape(tuple(shapes), max(longest))
 
-    def _batches(self, block: list[int]) -> list[list[int]]:
-        size = self._owner.policy.batch_size
-        return [block[at : at + size] for at in range(0, len(block), size)]
-
-    def _block(self, room: Block, block: list[int], shape: BlockShape, more: bool) -> None:
-        owner, batches = self._owner, []
+    def _compute_block(self, memory: Block, prompts: list[int], shape: BlockShape, more: bool) -> None:
+        context, batches = self.context, []
         self._step = 0
-        assert room.mover is not None
-        for number, prompts in enumerate(self._batches(block)):
-            layers, parked = room.batch(shape, number)
-            cache: Any = TieredCache(owner.model.config, layers)
-            if number < on_device(owner.policy, len(shape.batches)):
+        for number, batch in enumerate(_split(prompts, context.policy.batch_size)):
+            layers, parked = memory.batch(shape, number)
+            cache: Any = TieredCache(context.model.config, layers)
+            if number < on_device(context.policy, len(shape.batches)):
                 assert self._engine is not None
-                cache = NearflashCache(self._engine, owner.model.config)
-            run = _BatchRun(self, prompts, cache)
-            batches.append(Batch(run.generate, f"batch {number}", layers, parked, self._steps))
+                cache = NearflashCache(self._engine, context.model.config)
+            generation = _BatchGeneration(self, batch, cache)
+            batches.append(Batch(generation.generate, f"batch {number}", layers, parked, self._steps))
+        assert memory.mover is not None
         schedule = ZigZag(
-            owner.skeleton.layers, owner.weights, room.mover, owner.ledger, self._tick, owner.pipeline,
-            owner.model.get_output_embeddings(),
-            split=owner.experts is None,  # which are read once for a batch
+            context.layers, context.weights, memory.mover, context.ledger, context.stage,
+            context.model.get_output_embeddings(), self._tick,
+            split=context.experts is None,  # which are read once for a batch
         )  # fmt: skip
         schedule.run(batches, more=more)
-        self._step = 0
 
     def finish(self, prompt: int, tokens: list[int]) -> None:
         """A prompt's text has come to its end."""
-        self._found[prompt] = tokens
-        self._texts[prompt] = self._owner.text_of(tokens)
-        self._finished += 1
-        if self._on_text is not None:
-            self._on_text(prompt, tokens, self._texts[prompt])
+        self._tokens[prompt] = tokens
+        self._texts[prompt] = self.context.text_of(tokens)
+        if self.request.on_text is not None:
+            self.request.on_text(prompt, tokens, self._texts[prompt])
 
     def count(self, tokens: int) -> None:
         """So many tokens more, of one batch."""
@@ -171,80 +176,68 @@ class Run:
         if self._step == 1:  # its batches' first tokens follow the first pass
             self._first_s = perf_counter()
 
-    @property
-    def chooses(self) -> bool:
-        """Whether this process chooses tokens: the last of several ranks does."""
-        return self._owner.pipeline is None or self._owner.pipeline.is_last
-
-    def send(self, tokens: torch.Tensor) -> None:
-        """Tokens that were chosen, to other ranks."""
-        if self._owner.pipeline is not None and self._owner.pipeline.is_last:
-            self._owner.pipeline.send_tokens(tokens)
-
     def _tick(self) -> None:
         """All batches of the block have passed all layers."""
         self._step += 1
-        if self._progress is not None:
-            spent = perf_counter() - self._start
-            all_tokens = (len(self._rows) - self._resumed) * self._steps
-            rate = self._generated / spent
-            left = max(all_tokens - self._generated, 0) / rate if rate else 0.0
-            self._progress(OffloadProgress(self._finished, len(self._rows), self._step, self._steps, rate, left))
+        if self.request.progress is not None:
+            prompts = len(self.request.prompts)
+            rate = self._generated / (perf_counter() - self._start)
+            left = max((prompts - self._resumed) * self._steps - self._generated, 0) / rate if rate else 0.0
+            done = OffloadProgress(len(self._tokens), prompts, self._step, self._steps, rate, left)
+            self.request.progress(done)
 
-    def _report(self, prefill_s: float, decode_s: float, new_tokens: int) -> Report:
-        ledger = self._owner.ledger
-        self._owner.link.finish()
-        seconds = {name: ledger.timeline.seconds.get(name, 0.0) for name in _PHASES}
-        total = perf_counter() - self._start
-        return Report(
-            new_tokens, total, prefill_s, decode_s, seconds, dict(ledger.links), dict(ledger.peaks),
-            peak_resident_bytes(), self._owner.weights_s, *self._expert_counts(),
-        )  # fmt: skip
+    def _report(self, new_tokens: int) -> OffloadReport:
+        ledger, hits = self.context.ledger, self._hit_counts() - self._experts_before
+        self.context.link.finish()
+        return OffloadReport(
+            new_tokens=new_tokens,
+            total_s=perf_counter() - self._start,
+            prefill_s=self._prefill_s,
+            decode_s=self._decode_s,
+            seconds={name: ledger.timeline.seconds.get(name, 0.0) for name in PHASES},
+            link_bytes=dict(ledger.links),
+            peak_bytes=dict(ledger.peaks),
+            peak_process_bytes=peak_resident_bytes(),
+            weights_s=self.context.weights_s,
+            expert_hits=hits.hits,
+            experts_ahead=hits.ahead,
+            expert_misses=hits.misses,
+        )
 
-    def _expert_counts(self) -> tuple[int, int, int]:
-        """Experts that were in memory, on their way, and neither, in this call."""
-        cache = self._owner.experts
-        now = (0, 0, 0) if cache is None else (cache.hits, cache.ahead_hits, cache.misses)
-        hits, ahead, misses = (one - other for one, other in zip(now, self._experts_before, strict=True))
-        return hits, ahead, misses
-
-    @property
-    def settings(self) -> tuple[Any, list[list[int]], GenerationSettings]:
-        """Model, prompts and settings."""
-        return self._owner.model, self._rows, self._settings
+    def _hit_counts(self) -> HitCounts:
+        return HitCounts() if self.context.experts is None else self.context.experts.hit_counts
 
     def options(self, prompts: list[int]) -> dict[str, Any]:
-        """Of transformers' generate for a batch; where another rank chooses tokens, they are repeated as they come."""
-        if not self.chooses:
-            return self._settings.repeating
-        options = self._settings.options | {"do_sample": False, "prefill_chunk_size": None}
-        if self._settings.is_sampled:
-            warp = warpers(self._owner.model, self._settings)
-            options["logits_processor"] = [GumbelSampler(prompts, warp, self._seed)]
+        """Options of transformers' generate for a batch; where another rank chooses tokens, they are repeated as they
+        come.
+        """
+        settings = self.request.settings
+        if not self.context.stage.is_last:
+            return settings.repeating
+        options = settings.options | {"do_sample": False, "prefill_chunk_size": None}
+        if settings.is_sampled:
+            warp = warpers(self.context.model, settings)
+            options["logits_processor"] = [GumbelSampler(prompts, warp, self.request.seed)]
         return options
 
-    def ends(self) -> Ends:
-        """Where texts of a batch end."""
-        strings = self._settings.stop_strings
-        return Ends(self._settings.stops, strings, self._owner.tokenizer if strings else None)
 
-
-class _BatchRun(StoppingCriteria):
+class _BatchGeneration(StoppingCriteria):
     """transformers' generation of one batch, in a fiber."""
 
     def __init__(self, run: Run, prompts: list[int], cache: Any) -> None:
         self._run, self._prompts, self._cache = run, prompts, cache
+        self._model, self._stage = run.context.model, run.context.stage
+        self._rows = [run.request.prompts[prompt] for prompt in prompts]
+        self._width = max(map(len, self._rows))
         self._open = set(range(len(prompts)))
-        self._ends = run.ends()
-        self._width = 0
+        settings = run.request.settings
+        self._pad = settings.fields["pad_token_id"]
+        self._ends = Ends(settings.stops, settings.stop_strings, run.request.tokenizer)
 
     def generate(self) -> None:
         """All of it; each text's end is reported when it comes."""
-        model, rows, settings = self._run.settings
-        own = [rows[prompt] for prompt in self._prompts]
-        self._width = max(map(len, own))
-        out = model.generate(
-            **left_padded(own, settings.fields["pad_token_id"], model.device), past_key_values=self._cache,
+        out = self._model.generate(
+            **left_padded(self._rows, self._pad, self._model.device), past_key_values=self._cache,
             stopping_criteria=[self], **self._run.options(self._prompts),
         )  # fmt: skip
         for row in sorted(self._open):
@@ -257,7 +250,8 @@ class _BatchRun(StoppingCriteria):
         """Report the texts that ended with the last token; stops those that a string ends."""
         done = self._ends(input_ids, scores)
         self._run.count(len(self._open))
-        self._run.send(input_ids[:, -1])
+        if self._stage.is_last:
+            self._stage.send_tokens(input_ids[:, -1])
         last = input_ids[:, -1].tolist()
         for row in [row for row in self._open if self._ends.has_ended(row, last[row])]:
             self._finish(row, input_ids)
@@ -266,3 +260,7 @@ class _BatchRun(StoppingCriteria):
 
     def _finish(self, row: int, ids: torch.Tensor) -> None:
         self._run.finish(self._prompts[row], self._ends.new_tokens(row, ids[row].tolist(), self._width))
+
+
+def _split(prompts: list[int], size: int) -> list[list[int]]:
+    return [prompts[start : start + size] for start in range(0, len(prompts), size)]

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from nearflash.abi.errors import CommandError, StorageFullError
-from nearflash.offload.cache.block import Block, BlockShape, on_device
+from nearflash.offload.cache.block import BatchShape, Block, BlockShape, on_device
 from nearflash.offload.cache.kv_rest import DiskRest, KvForm
+from nearflash.offload.tiers.ledger import Budgets, Ledger
 from nearflash.offload.tiers.link import Link
-from nearflash.offload.tiers.report import Budgets, Ledger
 from nearflash.planning.policy import OffloadPolicy, Shares
 
 GPU, HOST, DISK = Shares(gpu=1), Shares(host=1), Shares(disk=1)
-SHAPE = BlockShape(((3, 40), (3, 35), (1, 20)), 30)
+SHAPE = BlockShape((BatchShape(3, 40), BatchShape(3, 35), BatchShape(1, 20)), 30)
 TOKEN = 64 * 4
 """Bytes of a key."""
 
@@ -78,7 +78,7 @@ def test_codes_of_4_bits_take_less(config):
 
 
 def test_the_largest_block_counts(config):
-    small = BlockShape(((1, 20),), 10)
+    small = BlockShape((BatchShape(1, 20),), 10)
     ledger = Ledger()
     with block(config, policy(), ledger, (small, SHAPE, small)) as made:
         assert ledger.held["gpu"] == CACHE + 3 * STATES

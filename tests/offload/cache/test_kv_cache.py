@@ -11,8 +11,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from nearflash.abi.errors import StorageFullError, UnsupportedError
 from nearflash.offload.cache.kv_cache import CacheMover, TieredCache, TieredLayer, cached_layers
 from nearflash.offload.cache.kv_rest import KvForm, MemoryRest
+from nearflash.offload.tiers.ledger import Budgets, Ledger
 from nearflash.offload.tiers.link import Link, host_memory
-from nearflash.offload.tiers.report import Budgets, Ledger
 
 FORM = KvForm(2, 3, 60, 16, torch.float32)
 

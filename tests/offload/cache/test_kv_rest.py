@@ -7,8 +7,8 @@ import torch
 from nearflash.abi.errors import StateError
 from nearflash.offload.cache.kv_rest import DiskRest, KvForm, MemoryRest
 from nearflash.offload.tiers.groups import decode, encode
+from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import host_memory
-from nearflash.offload.tiers.report import Ledger
 from nearflash.storage.io.direct import DirectFile
 
 TOKENS = 150

@@ -11,7 +11,7 @@ import pytest
 from nearflash.abi.errors import CommandError
 from nearflash.offload import generate
 from nearflash.offload.__main__ import main, shares
-from nearflash.offload.schedule.pipeline import Pipeline
+from nearflash.offload.schedule.pipeline import PipelineStage
 from nearflash.planning.policy import OffloadPolicy, Shares
 
 
@@ -58,13 +58,18 @@ def test_ranks_draw_the_same_tokens(saved, prompt_file):
     assert found == generate(folder, rows, policy, max_new_tokens=9, temperature=1.3, seed=4).tokens
 
 
+def test_one_rank_owns_all_layers():
+    stage = PipelineStage(0, 1, 4)
+    assert stage.is_last and all(stage.owns(number) for number in range(4)) and not stage.owns(4)
+
+
 def test_layers_are_split_evenly():
-    bounds = [(each.first, each.end) for each in (Pipeline(rank, 3, 8) for rank in range(3))]
+    bounds = [(each.first, each.end) for each in (PipelineStage(rank, 3, 8) for rank in range(3))]
     assert bounds == [(0, 2), (2, 5), (5, 8)]
-    assert [Pipeline(1, 3, 8).owns(number) for number in (1, 2, 4, 5)] == [False, True, True, False]
-    assert Pipeline(2, 3, 8).is_last and not Pipeline(1, 3, 8).is_last
+    assert [PipelineStage(1, 3, 8).owns(number) for number in (1, 2, 4, 5)] == [False, True, True, False]
+    assert PipelineStage(2, 3, 8).is_last and not PipelineStage(1, 3, 8).is_last
     with pytest.raises(CommandError, match="ranks must be at most 2"):
-        Pipeline(0, 3, 2)
+        PipelineStage(0, 3, 2)
 
 
 def test_the_command_writes_results_and_a_trace(saved, prompt_file, plain, tmp_path, capsys):

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from nearflash.offload.schedule.fiber import Call, Fiber
+from nearflash.offload.schedule.pipeline import PipelineStage
 from nearflash.offload.schedule.zigzag import Batch, Interception, ZigZag
 from nearflash.offload.tiers.activations import Parked
-from nearflash.offload.tiers.report import Ledger
+from nearflash.offload.tiers.ledger import Ledger
 
 
 class Recorder:
@@ -63,7 +64,7 @@ def batch(model, number, passes, count, out=None):
 
 def run(batches, passes, layers=3, more=False, **options):
     model, recorder, out = Stack(layers), Recorder(), []
-    schedule = ZigZag(model.layers, recorder, recorder, Ledger(), **options)
+    schedule = ZigZag(model.layers, recorder, recorder, Ledger(), PipelineStage(0, 1, layers), **options)
     with Interception([*model.layers, model.head]):
         made = [batch(model, n, p, layers, out) for n, p in zip(range(batches), passes, strict=True)]
         schedule.run(made, more=more)
@@ -125,7 +126,7 @@ def test_an_error_ends_all_batches():
     with Interception([*model.layers, model.head]):
         made = [Batch(each, each.__name__, {}, Parked("gpu", Ledger()), 5) for each in (right, wrong)]
         with pytest.raises(RuntimeError, match="own code"):
-            ZigZag(model.layers, recorder, recorder, Ledger()).run(made)
+            ZigZag(model.layers, recorder, recorder, Ledger(), PipelineStage(0, 1, 3)).run(made)
     assert unwound == [1] and all(each.fiber.ended for each in made)
 
 
@@ -164,5 +165,5 @@ def test_a_layer_that_returns_a_tuple():
     recorder = Recorder()
     with Interception([pair]):
         one = Batch(lambda: out.append(pair(torch.zeros(1))), "one", {}, Parked("gpu", Ledger()), 1)
-        ZigZag([pair], recorder, recorder, Ledger()).run([one])
+        ZigZag([pair], recorder, recorder, Ledger(), PipelineStage(0, 1, 1)).run([one])
     assert out[0][1] == "weights" and one.rest == ("weights",)

@@ -5,8 +5,8 @@ import torch
 
 from nearflash.abi.errors import StateError
 from nearflash.offload.tiers.activations import Parked, hidden_states
+from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import host_memory
-from nearflash.offload.tiers.report import Ledger
 from nearflash.storage.io.direct import DirectFile
 
 

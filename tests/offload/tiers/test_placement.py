@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from nearflash.abi.errors import CommandError
+from nearflash.offload.tiers.ledger import Budgets, Ledger
 from nearflash.offload.tiers.link import Buffer, Link, host_memory
 from nearflash.offload.tiers.placement import place_units
-from nearflash.offload.tiers.report import Budgets, Ledger, Report
 from nearflash.planning.policy import Shares
 
 
@@ -128,9 +128,3 @@ def test_threads_count_together():
     for thread in threads:
         thread.join()
     assert ledger.links == {"link": 2000} and ledger.held == {"gpu": 2000}
-
-
-def test_rates_of_a_report():
-    report = Report(30, 2.0, 0.5, 1.5, {}, {}, {}, 1, expert_hits=6, experts_ahead=2, expert_misses=4)
-    assert report.tokens_per_s == 15 and report.expert_hit_rate == 0.5
-    assert Report(0, 0.0, 0.0, 0.0, {}, {}, {}, 1).expert_hit_rate == 0

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from nearflash.abi.errors import CommandError
+from nearflash.offload.tiers.ledger import Budgets, Ledger
 from nearflash.offload.tiers.link import Link
-from nearflash.offload.tiers.report import Budgets, Ledger
 from nearflash.offload.weights.layer_weights import LayerWeights
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.sources import Piece, Source

@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,26 +13,32 @@ from nearflash.inference.cache.decoder import head_counts
 from nearflash.offload.cache.kv_cache import VISITS_AHEAD, CacheMover, TieredLayer, cached_layers
 from nearflash.offload.cache.kv_rest import DiskRest, KvForm, MemoryRest, Rest
 from nearflash.offload.tiers.activations import Parked
+from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import Link, host_memory
 from nearflash.offload.tiers.placement import place_units
-from nearflash.offload.tiers.report import Ledger
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.io.queue import QueueBackend
 
-__all__ = ["Block", "BlockShape", "on_device"]
+__all__ = ["BatchShape", "Block", "BlockShape", "on_device"]
 
 _BUFFERS = VISITS_AHEAD + 1
 """Of the KV cache: one is computed with, and stored before long; the others are loaded."""
 
 
+class BatchShape(NamedTuple):
+    """Sequences of a batch, and tokens that each of them may become, padding included."""
+
+    sequences: int
+    tokens: int
+
+
 @dataclass(frozen=True)
 class BlockShape:
-    """Sequences of each batch of a block, and tokens that each of them may become, padding included."""
+    """The shapes of a block's batches."""
 
-    batches: tuple[tuple[int, int], ...]
-    """(sequences, tokens)."""
+    batches: tuple[BatchShape, ...]
     prompt_tokens: int
     """Of the longest prompt."""
 
@@ -123,10 +129,11 @@ class Block:
         policy, forms = self._policy, []
         for layer in self._layers:
             heads, dim = head_counts(self._text.per_layer_config[layer])
-            for number, (batch, tokens) in enumerate(shape.batches):
+            for number, batch in enumerate(shape.batches):
                 if number < on_device(policy, len(shape.batches)):
                     continue
-                forms.append((layer, number, KvForm(batch, heads, tokens, dim, self._dtype, policy.cache_bits)))
+                form = KvForm(batch.sequences, heads, batch.tokens, dim, self._dtype, policy.cache_bits)
+                forms.append((layer, number, form))
         tiers = place_units(policy.cache, [form.size_bytes * self._owns(layer) for layer, _, form in forms])
         plan = _Plan([], {"gpu": 0, "host": 0, "disk": 0}, [])
         for (layer, number, form), tier in zip(forms, tiers, strict=True):
@@ -143,7 +150,7 @@ class Block:
             plan.bytes[tier] += form.size_bytes
             if not in_place:
                 plan.work_bytes = max(plan.work_bytes, form.dense.size_bytes)
-        largest = max(batch for batch, _ in shape.batches)
+        largest = max(batch.sequences for batch in shape.batches)
         hidden = largest * shape.prompt_tokens * self._text.hidden_size * self._dtype.itemsize
         plan.states_bytes = -(-hidden // BLOCK_BYTES) * BLOCK_BYTES
         for tier in place_units(policy.activations, [1] * len(shape.batches)):

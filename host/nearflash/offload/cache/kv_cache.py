@@ -12,8 +12,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and
 from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.decoder import own_layer
 from nearflash.offload.cache.kv_rest import KvForm, Rest
+from nearflash.offload.tiers.ledger import CACHE_WAIT, Ledger
 from nearflash.offload.tiers.link import Buffer, Link
-from nearflash.offload.tiers.report import CACHE_WAIT, Ledger
 from nearflash.support.threads import set_ieee_arithmetic
 
 __all__ = ["VISITS_AHEAD", "CacheMover", "TieredCache", "TieredLayer", "cached_layers"]

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from nearflash.abi.errors import CommandError, DeviceLostError
 
-__all__ = ["Pipeline", "open_pipeline"]
+__all__ = ["PipelineStage", "open_stage"]
 
 _CERTAIN = 1e4
 """The logit of a token that another rank chose; that of all others is its negative."""
 
 
-class Pipeline:
-    """This process's place among the ranks of a process group. Raises CommandError for fewer layers than ranks."""
+class PipelineStage:
+    """This process's layers, of those of all ranks. Raises CommandError for fewer layers than ranks."""
 
     def __init__(self, rank: int, ranks: int, layers: int) -> None:
         if not 0 <= rank < ranks <= layers:
@@ -31,7 +31,7 @@ class Pipeline:
                 f"ranks must be at most {layers}, one for each layer, and rank below, not {ranks}, {rank}"
             )
         self.rank, self.ranks = rank, ranks
-        bounds = [layers * each // ranks for each in range(ranks + 1)]
+        bounds = [layers * number // ranks for number in range(ranks + 1)]
         self.first, self.end = bounds[rank], bounds[rank + 1]
         """Its layers, half open."""
         self._sent: list[Any] = []
@@ -91,11 +91,11 @@ def _lost(rank: int, error: RuntimeError) -> DeviceLostError:
     return DeviceLostError(f"rank {rank} is lost ({str(error).splitlines()[0][:200]}): see its log, and run again")
 
 
-def open_pipeline(layers: int) -> Pipeline | None:
-    """This process's place where torchrun started several; None where it is alone. Raises CommandError."""
+def open_stage(layers: int) -> PipelineStage:
+    """This process's stage where torchrun started several, else the only one. Raises CommandError."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1:
-        return None
+        return PipelineStage(0, 1, layers)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    return Pipeline(dist.get_rank(), ranks, layers)
+    return PipelineStage(dist.get_rank(), ranks, layers)

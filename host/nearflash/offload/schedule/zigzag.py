@@ -15,10 +15,10 @@ import torch
 
 from nearflash.offload.cache.kv_cache import VISITS_AHEAD, CacheMover, TieredLayer
 from nearflash.offload.schedule.fiber import Call, Fiber
-from nearflash.offload.schedule.pipeline import Pipeline
+from nearflash.offload.schedule.pipeline import PipelineStage
 from nearflash.offload.schedule.prefill import compute_layer
 from nearflash.offload.tiers.activations import Parked, hidden_states
-from nearflash.offload.tiers.report import COMPUTE, STATES_WAIT, Ledger
+from nearflash.offload.tiers.ledger import BETWEEN_LAYERS, COMPUTE, RANKS_WAIT, STATES_WAIT, Ledger
 from nearflash.offload.weights.layer_weights import LayerWeights
 
 __all__ = ["Batch", "Interception", "ZigZag"]
@@ -71,20 +71,19 @@ class Batch:
 class ZigZag:
     """Computes the batches of a block; layers are a model's decoder layers, in their order.
 
-    after_pass: called whenever all batches of a group have passed all layers. pipeline: of several ranks; `head` is
-    then the output layer, and each rank's batches are in as many groups as there are ranks. split: prefill may compute
-    a batch in parts.
+    stage: of several ranks, `head` is then the output layer, and each rank's batches are in as many groups as there are
+    ranks. after_pass: called whenever all batches of a group have passed all layers. split: prefill may compute a batch
+    in parts.
     """
 
     def __init__(
         self, layers: Sequence[Any], weights: LayerWeights, mover: CacheMover, ledger: Ledger,
-        after_pass: Callable[[], None] | None = None, pipeline: Pipeline | None = None, head: Any = None,
-        split: bool = True,
+        stage: PipelineStage, head: Any = None, after_pass: Callable[[], None] | None = None, *, split: bool = True,
     ) -> None:  # fmt: skip
         self._numbers = {id(layer): number for number, layer in enumerate(layers)}
         self._last = len(layers) - 1
         self._weights, self._mover, self._ledger, self._after_pass = weights, mover, ledger, after_pass
-        self._pipeline, self._head, self._split = pipeline, head, split
+        self._stage, self._head, self._split = stage, head, split
 
     @torch.no_grad()
     def run(self, batches: Sequence[Batch], *, more: bool = False) -> None:
@@ -94,13 +93,11 @@ class ZigZag:
         try:
             for batch in batches:
                 batch.go_on()
-            ranks = 1 if self._pipeline is None else self._pipeline.ranks
-            groups = [batches[place::ranks] for place in range(ranks)]
+            groups = [batches[first :: self._stage.ranks] for first in range(self._stage.ranks)]
             while any(batch.call is not None for batch in batches):
                 for group in groups:
                     self._advance(group, more)
-            if self._pipeline is not None:
-                self._pipeline.finish()
+            self._stage.finish()
             self._mover.drain(layer for batch in batches for layer in batch.layers.values())
         finally:
             for batch in batches:
@@ -117,7 +114,7 @@ class ZigZag:
                 return
             begun = True
             together = [batch for batch in live if batch.call is not None and batch.call.subject is subject]
-            if number is not None and (self._pipeline is None or self._pipeline.owns(number)):
+            if number is not None and self._stage.owns(number):
                 self._visit(number, together, more)
             elif number is not None:
                 self._pass_by(number, together)
@@ -127,22 +124,19 @@ class ZigZag:
 
     def _waits(self, subject: Any, number: int | None) -> bool:
         """Whether something comes from another rank there."""
-        if self._pipeline is None:
-            return False
         if number is None:
-            return subject is self._head and not self._pipeline.is_last
-        return number == self._pipeline.first and number > 0
+            return subject is self._head and not self._stage.is_last
+        return number == self._stage.first and number > 0
 
     def _pass_by(self, number: int, batches: Sequence[Batch]) -> None:
         """A layer of another rank: hidden states go to it where it is the next one's first."""
-        assert self._pipeline is not None
         for batch in batches:
             assert batch.call is not None
             states = hidden_states(batch.call.args, batch.call.kwargs)
             assert states is not None
             batch.parked.restore()
-            if number == self._pipeline.end:
-                self._pipeline.send_states(states)
+            if number == self._stage.end:
+                self._stage.send_states(states)
             if number in batch.layers:
                 batch.layers[number].length += states.shape[1]
             if number == self._last:
@@ -159,8 +153,8 @@ class ZigZag:
                 for visited in visits[place : place + VISITS_AHEAD + 1]:
                     if visited is not None:  # a drive that waits for computing is lost
                         self._mover.begin(visited)
-                if self._pipeline is not None and number == self._pipeline.first and number > 0:
-                    self._receive(batch, self._pipeline)
+                if number == self._stage.first and number > 0:
+                    self._receive(batch)
                 layer = batch.layers.get(number)
                 if layer is not None:
                     self._mover.ready(layer)
@@ -174,21 +168,17 @@ class ZigZag:
 
     def _caches_from(self, number: int, batches: Sequence[Batch]) -> list[TieredLayer | None]:
         """The KV cache of each visit of a layer and of the next ones, as far as caches are loaded ahead."""
-        layers = [each for each in range(number, number + VISITS_AHEAD + 1) if self._own(each)]
-        return [batch.layers.get(each) for each in layers for batch in batches]
+        layers = [layer for layer in range(number, number + VISITS_AHEAD + 1) if self._stage.owns(layer)]
+        return [batch.layers.get(layer) for layer in layers for batch in batches]
 
-    def _own(self, number: int) -> bool:
-        return number <= self._last and (self._pipeline is None or self._pipeline.owns(number))
-
-    @staticmethod
-    def _receive(batch: Batch, pipeline: Pipeline) -> None:
+    def _receive(self, batch: Batch) -> None:
         """A batch's hidden states come from the rank before, those of its own code are of no layer's."""
         call = batch.call
         assert call is not None
         states = hidden_states(call.args, call.kwargs)
         assert states is not None
         batch.parked.restore()
-        received = pipeline.receive_states(states)
+        received = self._stage.receive_states(states)
         if call.args:
             call.args = (received, *call.args[1:])
         else:
@@ -198,9 +188,9 @@ class ZigZag:
         """Compute what a batch waits for, and let it go on to its next module."""
         call = batch.call
         assert call is not None
-        if self._pipeline is not None and call.subject is self._head and not self._pipeline.is_last:
-            with self._ledger.span("wait for ranks"):
-                value: Any = self._pipeline.receive_logits(call.args[0], len(self._head.weight))
+        if call.subject is self._head and not self._stage.is_last:
+            with self._ledger.span(RANKS_WAIT):
+                value: Any = self._stage.receive_logits(call.args[0], len(self._head.weight))
         else:
             with self._ledger.span(COMPUTE, layer=number):
                 value = compute_layer(call, layer, self._split)
@@ -208,7 +198,7 @@ class ZigZag:
             batch.rest = tuple(value[1:]) if isinstance(value, tuple) else None
         if layer is not None:
             self._mover.finish(layer)
-        with self._ledger.span("between layers"):
+        with self._ledger.span(BETWEEN_LAYERS):
             batch.call = call = None
             batch.go_on(value)
         if batch.call is not None and id(batch.call.subject) in self._numbers:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nearflash.abi.errors import StateError
+from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import host_memory
-from nearflash.offload.tiers.report import Ledger
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile

@@ -20,8 +20,8 @@ from torch.nn import Parameter
 
 from nearflash.abi.errors import CommandError, NearflashError
 from nearflash.offload.tiers.groups import quantized
+from nearflash.offload.tiers.ledger import WEIGHTS_WAIT, Ledger
 from nearflash.offload.tiers.link import Buffer, Link, host_memory
-from nearflash.offload.tiers.report import WEIGHTS_WAIT, Ledger
 from nearflash.offload.weights.layout import Layout, LayoutReader
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights.sources import Source

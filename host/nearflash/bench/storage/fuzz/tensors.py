@@ -257,8 +257,8 @@ def spill(folder: Path) -> Subject:
 
     from nearflash.offload.cache.kv_rest import DiskRest, KvForm
     from nearflash.offload.tiers.activations import Parked
+    from nearflash.offload.tiers.ledger import Ledger
     from nearflash.offload.tiers.link import host_memory
-    from nearflash.offload.tiers.report import Ledger
 
     form = KvForm(2, 2, 300, 64, torch.bfloat16)
     size, room = DiskRest.file_bytes(form), 4 * BLOCK_BYTES

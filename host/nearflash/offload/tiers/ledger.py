@@ -1,4 +1,4 @@
-"""What a generation cost: seconds by phase, bytes by link, memory by tier, and when what ran."""
+"""Counts of a generation as it runs: seconds by phase, bytes by link, memory by tier with its budgets."""
 
 import threading
 from collections.abc import Iterator
@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from nearflash.abi.errors import CommandError
 from nearflash.support.timeline import Timeline
 
-__all__ = ["TIERS", "Budgets", "Ledger", "Report"]
+__all__ = ["TIERS", "Budgets", "Ledger"]
 
 TIERS = ("gpu", "host", "disk")
 """Where bytes lie; gpu is the memory of what computes, also where that is a CPU."""
-COMPUTE, WEIGHTS_WAIT, CACHE_WAIT, STATES_WAIT = "compute", "wait for weights", "wait for cache", "wait for activations"
+COMPUTE, BETWEEN_LAYERS, RANKS_WAIT = "compute", "between layers", "wait for ranks"
+WEIGHTS_WAIT, CACHE_WAIT, STATES_WAIT = "wait for weights", "wait for cache", "wait for activations"
+EXPERTS_WAIT = "wait for experts"
+PHASES = (COMPUTE, WEIGHTS_WAIT, CACHE_WAIT, STATES_WAIT, EXPERTS_WAIT, BETWEEN_LAYERS)
+"""Names of the spans that a run's time is made of."""
 
 
 @dataclass(frozen=True)
@@ -22,46 +26,6 @@ class Budgets:
     gpu: int | None = None
     host: int | None = None
     disk: int | None = None
-
-
-@dataclass(frozen=True)
-class Report:
-    """What one call of `generate` cost."""
-
-    new_tokens: int
-    """Of all prompts, up to their stop tokens."""
-    total_s: float
-    """Everything but loading the model."""
-    prefill_s: float
-    """Of all blocks, until the first token of each prompt."""
-    decode_s: float
-    """Of all blocks, from then on."""
-    seconds: dict[str, float]
-    """By phase: compute, and what computing waited for."""
-    link_bytes: dict[str, int]
-    """By what and link: `weights disk to host`, `cache host to disk`, …"""
-    peak_bytes: dict[str, int]
-    """By tier: buffers of weights, KV cache and activations, at most at a time."""
-    peak_process_bytes: int
-    """Of the process's memory since its program began."""
-    weights_s: float = 0.0
-    """Of loading what stays in memory, before the first block."""
-    expert_hits: int = 0
-    """Routed experts, each once for a layer and batch, that were in memory."""
-    experts_ahead: int = 0
-    """That were read, or being read, because the router was asked with the hidden states of the layer before."""
-    expert_misses: int = 0
-    """That were neither."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        """New tokens by all of the time."""
-        return self.new_tokens / max(self.total_s, 1e-9)
-
-    @property
-    def expert_hit_rate(self) -> float:
-        """Routed experts that were in memory, of all that were asked for."""
-        return self.expert_hits / max(self.expert_hits + self.experts_ahead + self.expert_misses, 1)
 
 
 @dataclass
