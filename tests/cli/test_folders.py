@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from nearflash.abi.errors import CommandError, NearflashError, PlanError, UnsupportedError, WeightsError
 from nearflash.cli.main import main
 from nearflash.offload import generate
-from nearflash.offload.commands.planned import model_shape
+from nearflash.offload.machine.plan import model_shape
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.training import finetune
 from nearflash.weights.empty import generation_config_of

@@ -8,8 +8,8 @@ pytest.importorskip("scipy")
 
 from nearflash.abi.errors import CommandError, PlanError, WeightsError
 from nearflash.cli import plan as command
-from nearflash.offload.commands import planned
-from nearflash.offload.commands.planned import model_shape
+from nearflash.offload.machine import plan as machine_plan
+from nearflash.offload.machine.plan import model_shape
 from nearflash.planning.plan_file import PLAN_NAME, read_plan
 from nearflash.planning.profile import load_machine, machine_toml
 
@@ -145,15 +145,15 @@ def test_this_machine_is_measured_once(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(measure, "measure_machine", measured)
-    monkeypatch.setattr(planned, "idle_processors", lambda: 1)
-    monkeypatch.setattr(planned.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(machine_plan, "idle_processors", lambda: 1)
+    monkeypatch.setattr(machine_plan.os, "sched_getaffinity", lambda process: {0, 1})
     for times in (1, 2):  # beside other work, nothing is kept
         with pytest.warns(RuntimeWarning, match="other programs took 1 of 2 processors while .* measured"):
             run("plan", MODEL, "--folder", tmp_path, "--json")
         assert len(calls) == times and not (tmp_path / "state").exists()
     calls.clear()
     capsys.readouterr()
-    monkeypatch.setattr(planned, "idle_processors", lambda: 2)
+    monkeypatch.setattr(machine_plan, "idle_processors", lambda: 2)
     for expected, hardware in ((1, ()), (1, ()), (2, ("--hardware", "measure"))):
         run("plan", MODEL, "--folder", tmp_path, "--json", *hardware)
         assert calls == ["float16"] * expected

@@ -26,8 +26,8 @@ from nearflash.inference.policy.files import PolicyFile
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.session import Session
 from nearflash.inference.setup import default_layout, open_engine
-from nearflash.offload.commands.planned import model_shape
 from nearflash.offload.generation import generate
+from nearflash.offload.machine.plan import model_shape
 from nearflash.planning.plan_file import PlanFile
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.terms import Workload

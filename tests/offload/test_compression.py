@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM
 
 from nearflash.abi.errors import CommandError, NonFiniteError
 from nearflash.offload import generate
-from nearflash.offload.tiers.groups import decode, encode, quantized, token_bytes
+from nearflash.offload.cache.groups import decode, encode, token_bytes
+from nearflash.offload.weights.groups import quantize_source
 from nearflash.offload.weights.skeleton import open_skeleton
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.weights.loading import load
@@ -85,7 +86,7 @@ def test_a_constant_matrix_comes_back_as_it_was(tmp_path, saved):
         model.save_pretrained(tmp_path)
         model.model.layers[0].mlp.up_proj.weight.copy_(kept)
     source = open_skeleton(tmp_path).layer_sources[0]["mlp.up_proj.weight"]
-    rough, value = quantized(source, read=True), torch.empty(source.shape)
+    rough, value = quantize_source(source, read=True), torch.empty(source.shape)
     rough.read_into(value)
     assert (value == 0.375).all()
     assert rough.stored_bytes == 96 * (64 // 2 + 4)

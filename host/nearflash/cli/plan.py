@@ -90,7 +90,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.output:
         _keep(found, arguments.output)
     if arguments.picture:
-        from nearflash.offload.commands.picture import save_picture
+        from nearflash.planning.picture import save_picture
 
         save_picture(found, arguments.picture)
         print(f"drawn in {arguments.picture}", file=sys.stderr)
@@ -127,7 +127,7 @@ def _print(arguments: argparse.Namespace, found: Any) -> int:
 
 
 def _found(arguments: argparse.Namespace) -> Any:
-    from nearflash.offload.commands.planned import machine_here, model_shape
+    from nearflash.offload.machine.plan import machine_here, model_shape
     from nearflash.planning.profile import load_machine
     from nearflash.planning.search import Space, Workload, search
 

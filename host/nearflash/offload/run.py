@@ -18,7 +18,6 @@ from nearflash.inference.progress import Ends
 from nearflash.inference.prompts import left_padded
 from nearflash.inference.settings import GenerationSettings
 from nearflash.offload.cache.block import BatchShape, Block, BlockShape, on_device
-from nearflash.offload.cache.kv_cache import TieredCache
 from nearflash.offload.report import OffloadProgress, OffloadReport, OffloadResult
 from nearflash.offload.results import Results
 from nearflash.offload.sampling import GumbelSampler, warpers
@@ -148,13 +147,13 @@ class Run:
         context, batches = self.context, []
         self._step = 0
         for number, batch in enumerate(_split(prompts, context.policy.batch_size)):
-            layers, parked = memory.batch(shape, number)
-            cache: Any = TieredCache(context.model.config, layers)
+            tiered, parked = memory.batch(shape, number)
+            cache: Any = tiered
             if number < on_device(context.policy, len(shape.batches)):
                 assert self._engine is not None
                 cache = NearflashCache(self._engine, context.model.config)
             generation = _BatchGeneration(self, batch, cache)
-            batches.append(Batch(generation.generate, f"batch {number}", layers, parked, self._steps))
+            batches.append(Batch(generation.generate, f"batch {number}", tiered.tiered, parked, self._steps))
         assert memory.mover is not None
         schedule = ZigZag(
             context.layers, context.weights, memory.mover, context.ledger, context.stage,

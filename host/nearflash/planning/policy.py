@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["OffloadPolicy", "Shares", "prefill_tokens"]
+__all__ = ["VISITS_AHEAD", "OffloadPolicy", "Shares", "prefill_tokens"]
 
+VISITS_AHEAD = 2
+"""Visits of a layer by a batch whose KV cache is loaded before their turn."""
 _CLOSE = 1e-6
 _PREFILL_TOKENS = 1024
 """That keep a processor or a GPU busy."""

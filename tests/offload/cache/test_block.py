@@ -43,7 +43,7 @@ def test_all_in_memory(config):
     ledger = Ledger()
     with block(config, policy(), ledger) as made:
         assert ledger.held == {"gpu": CACHE + 3 * STATES, "host": 0}
-        layers, _ = made.batch(SHAPE, 1)
+        layers = made.batch(SHAPE, 1)[0].tiered
         assert sorted(layers) == [0, 1, 2, 3]
         assert all(layer.rest is None and layer.work.shape == (2, 3, 2, 35, 64) for layer in layers.values())
     assert not any(ledger.held.values())
@@ -55,7 +55,7 @@ def test_host_memory_with_and_without_attention_there(config):
         assert ledger.held == {"gpu": 3 * STATES, "host": CACHE}
     with block(config, policy(HOST), ledger) as made:
         assert ledger.held == {"gpu": 3 * STATES + 3 * rows(3, 40), "host": CACHE}
-        assert all(layer.rest is not None for layer in made.batch(SHAPE, 2)[0].values())
+        assert all(layer.rest is not None for layer in made.batch(SHAPE, 2)[0].tiered.values())
     with block(config, policy(HOST, overlap=False), ledger):
         assert ledger.held["gpu"] == 3 * STATES + rows(3, 40)
 
@@ -82,14 +82,14 @@ def test_the_largest_block_counts(config):
     ledger = Ledger()
     with block(config, policy(), ledger, (small, SHAPE, small)) as made:
         assert ledger.held["gpu"] == CACHE + 3 * STATES
-        assert made.batch(small, 0)[0][0].work.shape == (2, 1, 2, 20, 64)
+        assert made.batch(small, 0)[0].tiered[0].work.shape == (2, 1, 2, 20, 64)
 
 
 def test_layers_of_another_rank_take_nothing(config):
     ledger = Ledger()
     with block(config, policy(), ledger, owns=lambda number: number < 2) as made:
         assert ledger.held["gpu"] == CACHE // 2 + 3 * STATES
-        layers, _ = made.batch(SHAPE, 0)
+        layers = made.batch(SHAPE, 0)[0].tiered
         assert layers[3].work is None and layers[3].rest is None and layers[1].work is not None
 
 
@@ -99,7 +99,7 @@ def test_batches_on_a_device_take_nothing(config):
     ledger = Ledger()
     with block(config, own, ledger) as made:
         assert ledger.held["gpu"] == 4 * rows(1, 20) + 3 * STATES
-        assert not made.batch(SHAPE, 0)[0] and len(made.batch(SHAPE, 2)[0]) == 4
+        assert not made.batch(SHAPE, 0)[0].tiered and len(made.batch(SHAPE, 2)[0].tiered) == 4
 
 
 def test_a_budget_too_small(config):

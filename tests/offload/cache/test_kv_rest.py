@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from nearflash.abi.errors import StateError
+from nearflash.offload.cache.groups import decode, encode
 from nearflash.offload.cache.kv_rest import DiskRest, KvForm, MemoryRest
-from nearflash.offload.tiers.groups import decode, encode
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import host_memory
 from nearflash.storage.io.direct import DirectFile

@@ -23,10 +23,10 @@ LINES = ("The kernel reads", "A drive that", "In this chapter we describe how to
 @pytest.fixture(autouse=True)
 def known_machine(monkeypatch):
     """No test measures the machine."""
-    from nearflash.offload.commands import planned
+    from nearflash.offload.machine import plan as machine_plan
 
     machine = load_machine("gpu24").with_memory(gpu_bytes=2e9, host_bytes=2e9, disk_bytes=1e9)
-    monkeypatch.setattr(planned, "kept_machine", lambda folder, dtype: machine)
+    monkeypatch.setattr(machine_plan, "kept_machine", lambda folder, dtype: machine)
 
 
 @pytest.fixture

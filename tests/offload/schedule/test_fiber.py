@@ -2,8 +2,10 @@
 
 import contextvars
 import threading
+from functools import partial
 
 import pytest
+import torch
 
 from nearflash.offload.schedule.fiber import Call, Fiber
 
@@ -96,3 +98,19 @@ def test_a_call_is_computed_with_the_fibers_variables():
     assert VARIABLE.get() == "outside"
     assert waiting.compute() == "inside"
     fiber.close()
+
+
+def test_the_hidden_states_of_a_call():
+    waiting = partial(Call, None, None)
+    states, other = torch.randn(2, 3), torch.randn(3, 2)
+    assert waiting((states, other), {}).hidden_states is states
+    assert waiting((), {"hidden_states": states, "mask": other}).hidden_states is states
+    assert waiting((), {"mask": other}).hidden_states is None
+    assert waiting(("text",), {}).hidden_states is None
+    assert waiting((other.T,), {}).hidden_states is None, "its memory is in another order"
+    other_states = waiting((states, other), {})
+    other_states.replace_states(other)
+    assert other_states.args[0] is other
+    by_name = waiting((), {"hidden_states": states})
+    by_name.replace_states(other)
+    assert by_name.hidden_states is other

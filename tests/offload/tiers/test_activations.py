@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nearflash.abi.errors import StateError
-from nearflash.offload.tiers.activations import Parked, hidden_states
+from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import host_memory
 from nearflash.storage.io.direct import DirectFile
@@ -76,12 +76,3 @@ def test_a_cpus_states_stay_in_the_hosts_memory(tier):
     assert states.untyped_storage().nbytes() == states.numel() * 4
     place.restore()
     assert not ledger.links
-
-
-def test_which_tensor_they_are():
-    states, other = torch.randn(2, 3), torch.randn(3, 2)
-    assert hidden_states((states, other), {}) is states
-    assert hidden_states((), {"hidden_states": states, "mask": other}) is states
-    assert hidden_states((), {"mask": other}) is None
-    assert hidden_states(("text",), {}) is None
-    assert hidden_states((other.T,), {}) is None, "its memory is in another order"

@@ -29,7 +29,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.offload.accelerate_case import AccelerateCase, greedy
 from nearflash.bench.options import Option
 from nearflash.offload import OffloadedModel
-from nearflash.offload.commands.planned import machine_here, model_shape, plan_here
+from nearflash.offload.machine.plan import machine_here, model_shape, plan_here
 from nearflash.planning.cost import expert_seconds, predict
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.search import Workload

@@ -1,7 +1,7 @@
 """Bytes of a model's linear weights in every format, against dense ones and against the entropy bound; perplexity.
 
 Perplexities with KV in int4 are of keys and values as offloaded generation stores them
-(nearflash.offload.tiers.groups), the newest token's among them.
+(nearflash.offload.cache.groups), the newest token's among them.
 
 The bound of a lossless 16-bit format: the entropy of which elements are zero, and of each value a bit of sign, the bits
 of its significand, and the entropy of its exponent; of each tensor by itself, elements taken as independent.
@@ -19,7 +19,7 @@ from transformers import DynamicCache
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.texts import manual_text
-from nearflash.offload.tiers.groups import decode, encode
+from nearflash.offload.cache.groups import decode, encode
 from nearflash.weights import expand, open_checkpoint
 from nearflash.weights.convert import Written, linear_weights, write_model
 from nearflash.weights.perplexity import held_out, perplexity, windows

@@ -10,13 +10,13 @@ import torch
 
 from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.decoder import head_counts
-from nearflash.offload.cache.kv_cache import VISITS_AHEAD, CacheMover, TieredLayer, cached_layers
+from nearflash.offload.cache.kv_cache import CacheMover, TieredCache, TieredLayer, cached_layers
 from nearflash.offload.cache.kv_rest import DiskRest, KvForm, MemoryRest, Rest
 from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import Link, host_memory
 from nearflash.offload.tiers.placement import place_units
-from nearflash.planning.policy import OffloadPolicy
+from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.io.queue import QueueBackend
@@ -79,15 +79,13 @@ class Block:
             self.close()
             raise
 
-    def batch(self, shape: BlockShape, number: int) -> tuple[dict[int, TieredLayer], Parked]:
-        """Empty layers of the cache, and the place of hidden states, of batch `number` of a block."""
+    def batch(self, shape: BlockShape, number: int) -> tuple[TieredCache, Parked]:
+        """The empty cache, and the place of hidden states, of batch `number` of a block."""
         plan = self._plan(shape)
-        layers = {}
-        for unit in plan.units:
-            if unit.batch == number:
-                layers[unit.layer] = self._layer(unit)
+        layers = {unit.layer: self._layer(unit) for unit in plan.units if unit.batch == number}
         tier, place = plan.parked[number]
-        return layers, Parked(tier, self._ledger, self._file if tier == "disk" else None, place, plan.states_bytes)
+        cache = TieredCache(self._config, layers)
+        return cache, Parked(tier, self._ledger, self._file if tier == "disk" else None, place, plan.states_bytes)
 
     def close(self) -> None:
         """Free everything; may be called twice."""

@@ -16,10 +16,8 @@ from nearflash.offload.tiers.ledger import CACHE_WAIT, Ledger
 from nearflash.offload.tiers.link import Buffer, Link
 from nearflash.support.threads import set_ieee_arithmetic
 
-__all__ = ["VISITS_AHEAD", "CacheMover", "TieredCache", "TieredLayer", "cached_layers"]
+__all__ = ["CacheMover", "TieredCache", "TieredLayer", "cached_layers"]
 
-VISITS_AHEAD = 2
-"""Visits whose KV cache is loaded before their turn."""
 _WINDOWS = ("sliding_attention", "chunked_attention")
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.errors import StateError
-from nearflash.offload.tiers.groups import decode, encode, token_bytes
+from nearflash.offload.cache.groups import decode, encode, token_bytes
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import host_memory
 from nearflash.storage.io.backend import BLOCK_BYTES

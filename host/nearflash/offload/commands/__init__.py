@@ -1,1 +1,1 @@
-"""The command generate, by plan or by options, and pictures of a plan."""
+"""The command `nearflash generate`, in memory or by a plan."""

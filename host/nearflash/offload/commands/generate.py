@@ -74,8 +74,8 @@ def _offloaded(arguments: argparse.Namespace, prompts: list[str]) -> int:
 
     set_threads(arguments.threads)  # before torch is imported
 
-    from nearflash.offload.commands.predicted import predicted_spans
     from nearflash.offload.generation import OffloadedModel
+    from nearflash.planning.spans import predicted_spans
     from nearflash.weights.pretrained import load_tokenizer, silent_transformers
 
     with nullcontext() if arguments.verbose else silent_transformers():
@@ -122,7 +122,7 @@ def _settings(
 
 def _plan(arguments: argparse.Namespace, prompt_tokens: int, new_tokens: int, sequences: int) -> tuple["PlanFile", str]:
     """The plan, as a file holds it, and a line about it. Raises PlanError."""
-    from nearflash.offload.commands.planned import model_shape, plan_here
+    from nearflash.offload.machine.plan import model_shape, plan_here
     from nearflash.planning.explain import one_line
     from nearflash.planning.plan_file import PLAN_NAME, PlanFile, read_plan
     from nearflash.planning.search import Workload

@@ -1,1 +1,1 @@
-"""What this machine does in a second: measured, and kept in a file."""
+"""This machine: its rates as measured, the file that keeps them, and the plan for a model on it."""

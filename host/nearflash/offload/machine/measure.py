@@ -12,11 +12,11 @@ import torch
 from transformers import DynamicCache, LlamaModel
 
 from nearflash.abi.errors import PlanError
-from nearflash.offload.cache.kv_cache import VISITS_AHEAD
 from nearflash.offload.machine.machine_file import FREE_SHARE, available_bytes
 from nearflash.offload.machine.measure_layer import STEP_TOKENS, LayerRates, measure_layer
 from nearflash.offload.machine.measure_runtime import tiny_decoder, visit_seconds
 from nearflash.offload.machine.stopwatch import finish, seconds_of
+from nearflash.planning.policy import VISITS_AHEAD
 from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, Memory, Schedule
 from nearflash.planning.shapes import ModelShape
 from nearflash.storage.io.bandwidth import Probe

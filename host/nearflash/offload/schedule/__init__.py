@@ -1,1 +1,1 @@
-"""What is computed when: the zig-zag over layers and batches, prefill in parts, pipelines of ranks."""
+"""The order of computing: the zig-zag over layers and batches in fibers, prefill in parts, stages of ranks."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+from torch import Tensor
+
 __all__ = ["Call", "Fiber"]
 
 
@@ -25,6 +27,19 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     """The fiber's variables, which its libraries may read."""
+
+    @property
+    def hidden_states(self) -> Tensor | None:
+        """The first argument where it is a contiguous tensor: by transformers' custom, the hidden states."""
+        first = self.args[0] if self.args else self.kwargs.get("hidden_states")
+        return first if isinstance(first, Tensor) and first.is_contiguous() else None
+
+    def replace_states(self, states: Tensor) -> None:
+        """Call with other hidden states."""
+        if self.args:
+            self.args = (states, *self.args[1:])
+        else:
+            self.kwargs["hidden_states"] = states
 
     def compute(self) -> Any:
         """The result."""

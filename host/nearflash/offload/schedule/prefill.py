@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nearflash.offload.cache.kv_cache import TieredLayer
 from nearflash.offload.schedule.fiber import Call
-from nearflash.offload.tiers.activations import hidden_states
 from nearflash.planning.policy import prefill_tokens
 
 __all__ = ["compute_layer"]
@@ -28,7 +27,7 @@ def compute_layer(call: Call, cache: TieredLayer | None, split: bool = True) -> 
     A call with an argument of which it is not certain whether it has a row for each sequence is computed at once, and
     one with a table that layers share.
     """
-    states = hidden_states(call.args, call.kwargs)
+    states = call.hidden_states
     if not split or cache is None or states is None or states.dim() != 3:
         return call.compute()
     sequences, tokens = states.shape[:2]

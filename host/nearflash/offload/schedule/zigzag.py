@@ -13,13 +13,14 @@ from typing import Any, Self
 
 import torch
 
-from nearflash.offload.cache.kv_cache import VISITS_AHEAD, CacheMover, TieredLayer
+from nearflash.offload.cache.kv_cache import CacheMover, TieredLayer
 from nearflash.offload.schedule.fiber import Call, Fiber
 from nearflash.offload.schedule.pipeline import PipelineStage
 from nearflash.offload.schedule.prefill import compute_layer
-from nearflash.offload.tiers.activations import Parked, hidden_states
+from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import BETWEEN_LAYERS, COMPUTE, RANKS_WAIT, STATES_WAIT, Ledger
 from nearflash.offload.weights.layer_weights import LayerWeights
+from nearflash.planning.policy import VISITS_AHEAD
 
 __all__ = ["Batch", "Interception", "ZigZag"]
 
@@ -132,7 +133,7 @@ class ZigZag:
         """A layer of another rank: hidden states go to it where it is the next one's first."""
         for batch in batches:
             assert batch.call is not None
-            states = hidden_states(batch.call.args, batch.call.kwargs)
+            states = batch.call.hidden_states
             assert states is not None
             batch.parked.restore()
             if number == self._stage.end:
@@ -175,14 +176,10 @@ class ZigZag:
         """A batch's hidden states come from the rank before, those of its own code are of no layer's."""
         call = batch.call
         assert call is not None
-        states = hidden_states(call.args, call.kwargs)
+        states = call.hidden_states
         assert states is not None
         batch.parked.restore()
-        received = self._stage.receive_states(states)
-        if call.args:
-            call.args = (received, *call.args[1:])
-        else:
-            call.kwargs["hidden_states"] = received
+        call.replace_states(self._stage.receive_states(states))
 
     def _compute(self, batch: Batch, layer: TieredLayer | None = None, number: int = -1) -> None:
         """Compute what a batch waits for, and let it go on to its next module."""
@@ -202,4 +199,4 @@ class ZigZag:
             batch.call = call = None
             batch.go_on(value)
         if batch.call is not None and id(batch.call.subject) in self._numbers:
-            batch.parked.park(hidden_states(batch.call.args, batch.call.kwargs))
+            batch.parked.park(batch.call.hidden_states)

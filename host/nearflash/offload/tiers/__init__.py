@@ -1,1 +1,1 @@
-"""Tiers of memory and the links between them: placement, copies, groups of 4 bits, bytes and seconds counted."""
+"""Memory and disk that hold a generation: links to what computes, budgets, shares rounded to units, hidden states."""

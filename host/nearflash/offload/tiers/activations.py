@@ -3,8 +3,6 @@
 A waiting batch's tensor stays the object that the model's code holds; its memory is given back and taken again.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -15,13 +13,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile
 
-__all__ = ["Parked", "hidden_states"]
-
-
-def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The tensor that a layer is called with first, by transformers' custom the hidden states."""
-    found = args[0] if args else kwargs.get("hidden_states")
-    return found if isinstance(found, Tensor) and found.is_contiguous() else None
+__all__ = ["Parked"]
 
 
 class Parked:

@@ -1,1 +1,1 @@
-"""A layer's weights on their tiers: layout in a buffer, reads ahead, experts of mixtures."""
+"""A layer's weights on their tiers: a model without memory, the layout of a buffer, reads ahead, codes of 4 bits."""

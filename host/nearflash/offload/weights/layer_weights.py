@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from nearflash.abi.errors import CommandError, NearflashError
-from nearflash.offload.tiers.groups import quantized
 from nearflash.offload.tiers.ledger import WEIGHTS_WAIT, Ledger
 from nearflash.offload.tiers.link import Buffer, Link, host_memory
+from nearflash.offload.weights.groups import quantize_source
 from nearflash.offload.weights.layout import Layout, LayoutReader
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights.sources import Source
@@ -132,7 +132,7 @@ class LayerWeights:
     def _placed(self, module: Any, sources: Mapping[str, Source], tier: str, bits: int) -> _Layer:
         """A layer on its tier; what stays in memory is loaded."""
         if bits == 4:
-            sources = {name: quantized(source, read=tier != "disk") for name, source in sources.items()}
+            sources = {name: quantize_source(source, read=tier != "disk") for name, source in sources.items()}
         layout = Layout(sources)
         empty = {name: _parameter(module, name) for name in sources}
         layer = _Layer(module, tier, layout, empty=empty)

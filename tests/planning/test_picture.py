@@ -4,7 +4,7 @@ pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
 from nearflash.abi.errors import PlanError
-from nearflash.offload.commands.picture import save_picture, tier_bytes
+from nearflash.planning.picture import save_picture, tier_bytes
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import load_machine
 from nearflash.planning.search import plan_for

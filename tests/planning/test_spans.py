@@ -2,9 +2,9 @@
 
 import pytest
 
-from nearflash.offload.commands.predicted import predicted_spans
 from nearflash.planning.plan_file import PlanFile
 from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.planning.spans import predicted_spans
 from nearflash.planning.terms import Workload
 from nearflash.support.timeline import Predicted
 
