@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import IoBackend
-from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.direct import partial_of
+from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.stripe import Stripe
@@ -49,13 +49,13 @@ def create_files(
 
 def fill_files(files: Sequence[StateFile], step: int, fill: Fill) -> None:
     """Write every extent of every array into the slot of `step`."""
-    manifest, stripe, buffers = files[0].manifest, files[0].stripe, BufferPool()
+    manifest, stripe = files[0].manifest, files[0].stripe
     for extent in manifest.extents:
         for array in manifest.arrays:
-            with buffers.take(array.extent_bytes(extent)) as memory:
-                memory[:] = 0
-                fill(array.name, extent, memory)
-                files[stripe.file_of(extent)].write(step, array.name, extent, memory)
+            memory = reused_buffer(array.extent_bytes(extent))
+            memory[:] = 0
+            fill(array.name, extent, memory)
+            files[stripe.file_of(extent)].write(step, array.name, extent, memory)
 
 
 def publish_files(files: Sequence[StateFile], paths: Sequence[Path], *, replacing: bool = False) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.direct import DirectFile, aligned_buffer, flush_directory
+from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.io.sealed import is_sealed
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.superblock import last_and_previous
@@ -96,13 +96,12 @@ def reflink(source: Path, path: Path) -> bool:
 def _copy(file: StateFile, path: Path) -> None:
     version = file.version
     new = StateFile.create(path, file.manifest, file.stripe, file.index, direct=file.direct)
-    buffers = BufferPool()
     try:
         for extent in file.layout.extents:
             for array in file.manifest.arrays:
-                with buffers.take(array.extent_bytes(extent)) as memory:
-                    file.read(array.name, extent, memory)
-                    new.write(version.stamp.step, array.name, extent, memory)
+                memory = reused_buffer(array.extent_bytes(extent))
+                file.read(array.name, extent, memory)
+                new.write(version.stamp.step, array.name, extent, memory)
         new.prepare(version.stamp, version.tensor_steps, version.metadata)
         new.flush()
         new.confirm()

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import AlignmentError, LostStepWarning, StateError
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
-from nearflash.storage.io.buffers import BufferPool
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile, aligned_buffer, partial_of
+from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.io.sealed import seal, unseal
 from nearflash.storage.state.layout import Layout
 from nearflash.storage.state.manifest import Extent, Manifest
@@ -73,7 +73,6 @@ class StateFile:
         self._other: Superblock | None = None  # of the step before, in the other slot
         self._undone = False  # the other slot's superblock is that of a step that no longer counts
         self._written: dict[tuple[str, int], Placed] = {}
-        self._buffers = BufferPool()
 
     # Life
 
@@ -246,8 +245,7 @@ class StateFile:
         for extent in self.layout.extents:
             for array in self.manifest.arrays:
                 try:
-                    with self._buffers.take(array.extent_bytes(extent)) as memory:
-                        self.read(array.name, extent, memory, version)
+                    self.read(array.name, extent, reused_buffer(array.extent_bytes(extent)), version)
                 except StateError as error:
                     found.append(str(error))
         return found
