@@ -10,8 +10,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from nearflash.abi.errors import ShapeError, UnsupportedError
 from nearflash.inference.cache.masks import Columns, read_mask
-from nearflash.inference.cache.write_behind import WriteBehind
 from nearflash.inference.engines.base import Engine
+from nearflash.support.write_behind import WriteBehind
 
 __all__ = ["StoredBatch"]
 

@@ -1,7 +1,6 @@
 """One layer of a NearflashCache whose K and V are on flash, and the new tokens of a call on their way there."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ class NewTokens:
     def append_in_background(self, kept: NDArray[np.bool_] | None) -> None:
         """Append beside the computation. `kept` (batch, t): tokens that are no padding; None: all."""
         self._begin(kept)
-        self.layer.cache.behind.submit(partial(self._append, kept))
+        self.layer.cache.behind.submit(self._append, kept)
 
     def attend(
         self, query: Tensor, columns: Columns, scaling: float | None, softcap: float | None, sinks: Tensor | None

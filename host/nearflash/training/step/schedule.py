@@ -21,11 +21,11 @@ from typing import Any, Self
 from nearflash.abi.errors import NearflashError
 from nearflash.device import Device
 from nearflash.storage import Extent, StateStore
+from nearflash.support.queues import WorkQueue
 from nearflash.support.timeline import Timeline
 from nearflash.training.step.stalls import Stalls
 from nearflash.training.step.traffic import Traffic
 from nearflash.training.step.transfer import Slot, Transfer
-from nearflash.training.step.work_queue import WorkQueue
 
 __all__ = ["SLOTS", "Schedule", "Step"]
 

@@ -1,4 +1,4 @@
-"""A queue between the threads of a pipeline that can end, and that measures how long it was waited for."""
+"""A queue between threads that can end, and that measures how long it was waited for."""
 
 import threading
 import time

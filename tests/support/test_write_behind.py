@@ -1,9 +1,12 @@
+"""Calls run in order behind their caller, a few deep; the first failure stays."""
+
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nearflash.inference.cache.write_behind import WriteBehind
+from nearflash.support.write_behind import WriteBehind
 
 
 def test_calls_run_in_order_behind_the_caller():
@@ -69,6 +72,40 @@ def test_close_drops_what_has_not_begun():
     started.wait(10)
     behind.close()
     assert done == [0]
+
+
+def test_closing_ends_a_wait_for_what_it_drops(run_within):
+    behind, done = WriteBehind(3), []
+    for _ in range(20):
+        gate, started = threading.Event(), threading.Event()
+        behind.submit(lambda gate=gate, started=started: started.set() or gate.wait(10))
+        dropped = behind.submit(done.append, 1)
+        started.wait(10)
+        with ThreadPoolExecutor(2) as others:
+            ends = [others.submit(behind.wait), others.submit(behind.close)]
+            while not dropped.cancelled():
+                gate.wait(0.001)
+            gate.set()
+            run_within(10, "waiting and closing", lambda ends=ends: [each.result() for each in ends])
+    assert not done
+
+
+def test_a_call_s_own_future_and_the_failure_s_own_traceback():
+    behind = WriteBehind(2)
+    assert behind.submit(lambda: None).result(10) is None
+
+    def fail(*, why):
+        raise OSError(why)
+
+    assert str(behind.submit(fail, why="no").exception(10)) == "no"
+    lengths = set()
+    for _ in range(3):
+        with pytest.raises(OSError, match="no") as caught:
+            behind.wait()
+        assert caught.traceback[-1].name == "fail"
+        lengths.add(len(caught.traceback))
+    assert len(lengths) == 1
+    behind.close()
 
 
 def test_depth_is_checked():

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from nearflash.training.step.work_queue import WorkQueue
+from nearflash.support.queues import WorkQueue
 
 
 def later(action, delay_s=0.02):
