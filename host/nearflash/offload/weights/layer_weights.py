@@ -7,23 +7,21 @@
 With `bits` 4, matrices of the first two tiers are kept as codes of 4 bits and expanded at each visit.
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Parameter
 
-from nearflash.abi.errors import CommandError, NearflashError
+from nearflash.abi.errors import CommandError
 from nearflash.offload.tiers.ledger import WEIGHTS_WAIT, Ledger
 from nearflash.offload.tiers.link import Buffer, Link, host_memory
 from nearflash.offload.weights.groups import quantize_source
 from nearflash.offload.weights.layout import Layout, LayoutReader
-from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.support.buffers import BufferPool
+from nearflash.support.prefetch import Prefetcher
 from nearflash.weights.sources import Source
 
 __all__ = ["LayerWeights"]
@@ -40,9 +38,8 @@ class _Layer:
     layout: Layout
     home: Tensor | None = None
     """Where its buffer's bytes stay, if they do."""
-    loading: "Future[Buffer] | None" = None
     buffer: Buffer | None = None
-    """The one that stays, or that it was loaded into."""
+    """The one that stays."""
     views: dict[str, Tensor] = field(default_factory=dict)
     empty: dict[str, Any] = field(default_factory=dict)
     """Its parameters without memory."""
@@ -61,12 +58,8 @@ class LayerWeights:
         ledger: Ledger, bits: int = 16, overlap: bool = True, direct: bool = True,
     ) -> None:  # fmt: skip
         self._link, self._ledger, self._overlap = link, ledger, overlap
-        self._pool = ThreadPoolExecutor(1, "nearflash-weights", initializer=set_ieee_arithmetic)
-        self._reader = LayoutReader(direct)
-        self._buffers: SimpleQueue[Buffer | None] = SimpleQueue()
-        self._held: list[tuple[str, int]] = []
-        self._begun: deque[int] = deque()
-        self._closed = False
+        self._reader, self._closed, self._opened = LayoutReader(direct), False, ExitStack()
+        self._opened.callback(self._reader.close)
         try:
             self._layers = [
                 self._placed(layer, own, tier, bits) for layer, own, tier in zip(layers, sources, tiers, strict=True)
@@ -74,9 +67,10 @@ class LayerWeights:
             self._passing = [n for n, own in enumerate(self._layers) if own.buffer is None and own.empty]
             largest = max((self._layers[number].layout.size_bytes for number in self._passing), default=0)
             self._room = min(_BUFFERS if overlap else 1, len(self._passing))
-            for _ in range(self._room):
-                self._take("gpu", largest, "buffers of weights")
-                self._buffers.put(link.buffer(largest))
+            self._take("gpu", self._room * largest, "buffers of weights")
+            self._free = BufferPool("weights", (link.buffer(largest) for _ in range(self._room)))
+            self._loads = Prefetcher("nearflash-weights", self._load, limit=self._room, pool=self._free)
+            self._opened.callback(self._loads.close)
         except BaseException:
             self.close()
             raise
@@ -91,13 +85,9 @@ class LayerWeights:
         layer = self._layers[number]
         if layer.buffer is None:
             with self._ledger.span(WEIGHTS_WAIT, layer=number):
-                if layer.loading is None:
-                    self._drop()
-                    self._begin(number)
-                self._begun.remove(number)
-                job, layer.loading = layer.loading, None
-                assert job is not None
-                buffer = job.result()
+                if number not in self._loads:
+                    self._loads.drop()  # after an error another layer may come than the next one
+                buffer = self._loads.take(number)
         else:
             buffer = layer.buffer
         if self._overlap:
@@ -110,16 +100,12 @@ class LayerWeights:
             self._bind(layer, layer.empty)
             self._link.after_use(buffer)
             if layer.buffer is None:
-                self._buffers.put(buffer)
+                self._free.release(buffer)
 
     def close(self) -> None:
         """End what is being read, free the memory; may be called twice."""
         self._closed = True
-        self._buffers.put(None)  # for a load that waits for a buffer
-        self._pool.shutdown(cancel_futures=True)
-        self._reader.close()
-        while self._held:
-            self._ledger.give(*self._held.pop())
+        self._opened.close()
 
     def __enter__(self) -> "LayerWeights":
         return self
@@ -160,7 +146,7 @@ class LayerWeights:
 
     def _take(self, tier: str, size_bytes: int, what: str) -> None:
         self._ledger.take(tier, size_bytes, what)
-        self._held.append((tier, size_bytes))
+        self._opened.callback(self._ledger.give, tier, size_bytes)
 
     # Loading
 
@@ -169,36 +155,13 @@ class LayerWeights:
         after = [each for each in self._passing if each > number]
         order = after if last else after + [each for each in self._passing if each <= number]
         for each in order[: self._room]:
-            if len(self._begun) >= self._room:
-                return
-            self._begin(each)
-
-    def _begin(self, number: int) -> None:
-        layer = self._layers[number]
-        if layer.loading is None:
-            layer.loading = self._pool.submit(self._load, number)
-            self._begun.append(number)
-
-    def _drop(self) -> None:
-        """Take back the buffers of what was begun: after an error another layer may come than the next one."""
-        while self._begun:
-            layer = self._layers[self._begun.popleft()]
-            job, layer.loading = layer.loading, None
-            with suppress(NearflashError):  # of a layer that is not asked for now
-                if job is not None:
-                    self._buffers.put(job.result())
+            self._loads.begin(each)
 
     def _load(self, number: int) -> Buffer:
-        layer, buffer = self._layers[number], self._buffers.get()
-        if buffer is None:
-            raise CommandError("weights must not be used any more: they are closed")
-        try:
+        with self._free.fill() as buffer:
             self._link.before_fill(buffer)
             with self._ledger.span("load weights", layer=number):
-                self._fill(layer, buffer)
-        except BaseException:
-            self._buffers.put(buffer)
-            raise
+                self._fill(self._layers[number], buffer)
         return buffer
 
     def _fill(self, layer: _Layer, buffer: Buffer) -> None:
