@@ -2,13 +2,12 @@
 
 import threading
 import time
-from concurrent.futures import CancelledError
 
 import pytest
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from nearflash.abi.errors import StorageFullError, UnsupportedError
+from nearflash.abi.errors import CommandError, StorageFullError, UnsupportedError
 from nearflash.offload.cache.kv_cache import CacheMover, TieredCache, TieredLayer, cached_layers
 from nearflash.offload.cache.kv_rest import KvForm, MemoryRest
 from nearflash.offload.tiers.ledger import Budgets, Ledger
@@ -47,7 +46,7 @@ def test_it_gives_what_transformers_own_layer_gives(home, overlap, window):
         for own, other in zip(ours.update(key, value), theirs.update(key, value), strict=True):
             assert torch.equal(own, other)
         moves.finish(ours)
-    moves.drain([ours])
+    moves.drain()
     moves.close()
     assert ours.is_sliding == (window is not None)
     assert ours.get_max_length() == theirs.get_max_length()
@@ -88,8 +87,8 @@ def test_several_layers_share_few_buffers():
             assert torch.equal(keys, torch.cat([key for key, _ in kept[place]], dim=2))
             assert torch.equal(values, torch.cat([value for _, value in kept[place]], dim=2))
             moves.finish(own)
-    moves.drain(layers)
-    assert moves._free.qsize() == 3
+    moves.drain()
+    assert [moves._free.acquire() for _ in range(3)]
     moves.close()
 
 
@@ -133,13 +132,14 @@ def test_closing_ends_a_load_that_waits_for_a_buffer():
     ledger = Ledger()
     moves = mover(ledger, buffers=1)
     first, second = layer(), layer()
-    moves.begin(first)
+    moves.ready(first)
     moves.begin(second)
+    waiting = moves._loads.pop(second)
     moves.close()
     moves.close()
     assert ledger.held == {"gpu": 0}
-    with pytest.raises((UnsupportedError, CancelledError)):
-        second.loading.result()
+    with pytest.raises(CommandError, match="the KV cache must be open, not closed"):
+        waiting.result()
 
 
 def test_buffers_are_counted():

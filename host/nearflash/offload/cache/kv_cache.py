@@ -1,9 +1,8 @@
 """A transformers cache whose layers' keys and values lie on tiers, and come to where they are computed with in time."""
 
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +13,9 @@ from nearflash.inference.cache.decoder import own_layer
 from nearflash.offload.cache.kv_rest import KvForm, Rest
 from nearflash.offload.tiers.ledger import CACHE_WAIT, Ledger
 from nearflash.offload.tiers.link import Buffer, Link
-from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.support.buffers import BufferPool
+from nearflash.support.prefetch import Prefetcher
+from nearflash.support.write_behind import WriteBehind
 
 __all__ = ["CacheMover", "TieredCache", "TieredLayer", "cached_layers"]
 
@@ -42,27 +43,24 @@ class CacheMover:
 
     def __init__(self, link: Link, ledger: Ledger, buffers: int, buffer_bytes: int, overlap: bool = True) -> None:
         self.link, self.ledger, self.overlap = link, ledger, overlap
-        # Apart from each other: loads that wait for a buffer must not hold up the stores that free one.
-        self._loads = ThreadPoolExecutor(1, "nearflash-cache-load", initializer=set_ieee_arithmetic)
-        self._stores = ThreadPoolExecutor(1, "nearflash-cache-store", initializer=set_ieee_arithmetic)
-        self._free: SimpleQueue[Buffer | None] = SimpleQueue()
         self._held = buffers * buffer_bytes
         ledger.take("gpu", self._held, "buffers of the KV cache")
-        for _ in range(buffers):
-            self._free.put(link.buffer(buffer_bytes))
+        self._free = BufferPool("the KV cache", (link.buffer(buffer_bytes) for _ in range(buffers)))
+        # Apart from each other: loads that wait for a buffer must not hold up the stores that free one.
+        self._loads = Prefetcher("nearflash-cache-load", self._load, pool=self._free)
+        self._stores = WriteBehind(max(buffers, 1), "nearflash-cache-store")
 
     def begin(self, layer: "TieredLayer") -> None:
         """Begin to load a layer's keys and values, if it has to be."""
-        if self.overlap and layer.loading is None and layer.rest is not None:
-            layer.loading = self._loads.submit(self._load, layer)
+        if self.overlap and layer.rest is not None:
+            self._loads.begin(layer)
 
     def ready(self, layer: "TieredLayer") -> None:
         """The layer's keys and values are where they are computed with."""
         if layer.rest is None:
             return
         with self.ledger.span(CACHE_WAIT):
-            layer.buffer = self._load(layer) if layer.loading is None else layer.loading.result()
-        layer.loading = None
+            layer.buffer = self._loads.take(layer) if layer in self._loads else self._load(layer)
         self.link.before_use(layer.buffer)
         layer.work = layer.rest.states(layer.buffer.memory)
 
@@ -78,40 +76,27 @@ class CacheMover:
             self._store(layer, layer.buffer, first, last)
         layer.stored, layer.buffer = last, None
 
-    def drain(self, layers: Iterable["TieredLayer"]) -> None:
-        """Wait for what is being stored or loaded; buffers are free then. Raises what storing raised."""
-        for layer in layers:
-            if layer.loading is not None:
-                self._free.put(layer.loading.result())
-                layer.loading = None
-            if layer.storing is not None:
-                layer.storing.result()
+    def drain(self) -> None:
+        """Wait for what is being stored, and drop what was loaded: all buffers are free. Raises what storing raised."""
+        self._loads.drop()
+        self._stores.wait()
 
     def close(self) -> None:
         """End the threads and free the buffers; may be called twice."""
-        self._free.put(None)
-        self._loads.shutdown(cancel_futures=True)
-        self._stores.shutdown()
+        self._loads.close()  # before the stores that a load may wait for
+        self._stores.close()
         self.ledger.give("gpu", self._held)
         self._held = 0
 
     def _load(self, layer: "TieredLayer") -> Buffer:
         if layer.storing is not None:
             layer.storing.result()  # handed over earlier, so it is never behind this load
-        buffer = self._free.get()
-        if buffer is None:
-            self._free.put(None)
-            raise UnsupportedError("the KV cache must not be used any more: it is closed")
-        try:
+        with self._free.fill() as buffer:
             self.link.before_fill(buffer)
-            rest = layer.rest
-            if layer.stored and rest is not None:
+            if layer.stored and layer.rest is not None:
                 with self.ledger.span("load cache", layer=layer.number):
-                    rest.load(buffer.host, layer.first_visible, layer.stored)
+                    layer.rest.load(buffer.host, layer.first_visible, layer.stored)
             self.link.push(buffer)
-        except BaseException:
-            self._free.put(buffer)
-            raise
         return buffer
 
     def _store(self, layer: "TieredLayer", buffer: Buffer, first: int, last: int) -> None:
@@ -124,8 +109,11 @@ class CacheMover:
                     there, here = rest.states(buffer.memory), rest.states(buffer.host)
                     here[..., first:last, :].copy_(there[..., first:last, :])
                 rest.store(buffer.host, first, last)
+        except BaseException as error:
+            self._free.close(error)  # what was submitted after it is not stored, and frees no buffer
+            raise
         finally:
-            self._free.put(buffer)
+            self._free.release(buffer)
 
 
 class TieredLayer(CacheLayerMixin):
@@ -142,7 +130,6 @@ class TieredLayer(CacheLayerMixin):
         self.window, self._form = window, form
         self._rows = slice(0, form.batch)
         self.work: Tensor | None = None if home is None else form.dense.states(home)
-        self.loading: Future[Buffer] | None = None
         self.storing: Future[None] | None = None
         self.buffer: Buffer | None = None
 

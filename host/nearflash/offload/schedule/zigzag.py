@@ -99,7 +99,7 @@ class ZigZag:
                 for group in groups:
                     self._advance(group, more)
             self._stage.finish()
-            self._mover.drain(layer for batch in batches for layer in batch.layers.values())
+            self._mover.drain()
         finally:
             for batch in batches:
                 batch.fiber.close()
