@@ -159,12 +159,12 @@ def test_orders_that_change_while_tensors_are_read_stay_within_the_limit(tensors
 def test_the_first_pass_reads_each_tensor_once_and_nothing_after_the_last(tensors, reads):
     with WeightsMap(tensors, EVERYTHING) as weights:
         for number, name in enumerate(NAMES):
-            assert is_right(weights[name], name) and list(weights._ahead) == NAMES[number + 1 :]
+            assert is_right(weights[name], name) and list(weights._loads) == NAMES[number + 1 :]
         assert sorted(reads) == NAMES
         weights["a"]  # another pass: now it is known what comes after the last one
         for name in NAMES[1:]:
             weights[name]
-        assert list(weights._ahead) == NAMES[:4]
+        assert list(weights._loads) == NAMES[:4]
 
 
 def test_another_order_is_learned(tensors):
@@ -174,7 +174,7 @@ def test_another_order_is_learned(tensors):
             assert is_right(weights[name], name)
         for number, name in enumerate(order):
             assert is_right(weights[name], name)
-            assert list(weights._ahead) == order[number + 1 :] + order[:number]
+            assert list(weights._loads) == order[number + 1 :] + order[:number]
 
 
 def test_what_is_begun_has_room_within_the_bytes_given(tensors, reads):
@@ -182,7 +182,7 @@ def test_what_is_begun_has_room_within_the_bytes_given(tensors, reads):
     for prefetch_bytes, ahead in ((0, []), (two - 1, ["b"]), (two, ["b", "c"])):
         reads.clear()
         with WeightsMap(tensors, prefetch_bytes) as weights:
-            assert is_right(weights["a"], "a") and list(weights._ahead) == ahead
+            assert is_right(weights["a"], "a") and list(weights._loads) == ahead
         assert set(reads) <= {"a", *ahead}
 
 
@@ -269,7 +269,7 @@ def test_what_is_in_memory_does_not_wait_for_the_disk(tensors, monkeypatch):
     with WeightsMap(kept, EVERYTHING) as weights, ThreadPoolExecutor() as pool:
         try:
             reading = pool.submit(weights.__getitem__, NAMES[0])
-            while "e" not in weights._ahead:
+            while "e" not in weights._loads:
                 time.sleep(0.001)
             assert is_right(pool.submit(weights.__getitem__, "e").result(30), "e") and not reading.done()
         finally:

@@ -6,9 +6,8 @@ What accelerate's hooks take as `weights_map` (AlignDevicesHook, dispatch_model)
 import os
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import fields
 from itertools import pairwise
@@ -21,7 +20,7 @@ from torch import Tensor
 from nearflash.device.backends.host.matrix import CallingThread
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
-from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.support.prefetch import Prefetcher
 from nearflash.weights.expand import expand
 from nearflash.weights.file import WeightsTensor
 
@@ -58,8 +57,7 @@ class WeightsMap(Mapping[str, Tensor]):
         self._tensors = {name: KeptTensor(each) if name in kept else each for name, each in tensors.items()}
         self._next = dict(pairwise(self._tensors))  # of the last one, when it is known whether another pass comes
         self._device, self._prefetch_bytes = device, prefetch_bytes
-        self._pool = ThreadPoolExecutor(_JOBS, "nearflash-weights", initializer=set_ieee_arithmetic)
-        self._ahead: OrderedDict[str, Future[Tensor]] = OrderedDict()
+        self._loads = Prefetcher("nearflash-weights", self._expand, threads=_JOBS)
         self._buffers = _Buffers(buffer_bytes(tensors.values(), prefetch_bytes))
         self._reading, self._expanding = threading.Semaphore(_READING), threading.Semaphore(os.cpu_count() or 1)
         self._lock, self._last = threading.Lock(), ""
@@ -71,9 +69,9 @@ class WeightsMap(Mapping[str, Tensor]):
             if self._last:
                 self._next[self._last] = name
             self._last = name
-            if name not in self._ahead:
-                self._drop()
-            job = self._ahead.pop(name, None) or self._pool.submit(self._expand, name)
+            if name not in self._loads:
+                self._loads.drop()  # of another order: beside what begins now it would be more than buffer_bytes
+            job = self._loads.pop(name)
             self._fill(name)
         return job.result()
 
@@ -85,9 +83,7 @@ class WeightsMap(Mapping[str, Tensor]):
 
     def close(self) -> None:
         """Wait for what is being expanded and end the threads; may be called twice."""
-        with self._lock:
-            self._drop()
-        self._pool.shutdown()
+        self._loads.close()
 
     def __enter__(self) -> "WeightsMap":
         return self
@@ -97,24 +93,16 @@ class WeightsMap(Mapping[str, Tensor]):
 
     def _fill(self, name: str) -> None:
         """Begin what comes after `name`, as much as there is room for."""
-        room = self._prefetch_bytes - sum(self._tensors[each].dense_bytes for each in self._ahead)
+        room = self._prefetch_bytes - sum(self._tensors[each].dense_bytes for each in self._loads)
         for _ in range(len(self._tensors)):
             name = self._next.get(name, "")
             if name in ("", self._last):
                 return
-            if name not in self._ahead:
+            if name not in self._loads:
                 room -= self._tensors[name].dense_bytes
                 if room < 0:
                     return
-                self._ahead[name] = self._pool.submit(self._expand, name)
-
-    def _drop(self) -> None:
-        """Forget what was begun: another order than the one known is asked for.
-
-        What a thread is expanding is waited for: beside what is begun next, it would be more than buffer_bytes.
-        """
-        wait([job for job in self._ahead.values() if not job.cancel()])
-        self._ahead.clear()
+                self._loads.begin(name)
 
     def _expand(self, name: str) -> Tensor:
         tensor = self._tensors[name]
