@@ -6,6 +6,7 @@ the sources of the gateware instead.
 """
 
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -14,6 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -150,8 +152,9 @@ def convert(component: Any) -> Design:
         "__".join(map(str, path)): (Value.cast(value), directions[member.flow])
         for path, member, value in component.signature.flatten(component)
     }
-    fragment = Fragment.get(component, None)
-    text, names = rtlil.convert_fragment(fragment, ports, name=TOP, emit_src=False)
+    with _no_collection():
+        fragment = Fragment.get(component, None)
+        text, names = rtlil.convert_fragment(fragment, ports, name=TOP, emit_src=False)
     start = text.index(f"module \\{TOP}\n")
     module = text[start : text.index("\nend\n", start)]
     found = _PORT.findall(module)
@@ -161,6 +164,18 @@ def convert(component: Any) -> Design:
         tuple(Port(name, int(width), bool(signed), way == "input") for width, way, signed, name in found),
         tuple(_inner_streams(fragment, (), names)),
     )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hold Python's collector of cycles: a design is one growing graph, walked again and again with nothing to free."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def cached_design(name: str, make: Callable[[], Any]) -> Design:
