@@ -50,7 +50,7 @@ _RESERVED = frozenset(
 # A slice that is constant, of a signal that elsewhere depends on others: nothing ever triggers such a block.
 _CONSTANT = re.compile(r"^  always @\*\n(    \S.* = \d+'\w+;)$", re.MULTILINE)
 _SCRIPT = """read_rtlil top.il
-proc -nomux -norom
+proc -noopt -nomux -norom
 memory_collect
 attrmap -remove generator -remove top -remove src
 attrmap -modattr -remove generator -remove top -remove src
