@@ -80,3 +80,8 @@ def test_generated_files_are_fresh(root):
         path for path, text in outputs().items() if not (root / path).exists() or (root / path).read_text() != text
     ]
     assert not stale, f"run `make emit`: {stale}"
+
+
+def test_generated_files_are_marked(root):
+    marked = {line.split()[0] for line in (root / ".gitattributes").read_text().splitlines() if "generated" in line}
+    assert {str(path) for path in outputs()} | {"docs/results/*.md"} <= marked
