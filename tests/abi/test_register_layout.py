@@ -6,7 +6,7 @@ A line that changes here changes the ABI: devices of the old layout and hosts of
 import pytest
 
 from nearflash.abi import ABI_VERSION
-from nearflash.abi.counters import KERNEL_COUNTERS, gigabytes_per_second
+from nearflash.abi.counters import KERNEL_COUNTERS
 from nearflash.abi.fields import Access
 from nearflash.abi.registers import FACTOR_BITS, MAGIC, REGISTER_MAPS, UPDATE, fourcc
 
@@ -200,13 +200,3 @@ def test_the_factor_fills_its_register():
     fields = UPDATE["denominator_factor"].fields
     assert FACTOR_BITS == fields[0].width == 51
     assert UPDATE["denominator_factor"].pack({"significand": (1 << 51) - 1, "exponent": 0x3FF}) == (1 << 61) - 1
-
-
-@pytest.mark.parametrize(
-    ("cycles", "rate"),
-    [(1000, 0.8 * 1.25), (0, 1000.0 * 1.0), (2000, 0.5)],
-)
-def test_rate_of_the_ports(cycles, rate):
-    """Reads and writes together; a command of no cycles divides by one."""
-    counters = {"read_beats": 600, "write_beats": 400, "cycles": cycles}
-    assert gigabytes_per_second(counters, port_bytes=8, clock_hz=125e6) == pytest.approx(rate)

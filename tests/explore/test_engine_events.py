@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("amaranth", reason="the kernel's builds lie beside its gateware")
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES
-from nearflash.explore.nand_channel import ChannelTiming, Request, channel_cycles
 from nearflash.explore.systems.nearflash import Attended
 from nearflash.explore.tables import read_part
 from nearflash.sim.nand.parts import nand_part
 from nearflash.verify.bench.attend_performance import RTL
+from nearflash.verify.fixtures.nand_channel import ChannelTiming, Request, channel_cycles
 
 CHANNELS, DIM, BEAT_BYTES = 8, 128, 8
 

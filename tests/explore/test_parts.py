@@ -8,7 +8,7 @@ from nearflash.explore.links import Link, shared_rate
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.processors import Cpu, Gpu, Npu
 from nearflash.explore.tables import read_part
-from nearflash.explore.wear import SECONDS_PER_YEAR, Price, erase_cycles, reclaims_per_s, years
+from nearflash.explore.wear import SECONDS_PER_YEAR, Price, erase_cycles, years
 
 
 def test_a_link_reaches_its_share():
@@ -79,10 +79,6 @@ def test_more_room_wears_less():
 def test_a_region_without_room(region):
     with pytest.raises(PlanError, match="region_bytes must be above 0"):
         erase_cycles(1e6, region, 1.0)
-
-
-def test_read_disturb_reclaims_blocks():
-    assert reclaims_per_s(page_reads_per_s=768e3, pages_per_block=768, read_limit=1e5) == pytest.approx(0.01)
 
 
 def outcome(**given):

@@ -3,7 +3,8 @@
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.explore.shapes import decoder, decoder_names, shape, trained, trained_names
+from nearflash.explore.shapes import decoder, shape, trained, trained_names
+from nearflash.explore.tables import own_tables
 
 #: As the models' cards state them, 10^9.
 PARAMETERS = {
@@ -12,12 +13,12 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", decoder_names())
+@pytest.mark.parametrize("name", sorted(own_tables(".", "models.toml")))
 def test_parameters_are_those_of_the_cards(name):
     assert decoder(name).parameters / 1e9 == pytest.approx(PARAMETERS[name], rel=0.01)
 
 
-@pytest.mark.parametrize("name", decoder_names())
+@pytest.mark.parametrize("name", sorted(own_tables(".", "models.toml")))
 def test_a_token_multiplies_with_all_of_a_dense_model(name):
     found, planned = decoder(name), shape(name)
     inner = found.layers * (found.qkv + found.out + found.ffn)

@@ -66,7 +66,7 @@ FOLDERS = {
         *("checks", "gradients", "gradients.compression", "step", "optimizers", "", "integrations", "examples"),
     ],
     "boards": ["design", "zynq7", "open.nextpnr", "open", "vendor", ""],
-    "sim": ["", "pysim", "hls", "nand", "verilator", "controller", "trace"],
+    "sim": ["", "pysim", "hls", "nand", "verilator", "trace"],
     "verify": [
         *("fixtures", "fixtures.boards", "mutants", "proofs", "cocotb", "cocotb.bus", "cocotb.stream", "cocotb.top"),
         *("units", "vendor", "", "bench"),

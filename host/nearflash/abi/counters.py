@@ -3,9 +3,7 @@
 Counters are 64 bits, cleared when a command starts and latched when it ends: the host reads a stable copy.
 """
 
-from collections.abc import Mapping
-
-__all__ = ["ATTEND_COUNTERS", "EXPAND_COUNTERS", "KERNEL_COUNTERS", "UPDATE_COUNTERS", "gigabytes_per_second"]
+__all__ = ["ATTEND_COUNTERS", "EXPAND_COUNTERS", "KERNEL_COUNTERS", "UPDATE_COUNTERS"]
 
 UPDATE_COUNTERS = {
     "cycles": "clock cycles from start to the last write response",
@@ -57,9 +55,3 @@ EXPAND_COUNTERS = {
 }
 
 KERNEL_COUNTERS = {"update": UPDATE_COUNTERS, "attend": ATTEND_COUNTERS, "expand": EXPAND_COUNTERS}
-
-
-def gigabytes_per_second(counters: Mapping[str, int], *, port_bytes: int, clock_hz: float) -> float:
-    """Traffic of the memory ports in 10^9 bytes/s at a clock, reads and writes together."""
-    beats = counters["read_beats"] + counters["write_beats"]
-    return beats * port_bytes * clock_hz / max(counters["cycles"], 1) / 1e9

@@ -8,7 +8,7 @@ from nearflash.abi.errors import PlanError
 from nearflash.explore.tables import own_tables, table
 from nearflash.planning.shapes import LayerShape, ModelShape, from_config
 
-__all__ = ["Decoder", "Trained", "decoder", "decoder_names", "trained", "trained_names"]
+__all__ = ["Decoder", "Trained", "decoder", "trained", "trained_names"]
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,6 @@ class Decoder:
     def active(self) -> int:
         """Weights that one token multiplies with, in all layers and for its logits."""
         return self.layers * (self.qkv + self.out + self.ffn) + self.head
-
-
-def decoder_names() -> list[str]:
-    """Names of the decoders."""
-    return sorted(own_tables(".", "models.toml"))
 
 
 @cache

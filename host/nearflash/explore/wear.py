@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from nearflash.abi.errors import PlanError
 
-__all__ = ["SECONDS_PER_YEAR", "Price", "erase_cycles", "reclaims_per_s", "years"]
+__all__ = ["SECONDS_PER_YEAR", "Price", "erase_cycles", "years"]
 
 SECONDS_PER_YEAR = 365.25 * 86400
 
@@ -32,9 +32,3 @@ def erase_cycles(written_bytes_per_s: float, region_bytes: float, seconds: float
 def years(written_bytes_per_s: float, region_bytes: float, endurance: float, amplification: float = 1.0) -> float:
     """Until cells that stand so many cycles are worn."""
     return endurance / erase_cycles(written_bytes_per_s, region_bytes, SECONDS_PER_YEAR, amplification)
-
-
-def reclaims_per_s(page_reads_per_s: float, pages_per_block: int, read_limit: float) -> float:
-    """Blocks a second that are copied because their pages were read `read_limit` times (read disturb), reads spread
-    evenly over a block's pages."""
-    return page_reads_per_s / (read_limit * pages_per_block)

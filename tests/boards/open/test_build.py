@@ -16,7 +16,7 @@ from nearflash.boards.open.frames import read_bits
 from nearflash.boards.open.packages import PACKAGES, SidPrograms, ToolsError
 from nearflash.device.bitstreams import load_board, load_manifest
 from nearflash.device.bitstreams.board import Resources
-from nearflash.device.bitstreams.header import BitHeader, read_header
+from nearflash.device.bitstreams.header import BitHeader, split_bit
 
 TEXT = "module \\top\nconnect \\git_revision 32'" + "0" * 32 + "\nend\n"
 FASM = "CLB_X0Y0.AFF.ZINI\nCLB_X0Y0.LUT.INIT[1:0] = 2'b10\n"
@@ -28,7 +28,7 @@ def _netlist(cells):
 
 
 def _payload(path):
-    return path.read_bytes()[-read_header(path).payload_bytes :].decode()
+    return path.read_bytes()[-split_bit(path)[0].payload_bytes :].decode()
 
 
 class StandIn(SidPrograms):

@@ -5,7 +5,7 @@ import pytest
 from nearflash.abi.kernel.config import config
 from nearflash.boards.open.build import design_digest
 from nearflash.device.bitstreams import boards, load_board, load_manifest
-from nearflash.device.bitstreams.header import read_header
+from nearflash.device.bitstreams.header import split_bit
 
 #: Kernels of boards of the open flow that were built.
 BUILT = [
@@ -38,7 +38,7 @@ def test_files_are_those_of_the_manifest_and_within_the_limits(built):
 
 def test_the_bitstream_is_for_the_boards_part(built):
     board, manifest = built
-    header = read_header(manifest.file(".bit"))
+    header = split_bit(manifest.file(".bit"))[0]
     assert header.part == board.part
     assert header.payload_bytes > 4_000_000
 

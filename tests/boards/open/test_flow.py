@@ -10,7 +10,7 @@ from nearflash.boards.open.build import implement
 from nearflash.boards.open.database import PartDatabase
 from nearflash.boards.open.packages import fetched
 from nearflash.device.bitstreams.board import Routing
-from nearflash.device.bitstreams.header import read_header
+from nearflash.device.bitstreams.header import split_bit
 
 PART = "xc7z020clg400-1"
 #: What an XC7Z020 is configured by (AMD UG470: 32,364,512 bits).
@@ -67,7 +67,7 @@ def test_a_small_design_reads_back_without_a_differing_bit(build, made):
     assert made.routed.fmax_hz > 150_000_000
     assert made.cells.ff >= 60 and made.cells.lut >= 3 and made.cells.dsp == 2
     assert made.routed.critical_path[0].split()[2] == "clk-to-q"
-    header = read_header(made.bitstream)
+    header = split_bit(made.bitstream)[0]
     assert (header.design, header.part, header.payload_bytes) == ("top", PART, PAYLOAD_BYTES)
     assert build().bitstream.read_bytes() == made.bitstream.read_bytes(), "equal sources give equal files"
 

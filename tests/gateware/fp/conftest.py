@@ -8,8 +8,8 @@ import pytest
 from amaranth.hdl import ClockDomain, Module, Value
 from amaranth.sim import Simulator
 
-from nearflash.gateware.fp.unit import Fp32Unit
 from nearflash.sim.verilator.burst import BurstUnit
+from nearflash.verify.fixtures.fp32_unit import Fp32Unit
 
 
 @pytest.fixture(scope="session")

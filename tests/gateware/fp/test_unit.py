@@ -4,7 +4,7 @@ from nearflash.gateware.fp.add import Add
 from nearflash.gateware.fp.convert import FromNarrow, ToNarrow
 from nearflash.gateware.fp.muladd import MulAdd
 from nearflash.gateware.fp.raw import RAW, Pack, RawLayout, Unpack
-from nearflash.gateware.fp.unit import Fp32Unit
+from nearflash.verify.fixtures.fp32_unit import Fp32Unit
 
 ONE, SIGNALING, QUIET = 0x3F800000, 0x7F800001, 0x7FC00001
 

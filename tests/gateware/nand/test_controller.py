@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from nearflash.gateware.nand.controller import NandController
-from nearflash.sim.controller.testbench import ControllerBench, Operation, PageRead
 from nearflash.sim.nand.parts import nand_part
 from nearflash.sim.stalls import STALLS
+from nearflash.verify.fixtures.nand_controller import ControllerBench, Operation, PageRead
 
 CLOCK_HZ = 285_000_000
 UNITS = 4

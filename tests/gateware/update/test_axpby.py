@@ -8,11 +8,11 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.fp.pipeline import delay
 from nearflash.gateware.fp.raw import RAW
-from nearflash.gateware.fp.unit import Fp32Unit
 from nearflash.gateware.update.axpby import Axpby
 from nearflash.model.fp.mul import mul
 from nearflash.model.fp.muladd import muladd
 from nearflash.sim.verilator.burst import BurstUnit
+from nearflash.verify.fixtures.fp32_unit import Fp32Unit
 from nearflash.verify.fixtures.vectors import operands
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from nearflash.abi.formats import BF16, FP16
-from nearflash.gateware.fp.unit import Fp32Unit
 from nearflash.gateware.weights.code_product import CodeProduct
 from nearflash.model.fp.convert import from_narrow
 from nearflash.model.fp.mul import mul
 from nearflash.sim.verilator.burst import BurstUnit
+from nearflash.verify.fixtures.fp32_unit import Fp32Unit
 
 
 @pytest.fixture(scope="module")

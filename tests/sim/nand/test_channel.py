@@ -9,10 +9,10 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.nand.link import BusCycle, CycleKind, NandLinkSignature
-from nearflash.sim.controller.linked import NandLinkedUnit
 from nearflash.sim.nand.channel import NandModel, NandViolation, nand_header
 from nearflash.sim.nand.parts import nand_part
 from nearflash.sim.verilog import convert
+from nearflash.verify.fixtures.nand_controller import NandLinkedUnit
 
 CLOCK_HZ = 100_000_000
 PART = replace(nand_part("slc-1400"), jitter=0.0, pages_per_block=4, blocks=8)

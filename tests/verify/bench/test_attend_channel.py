@@ -2,10 +2,10 @@
 
 import pytest
 
-from nearflash.explore.nand_channel import ChannelTiming
 from nearflash.gateware.nand.luns import TICK_LOG2
 from nearflash.sim.nand.parts import nand_part
 from nearflash.verify.bench.attend_channel import MIXES, compared, controller
+from nearflash.verify.fixtures.nand_channel import ChannelTiming
 
 CLOCK_HZ = 285_000_000
 

@@ -7,10 +7,10 @@ import pytest
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.kernel.config import attend_config
-from nearflash.explore.nand_channel import ChannelTiming
 from nearflash.model.attention.memory.settings import Settings
 from nearflash.sim.nand.parts import nand_part
 from nearflash.verify.bench.attend_events import Cycles, Load, simulate
+from nearflash.verify.fixtures.nand_channel import ChannelTiming
 
 CONFIG = replace(attend_config("attend-zynq7045"), score_blocks=8)
 SETTINGS = Settings(

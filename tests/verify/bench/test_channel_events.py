@@ -2,9 +2,9 @@
 
 import pytest
 
-from nearflash.explore.nand_channel import Channel, ChannelTiming, Clock, Request
 from nearflash.sim.nand.parts import nand_part
 from nearflash.verify.bench.channel_events import IndexQueue, Server, Walker
+from nearflash.verify.fixtures.nand_channel import Channel, ChannelTiming, Clock, Request
 
 
 @pytest.fixture

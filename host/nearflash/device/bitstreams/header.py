@@ -10,7 +10,7 @@ from pathlib import Path
 from nearflash.abi.errors import BitstreamError
 from nearflash.support.files import PUBLIC_MODE, read_bytes, write_durably
 
-__all__ = ["BitHeader", "Label", "read_header", "rename_design", "split_bit"]
+__all__ = ["BitHeader", "Label", "rename_design", "split_bit"]
 
 _START = bytes.fromhex("0009 0ff00ff00ff00ff000 0001")
 _TEXTS = "abcd"
@@ -36,13 +36,11 @@ class BitHeader:
         return _START + b"".join(fields) + b"e" + self.payload_bytes.to_bytes(4, "big")
 
 
-def read_header(path: Path) -> BitHeader:
-    """The header of a .bit file. Raises BitstreamError for a file that has none, or is not as long as it states."""
-    return split_bit(path)[0]
-
-
 def split_bit(path: Path) -> tuple[BitHeader, bytes]:
-    """Header and configuration data of a .bit file. Raises BitstreamError as `read_header`."""
+    """Read header and configuration data of a .bit file.
+
+    Raises BitstreamError for a file that has no header, or is not as long as it states.
+    """
     try:
         content = read_bytes(path)
     except OSError as error:
@@ -67,7 +65,7 @@ def split_bit(path: Path) -> tuple[BitHeader, bytes]:
 def rename_design(path: Path, design: str) -> None:
     """Give a .bit file the name of its design, and no date: equal designs then have equal files.
 
-    Raises BitstreamError as `read_header`.
+    Raises BitstreamError as `split_bit`.
     """
     header, payload = split_bit(path)
     _write(path, replace(header, design=design), payload)
@@ -100,7 +98,7 @@ class Label:
     def write(self, source: Path, path: Path) -> None:
         """Write a .bit file with this label and without a date: equal designs then have equal files.
 
-        Raises BitstreamError as `read_header` of the source.
+        Raises BitstreamError as `split_bit` of the source.
         """
         header, payload = split_bit(source)
         _write(path, replace(header, design=self.text(payload)), payload)

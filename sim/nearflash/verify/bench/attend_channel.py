@@ -12,10 +12,10 @@ import numpy as np
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, RAW_BYTES
 from nearflash.abi.kernel.config import attend_config
-from nearflash.explore.nand_channel import ChannelTiming, Request, channel_cycles
-from nearflash.sim.controller.testbench import ControllerBench, PageRead
 from nearflash.sim.nand.parts import NandPart, nand_part
 from nearflash.verify.bench.attend_performance import CONFIG
+from nearflash.verify.fixtures.nand_channel import ChannelTiming, Request, channel_cycles
+from nearflash.verify.fixtures.nand_controller import ControllerBench, PageRead
 
 __all__ = ["MIXES", "channel_rows", "compared", "controller"]
 

@@ -22,10 +22,10 @@ from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.kernel.config import AttendConfig
-from nearflash.explore.nand_channel import Channel, ChannelTiming, Clock, Request
 from nearflash.model.attention.memory.settings import Settings
 from nearflash.sim.nand.parts import NandPart
 from nearflash.verify.bench.channel_events import IndexQueue, Server, Walker
+from nearflash.verify.fixtures.nand_channel import Channel, ChannelTiming, Clock, Request
 
 __all__ = ["Cycles", "Load", "Outcome", "simulate"]
 

@@ -6,8 +6,8 @@ Times are clock cycles.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from nearflash.explore.nand_channel import Channel, Clock, Request
 from nearflash.gateware.attention.control.index_queues import IndexQueues
+from nearflash.verify.fixtures.nand_channel import Channel, Clock, Request
 
 __all__ = ["IndexQueue", "Server", "Walker"]
 

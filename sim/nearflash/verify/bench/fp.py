@@ -15,7 +15,6 @@ from nearflash.gateware.fp.mul import Mul
 from nearflash.gateware.fp.muladd import MulAdd
 from nearflash.gateware.fp.raw import RawLayout
 from nearflash.gateware.fp.sqrt import Sqrt
-from nearflash.gateware.fp.unit import Fp32Unit
 from nearflash.model.fp.add import add
 from nearflash.model.fp.convert import from_narrow, to_narrow
 from nearflash.model.fp.div import div
@@ -24,6 +23,7 @@ from nearflash.model.fp.muladd import RECIPROCAL_BITS, Reciprocal, mul_reciproca
 from nearflash.model.fp.sqrt import sqrt
 from nearflash.sim.verilator.burst import BurstUnit
 from nearflash.sim.verilator.ports import words_from_integers
+from nearflash.verify.fixtures.fp32_unit import Fp32Unit
 from nearflash.verify.fixtures.softfloat import softfloat
 from nearflash.verify.fixtures.vectors import corner_pairs, narrow_operands, operands
 

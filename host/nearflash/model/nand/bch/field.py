@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import BCH_BITS, BCH_POLYNOMIAL
 
-__all__ = ["ORDER", "Elements", "inverse", "multiply", "power"]
+__all__ = ["ORDER", "Elements", "multiply", "power"]
 
 Elements = NDArray[np.int32]
 
@@ -38,8 +38,3 @@ def multiply(a: Elements, b: Elements) -> Elements:
     product: Elements = _POWERS[(_LOGARITHMS[a] + _LOGARITHMS[b]) % ORDER]
     product[(a == 0) | (b == 0)] = 0
     return product
-
-
-def inverse(a: Elements) -> Elements:
-    """1/a, element by element; `a` has no zeros."""
-    return _POWERS[-_LOGARITHMS[a] % ORDER]

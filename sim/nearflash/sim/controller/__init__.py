@@ -1,1 +1,0 @@
-"""A NAND channel's controller alone, linked to the simulated channel."""
