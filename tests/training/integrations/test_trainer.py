@@ -192,6 +192,21 @@ def test_saving_into_the_same_checkpoint_again(tmp_path):
         restore(tmp_path / "checkpoint", tmp_path / "none" / "state")
 
 
+def test_killed_while_a_checkpoint_is_saved_again(tmp_path):
+    """Between the names of two files: the second one's new content has the name that it gets when it is opened."""
+    tensor = torch.nn.Parameter(torch.ones(2000))
+    paths = [tmp_path / "a.state", tmp_path / "b.state"]
+    with NearStorageAdamW([tensor], path=paths, device=["host", "host"], extent_params=1024) as two:
+        _, second = save(two, tmp_path / "checkpoint")
+        before = second.read_bytes()
+        tensor.grad = torch.ones_like(tensor)
+        two.step()
+        save(two, tmp_path / "checkpoint")
+    second.rename(second.with_name("b.state.partial"))
+    second.write_bytes(before)
+    assert restore(tmp_path / "checkpoint", [tmp_path / "c", tmp_path / "d"], devices=2) == 1
+
+
 def test_resume_with_an_optimizer_that_exists_already(make_model, rows, values, arguments, tmp_path):
     """The Trainer loads the model's checkpoint behind the optimizer's back, and it is what the store has."""
     model, saving = make_model(), {"save_strategy": "steps", "save_steps": 3}

@@ -38,16 +38,16 @@ def make_folder(folder: Path) -> None:
         flush_directory(each.parent)
 
 
-def snapshot_paths(paths: Sequence[Path], folder: Path, identity: str) -> list[Path]:
+def snapshot_paths(paths: Sequence[Path], folder: Path, identity: str | None) -> list[Path]:
     """Names in the folder for copies of the files: their own, with a number where two are alike.
 
-    Raises StateError where one exists that is no earlier snapshot of the state of this identity: another file, one of
-    another run, or one that is in use.
+    Raises StateError where one exists that is no earlier snapshot of the state of this identity (None: of any): another
+    file, one of another run, or one that is in use.
     """
     alike = Counter(path.name for path in paths)
     names = [path.name if alike[path.name] == 1 else f"{path.name}.{index}" for index, path in enumerate(paths)]
     for name in names:
-        if os.path.lexists(folder / name) and not _is_of(identity, folder / name):
+        if identity and os.path.lexists(folder / name) and not _is_of(identity, folder / name):
             raise StateError(
                 f"{folder / name} must be an earlier snapshot of this state, or not exist yet; choose another folder"
             )

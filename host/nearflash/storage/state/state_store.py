@@ -315,16 +315,16 @@ class StateStore:
         self._settled = False
         self._settle()
 
-    def snapshot(self, folder: Path) -> list[Path]:
+    def snapshot(self, folder: Path, *, replacing: bool = False) -> list[Path]:
         """Files of the committed step in a folder (made where it is missing), for `open`: reflinks or copies.
 
-        An earlier snapshot of this state there is replaced when the new one is complete. Writes may be in flight, but
-        no commit. Raises StateError where another file has the name, another run's included, or this one is damaged,
-        StorageFullError, changing nothing.
+        An earlier snapshot of this state there is replaced when the new one is complete; replacing: whatever has the
+        names. Writes may be in flight, but no commit. Raises StateError where another file has the name, another run's
+        included, or this one is damaged, StorageFullError, changing nothing.
         """
         folder = Path(folder).absolute()
         make_folder(folder)
-        paths = snapshot_paths(self.paths, folder, self.identity)
+        paths = snapshot_paths(self.paths, folder, None if replacing else self.identity)
         beside = folder / f".nearflash-{secrets.token_hex(8)}"
         try:
             beside.mkdir(0o700)

@@ -6,7 +6,6 @@ training resumes from the state file at the last committed step only, which is w
 
 import contextlib
 import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from nearflash.abi.errors import StateError
 from nearflash.storage import StateStore
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.state.snapshot import copy
-from nearflash.support.files import flush_folder, give_name
+from nearflash.support.files import give_name
 from nearflash.training.step.settings import Settings
 
 __all__ = ["FOLDER", "files_of", "restore", "save"]
@@ -31,25 +30,11 @@ def save(optimizer: Any, checkpoint: str | Path) -> list[Path]:
     once when all new ones are complete. Raises StateError, StorageFullError, with the earlier snapshot as it was.
     """
     share = getattr(optimizer, "share", None)
-    target = Path(checkpoint) / _name(None if share is None or share.of == 1 else share.rank)
-    partial = target.with_name(f".{target.name}-{secrets.token_hex(8)}.partial")
-    try:
-        names = [path.name for path in optimizer.store.snapshot(partial)]
-        target.mkdir(exist_ok=True)
-        for name in names:
-            give_name(partial / name, target / name)
-        for path in files_of(target):
-            if path.name not in names:
-                path.unlink()
-        flush_folder(target)
-        flush_folder(target.parent)
-    except OSError as error:
-        if isinstance(error, StateError):
-            raise
-        raise StateError(f"{target} cannot be written ({error.strerror}): choose another folder") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return [target / name for name in names]
+    folder = Path(checkpoint).absolute() / _name(None if share is None or share.of == 1 else share.rank)
+    paths: list[Path] = optimizer.store.snapshot(folder, replacing=True)
+    for path in {*files_of(folder)} - {*paths}:  # of an earlier state on more files
+        path.unlink()
+    return paths
 
 
 def restore(
@@ -95,7 +80,8 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def _visible(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    names = (path for path in folder.iterdir() if not path.name.startswith(".") and path.suffix != ".partial")
+    return (path for path in names if path.is_file())
 
 
 def _name(rank: int | None) -> str:

@@ -75,9 +75,9 @@ class OptimizerStore:
         """Read the whole state; one message for each damaged extent."""
         return self._store().verify()
 
-    def snapshot(self, folder: str | Path) -> list[Path]:
+    def snapshot(self, folder: str | Path, *, replacing: bool = False) -> list[Path]:
         """Files of the last committed step in a folder, which open like these. Raises as StateStore.snapshot."""
-        return self._store().snapshot(Path(folder))
+        return self._store().snapshot(Path(folder), replacing=replacing)
 
     def export(self, path: str | Path) -> int:
         """Write the state to a new safetensors file; returns its bytes. Raises StateError, StorageFullError."""
