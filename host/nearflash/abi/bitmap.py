@@ -76,7 +76,7 @@ class ElementFormat(IntEnum):
 
 
 class Coding(IntEnum):
-    """What the values of a row are."""
+    """Coding of a row's values."""
 
     PLAIN = 0
     """The elements themselves."""

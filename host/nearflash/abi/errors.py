@@ -135,7 +135,7 @@ class ReplayError(NearflashError):
 
 
 class UnsupportedError(NearflashError, NotImplementedError):
-    """What KV on flash cannot do (remove tokens, reorder a batch), or what no device computes."""
+    """A request that KV on flash cannot serve (remove tokens, reorder a batch), or what no device computes."""
 
 
 class UncheckedWarning(UserWarning):

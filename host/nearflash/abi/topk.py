@@ -64,7 +64,7 @@ class ValueFormat(IntEnum):
 
 
 class StreamFault(IntEnum):
-    """What is wrong with a stream: the first fault in stream order, and within a tile the first in this order."""
+    """Error of a stream: the first fault in stream order, and within a tile the first in this order."""
 
     NONE = 0
     HEADER = 1
@@ -136,7 +136,7 @@ def check_tiles(stream: memoryview, header: "StreamHeader") -> None:
 
 
 def tile_crc_prefix(tile: int, word: bytes) -> bytes:
-    """What the CRC32C of tile number `tile` covers before its sections: the number, then the count with its padding."""
+    """Bytes that the CRC32C of tile `tile` covers before its sections: the number, then the count with its padding."""
     return _TILE_PREFIX.pack(tile, *_TILE.unpack(word)[:2])
 
 

@@ -34,7 +34,7 @@ class AttendBatch:
     """Cycles without progress until the heads in flight fail; 0: never."""
 
     def pack(self) -> bytes:
-        """What must lie at `descriptors_address`. Raises CommandError for a field that does not fit its place."""
+        """Encode what lies at `descriptors_address`. Raises CommandError for a field that does not fit its place."""
         return b"".join(descriptor.pack() for descriptor in self.descriptors)
 
     def completions(self, records: bytes) -> tuple[HeadCompletion, ...]:

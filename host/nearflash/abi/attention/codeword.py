@@ -46,7 +46,7 @@ HEADER_MAGIC = int.from_bytes(b"NFKV", "little")
 
 
 class PageKind(IntEnum):
-    """What a page holds."""
+    """Contents of a page."""
 
     TOKEN = 0
     INDEX = 1

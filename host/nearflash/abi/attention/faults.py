@@ -6,7 +6,7 @@ __all__ = ["FAULT_ADVICE", "REFERENCE_FAULTS", "Fault"]
 
 
 class Fault(IntFlag):
-    """What went wrong with one head; its output is then not written. Other heads are not touched."""
+    """Error of one head; its output is then not written. Other heads are not touched."""
 
     DESCRIPTOR = 1 << 0
     """A field of the descriptor is outside its range (S = 0, r > d, an address that is not aligned, …)."""

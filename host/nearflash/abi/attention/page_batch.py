@@ -40,7 +40,7 @@ class PageBatch:
     """A multiple of 32."""
 
     def pack(self) -> bytes:
-        """What must lie at `operations_address`. Raises CommandError for a field that does not fit its place."""
+        """Encode what must lie at `operations_address`. Raises CommandError for a field that does not fit its place."""
         return b"".join(operation.pack() for operation in self.operations)
 
     def completions(self, records: bytes) -> tuple[OperationCompletion, ...]:

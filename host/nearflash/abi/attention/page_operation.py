@@ -38,7 +38,7 @@ OPERATION_FIELDS: dict[str, int] = {name: 8 * struct.calcsize(code) for name, co
 
 
 class OperationKind(IntEnum):
-    """What is done; 0 is no operation, so that a record of zeros does nothing."""
+    """Action of an operation; 0 is no operation, so that a record of zeros does nothing."""
 
     PROGRAM = 1
     """Write the sealed page at `address` to an erased page; rows of a block in ascending order."""
@@ -49,7 +49,7 @@ class OperationKind(IntEnum):
 
 
 class PageFault(IntFlag):
-    """What went wrong with one operation; others are not touched."""
+    """Error of one operation; others are not touched."""
 
     DESCRIPTOR = 1 << 0
     """A field of the record is outside its range: nothing was done."""
@@ -115,7 +115,7 @@ class PageOperation:
             raise CommandError(f"every field of a page operation must fit its place: {error}") from None
 
     def __str__(self) -> str:
-        """What it is and where."""
+        """Name the fault and its place."""
         return f"{self.kind.name.lower()} of channel {self.channel}, lun {self.lun}, row {self.row}"
 
 

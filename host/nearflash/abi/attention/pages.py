@@ -111,7 +111,7 @@ class IndexLayout:
 
 @dataclass(frozen=True)
 class PageEntry:
-    """Where a page lies: in memory at a byte address, or on NAND at (lun, row) of a channel."""
+    """Place of a page: in memory at a byte address, or on NAND at (lun, row) of a channel."""
 
     channel: int
     lun: int = 0

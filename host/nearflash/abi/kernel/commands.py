@@ -55,7 +55,7 @@ class Status(IntEnum):
 
 
 class AttendCommand(IntEnum):
-    """What a start of the attend kernel does (register `command`)."""
+    """Action of a start of the attend kernel (register `command`)."""
 
     HEADS = 0
     """Attention of heads."""
@@ -64,7 +64,7 @@ class AttendCommand(IntEnum):
 
 
 class Command(Protocol):
-    """What a device takes: an UpdateCommand, an AttendBatch (nearflash.abi.attention.batch), a PageBatch beside it,
+    """Input of a device: an UpdateCommand, an AttendBatch (nearflash.abi.attention.batch), a PageBatch beside it,
     or an
     ExpandCommand (nearflash.abi.kernel.expand)."""
 
@@ -211,6 +211,6 @@ class UpdateCommand:
 
 @dataclass(frozen=True)
 class Completion:
-    """What a finished command reports: its counters (see abi.counters)."""
+    """Report of a finished command: its counters (see abi.counters)."""
 
     counters: dict[str, int]

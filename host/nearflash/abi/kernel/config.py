@@ -41,7 +41,7 @@ _MLC = NandTiming(read_ns=45_000, program_ns=400_000, erase_ns=3_500_000, cache_
 
 
 class KernelConfig:
-    """What every build configuration has: a kernel, a name, and the digest that identifies them."""
+    """Base of build configurations: a kernel, a name, and the digest that identifies them."""
 
     name: str
     kernel: str
@@ -123,7 +123,7 @@ class UpdateConfig(KernelConfig):
         return 4
 
     def in_software(self) -> "UpdateConfig":
-        """What a device in software makes of the build: every rule and every format, at the build's ports."""
+        """Widen the build to what a device in software computes: every rule and every format, at the build's ports."""
         return replace(self, optimizers=OPTIMIZERS, state_formats=_STATE_FORMATS, gradients=("fp32", "topk"))
 
 
@@ -225,7 +225,7 @@ class ExpandConfig(KernelConfig):
         return 2
 
     def in_software(self) -> "ExpandConfig":
-        """What a device in software makes of the build: every format, rows of any length."""
+        """Widen the build to what a device in software expands: every format, rows of any length."""
         return replace(self, formats=_ROW_FORMATS, columns_max=_LONGEST_ROW)
 
 

@@ -1,4 +1,4 @@
-"""What all rules share: profile, state format, the arrays beside the parameters, and the checks of their scalars.
+"""Base of all rules: profile, state format, the arrays beside the parameters, and the checks of their scalars.
 
 Scalars are computed in double precision, as torch does, and rounded once to fp32 (docs/contracts/numerics.md has the
 formulas).

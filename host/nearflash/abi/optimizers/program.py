@@ -15,7 +15,7 @@ __all__ = ["DecayMode", "Direction", "denominator_factor", "program_registers"]
 
 
 class DecayMode(IntEnum):
-    """What the decay operation makes (field `decay_mode`)."""
+    """Result of the decay operation (field `decay_mode`)."""
 
     SCALE = 0
     SELF = 1
