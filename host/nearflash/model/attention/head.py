@@ -32,7 +32,7 @@ _GROUP_MAX = 8
 
 @dataclass(frozen=True)
 class HeadResult:
-    """What becomes of one head."""
+    """Result of one head."""
 
     faults: Fault
     score_dims: NDArray[np.int64]
@@ -52,7 +52,7 @@ class HeadResult:
     """(g, d); None after a fault."""
 
     def completion(self, pages: int) -> HeadCompletion:
-        """What the kernel writes back, with the page requests that it issued (Traffic.all.requests)."""
+        """Build what the kernel writes back, with the page requests that it issued (Traffic.all.requests)."""
         return HeadCompletion(self.faults, self.selected, self.entries, pages, self.maximum)
 
     @property
@@ -102,7 +102,7 @@ def attend_repeated(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> 
 
 @dataclass(frozen=True)
 class _Scan:
-    """What is known of a head before its gather."""
+    """State of a head before its gather."""
 
     score_dims: NDArray[np.int64]
     choice: Selected | None

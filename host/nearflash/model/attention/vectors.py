@@ -48,12 +48,12 @@ class TestVector:
         return cls(settings, page_tag, q.astype(np.float16), k.astype(np.float16), narrow, mean)
 
     def result(self, *, repeated: bool = False) -> HeadResult:
-        """What the model computes; `repeated` as the driver repeats it."""
+        """Compute the model's result; `repeated` as the driver repeats it."""
         compute = attend_repeated if repeated else attend
         return compute(self.q, self.k, self.v, self.v_mean, self.settings)
 
     def completion(self, result: HeadResult) -> HeadCompletion:
-        """What the kernel has to write back."""
+        """Build what the kernel has to write back."""
         pages = traffic(self.settings, result.score_dims, result.chosen).all.requests
         return result.completion(pages)
 

@@ -20,7 +20,7 @@ _TABLE = np.array(CRC_TABLE, np.uint32)
 
 @cache
 def _contributions(length: int) -> tuple[NDArray[np.uint32], np.uint32]:
-    """Of each byte of a message by its place, (length, 256), and of the register's first value."""
+    """Contribution of each byte by its place, (length, 256), and of the register's first value."""
     places = np.empty((length, 256), np.uint32)
     followed, start = _TABLE, np.uint32(0xFFFF_FFFF)
     for place in reversed(range(length)):

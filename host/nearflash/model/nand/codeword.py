@@ -83,7 +83,7 @@ def raw_codewords(sealed: Bytes, row: ArrayLike, lun: ArrayLike, *, place: int =
 
 
 def check(sealed: Bytes, page_tag: PageTag, page_index: ArrayLike, kind: PageKind, *, first: int = 0) -> Checked:
-    """What a sealed page from memory holds: codewords whose CRC is wrong are misdirected.
+    """Check a sealed page from memory: codewords whose CRC is wrong are misdirected.
 
     Many pages at once: page_index (P,), sealed and the result (P, N, …).
     """
@@ -101,7 +101,7 @@ def decode(
     place: int = 0,
     first: int = 0,
 ) -> Checked:
-    """What raw codewords from the places `place`, … of the page at (lun, row) hold.
+    """Decode what raw codewords from the places `place`, … of the page at (lun, row) hold.
 
     A wrong CRC makes a codeword misdirected where no bit was wrong, else uncorrectable.
     """

@@ -29,7 +29,7 @@ _CHANNEL_MASK = np.uint64(0xFF)
 
 
 class PageReader(Protocol):
-    """Where pages lie."""
+    """Source of pages."""
 
     def legal(self, entries: Entries) -> Bools:
         """Whether there is such a place, (P,)."""
@@ -40,7 +40,7 @@ class PageReader(Protocol):
 
 @dataclass
 class PagesRead:
-    """What a source has asked for."""
+    """Requests that a source has made."""
 
     index_requests: int = 0
     token_requests: int = 0

@@ -63,7 +63,7 @@ class HeadImage:
 
 @dataclass(frozen=True)
 class _Page:
-    """What a page request can read: one page, or K's and V's."""
+    """Data that a page request can read: one page, or K's and V's."""
 
     kind: PageKind
     index: int
@@ -121,7 +121,7 @@ class _Builder:
         self.entries[page.kind].append(store.take(channel, page.data.size // size, size))
 
     def image(self) -> HeadImage:
-        """What was added."""
+        """Image of what was added."""
         images = (image for kind in (PageKind.TOKEN, PageKind.INDEX) for image in self._images(kind))
         tables = (np.array([entry.pack() for entry in self.entries[kind]], np.uint64)
                   for kind in (PageKind.INDEX, PageKind.TOKEN))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where pages go: in memory one after the other, or on NAND over LUNs and rows of a channel.
+"""Placement of pages: in memory one after the other, or on NAND over LUNs and rows of a channel.
 
 Both hand out places for ever: nothing is freed. Several heads share one store.
 """

@@ -1,4 +1,4 @@
-"""Where a head's index, K and V come from: arrays (here), or pages (pages.py).
+"""Sources of a head's index, K and V: arrays (here), or pages (pages.py).
 
 What is read can depend on what was found before: of the index only the chosen dims, of K and V the unindexed suffix
 and the chosen tokens.
@@ -21,7 +21,7 @@ F16 = NDArray[np.float16]
 
 
 class Source(Protocol):
-    """What one head reads. After a fault less may come than was asked for."""
+    """Reads of one head. After a fault less may come than was asked for."""
 
     tokens: int
     """S."""

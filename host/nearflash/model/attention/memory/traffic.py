@@ -1,4 +1,4 @@
-"""What one head reads: page requests, codewords asked for, bytes used.
+"""Traffic of one head: page requests, codewords asked for, bytes used.
 
 A request reads the codewords that hold something wanted, whole: of an index page the rows of the chosen dims;
 of a KV page group K of the unindexed suffix (TAIL), K and V of the chosen tokens (GATHER).

@@ -35,13 +35,13 @@ def rounded_product(a: Fp16, b: Fp16, lsb: int) -> NDArray[np.int64]:
 
 
 def exceeds(a: Fp16, b: Fp16, score_dims: int) -> NDArray[np.bool_]:
-    """Where |a · b| breaks the range rule of fp16 scores over `score_dims` dims: at least twice the limit."""
+    """Find where |a · b| breaks the range rule of fp16 scores over `score_dims` dims: at least twice the limit."""
     return np.asarray(np.abs(_wide(a, b)) >= 2.0 ** (1 + score_limit_log2(score_dims)))
 
 
 def fp16_operand(a: Fp16) -> NDArray[np.int64]:
-    """What the gateware stores for finite values, 18 bits: significand times 2^(exponent field mod 4), from bit 14
-    on the field's upper bits, the sign. A subnormal's field counts 1."""
+    """Encode finite values as the gateware does, in 18 bits: significand times 2^(exponent field mod 4), from bit 14 on
+    the field's upper bits, the sign. A subnormal's field counts 1."""
     bits = a.view(np.uint16).astype(np.int64)
     field = bits >> 10 & 0x1F
     significand = bits & 0x3FF | (field != 0).astype(np.int64) << 10

@@ -22,7 +22,7 @@ _PROBABILITY_BITS = 24
 
 @dataclass(frozen=True)
 class Selected:
-    """What the selection of one head gives."""
+    """Result of one head's selection."""
 
     mask: NDArray[np.bool_]
     """(E,)."""

@@ -23,7 +23,7 @@ def _modulo(a: int, b: int) -> int:
 
 
 def _minimal_polynomial(exponent: int) -> int:
-    """Of alpha^exponent, of degree 13: the product of (x - conjugate)."""
+    """Minimal polynomial of alpha^exponent, of degree 13: the product of (x - conjugate)."""
     root = 1
     for _ in range(exponent):
         root = _modulo(root << 1, BCH_POLYNOMIAL)
