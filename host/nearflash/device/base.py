@@ -20,7 +20,7 @@ __all__ = ["Buffer", "Device", "Identity", "LinkBytes"]
 
 @dataclass(frozen=True)
 class Identity:
-    """What a device reports of itself in its identity block."""
+    """A device's report of itself in its identity block."""
 
     backend: str
     config: KernelConfig
@@ -98,7 +98,7 @@ class Device(ABC):
 
     @classmethod
     def presence(cls) -> str:
-        """What is in this machine, for a list of devices; opens nothing. Raises UnknownDeviceError: what is missing."""
+        """State what this machine has; opens nothing. Raises UnknownDeviceError, which names what is missing."""
         return "installed"
 
     @abstractmethod

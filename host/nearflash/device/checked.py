@@ -1,4 +1,4 @@
-"""What is equal on every backend: buffers, the checks before a command starts, and tickets."""
+"""Common part of every backend: buffers, the checks before a command starts, and tickets."""
 
 from abc import abstractmethod
 from bisect import bisect_right
@@ -49,7 +49,7 @@ def check_ranges(command: Command, buffers: Iterable[Buffer], memory_bytes: int)
 
 
 def _ranges(ranges: Mapping[str, tuple[int, int]], what: str) -> list[_Range]:
-    """By address."""
+    """Check ranges by address."""
     return sorted(_Range(start, start + size, f"{name} {what}") for name, (start, size) in ranges.items())
 
 

@@ -42,7 +42,7 @@ def anonymous(size_bytes: int) -> NDArray[np.uint8]:
 
 
 class Memory(ABC):
-    """Where a device's buffers come from."""
+    """Source of a device's buffers."""
 
     size_bytes: int
 

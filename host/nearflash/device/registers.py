@@ -126,7 +126,7 @@ class RegisterDevice(CheckedDevice):
         return StreamError(text + advice, fault) if fault else DeviceError(text + advice)
 
     def _waiting_streams(self) -> str:
-        """What the kernel reports that it waits for; of one that reports nothing, streams whose wait counters rise."""
+        """Name what the kernel waits for, as it reports; where it reports nothing, streams whose wait counters rise."""
         if "waiting" in self._map:
             fields = self._map["waiting"].unpack(self.read("waiting"))
             names = [f"{name} {value:#x}" if value > 1 else name for name, value in fields.items() if value]

@@ -1,4 +1,4 @@
-"""What boards share: polls that sleep, a card that is gone, and a kernel that no register stops."""
+"""Common parts of boards: polls that sleep, a card that is gone, and a kernel that no register stops."""
 
 import os
 import time

@@ -25,7 +25,7 @@ _FORMAT, _VERSION = "nearflash board", 1
 
 @dataclass(frozen=True)
 class Memory:
-    """What the kernels' ports reach."""
+    """Memory that the kernels' ports reach."""
 
     base_address: int
     """First address, bytes."""
@@ -46,7 +46,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a build of a kernel may use at most, its longest path in LUT levels, and the Fmax that it must reach, Hz."""
+    """Limits of a build of a kernel: its resources, its longest path in LUT levels, the Fmax that it must reach, Hz."""
 
     lut: int
     ff: int
@@ -58,7 +58,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Routing:
-    """What place and route of a kernel starts from, found by trying: its aim, Hz, and its seed.
+    """Start of a kernel's place and route, found by trying: its aim, Hz, and its seed.
 
     Raises ConfigError for a width of sums that DSP slices do not have.
     """
@@ -117,7 +117,7 @@ class Board:
 
     @property
     def folder(self) -> Path:
-        """Where the board's files lie."""
+        """Folder of the board's files."""
         return bitstreams_root() / self.name
 
     def build(self, kernel: str) -> KernelConfig:

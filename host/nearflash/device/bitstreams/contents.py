@@ -1,4 +1,4 @@
-"""What the files of a build state of themselves, compared with its board and its configuration.
+"""Statements of a build's files about themselves, compared with its board and its configuration.
 
 A manifest's SHA-256 says that a file is the one that was kept; what it is stands in the file: a .bit has its part, the
 code of the device that it configures, and our label; a .hwh has part, kernel, configuration, registers and clock; an
@@ -51,7 +51,7 @@ def _spellings(part: str) -> set[str]:
 
 
 def _device_code(payload: bytes) -> int | None:
-    """What the first write to the register of device codes has, without its revision; None where there is none."""
+    """Read the first write to the register of device codes, without its revision; None where there is none."""
     at = payload.find(_SYNC) + len(_SYNC)
     if at < len(_SYNC):
         return None
@@ -129,7 +129,7 @@ def _check_registers(path: Path, board: Board, build: KernelConfig, kernel: Elem
 
 
 def _check_clock(path: Path, root: ElementTree.Element, clock_hz: int) -> None:
-    """What PYNQ sets the kernel's clock to."""
+    """Check the clock that PYNQ sets for the kernel."""
     every = (_parameters(module) for module in root.iter("MODULE"))
     stated = next((own[_CLOCK] for own in every if _CLOCK in own), "none")
     if stated != f"{clock_hz / 1e6:.6f}":

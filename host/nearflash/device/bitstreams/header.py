@@ -19,7 +19,7 @@ _NO_DATE, _NO_TIME = "2000/01/01", "00:00:00"
 
 @dataclass(frozen=True)
 class BitHeader:
-    """What a .bit file states of itself."""
+    """Header of a .bit file."""
 
     design: str
     part: str

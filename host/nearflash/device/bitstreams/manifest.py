@@ -28,7 +28,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What one build of a kernel for a board is. Raises BitstreamError for an entry that cannot be."""
+    """Description of one build of a kernel for a board. Raises BitstreamError for an entry that cannot be."""
 
     board: str
     config: str
@@ -73,12 +73,12 @@ class Manifest:
 
     @property
     def label(self) -> Label:
-        """What its .bit file states of itself."""
+        """Label that its .bit file states."""
         return Label(self.kernel, self.config, self.digest, self.design)
 
     @property
     def folder(self) -> Path:
-        """Where the manifest and its files lie."""
+        """Folder of the manifest and its files."""
         return load_board(self.board).folder
 
     def file(self, suffix: str) -> Path:
@@ -110,7 +110,7 @@ class Manifest:
             self._check_contents(load_board(self.board))
 
     def _check_contents(self, board: Board) -> None:
-        """What the files state of themselves: a manifest alone could name any file."""
+        """Check what the files state of themselves: a manifest alone could name any file."""
         build = config(self.config)
         if board.flow == "vitis":
             check_xclbin(self.file(".xclbin"))

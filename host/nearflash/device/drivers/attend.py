@@ -52,7 +52,7 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """What became of one head."""
+    """Outcome of one head."""
 
     completion: HeadCompletion
     out: NDArray[np.float16] | None

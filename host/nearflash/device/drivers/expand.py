@@ -22,7 +22,7 @@ __all__ = ["Expanded", "SoftwareExpandDevice", "expand_command", "expand_matrix"
 
 @dataclass(frozen=True)
 class Expanded:
-    """What became of a matrix."""
+    """Outcome of a matrix."""
 
     dense: NDArray[Any]
     """Bit patterns, uint16 or uint8, (rows, columns)."""

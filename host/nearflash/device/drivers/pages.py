@@ -50,7 +50,7 @@ class NandError(DeviceError):
 
 @dataclass(frozen=True)
 class NandPage:
-    """Where a page lies on NAND, and its page tag. Raises CommandError for an entry in memory."""
+    """Place of a page on NAND, and its page tag. Raises CommandError for an entry in memory."""
 
     entry: PageEntry
     page_tag: PageTag

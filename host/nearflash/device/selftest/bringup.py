@@ -26,7 +26,7 @@ _BANDWIDTH_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage has shown."""
+    """Result of a stage."""
 
     name: str
     passed: bool

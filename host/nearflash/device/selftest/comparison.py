@@ -1,4 +1,4 @@
-"""What a self test reports of each thing that it compared."""
+"""Report of a self test on each thing that it compared."""
 
 from dataclasses import dataclass
 

@@ -123,7 +123,7 @@ def _values_at(counts: Places, words_at: Places) -> Places:
 
 
 def _places(counts: Places, sections_at: Places, element_bytes: int) -> Places:
-    """Where in the stream, in elements, each element of the tiles' sections lies; `sections_at` in bytes."""
+    """Place in the stream, in elements, of each element of the tiles' sections; `sections_at` in bytes."""
     before = np.cumsum(counts) - counts
     return np.repeat(sections_at // element_bytes - before, counts) + np.arange(counts.sum())
 
@@ -140,7 +140,7 @@ def _checksums(words: NDArray[np.uint64], words_at: Places, counts: Places, valu
 
 
 def _tile_words(stream: Bytes, tiles: int, value_bytes: int) -> tuple[Places, StreamError | None]:
-    """Where the tiles' words lie, as far as the stream can be followed, and why not further."""
+    """Find the tiles' words, as far as the stream can be followed, and why not further."""
     words_at: list[int] = []
     text, at = stream.data, HEADER_BYTES
     for tile in range(tiles):

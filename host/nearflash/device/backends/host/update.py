@@ -136,7 +136,7 @@ class _Job:
 
 
 def _cuts(command: UpdateCommand, block_params: int) -> list[int]:
-    """Where the command's blocks begin and end: at multiples of `block_params` of the flat vector."""
+    """Bounds of the command's blocks: at multiples of `block_params` of the flat vector."""
     first, params = command.first_param, command.params
     return [0, *range(block_params - first % block_params, params, block_params), params]
 

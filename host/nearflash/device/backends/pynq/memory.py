@@ -50,7 +50,7 @@ class PynqBuffer(OwnedBuffer):
 
 
 class PynqMemory(BoardMemory):
-    """What `allocate`, from bytes to an array of them, gives. `p2p`: buffers have a window for direct I/O."""
+    """Buffers that `allocate` gives, from bytes to an array of them. `p2p`: buffers have a window for direct I/O."""
 
     def __init__(self, allocate: Allocate, size_bytes: int, *, p2p: bool) -> None:
         super().__init__()
