@@ -66,7 +66,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
 
 
 def _drive(path: Path) -> int | Path:
-    """What tells the file system of a state from others; the path itself where it cannot be there."""
+    """Key of the file system that holds a state; the path itself where it cannot be there."""
     try:
         return (path if path.is_dir() else path.parent).stat().st_dev
     except OSError:

@@ -63,7 +63,7 @@ class Data:
         return torch.stack(rows)
 
     def cursor(self) -> dict[str, Any]:
-        """What must be the same in a run that resumes."""
+        """Values that must be the same in a run that resumes."""
         return {
             "tokens": len(self.tokens),
             "digest": self._digest,
@@ -165,7 +165,7 @@ def _check_run(optimizer: NearStorageOptimizer, data: Data, digest: str | None) 
 
 
 def digest_of(model: Any, folder: Path) -> str:
-    """What tells a model, as it was loaded, from all others: a digest of its config.json and all of its tensors."""
+    """Digest that tells a model, as it was loaded, from all others: of its config.json and all of its tensors."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name in ("_name_or_path", "transformers_version"):
         config.pop(name, None)

@@ -1,4 +1,4 @@
-"""What to know of a place for optimizer state before a training run takes it: one finding a line.
+"""Findings about a place for optimizer state before a training run takes it: one finding a line.
 
     file system, mount and drive -> room -> direct I/O -> write cache -> measured rates -> seconds a step, drive life
 

@@ -1,4 +1,4 @@
-"""What an optimizer does where a training script uses it as torch's: `python -m nearflash.training.checks`.
+"""Behaviour of an optimizer where a training script uses it as torch's: `python -m nearflash.training.checks`.
 
 Each behaviour runs on a small model with torch's own optimizer and with the one under test. Both give the same tensors
 (fp32, rtol 1e-5), or the one under test rejects the use with a named error, or it differs.

@@ -1,4 +1,4 @@
-"""What training scripts do with an optimizer of torch's, on a small model.
+"""Actions of training scripts with an optimizer of torch's, on a small model.
 
 Source: the documented behaviour of torch.optim.Optimizer and of its subclasses.
 """

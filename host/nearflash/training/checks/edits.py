@@ -1,4 +1,4 @@
-"""What training scripts do with each public attribute of an optimizer of torch's: edit it, save it, load it back."""
+"""Public attributes of an optimizer of torch's as training scripts use them: edited, saved, loaded back."""
 
 import copy
 import io

@@ -40,7 +40,7 @@ class LossScale:
 
     @classmethod
     def parse(cls, argument: "LossScale | Literal['dynamic'] | float | None") -> Self | None:
-        """What an optimizer's argument `loss_scale` means: a LossScale, "dynamic", a fixed scale, or None."""
+        """Read an optimizer's argument `loss_scale`: a LossScale, "dynamic", a fixed scale, or None."""
         if argument is None or isinstance(argument, cls):
             return argument
         if argument == "dynamic":
@@ -63,7 +63,7 @@ class LossScale:
         return replace(self, scale=risen if risen < float("inf") else self.scale, good_steps=0, overflows=0)
 
     def to_json(self) -> dict[str, Any]:
-        """What a resumed run needs, as plain values."""
+        """Save what a resumed run needs, as plain values."""
         return {"scale": self.scale, "good_steps": self.good_steps, "overflows": self.overflows}
 
     def resumed(self, body: dict[str, Any]) -> Self:

@@ -50,7 +50,7 @@ _PARAMS, _OFFLOAD = "optimizer.params.", "zero_optimization.offload_optimizer."
 
 @dataclass(frozen=True)
 class FromDeepSpeed:
-    """What a configuration asks for."""
+    """Optimizer arguments that a configuration asks for."""
 
     optimizer: type[NearStorageOptimizer]
     options: dict[str, Any]
@@ -149,7 +149,7 @@ def _content(config: Any) -> Mapping[str, Any]:
 
 
 def _text(config: str | Path) -> str:
-    """Of a file; or JSON itself, or that in base64, as transformers' command lines take it."""
+    """Text of a file; or JSON itself, or that in base64, as transformers' command lines take it."""
     if isinstance(config, str) and config.lstrip().startswith("{"):
         return config
     if isinstance(config, str) and not config.endswith(".json"):

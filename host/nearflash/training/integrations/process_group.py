@@ -1,4 +1,4 @@
-"""What ranks say to each other: small integers, tensors, and whether all of them succeeded.
+"""Messages between ranks: small integers, tensors, and whether all of them succeeded.
 
 Without a process group there is one rank, and nothing is sent. Only numbers and tensors travel, never pickled objects.
 """
@@ -56,7 +56,7 @@ class Ranks:
             tensor.copy_(sent)
 
     def together(self, call: Callable[[], T], doing: str, undo: Callable[[T], object] = lambda _: None) -> T:
-        """What `call` gives, once it has worked on every rank; else `undo` what it gave here, and raise.
+        """Return what `call` gives, once it has worked on every rank; else `undo` what it gave here, and raise.
 
         `call` uses no collective. Raises its own error where it failed, StateError where another rank's failed.
         """

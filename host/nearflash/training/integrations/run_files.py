@@ -34,7 +34,7 @@ class Share:
 
     @classmethod
     def split(cls, metadata: Mapping[str, Any]) -> tuple["Share", dict[str, Any]]:
-        """What the metadata of a store say of its share, and the rest of them, which is the training script's."""
+        """Split what the metadata of a store say of its share, and the rest of them, which is the training script's."""
         stored = metadata.get(_KEY, {"run": 0, "rank": 0, "of": 0})
         return cls(**stored), {key: value for key, value in metadata.items() if key != _KEY}
 

@@ -1,4 +1,4 @@
-"""What all near-storage optimizers share: torch's interface over a state store and its devices.
+"""Base of near-storage optimizers: torch's interface over a state store and its devices.
 
 Per step only gradients go down the host link, and parameters (or their fp16/bf16 copy) come back. The step becomes
 visible in one piece: new states go to the spare slots of the store, that is committed, and then the torch tensors are
@@ -230,7 +230,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         self._take_groups(given)
 
     def _prepared(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """What is to be loaded, after torch's hooks before it. Raises StateError, CommandError where it does not fit.
+        """Run torch's hooks on a state to load, and check it. Raises StateError, CommandError where it does not fit.
 
         What it has of each group is checked as at construction.
         """
@@ -272,7 +272,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is to be multiplied by: 1 without the option `loss_scale`."""
+        """Factor for the loss: 1 without the option `loss_scale`."""
         scale = self._runner.loss_scale
         return 1.0 if scale is None else scale.scale
 

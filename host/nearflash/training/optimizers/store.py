@@ -59,7 +59,7 @@ class OptimizerStore:
 
     @property
     def manifest(self) -> Manifest:
-        """Where each tensor lies in the stored arrays."""
+        """Places of the tensors in the stored arrays."""
         return self._store().manifest
 
     @property

@@ -1,4 +1,4 @@
-"""What a step does to an extent in device memory."""
+"""A step's work on an extent in device memory."""
 
 import numpy as np
 

@@ -32,7 +32,7 @@ BLOCK = 1 << 20
 
 
 def fingerprint(values: torch.Tensor, first: int = 0) -> int:
-    """Of elements first, first + 1, … of a tensor, which are `values`: of any shape, 2 or 4 bytes each.
+    """Fingerprint elements first, first + 1, … of a tensor, which are `values`: of any shape, 2 or 4 bytes each.
 
     Those of 2 bytes come in pairs: `first` is even, and the number of values too, but at the tensor's end.
     """
@@ -105,7 +105,7 @@ def _on_threads(tables: list[list[Row]]) -> list[list[int]]:
 
 
 class GradientFingerprints:
-    """Of what was gathered, by tensor, as fp32; from any thread."""
+    """Fingerprints of what was gathered, by tensor, as fp32; from any thread."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[int, int] = defaultdict(int)

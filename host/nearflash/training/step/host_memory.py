@@ -43,7 +43,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def _pointer(bits: int, kind: Any) -> Any:
     @intrinsic
     def pointer(_: Any, address: Any) -> Any:
-        """What lies at an int64 address, for `carray`."""
+        """Array at an int64 address, for `carray`."""
         signature = types.CPointer(kind)(types.int64)
         return signature, lambda _, builder, __, given: builder.inttoptr(given[0], ir.IntType(bits).as_pointer())
 

@@ -1,4 +1,4 @@
-"""What a step must know of all gradients before it may touch anything: that they are sound, and their norm.
+"""Checks of all gradients before a step may touch anything: that they are sound, and their norm.
 
 The norm is the root of the sum of squares, in fp64: of each 1,024 elements of a tensor by halves (the first
 half plus the second, until one is left), then of all those sums exactly (math.fsum). On CPU it depends neither on the
@@ -81,7 +81,7 @@ def squares_and_fingerprints(gradients: Iterable[torch.Tensor], *, marked: bool 
 
 
 def clip_scalar(norm: float, max_norm: float | None, scale: float) -> float:
-    """What gradients are multiplied by, fp32: 1 / (clip·scale), clip = max(1, (norm/scale + 1e-6) / max_norm).
+    """Factor for gradients, fp32: 1 / (clip·scale), clip = max(1, (norm/scale + 1e-6) / max_norm).
 
     norm: of the gradients as they are, scaled. Source: ZeRO's unscale_and_clip_grads, torch's clip_grad_norm_.
     """

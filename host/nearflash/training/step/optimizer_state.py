@@ -111,7 +111,7 @@ class OptimizerState:
         return int(self.store.metadata.get(RESERVED, {}).get(_UNCOUNTED, 0))
 
     def abandoned(self) -> Callable[[], None]:
-        """What ends, from another thread, the use of files and devices where nobody refers to this any more."""
+        """Make a call that ends the use of files and devices, from another thread, once nobody refers to this."""
         in_use = self._in_use  # and not self, which would keep it alive
 
         def end() -> None:

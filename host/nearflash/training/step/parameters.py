@@ -144,7 +144,7 @@ class FlatParameters:
         return self.manifest.tensors
 
     def copy_format(self, tensor: int) -> CopyFormat:
-        """What the device returns for a tensor: its fp32 parameters (NONE) or a low-precision copy."""
+        """Format that the device returns for a tensor: its fp32 parameters (NONE) or a low-precision copy."""
         return COPY_OF[self.tensors[tensor].dtype]
 
     def tensors_in(self, start: int, stop: int) -> range:
@@ -227,7 +227,7 @@ class FlatParameters:
         return True
 
     def put_changes(self, extent: Extent, tensors: Collection[int], masters: NDArray[np.float32]) -> None:
-        """Where one of these tensors is not its master, rounded to its dtype, write its value into `masters`."""
+        """Write values of these tensors that are not their master, rounded to the dtype, into `masters`."""
         target = torch.from_numpy(masters)
         for piece in self.pieces(extent.start, extent.stop):
             if piece.tensor in tensors:
@@ -268,7 +268,7 @@ class FlatParameters:
         return is_plain(tensor) and tensor.dtype is values.dtype and tensor.numel() == values.numel()
 
     def _shares(self, tensors: Sequence[int], threads: int) -> list[list[tuple[int, int, int]]]:
-        """What each thread copies, for `copy_all`: of all bytes, in order, its part."""
+        """Divide all bytes, in order, among the threads of `copy_all`."""
         shares: list[list[tuple[int, int, int]]] = [[] for _ in range(threads)]
         place, share = 0, -(-sum(self._next[index].nbytes for index in tensors) // (threads * _ALIGNED)) * _ALIGNED
         for index in tensors:

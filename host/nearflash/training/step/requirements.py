@@ -1,4 +1,4 @@
-"""What a tensor must be for its memory to be read and written by address; anything else gets a named error.
+"""Requirements on a tensor whose memory is read and written by address; anything else gets a named error.
 
 Checked at construction, and before each use: a storage may be resized, and `tensor.data` replaced, in between.
 """
@@ -49,7 +49,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def _unreadable(tensor: torch.Tensor) -> str | None:
-    """What it must, in place of what it is; None where its memory can be read."""
+    """State what it must be, in place of what it is; None where its memory can be read."""
     if torch.nn.parameter.is_lazy(tensor):
         return "be initialised: call the model once before the optimizer is made"
     if _has_data_of_its_own_kind(tensor):
@@ -77,7 +77,7 @@ def _has_data_of_its_own_kind(tensor: torch.Tensor) -> bool:
 
 
 def _end_bytes(tensor: torch.Tensor) -> int:
-    """Where its last element ends in its storage."""
+    """End of its last element in its storage."""
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int(tensor.storage_offset() + last + 1) * tensor.element_size()
 

@@ -182,7 +182,7 @@ class Step:
 
     @property
     def stalls(self) -> Stalls:
-        """What the stages waited for; after `finish`."""
+        """Waits of the stages; after `finish`."""
         each = [pipeline.waited for pipeline in self._pipelines]
         means = {name: sum(seconds[name] for seconds in each) / len(each) for name in each[0]}
         means["gradients"] += self._released - self._began

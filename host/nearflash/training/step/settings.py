@@ -176,7 +176,7 @@ class Settings:
 
     @property
     def copy_format(self) -> CopyFormat:
-        """What the devices make for parameters of low precision."""
+        """Format that the devices make for parameters of low precision."""
         return _COPIES[self.param_dtype]
 
     @property

@@ -1,4 +1,4 @@
-"""Where a step's time went that was not work: what its stages waited for."""
+"""Times of a step that were not work: what its stages waited for."""
 
 from dataclasses import dataclass, field
 

@@ -238,7 +238,7 @@ class StepRunner:
         return right
 
     def _look_at(self, active: Sequence[int], grad_scale: float | None) -> tuple[float | None, list[int]]:
-        """What gradients are multiplied by, None where the step is to be skipped; their fingerprints.
+        """Compute the gradients' factor, None where the step is to be skipped; their fingerprints.
 
         Raises NonFiniteError.
         """

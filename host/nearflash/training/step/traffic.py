@@ -42,7 +42,7 @@ class Traffic:
 
     @property
     def conventional_bytes(self) -> int:
-        """What conventional offload moves over the host link for the same updates: p, m and v, each way."""
+        """Bytes that conventional offload moves over the host link for the same updates: p, m and v, each way."""
         return self.params * 2 * 3 * FP32.bytes
 
     @property

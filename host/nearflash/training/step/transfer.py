@@ -44,7 +44,7 @@ class Slot:
         return (self.extent, self.step) == (extent, step)
 
     def memory(self, array: StateArray, extent: Extent) -> NDArray[np.uint8]:
-        """Where file I/O of an extent's array goes."""
+        """Memory for file I/O of an extent's array."""
         if array.name in self.host:
             return self.host[array.name][: array.extent_bytes(extent)]
         buffer = self.buffers[array.name]
@@ -117,7 +117,7 @@ class Transfer:
         self._sync(slot, down=False)
 
     def gradients(self, params: int) -> NDArray[np.float32]:
-        """Where to put the gradients of a run's `params` parameters, fp32, before `update`."""
+        """Memory for the gradients of a run's `params` parameters, fp32, before `update`."""
         return self._buffers["g"].host[: params * FP32.bytes].view(np.float32)
 
     def update(self, slot: Slot, run: Run, stream: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:

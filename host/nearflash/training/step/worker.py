@@ -36,7 +36,7 @@ class Worker:
         self._end.atexit = False
 
     def __call__(self, call: Callable[[], T], interrupted: Callable[[], None] = lambda: None) -> T:
-        """What the call gives, or raises. An interrupt is raised when the call has ended, or before it has begun.
+        """Return or raise what the call does. An interrupt is raised when the call has ended, or before it has begun.
 
         interrupted: what is to be done when one comes, in this thread, that the call may end sooner. CUDA work goes to
         the streams that are current here. Gradients are not recorded. Raises StateError in a forked process, and after
@@ -105,7 +105,7 @@ class _Call(Generic[T]):
             self.ended.release()
 
     def outcome(self) -> T:
-        """What the call gave, or raise what it raised."""
+        """Return what the call gave, or raise what it raised."""
         if self._error is not None:
             error, self._error = self._error, None
             try:

@@ -87,7 +87,7 @@ class Compressor:
             self._residual.load(arrays)
 
     def after(self, start: int, params: int, ranges: Iterable[int]) -> dict[str, NDArray[Any]]:
-        """What `arrays` will have of [start, start + params) after a commit: copies, on the CPU.
+        """Copy what `arrays` will have of [start, start + params) after a commit: copies, on the CPU.
 
         ranges: starts of those that `compress` was called with in there.
         """

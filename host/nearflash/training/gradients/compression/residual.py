@@ -1,4 +1,4 @@
-"""What compression left out, between two steps: exact, or in 4 bits."""
+"""Residual that compression left out, between two steps: exact, or in 4 bits."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -29,10 +29,10 @@ class Residual(Protocol):
         """Hold what `pack` gave."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What is held, by name, for the state; on the CPU these are views."""
+        """Held arrays by name, for the state; on the CPU these are views."""
 
     def after(self, start: int, params: int, packed: Mapping[int, tuple[torch.Tensor, ...]]) -> dict[str, NDArray[Any]]:
-        """What `arrays` would have of [start, start + params), had what `packed` has by start been written."""
+        """Copy what `arrays` would have of [start, start + params), had what `packed` has by start been written."""
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Hold what `arrays` gave. Raises StateError for other names or sizes."""
