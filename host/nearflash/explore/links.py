@@ -15,11 +15,11 @@ class Link:
 
     @property
     def bytes_per_s(self) -> float:
-        """What transfers get."""
+        """Rate of transfers."""
         return self.raw_bytes_per_s * self.reached_fraction
 
     def seconds(self, moved_bytes: float) -> float:
-        """Of a transfer, one direction."""
+        """Seconds of a transfer, one direction."""
         return moved_bytes / self.bytes_per_s
 
 

@@ -1,4 +1,4 @@
-"""What a system does with a workload: seconds by phase, energy, bytes held and bytes moved."""
+"""Outcome of a workload on a system: seconds by phase, energy, bytes held and bytes moved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """Of the step."""
+        """Seconds of the step."""
         return sum(self.phases.values())
 
     @property
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def joules(self) -> float:
-        """Of the step."""
+        """Energy of the step."""
         return sum(self.energy_j.values())
 
     @property
@@ -47,5 +47,5 @@ class Outcome:
         return all(held <= self.capacity_bytes.get(tier, float("inf")) for tier, held in self.memory_bytes.items())
 
     def share(self, *phases: str) -> float:
-        """Of the step's seconds, those of the named phases."""
+        """Share of the named phases in the step's seconds."""
         return sum(self.phases.get(name, 0.0) for name in phases) / self.seconds

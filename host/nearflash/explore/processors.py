@@ -15,7 +15,7 @@ class Gpu:
     fp16_flops_per_s: float
 
     def seconds(self, flops: float, moved_bytes: float, reached: float = 1.0) -> float:
-        """Of work on both roofs: flops at the share reached of the peak, bytes at the memory's rate."""
+        """Seconds of work under both roofs: flops at the share reached of the peak, bytes at the memory's rate."""
         return max(flops / (self.fp16_flops_per_s * reached), moved_bytes / self.memory_bytes_per_s)
 
 
@@ -29,11 +29,11 @@ class Npu:
     buffer_bytes: float
 
     def matrix_seconds(self, macs: float) -> float:
-        """Of so many multiplications and additions."""
+        """Seconds of so many multiplications and additions."""
         return 2 * macs / self.bf16_ops_per_s
 
     def vector_seconds(self, operations: float) -> float:
-        """Of elementwise operations, as in a softmax."""
+        """Seconds of elementwise operations, as in a softmax."""
         return operations / (self.bf16_ops_per_s * self.vector_fraction)
 
 
@@ -46,7 +46,7 @@ class Cpu:
     reached_fraction: float
 
     def seconds(self, moved_bytes: float) -> float:
-        """Of work that memory bounds."""
+        """Seconds of work that memory bounds."""
         return moved_bytes / (self.memory_bytes_per_s * self.reached_fraction)
 
 

@@ -56,11 +56,11 @@ class Ssd:
         return max(self.transfer_s, busy / planes)
 
     def read_s(self, pages: int) -> float:
-        """Of pages spread evenly over channels and LUNs, requested all at once."""
+        """Seconds to read pages spread evenly over channels and LUNs, requested all at once."""
         return self._batch_s(pages, self.read_us * 1e-6)
 
     def program_s(self, pages: int) -> float:
-        """Of pages spread evenly, into erased blocks; the last ones have to be in the cells."""
+        """Seconds to program pages spread evenly, into erased blocks; the last ones have to be in the cells."""
         return self._batch_s(pages, self.program_us * 1e-6)
 
     def _batch_s(self, pages: int, cells_s: float) -> float:
@@ -81,11 +81,11 @@ class Ssd:
 
     @property
     def read_bytes_per_s(self) -> float:
-        """Of data, in the long run."""
+        """Rate of data, in the long run."""
         return self.channels_count * self.page_bytes / self._cycle_s(self.read_us)
 
     @property
     def program_bytes_per_s(self) -> float:
-        """Of data, in the long run, each block erased before."""
+        """Rate of data, in the long run, each block erased before."""
         erase = self.erase_us * 1e-6 / self.pages_per_block_count
         return self.channels_count * self.page_bytes / self._cycle_s(self.program_us, erase)

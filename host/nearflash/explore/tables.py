@@ -54,7 +54,7 @@ def read_part(kind: type[_Part], name: str, path: Path | None = None) -> _Part:
 
 
 def current_changes() -> tuple[tuple[str, float], ...]:
-    """What what_if changes here: a key for caches of parts."""
+    """Changes that what_if makes here: a key for caches of parts."""
     return _CHANGES.get()
 
 

@@ -1,4 +1,4 @@
-"""What cells and money wear out: program and erase cycles, years, dollars."""
+"""Wear of cells, and money: program and erase cycles, years, dollars."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Price:
     dram_usd_per_gb: float
 
     def dollars(self, flash_bytes: float = 0, dram_bytes: float = 0) -> float:
-        """Of so much of both."""
+        """Cost of so much of both."""
         return (flash_bytes * self.flash_usd_per_gb + dram_bytes * self.dram_usd_per_gb) / 1e9
 
 

@@ -63,7 +63,7 @@ def kvnand_best(rows: Sequence[dict[str, object]]) -> dict[tuple[object, ...], d
 
 @dataclass(frozen=True)
 class Board:
-    """What a device has."""
+    """Resources of a device."""
 
     source: str
     lut_count: int

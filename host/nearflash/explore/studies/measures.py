@@ -1,4 +1,4 @@
-"""What can be compared with a published figure: functions by name, whose parameters a row of a data file gives.
+"""Measures to compare with a published figure: functions by name, whose parameters a row of a data file gives.
 
 Every function takes plain values and returns a number. A system on InstInfer's host is a table: system (instinfer,
 flexgen, flexgen-sparq, deepspeed), batch (a number, or "best" of powers of two up to 256), drives, and for instinfer
@@ -49,7 +49,7 @@ def _placement(layers: Mapping[str, int]) -> Placement:
 
 def pass_seconds(model: str, layers: Mapping[str, int], format: str = "dense", bits: int = 16,
                  direct: bool = False) -> float:  # fmt: skip
-    """Of one pass over the placed layers, half of the weights zero in the format bitmap."""
+    """Seconds of one pass over the placed layers, half of the weights zero in the format bitmap."""
     if format not in ("dense", "bitmap"):
         raise PlanError(f"format must be dense or bitmap, not {format!r}")
     stored = bitmap_fraction(bits) if format == "bitmap" else 1.0

@@ -19,7 +19,7 @@ _CODED_FRACTION = 0.526
 
 
 def row_of(found: Outcome, **given: Any) -> dict[str, Any]:
-    """What a table shows of an outcome."""
+    """Columns that a table shows of an outcome."""
     return {
         **given,
         "system": found.system,

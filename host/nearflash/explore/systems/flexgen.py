@@ -55,7 +55,7 @@ def flexgen_machine(runtime: Runtime, gpu: Gpu, link: Link, drives: int = 1) -> 
 
 
 def sparq_page_fraction(serving: Serving, compression: int = 8) -> float:
-    """Of dense KV bytes, those of the pages of FlexGen's cache that SparQ's rows touch."""
+    """Share of dense KV bytes in pages of FlexGen's cache that SparQ's rows touch."""
     dim = serving.shape.head_dim
     in_page = max(1, _PAGE_BYTES // (2 * dim))
     tokens = 1 - (1 - 1 / (2 * compression)) ** in_page

@@ -43,12 +43,12 @@ class Csd:
 
     @property
     def flash_bytes_per_s(self) -> float:
-        """Of all channels."""
+        """Rate of all channels."""
         return self.channels_count * self.channel_bytes_per_s
 
     @property
     def macs_per_s(self) -> float:
-        """Of the one kernel that works."""
+        """Rate of the one kernel that works."""
         return self.dsps_count / self.dsps_per_lane_count / self.kernel_count * self.clock_hz
 
 
@@ -106,7 +106,7 @@ class Serving:
 
     @property
     def shape(self) -> Decoder:
-        """Of the model."""
+        """Shape of the model."""
         return decoder(self.model)
 
     @property

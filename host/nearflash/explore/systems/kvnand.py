@@ -65,7 +65,7 @@ class Die:
         return 1 + self.spare_bytes / self.page_bytes
 
     def seconds(self, data_bytes: float, bits: int, reuse: int, dies: int) -> float:
-        """Of multiplying data as it is sensed, each element `reuse` times, striped over all planes of so many dies."""
+        """Seconds of multiplying sensed data, each element `reuse` times, striped over all planes of the dies."""
         elements = self.page_bytes * 8 / bits
         page_s = max(self.read_us * 1e-6, elements * reuse / (self.fmac_count * self.clock_hz))
         return data_bytes / (dies * self.planes_count * self.page_bytes) * page_s
@@ -114,22 +114,22 @@ class Decode:
 
     @property
     def shape(self) -> Decoder:
-        """Of the model."""
+        """Shape of the model."""
         return decoder(self.model)
 
     @property
     def weight_bytes(self) -> float:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.shape.parameters * QUANTS[self.quant][0] / 8
 
     @property
     def value_bytes(self) -> float:
-        """Of an activation, or of an element of K or V."""
+        """Bytes of an activation, or of an element of K or V."""
         return QUANTS[self.quant][1] / 8
 
     @property
     def kv_bytes(self) -> float:
-        """Of the context's K and V."""
+        """Bytes of the context's K and V."""
         return self.shape.kv * self.value_bytes * self.context
 
 

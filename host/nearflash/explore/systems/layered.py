@@ -25,7 +25,7 @@ _ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Expander:
-    """What expands compressed weights; bytes of dense weights a second."""
+    """Hardware that expands compressed weights; bytes of dense weights a second."""
 
     source: str
     output_bytes_per_s: float

@@ -179,7 +179,7 @@ def _software_update(training: Training, parts: _Machine, parameters: float, rea
 
 def _near_update(training: Training, parts: _Machine, parameters: float, read: float, written: float,
                  state: OptimizerBytes) -> tuple[dict[str, float], dict[str, float]]:  # fmt: skip
-    """Of the parameters of one drive; the updater takes bytes as they are read."""
+    """Update the parameters of one drive; the updater takes bytes as they are read."""
     mine, drive = parameters / training.drives, parts.drive
     taken = read - _GRADIENT + _sent(training)
     reading = taken * mine / drive.read_bytes_per_s
