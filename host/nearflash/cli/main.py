@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _of_the_machine(error: OSError | MemoryError | RuntimeError) -> str | None:
-    """What an error states of files, drives or memory; None for any other, which is a bug and shows where it is."""
+    """Describe an error of files, drives or memory; None for any other, which is a bug and shows where it is."""
     if isinstance(error, OSError):
         if error.filename is not None:
             return f"{error.filename} cannot be used: {error.strerror}"

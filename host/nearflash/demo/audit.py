@@ -22,7 +22,7 @@ __all__ = ["Audit", "StepRecord", "relative_error"]
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What a step has used and stored; nothing in it changes with the next step."""
+    """Tensors that a step has used and stored; nothing in it changes with the next step."""
 
     gradients: NDArray[np.float32]
     group: dict[str, Any]
@@ -48,7 +48,7 @@ class Audit:
         """Relative error of the first step against torch.optim.AdamW (see `relative_error`)."""
 
     def record(self, optimizer: NearStorageAdamW) -> StepRecord:
-        """What `check` needs of a step, copied: call it while the tensors still have that step's gradients."""
+        """Copy what `check` needs of a step: call it while the tensors still have that step's gradients."""
         return StepRecord(
             gradients=self._flat([tensor.grad for tensor in self._tensors if tensor.grad is not None]),
             group=dict(optimizer.param_groups[0]),

@@ -1,4 +1,4 @@
-"""What the demo found: checks, report.json, the printed summary, the plot."""
+"""Findings of the demo: checks, report.json, the printed summary, the plot."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -57,7 +57,7 @@ class Report:
         self.flash_bytes_per_param = (traffic.flash_read_bytes + traffic.flash_written_bytes) / params
 
     def failures(self) -> list[str]:
-        """What does not hold; empty when all is well."""
+        """List what does not hold; empty when all is well."""
         checks = {
             f"{self.mismatches} of {self.words_compared} words differ from nearflash.model": self.mismatches == 0,
             "no word was compared": self.words_compared > 0,
