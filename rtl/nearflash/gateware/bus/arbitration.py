@@ -1,4 +1,4 @@
-"""What the arbiters share: one register between the masters' address channels and the bus, and queues of owners."""
+"""Common parts of arbiters: one register between the masters' address channels and the bus, and queues of owners."""
 
 from collections.abc import Sequence
 

@@ -44,7 +44,7 @@ def await_start(m: Module, sequencer: Any) -> None:
 
 
 def report(m: Module, sequencer: Any, found: ValueLike, status: ValueLike, address: ValueLike = 0) -> None:
-    """Where `found`, this status and byte address. Priority: of several reports in a cycle the last call wins."""
+    """Report this status and byte address where `found`. Priority: of several reports in a cycle the last call wins."""
     with m.If(found):
         m.d.sync += [sequencer.status.eq(status), sequencer.fault_address.eq(address)]
 

@@ -28,7 +28,7 @@ __all__ = ["BurstReader", "ReadEvents"]
 
 
 class ReadEvents(data.Struct):
-    """What happens in this cycle, for counters.
+    """Events of this cycle, for counters.
 
     A beat arrived; AR waits for the slave; a burst is in flight and no beat came; a beat waits for the consumer.
     """

@@ -125,7 +125,7 @@ class RegisterFile(wiring.Component):
                 m.d.sync += [bus.rdata.eq(0), bus.rresp.eq(AxiResponse.SLVERR)]
 
     def _shown(self, register: Register) -> Value:
-        """What the host reads in a register that is not a control word."""
+        """Choose what the host reads in a register that is not a control word."""
         if register.access is Access.RW:
             return Value.cast(self.values[register.name])
         if register.reset:

@@ -1,4 +1,4 @@
-"""What readers and writers share: the layouts of commands, bursts and errors, and the logic around them."""
+"""Common parts of readers and writers: the layouts of commands, bursts and errors, and the logic around them."""
 
 from amaranth import Cat, Const, Module, Mux, Value
 from amaranth.hdl import ValueLike

@@ -31,7 +31,7 @@ __all__ = ["BurstWriter", "WriteEvents"]
 
 
 class WriteEvents(data.Struct):
-    """What happens in this cycle, for counters.
+    """Events of this cycle, for counters.
 
     A beat left; AW waits for the slave; W waits for the slave; a burst waits for its beats from the producer.
     """

@@ -23,7 +23,7 @@ _ONE_STEP = [CRC_POLYNOMIAL, *(1 << k for k in range(31))]
 
 
 def _columns(width: int) -> list[int]:
-    """What each bit of a beat, the register added to its low 32, leaves in the register after `width` steps."""
+    """Compute what each bit of a beat, added to the register in its low 32, leaves there after `width` steps."""
     columns = [CRC_POLYNOMIAL]  # of the last bit: one step
     while len(columns) < width:
         columns.append(linear.product(_ONE_STEP, columns[-1:])[0])

@@ -51,7 +51,7 @@ def select_digit(digit: Value, options: list[Value]) -> Value:
 
 
 def digit_places(bits: int) -> list[slice]:
-    """Where the digits of a `bits` wide number are, two bits each but perhaps the last, most significant first."""
+    """Find the digits of a `bits` wide number, two bits each but perhaps the last, most significant first."""
     return [slice(max(top - 2, 0), top) for top in range(bits, 0, -2)]
 
 

@@ -30,7 +30,7 @@ __all__ = ["Pair", "PairDemux", "Place"]
 
 
 class Place(data.Struct):
-    """Where a pair belongs in its tile; whether it is there, and whether the tile has no further row."""
+    """Place of a pair in its tile; whether it is there, and whether the tile has no further row."""
 
     index: TILE_BITS
     there: 1

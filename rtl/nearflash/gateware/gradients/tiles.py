@@ -208,7 +208,7 @@ class TileCheck(wiring.Component):
 
 
 class _Place:
-    """Where in a section a word is: rows of four that are done, one more for a section of whole rows.
+    """Place of a word in a section: rows of four that are done, one more for a section of whole rows.
 
     So that the last row is that of number count // 4, whether it is whole or not; of fp32 a word is half a row.
     """

@@ -1,4 +1,4 @@
-"""What flows between NAND channels and those that read pages from them (docs/contracts/attention.md, 2 and 5).
+"""Interfaces between NAND channels and those that read pages from them (docs/contracts/attention.md, 2 and 5).
 
 The controller does not know what a page is for. A request carries a `tag` of its reader's shape, which comes back
 unchanged ahead of the page's codewords.

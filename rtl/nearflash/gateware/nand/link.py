@@ -31,7 +31,7 @@ def codeword_beats(codewords: Value) -> Value:
 
 
 class CycleKind(enum.Enum, shape=2):
-    """What the bus does."""
+    """Action of the bus."""
 
     COMMAND = 0
     ADDRESS = 1

@@ -26,7 +26,7 @@ TRIES_MAX = 31
 
 
 class LunPhase(enum.Enum, shape=3):
-    """What a lun does."""
+    """Phase of a lun."""
 
     START = 0
     """It has to be reset."""

@@ -23,7 +23,7 @@ __all__ = ["RequestTable", "table_entry"]
 
 
 def table_entry(tag: ShapeLike) -> data.StructLayout:
-    """What is kept of a request: its header, log2 of the codewords of a page, whether it reads both of its pages, the
+    """Layout of a request's entry: its header, log2 of the codewords of a page, whether it reads both of its pages, the
     LUN of the first page, and the row."""
     return data.StructLayout({"header": page_header(tag), "page_log2": 3, "both": 1, "lun": 8, "row": 32})
 

@@ -20,7 +20,7 @@ __all__ = ["CodewordWriter", "WriteTarget"]
 
 
 class WriteTarget(data.Struct):
-    """Where a codeword goes."""
+    """Target of a codeword."""
 
     number: 6
     place: 5

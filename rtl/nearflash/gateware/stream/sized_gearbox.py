@@ -80,7 +80,7 @@ class SizedNarrow(wiring.Component):
         )
 
     def elaborate(self, platform: object) -> Module:
-        """Of a group's parts the lowest may come from any place; one that only wider groups have, from fewer."""
+        """Select a group's parts: the lowest from any place, those that only wider groups have from fewer."""
         m = Module()
         left = Signal(self.count_width)  # groups of the transfer, and below what it tells, from registers
         some, last = Signal(), Signal()

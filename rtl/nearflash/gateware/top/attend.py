@@ -271,7 +271,7 @@ class AttendKernel(wiring.Component):
         connect_counters(m, self._registers, self._batch, events, widths)
 
     def _show_waiting(self, m: Module) -> None:
-        """What waits now: phases with heads in them, and channels with pages asked for that have not begun to come."""
+        """Show what waits: phases with heads in them, and channels with pages asked for that have not begun to come."""
         waiting, phases = self._registers.status.waiting, self._contexts.phases
         channels = [self._asked_pages(m, index) for index in range(self.config.channels)]
         m.d.comb += [

@@ -1,4 +1,4 @@
-"""What every kernel's top has: the members beside its data ports, and the wires from the register block to the rest."""
+"""Common parts of the kernels' tops: members beside the data ports, and wires from the register block to the rest."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -112,7 +112,7 @@ class GradientSource(wiring.Component):
             m.d.comb += way.ready.eq(self.o.ready & chosen)
 
     def _words(self, m: Module, expander: TopKExpander) -> tuple[Any, Any]:
-        """Where beats of a stream go, and the number of its words."""
+        """Route beats of a stream, and count its words."""
         ratio = self.config.port_bits // _WORD_BITS
         if ratio == 1:
             count = stream.Signature(32).flip().create(path=("count",))

@@ -84,7 +84,7 @@ class LaneScalars(data.Struct):
 
 
 class _Chosen(data.Struct):
-    """What the program's fields choose, in registers: behind them operands pass through it and a unit's first stage."""
+    """Choices of the program's fields, in registers: behind them operands pass through it and a unit's first stage."""
 
     decay_gradient: 1
     decay_scale: 1

@@ -31,7 +31,7 @@ __all__ = ["StateWriteCommand", "StateWriter"]
 
 
 class StateWriteCommand(data.Struct):
-    """What is moved, and where its dither begins."""
+    """Range to move, and where its dither begins."""
 
     state: StateCommand
     dither: DitherCommand

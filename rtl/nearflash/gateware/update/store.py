@@ -52,7 +52,7 @@ class StoreCommand(data.Struct):
 
 
 class StoreEvents(data.Struct):
-    """What happens in this cycle, for counters: parameters taken, and how many of them were special."""
+    """Events of this cycle, for counters: parameters taken, and how many of them were special."""
 
     params: 4
     nonfinite_gradients: 4

@@ -1,4 +1,4 @@
-"""What the units of a matrix's way say to each other: commands, parts of a matrix, rows.
+"""Interfaces between the units of a matrix's data path: commands, parts of a matrix, rows.
 
 Source: nearflash.abi.bitmap.
 """

@@ -194,7 +194,7 @@ class MatrixParser(wiring.Component):
                     m.d.comb += self.i.ready.eq(o.ready | ~now.words.useful.any())
 
     def _found(self, m: Module, now: "_Registers", header: MatrixHeader, crc: Crc32c) -> Signal:
-        """What is wrong with the part whose words were taken."""
+        """Find what is wrong with the part whose words were taken."""
         found = Signal(StreamFault)
         with m.Switch(now.part):
             with m.Case(Part.HEADER):
@@ -209,7 +209,7 @@ class MatrixParser(wiring.Component):
         return found
 
     def _advance(self, m: Module, now: "_Registers", header: MatrixHeader) -> None:
-        """What the part was good for, and the part behind it."""
+        """Use the part, and go to the part behind it."""
         left = now.left
         coded = Cat(now.command.row_format == form for form in CODED).any()
         m.d.sync += now.part.eq(self._plan.next)
@@ -237,7 +237,7 @@ class MatrixParser(wiring.Component):
 
 
 class _Registers:
-    """Where in a matrix the parser is."""
+    """Position of the parser in a matrix."""
 
     def __init__(self, parser: MatrixParser, words_max: int) -> None:
         self.command = Signal(MatrixCommand)

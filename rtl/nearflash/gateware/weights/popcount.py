@@ -23,7 +23,7 @@ _SUMMANDS = 8
 
 
 class Counted(IntEnum):
-    """What is counted: ones, or fields of four or of two bits whose lowest two are set."""
+    """Unit of the count: ones, or fields of four or of two bits whose lowest two are set."""
 
     ONES = 0
     THREES_OF_4 = 1

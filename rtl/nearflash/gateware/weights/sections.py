@@ -60,7 +60,7 @@ class SectionPlan(wiring.Component):
         return m
 
     def _section(self, m: Module, section: Section, fields: Any) -> None:
-        """Of each format that has it."""
+        """Choose the fields of each format that has the section."""
         with m.Switch(self.row_format):
             for form in RowFormat:
                 sections = list(SECTIONS[form])

@@ -116,7 +116,7 @@ class ExpandSequencer(wiring.Component):
                             m.d.sync += [known.eq(1), self.matrix.payload.row_format.eq(found)]
 
     def _checks(self, m: Module, known: Signal) -> list[tuple[Any, ...]]:
-        """What a command is rejected for: condition, status and perhaps an address; registers, as arguments stand."""
+        """List reasons to reject a command: condition, status and perhaps an address; registers, as arguments stand."""
         values, offset_bits = self.values, SECTION_BYTES.bit_length() - 1
         wide, empty = Signal(), Signal()
         m.d.sync += [

@@ -39,7 +39,7 @@ _SCALE_LEAST, _SCALE_LIMIT = FP32.bias + SCALE_LEAST_LOG2, FP32.bias + SCALE_LIM
 
 
 class Derived(data.Struct):
-    """What follows from a descriptor's fields."""
+    """Values that follow from a descriptor's fields."""
 
     dim_rows: 7
     passes: 4
@@ -114,7 +114,7 @@ class DescriptorCheck(wiring.Component):
         return m
 
     def _constants(self, m: Module) -> None:
-        """What small tables tell."""
+        """Read small tables."""
         one, derived, config = self.descriptor, self.derived, self.config
         tokens = one.block_tokens[:11]
         codewords = Array((tokens + (1 << log2) - 1) >> log2 for log2 in (8, 9, 10, 10))[one.index_format[:2]]

@@ -48,7 +48,7 @@ __all__ = ["ContextTable", "Phase", "PhaseCounts"]
 
 
 class Phase(enum.Enum, shape=2):
-    """Where a head stands."""
+    """Phase of a head."""
 
     IDLE = 0
     SCAN = 1
@@ -255,7 +255,7 @@ class ContextTable(wiring.Component):
         self._idle = idle
 
     def _merge_dones(self, m: Module) -> Any:
-        """What the channels have done, one after the other."""
+        """Merge what the channels have done, one after the other."""
         m.submodules.merge = merge = Merge(Done, max(2, self.config.channels))
         m.submodules.dones = dones = StreamQueue(merge.o.payload.shape(), 4)
         for index, i in enumerate(self.i_done):
@@ -325,7 +325,7 @@ class ContextTable(wiring.Component):
                 m.d.sync += after.phase.eq(Phase.IDLE)
 
     def _act(self, m: Module, before: Any, written: Any) -> None:
-        """What the event brings about; `written` is the record that is kept."""
+        """Act on the event; `written` is the record that is kept."""
         event, after, finish = self._event, self._next, Signal()
         planned, complete = event.kind == _Kind.PLAN, Signal()
         m.d.comb += complete.eq((after.waits == 0) & (after.count == 0) & ~planned & (event.kind != _Kind.FINISHED))

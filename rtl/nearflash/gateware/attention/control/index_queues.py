@@ -29,7 +29,7 @@ _PASSES_BITS = 4
 
 
 class IndexRequest(data.Struct):
-    """What a PageRequest of the index is made from: 144 bits, two words of block RAM."""
+    """Source of a PageRequest of the index: 144 bits, two words of block RAM."""
 
     context: CONTEXT_BITS
     passes: _PASSES_BITS

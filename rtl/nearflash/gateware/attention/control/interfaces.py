@@ -1,4 +1,4 @@
-"""What flows between the units of the attend kernel's control: a prepared head, ends of walks, credits.
+"""Interfaces between the units of the attend kernel's control: a prepared head, ends of walks, credits.
 
 index ─► Prepare ─ HeadPlan ─► ContextTable ─┬─ ScanPlan ─► ScanWalker ──┐
                                  ▲    ▲  │   └─ TokenJob ─► TokenWalker ─┴─ RoutedRequest ─► Router ─► channels
@@ -31,7 +31,7 @@ BLOCK_BITS = 14
 
 
 class ScanPlan(data.Struct):
-    """What ScanWalker needs of a head."""
+    """Input of ScanWalker for a head."""
 
     context: CONTEXT_BITS
     passes: 4
@@ -45,7 +45,7 @@ class ScanPlan(data.Struct):
 
 
 class TokenPlan(data.Struct):
-    """What TokenWalker needs of a head."""
+    """Input of TokenWalker for a head."""
 
     token_table: ADDRESS_BITS
     tokens: TOKEN_BITS

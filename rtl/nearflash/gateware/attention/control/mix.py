@@ -37,7 +37,7 @@ _MINUS_ZERO = RAW.const({"sign": 1, "zero": 1})
 
 
 class MixTag(data.Struct):
-    """What an integer is."""
+    """Meaning of an integer."""
 
     denominator: 1
     """By which the numerators of its head, further items, are divided."""

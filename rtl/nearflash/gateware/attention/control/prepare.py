@@ -124,7 +124,7 @@ class Prepare(wiring.Component):
         return m
 
     def _use_query(self, m: Module, writing: Signal) -> None:
-        """What hangs on the query buffer: keys and mask in one walk, rows and scales in the other."""
+        """Connect the users of the query buffer: keys and mask in one walk, rows and scales in the other."""
         buffer, one, derived = self._buffer, self._descriptor, self._check.derived
         m.submodules.keys = keys = DimKeys()
         m.submodules.selector = selector = DimSelector()

@@ -1,4 +1,4 @@
-"""What the parts of a channel engine hand to each other: beats of elements, and what is known of their request."""
+"""Interfaces between the parts of a channel engine: beats of elements, and what is known of their request."""
 
 from amaranth.lib import data, enum
 
@@ -22,7 +22,7 @@ TICKETS = 1 << TICKET_BITS
 
 
 class What(enum.Enum, shape=3):
-    """What a beat holds."""
+    """Contents of a beat."""
 
     AUX = 0
     """Scale and zero of an index row; the rest of the beat means nothing."""
@@ -78,7 +78,7 @@ class RequestRecord(data.Struct):
 
 
 class OpKind(enum.Enum, shape=3):
-    """What the lanes and memories do with an operation; the first five are those of `What`."""
+    """Work of lanes and memories on an operation; the first five are those of `What`."""
 
     AUX = 0
     ROW = 1
@@ -131,7 +131,7 @@ class Op(data.Struct):
 
 
 class TicketRecord(data.Struct):
-    """What is kept of a request while it holds a ticket."""
+    """Record of a request while it holds a ticket."""
 
     request: RequestRecord
     slot: SLOT_BITS

@@ -120,7 +120,7 @@ class BlockTable(wiring.Component):
                     m.next = "LOOK-UP"
 
     def _places(self, m: Module) -> None:
-        """What is in use; a buffer belongs to the entry that it was given to."""
+        """Keep account of places in use; a buffer belongs to the entry that it was given to."""
         release = self.release
         entries = Array(Signal(4, name=f"owner_{k}") for k in range(self._blocks))
         ended = wire(m, release.valid & ~release.tail)

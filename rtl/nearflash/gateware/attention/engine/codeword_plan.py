@@ -26,7 +26,7 @@ _BEATS = 64
 
 
 class CodewordPlan(data.Struct):
-    """Where a codeword's first data beat lies."""
+    """Place of a codeword's first data beat."""
 
     ticket: TICKET_BITS
     kind: RequestKind
@@ -49,7 +49,7 @@ class CodewordPlan(data.Struct):
 
 
 class _Constants(data.Struct):
-    """What is kept of a ContextRecord: no bit that nobody reads. Lengths are in rows of four tokens."""
+    """Kept part of a ContextRecord: no bit that nobody reads. Lengths are in rows of four tokens."""
 
     query_base: 12
     dim_rows: 7

@@ -64,7 +64,7 @@ class Factor(wiring.Component):
         return Cat(product.bits[drop:], product.negative).as_signed()
 
     def _up(self, product: Value, drop: int) -> Value:
-        """What is to be added to them."""
+        """Compute what is to be added to them."""
         guard, odd = product.bits[drop - 1] ^ product.negative, product.bits[drop] ^ product.negative
         below = product.bits[: drop - 1]
         sticky = Mux(product.negative, ~below.all(), below.any())

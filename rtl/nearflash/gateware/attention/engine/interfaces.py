@@ -1,4 +1,4 @@
-"""What flows between the units of the attend kernel (docs/contracts/attention.md draws the units).
+"""Interfaces between the units of the attend kernel (docs/contracts/attention.md draws the units).
 
 Widths are those of the largest build, so that units of all builds fit together; synthesis removes what is constant.
 Broadcasts are `valid` with a payload, without back-pressure: they are written before the first request that needs them.
@@ -45,7 +45,7 @@ FAULT_BITS = 10
 
 
 class RequestKind(enum.Enum, shape=2):
-    """What a page request is for."""
+    """Purpose of a page request."""
 
     INDEX = 0
     """Rows of an index page: approximate scores of a block."""

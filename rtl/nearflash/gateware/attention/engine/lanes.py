@@ -137,7 +137,7 @@ class Lanes(wiring.Component):
         return m
 
     def _element(self, m: Module, bits: Value, kept: Value, integer: Value, int4: Value, code: Value) -> Any:
-        """What a lane multiplies, in cycle 3: an element, or the code of one."""
+        """Choose what a lane multiplies, in cycle 3: an element, or the code of one."""
         number = fp16_operand(m, register(m, Mux(kept, bits, 0)))
         integer, int4, code = register(m, integer), register(m, int4), register(m, code)
         return self._either(m, MULTIPLICAND, number, integer, code, Mux(int4, *_PLACES_A))
@@ -153,7 +153,7 @@ class Lanes(wiring.Component):
         return o
 
     def _codes(self, m: Module, op: dict[str, Any]) -> list[Value]:
-        """What the lanes multiply w with: one byte, or one nibble low and one, less 8, high."""
+        """Choose what the lanes multiply w with: one byte, or one nibble low and one, less 8, high."""
         half = wire(m, Mux(op["half"][0], op["data"][32:], op["data"][:32]))
         int4 = wire(m, op["form"] == IndexFormat.INT4)
         nibbles = [half.word_select(k, 4) for k in range(8)]

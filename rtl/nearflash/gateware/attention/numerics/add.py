@@ -62,7 +62,7 @@ class WordAdd(wiring.Component):
         return m
 
     def _term(self, at: dict[str, Any], *, upper: bool) -> Value:
-        """What is added to the lower SCORE_BITS bits of the word, or to all others."""
+        """Choose what is added to the lower SCORE_BITS bits of the word, or to all others."""
         bits, negative = at["product"].bits, at["product"].negative
         pair, borrow = bits[Product.INTEGER_PLACE :], at["borrow"]
         if upper:

@@ -95,7 +95,7 @@ class ExactDot(wiring.Component):
         m.d.comb += port.eq(delay(m, after, self.LATENCY - 1 - cycle))
 
     def _total(self, m: Module, cycle: int, bits: int) -> Value:
-        """What has been summed of the sum whose beat came `cycle` cycles ago."""
+        """Take the partial sum of the beat that came `cycle` cycles ago."""
         self._totals = Array(Signal(bits, name=f"total_{cycle}_{k}", reset_less=True) for k in range(self._sums))
         self._index = delay(m, self.index, cycle)
         return wire(m, self._totals[self._index])

@@ -149,7 +149,7 @@ class PageScorer(wiring.Component):
     def _maximum(
         self, m: Module, run: data.View, moves: Value, last: Value, logits: list[Value], outside: Value, valid: Value
     ) -> None:
-        """Of the run so far, in cycle _ROW_CYCLE; from the logits it takes three cycles, the last one with state."""
+        """Update the run's maximum in cycle _ROW_CYCLE, three cycles after the logits; the last one with state."""
         x = [Mux(bit, logit >> (-LOGIT_LSB - FRACTION_BITS), _LEAST) for logit, bit in zip(logits, valid, strict=True)]
         pairs = [register(m, larger(m, x[0], x[1])), register(m, larger(m, x[2], x[3]))]
         row = delay(m, larger(m, *pairs), _ROW_CYCLE - 2 - _LOGIT_CYCLE)

@@ -19,7 +19,7 @@ ENTRY = data.StructLayout({"x_max": signed(MAX_LOGIT_BITS), "mass": MASS_BITS})
 
 
 class Order(enum.Enum, shape=2):
-    """What an item is for."""
+    """Purpose of an item."""
 
     SCORE = 0
     """Scores become entries; the head's maximum rises."""

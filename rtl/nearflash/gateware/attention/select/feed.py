@@ -33,7 +33,7 @@ class OrderFeed(wiring.Component):
     o: Out(stream.Signature(ScoreItem))
 
     def elaborate(self, platform: object) -> Module:
-        """What is pending, and whether a run is open."""
+        """Keep what is pending, and whether a run is open."""
         m = Module()
         inside = Signal()
         with m.If(self.i.valid & self.i.ready):

@@ -21,7 +21,7 @@ _WORD = data.StructLayout({"top": signed(FLOOR_BITS), "outside": 1})
 
 
 class HeadMaxima(wiring.Component):
-    """Of `contexts` contexts with eight query heads each.
+    """Maxima of `contexts` contexts with eight query heads each.
 
     Members
     -------

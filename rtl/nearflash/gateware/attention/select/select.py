@@ -221,7 +221,7 @@ class RadixSelector(wiring.Component):
 
 
 class _Phase:
-    """What the phases tell the datapath."""
+    """Control that the phases give the datapath."""
 
     def __init__(self, digit_bits: int) -> None:
         self.count, self.replay, self.mark, self.scan = Signal(), Signal(), Signal(), Signal()

@@ -323,7 +323,7 @@ class Selection(wiring.Component):
 
 
 class _Passing:
-    """What the control says of the line that the walk is at, and of the sums between the passes."""
+    """State of the line that the walk is at, and of the sums between the passes."""
 
     def __init__(self) -> None:
         #: Within a pass; the line is worked on; its terms are summed, for all or the marked entries; it gives keys.

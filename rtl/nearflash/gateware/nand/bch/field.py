@@ -47,7 +47,7 @@ def _with_roots(exponents: set[int]) -> int:
 
 
 def minimal_polynomial(i: int) -> int:
-    """Of alpha^i, and of its conjugates."""
+    """Compute the minimal polynomial of alpha^i, and of its conjugates."""
     return _with_roots({(i << k) % _ORDER for k in range(BCH_BITS)})
 
 
@@ -57,7 +57,7 @@ def generator() -> int:
 
 
 def coordinates(i: int) -> list[int]:
-    """Of alpha^(i·n), n = 0 … 8190, in the powers 1, b, …, b^12 of b = alpha^(64·i).
+    """Coordinates of alpha^(i·n), n = 0 … 8190, in the powers 1, b, …, b^12 of b = alpha^(64·i).
 
     alpha^i is b^128, for alpha^8192 is alpha; and b^m is x^m modulo the minimal polynomial of b, that of alpha^i too.
     """

@@ -158,7 +158,7 @@ class KeyEquation(wiring.Component):
             m.next = "CHECK"
 
     def _update(self, m: Module, in_update: Signal, scale: Signal, discrepancy: Signal, grows: Signal) -> None:
-        """What the discrepancy asks for: L' and P' from k = n' down to 0, or only P'."""
+        """Do what the discrepancy asks for: L' and P' from k = n' down to 0, or only P'."""
         k, step, length = self._k, self._step, self._length
 
         def advance() -> None:

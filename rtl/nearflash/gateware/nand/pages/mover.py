@@ -155,7 +155,7 @@ class PageMover(wiring.Component):
             m.d.sync += [self.lost.eq(0), self._completions.eq(0), self._blocked.eq(0)]
 
     def _give(self, m: Module) -> None:
-        """What the record says, to its channel and to the transfer of its page."""
+        """Give the record to its channel and to the transfer of its page."""
         record, operation, request = self._record, self._router.i_operation.payload, self.o_request.payload
         task, page, codewords = self._transfer.task, self._page.item, codewords_of(record)
         m.d.comb += [
@@ -183,7 +183,7 @@ class PageMover(wiring.Component):
         ]
 
     def _remember(self, m: Module) -> data.View:
-        """What was wrong with the page that the lun at hand has programmed."""
+        """Remember what was wrong with the page that the lun at hand has programmed."""
         m.submodules.spoilt = spoilt = Memory(shape=_SPOILT, depth=self.config.channels * self.config.luns, init=[])
         write, read = spoilt.write_port(), spoilt.read_port(domain="comb")
         for port, item in ((write, self._page), (read, self._router.o_result.payload)):

@@ -1,4 +1,4 @@
-"""What flows between the page mover and a channel."""
+"""Interface between the page mover and a channel."""
 
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out

@@ -74,7 +74,7 @@ class PageRouter(wiring.Component):
         )
 
     def elaborate(self, platform: object) -> Module:
-        """By direction."""
+        """Route by direction."""
         m = Module()
         operation = self.i_operation
         m.d.comb += [
