@@ -1,1 +1,1 @@
-"""What every board's design is made of: a kernel, modules converted once, the git revision."""
+"""Parts of every board's design: a kernel, modules converted once, the git revision."""

@@ -76,7 +76,7 @@ class PartDatabase:
                 yield from range(first, first + block["frames"])
 
     def bits(self, feature: Feature) -> tuple[Bit, ...] | None:
-        """What a feature sets and clears, nothing for a wire that is always there; None where no one knows it."""
+        """List bits that a feature sets and clears, none for a wire that is always there; None for an unknown one."""
         tile = self._tiles.get(feature.tile)
         if tile is None:
             return None

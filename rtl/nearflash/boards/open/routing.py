@@ -113,7 +113,7 @@ def late_for_ever(log: str) -> int:
 
 
 def parse_report(report: Mapping[str, Any]) -> Routed:
-    """What nextpnr's JSON report states of the slowest clock. Raises FormatError for a report without a clock."""
+    """Read the slowest clock of nextpnr's JSON report. Raises FormatError for a report without a clock."""
     clocks = report.get("fmax", {})
     if not clocks:
         raise FormatError("report must have the fmax of a clock, not none: the design has no registers")

@@ -188,7 +188,7 @@ def _build(design: KernelDesign) -> list[str]:
 
 
 def _figures(stem: str) -> list[str]:
-    """What the manifest states: the worst path and the cells by kind, one name and value a line."""
+    """Write the manifest's figures: the worst path and the cells by kind, one name and value a line."""
     kinds = "{lut {LUT* SRL* RAMD* RAMS*} ff FD* dsp DSP48E* ramb36 RAMB36* ramb18 RAMB18*}"
     return [
         "set path [lindex [get_timing_paths -max_paths 1] 0]",

@@ -31,7 +31,7 @@ _XCLBIN = "nearflash.xclbin"
 
 
 def commands(board: Board, designs: list[KernelDesign]) -> list[list[str]]:
-    """What is run in the package's folder, in order."""
+    """List what is run in the package's folder, in order."""
     scripts = [f"package_{design.top}.tcl" for design in designs] + (["system.tcl"] if board.flow == "vivado" else [])
     runs = [["vivado", "-mode", "batch", "-nojournal", "-log", f"{name}.log", "-source", name] for name in scripts]
     if board.flow == "vitis":

@@ -41,7 +41,7 @@ class ChipFile:
         struct.pack_into(f"<{len(numbers)}i", self.content, offset, *numbers)
 
     def target(self, offset: int) -> int:
-        """What the pointer at an offset points to."""
+        """Follow the pointer at an offset."""
         return offset + self.number(offset)
 
     def array(self, offset: int, item_bytes: int) -> range:
@@ -51,7 +51,7 @@ class ChipFile:
 
     @property
     def chip(self) -> int:
-        """Where the chip is described."""
+        """Offset of the chip's description."""
         return self.target(0)
 
     def name(self, index: int) -> str:

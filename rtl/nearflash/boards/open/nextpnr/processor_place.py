@@ -114,7 +114,7 @@ class _Grid:
         return [self.file.name(self.file.number(tile)) for tile in self.tiles]
 
     def routing(self, place: int) -> int:
-        """Where it says of the wires in a place which node they are of."""
+        """Find the table that names the nodes of a place's wires."""
         routings = self.file.array(self.file.chip + at.CHIP_ROUTINGS, at.ROUTING_BYTES)
         return routings[self.file.number(self.places[place] + at.PLACE_ROUTING)]
 
@@ -123,12 +123,12 @@ class _Grid:
         return place % self.width, place // self.width
 
     def bels(self, kind: int) -> Iterator[tuple[int, str]]:
-        """Where each block of a kind of tile is, and its name."""
+        """List the place and the name of each block of a kind of tile."""
         for bel in self.file.array(self.tiles[kind] + at.TILE_BELS, at.BEL_BYTES):
             yield bel, self.file.name(self.file.number(bel))
 
     def block(self, kind: int) -> int:
-        """Where a kind of tile has the processor block, 0 where it has none."""
+        """Find the processor block of a kind of tile, 0 where it has none."""
         return next((bel for bel, name in self.bels(kind) if name.endswith(f".{_BLOCK}")), 0)
 
     def has_logic(self, kind: int) -> bool:
