@@ -37,7 +37,7 @@ def cache_root() -> Path:
 
 
 def _tree_cache() -> Path | None:
-    """Of the source tree that this file lies in; None for an installed copy."""
+    """Find the cache of the source tree that this file lies in; None for an installed copy."""
     packages = Path(__file__).parents[2]
     is_tree = packages.name == "sim" and (packages.parent / "pyproject.toml").is_file()
     return packages.parent / "build" / "cache" if is_tree else None

@@ -55,7 +55,7 @@ _OTHER = re.compile(r"^%Error(?:-\w+)?: (?!Exiting due to)(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class LintReport:
-    """What was found in one design: waived warnings by rule, and complaints that nothing waives."""
+    """Findings in one design: waived warnings by rule, and complaints that nothing waives."""
 
     name: str
     waived: Counter[str]
@@ -89,7 +89,7 @@ def verilator_warnings(path: Path, top: str) -> tuple[Counter[str], list[str]]:
 
 
 def yosys_problems(path: Path, top: str) -> list[str]:
-    """What Yosys' `check` finds in an RTLIL file, its modules flattened; it runs in a process of its own."""
+    """List what Yosys' `check` finds in an RTLIL file, its modules flattened; it runs in a process of its own."""
     passes = [f"read_rtlil {path}", f"hierarchy -check -top {top}", "proc", "flatten", "opt_clean", "check"]
     script = f"from pyosys import libyosys as y; d = y.Design()\nfor p in {passes!r}: y.run_pass(p, d)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

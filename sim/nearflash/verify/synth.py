@@ -204,7 +204,7 @@ def resources(component: Any, family: str, boxes: str = "") -> Resources:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What is synthesised of a kernel: how its units are made, the last one `total`, and which it has often."""
+    """Parts of a kernel to synthesise: how its units are made, the last one `total`, and which it has often."""
 
     units: dict[str, Callable[[], Any]]
     part: str

@@ -29,7 +29,7 @@ _COPY_BYTES = 2
 
 @dataclass(frozen=True)
 class Machine:
-    """What surrounds a kernel, in bytes a second."""
+    """Surroundings of a kernel, in bytes a second."""
 
     flash_bytes_per_s: float = 3.3e9
     """P2P link between drive and device memory, each direction."""
@@ -54,7 +54,7 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        """What binds: the lowest rate."""
+        """Name of the lowest rate, which binds."""
         return min(self.rates, key=lambda name: self.rates[name])
 
 

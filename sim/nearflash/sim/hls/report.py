@@ -30,7 +30,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class SynthesisReport:
-    """What a synthesis report states of a kernel."""
+    """Figures of a kernel in a synthesis report."""
 
     top: str
     part: str

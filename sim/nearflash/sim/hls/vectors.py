@@ -1,4 +1,4 @@
-"""What an optimizer has to get right: rules that take every branch, values at every edge and of all exponents."""
+"""Vectors for an optimizer: rules that take every branch, values at every edge and of all exponents."""
 
 import itertools
 from typing import Any

@@ -61,7 +61,7 @@ class _Settings(ctypes.Structure):
 
 @dataclass(frozen=True)
 class NandStatistics:
-    """What a channel counted; data, command, wait and idle cycles add up to `cycles`."""
+    """Counts of a channel; data, command, wait and idle cycles add up to `cycles`."""
 
     cycles: int
     data_cycles: int
@@ -131,7 +131,7 @@ class NandChannel:
                                 ctypes.c_void_p(pages.ctypes.data), next(counts))  # fmt: skip
 
     def page(self, lun: int, row: int) -> NDArray[np.uint8]:
-        """What is stored there, spare included."""
+        """Read the bytes stored there, spare included."""
         self._check_unit(lun)
         page = np.empty(self.model.part.raw_page_bytes, np.uint8)
         self._library.nand_page(

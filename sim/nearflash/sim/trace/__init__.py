@@ -1,1 +1,1 @@
-"""What a simulated kernel does over time: recorded cycle by cycle, as trace events, as a picture, as waves."""
+"""Activity of a simulated kernel over time: recorded cycle by cycle, as trace events, as a picture, as waves."""

@@ -32,7 +32,7 @@ _LIMIT_CYCLES = 1 << 22
 
 
 class BusState(IntEnum):
-    """What a channel's bus does in a cycle."""
+    """Activity of a channel's bus in a cycle."""
 
     IDLE = 0
     WAIT = 1
@@ -44,7 +44,7 @@ class BusState(IntEnum):
 
 
 class Page(NamedTuple):
-    """What lies in a page of NAND."""
+    """Contents of a page of NAND."""
 
     head: int
     kind: PageKind
@@ -151,7 +151,7 @@ def record_waves(workload: Workload, path: Path, first_cycle: int = 30_000, cycl
 
 
 def _pages(heads: Sequence[Head]) -> Iterator[tuple[tuple[int, int, int], Page]]:
-    """Where the heads' pages lie on NAND."""
+    """Find the heads' pages on NAND."""
     for number, head in enumerate(heads):
         for kind, table in ((PageKind.INDEX, head.index_table), (PageKind.TOKEN, head.token_table)):
             for index, packed in enumerate(table):
@@ -189,7 +189,7 @@ class _Watch:
 
 
 class WatchedChannel:
-    """What a channel does, from its counts after each cycle; made before the recording's first cycle."""
+    """Activity of a channel, from its counts after each cycle; made before the recording's first cycle."""
 
     def __init__(self, channel: NandChannel) -> None:
         self._channel = channel
@@ -207,5 +207,5 @@ class WatchedChannel:
         self._counts = now
 
     def recording(self) -> ChannelRecording:
-        """What was noted, with the log."""
+        """Build the recording of what was noted, with the log."""
         return ChannelRecording(np.frombuffer(self._states, np.uint8), self._channel.log(), np.array(self._begins))

@@ -1,4 +1,4 @@
-"""What happened, read from a recording: spans of buses, of luns, and of heads as the flash sees them."""
+"""Spans of a recording: those of buses, of luns, and of heads as the flash sees them."""
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 def bus_spans(channel: ChannelRecording) -> list[Span]:
-    """Of a channel's bus, in order of time.
+    """Find the spans of a channel's bus, in order of time.
 
     "read", "select", "column", "status", "reset": commands with their addresses. "status" is also the byte that comes
     back, "data" a burst of a page. "wait": a wait of ONFI holds the bus. Between spans the bus is idle.
@@ -77,7 +77,7 @@ class _Bus:
         return _NAMES[byte]
 
     def _extended(self, span: Span, kind: CycleKind, byte: int, end: int) -> Span:
-        """With an address or the second command; a row is complete after five addresses."""
+        """Extend a span by an address or the second command; a row is complete after five addresses."""
         row = span.row
         if kind is CycleKind.ADDRESS:
             self._addresses.append(byte)
@@ -89,14 +89,14 @@ class _Bus:
 
 
 def _ends(channel: ChannelRecording) -> NDArray[np.integer]:
-    """Where each bus cycle ends: with the next one, or where the bus comes to rest."""
+    """Find the end of each bus cycle: with the next one, or where the bus comes to rest."""
     rests = np.append(np.flatnonzero(channel.states < BusState.COMMAND), len(channel.states))
     rest = rests[np.searchsorted(rests, channel.begins)]
     return np.minimum(rest, np.append(channel.begins[1:], len(channel.states)))
 
 
 def lun_spans(spans: Iterable[Span]) -> Iterator[Span]:
-    """Of a channel's luns, from its `bus_spans`: the pages that they read.
+    """Find the spans of a channel's luns, from its `bus_spans`: the pages that they read.
 
     "sense": from the read command to the status "ready". "ready": the page waits for the bus. "transfer": from
     its selection to the end of its last burst. A page is sensed only after the one before has been given out.

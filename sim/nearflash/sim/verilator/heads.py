@@ -30,7 +30,7 @@ __all__ = ["completion_records", "page_settings", "placed"]
 
 
 def page_settings(mode: str, dim: int, tokens: int, page_bytes: int = 4096) -> Settings:
-    """What figures are given for: full interleaved pages, an int4 index, r = d/4, an eighth of the pages."""
+    """Make settings of published figures: full interleaved pages, an int4 index, r = d/4, an eighth of the pages."""
     group_tokens = page_bytes // (4 * dim)
     return Settings(
         MODES[mode],

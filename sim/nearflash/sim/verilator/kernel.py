@@ -88,7 +88,7 @@ class _Settings(ctypes.Structure):
 
 
 class PortStatistics(ctypes.Structure):
-    """What one memory port has moved since the library was made: whole beats, strobed or not."""
+    """Traffic of one memory port since the library was made: whole beats, strobed or not."""
 
     read_bytes: int
     written_bytes: int
@@ -212,13 +212,13 @@ class KernelLibrary:
         return int(self._call("cycles"))
 
     def statistics(self) -> dict[str, PortStatistics]:
-        """By memory port."""
+        """Read the traffic by memory port."""
         counts = (PortStatistics * len(self.port_names))()
         self._call("statistics", counts)
         return dict(zip(self.port_names, counts, strict=True))
 
     def waits(self) -> list[str]:
-        """What waits in this cycle: memory channels first, then streams inside the kernel, outer ones first."""
+        """Name what waits in this cycle: memory channels first, then streams inside the kernel, outer ones first."""
         text = ctypes.create_string_buffer(_WAITS_BYTES)
         self._call("waits", text, _WAITS_BYTES)
         return text.value.decode().split("; ")[:-1]

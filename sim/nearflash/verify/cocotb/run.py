@@ -51,7 +51,7 @@ class _PortsOnly(Verilator):
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave: names of the tests that passed and of those that failed, the log, the wave file if asked."""
+    """Result of a run: names of the tests that passed and of those that failed, the log, the wave file if asked."""
 
     passed: tuple[str, ...]
     failed: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What cocotb testbenches share: the test decorator with its timeout, clock and reset, stream drivers.
+"""Common parts of cocotb testbenches: the test decorator with its timeout, clock and reset, stream drivers.
 
 A testbench module has a function `component(**parameters)` that makes the Amaranth component, and tests decorated
 with `test`. It runs inside the simulator; `nearflash.verify.cocotb.run` starts it.

@@ -60,7 +60,7 @@ def run_target(name: str, target: Target, count: int, seed: int) -> tuple[dict[s
 def _living(
     name: str, target: Target, unit: StreamUnit | BurstUnit, vectors: Vectors, mutants: list[int], seed: int
 ) -> list[int]:
-    """Of `mutants`, the original (0) first, those that the vectors do not distinguish from the model."""
+    """List the mutants, the original (0) first, that the vectors do not distinguish from the model."""
     if isinstance(unit, StreamUnit):
         for stalls in target.stalls:
             mutants = _streams_agree(unit, vectors, mutants, stalls, seed, target.cut_cycles)
@@ -86,7 +86,7 @@ def _streams_agree(
     seed: int,
     cut_cycles: tuple[int, ...],
 ) -> list[int]:
-    """Those whose items are the model's and come in as many cycles as the first one's, the original."""
+    """List the mutants whose items are the model's and come in as many cycles as the first one's, the original."""
     inputs, expected = vectors
     streams = {stream: items for stream, items in inputs.items() if stream in unit.sources}
     counts = {stream: len(items) for stream, items in expected.items()}

@@ -1,4 +1,4 @@
-"""What mutation needs of a unit: the component, vectors that must detect its mutants, and how they run."""
+"""Description of a unit for mutation: the component, vectors that must detect its mutants, and how they run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a proof is: a harness, and how it is proven.
+"""Description of a proof: a harness, and how it is proven.
 
 Parameters of components under proof are small because the components are regular in them: a queue of 3 places has every
 kind of state of one with 500 (empty, one item, full, both pointers wrapped), a burst of 4 beats on a 32-bit bus meets

@@ -26,7 +26,7 @@ AXI4 = AXI_LITE | {f"{way}{name}" for way in ("aw", "ar") for name in _FULL} | {
 
 @dataclass(frozen=True)
 class Shape:
-    """What a cell of a block design offers: interfaces by mode, pins by direction and width (0: any)."""
+    """Ports of a cell of a block design: interfaces by mode, pins by direction and width (0: any)."""
 
     interfaces: dict[str, str]
     pins: Ports

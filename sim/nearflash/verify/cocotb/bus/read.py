@@ -16,7 +16,7 @@ _BAD_PAGE = 7  # the slow slave responds to reads of this page with SLVERR
 
 
 def component(data_width_bits: int = 64, max_outstanding: int = 8, max_burst_bytes: int = 512) -> BurstReader:
-    """By default bursts of up to 64 beats, 8 in flight."""
+    """Make the reader: by default bursts of up to 64 beats, 8 in flight."""
     return BurstReader(data_width_bits, max_outstanding=max_outstanding, max_burst_bytes=max_burst_bytes)
 
 

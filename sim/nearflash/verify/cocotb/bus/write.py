@@ -18,7 +18,7 @@ _BAD_PAGE = 7  # the slow slave responds to writes to this page with DECERR
 def component(
     data_width_bits: int = 64, max_outstanding: int = 8, max_burst_bytes: int = 512, queue_beats: int | None = None
 ) -> BurstWriter:
-    """By default bursts of up to 64 beats, 8 in flight."""
+    """Make the writer: by default bursts of up to 64 beats, 8 in flight."""
     return BurstWriter(
         data_width_bits, max_outstanding=max_outstanding, max_burst_bytes=max_burst_bytes, queue_beats=queue_beats
     )

@@ -209,7 +209,7 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
 
 
 def _params(rng: np.random.Generator) -> int:
-    """Of any size, or next to a multiple of a tile's."""
+    """Choose a number of any size, or next to a multiple of a tile's."""
     some = int(rng.integers(1, 1 << int(rng.integers(1, 33))))
     return some if rng.integers(2) else max(min((some >> 12 << 12) + int(rng.integers(-1, 2)), (1 << 32) - 1), 1)
 
@@ -233,7 +233,7 @@ def _spoil(rng: np.random.Generator, text: bytearray, params: int, stream_bytes:
 
 
 def _checksum(text: bytes, crc: int) -> bytes:
-    """What to write behind `text` so that the whole has this CRC: the register that is to be there, 32 steps back."""
+    """Compute what gives `text` this CRC when written behind it: the register that is to be there, 32 steps back."""
     register = ~crc & 0xFFFFFFFF
     for _ in range(32):
         register = (register ^ CRC_POLYNOMIAL) << 1 | 1 if register >> 31 else register << 1

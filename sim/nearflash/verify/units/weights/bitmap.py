@@ -110,7 +110,7 @@ def build_proof(dut: Any = None) -> ProofHarness:
 
 
 def _invariants(harness: ProofHarness, dut: Any, ref: _Reference) -> None:
-    """What the registers inside hold, by what was seen outside."""
+    """Assert what the registers inside hold, by what was seen outside."""
     valid, full = ([harness.probe(f"{name}_{k}", 1) for k in range(2)] for name in ("valid", "full"))
     place, packed = harness.probe("place", 2), harness.probe("packed", _PROOF_WIDTH * _BITS)
     first = Mux(

@@ -50,7 +50,7 @@ class _Sum(wiring.Component):
 
 
 class ShortDequantizer(Dequantizer):
-    """With the units that stand in: a cycle to where code and scale meet, one to where the minimum does."""
+    """Dequantizer with the units that stand in: a cycle to where code and scale meet, one to where the minimum does."""
 
     _UNITS = (lambda: _Sum(1, "i"), lambda: _Sum(1, "code", "scale"), lambda: _Sum(0, "a", "b"), lambda: _Sum(0, "i"))
 
@@ -106,7 +106,7 @@ def build_proof(dut: Any = None) -> ProofHarness:
 
 
 def _datapath(harness: ProofHarness, dut: Any, enters: Any) -> None:
-    """What reaches the queue is the sum of a beat's codes, of its scale and minimum, where an element is present."""
+    """Assert that the queue gets the sum of a beat's codes, of its scale and minimum, where an element is present."""
     beat, scale, shape = dut.i.payload, dut.i_scale.payload, dut.o.payload.shape()
     cycles = dut.LATENCY - 1
     entered, bits = enters, Cat(beat.as_value(), scale.scale, scale.minimum)
@@ -173,7 +173,7 @@ class ObservedDequantizer(wiring.Component):
 
 
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Of codes the upper bits are anything; scales are there for those runs alone that take them."""
+    """Make vectors: the upper bits of codes are anything; scales are there for those runs alone that take them."""
     runs, beats, scales, results = [], list[int](), [], list[int]()
     for _ in range(_RUNS):
         scaled, output = int(rng.integers(4) > 0), ElementFormat.BF16 if rng.integers(2) else ElementFormat.FP16

@@ -69,7 +69,7 @@ _GROUPS = 301
 
 
 def component() -> ObservedStreams:
-    """Of two or four groups a word."""
+    """Make packers of two or four groups a word."""
     return ObservedStreams(Pack(_WIDTH, _PORT_BITS))
 
 

@@ -25,7 +25,7 @@ _LATENCY = Popcount.latency(_PROOF_PORT_BITS)
 
 
 def build_proof(dut: Any = None) -> ProofHarness:
-    """Of all words since `begin`, the bits within the section: how many count, and whether others are set."""
+    """Prove the count of bits within the section since `begin`: how many count, and whether others are set."""
     dut = Popcount(_PROOF_PORT_BITS, _PROOF_BITS_MAX) if dut is None else dut
     harness = ProofHarness(dut)
     m = harness.m

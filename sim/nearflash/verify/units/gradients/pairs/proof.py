@@ -137,7 +137,7 @@ def build_proof(dut: Any = None) -> ProofHarness:
 
 
 def _invariants(harness: ProofHarness, groups: _Groups, streams: list[_Pairs]) -> None:
-    """What the registers inside hold, by what was seen outside."""
+    """Assert what the registers inside hold, by what was seen outside."""
     group = harness.probe("group", _GROUP_BITS)
     runs = groups.rest != 0
 

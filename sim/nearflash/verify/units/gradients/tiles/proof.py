@@ -15,7 +15,7 @@ __all__ = ["PROOF", "build_proof"]
 
 
 class _Reference:
-    """What is left of a command and of its tile, and what is wrong, by what has moved."""
+    """Rest of a command and of its tile, and what is wrong, by what has moved."""
 
     def __init__(self, harness: ProofHarness, dut: Any) -> None:
         def kept(shape: int) -> Any:
@@ -173,7 +173,7 @@ def build_proof(dut: Any = None) -> ProofHarness:
 
 
 def _invariants(harness: ProofHarness, dut: Any, ref: _Reference, space: Any) -> None:
-    """What the registers inside hold, by what was seen outside."""
+    """Assert what the registers inside hold, by what was seen outside."""
     state, due, start = ref.state, Mux(ref.rows != 0, 2, Mux(ref.values != 0, 4, 1)), dut.i_start.payload
     harness.prove("inner_idle", (state == 0) == dut.idle)
     harness.prove("inner_states", state <= 4)

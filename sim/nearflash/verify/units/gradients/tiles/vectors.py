@@ -83,7 +83,7 @@ class ObservedTiles(wiring.Component):
 
 @dataclass
 class _Items:
-    """Of all streams."""
+    """Items of all streams."""
 
     starts: list[int] = field(default_factory=list)
     words: list[int] = field(default_factory=list)

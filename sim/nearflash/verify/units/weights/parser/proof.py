@@ -38,7 +38,7 @@ class _Free(wiring.Component):
 
 
 class CountingParser(MatrixParser):
-    """With stand-ins for the counter and for the checksum."""
+    """Parser with stand-ins for the counter and for the checksum."""
 
     def __init__(self) -> None:
         super().__init__(_WORD_BITS, _COLUMNS_MAX)
@@ -152,7 +152,7 @@ def _ends(harness: ProofHarness, dut: Any, ref: MatrixReference, outputs: Any) -
 
 
 def _invariants(harness: ProofHarness, dut: Any, ref: MatrixReference) -> None:
-    """What the registers inside hold, by what was seen outside."""
+    """Assert what the registers inside hold, by what was seen outside."""
     state, part, inside = ref.state, ref.part, ref.inside
     planned = inside & (state != State.PLAN)
 

@@ -1,4 +1,4 @@
-"""Where in a matrix its parser has to be: a reference for proofs, by the words that moved and when a part was over."""
+"""Position of a parser in its matrix: a reference for proofs, by the words that moved and when a part was over."""
 
 from enum import IntEnum
 from itertools import pairwise
@@ -37,7 +37,7 @@ class State(IntEnum):
 
 
 class MatrixReference:
-    """What is left of a command, of its group and its part, what they stated, and what is wrong.
+    """Rest of a command, of its group and its part, what they stated, and what is wrong.
 
     Of the parser it looks at no more than when a part begins and ends: parts without words are not seen outside.
     """
@@ -93,7 +93,7 @@ class MatrixReference:
         ]
 
     def _take(self, m: Any, dut: Any) -> None:
-        """What each word changes; a row that is reported; a part that the matrix has no words for."""
+        """Take each word's changes; a row that is reported; a part that the matrix has no words for."""
         taken = self.word & ~self.over
         m.d.sync += [self.words.eq(self.words - self.word), self.at.eq(self.at + taken)]
         with m.If(taken & (self.at == 0)):

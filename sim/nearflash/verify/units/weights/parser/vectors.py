@@ -237,7 +237,7 @@ def _beyond(stream: bytes, rng: np.random.Generator) -> list[bytes]:
 
 
 def _other_headers(stream: bytes, rng: np.random.Generator) -> list[bytes]:
-    """Of a matrix of one group: other rows a group, other padding, and most often a bit wrong; checksums fit."""
+    """Change headers of a matrix of one group: other rows a group, other padding, often a bit wrong; checksums fit."""
     found = []
     for bit in rng.choice(8 * _PADDING.start, _HEADERS, replace=False):
         header = replace(header_of(stream), group_rows=int(rng.integers(2, 1 << 32))).pack()
