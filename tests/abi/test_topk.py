@@ -12,7 +12,7 @@ from nearflash.abi.topk import (
     check_tiles,
     longest_stream_bytes,
     pack_tile_word,
-    padded_bytes,
+    pad_bytes,
     stream_error,
     tile_crc_prefix,
     unpack_tile_word,
@@ -37,7 +37,7 @@ def test_tile_word_layout():
 
 
 def test_sections_are_padded_to_words():
-    assert [padded_bytes(count, 2) for count in (0, 1, 4, 5)] == [0, 8, 8, 16]
+    assert [pad_bytes(count, 2) for count in (0, 1, 4, 5)] == [0, 8, 8, 16]
 
 
 def test_every_fault_has_a_text_and_an_error():
@@ -123,7 +123,7 @@ def stream_of(counts, value_format=ValueFormat.FP16):
     """A stream of zeros with so many pairs in its tiles."""
     words = [pack_tile_word(count, 5 * tile) for tile, count in enumerate(counts)]
     body = b"".join(
-        word + bytes(padded_bytes(count, 2) + padded_bytes(count, value_format.number_format.bytes))
+        word + bytes(pad_bytes(count, 2) + pad_bytes(count, value_format.number_format.bytes))
         for word, count in zip(words, counts, strict=True)
     )
     fields = value_format, 4096 * len(counts), sum(counts), 32 + len(body), crc32c(b"".join(words))

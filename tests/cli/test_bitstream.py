@@ -15,7 +15,7 @@ from nearflash.cli import bitstream as subject
 from nearflash.cli import main as cli
 from nearflash.device.bitstreams import load_board
 from nearflash.device.bitstreams.manifest import sha256
-from nearflash.verify.fixtures.built import built_files
+from nearflash.verify.fixtures.built import make_files
 
 BOARD = """format = "nearflash board"
 version = 1
@@ -47,7 +47,7 @@ def desk(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "board.toml").write_text(BOARD)
     monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(folder.parent))
-    files = built_files(load_board("desk"), "update", "1" * 64)
+    files = make_files(load_board("desk"), "update", "1" * 64)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     manifest = {

@@ -9,7 +9,7 @@ from nearflash.abi.errors import AddressError, CommandError, DigestError, Replay
 from nearflash.abi.kernel.commands import CopyFormat, UpdateCommand
 from nearflash.abi.optimizers import AdamStep
 from nearflash.device import open_device
-from nearflash.device.replay import VARIABLE, RecordingDevice, ReplayDevice, sealed_line
+from nearflash.device.replay import VARIABLE, RecordingDevice, ReplayDevice, seal_line
 
 N = 1000
 SLOT = 4096
@@ -183,7 +183,7 @@ def test_foreign_and_damaged_files_are_refused(tmp_path, transcript):
     bodies = [{name: value for name, value in json.loads(line).items() if name != "crc32"} for line in cut]
     texts = [""]
     for body in bodies:
-        texts.append(sealed_line(body, texts[-1]))
+        texts.append(seal_line(body, texts[-1]))
     transcript.write_text("\n".join(texts[1:]))
     with pytest.raises(ReplayError, match="recorded bytes must be base64 of zlib, 16384 long"):
         host_line(ReplayDevice(transcript, "update-tiny"))

@@ -8,7 +8,7 @@ from nearflash.abi.errors import PlanError
 from nearflash.explore.links import Link
 from nearflash.explore.processors import Gpu, Runtime
 from nearflash.explore.ssd import Ssd
-from nearflash.explore.systems.flexgen import deepspeed, flexgen, flexgen_machine, sparq_page_fraction
+from nearflash.explore.systems.flexgen import flexgen, flexgen_machine, sparq_page_fraction, zero_inference
 from nearflash.explore.systems.instinfer import (
     Csd,
     Selection,
@@ -136,7 +136,7 @@ def test_sparq_reads_whole_pages():
 
 
 def test_deepspeed_loads_weights_at_every_step():
-    small, large = deepspeed(Serving(batch=1)), deepspeed(Serving(batch=16))
+    small, large = zero_inference(Serving(batch=1)), zero_inference(Serving(batch=16))
     assert small.phases["weights"] == pytest.approx(large.phases["weights"])
     assert large.phases["KV read"] == pytest.approx(16 * small.phases["KV read"])
     assert small.phases["weights"] == pytest.approx(2 * 40 * 314.6e6 / 10.2e9, rel=0.01)

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearflash.explore.studies.dse import kvnand_row
-from nearflash.explore.studies.sweeps import compared, row_of
-from nearflash.explore.systems.flexgen import deepspeed, flexgen
+from nearflash.explore.studies.sweeps import compare_systems, row_of
+from nearflash.explore.systems.flexgen import flexgen, zero_inference
 from nearflash.explore.systems.instinfer import Serving, instinfer_step
 from nearflash.explore.systems.kvnand import QUANTS, Arrangement, Decode, decode_step
-from nearflash.explore.systems.layered import LayeredHost, Placement, layered_pass
+from nearflash.explore.systems.layered import LayeredHost, Placement, layer_pass
 from nearflash.explore.systems.nearflash import sparf_page_step
 from nearflash.explore.systems.smart_infinity import METHODS, Training, speed_up, training_step
 
@@ -39,7 +39,7 @@ def test_serving(serving, drives):
     steps = [
         flexgen(serving, drives),
         flexgen(serving, drives, sparq=True),
-        deepspeed(serving),
+        zero_inference(serving),
         instinfer_step(serving, drives),
         instinfer_step(serving, drives, "sparf-8"),
         sparf_page_step(serving, drives),
@@ -100,7 +100,7 @@ placements = st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(0, 24
 @FEW
 @given(placements, st.floats(0.05, 1.0), st.sampled_from((4, 8, 16)), st.booleans())
 def test_layers(layers, stored, bits, direct):
-    found = layered_pass(
+    found = layer_pass(
         "opt-66b", Placement(*layers), LayeredHost.endor(), stored_fraction=stored, bits=bits, direct=direct
     )
     sound(found)
@@ -149,7 +149,7 @@ def test_a_row_of_the_grid(decode, arrangement):
 
 
 def test_comparisons_have_ours_and_a_baseline():
-    groups = compared()
+    groups = compare_systems()
     assert len(groups) == 5
     for outcomes in groups.values():
         assert len(outcomes) >= 4

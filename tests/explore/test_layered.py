@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.explore.systems.layered import LayeredHost, Placement, bitmap_fraction, layered_pass
+from nearflash.explore.systems.layered import LayeredHost, Placement, bitmap_fraction, layer_pass
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def host():
 
 
 def seconds(host, layers, **given):
-    return layered_pass("opt-66b", layers, host, **given).seconds
+    return layer_pass("opt-66b", layers, host, **given).seconds
 
 
 @pytest.mark.parametrize(("bits", "fraction"), [(16, 0.5625), (8, 0.625), (4, 0.75)])
@@ -45,17 +45,17 @@ def test_a_pass_is_the_sum_of_its_layers(host):
 
 def test_a_layer_from_the_drive_by_hand(host):
     layer = 2.0385e9
-    found = layered_pass("opt-66b", Placement(ssd=1), host)
+    found = layer_pass("opt-66b", Placement(ssd=1), host)
     assert found.phases["drive"] == pytest.approx(layer / 2.55e9, rel=0.001)
     assert found.phases["host to GPU"] == pytest.approx(layer / 10.2e9, rel=0.001)
     assert found.phases["expand"] == 0
-    packed = layered_pass("opt-66b", Placement(ssd=1), host, stored_fraction=0.5625)
+    packed = layer_pass("opt-66b", Placement(ssd=1), host, stored_fraction=0.5625)
     assert packed.phases["drive"] == pytest.approx(0.5625 * found.phases["drive"])
     assert packed.phases["expand"] == pytest.approx(layer / 46e9, rel=0.001)
 
 
 def test_direct_transfers_skip_host_memory(host):
-    through, direct = (layered_pass("opt-66b", Placement(ssd=10), host, direct=each) for each in (False, True))
+    through, direct = (layer_pass("opt-66b", Placement(ssd=10), host, direct=each) for each in (False, True))
     assert direct.phases["host to GPU"] == 0
     assert direct.seconds == pytest.approx(through.seconds - through.phases["host to GPU"])
     assert direct.traffic_bytes["drive"] == through.traffic_bytes["drive"]
@@ -79,14 +79,14 @@ def test_expanding_what_saves_nothing_costs(host):
 
 
 def test_what_each_tier_holds(host):
-    found = layered_pass("opt-66b", Placement(5, 8, 51), host)
+    found = layer_pass("opt-66b", Placement(5, 8, 51), host)
     assert found.fits
     assert found.memory_bytes["drive"] == pytest.approx(51 * 2.0385e9, rel=0.001)
-    crowded = layered_pass("opt-66b", Placement(20, 8, 36), host)
+    crowded = layer_pass("opt-66b", Placement(20, 8, 36), host)
     assert not crowded.fits
-    packed = layered_pass("opt-66b", Placement(5, 40, 19), host, stored_fraction=0.5625)
+    packed = layer_pass("opt-66b", Placement(5, 40, 19), host, stored_fraction=0.5625)
     assert packed.fits
-    assert not layered_pass("opt-66b", Placement(5, 40, 19), host).fits
+    assert not layer_pass("opt-66b", Placement(5, 40, 19), host).fits
 
 
 @pytest.mark.parametrize("layers", [(-1, 2, 3), (0, 0, 0)])
@@ -97,4 +97,4 @@ def test_layers_that_cannot_be(layers):
 
 def test_more_layers_than_there_are(host):
     with pytest.raises(PlanError, match="layers must be 64 at most for opt-66b, not 65"):
-        layered_pass("opt-66b", Placement(ssd=65), host)
+        layer_pass("opt-66b", Placement(ssd=65), host)

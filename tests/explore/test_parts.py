@@ -4,7 +4,7 @@ import pytest
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.energy import Energy
-from nearflash.explore.links import Link, shared_rate
+from nearflash.explore.links import Link, raid0_rate
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.processors import Cpu, Gpu, Npu
 from nearflash.explore.tables import read_part
@@ -18,7 +18,7 @@ def test_a_link_reaches_its_share():
 
 def test_a_shared_link_stops_scaling():
     link = read_part(Link, "pcie-expansion")
-    rates = [shared_rate(3.3e9, drives, link) for drives in range(1, 11)]
+    rates = [raid0_rate(3.3e9, drives, link) for drives in range(1, 11)]
     assert rates[:3] == pytest.approx([3.3e9, 6.6e9, 9.9e9])
     assert rates[3] == pytest.approx(13.2e9, rel=0.001)
     assert rates[4:] == [link.bytes_per_s] * 6

@@ -3,7 +3,7 @@
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.explore.shapes import decoder, shape, trained, trained_names
+from nearflash.explore.shapes import decoder, find_trained, list_trained, shape
 from nearflash.explore.tables import own_tables
 
 #: As the models' cards state them, 10^9.
@@ -48,13 +48,13 @@ def test_vectors_of_a_layer():
     assert mixed.inputs == 3 * 4096 + 2 * 14336
 
 
-@pytest.mark.parametrize("read", [decoder, trained, shape])
+@pytest.mark.parametrize("read", [decoder, find_trained, shape])
 def test_unknown_names(read):
     with pytest.raises(PlanError, match=r"model must be one of .*, not 'gpt-5'"):
         read("gpt-5")
 
 
 def test_trained_models_grow():
-    sizes = [trained(name).parameters_count for name in trained_names()]
+    sizes = [find_trained(name).parameters_count for name in list_trained()]
     assert sizes == sorted(sizes)
     assert sizes[0] == 1_160_000_000

@@ -3,7 +3,7 @@
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.explore.shapes import trained_names
+from nearflash.explore.shapes import list_trained
 from nearflash.explore.systems.smart_infinity import METHODS, Training, speed_up, training_step
 
 DRIVES = range(1, 11)
@@ -69,7 +69,7 @@ def test_kept_gradients():
     assert gains[2] == pytest.approx(speed_up(Training(method="SU+O", drives=1)))
 
 
-@pytest.mark.parametrize("model", trained_names())
+@pytest.mark.parametrize("model", list_trained())
 def test_every_model_has_about_the_same_shares(model):
     gain = speed_up(Training(model, "SU+O", 6))
     assert gain == pytest.approx(speed_up(Training(method="SU+O", drives=6)), rel=0.05)

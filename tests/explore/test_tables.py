@@ -10,7 +10,7 @@ from nearflash.abi.errors import PlanError
 from nearflash.explore.energy import Energy
 from nearflash.explore.links import Link, Memory
 from nearflash.explore.processors import Cpu, Gpu, Npu, Runtime
-from nearflash.explore.shapes import Trained, trained_names
+from nearflash.explore.shapes import Trained, list_trained
 from nearflash.explore.ssd import Ssd
 from nearflash.explore.studies.dse import Board, Synthesis
 from nearflash.explore.systems.instinfer import Csd, Selection
@@ -69,8 +69,8 @@ def test_models_have_sources():
     assert {"opt-30b", "llama2-7b", "llama3.1-8b", "llama3.1-70b", "mixtral-8x7b"} <= set(
         own_tables(".", "models.toml")
     )
-    assert trained_names()[0] == "gpt2-1.16b"
-    assert trained_names()[-1] == "gpt2-33b"
+    assert list_trained()[0] == "gpt2-1.16b"
+    assert list_trained()[-1] == "gpt2-33b"
 
 
 def body(**changes):

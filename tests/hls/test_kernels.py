@@ -17,7 +17,7 @@ from nearflash.model.gradients.topk import expand, pack
 from nearflash.model.update.lane import optimizer_step
 from nearflash.sim.hls.build import HLS
 from nearflash.sim.hls.device import HlsDevice
-from nearflash.sim.hls.kernels import SHIPPED, call_of, committed_tops
+from nearflash.sim.hls.kernels import SHIPPED, call_of, generate_tops
 from nearflash.sim.hls.library import HlsLibrary
 from nearflash.sim.hls.vectors import EDGES, edge_state, rules
 from nearflash.verify.bench.hls import compare
@@ -74,7 +74,7 @@ def test_edge_values_are_among_the_vectors():
 
 def test_committed_tops_are_what_the_generator_writes():
     committed = {path.name: path.read_text() for path in (HLS / "kernels").glob("update_*.cpp")}
-    assert committed == committed_tops(), "run `nearflash hls kernel`"
+    assert committed == generate_tops(), "run `nearflash hls kernel`"
     texts = [replace(kernel, topk=topk).text for kernel in SHIPPED for topk in (False, True)]
     assert all(len(line) <= 120 for text in texts for line in text.splitlines())
 

@@ -29,7 +29,7 @@ __all__ = [
     "check_tiles",
     "longest_stream_bytes",
     "pack_tile_word",
-    "padded_bytes",
+    "pad_bytes",
     "stream_error",
     "tile_crc_prefix",
     "unpack_tile_word",
@@ -97,7 +97,7 @@ def stream_error(fault: StreamFault, detail: str) -> StreamError:
     return StreamError(f"a gradient stream {text}, not {detail}; compress the gradients again", fault)
 
 
-def padded_bytes(count: int, element_bytes: int) -> int:
+def pad_bytes(count: int, element_bytes: int) -> int:
     """Bytes of a section of `count` elements."""
     return -(-count * element_bytes // WORD_BYTES) * WORD_BYTES
 
@@ -106,7 +106,7 @@ def longest_stream_bytes(params: int, pairs: int, value_format: ValueFormat) -> 
     """Most bytes that a stream of `pairs` pairs for `params` parameters has."""
     tile_bytes = WORD_BYTES + 2 * (WORD_BYTES - INDEX_BYTES)  # the word, and padding of two sections
     tiles = -(-params // TILE_PARAMS)
-    return padded_bytes(HEADER_BYTES + tiles * tile_bytes + pairs * (INDEX_BYTES + value_format.number_format.bytes), 1)
+    return pad_bytes(HEADER_BYTES + tiles * tile_bytes + pairs * (INDEX_BYTES + value_format.number_format.bytes), 1)
 
 
 def pack_tile_word(count: int, crc: int) -> bytes:
@@ -130,7 +130,7 @@ def check_tiles(stream: memoryview, header: "StreamHeader") -> None:
             raise stream_error(StreamFault.LENGTH, f"before tile {tile}")
         words.append(bytes(stream[at : at + WORD_BYTES]))
         count, _ = unpack_tile_word(words[-1])
-        at += WORD_BYTES + padded_bytes(count, INDEX_BYTES) + padded_bytes(count, value_bytes)
+        at += WORD_BYTES + pad_bytes(count, INDEX_BYTES) + pad_bytes(count, value_bytes)
     if at != header.stream_bytes or crc32c(b"".join(words)) != header.tiles_crc32c:
         raise stream_error(StreamFault.CHECKSUM, "words of tiles that its header does not state")
 

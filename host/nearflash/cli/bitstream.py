@@ -63,7 +63,7 @@ def _function(name: str) -> Callable[..., Any]:
     return function
 
 
-def _chosen(arguments: argparse.Namespace) -> list[Any]:
+def _choose_boards(arguments: argparse.Namespace) -> list[Any]:
     from nearflash.device.bitstreams import boards, load_board
 
     return [load_board(name) for name in ([arguments.board] if arguments.board else boards())]
@@ -76,7 +76,7 @@ def _kernels(board: Any) -> list[str]:
 def _list(arguments: argparse.Namespace) -> int:
     from nearflash.device.bitstreams import load_manifest
 
-    for board in _chosen(arguments):
+    for board in _choose_boards(arguments):
         print(f"{board.name}: {board.title}, {board.part}, {board.flow} flow")
         for kernel in _kernels(board):
             try:
@@ -107,7 +107,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     from nearflash.device.bitstreams import load_manifest
 
     wrong = 0
-    for board in _chosen(arguments):
+    for board in _choose_boards(arguments):
         for kernel in _kernels(board):
             try:
                 manifest = load_manifest(board, kernel)

@@ -108,14 +108,14 @@ def _compress(arguments: argparse.Namespace) -> int:
         found: list[Any] = []
         progress = _Progress("written", sum(1 for _ in model.state_dict()))
 
-        def written(tensor: Any) -> None:
+        def note(tensor: Any) -> None:
             found.append(tensor)
             progress.advance(tensor.name)
 
         name = secrets.token_hex(16)
         size_bytes = write_model(model, arguments.output, format=arguments.format, bits=arguments.bits,
                                  dtype=DTYPES[dtype], compressed=names, metadata={REPORT_NAME: name},
-                                 written=written)  # fmt: skip
+                                 written=note)  # fmt: skip
         copy_others(model, tokenizer, Path(arguments.model), arguments.output)
         report = {REPORT_NAME: name, **_report(arguments, dtype, found, set(names), size_bytes)}
         report["parts"] = part_digests(arguments.output)

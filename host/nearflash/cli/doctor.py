@@ -72,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def findings(folder: Path, root: Path = Path("/")) -> Iterator[Finding]:
     """Look at everything; `root` is where /proc and /sys lie."""
-    yield _locked_memory()
+    yield _memory_locks()
     yield _open_files()
     yield _swap(root)
     yield _huge_pages(root)
@@ -93,7 +93,7 @@ def _text(file: Path) -> str | None:
         return None
 
 
-def _locked_memory() -> Finding:
+def _memory_locks() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return Finding("locked memory", "ok", "unlimited")

@@ -11,7 +11,7 @@ from nearflash.bench.runner import print_rows, with_origin
 from nearflash.support.arguments import MOST, positive
 from nearflash.support.files import PUBLIC_MODE, check_replaceable
 
-__all__ = ["amounts", "explore", "ranged"]
+__all__ = ["amounts", "explore", "numbers"]
 
 _EXAMPLES = """examples:
   nearflash explore kvnand --model llama3.1-70b --quant w4a16 --context 100k --dies 8 --png grid.png
@@ -43,7 +43,7 @@ def amounts(text: str) -> list[int]:
     return found
 
 
-def ranged(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     """Numbers with commas between; `1..20` is every one from 1 to 20."""
     found: list[int] = []
     for part in text.split(","):
@@ -85,11 +85,11 @@ def _action(actions: Any, name: str, run: Any, text: str, *, pictures: bool = Tr
                         help="Take another value of a part: csd.instinfer.clock_hz=3e8 (default: none).")  # fmt: skip
     if pictures:
         parser.add_argument("--png", type=Path, metavar="FILE", help="Draw into this file (.png, .svg or .pdf).")
-    parser.set_defaults(run=lambda arguments: _changed(run, arguments))
+    parser.set_defaults(run=lambda arguments: _run_changed(run, arguments))
     return parser.add_argument
 
 
-def _changed(run: Any, arguments: argparse.Namespace) -> int:
+def _run_changed(run: Any, arguments: argparse.Namespace) -> int:
     from nearflash.explore.tables import what_if
 
     for file in (getattr(arguments, "png", None), getattr(arguments, "trace", None)):
@@ -129,7 +129,7 @@ def _add_instinfer(actions: Any) -> None:
     add("--model", default="opt-13b", help="A decoder of models.toml.")
     add("--batch", type=amounts, default=amounts("4..256"), metavar="N[..N]",
         help="Sequences at once, doubled over a range (default: 4..256).")  # fmt: skip
-    add("--csds", type=ranged, default=ranged("1,2"), metavar="N[..N]", help="Drives (default: 1,2).")
+    add("--csds", type=numbers, default=numbers("1,2"), metavar="N[..N]", help="Drives (default: 1,2).")
     add("--prompt", type=positive, default=1024, metavar="N", help="Tokens of a prompt.")
     add("--new", type=positive, default=1024, metavar="N", help="Tokens generated for each.")
 
@@ -137,7 +137,7 @@ def _add_instinfer(actions: Any) -> None:
 def _add_training(actions: Any) -> None:
     add = _action(actions, "smart-infinity", _training, "Optimizer state on drives: every method's training step.")
     add("--model", action="append", metavar="NAME", help="A model of trained.toml (default: all).")
-    add("--csds", type=ranged, default=ranged("1..10"), metavar="N[..N]", help="Drives (default: 1..10).")
+    add("--csds", type=numbers, default=numbers("1..10"), metavar="N[..N]", help="Drives (default: 1..10).")
     add("--gpu", default="a5000", help="A GPU of gpu.toml.")
     add("--optimizer", default="adam", help="A row of optimizer.toml.")
     add("--keep", type=float, default=0.01, metavar="F", help="Share of gradients that SU+O+C keeps.")
@@ -162,8 +162,8 @@ def _add_engine(actions: Any) -> None:
 def _add_fleet(actions: Any) -> None:
     add = _action(actions, "fleet", _fleet, "The optimizer step on drives that compute and plain ones.", pictures=False)
     add("--model", default="gpt2-8.4b", metavar="NAME", help="A model of trained.toml.")
-    add("--near", type=ranged, default=ranged("1..6"), metavar="N[..N]", help="Drives that compute (default: 1..6).")
-    add("--plain", type=ranged, default=ranged("1..6"), metavar="N[..N]", help="Plain drives (default: 1..6).")
+    add("--near", type=numbers, default=numbers("1..6"), metavar="N[..N]", help="Drives that compute (default: 1..6).")
+    add("--plain", type=numbers, default=numbers("1..6"), metavar="N[..N]", help="Plain drives (default: 1..6).")
     add("--optimizer", default="adam", help="A row of optimizer.toml.")
 
 
@@ -294,11 +294,11 @@ def _engine(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from nearflash.explore.studies.plots import bars
-    from nearflash.explore.studies.sweeps import compared, row_of
+    from nearflash.explore.studies.sweeps import compare_systems, row_of
     from nearflash.explore.trace import trace_events
     from nearflash.support.trace_events import write_trace
 
-    groups = compared()
+    groups = compare_systems()
     rows = [
         row_of(found, workload=title, speed_up=found.rate / outcomes[0].rate, assumptions=list(found.assumptions))
         for title, outcomes in groups.items()

@@ -86,7 +86,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     for file in (arguments.output, arguments.picture):
         if file is not None:
             check_replaceable(file)
-    found = _found(arguments)
+    found = _search(arguments)
     if arguments.output:
         _keep(found, arguments.output)
     if arguments.picture:
@@ -103,7 +103,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     if not arguments.model.is_dir():
         raise CommandError(f"model must be a folder to keep a plan in, not {str(arguments.model)!r}")
     check_replaceable(arguments.model / PLAN_NAME)
-    found = _found(arguments)
+    found = _search(arguments)
     _keep(found, arguments.model / PLAN_NAME)
     return _print(arguments, found)
 
@@ -126,7 +126,7 @@ def _print(arguments: argparse.Namespace, found: Any) -> int:
     return 0
 
 
-def _found(arguments: argparse.Namespace) -> Any:
+def _search(arguments: argparse.Namespace) -> Any:
     from nearflash.offload.machine.plan import machine_here, model_shape
     from nearflash.planning.profile import load_machine
     from nearflash.planning.search import Space, Workload, search

@@ -27,7 +27,7 @@ from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import anonymous
 from nearflash.support.files import open_regular, read_text, replaced
 
-__all__ = ["VARIABLE", "RecordingDevice", "ReplayDevice", "sealed_line"]
+__all__ = ["VARIABLE", "RecordingDevice", "ReplayDevice", "seal_line"]
 
 MAGIC, VERSION = "nearflash-transcript", 3
 VARIABLE = "NEARFLASH_REPLAY"
@@ -40,7 +40,7 @@ _MAX_BYTES = 1 << 32
 _BEGIN = json.dumps({"magic": MAGIC})[:-1].encode("ascii")
 
 
-def sealed_line(line: Json, before: str = "") -> str:
+def seal_line(line: Json, before: str = "") -> str:
     """A line of a transcript, with its CRC-32, which covers the line before it, too: no other may stand there."""
     checksum = zlib.crc32(json.dumps(line).encode("ascii"), zlib.crc32(before.encode("ascii")))
     return json.dumps(line | {_CHECKSUM: f"{checksum:08x}"})
@@ -71,12 +71,12 @@ class _Writer(_Journal):
         try:
             older = _is_transcript(path)
             with replaced(path, keep_existing=not older) as out:
-                out.write((sealed_line(header) + "\n").encode("ascii"))
+                out.write((seal_line(header) + "\n").encode("ascii"))
                 descriptor = os.dup(out.fileno())  # the file keeps it; the name could be another's by now
         except OSError as error:
             raise CommandError(f"{path} cannot be recorded to ({error.strerror}): choose another place") from error
         self._file = os.fdopen(descriptor, "w", encoding="ascii", buffering=1)
-        self._before = sealed_line(header)
+        self._before = seal_line(header)
 
     def call(self, question: Json, do: Callable[[], Json]) -> Json:
         try:
@@ -92,7 +92,7 @@ class _Writer(_Journal):
         self._file.close()
 
     def _write(self, line: Json) -> None:
-        self._before = sealed_line(line, self._before)
+        self._before = seal_line(line, self._before)
         self._file.write(self._before + "\n")
 
 
@@ -124,7 +124,7 @@ class _Reader(_Journal):
         self.header = self._line()
         if self.header.get("magic") != MAGIC or self.header.get("version") != VERSION:
             raise ReplayError(f"{path} must begin as a {MAGIC} of version {VERSION}, not {str(self.header)[:80]}")
-        if sealed_line(self.header) != self._lines[0]:
+        if seal_line(self.header) != self._lines[0]:
             raise ReplayError(f"line 1 of {path} is damaged: its checksum is another; record it again")
 
     def call(self, question: Json, do: Callable[[], Json]) -> Json:
@@ -171,7 +171,7 @@ class _Reader(_Journal):
         if not isinstance(line, dict):
             return {}
         checked = {name: value for name, value in line.items() if name != _CHECKSUM}
-        if number > 1 and sealed_line(checked, self._lines[number - 2]) != self._lines[number - 1]:
+        if number > 1 and seal_line(checked, self._lines[number - 2]) != self._lines[number - 1]:
             raise self._depart(f"line {number} of {self._path} is damaged: its checksum is another; record it again")
         if number > 1 and type(checked.get("ask")) is not dict:
             raise self._depart(f"line {number} of {self._path} must hold a question")

@@ -43,7 +43,7 @@ def drives_beside(address: str, sysfs: Path | None = None) -> list[Drive]:
     for function in _functions(sysfs):
         controllers = sorted(path.name for path in (function / "nvme").glob("nvme*"))
         if controllers and function.name != address:
-            shared = _shared(own, _way(function))
+            shared = _count_shared(own, _way(function))
             spaces = sorted(path.name for path in (function / "nvme" / controllers[0]).glob(f"{controllers[0]}n*"))
             found.setdefault(shared, []).append(Drive(function.name, controllers[0], tuple(spaces)))
     # The first function of a way is a root port; what shares a second one shares a switch.
@@ -72,6 +72,6 @@ def _way(function: Path) -> tuple[str, ...]:
     return parts[roots[-1] + 1 :] if roots else ()
 
 
-def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+def _count_shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     """Length of the common beginning."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Link", "Memory", "shared_rate"]
+__all__ = ["Link", "Memory", "raid0_rate"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,6 @@ class Memory:
     channel_bytes: float
 
 
-def shared_rate(drive_bytes_per_s: float, drives: int, shared: Link) -> float:
+def raid0_rate(drive_bytes_per_s: float, drives: int, shared: Link) -> float:
     """Bytes a second of so many drives behind one link: RAID0 stops scaling where the link is full."""
     return min(drive_bytes_per_s * drives, shared.bytes_per_s)

@@ -8,7 +8,7 @@ from nearflash.abi.errors import PlanError
 from nearflash.explore.tables import own_tables, table
 from nearflash.planning.shapes import LayerShape, ModelShape, from_config
 
-__all__ = ["Decoder", "Trained", "decoder", "trained", "trained_names"]
+__all__ = ["Decoder", "Trained", "decoder", "find_trained", "list_trained"]
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,15 @@ class Trained:
     parameters_count: int
 
 
-def trained_names() -> list[str]:
+def list_trained() -> list[str]:
     """Names of the trained models, smallest first."""
     tables = own_tables(".", "trained.toml")
     return sorted(tables, key=lambda name: tables[name]["parameters_count"])
 
 
-def trained(name: str) -> Trained:
+def find_trained(name: str) -> Trained:
     """A trained model by its name. Raises PlanError for a name that is not there."""
     tables = own_tables(".", "trained.toml")
     if name not in tables:
-        raise PlanError(f"model must be one of {', '.join(trained_names())}, not {name!r}")
+        raise PlanError(f"model must be one of {', '.join(list_trained())}, not {name!r}")
     return table(Trained, tables[name], name)

@@ -27,7 +27,7 @@ from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
 from nearflash.abi.errors import NearflashError
-from nearflash.boards.design.modules import shared_modules
+from nearflash.boards.design.modules import share_modules
 from nearflash.sim.cache import cached
 
 __all__ = ["TOP", "Design", "InnerStream", "Port", "YosysError", "cached_design", "convert", "encoded"]
@@ -118,7 +118,7 @@ class Design:
 
     @functools.cached_property
     def _shared(self) -> tuple[str, dict[str, str]]:
-        return shared_modules(self.read_rtlil())
+        return share_modules(self.read_rtlil())
 
     def representative(self, module: str) -> str:
         """Name of the module in the Verilog that stands for `module`, an instance path joined with dots."""

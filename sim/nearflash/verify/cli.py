@@ -48,10 +48,10 @@ def _formal(arguments: argparse.Namespace) -> int:
     import json
 
     from nearflash.verify.proofs.run import run
-    from nearflash.verify.units.catalogue import chosen_proofs
+    from nearflash.verify.units.catalogue import choose_proofs
 
     bad = 0
-    for result in run(chosen_proofs(arguments.proof or None)):
+    for result in run(choose_proofs(arguments.proof or None)):
         bad += result["status"] != "pass"
         if arguments.json:
             print(json.dumps({"bench": "formal", **result}), flush=True)
@@ -80,7 +80,7 @@ def mutation(subparsers: Any) -> None:
 
 def _mutation(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from nearflash.verify.mutants.run import run
-    from nearflash.verify.units.catalogue import chosen_targets
+    from nearflash.verify.units.catalogue import choose_targets
 
     options = {"mutants": arguments.mutants, "seed": arguments.seed, "survivors": arguments.survivors}
-    return run(chosen_targets(arguments.unit or None), **options)
+    return run(choose_targets(arguments.unit or None), **options)

@@ -161,7 +161,7 @@ def _names(module: dict[str, Any], path: list[str]) -> tuple[str, ...]:
         if not net["hide_name"]:
             signals.update(dict.fromkeys((bit for bit in net["bits"] if isinstance(bit, int)), name))
 
-    def named(name: str) -> str:
+    def describe(name: str) -> str:
         own = {signals[bit] for bit in _bits(cells[name], "output") if bit in signals}
         return " ".join([cells[name]["type"], *sorted(own, key=lambda name: (len(name), name))[:1]])
 
@@ -169,9 +169,9 @@ def _names(module: dict[str, Any], path: list[str]) -> tuple[str, ...]:
         return ()
     first, last = _bits(cells[path[0]], "input", clocked=False), _bits(cells[path[-1]], "output")
     ends = [name for name, cell in cells.items() if _is_register(cell) or cell["type"].startswith("RAM")]
-    before = sorted(named(name) for name in ends if first & _bits(cells[name], "output"))
-    behind = sorted(named(name) for name in ends if last & _bits(cells[name], "input"))
-    return (*(f"from {name}" for name in before[:1]), *map(named, path), *(f"to {name}" for name in behind[:1]))
+    before = sorted(describe(name) for name in ends if first & _bits(cells[name], "output"))
+    behind = sorted(describe(name) for name in ends if last & _bits(cells[name], "input"))
+    return (*(f"from {name}" for name in before[:1]), *map(describe, path), *(f"to {name}" for name in behind[:1]))
 
 
 def _bits(cell: dict[str, Any], direction: str, *, clocked: bool = True) -> set[int]:

@@ -5,7 +5,7 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearflash.boards.design.modules import shared_modules
+from nearflash.boards.design.modules import share_modules
 from nearflash.sim.verilator.burst import BurstUnit
 from nearflash.sim.verilog import convert
 
@@ -54,7 +54,7 @@ class Lanes(wiring.Component):
 
 
 def test_equal_modules_are_one_and_others_stay():
-    text, stands_for = shared_modules(convert(Lanes([1, 2, 1])).read_rtlil())
+    text, stands_for = share_modules(convert(Lanes([1, 2, 1])).read_rtlil())
     assert stands_for == {
         "top": "top", "top.lane_0": "top.lane_0", "top.lane_1": "top.lane_1", "top.lane_2": "top.lane_0",
         "top.lane_0.inner": "top.lane_0.inner", "top.lane_1.inner": "top.lane_1.inner",

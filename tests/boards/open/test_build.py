@@ -9,7 +9,7 @@ import pytest
 
 from nearflash.abi.errors import BitstreamError, ConfigError, FormatError
 from nearflash.abi.kernel.config import config
-from nearflash.boards.design.revision import revision_of, stamped
+from nearflash.boards.design.revision import revision_of, stamp
 from nearflash.boards.open import build as flow
 from nearflash.boards.open.build import build, design_digest
 from nearflash.boards.open.frames import read_bits
@@ -128,9 +128,9 @@ def test_an_unchanged_design_keeps_its_revision_and_so_its_files(board, programs
 
 
 def test_a_revision_needs_its_place_in_the_design():
-    assert stamped(TEXT, 0xFFFF_0000) == TEXT.replace("0" * 32, "1" * 16 + "0" * 16)
+    assert stamp(TEXT, 0xFFFF_0000) == TEXT.replace("0" * 32, "1" * 16 + "0" * 16)
     with pytest.raises(ValueError, match="design must have a git revision of 0, not none"):
-        stamped("module \\top\nend\n", 1)
+        stamp("module \\top\nend\n", 1)
 
 
 @pytest.mark.parametrize(

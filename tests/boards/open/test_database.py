@@ -38,7 +38,7 @@ def test_what_no_one_knows_has_no_bits(database, feature):
 def test_a_part_has_a_device_frames_and_features_of_its_own(database):
     assert database.device == "desk7"
     assert set(database.frames()) == {*range(0x100, 0x104), 0x200, 0x201, *range(0x800000, 0x800003), 0x300, 0x301}
-    assert database.required() == ["CLB_X0Y1.ALWAYS_ON"]
+    assert database.list_required() == ["CLB_X0Y1.ALWAYS_ON"]
     assert database.part_file.read_text() == "part\n"
 
 
@@ -49,4 +49,4 @@ def test_an_unknown_part_lists_what_exists(database):
 
 def test_a_part_may_require_nothing(database):
     (database.folder / "desk7clg1-1/required_features.fasm").unlink()
-    assert database.required() == []
+    assert database.list_required() == []

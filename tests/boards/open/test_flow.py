@@ -8,7 +8,7 @@ from amaranth.lib.wiring import Out
 
 from nearflash.boards.open.build import implement
 from nearflash.boards.open.database import PartDatabase
-from nearflash.boards.open.packages import fetched
+from nearflash.boards.open.packages import find_programs
 from nearflash.device.bitstreams.board import Routing
 from nearflash.device.bitstreams.header import split_bit
 
@@ -44,7 +44,7 @@ class Blinker(wiring.Component):
 @pytest.fixture(scope="module")
 def build(tmp_path_factory):
     """Runs the flow on the blinker: what it made."""
-    programs = fetched()
+    programs = find_programs()
     if programs is None:
         pytest.skip("programs of Debian sid were not fetched: make bitstream fetches them")
     database = PartDatabase(programs.bit_database("zynq7"), PART)

@@ -10,7 +10,7 @@ from nearflash.boards.open.packages import (
     SidPrograms,
     ToolsError,
     fetch,
-    fetched,
+    find_programs,
     mirror,
     package_versions,
     run_logged,
@@ -77,10 +77,10 @@ def test_packages_come_from_the_systems_mirror_into_a_private_folder(apt, tmp_pa
 
 def test_what_was_fetched_is_not_fetched_again(apt, tmp_path):
     folder = apt()
-    assert fetched(folder) is None
+    assert find_programs(folder) is None
     first = fetch(folder)
     (tmp_path / "calls").unlink()
-    assert fetch(folder) == first == fetched(folder)
+    assert fetch(folder) == first == find_programs(folder)
     assert not (tmp_path / "calls").exists()
 
 
@@ -89,7 +89,7 @@ def test_without_a_network_the_reason_is_apts_and_nothing_is_left_that_counts(ap
     with pytest.raises(ToolsError, match=r"(?s)needs nextpnr.* of Debian sid, which could not be had: apt-get failed"
                                          r" \(100\); .*E: Failed to fetch"):  # fmt: skip
         fetch(folder)
-    assert fetched(folder) is None
+    assert find_programs(folder) is None
     assert fetch(apt()).root.is_dir()
 
 

@@ -73,17 +73,17 @@ def test_equal_texts_have_equal_digests():
 
 def test_a_revision_is_stamped_into_the_text(packages):
     design = packages["zynq7045"][1][0]
-    assert f"32'{0xC0FFEE:032b}\n" in design.stamped(0xC0FFEE).rtlil
+    assert f"32'{0xC0FFEE:032b}\n" in design.stamp(0xC0FFEE).rtlil
     for revision in (-1, 1 << 32):
         with pytest.raises(BitstreamError, match=rf"git_revision must be 32 bits, not {revision}"):
-            design.stamped(revision)
+            design.stamp(revision)
     with pytest.raises(BitstreamError, match=r"attend-zynq7045 must have a git revision of 0, not none"):
-        replace(design, rtlil="").stamped(1)
+        replace(design, rtlil="").stamp(1)
 
 
 def test_a_whole_kernel_has_a_place_for_its_revision(expand_tiny):
     """The one small kernel that is quick to elaborate."""
-    stamped = expand_tiny.stamped(0xC0FFEE)
+    stamped = expand_tiny.stamp(0xC0FFEE)
     assert stamped.digest != expand_tiny.digest and f"{0xC0FFEE:032b}" in stamped.rtlil
     assert stamped.pins == expand_tiny.pins and expand_tiny.buses == ("s_axi_control", "m_axi_gmem0", "m_axi_gmem1")
 

@@ -11,7 +11,7 @@ from nearflash.device.bitstreams import load_board, load_manifest
 from nearflash.device.bitstreams.contents import check_xclbin
 from nearflash.device.bitstreams.header import Label
 from nearflash.device.bitstreams.manifest import sha256
-from nearflash.verify.fixtures.built import bit_file, built_files
+from nearflash.verify.fixtures.built import bit_file, make_files
 
 DESIGN = "5" * 64
 LABEL = Label("update", "update-tiny", config("update-tiny").digest, DESIGN)
@@ -22,7 +22,7 @@ def put(desk):
     """A function that writes the files of a build, some of them others, and a manifest that fits them."""
 
     def write(**others):
-        files = built_files(load_board("desk"), "update", DESIGN)
+        files = make_files(load_board("desk"), "update", DESIGN)
         files |= {f"update.{suffix}": content for suffix, content in others.items()}
         for name, content in files.items():
             (desk / name).write_bytes(content)
@@ -39,7 +39,7 @@ def put(desk):
 
 
 def handoff(old="", new=""):
-    text = built_files(load_board("desk"), "update", DESIGN)["update.hwh"].decode()
+    text = make_files(load_board("desk"), "update", DESIGN)["update.hwh"].decode()
     assert old in text
     return text.replace(old, new).encode()
 

@@ -10,13 +10,13 @@ from nearflash.abi.kernel.config import config
 from nearflash.device.bitstreams import Manifest, load_board, load_manifest
 from nearflash.device.bitstreams.board import Limits, Resources
 from nearflash.device.bitstreams.manifest import sha256
-from nearflash.verify.fixtures.built import built_files
+from nearflash.verify.fixtures.built import make_files
 
 
 @pytest.fixture
 def manifest(desk) -> Manifest:
     """A manifest and its two files, written beside the board."""
-    files = built_files(load_board("desk"), "update", "5" * 64)
+    files = make_files(load_board("desk"), "update", "5" * 64)
     for name, content in files.items():
         (desk / name).write_bytes(content)
     made = Manifest(

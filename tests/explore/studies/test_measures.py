@@ -6,7 +6,7 @@ import pytest
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.studies.measures import measure
-from nearflash.explore.systems.flexgen import deepspeed, flexgen
+from nearflash.explore.systems.flexgen import flexgen, zero_inference
 from nearflash.explore.systems.instinfer import Serving, instinfer_step, instinfer_throughput
 from nearflash.explore.systems.kvnand import QUANTS, Arrangement, Decode, best, decode_step, splits
 from nearflash.explore.systems.smart_infinity import Training, training_step
@@ -47,7 +47,7 @@ def test_throughput_of_hosts():
     ratio = measure(
         "throughput_ratio", {"ours": {"system": "flexgen", "batch": 8}, "over": {"system": "deepspeed", "batch": 8}}
     )
-    assert ratio == pytest.approx(flexgen(Serving(batch=8)).rate / deepspeed(Serving(batch=8)).rate)
+    assert ratio == pytest.approx(flexgen(Serving(batch=8)).rate / zero_inference(Serving(batch=8)).rate)
 
 
 def test_the_best_batch_is_of_all():
@@ -68,7 +68,7 @@ def test_the_best_batch_is_of_all():
         ({"system": "instinfer", "batch": 64}, instinfer_step(Serving()).share("flash")),
         ({"system": "flexgen", "batch": 16}, flexgen(Serving(batch=16)).share("KV read", "KV write")),
         ({"system": "flexgen-sparq", "batch": 16}, flexgen(Serving(batch=16), sparq=True).share("KV read", "KV write")),
-        ({"system": "deepspeed", "batch": 16}, deepspeed(Serving(batch=16)).share("KV read", "KV write")),
+        ({"system": "deepspeed", "batch": 16}, zero_inference(Serving(batch=16)).share("KV read", "KV write")),
     ],
 )
 def test_shares_of_kv_access(given, found):

@@ -15,7 +15,7 @@ from nearflash.explore.studies.check import figures
 from nearflash.explore.studies.dse import kvnand_grid
 from nearflash.explore.studies.plots import bars, curves, heat_map, save, svg
 from nearflash.explore.studies.report import report_page, write_report
-from nearflash.explore.studies.sweeps import compared, endor_rows, instinfer_rows, smart_infinity_rows
+from nearflash.explore.studies.sweeps import compare_systems, endor_rows, instinfer_rows, smart_infinity_rows
 from nearflash.explore.systems.layered import Placement
 from nearflash.explore.text import text_table
 from nearflash.explore.trace import trace_events
@@ -79,7 +79,7 @@ def test_every_figure_is_there_with_its_error(text, page):
 
 
 def test_systems_and_assumptions_are_there(text):
-    for title, outcomes in compared().items():
+    for title, outcomes in compare_systems().items():
         assert title[1:] in text
         for found in outcomes:
             assert found.system.partition(",")[0] in text

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.explore.shapes import trained_names
+from nearflash.explore.shapes import list_trained
 from nearflash.explore.studies.dse import kvnand_best, kvnand_grid
 from nearflash.explore.studies.sweeps import endor_rows, instinfer_rows, row_of, smart_infinity_rows
 from nearflash.explore.systems.instinfer import Serving, instinfer_step
@@ -66,7 +66,7 @@ def test_breakdowns_are_of_the_step(serving):
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd-momentum"])
 def test_training_of_every_size(optimizer):
     rows = list(smart_infinity_rows([], range(1, 11), optimizer=optimizer))
-    assert len(rows) == len(trained_names()) * 10 * len(METHODS)
+    assert len(rows) == len(list_trained()) * 10 * len(METHODS)
     for method in METHODS[1:]:
         gains = [row["speed_up"] for row in rows if (row["model"], row["method"]) == ("gpt2-8.4b", method)]
         assert gains[-1] > 1

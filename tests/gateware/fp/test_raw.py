@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from nearflash.gateware.fp.raw import EXP_ZERO, RAW, Pack, RawLayout, Unpack, widened
+from nearflash.gateware.fp.raw import EXP_ZERO, RAW, Pack, RawLayout, Unpack, widen
 from nearflash.model.fp.bits import canonical, is_signaling
 from nearflash.verify.fixtures.vectors import corner_values, operands
 
@@ -44,7 +44,7 @@ def test_widened_keeps_the_value(simulate):
     one = RAW.const({"sig": 1 << 23, "exp": -5, "sign": 1})
     wide = RawLayout(51).from_bits(int.from_bytes(bytes(7), "little"))
     assert wide.sig == 0
-    assert widened(RAW(one.as_value()), RawLayout(51)).shape().sig_bits == 51
+    assert widen(RAW(one.as_value()), RawLayout(51)).shape().sig_bits == 51
 
 
 def test_width_message():

@@ -14,7 +14,7 @@ from nearflash.model.weights.bitmap import expand, read_rows
 from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.kernel import MemoryModel
 from nearflash.verify.cocotb.run import run_testbench
-from nearflash.verify.fixtures.matrices import damaged, header_of, odd, outcome
+from nearflash.verify.fixtures.matrices import damage, header_of, odd, outcome
 
 CONFIG = expand_config("expand-tiny")
 FP16_PLAIN = MATRIX_FORMATS[0]
@@ -70,7 +70,7 @@ def test_a_damaged_matrix_is_named_and_nothing_is_written_from_its_fault_on(stal
     command = expand_command(header, 0, 0)
     source, target = stalled.allocate(2 * len(good)), stalled.allocate(command.out_bytes)
     command = replace(command, in_address=source.address, out_address=target.address)
-    for stream in [*damaged(good, rng, flips=40), good]:
+    for stream in [*damage(good, rng, flips=40), good]:
         source.host[: len(stream)] = np.frombuffer(stream, np.uint8)
         source.sync_to_device()
         target.p2p[:] = UNTOUCHED

@@ -7,7 +7,7 @@ from nearflash.abi.topk import StreamFault
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.sim.stalls import STALLS
 from nearflash.sim.verilator.streams import StreamUnit
-from nearflash.verify.fixtures.matrices import damaged, header_of, outcome
+from nearflash.verify.fixtures.matrices import damage, header_of, outcome
 from nearflash.verify.units.weights.parser.vectors import ObservedParser, command, commands, sections, words
 
 COLUMNS_MAX = 1024
@@ -50,7 +50,7 @@ def test_each_damage_is_named_as_the_model_does_and_the_next_matrix_is_read(pars
     rng = np.random.default_rng(2)
     good = random_matrix(rng, (3, 130), 0.5, form, 2)
     header = header_of(good)
-    streams = [each for bad in damaged(good, rng, flips=40) for each in (bad, good)]
+    streams = [each for bad in damage(good, rng, flips=40) for each in (bad, good)]
     inputs = {
         "i_command": commands([command(header, len(stream), judge=True) for stream in streams]),
         "i": np.concatenate([words(stream, parser.sources["i"].width) for stream in streams]),

@@ -50,7 +50,7 @@ def assert_same(a, b):
 
 def dequantised(k, kind):
     """K as the index has it, the unindexed suffix as it is."""
-    k, covered = k.astype(np.float64), kind.scanned(len(k))
+    k, covered = k.astype(np.float64), kind.count_scanned(len(k))
     if kind.index_format is not FP16:
         for start in range(0, covered, kind.block_tokens):
             own = slice(start, start + kind.block_tokens)

@@ -9,7 +9,7 @@ from nearflash.training import LossScale
 def after(scale, events):
     """The scale after a string of steps: '.' finite, 'x' overflow."""
     for event in events:
-        scale = scale.updated(overflow=event == "x")
+        scale = scale.update(overflow=event == "x")
     return scale.scale
 
 
@@ -54,10 +54,10 @@ def test_what_an_argument_means():
 def test_resumed_at_the_same_point():
     scale = LossScale(1024.0, window=4)
     for overflow in (True, False, False):
-        scale = scale.updated(overflow=overflow)
-    again = LossScale(16.0, window=4).resumed(scale.to_json())
+        scale = scale.update(overflow=overflow)
+    again = LossScale(16.0, window=4).resume(scale.to_json())
     assert again == scale
-    assert LossScale(16.0, window=0).resumed(scale.to_json()).scale == 16.0, "a fixed one is what the script says"
+    assert LossScale(16.0, window=0).resume(scale.to_json()).scale == 16.0, "a fixed one is what the script says"
 
 
 @pytest.mark.parametrize(

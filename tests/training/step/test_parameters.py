@@ -52,11 +52,11 @@ def test_published_values_are_those_staged_and_no_change(flat, monkeypatch, core
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     before = [tensor._version for tensor in flat.tensors]
     expected = stage(flat, 1)
-    assert flat.changed() == [], "staging touches no tensor"
+    assert flat.find_changed() == [], "staging touches no tensor"
     flat.publish(range(len(flat.tensors)))
     assert all(torch.equal(tensor, new) for tensor, new in zip(flat.tensors, expected, strict=True))
     assert all(tensor._version > version for tensor, version in zip(flat.tensors, before, strict=True))
-    assert flat.changed() == [] and not flat.versions_changed()
+    assert flat.find_changed() == [] and not flat.versions_changed()
 
 
 def test_masters_as_they_are_stored_are_rounded(flat):
@@ -66,7 +66,7 @@ def test_masters_as_they_are_stored_are_rounded(flat):
     for extent in extents:
         flat.stage(extent.start, extent.stop, masters[extent.start : extent.stop].view(np.uint8), CopyFormat.NONE)
     flat.publish(range(len(flat.tensors)))
-    assert flat.changed() == []
+    assert flat.find_changed() == []
     assert all(flat.agrees(extent.start, extent.stop, masters[extent.start : extent.stop]) for extent in extents)
 
 
@@ -78,7 +78,7 @@ def test_a_step_that_was_discarded_leaves_nothing(flat):
     flat.publish(published)
     for index, (tensor, new) in enumerate(zip(flat.tensors, expected, strict=True)):
         assert torch.equal(tensor, new if index in published else torch.zeros_like(tensor))
-    assert flat.changed() == []
+    assert flat.find_changed() == []
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "empty"])
@@ -89,9 +89,9 @@ def test_one_bit_behind_the_count_of_versions(flat, kind):
     words = tensor.data.view(torch.int32 if tensor.dtype is torch.float32 else torch.int16)
     last = tuple(length - 1 for length in words.shape)
     words[last] ^= 1
-    assert not flat.versions_changed() and flat.changed(threads=1) == [kind] == flat.changed()
+    assert not flat.versions_changed() and flat.find_changed(threads=1) == [kind] == flat.find_changed()
     words[last] ^= 1
-    assert flat.changed() == []
+    assert flat.find_changed() == []
 
 
 def test_torch_tells_a_graph_that_published_values_come_too_late_for(flat):

@@ -8,7 +8,7 @@ from nearflash.gateware.stream.skid import SkidBuffer
 from nearflash.verify.mutants.observed import ObservedStreams
 from nearflash.verify.mutants.run import run, run_target
 from nearflash.verify.mutants.target import Target
-from nearflash.verify.units.catalogue import chosen_targets
+from nearflash.verify.units.catalogue import choose_targets
 
 
 def test_good_vectors_kill_all_but_the_equivalent(sum_target):
@@ -59,6 +59,6 @@ def test_runs_cut_off_show_what_a_reset_has_to_drop():
     ],
 )
 def test_a_sample_of_the_datapath_units(unit):
-    (row,) = run(chosen_targets([unit]), mutants=100)
+    (row,) = run(choose_targets([unit]), mutants=100)
     assert row["mutants"] == 100
     assert row["kill_fraction"] >= 0.95

@@ -17,7 +17,7 @@ from nearflash.gateware.weights.unpack import Unpack
 from nearflash.verify.proofs.proof import Proof
 from nearflash.verify.proofs.run import run, run_proof
 from nearflash.verify.units.bus import read
-from nearflash.verify.units.catalogue import chosen_proofs, proofs
+from nearflash.verify.units.catalogue import choose_proofs, proofs
 from nearflash.verify.units.gradients import header, values
 from nearflash.verify.units.gradients.pairs import proof as pairs
 from nearflash.verify.units.gradients.tiles import proof as tiles
@@ -29,7 +29,7 @@ QUICK = ("stream.skid", "stream.gearbox.narrow", "bus.split")
 
 
 def check(names, folder):
-    results = list(run(chosen_proofs(names), folder))
+    results = list(run(choose_proofs(names), folder))
     assert {result["mode"] for result in results} >= {"prove", "cover"}
     assert [result for result in results if result["status"] != "pass"] == []
 

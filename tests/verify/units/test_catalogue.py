@@ -3,22 +3,22 @@ from pathlib import Path
 import pytest
 
 from nearflash.verify import units
-from nearflash.verify.units.catalogue import PARTS, chosen_proofs, chosen_targets, proofs, targets
+from nearflash.verify.units.catalogue import PARTS, choose_proofs, choose_targets, proofs, targets
 
 
 def test_unknown_proof():
     with pytest.raises(ValueError, match=r"proof must be one of .*, stream\.skid, .*, not 'stream\.nothing'"):
-        chosen_proofs(["stream.nothing"])
+        choose_proofs(["stream.nothing"])
 
 
 def test_unknown_unit():
     with pytest.raises(ValueError, match=r"unit must be one of .*attention\.numerics\.mac.*, not 'no\.such'"):
-        chosen_targets(["no.such"])
+        choose_targets(["no.such"])
 
 
 def test_choice():
-    assert list(chosen_proofs(["stream.queue.block", "bus.read"])) == ["stream.queue.block", "bus.read"]
-    assert chosen_targets() == targets()
+    assert list(choose_proofs(["stream.queue.block", "bus.read"])) == ["stream.queue.block", "bus.read"]
+    assert choose_targets() == targets()
 
 
 def test_names_are_paths_in_the_gateware():

@@ -38,14 +38,14 @@ def exp2_table() -> tuple[tuple[int, int], ...]:
     table = []
     for segment in range(1 << EXP2_SEGMENTS_LOG2):
         start, middle, end = (_power(2 * segment + half) for half in range(3))
-        slope = _rounded(end - start, _STEPS << _GUARD_BITS)
+        slope = _round(end - start, _STEPS << _GUARD_BITS)
         too_high = (start + end) // 2 - middle
         # The line passes the lowered chord's middle, so that the error of the rounded slope is shared by both sides.
         constant = (start + end - too_high) // 2 - (slope * _STEPS // 2 << _GUARD_BITS)
-        constant = _rounded(constant, _CONSTANT_STEP << _GUARD_BITS) * _CONSTANT_STEP
+        constant = _round(constant, _CONSTANT_STEP << _GUARD_BITS) * _CONSTANT_STEP
         table.append((constant + (1 << EXP2_FRACTION_BITS - 1), slope))
     return tuple(table)
 
 
-def _rounded(value: int, unit: int) -> int:
+def _round(value: int, unit: int) -> int:
     return (2 * value + unit) // (2 * unit)

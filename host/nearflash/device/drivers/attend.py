@@ -107,7 +107,7 @@ def attend(
         ended |= results
         again = len(batches) <= repeats
         waiting = {
-            index: replace(waiting[index], descriptor=_referenced(waiting[index].descriptor, result.completion))
+            index: replace(waiting[index], descriptor=_add_references(waiting[index].descriptor, result.completion))
             for index, result in results.items()
             if again and result.completion.faults and not result.completion.faults & ~REFERENCE_FAULTS
         }
@@ -123,7 +123,7 @@ def most_contexts(config: AttendConfig, heads: Sequence[Head]) -> int:
     raise CommandError(f"tokens must be fewer for the room of {config.full_name}, not {tokens}")
 
 
-def _referenced(descriptor: AttendDescriptor, completion: HeadCompletion) -> AttendDescriptor:
+def _add_references(descriptor: AttendDescriptor, completion: HeadCompletion) -> AttendDescriptor:
     """The descriptor with the maxima found as references."""
     return replace(descriptor, mode=descriptor.mode | Mode.REFERENCE, reference=completion.maximum[: descriptor.group])
 

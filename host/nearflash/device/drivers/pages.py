@@ -157,9 +157,9 @@ class _Placed:
         self.buffer: Buffer = device.allocate(end)
         self.buffer.host[self._completions : self._starts[0]] = 0
         self._operations = operations
-        self.batch = self._addressed()
+        self.batch = self._place()
 
-    def _addressed(self) -> PageBatch:
+    def _place(self) -> PageBatch:
         address = self.buffer.address
         placed = (
             PageOperation(**vars(one) | {"address": address + start if one.sealed_bytes else 0})

@@ -22,14 +22,14 @@ from nearflash.model.attention.memory.settings import Addresses
 from nearflash.model.attention.random_vectors import MODES, random_mode_vector
 from nearflash.model.attention.vectors import TestVector
 
-__all__ = ["compare_heads", "placed"]
+__all__ = ["compare_heads", "place_heads"]
 
 _SHAPES = ((64, 1), (80, 2), (128, 4))
 """Head dimension and query heads."""
 
 
 @contextmanager
-def placed(
+def place_heads(
     device: Device, vectors: Iterable[TestVector], flash: Store | None = None, *, turn: int = 0
 ) -> Iterator[tuple[list[Head], list[PageImage]]]:
     """Put the pages of heads in the device's memory; with `flash` only the last group, where it is not full.
@@ -73,7 +73,7 @@ def compare_heads(device: Device, *, tokens: int, seed: int) -> Iterator[Compari
     assert isinstance(config, AttendConfig)
     drawn = [(mode, dim, group, -(-tokens // group)) for mode in MODES for dim, group in _SHAPES]
     vectors = [random_mode_vector(rng, *one, PageTag(index, index % 7, index)) for index, one in enumerate(drawn)]
-    with placed(device, vectors) as (heads, _):
+    with place_heads(device, vectors) as (heads, _):
         done = attend(device, heads, contexts=most_contexts(config, heads))
     for (mode, dim, group, size), vector, one in zip(drawn, vectors, done.heads, strict=True):
         result = vector.result(repeated=True)

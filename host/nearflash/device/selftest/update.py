@@ -76,7 +76,7 @@ class UpdateVector:
         bits = encode_values(gradients[indices], ValueFormat.FP16)
         return pack(indices, bits, self.params, ValueFormat.FP16)
 
-    def stored(self, state: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    def encode_state(self, state: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """Arrays of the `random_state` as the command reads them, by name: in format bf16 m and v are cut, in mx8 they
         have the scales of their blocks and, where they are not zero, any codes but that of NaN.
         """
@@ -112,7 +112,7 @@ def run_update(
     try:
         for name in ("g", *ARRAYS, *(f"{name}_out" for name in (*ARRAYS, "copy"))):
             buffers[name] = device.allocate(-(-6 * case.params // PAGE_BYTES) * PAGE_BYTES)
-        arrays = case.stored(state)
+        arrays = case.encode_state(state)
         for name, values in arrays.items():
             buffers[name].host[: values.nbytes] = values.view(np.uint8)
             buffers[name].sync_to_device(0, values.nbytes)

@@ -15,10 +15,10 @@ from nearflash.explore.outcome import Outcome
 from nearflash.explore.shapes import shape
 from nearflash.explore.ssd import Ssd
 from nearflash.explore.systems import kvnand
-from nearflash.explore.systems.flexgen import deepspeed, flexgen
+from nearflash.explore.systems.flexgen import flexgen, zero_inference
 from nearflash.explore.systems.instinfer import Serving, instinfer_step, instinfer_throughput
 from nearflash.explore.systems.kvnand import Arrangement, Decode, decode_step
-from nearflash.explore.systems.layered import LayeredHost, Placement, bitmap_fraction, layered_pass
+from nearflash.explore.systems.layered import LayeredHost, Placement, bitmap_fraction, layer_pass
 from nearflash.explore.systems.smart_infinity import SmartSsd, Training, speed_up, training_step
 from nearflash.explore.tables import read_part
 from nearflash.planning.cost import predict
@@ -53,9 +53,7 @@ def pass_seconds(model: str, layers: Mapping[str, int], format: str = "dense", b
     if format not in ("dense", "bitmap"):
         raise PlanError(f"format must be dense or bitmap, not {format!r}")
     stored = bitmap_fraction(bits) if format == "bitmap" else 1.0
-    found = layered_pass(
-        model, _placement(layers), LayeredHost.endor(), stored_fraction=stored, bits=bits, direct=direct
-    )
+    found = layer_pass(model, _placement(layers), LayeredHost.endor(), stored_fraction=stored, bits=bits, direct=direct)
     return found.seconds
 
 
@@ -73,7 +71,7 @@ def _step(system: str, batch: int, drives: int = 1, selection: str = "dense") ->
     if system == "instinfer":
         return instinfer_step(serving, drives, selection)
     if system == "deepspeed":
-        return deepspeed(serving)
+        return zero_inference(serving)
     if system not in ("flexgen", "flexgen-sparq"):
         raise PlanError(f"system must be instinfer, flexgen, flexgen-sparq or deepspeed, not {system!r}")
     return flexgen(serving, drives, sparq=system == "flexgen-sparq")

@@ -8,7 +8,7 @@ from typing import Any
 from nearflash.explore.studies.check import figures
 from nearflash.explore.studies.dse import engine_builds, kvnand_grid
 from nearflash.explore.studies.plots import bars, curves, errors_plot, heat_map, svg
-from nearflash.explore.studies.sweeps import compared, instinfer_rows, smart_infinity_rows
+from nearflash.explore.studies.sweeps import compare_systems, instinfer_rows, smart_infinity_rows
 from nearflash.support.files import PUBLIC_MODE, write_durably
 
 __all__ = ["report_page", "write_report"]
@@ -38,7 +38,7 @@ def report_page() -> str:
         _figure("errors", errors_plot(rows)),
         _figures_table(rows),
     ]
-    for title, outcomes in compared().items():
+    for title, outcomes in compare_systems().items():
         parts += [f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>", _figure("phases", bars(outcomes, title))]
         parts.append(_assumptions([(found.system, found.assumptions) for found in outcomes]))
     parts += ["<h2>Scaling</h2>", _figure("drives", _serving_curves()), _figure("training", _training_curves())]

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nearflash.explore.outcome import Outcome
-from nearflash.explore.shapes import trained_names
-from nearflash.explore.systems.flexgen import deepspeed, flexgen
+from nearflash.explore.shapes import list_trained
+from nearflash.explore.systems.flexgen import flexgen, zero_inference
 from nearflash.explore.systems.instinfer import Serving, instinfer_step
 from nearflash.explore.systems.kvnand import Arrangement, Decode, best, decode_step
-from nearflash.explore.systems.layered import LayeredHost, Placement, bitmap_fraction, layered_pass
+from nearflash.explore.systems.layered import LayeredHost, Placement, bitmap_fraction, layer_pass
 from nearflash.explore.systems.nearflash import sparf_page_step
 from nearflash.explore.systems.smart_infinity import METHODS, Training, training_step
 
-__all__ = ["compared", "endor_rows", "instinfer_rows", "row_of", "smart_infinity_rows"]
+__all__ = ["compare_systems", "endor_rows", "instinfer_rows", "row_of", "smart_infinity_rows"]
 
 _CODED_FRACTION = 0.526
 """Bytes of a coded bitmap of half of the weights, of dense fp16: measured on doclm-30m (weights.md, section 5)."""
@@ -57,7 +57,7 @@ def smart_infinity_rows(
     congested: bool = False,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """A training step of every method by model and drives, with its speed-up over ZeRO-Infinity on as many drives."""
-    for model in models or trained_names():
+    for model in models or list_trained():
         for drives in csds:
             steps = [training_step(Training(model, method, drives, gpu, optimizer, keep, congested=congested))
                      for method in METHODS]  # fmt: skip
@@ -75,12 +75,12 @@ def endor_rows(model: str, layers: Placement, bits: int = 16, density: float = 0
         cases.append(("coded bitmap (ours), direct", _CODED_FRACTION, True))
     first = None
     for name, stored, direct in cases:
-        found = layered_pass(model, layers, host, stored_fraction=stored, bits=bits, direct=direct)
+        found = layer_pass(model, layers, host, stored_fraction=stored, bits=bits, direct=direct)
         first = first or found
         yield row_of(found, format=name, speed_up=first.seconds / found.seconds)
 
 
-def compared() -> dict[str, list[Outcome]]:
+def compare_systems() -> dict[str, list[Outcome]]:
     """All systems on the papers' workloads, ours among them."""
     serving, host = Serving(batch=64), LayeredHost.endor()
     half, layers = bitmap_fraction(), Placement(5, 8, 51)
@@ -88,15 +88,15 @@ def compared() -> dict[str, list[Outcome]]:
     flash = [each for each in (best(decode, 16, "C"), best(decode, 16, "D")) if each is not None]
     return {
         "decode step of 64 sequences, OPT-13B, 1,024 + 1,024 tokens, two drives": [
-            deepspeed(Serving(batch=16)), *_serving_outcomes(serving, 2)],
+            zero_inference(Serving(batch=16)), *_serving_outcomes(serving, 2)],
         "decode step of 16 sequences, LLaMA3.1-8B, 16,384 + 1,024 tokens, two drives": [
             *_serving_outcomes(Serving("llama3.1-8b", 16_384, 1024, 16), 2)],
         "training step, GPT-2 8.4B, six drives": [training_step(Training(method=method)) for method in METHODS],
         "one pass, OPT-66B, layers 5/8/51": [
-            layered_pass("opt-66b", layers, host),
-            layered_pass("opt-66b", layers, host, stored_fraction=half),
-            layered_pass("opt-66b", layers, host, stored_fraction=half, direct=True),
-            layered_pass("opt-66b", layers, host, stored_fraction=_CODED_FRACTION, direct=True),
+            layer_pass("opt-66b", layers, host),
+            layer_pass("opt-66b", layers, host, stored_fraction=half),
+            layer_pass("opt-66b", layers, host, stored_fraction=half, direct=True),
+            layer_pass("opt-66b", layers, host, stored_fraction=_CODED_FRACTION, direct=True),
         ],
         "one token, LLaMA3.1-8B, 10,000 tokens, fp16": [
             decode_step(decode, Arrangement("Base-1")), decode_step(decode, Arrangement("Base-2")), *flash],

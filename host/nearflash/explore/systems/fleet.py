@@ -10,7 +10,7 @@ from nearflash.abi.errors import PlanError
 from nearflash.explore.links import Link
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.processors import Cpu
-from nearflash.explore.shapes import trained
+from nearflash.explore.shapes import find_trained
 from nearflash.explore.systems.smart_infinity import OptimizerBytes, SmartSsd
 from nearflash.explore.tables import read_part
 
@@ -24,7 +24,7 @@ def fleet_step(model: str, near: int, plain: int, optimizer: str = "adam") -> Ou
     if min(near, plain) < 0 or not near + plain:
         raise PlanError(f"near and plain must be 0 or more and 1 drive in all, not {near} and {plain}")
     drive, shared = read_part(SmartSsd, "smartssd"), read_part(Link, "pcie-expansion")
-    state, parameters = read_part(OptimizerBytes, optimizer), trained(model).parameters_count
+    state, parameters = read_part(OptimizerBytes, optimizer), find_trained(model).parameters_count
     moved = _MASTER_BYTES + state.state_bytes_per_param
     own = min(drive.read_bytes_per_s / moved, drive.write_bytes_per_s / moved)
     rates = {

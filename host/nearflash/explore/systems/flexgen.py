@@ -22,7 +22,7 @@ from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import Compute, Disk, Links, Machine, Memory, Schedule
 from nearflash.planning.terms import Workload
 
-__all__ = ["deepspeed", "flexgen", "flexgen_machine", "sparq_page_fraction"]
+__all__ = ["flexgen", "flexgen_machine", "sparq_page_fraction", "zero_inference"]
 
 _PAGE_BYTES = 4096
 _LARGE_BYTES = 1e15
@@ -89,7 +89,7 @@ def flexgen(serving: Serving, drives: int = 1, gpu: str = "a6000", sparq: bool =
     return _outcome(f"FlexGen{' SparQ' if sparq else ''}, {drives} SSD", serving, phases, found)
 
 
-def deepspeed(serving: Serving, gpu: str = "a6000") -> Outcome:
+def zero_inference(serving: Serving, gpu: str = "a6000") -> Outcome:
     """An average decode step of ZeRO-Inference: weights and KV come from host memory for every layer."""
     runtime, part = read_part(Runtime, "deepspeed-inference"), read_part(Gpu, gpu)
     machine = flexgen_machine(runtime, part, read_part(Link, "pcie4-x16"))

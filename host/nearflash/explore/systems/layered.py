@@ -13,7 +13,7 @@ from nearflash.explore.processors import Gpu, Runtime
 from nearflash.explore.shapes import Decoder, decoder
 from nearflash.explore.tables import read_part
 
-__all__ = ["Expander", "LayeredHost", "Placement", "bitmap_fraction", "layered_pass"]
+__all__ = ["Expander", "LayeredHost", "Placement", "bitmap_fraction", "layer_pass"]
 
 
 _ASSUMPTIONS = (
@@ -77,7 +77,7 @@ def bitmap_fraction(bits: int = 16, density: float = 0.5) -> float:
     return density + 1 / bits
 
 
-def layered_pass(
+def layer_pass(
     model: str,
     placement: Placement,
     host: LayeredHost,

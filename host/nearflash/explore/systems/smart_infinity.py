@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearflash.abi.errors import PlanError
-from nearflash.explore.links import Link, shared_rate
+from nearflash.explore.links import Link, raid0_rate
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.processors import Cpu, Gpu, Runtime
-from nearflash.explore.shapes import trained
+from nearflash.explore.shapes import find_trained
 from nearflash.explore.tables import read_part
 
 __all__ = ["METHODS", "OptimizerBytes", "SmartSsd", "Training", "speed_up", "training_step"]
@@ -109,7 +109,7 @@ def _machine(gpu: str) -> _Machine:
 def training_step(training: Training) -> Outcome:
     """One step of a model whose state lies on the drives."""
     parts, state = _machine(training.gpu), read_part(OptimizerBytes, training.optimizer)
-    parameters = trained(training.model).parameters_count
+    parameters = find_trained(training.model).parameters_count
     phases, hidden = _passes(training, parts, parameters)
     read = _MASTER + _GRADIENT + state.state_bytes_per_param
     written = _MASTER + state.state_bytes_per_param
@@ -129,7 +129,7 @@ def training_step(training: Training) -> Outcome:
     )  # fmt: skip
 
 
-def _sent(training: Training) -> float:
+def _gradient_bytes(training: Training) -> float:
     """Bytes of gradient a parameter that backward sends to the drives."""
     if training.method == "SU+O+C":
         return min(_GRADIENT, _PAIR * training.keep)
@@ -141,8 +141,8 @@ def _passes(training: Training, parts: _Machine, parameters: float) -> tuple[dic
     one = parts.gpu.seconds(_FLOPS * parameters * tokens, 2 * parameters, parts.runtime.prefill_fraction)
     stream = parts.host.seconds(2 * parameters)
     shared = 2 * parameters / parts.shared.bytes_per_s if training.congested else 0.0
-    rate = shared_rate(parts.drive.write_bytes_per_s, training.drives, parts.shared)
-    offload = _sent(training) * parameters / rate
+    rate = raid0_rate(parts.drive.write_bytes_per_s, training.drives, parts.shared)
+    offload = _gradient_bytes(training) * parameters / rate
     computing = _BACKWARD_PASSES * one
     backward = max(computing, stream, shared + offload + (2 * parameters / parts.shared.bytes_per_s if shared else 0.0))
     return (
@@ -152,7 +152,7 @@ def _passes(training: Training, parts: _Machine, parameters: float) -> tuple[dic
 
 
 def _link_bytes(training: Training, parameters: float, read: float, written: float) -> float:
-    sent = _sent(training)
+    sent = _gradient_bytes(training)
     if training.method in ("ZeRO-Infinity", "software-only"):
         return (sent + read + written - (0 if sent else _GRADIENT)) * parameters
     return (sent + (2 if training.method == "nearflash" else _MASTER)) * parameters
@@ -160,8 +160,8 @@ def _link_bytes(training: Training, parameters: float, read: float, written: flo
 
 def _host_update(training: Training, parts: _Machine, parameters: float, read: float, written: float,
                  state: OptimizerBytes) -> tuple[dict[str, float], dict[str, float]]:  # fmt: skip
-    up = shared_rate(parts.drive.read_bytes_per_s, training.drives, parts.shared)
-    down = shared_rate(parts.drive.write_bytes_per_s, training.drives, parts.shared)
+    up = raid0_rate(parts.drive.read_bytes_per_s, training.drives, parts.shared)
+    down = raid0_rate(parts.drive.write_bytes_per_s, training.drives, parts.shared)
     return {
         "state read": read * parameters / up,
         "update": parts.cpu.seconds(state.cpu_bytes_per_param * parameters),
@@ -181,11 +181,11 @@ def _near_update(training: Training, parts: _Machine, parameters: float, read: f
                  state: OptimizerBytes) -> tuple[dict[str, float], dict[str, float]]:  # fmt: skip
     """Update the parameters of one drive; the updater takes bytes as they are read."""
     mine, drive = parameters / training.drives, parts.drive
-    taken = read - _GRADIENT + _sent(training)
+    taken = read - _GRADIENT + _gradient_bytes(training)
     reading = taken * mine / drive.read_bytes_per_s
     kernel = read * mine / drive.updater_bytes_per_s
     writing = written * mine / drive.write_bytes_per_s
-    up = _MASTER * parameters / shared_rate(drive.read_bytes_per_s, training.drives, parts.shared)
+    up = _MASTER * parameters / raid0_rate(drive.read_bytes_per_s, training.drives, parts.shared)
     phases = {"state read": reading, "update": max(0.0, kernel - reading), "state write": writing}
     if training.method == "SU":
         return phases | {"parameters up": up}, {"update": min(kernel, reading)}
@@ -195,7 +195,7 @@ def _near_update(training: Training, parts: _Machine, parameters: float, read: f
     }
 
 
-def _overlapped_update(training: Training, parts: _Machine, parameters: float, read: float, written: float,
+def _overlap_update(training: Training, parts: _Machine, parameters: float, read: float, written: float,
                        state: OptimizerBytes) -> tuple[dict[str, float], dict[str, float]]:  # fmt: skip
     """nearflash's store: reads, kernel, writes and fp16 parameters up overlap, gradients wait in the drive's memory."""
     mine, drive = parameters / training.drives, parts.drive
@@ -203,7 +203,7 @@ def _overlapped_update(training: Training, parts: _Machine, parameters: float, r
         "state read": (read - _GRADIENT) * mine / drive.read_bytes_per_s,
         "update": (read + written) * mine / drive.dram_bytes_per_s,
         "state write": written * mine / drive.write_bytes_per_s,
-        "parameters up": 2 * parameters / shared_rate(drive.read_bytes_per_s, training.drives, parts.shared),
+        "parameters up": 2 * parameters / raid0_rate(drive.read_bytes_per_s, training.drives, parts.shared),
     }
     longest = max(parts_s, key=parts_s.__getitem__)
     return {longest: parts_s.pop(longest)}, parts_s
@@ -215,7 +215,7 @@ _UPDATES = {
     "SU": _near_update,
     "SU+O": _near_update,
     "SU+O+C": _near_update,
-    "nearflash": _overlapped_update,
+    "nearflash": _overlap_update,
 }
 
 

@@ -81,7 +81,7 @@ def attend_from(source: Source, q: F16, v_mean: F32, settings: Settings) -> Head
     mask, alpha = scan.choice.mask, scan.choice.alpha
     wanted = np.repeat(mask, settings.entry_tokens)[: source.tokens]
     references = settings.reference or scan.choice.references
-    sums = gather(q, *source.chosen(wanted), settings.scale, references)
+    sums = gather(q, *source.read_chosen(wanted), settings.scale, references)
     before = scan.faults | source.faults
     faults = before | (sums.faults & ~Fault.REFERENCE_LOW if before else sums.faults)
     out = None if faults else finish(sums, alpha, v_mean)

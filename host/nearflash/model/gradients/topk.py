@@ -20,7 +20,7 @@ from nearflash.abi.topk import (
     StreamHeader,
     ValueFormat,
     pack_tile_word,
-    padded_bytes,
+    pad_bytes,
     stream_error,
     tile_crc_prefix,
     unpack_tile_word,
@@ -37,7 +37,7 @@ def pack(indices: NDArray[np.int64], values: NDArray[np.uint32], params: int, va
         mine = indices // TILE_PARAMS == tile
         local, bits = (indices[mine] % TILE_PARAMS).tolist(), values[mine].tolist()
         sections = b"".join(
-            b"".join(x.to_bytes(size, "little") for x in section).ljust(padded_bytes(len(section), size), b"\0")
+            b"".join(x.to_bytes(size, "little") for x in section).ljust(pad_bytes(len(section), size), b"\0")
             for section, size in ((local, INDEX_BYTES), (bits, number.bytes))
         )
         prefix = tile_crc_prefix(tile, pack_tile_word(len(local), 0))
@@ -60,8 +60,8 @@ def expand(stream: bytes, params: int) -> NDArray[np.float32]:
         count, crc = unpack_tile_word(word)
         if count > TILE_PARAMS:
             raise stream_error(StreamFault.COUNT, f"{count} in tile {tile}")
-        values_at = at + WORD_BYTES + padded_bytes(count, INDEX_BYTES)
-        end = values_at + padded_bytes(count, number.bytes)
+        values_at = at + WORD_BYTES + pad_bytes(count, INDEX_BYTES)
+        end = values_at + pad_bytes(count, number.bytes)
         if end > len(stream):
             raise stream_error(StreamFault.LENGTH, f"within tile {tile}")
         if crc32c(tile_crc_prefix(tile, word) + stream[at + WORD_BYTES : end]) != crc:

@@ -87,7 +87,7 @@ def check(sealed: Bytes, page_tag: PageTag, page_index: ArrayLike, kind: PageKin
 
     Many pages at once: page_index (P,), sealed and the result (P, N, …).
     """
-    return _checked(sealed, page_tag, page_index, kind, first, np.zeros(sealed.shape[:-1], np.int64))
+    return _check_kind(sealed, page_tag, page_index, kind, first, np.zeros(sealed.shape[:-1], np.int64))
 
 
 def decode(
@@ -107,10 +107,10 @@ def decode(
     """
     codewords = raw ^ scrambling(row, lun, place + np.arange(len(raw)))
     corrected, errors = correct(codewords[:, : MESSAGE_BYTES + PARITY_BYTES])
-    return _checked(corrected, page_tag, page_index, kind, first, errors)
+    return _check_kind(corrected, page_tag, page_index, kind, first, errors)
 
 
-def _checked(
+def _check_kind(
     codewords: Bytes, page_tag: PageTag, page_index: ArrayLike, kind: PageKind, first: int, errors: NDArray[np.int64]
 ) -> Checked:
     covered, crc = codewords[..., : MESSAGE_BYTES - 4], codewords[..., MESSAGE_BYTES - 4 : MESSAGE_BYTES]

@@ -112,13 +112,13 @@ def _step(rule: Any, g: F32, p: F32, *state: F32) -> tuple[F32, ...]:
 @_step.register
 def _adam(adam: AdamStep, g: F32, p: F32, m: F32, v: F32) -> tuple[F32, ...]:
     if adam.weight_decay and adam.decoupled:
-        p = _decayed_parameter(adam, p)
+        p = _decay_parameter(adam, p)
     elif adam.weight_decay:
-        g = _decayed_gradient(adam, g, p)
+        g = _decay_gradient(adam, g, p)
     orders: dict[Profile, Any] = {
         Profile.IEEE: _ieee,
         Profile.TORCH_FUSED: _torch_fused,
-        Profile.DEEPSPEED: _deepspeed,
+        Profile.DEEPSPEED: _step_as_deepspeed,
     }
     new: tuple[F32, F32, F32] = orders[adam.profile](adam, g, p, m, v)
     return new
@@ -129,7 +129,7 @@ def _sgd(sgd: SgdStep, g: F32, p: F32, *state: F32) -> tuple[F32, ...]:
     lr, momentum = np.float32(sgd.lr), np.float32(sgd.momentum)
     fused = sgd.profile is Profile.TORCH_FUSED
     if sgd.weight_decay:
-        g = _decayed_gradient(sgd, g, p)
+        g = _decay_gradient(sgd, g, p)
     direction = g
     if state:
         retained, gain = np.float32(sgd.retained) * state[0], np.float32(sgd.gain)
@@ -144,7 +144,7 @@ def _sgd(sgd: SgdStep, g: F32, p: F32, *state: F32) -> tuple[F32, ...]:
 def _adagrad(adagrad: AdagradStep, g: F32, p: F32, v: F32) -> tuple[F32, ...]:
     size, eps = np.float32(adagrad.step_size), np.float32(adagrad.eps)
     if adagrad.weight_decay:
-        g = _decayed_gradient(adagrad, g, p)
+        g = _decay_gradient(adagrad, g, p)
     fused = adagrad.profile is Profile.TORCH_FUSED
     v = fma(g, g, v) if fused else v + g * g
     denominator: F32 = np.sqrt(v) + eps
@@ -159,12 +159,12 @@ def _lion(lion: LionStep, g: F32, p: F32, m: F32) -> tuple[F32, ...]:
     return p - np.float32(lion.lr) * sign, np.float32(lion.beta2) * m + np.float32(lion.one_minus_beta2) * g
 
 
-def _decayed_parameter(adam: AdamStep, p: F32) -> F32:
+def _decay_parameter(adam: AdamStep, p: F32) -> F32:
     decay = np.float32(adam.decay)
     return fma(p, decay, p) if adam.profile is Profile.DEEPSPEED else p * decay
 
 
-def _decayed_gradient(rule: AdamStep | SgdStep | AdagradStep, g: F32, p: F32) -> F32:
+def _decay_gradient(rule: AdamStep | SgdStep | AdagradStep, g: F32, p: F32) -> F32:
     decay = np.float32(rule.decay)
     return g + decay * p if rule.profile is Profile.IEEE else fma(p, decay, g)
 
@@ -181,7 +181,7 @@ def _torch_fused(adam: AdamStep, g: F32, p: F32, m: F32, v: F32) -> tuple[F32, F
     return p - (np.float32(adam.step_size) * m) / _denominator(adam, v), m, v
 
 
-def _deepspeed(adam: AdamStep, g: F32, p: F32, m: F32, v: F32) -> tuple[F32, F32, F32]:
+def _step_as_deepspeed(adam: AdamStep, g: F32, p: F32, m: F32, v: F32) -> tuple[F32, F32, F32]:
     m = fma(g, np.float32(adam.one_minus_beta1), np.float32(adam.beta1) * m)
     v = fma(g * g, np.float32(adam.one_minus_beta2), np.float32(adam.beta2) * v)
     denominator = fma(np.sqrt(v), np.float32(adam.inverse_bias_correction2_sqrt), np.float32(adam.eps))

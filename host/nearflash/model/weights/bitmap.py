@@ -87,7 +87,7 @@ def _pack(header: BitmapHeader, groups: Sequence[tuple[bytes, Sequence[Fields]]]
     text = ends = b""
     bits = SECTIONS[header.row_format]
     for number, (book, fields) in enumerate(groups):
-        body = _padded(book) + b"".join(_padded(join_fields(row[name], bits[name])) for row in fields for name in bits)
+        body = _pad(book) + b"".join(_pad(join_fields(row[name], bits[name])) for row in fields for name in bits)
         end = pack_group_end(number, crc32c(body), len(body))
         text, ends = text + body + end, ends + end[:GROUP_END_BYTES]
     return replace(header, stream_bytes=HEADER_BYTES + len(text), ends_crc32c=crc32c(ends)).pack() + text
@@ -165,5 +165,5 @@ def expand_row(bitmap: bytes, values: bytes, columns: int, dtype: Any) -> NDArra
     return row
 
 
-def _padded(section: bytes) -> bytes:
+def _pad(section: bytes) -> bytes:
     return section.ljust(section_bytes(8 * len(section)), b"\0")

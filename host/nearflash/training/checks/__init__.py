@@ -13,7 +13,7 @@ from nearflash.abi.errors import NearflashError
 from nearflash.training.checks import edits  # noqa: F401 - its behaviours are noted when it is imported
 from nearflash.training.checks.behaviours import BEHAVIOURS, Factory, Run
 
-__all__ = ["BEHAVIOURS", "Row", "compared", "conformance"]
+__all__ = ["BEHAVIOURS", "Row", "compare", "conformance"]
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ def conformance(optimizer_factory: Factory, reference: Factory) -> list[Row]:
 
     Both are called with new parameters each time, of 108 elements in all; optimizers with a `close` are closed.
     """
-    return [Row(text, *compared(text, optimizer_factory, reference)) for text in BEHAVIOURS]
+    return [Row(text, *compare(text, optimizer_factory, reference)) for text in BEHAVIOURS]
 
 
-def compared(text: str, optimizer_factory: Factory, reference: Factory) -> tuple[str, str]:
+def compare(text: str, optimizer_factory: Factory, reference: Factory) -> tuple[str, str]:
     """Outcome and detail of one behaviour."""
     behaviour, expected, found = BEHAVIOURS[text], Run(reference), Run(optimizer_factory)
     with warnings.catch_warnings():

@@ -213,7 +213,7 @@ class _OneRank(distributed.ProcessGroup):
         return "one rank"
 
 
-def _distributed(run: Run, **options: Any) -> None:
+def _distribute(run: Run, **options: Any) -> None:
     """Two steps under DistributedDataParallel, a further one without it."""
     model = torch.nn.parallel.DistributedDataParallel(_Products(run.tensors), process_group=_OneRank(), **options)
     for number in range(2):
@@ -226,12 +226,12 @@ def _distributed(run: Run, **options: Any) -> None:
 
 @behaviour("DistributedDataParallel")
 def _(run: Run) -> None:
-    _distributed(run)
+    _distribute(run)
 
 
 @behaviour("DistributedDataParallel(gradient_as_bucket_view=True)")
 def _(run: Run) -> None:
-    _distributed(run, gradient_as_bucket_view=True)
+    _distribute(run, gradient_as_bucket_view=True)
 
 
 @behaviour("torch.amp.GradScaler, a step with overflow among others")
@@ -307,14 +307,14 @@ def _(run: Run) -> None:
 
 @behaviour("an interrupt in the closure, then further steps")
 def _(run: Run) -> None:
-    def interrupted() -> float:
+    def interrupt() -> float:
         run.backward(9)
         raise KeyboardInterrupt
 
     run.step(0)
     run.opened.zero_grad()
     with suppress(KeyboardInterrupt):
-        run.opened.step(interrupted)
+        run.opened.step(interrupt)
     run.step(1)
 
 

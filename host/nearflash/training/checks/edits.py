@@ -18,7 +18,7 @@ from nearflash.training.checks.behaviours import Run, behaviour
 __all__: list[str] = []
 
 
-def _edited(text: str, edit: Callable[[Run], Any]) -> None:
+def _edit(text: str, edit: Callable[[Run], Any]) -> None:
     """Two steps, an edit, two steps."""
 
     def act(run: Run) -> None:
@@ -43,30 +43,30 @@ def _set(run: Run, name: str, value: Any) -> None:
     run.opened.state[run.tensors[0]][name] = value
 
 
-_edited("optimizer.state.clear()", lambda run: run.opened.state.clear())
-_edited("optimizer.state.pop(parameter)", lambda run: run.opened.state.pop(run.tensors[0]))
-_edited("optimizer.state = {}", lambda run: setattr(run.opened, "state", defaultdict(dict)))
-_edited('state[p]["exp_avg"] = zeros', lambda run: _set(run, "exp_avg", torch.zeros(70)))
-_edited('state[p]["step"] = 0', lambda run: _set(run, "step", torch.tensor(0.0)))
-_edited("param_groups: lr", _edit_group(lr=0.03))
-_edited("param_groups: lr, a tensor", _edit_group(lr=torch.tensor(0.03)))
-_edited("param_groups: betas", _edit_group(betas=(0.5, 0.6)))
-_edited("param_groups: betas, a list", _edit_group(betas=[0.5, 0.6]))
-_edited("param_groups: eps", _edit_group(eps=1e-3))
-_edited("param_groups: weight_decay", _edit_group(weight_decay=0.3))
-_edited("param_groups: maximize", _edit_group(maximize=True))
-_edited("param_groups: lr removed", lambda run: _expect_error(run, lambda: run.opened.param_groups[0].pop("lr")))
-_edited(
+_edit("optimizer.state.clear()", lambda run: run.opened.state.clear())
+_edit("optimizer.state.pop(parameter)", lambda run: run.opened.state.pop(run.tensors[0]))
+_edit("optimizer.state = {}", lambda run: setattr(run.opened, "state", defaultdict(dict)))
+_edit('state[p]["exp_avg"] = zeros', lambda run: _set(run, "exp_avg", torch.zeros(70)))
+_edit('state[p]["step"] = 0', lambda run: _set(run, "step", torch.tensor(0.0)))
+_edit("param_groups: lr", _edit_group(lr=0.03))
+_edit("param_groups: lr, a tensor", _edit_group(lr=torch.tensor(0.03)))
+_edit("param_groups: betas", _edit_group(betas=(0.5, 0.6)))
+_edit("param_groups: betas, a list", _edit_group(betas=[0.5, 0.6]))
+_edit("param_groups: eps", _edit_group(eps=1e-3))
+_edit("param_groups: weight_decay", _edit_group(weight_decay=0.3))
+_edit("param_groups: maximize", _edit_group(maximize=True))
+_edit("param_groups: lr removed", lambda run: _expect_error(run, lambda: run.opened.param_groups[0].pop("lr")))
+_edit(
     "param_groups: a group replaced by a copy",
     lambda run: run.opened.param_groups.__setitem__(0, dict(run.opened.param_groups[0])),
 )
-_edited(
+_edit(
     'group["params"] replaced by an equal list',
     lambda run: run.opened.param_groups[0].update(params=list(run.tensors)),
 )
-_edited("param_groups: the last parameter removed", lambda run: run.opened.param_groups[0]["params"].pop())
-_edited("param_groups.clear()", lambda run: run.opened.param_groups.clear())
-_edited("optimizer.defaults edited", lambda run: run.opened.defaults.update(lr=5.0))
+_edit("param_groups: the last parameter removed", lambda run: run.opened.param_groups[0]["params"].pop())
+_edit("param_groups.clear()", lambda run: run.opened.param_groups.clear())
+_edit("optimizer.defaults edited", lambda run: run.opened.defaults.update(lr=5.0))
 
 
 def _expect_error(run: Run, edit: Callable[[], Any]) -> None:
@@ -231,7 +231,7 @@ class _Module(torch.nn.Module):
         self.tensors = torch.nn.ParameterList(tensors)
 
 
-def _checkpointed(run: Run, **options: Any) -> None:
+def _checkpoint(run: Run, **options: Any) -> None:
     model, chosen = _Module(run.tensors), StateDictOptions(**options)
     for number in range(4):
         run.step(number)
@@ -244,12 +244,12 @@ def _checkpointed(run: Run, **options: Any) -> None:
 
 @behaviour("torch.distributed.checkpoint: get and set after each step")
 def _(run: Run) -> None:
-    _checkpointed(run)
+    _checkpoint(run)
 
 
 @behaviour("torch.distributed.checkpoint, flattened")
 def _(run: Run) -> None:
-    _checkpointed(run, flatten_optimizer_state_dict=True)
+    _checkpoint(run, flatten_optimizer_state_dict=True)
 
 
 # Schedulers with their state
@@ -267,7 +267,7 @@ _SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 
 
-def _scheduled(run: Run, make: Callable[[torch.optim.Optimizer], Any]) -> None:
+def _schedule(run: Run, make: Callable[[torch.optim.Optimizer], Any]) -> None:
     scheduler = make(run.opened)
     arguments = (1.0,) if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) else ()
     for number in range(3):
@@ -284,4 +284,4 @@ def _scheduled(run: Run, make: Callable[[torch.optim.Optimizer], Any]) -> None:
 
 
 for _name, _make in _SCHEDULERS.items():
-    behaviour(f"{_name} with its state, saved and loaded")(lambda run, make=_make: _scheduled(run, make))  # type: ignore[misc]
+    behaviour(f"{_name} with its state, saved and loaded")(lambda run, make=_make: _schedule(run, make))  # type: ignore[misc]

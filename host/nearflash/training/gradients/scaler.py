@@ -49,7 +49,7 @@ class LossScale:
             return cls(float(argument), window=0)
         raise CommandError(f"loss_scale must be None, 'dynamic', a number or a LossScale, not {argument!r}")
 
-    def updated(self, *, overflow: bool) -> Self:
+    def update(self, *, overflow: bool) -> Self:
         """The scale of the step after one that overflowed (and was skipped) or did not."""
         if not self.window:
             return self
@@ -66,6 +66,6 @@ class LossScale:
         """Save what a resumed run needs, as plain values."""
         return {"scale": self.scale, "good_steps": self.good_steps, "overflows": self.overflows}
 
-    def resumed(self, body: dict[str, Any]) -> Self:
+    def resume(self, body: dict[str, Any]) -> Self:
         """This scale's settings at the point that `to_json` noted; a fixed scale stays what it is."""
         return replace(self, **body) if self.window else self

@@ -165,7 +165,7 @@ class RankedOptimizer(torch.optim.Optimizer):
                 del mine[key]
             mine.update({key: value for key, value in every.items() if key not in _OWN})
         self.local.metadata.clear()
-        self.local.metadata.update(self.share.joined(self.metadata))
+        self.local.metadata.update(self.share.join(self.metadata))
         for name in _SCALER:
             setattr(self.local, name, getattr(self, name, None))
         try:

@@ -38,7 +38,7 @@ class Share:
         stored = metadata.get(_KEY, {"run": 0, "rank": 0, "of": 0})
         return cls(**stored), {key: value for key, value in metadata.items() if key != _KEY}
 
-    def joined(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    def join(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Inverse of `split`."""
         return {**metadata, _KEY: asdict(self)}
 
@@ -59,7 +59,7 @@ def agree_on_files(ranks: Ranks, options: Mapping[str, Any]) -> tuple[Share, lis
             "those of all ranks, or give other paths"
         )
     direct = bool(options.get("direct", True))
-    share, steps = ranks.together(lambda: _stored(paths, direct), "opening")
+    share, steps = ranks.together(lambda: _read_share(paths, direct), "opening")
     rows = ranks.gather([share.run, share.rank, share.of, steps])
     _check_one_run([(Share(*row[:3]), row[3]) for row in rows])
     run = next((row[0] for row in rows if row[0]), 0) or ranks.gather([1 + secrets.randbits(62)])[0][0]
@@ -91,7 +91,7 @@ def _paths(options: Mapping[str, Any]) -> tuple[Path, ...]:
     return Settings(path=options["path"], device=options.get("device", "host")).paths
 
 
-def _stored(paths: Sequence[Path], direct: bool) -> tuple[Share, int]:
+def _read_share(paths: Sequence[Path], direct: bool) -> tuple[Share, int]:
     """Share and steps of the state on `paths`; unknown and 0 where there is none, or it cannot be opened."""
     if paths and all(path.exists() for path in paths):
         with warnings.catch_warnings(), suppress(NearflashError):  # the optimizer reports both

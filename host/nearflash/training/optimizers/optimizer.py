@@ -56,13 +56,13 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         self._opened: OptimizerState | None = None
         self._worker = Worker("optimizer")
         super().__init__(params, defaults)
-        rules = [self._checked_rule(group, step=1) for group in self.param_groups]
+        rules = [self._check_rule(group, step=1) for group in self.param_groups]
         arrays = arrays_of(rules, settings.compression)
         self._opened = OptimizerState(self.param_groups, arrays, settings, self._report)
         self._store = OptimizerStore(lambda: self._optimizer_state.store, settings.paths)
-        self._worker.at_end(self._opened.abandoned())
+        self._worker.at_end(self._opened.make_finalizer())
         self._runner = StepRunner(
-            self._opened, settings, self._report, lambda: self.param_groups, self._checked_rule, self._worker
+            self._opened, settings, self._report, lambda: self.param_groups, self._check_rule, self._worker
         )
         self._warned = False
         self._refresh_handle()
@@ -75,7 +75,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         """Scalars of a group's tensors at their step (from 1). Raises CommandError for values out of range."""
         raise NotImplementedError
 
-    def _checked_rule(self, group: Mapping[str, Any], step: int) -> OptimizerStep:
+    def _check_rule(self, group: Mapping[str, Any], step: int) -> OptimizerStep:
         """`rule`. Raises CommandError for a group that lacks a scalar, or has none of a number."""
         try:
             return self.rule(group, step)
@@ -211,7 +211,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         groups, CommandError for scalars out of range; nothing was changed then.
         """
         self._check_open()
-        given = self._prepared(state_dict)
+        given = self._prepare(state_dict)
         states = list(given["state"].values())
         known = bool(states) or not self._optimizer_state.flat.tensors
         if not known or not all(isinstance(state, Mapping) and {_IDENTITY, _STEP} <= state.keys() for state in states):
@@ -229,7 +229,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
                     )
         self._take_groups(given)
 
-    def _prepared(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    def _prepare(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Run torch's hooks on a state to load, and check it. Raises StateError, CommandError where it does not fit.
 
         What it has of each group is checked as at construction.
@@ -252,7 +252,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
                     f"parameters in group {index}, not {len(theirs)} groups with {counts[1] or 0}: construct the "
                     "optimizer with the groups of that run"
                 )
-            self._checked_rule(other, step=1)
+            self._check_rule(other, step=1)
         return given
 
     def _take_groups(self, given: dict[str, Any]) -> None:
@@ -329,7 +329,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         """
         self._check_open()
         self._check_parameters()
-        given = self._prepared(state_dict)
+        given = self._prepare(state_dict)
         state = by_place(given)
         self._worker(lambda: self._runner.load(state))
         self._take_groups(given)

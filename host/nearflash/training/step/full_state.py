@@ -112,7 +112,7 @@ def load_full_state(flat: FlatParameters, store: StateStore, state: Mapping[int,
                 for extent in store.manifest.extents:
                     store.write(array.name, extent, aligned_buffer(array.extent_bytes(extent)))
         for array in _arrays(store.manifest.arrays):
-            values = _gathered(flat, store, own, array)
+            values = _gather(flat, store, own, array)
             for extent in store.manifest.extents:
                 _write(store, array, extent, values[extent.start : extent.stop], max(steps, default=0))
         store.commit(steps)
@@ -142,7 +142,7 @@ def _arrays(stored: Sequence[StateArray]) -> list[StateArray]:
     return [array for array in stored if array.name == "p" or array.torch_name]
 
 
-def _gathered(
+def _gather(
     flat: FlatParameters, store: StateStore, state: Sequence[Mapping[str, Any]], array: StateArray
 ) -> NDArray[np.float32]:
     values = np.zeros(store.manifest.params, np.float32)
@@ -155,13 +155,13 @@ def _gathered(
 
 
 def _read(store: StateStore, array: StateArray) -> NDArray[np.float32]:
-    parts = [store.read_array(name) for name in _stored_names(store, array)]
+    parts = [store.read_array(name) for name in _list_stored(store, array)]
     values = np.empty(len(parts[0]), np.float32)
     return VectorState(array.name, _FORMATS[array.element_bytes], step=0).decode(parts, values)
 
 
 def _write(store: StateStore, array: StateArray, extent: Extent, values: NDArray[np.float32], step: int) -> None:
-    names = _stored_names(store, array)
+    names = _list_stored(store, array)
     memories, words = [], []
     for stored in map(store.manifest.array, names):
         memories.append(aligned_buffer(stored.extent_bytes(extent)))
@@ -172,6 +172,6 @@ def _write(store: StateStore, array: StateArray, extent: Extent, values: NDArray
         store.write(name, extent, memory)
 
 
-def _stored_names(store: StateStore, array: StateArray) -> Sequence[str]:
+def _list_stored(store: StateStore, array: StateArray) -> Sequence[str]:
     scale = f"{array.name}_scale"
     return (array.name, scale) if any(one.name == scale for one in store.manifest.arrays) else (array.name,)

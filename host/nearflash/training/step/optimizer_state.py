@@ -29,7 +29,7 @@ from nearflash.training.step.schedule import Schedule, Step
 from nearflash.training.step.settings import Settings
 from nearflash.training.step.transfer import HOST_ARRAYS
 
-__all__ = ["RESERVED", "OptimizerState", "arrays_of", "joined"]
+__all__ = ["RESERVED", "OptimizerState", "arrays_of", "join_arrays"]
 
 RESERVED = "nearflash"
 """Key of the metadata under which the optimizer keeps its own."""
@@ -49,7 +49,7 @@ def arrays_of(rules: Sequence[OptimizerStep], compression: TopK | None) -> tuple
     return tuple(arrays.values())
 
 
-def joined(stored: Iterable[StateArray], wanted: Iterable[StateArray]) -> tuple[StateArray, ...]:
+def join_arrays(stored: Iterable[StateArray], wanted: Iterable[StateArray]) -> tuple[StateArray, ...]:
     """The stored arrays, and those that are wanted beside them: what stays in host memory last."""
     every = dict.fromkeys((*stored, *wanted))
     return tuple(sorted(every, key=lambda array: array.name in HOST_ARRAYS))
@@ -110,7 +110,7 @@ class OptimizerState:
         """Commits of the store that were no steps: of parameters that were accepted."""
         return int(self.store.metadata.get(RESERVED, {}).get(_UNCOUNTED, 0))
 
-    def abandoned(self) -> Callable[[], None]:
+    def make_finalizer(self) -> Callable[[], None]:
         """Make a call that ends the use of files and devices, from another thread, once nobody refers to this."""
         in_use = self._in_use  # and not self, which would keep it alive
 
@@ -272,7 +272,7 @@ class OptimizerState:
         Masters whose rounded value a tensor still has stay, too. Raises StorageFullError, StateError.
         """
         self.flat.check_memory()
-        changed = self.flat.changed_tensors()
+        changed = self.flat.find_changed_tensors()
         if not changed:
             return
         metadata = self.store.metadata
@@ -380,10 +380,10 @@ class OptimizerState:
 
     def _begin_use(self) -> None:
         self._in_use.clear()
-        self._schedule = self._scheduled()
+        self._schedule = self._make_schedule()
         self._in_use.append(self._schedule)
 
-    def _scheduled(self) -> Schedule:
+    def _make_schedule(self) -> Schedule:
         # The store may have another order than the paths that were given: each file stays beside its device.
         devices = [self._device_of[path] for path in self.store.paths]
         settings, report = self._settings, self._report

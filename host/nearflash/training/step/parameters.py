@@ -35,7 +35,7 @@ def layout_of(groups: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list
     return [(ids, None if given is None else list(given)) for ids, given in zip(tensors, names, strict=True)]
 
 
-def _numbered(name: str) -> Iterator[str]:
+def _number(name: str) -> Iterator[str]:
     yield name
     for count in itertools.count(2):
         yield f"{name} ({count})"
@@ -79,7 +79,7 @@ class Member:
             for name, tensor in zip(given, group["params"], strict=True):
                 # torch warns of a tensor that is twice in a group; here, too, it has one state.
                 if id(tensor) not in members:
-                    unique = next(n for n in _numbered(str(name)) if n not in taken)
+                    unique = next(n for n in _number(str(name)) if n not in taken)
                     taken.add(unique)
                     members[id(tensor)] = cls(unique, tensor, group_index, number)
                 number += 1
@@ -291,11 +291,11 @@ class FlatParameters:
         """Whether tensors were changed by others, as far as torch counts versions; at once."""
         return self._versions != [tensor._version for tensor in self.tensors]
 
-    def changed(self, threads: int | None = None) -> list[str]:
+    def find_changed(self, threads: int | None = None) -> list[str]:
         """Names of tensors that were changed by others, in whatever way; reads them all, on so many threads."""
-        return [self.entries[index].name for index in self.changed_tensors(threads)]
+        return [self.entries[index].name for index in self.find_changed_tensors(threads)]
 
-    def changed_tensors(self, threads: int | None = None) -> list[int]:
+    def find_changed_tensors(self, threads: int | None = None) -> list[int]:
         """The same, as indices."""
         today = fingerprints(self.tensors, threads)
         versions = [tensor._version for tensor in self.tensors]

@@ -90,12 +90,12 @@ class Speculator:
         me = weakref.ref(self)
 
         def hook(index: int) -> Callable[[torch.Tensor], None]:
-            def arrived(_: torch.Tensor) -> None:
+            def arrive(_: torch.Tensor) -> None:
                 if (speculator := me()) is not None:
                     final = not speculator._accumulating
                     speculator._worker.later(lambda: speculator._on_gradient(index, final=final))
 
-            return arrived
+            return arrive
 
         for index, tensor in enumerate(self._flat.tensors):
             if tensor.requires_grad and index not in self._hooks:

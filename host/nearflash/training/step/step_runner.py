@@ -18,7 +18,7 @@ from nearflash.training.step.norm import (
     squares_and_fingerprints,
     tensors_with_gradient,
 )
-from nearflash.training.step.optimizer_state import RESERVED, OptimizerState, arrays_of, joined
+from nearflash.training.step.optimizer_state import RESERVED, OptimizerState, arrays_of, join_arrays
 from nearflash.training.step.plan import Plan
 from nearflash.training.step.report import Report
 from nearflash.training.step.requirements import check_gradient, check_parameter, is_readable
@@ -84,9 +84,9 @@ class StepRunner:
         """
         groups = self._groups()
         rules = [self._rule(group, 1) for group in groups]
-        arrays = joined(self._state.store.manifest.arrays, arrays_of(rules, self._settings.compression))
+        arrays = join_arrays(self._state.store.manifest.arrays, arrays_of(rules, self._settings.compression))
         if self._state.started:
-            self._accept(self._state.flat.changed())
+            self._accept(self._state.flat.find_changed())
         self.detach()
         try:
             if self._state.started:
@@ -120,7 +120,7 @@ class StepRunner:
         self._state.restore(snapshot)
         self._load_metadata()
 
-    def _thawed(self) -> list[str]:
+    def _find_thawed(self) -> list[str]:
         """Names of tensors that have their first gradient. Raises ShapeError, FormatError for what cannot be used."""
         found = [member for member in self._state.flat.waiting if member.tensor.grad is not None]
         for member in found:
@@ -152,8 +152,8 @@ class StepRunner:
                 self._state.reload()
                 self._load_metadata()
             active = tensors_with_gradient(self._state.flat)
-            thawed = [] if found_inf else self._thawed()
-            if thawed or (not self._state.started and self._state.flat.changed()):
+            thawed = [] if found_inf else self._find_thawed()
+            if thawed or (not self._state.started and self._state.flat.find_changed()):
                 if speculative is not None:
                     speculative.step.discard()
                     speculative = None
@@ -164,7 +164,7 @@ class StepRunner:
             self.without_gradient = not active and not several
             goes_on = (bool(active) or several) and not found_inf
             if not goes_on or not self._advance(active, speculative, grad_scale, in_flight):
-                self._accept(self._state.flat.changed())
+                self._accept(self._state.flat.find_changed())
 
     def _advance(
         self,
@@ -180,14 +180,14 @@ class StepRunner:
             return False
         plan = self._plan(active, scalar)
         with ThreadPoolExecutor(1, "contents") as pool:  # beside the step, which mostly waits for the disk
-            changed = pool.submit(self._state.flat.changed, threads=1)
+            changed = pool.submit(self._state.flat.find_changed, threads=1)
             if speculative is None:
                 self._finish(step, plan, active)
             elif not self._finish_speculative(speculative, plan, dict(zip(active, gradients, strict=True))):
                 self._finish(self._begin(in_flight, active), plan, active)
             self._accept(changed.result())
         self._check_interrupted()
-        scale = None if self.loss_scale is None else self.loss_scale.updated(overflow=False)
+        scale = None if self.loss_scale is None else self.loss_scale.update(overflow=False)
         own = {} if scale is None else {RESERVED: {_LOSS_SCALE: scale.to_json()}}
         self._state.commit(active, self.metadata | own)
         self.loss_scale = scale
@@ -255,7 +255,7 @@ class StepRunner:
             if self.loss_scale is None:
                 reject_nonfinite(flat, active)
             else:
-                self.loss_scale = self.loss_scale.updated(overflow=True)
+                self.loss_scale = self.loss_scale.update(overflow=True)
             self._report.skipped_steps += 1
             return None, marks
         scale = self._scale if grad_scale is None else grad_scale
@@ -268,9 +268,9 @@ class StepRunner:
 
     def _plan(self, active: Sequence[int], scalar: float) -> Plan:
         state = self._state
-        return Plan.of(state.flat, self._groups(), active, state.store.tensor_steps, self._stored_rule, scalar)
+        return Plan.of(state.flat, self._groups(), active, state.store.tensor_steps, self._make_stored_rule, scalar)
 
-    def _stored_rule(self, group: Mapping[str, Any], step: int) -> OptimizerStep:
+    def _make_stored_rule(self, group: Mapping[str, Any], step: int) -> OptimizerStep:
         """Raises CommandError for one whose moments are not stored."""
         rule = self._rule(group, step)
         stored = {array.name for array in self._state.store.manifest.arrays}
@@ -299,7 +299,7 @@ class StepRunner:
         self.metadata = dict(self._state.store.metadata)
         own = self.metadata.pop(RESERVED, {})
         if (stored := own.get(_LOSS_SCALE)) is not None and self.loss_scale is not None:
-            self.loss_scale = self.loss_scale.resumed(stored)
+            self.loss_scale = self.loss_scale.resume(stored)
 
     # During backward
 

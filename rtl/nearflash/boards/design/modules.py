@@ -7,7 +7,7 @@ modules have equal texts.
 
 import re
 
-__all__ = ["shared_modules"]
+__all__ = ["share_modules"]
 
 _MODULE = re.compile(r"^module \\(\S+)\n(.*?)^end\n", re.MULTILINE | re.DOTALL)
 _CELL = re.compile(r"^  cell \\(\S+) (.*?)^  end\n", re.MULTILINE | re.DOTALL)
@@ -16,7 +16,7 @@ _NUMBERED = re.compile(r"\\(port\$\d+\$\d+)")
 _MARK = "\0"  # keeps the port names of a cell's module from being taken for the module's own
 
 
-def shared_modules(rtlil: str) -> tuple[str, dict[str, str]]:
+def share_modules(rtlil: str) -> tuple[str, dict[str, str]]:
     """The text with only the first of equal modules; and for every module the one that stands for it."""
     return _Sharing(rtlil).result()
 

@@ -7,10 +7,10 @@ from nearflash.abi.errors import BitstreamError
 from nearflash.device.bitstreams.board import Board
 from nearflash.device.bitstreams.manifest import load_manifest
 
-__all__ = ["revision_of", "stamped"]
+__all__ = ["revision_of", "stamp"]
 
 
-def stamped(text: str, git_revision: int, name: str = "design") -> str:
+def stamp(text: str, git_revision: int, name: str = "design") -> str:
     """RTLIL of a design of revision 0, with the first 32 bits of its sources' revision in its identity registers.
 
     name: of the design, for errors. Raises BitstreamError for a revision that does not fit, a text without its place.

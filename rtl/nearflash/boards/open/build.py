@@ -16,12 +16,12 @@ from amaranth.back import rtlil
 
 from nearflash.abi.errors import BitstreamError, ConfigError
 from nearflash.abi.kernel.config import KernelConfig
-from nearflash.boards.design.revision import revision_of, stamped
+from nearflash.boards.design.revision import revision_of, stamp
 from nearflash.boards.open.database import PartDatabase
 from nearflash.boards.open.fasm import parse
 from nearflash.boards.open.frames import assemble, read_bits, write_frames
 from nearflash.boards.open.nextpnr.processor_place import processor_pins
-from nearflash.boards.open.nextpnr.timing import block_of, timed_types
+from nearflash.boards.open.nextpnr.timing import assign_types, block_of
 from nearflash.boards.open.packages import SidPrograms, fetch
 from nearflash.boards.open.routing import SETTINGS, Routed, constraints, route
 from nearflash.boards.open.synthesis import count_cells, synthesise, yosys_version
@@ -78,7 +78,7 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     text = design_text(build_config)
     design = hashlib.sha256(text.encode()).hexdigest()
     revision = revision_of(board, kernel, design)
-    (work / "top.il").write_text(stamped(text, int(revision[:8], 16)))
+    (work / "top.il").write_text(stamp(text, int(revision[:8], 16)))
     made = implement(programs, database, work / "top.il", board.family, board.pins, board.routing[kernel])
     label = Label(kernel, build_config.full_name, build_config.digest, design)
     label.write(made.bitstream, work / f"{kernel}.bit")
@@ -111,13 +111,13 @@ def implement(
     xdc.write_text(constraints(pins))
     cells = design["modules"]["top"]["cells"]
     counts, used = count_cells(cells), processor_pins(cells)
-    delays = timed_types(cells, database.delays("DSP_L"), database.delays("PSS2"))
+    delays = assign_types(cells, database.delays("DSP_L"), database.delays("PSS2"))
     if untimed := {block_of(kind) for kind, known in delays.items() if not (known.paths or known.launches)}:
         blocks = ", ".join(sorted(untimed))
         warnings.warn(f"prjxray has no delays of {blocks} for {database.part}: Fmax leaves them out", stacklevel=2)
     netlist.write_text(json.dumps(design))
     routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays, used, routing)
-    lines = chain(fasm.read_text().splitlines(), database.required())
+    lines = chain(fasm.read_text().splitlines(), database.list_required())
     bits = assemble(database, parse(lines))
     write_frames(frames, database.frames(), bits)
     part = [f"--part_file={database.part_file}", f"--part_name={database.part}"]

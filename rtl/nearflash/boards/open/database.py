@@ -58,7 +58,7 @@ class PartDatabase:
         """Description of the part that prjxray's own programs want."""
         return self.folder / self.part / "part.yaml"
 
-    def required(self) -> list[str]:
+    def list_required(self) -> list[str]:
         """FASM lines that every bitstream of the part has."""
         path = self.folder / self.part / "required_features.fasm"
         return path.read_text().splitlines() if path.exists() else []
@@ -82,10 +82,10 @@ class PartDatabase:
             return None
         for kind, block in tile.get("bits", {}).items():
             known = self._segment_bits(block.get("alias", tile)["type"], kind)
-            name = _aliased(feature.name, block)
+            name = _alias(feature.name, block)
             for spelled in _spellings(name, feature.index):
                 if spelled in known:
-                    return tuple(_placed(block, each) for each in known[spelled])
+                    return tuple(_place_bit(block, each) for each in known[spelled])
         return () if feature.name in self._always(tile["type"]) else None
 
     def _read_segment_bits(self, tile_type: str, kind: str) -> dict[str, tuple[str, ...]]:
@@ -105,7 +105,7 @@ def _rows(folder: Path, name: str) -> Iterator[list[str]]:
             yield [feature.partition(".")[2], *rest]
 
 
-def _aliased(name: str, block: dict[str, Any]) -> str:
+def _alias(name: str, block: dict[str, Any]) -> str:
     """A feature's name in the tile type that a block borrows its bits from: the site, its first part, has another."""
     if "alias" not in block:
         return name
@@ -120,7 +120,7 @@ def _spellings(name: str, index: int | None) -> list[str]:
     return [f"{name}[{index:02d}]", f"{name}[{index}]", f"{name}[{index:03d}]", *([name] if index == 0 else [])]
 
 
-def _placed(block: dict[str, Any], text: str) -> Bit:
+def _place_bit(block: dict[str, Any], text: str) -> Bit:
     """A bit of the database (`!31_06`: frame 31, bit 6 clear) in the frames of a tile."""
     frame, bit = map(int, text.lstrip("!").split("_"))
     offset = block["offset"] - block.get("alias", {}).get("start_offset", 0)

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from nearflash.abi.errors import NearflashError
 from nearflash.support.folders import check_private, private_folder, user_folder
 
-__all__ = ["PACKAGES", "SidPrograms", "ToolsError", "fetch", "fetched", "mirror", "package_versions", "sid_root"]
+__all__ = ["PACKAGES", "SidPrograms", "ToolsError", "fetch", "find_programs", "mirror", "package_versions", "sid_root"]
 
 PACKAGES = ("nextpnr-himbaechel-xilinx", "prjxray", "prjxray-database")
 """What the flow needs; the rest of the closure is what these need."""
@@ -133,7 +133,7 @@ def _check(folder: Path, check: Callable[[Path], object]) -> None:
         ) from error
 
 
-def fetched(folder: Path | None = None) -> SidPrograms | None:
+def find_programs(folder: Path | None = None) -> SidPrograms | None:
     """The programs, where they were fetched before."""
     root = (folder or sid_root()) / "root"
     try:
@@ -149,7 +149,7 @@ def fetch(folder: Path | None = None) -> SidPrograms:
     Raises ToolsError with the reason where they cannot be had: no apt, no Debian, no network, no such package.
     """
     folder = folder or sid_root()
-    if (found := fetched(folder)) is not None:
+    if (found := find_programs(folder)) is not None:
         return found
     missing = [program for program in ("apt-get", "dpkg-deb") if shutil.which(program) is None]
     if missing or not _KEYRING.exists():

@@ -100,7 +100,7 @@ def join_memories(cells: dict[str, Any]) -> None:
     for names in alike.values():
         for at in range(0, len(names), 4):
             own = {letter: cells.pop(name) for letter, name in zip("ABCD", names[at : at + 4], strict=False)}
-            cells[names[at]] = _joined(own)
+            cells[names[at]] = _join(own)
     for name, cell in cells.items():
         contents = [value for key, value in cell.get("parameters", {}).items() if key.startswith("INIT_")]
         if cell["type"] in ("RAM32M", "RAM64M") and any("1" in value for value in contents):
@@ -112,7 +112,7 @@ def _address(memory: dict[str, Any]) -> list[Any]:
     return [bit for place in range(6) for bit in memory["connections"][f"A{place}"]]
 
 
-def _joined(memories: dict[str, Any]) -> dict[str, Any]:
+def _join(memories: dict[str, Any]) -> dict[str, Any]:
     """A RAM64M of single-port memories by the letter of its part."""
     first = memories["A"]
     pins = {pin: first["connections"][pin] for pin in ("WCLK", "WE")}

@@ -27,8 +27,8 @@ from amaranth.lib import wiring
 from nearflash.abi.errors import BitstreamError
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.boards.design.kernels import kernel_of
-from nearflash.boards.design.modules import shared_modules
-from nearflash.boards.design.revision import stamped
+from nearflash.boards.design.modules import share_modules
+from nearflash.boards.design.revision import stamp
 from nearflash.support.files import PUBLIC_MODE, copy_durably
 
 __all__ = ["FlatDesign", "KernelDesign", "Pin", "convert_kernel", "flatten"]
@@ -97,12 +97,12 @@ class KernelDesign(FlatDesign):
         """Names of the NAND links: nand0 and so on, none where the build has no LUNs."""
         return tuple(pin.name.removesuffix("_cycles_valid") for pin in self.pins if pin.name.endswith("_cycles_valid"))
 
-    def stamped(self, git_revision: int) -> "KernelDesign":
+    def stamp(self, git_revision: int) -> "KernelDesign":
         """The design with the first 32 bits of its sources' revision in its identity registers.
 
         Raises BitstreamError for a revision that does not fit, or a design without its place.
         """
-        return replace(self, rtlil=stamped(self.rtlil, git_revision, self.build.full_name))
+        return replace(self, rtlil=stamp(self.rtlil, git_revision, self.build.full_name))
 
     def bus_pins(self, bus: str) -> tuple[Pin, ...]:
         """The pins of one interface."""
@@ -138,7 +138,7 @@ def flatten(component: Any, top: str, tied: Mapping[str, int] | None = None) -> 
             ports[name] = (Value.cast(value), directions[member.flow])
     pins = tuple(Pin(name, len(value), way is PortDirection.Input) for name, (value, way) in ports.items())
     text, _ = rtlil.convert_fragment(Fragment.get(m, None), ports, name=top, emit_src=False)
-    return FlatDesign(top, pins, _plain_names(shared_modules(text)[0]))
+    return FlatDesign(top, pins, _plain_names(share_modules(text)[0]))
 
 
 def _plain_names(text: str) -> str:

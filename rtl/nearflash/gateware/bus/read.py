@@ -21,7 +21,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.bus.axi import ADDRESS_BITS, PAGE_BYTES, Axi4ReadSignature
 from nearflash.gateware.bus.split import BurstSplitter, block_beats, queue_places
-from nearflash.gateware.bus.transfer import BusError, TransferCommand, drive_address, latch_error, left_beats
+from nearflash.gateware.bus.transfer import BusError, TransferCommand, drive_address, latch_error, subtract_beats
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["BurstReader", "ReadEvents"]
@@ -132,7 +132,7 @@ class BurstReader(wiring.Component):
         m.d.comb += popped.eq(self.o.valid & self.o.ready)
         m.d.sync += [
             fits.eq(split.o.valid & room & ~requested),
-            free_beats.eq(left_beats(free_beats, requested, burst, popped)),
+            free_beats.eq(subtract_beats(free_beats, requested, burst, popped)),
         ]
 
         m.d.comb += [

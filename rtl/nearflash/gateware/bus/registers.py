@@ -118,13 +118,13 @@ class RegisterFile(wiring.Component):
                 m.d.comb += control.read.eq(1)
                 m.d.sync += bus.rdata.eq(control.read_data)
             for register in (*self._writable, *self._readable):
-                for index, word in _words(register, self._shown(register)):
+                for index, word in _words(register, self._show(register)):
                     with m.Case(index):
                         m.d.sync += bus.rdata.eq(word)
             with m.Default():
                 m.d.sync += [bus.rdata.eq(0), bus.rresp.eq(AxiResponse.SLVERR)]
 
-    def _shown(self, register: Register) -> Value:
+    def _show(self, register: Register) -> Value:
         """Choose what the host reads in a register that is not a control word."""
         if register.access is Access.RW:
             return Value.cast(self.values[register.name])

@@ -6,7 +6,7 @@ from amaranth.lib import data, wiring
 
 from nearflash.gateware.bus.axi import ADDRESS_BITS, CACHE_NORMAL, AxiBurst, AxiResponse
 
-__all__ = ["Burst", "BusError", "TransferCommand", "drive_address", "latch_error", "left_beats"]
+__all__ = ["Burst", "BusError", "TransferCommand", "drive_address", "latch_error", "subtract_beats"]
 
 
 class TransferCommand(data.Struct):
@@ -52,7 +52,7 @@ def latch_error(m: Module, error: data.View, clear: Value, valid: Value, respons
         m.d.sync += [error.seen.eq(1), error.response.eq(response), error.address.eq(address)]
 
 
-def left_beats(beats: Value, claimed: Value, burst: data.View, added: Value) -> Value:
+def subtract_beats(beats: Value, claimed: Value, burst: data.View, added: Value) -> Value:
     """`beats`, less those of a `Burst` that is `claimed` in this cycle, plus one `added`; as wide as `beats`.
 
     One carry chain: b - (length + 1) is b + ~length, and its carry input is the beat that is added.

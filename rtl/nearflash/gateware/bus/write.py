@@ -23,7 +23,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.bus.axi import ADDRESS_BITS, PAGE_BYTES, Axi4WriteSignature
 from nearflash.gateware.bus.split import BurstSplitter, block_beats, queue_places
-from nearflash.gateware.bus.transfer import Burst, BusError, TransferCommand, drive_address, latch_error, left_beats
+from nearflash.gateware.bus.transfer import Burst, BusError, TransferCommand, drive_address, latch_error, subtract_beats
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.queue import StreamQueue
 
@@ -128,7 +128,7 @@ class BurstWriter(wiring.Component):
         ]
         m.d.sync += [
             complete.eq(split.o.valid & enough & ~begun),
-            unclaimed_beats.eq(left_beats(unclaimed_beats, begun, burst, pushed)),
+            unclaimed_beats.eq(subtract_beats(unclaimed_beats, begun, burst, pushed)),
         ]
 
         # AW.

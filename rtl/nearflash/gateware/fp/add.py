@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.fp.raw import FLAGS, RAW
-from nearflash.gateware.fp.round import Round, unrounded
+from nearflash.gateware.fp.round import Round, to_unrounded
 from nearflash.gateware.fp.sum import Sum
 
 __all__ = ["Add"]
@@ -41,7 +41,7 @@ class Add(wiring.Component):
         m.d.comb += [
             total.a.eq(self.a),
             total.b.eq(self.b),
-            rounder.i.eq(unrounded(total.o)),
+            rounder.i.eq(to_unrounded(total.o)),
             rounder.invalid.eq(total.invalid),
             self.o.eq(rounder.o),
             self.flags.eq(rounder.flags),

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import BF16, FP16
 from nearflash.gateware.fp.pipeline import delay
-from nearflash.gateware.fp.raw import FLAGS, RAW, Pack, Unpack, widened
+from nearflash.gateware.fp.raw import FLAGS, RAW, Pack, Unpack, widen
 from nearflash.gateware.fp.round import UNROUNDED, Round
 
 __all__ = ["FromNarrow", "ToNarrow"]
@@ -41,7 +41,7 @@ class ToNarrow(wiring.Component):
         m.submodules.pack_fp16 = fp16 = Pack(FP16)
         m.submodules.pack_bf16 = bf16 = Pack(BF16)
         m.d.comb += [
-            rounder.i.eq(widened(self.i, UNROUNDED)),
+            rounder.i.eq(widen(self.i, UNROUNDED)),
             rounder.select.eq(self.bf16),
             fp16.i.eq(rounder.o),
             bf16.i.eq(rounder.o),

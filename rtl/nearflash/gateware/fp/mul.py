@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.fp.product import Product
 from nearflash.gateware.fp.raw import FLAGS, RAW
-from nearflash.gateware.fp.round import Round, unrounded
+from nearflash.gateware.fp.round import Round, to_unrounded
 
 __all__ = ["Mul"]
 
@@ -40,7 +40,7 @@ class Mul(wiring.Component):
         m.d.comb += [
             product.a.eq(self.a),
             product.b.eq(self.b),
-            rounder.i.eq(unrounded(product.o)),
+            rounder.i.eq(to_unrounded(product.o)),
             rounder.invalid.eq(product.invalid),
             self.o.eq(rounder.o),
             self.flags.eq(rounder.flags),

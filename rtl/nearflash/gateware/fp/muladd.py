@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.gateware.fp.pipeline import delay, register
 from nearflash.gateware.fp.product import Product
 from nearflash.gateware.fp.raw import FLAGS, RAW, RawLayout
-from nearflash.gateware.fp.round import Round, unrounded
+from nearflash.gateware.fp.round import Round, to_unrounded
 from nearflash.gateware.fp.sum import Sum
 
 __all__ = ["MulAdd"]
@@ -63,12 +63,12 @@ class MulAdd(wiring.Component):
         m.d.comb += [
             product.a.eq(self.a),
             product.b.eq(self.b),
-            inner.i.eq(unrounded(product.o)),
+            inner.i.eq(to_unrounded(product.o)),
             inner.keep.eq(fused),
             inner.invalid.eq(product.invalid),
             total.a.eq(data.View(_PRODUCT, fields)),
             total.b.eq(addend),
-            outer.i.eq(unrounded(total.o)),
+            outer.i.eq(to_unrounded(total.o)),
             outer.invalid.eq(total.invalid),
             self.o.eq(outer.o),
             self.flags.eq(outer.flags.as_value() | inner_flags.as_value()),

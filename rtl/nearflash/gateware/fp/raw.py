@@ -16,7 +16,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.abi.formats import FP32, NumberFormat
 from nearflash.gateware.fp.pipeline import digit_places, normalize_digit, output, register, shift_right
 
-__all__ = ["EXP_ZERO", "FLAGS", "RAW", "Pack", "RawLayout", "Unpack", "widened"]
+__all__ = ["EXP_ZERO", "FLAGS", "RAW", "Pack", "RawLayout", "Unpack", "widen"]
 
 #: Exponent that goes with `zero`: below that of every product of two fp32 values.
 EXP_ZERO = -512
@@ -52,7 +52,7 @@ RAW = RawLayout(SIG_BITS)
 FLAGS = data.StructLayout({"inexact": 1, "underflow": 1, "overflow": 1, "div_by_zero": 1, "invalid": 1})
 
 
-def widened(number: Any, layout: RawLayout) -> data.View:
+def widen(number: Any, layout: RawLayout) -> data.View:
     """The same value in a layout with as many significand bits, or more."""
     sig = Cat(C(0, layout.sig_bits - number.shape().sig_bits), number.sig)
     return data.View(layout, Cat(sig, number.exp, number.sign, number.zero, number.inf, number.nan))

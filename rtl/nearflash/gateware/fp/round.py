@@ -15,14 +15,14 @@ from nearflash.abi.formats import FP32, NumberFormat
 from nearflash.gateware.fp.pipeline import delay, output, register, wire
 from nearflash.gateware.fp.raw import EXP_ZERO, FLAGS, RAW, SIG_BITS, RawLayout
 
-__all__ = ["UNROUNDED", "Round", "unrounded"]
+__all__ = ["UNROUNDED", "Round", "to_unrounded"]
 
 #: A result before rounding: an fp32 significand, a guard bit, and a sticky bit that stands for all lower ones.
 UNROUNDED = RawLayout(SIG_BITS + 2)
 _DROP_ALL = 31
 
 
-def unrounded(number: Any) -> data.View:
+def to_unrounded(number: Any) -> data.View:
     """A view in RawLayout with a longer significand, as the rounder takes it: the low bits become one sticky bit."""
     extra = number.shape().sig_bits - SIG_BITS - 1
     sig = Cat(number.sig[:extra].any(), number.sig[extra:])

@@ -24,7 +24,7 @@ def _check(width_bits: int, ratio: int, halvings: int, least_bits: int) -> None:
         raise ValueError(f"width_bits must be a multiple of {least_bits << halvings}, not {width_bits!r}")
 
 
-def _held(ratio: int, halvings: int) -> dict[str, wiring.Member]:
+def _size(ratio: int, halvings: int) -> dict[str, wiring.Member]:
     return {"first": In(range(ratio << halvings)), **({"halved": In(range(halvings + 1))} if halvings else {})}
 
 
@@ -72,7 +72,7 @@ class SizedNarrow(wiring.Component):
         self.width_bits, self.ratio, self.halvings, self.count_width = width_bits, ratio, halvings, count_width
         super().__init__(
             {
-                **_held(ratio, halvings),
+                **_size(ratio, halvings),
                 "i_count": In(stream.Signature(count_width)),
                 "i": In(stream.Signature(width_bits * ratio)),
                 "o": Out(stream.Signature(data.StructLayout({"data": width_bits, "last": 1}))),
@@ -152,7 +152,7 @@ class SizedWiden(wiring.Component):
         self.width_bits, self.ratio, self.halvings = width_bits, ratio, halvings
         group = data.StructLayout({"data": width_bits, "strb": width_bits // 8, "last": 1})
         beat = data.StructLayout({"data": width_bits * ratio, "strb": width_bits // 8 * ratio, "last": 1})
-        super().__init__({**_held(ratio, halvings), "i": In(stream.Signature(group)), "o": Out(stream.Signature(beat))})
+        super().__init__({**_size(ratio, halvings), "i": In(stream.Signature(group)), "o": Out(stream.Signature(beat))})
 
     def elaborate(self, platform: object) -> Module:
         """Write group after group into the beat register; the first one of a beat clears the other strobes."""

@@ -273,7 +273,7 @@ class AttendKernel(wiring.Component):
     def _show_waiting(self, m: Module) -> None:
         """Show what waits: phases with heads in them, and channels with pages asked for that have not begun to come."""
         waiting, phases = self._registers.status.waiting, self._contexts.phases
-        channels = [self._asked_pages(m, index) for index in range(self.config.channels)]
+        channels = [self._await_pages(m, index) for index in range(self.config.channels)]
         m.d.comb += [
             waiting.memory.eq(~self._memory.idle),
             waiting.prepare.eq(~self._prepare.idle),
@@ -285,7 +285,7 @@ class AttendKernel(wiring.Component):
             waiting.channels.eq(Cat(channels)),
         ]
 
-    def _asked_pages(self, m: Module, index: int) -> Value:
+    def _await_pages(self, m: Module, index: int) -> Value:
         """Whether pages for a channel were asked for that have not begun to come."""
         pages = Signal(12, name=f"asked_pages_{index}")
         asked = Signal(name=f"asked_{index}")

@@ -21,7 +21,7 @@ from nearflash.abi.formats import FP32
 from nearflash.abi.optimizers.state import BLOCK_PARAMS, MX8
 from nearflash.gateware.stream.queue import StreamQueue
 
-__all__ = ["SCALE_BITS", "BlockScale", "scaled_group", "state_group"]
+__all__ = ["SCALE_BITS", "BlockScale", "block_group", "state_group"]
 
 SCALE_BITS = 8
 _EXPONENT = slice(FP32.mantissa_bits, FP32.mantissa_bits + FP32.exponent_bits)
@@ -33,7 +33,7 @@ def state_group(lanes: int) -> data.StructLayout:
     return data.StructLayout({"data": FP32.bits * lanes, "strb": lanes, "last": 1})
 
 
-def scaled_group(lanes: int) -> data.StructLayout:
+def block_group(lanes: int) -> data.StructLayout:
     """A `state_group` in its block."""
     return data.StructLayout({"group": state_group(lanes), "scale": SCALE_BITS, "end": 1})
 
@@ -65,7 +65,7 @@ class BlockScale(wiring.Component):
             {
                 "blocks": In(1),
                 "i": In(stream.Signature(state_group(lanes))),
-                "o": Out(stream.Signature(scaled_group(lanes))),
+                "o": Out(stream.Signature(block_group(lanes))),
             }
         )
 

@@ -102,7 +102,7 @@ def _sign(raw: Any) -> Any:
     return data.View(RAW, Cat(sig, Cat(exp)[:10], raw.sign & ~raw.zero, raw.zero, C(0, 1), raw.nan))
 
 
-def _negated(raw: Any) -> Any:
+def _negate(raw: Any) -> Any:
     return data.View(RAW, raw.as_value() ^ (1 << RAW["sign"].offset))
 
 
@@ -193,7 +193,7 @@ class Lane(wiring.Component):
     def _first_moment(self, path: Datapath, g: Timed, exp_avg: Timed) -> Timed:
         """m' = m_decay·m + m_gain·(g or g - m)."""
         (late_g, late_m), cycle = path.align(g, exp_avg)
-        difference = self._call(path, "difference", a=Timed(late_g, cycle), b=Timed(_negated(late_m), cycle))
+        difference = self._call(path, "difference", a=Timed(late_g, cycle), b=Timed(_negate(late_m), cycle))
         factor = select(self.program.m_difference, difference.value, path.delay(g, difference.cycle))
         return self._call(
             path, "first_moment", a=self.scalars.m_decay, x=exp_avg, b=self.scalars.m_gain,

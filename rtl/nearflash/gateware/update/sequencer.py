@@ -123,7 +123,7 @@ class Sequencer(wiring.Component):
         inputs = [(name, values[f"{name}_address"]) for name in INPUTS]
         outputs = [(name, values[f"{name}_out_address"]) for name in (*OUTPUTS[1:], OUTPUTS[0])]
         for name, address in reversed(inputs + outputs):
-            wrong = self._misaligned(name, address) & (copy if name == "copy" else 1)
+            wrong = self._check_alignment(name, address) & (copy if name == "copy" else 1)
             reject(m, self, wrong, Status.MISALIGNED, address)
         program = values.program
         unsupported = program.state_format > len(config.state_formats) - 1
@@ -135,7 +135,7 @@ class Sequencer(wiring.Component):
         reject(m, self, unsupported, Status.UNSUPPORTED)
         reject(m, self, values.params == 0, Status.EMPTY)
 
-    def _misaligned(self, name: str, address: Any) -> Any:
+    def _check_alignment(self, name: str, address: Any) -> Any:
         """Narrow state needs multiples of what as many parameters take as a port's width of fp32 words."""
         offset_bits = (self.config.port_bytes - 1).bit_length()
         form, off = self.values.program.state_format, [address[: offset_bits - n].any() for n in range(3)]

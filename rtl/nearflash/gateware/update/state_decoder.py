@@ -18,12 +18,12 @@ from nearflash.abi.optimizers.state import BLOCK_PARAMS, MX8, StateFormat
 from nearflash.gateware.update.block_scale import SCALE_BITS
 from nearflash.gateware.update.state_form import FORM_BITS, per_format
 
-__all__ = ["StateDecoder", "stored_group"]
+__all__ = ["StateDecoder", "narrow_group"]
 
 _NAN = 0x7FC00000
 
 
-def stored_group(lanes: int) -> data.StructLayout:
+def narrow_group(lanes: int) -> data.StructLayout:
     """Elements of `lanes` parameters side by side in the lowest bits, and whether the group is the last one."""
     return data.StructLayout({"data": FP32.bits * lanes, "last": 1})
 
@@ -39,8 +39,8 @@ class StateDecoder(wiring.Component):
     Members
     -------
     form : In, StateFormat.code.
-    i : In stream of `stored_group`. i_scale : In stream of unsigned(8).
-    o : Out stream of `stored_group`, of fp32 values.
+    i : In stream of `narrow_group`. i_scale : In stream of unsigned(8).
+    o : Out stream of `narrow_group`, of fp32 values.
     """
 
     #: Cycles from a group to its values.
@@ -53,9 +53,9 @@ class StateDecoder(wiring.Component):
         super().__init__(
             {
                 "form": In(FORM_BITS),
-                "i": In(stream.Signature(stored_group(lanes))),
+                "i": In(stream.Signature(narrow_group(lanes))),
                 "i_scale": In(stream.Signature(SCALE_BITS)),
-                "o": Out(stream.Signature(stored_group(lanes))),
+                "o": Out(stream.Signature(narrow_group(lanes))),
             }
         )
 

@@ -27,7 +27,7 @@ from nearflash.gateware.stream.half import HalfBuffer
 from nearflash.gateware.stream.sized_gearbox import SizedNarrow
 from nearflash.gateware.stream.skid import SkidBuffer
 from nearflash.gateware.update.block_scale import SCALE_BITS
-from nearflash.gateware.update.state_decoder import StateDecoder, stored_group
+from nearflash.gateware.update.state_decoder import StateDecoder, narrow_group
 from nearflash.gateware.update.state_port import StateCommand, state_gearboxes, state_movers
 
 __all__ = ["StateReader"]
@@ -57,7 +57,7 @@ class StateReader(wiring.Component):
             {
                 "i_command": In(stream.Signature(StateCommand)),
                 "i_groups": In(stream.Signature(32)),
-                "o": Out(stream.Signature(stored_group(config.lanes))),
+                "o": Out(stream.Signature(narrow_group(config.lanes))),
                 "bus": Out(Axi4ReadSignature(config.port_bits)),
                 "clear": In(1),
                 "error": Out(BusError),
@@ -74,7 +74,7 @@ class StateReader(wiring.Component):
         groups, bytes_ = state_gearboxes(m, config, command, SizedNarrow)
         m.submodules.decoder = decoder = StateDecoder(config.lanes, self._role)
         # What the decoder takes hangs on the groups of all arrays: a long way, which ends here.
-        m.submodules.stored = stored = SkidBuffer(stored_group(config.lanes))
+        m.submodules.stored = stored = SkidBuffer(narrow_group(config.lanes))
         m.submodules.scale = scale = HalfBuffer(SCALE_BITS)
         wiring.connect(m, elements.o, groups.i)
         wiring.connect(m, scales.o, bytes_.i)

@@ -21,7 +21,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.fp.pipeline import wire
-from nearflash.gateware.weights.scatter import Level, funnel, prefix_counts, registered, scatter, scatter_levels
+from nearflash.gateware.weights.scatter import Level, funnel, prefix_counts, register, scatter, scatter_levels
 
 __all__ = ["BitmapExpander"]
 
@@ -87,20 +87,20 @@ class BitmapExpander(wiring.Component):
 
         # Stage 0: ones below each place.
         beat = self.i_bitmap.payload
-        bits, last = registered(m, moves[0], beat.bits, "bits_0"), registered(m, moves[0], beat.last, "last_0")
-        ones = [registered(m, moves[0], count, f"ones_{k}") for k, count in enumerate(prefix_counts(m, beat.bits))]
+        bits, last = register(m, moves[0], beat.bits, "bits_0"), register(m, moves[0], beat.last, "last_0")
+        ones = [register(m, moves[0], count, f"ones_{k}") for k, count in enumerate(prefix_counts(m, beat.bits))]
 
         # Stage 1: the next values, and the way that they are to go.
-        packed = registered(m, moves[1], self._values(m, ones[-1], last, taken, lacks), "packed")
+        packed = register(m, moves[1], self._values(m, ones[-1], last, taken, lacks), "packed")
         distances = [wire(m, (C(k) - ones[k])[: (width - 1).bit_length()]) for k in range(width)]
         levels = [
             Level(
                 level.step,
-                [registered(m, moves[1], digit, f"shift_{level.step}_{k}") for k, digit in enumerate(level.digits)],
+                [register(m, moves[1], digit, f"shift_{level.step}_{k}") for k, digit in enumerate(level.digits)],
             )
             for level in scatter_levels(m, bits, distances)
         ]
-        bits, last = registered(m, moves[1], bits, "bits_1"), registered(m, moves[1], last, "last_1")
+        bits, last = register(m, moves[1], bits, "bits_1"), register(m, moves[1], last, "last_1")
 
         # Stage 2: the values at their places.
         with m.If(moves[2]):

@@ -106,7 +106,7 @@ class MatrixParser(wiring.Component):
             with m.State("SETTLE"):
                 m.d.sync += now.settle.eq(now.settle - 1)
                 with m.If(now.settle == 0):
-                    found = self._found(m, now, header, crc)
+                    found = self._find_fault(m, now, header, crc)
                     self._advance(m, now, header)
                     m.d.sync += self.fault.eq(found)
                     m.next = "PLAN"
@@ -132,7 +132,7 @@ class MatrixParser(wiring.Component):
             crc.first.eq(now.message_begins),
             crc.data.eq(word),
             ones.bits.eq(now.bits),
-            ones.counted.eq(_counted(now.part, now.command.row_format)),
+            ones.counted.eq(_count_unit(now.part, now.command.row_format)),
             ones.enable.eq(taken & inside & _is_counted(now.part)),
             ones.word.eq(word),
             plan.part.eq(now.part),
@@ -193,7 +193,7 @@ class MatrixParser(wiring.Component):
                     m.d.comb += o.valid.eq(self.i.valid & now.words.useful.any())
                     m.d.comb += self.i.ready.eq(o.ready | ~now.words.useful.any())
 
-    def _found(self, m: Module, now: "_Registers", header: MatrixHeader, crc: Crc32c) -> Signal:
+    def _find_fault(self, m: Module, now: "_Registers", header: MatrixHeader, crc: Crc32c) -> Signal:
         """Find what is wrong with the part whose words were taken."""
         found = Signal(StreamFault)
         with m.Switch(now.part):
@@ -268,6 +268,6 @@ def _is_counted(part: Signal) -> Any:
     return (part == Part.BITMAP) | (part == Part.CODES)
 
 
-def _counted(part: Signal, row_format: Signal) -> Any:
+def _count_unit(part: Signal, row_format: Signal) -> Any:
     threes = Mux(row_format == RowFormat.CODED_FP16, Counted.THREES_OF_4, Counted.THREES_OF_2)
     return Mux(part == Part.CODES, threes, Counted.ONES)

@@ -88,7 +88,7 @@ class RowValues(wiring.Component):
             to_codebook.ready.eq(1),
         ]
         if parts:
-            self._coded(m, coded, values, parts, to_codebook)
+            self._decode_coded(m, coded, values, parts, to_codebook)
         return m
 
     def _section(self, m: Module, section: Section, row: Any) -> Unpack:
@@ -120,7 +120,7 @@ class RowValues(wiring.Component):
         ]
         return unpack
 
-    def _coded(self, m: Module, coded: Any, values: Unpack, planes: dict[Section, Unpack], row: Any) -> None:
+    def _decode_coded(self, m: Module, coded: Any, values: Unpack, planes: dict[Section, Unpack], row: Any) -> None:
         """Planes to CodedValues, which has a codebook for each row with values."""
         m.submodules.coded = unit = CodedValues(self.width)
         m.submodules.codebooks = codebooks = StreamQueue(row.payload.codebook.shape(), _CODEBOOKS)

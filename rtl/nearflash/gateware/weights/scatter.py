@@ -16,7 +16,7 @@ from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
 
 from nearflash.gateware.fp.pipeline import digit_places, select_digit, wire
 
-__all__ = ["Level", "funnel", "prefix_counts", "registered", "scatter", "scatter_levels"]
+__all__ = ["Level", "funnel", "prefix_counts", "register", "scatter", "scatter_levels"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def scatter(m: Module, packed: Value, bits: Value, levels: list[Level], element_
     return Cat(Mux(bit, element, 0) for bit, element in zip(bits, elements, strict=True))
 
 
-def registered(m: Module, enable: Value, value: Value, name: str | None = None) -> Signal:
+def register(m: Module, enable: Value, value: Value, name: str | None = None) -> Signal:
     """`value` as it was in the last cycle with `enable`."""
     register = Signal(len(value), name=name, reset_less=True)
     with m.If(enable):

@@ -40,9 +40,9 @@ class Difference:
 
     def __str__(self) -> str:
         """Patterns and values."""
-        before = "  ".join(f"{name} {_shown(bits)}" for name, bits in self.inputs.items())
-        return (f"parameter {self.index}: {self.array} is {_shown(self.kernel)} in C++ and "
-                f"{_shown(self.definition)} in Python\n    from {before}")  # fmt: skip
+        before = "  ".join(f"{name} {_show(bits)}" for name, bits in self.inputs.items())
+        return (f"parameter {self.index}: {self.array} is {_show(self.kernel)} in C++ and "
+                f"{_show(self.definition)} in Python\n    from {before}")  # fmt: skip
 
 
 @dataclass
@@ -125,5 +125,5 @@ def _compare(rule: HlsRule, real: str, library: HlsLibrary, state: NDArray[np.fl
     return result
 
 
-def _shown(bits: int) -> str:
+def _show(bits: int) -> str:
     return f"{bits:08x} ({np.uint32(bits).view(np.float32):.9g})"

@@ -115,13 +115,13 @@ def _calls(file: str) -> list[Any]:
 def _kernel(arguments: argparse.Namespace) -> int:
     from nearflash.sim.hls.build import HLS
     from nearflash.sim.hls.check import load_rule
-    from nearflash.sim.hls.kernels import call_of, committed_tops
+    from nearflash.sim.hls.kernels import call_of, generate_tops
 
     if arguments.file:
         kernel = call_of(load_rule(arguments.file)(lr=1e-3, step=1)).kernel
         folder, tops = arguments.file.parent, {f"{kernel.function}.cpp": kernel.text}
     else:
-        folder, tops = HLS / "kernels", committed_tops()
+        folder, tops = HLS / "kernels", generate_tops()
     for name, text in tops.items():
         write_durably(folder / name, text, mode=PUBLIC_MODE)
         print(folder / name)

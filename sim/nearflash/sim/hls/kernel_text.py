@@ -104,14 +104,14 @@ def update_kernel(
         array_count=len(arrays),
         scalar_count=len(scalars),
         scalar_names=_literal(f"{optimizer}::Scalars must have the fields {', '.join(scalars)}"),
-        inner=_wrapped("void run(", [*inner, *tail], ") {"),
+        inner=_wrap("void run(", [*inner, *tail], ") {"),
         loads=_stages(f"load({array}, params, in[{k}])" for k, array in enumerate(arrays)),
         members=", ".join(f"&State::{array}" for array in arrays),
         stores=_stages(f"store(out[{k}], params, {output})" for k, output in enumerate(outputs)),
-        outer=_wrapped(f'extern "C" void update_{name}(', [*outer, *tail], ") {"),
+        outer=_wrap(f'extern "C" void update_{name}(', [*outer, *tail], ") {"),
         pragmas=_pragmas(arrays, outputs, [*counts, "copy_format", *scalars, *results, "return"]),
         assignments="\n".join(f"    scalars.{scalar} = {scalar};" for scalar in scalars),
-        call=_wrapped("    run(", passed, ");"),
+        call=_wrap("    run(", passed, ");"),
     )
 
 
@@ -136,7 +136,7 @@ def _literal(message: str) -> str:
     return "\n".join(f'              "{line}"' for line in lines) + ");"
 
 
-def _wrapped(head: str, items: Iterable[str], tail: str) -> str:
+def _wrap(head: str, items: Iterable[str], tail: str) -> str:
     """A call or declaration, its items behind the parenthesis, broken between them."""
     glued = ", ".join(item.replace(" ", "\0") for item in items)
     text = textwrap.fill(head.replace(" ", "\0") + glued + tail.replace(" ", "\0"), 118, break_on_hyphens=False,

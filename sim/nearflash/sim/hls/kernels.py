@@ -12,7 +12,7 @@ from nearflash.sim.hls.kernel_text import update_kernel
 from nearflash.sim.hls.library import HlsLibrary
 from nearflash.sim.hls.rule import HlsRule
 
-__all__ = ["SHIPPED", "HlsCall", "HlsKernel", "call_of", "committed_tops"]
+__all__ = ["SHIPPED", "HlsCall", "HlsKernel", "call_of", "generate_tops"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class HlsCall:
 _SUFFIX = {Profile.IEEE: "", Profile.TORCH_FUSED: "TorchFused", Profile.DEEPSPEED: "DeepSpeed"}
 
 
-def _shipped(
+def _make(
     name: str, optimizer: str, file: str, arrays: str, scalars: str, rule: type[OptimizerStep]
 ) -> dict[Profile, HlsKernel]:
     """A kernel of each operation order that the rule has."""
@@ -84,19 +84,19 @@ def _shipped(
 
 
 _ADAM = "beta1 one_minus_beta1 beta2 one_minus_beta2 eps step_size root decay decays"
-_ADAMW = _shipped("adamw", "AdamW", "adam.hpp", "p m v", _ADAM, AdamStep)
-_ADAM_L2 = _shipped("adam", "Adam", "adam.hpp", "p m v", _ADAM, AdamStep)
-_SGD = _shipped("sgd", "Sgd", "sgd.hpp", "p", "lr decay", SgdStep)
-_SGD_MOMENTUM = _shipped("sgd_momentum", "SgdMomentum", "sgd.hpp", "p m", "lr retained gain nesterov decay", SgdStep)
-_ADAGRAD = _shipped("adagrad", "Adagrad", "adagrad.hpp", "p v", "step_size eps decay", AdagradStep)
-_LION = _shipped("lion", "Lion", "lion.hpp", "p m", "lr beta1 one_minus_beta1 beta2 one_minus_beta2 decay", LionStep)
+_ADAMW = _make("adamw", "AdamW", "adam.hpp", "p m v", _ADAM, AdamStep)
+_ADAM_L2 = _make("adam", "Adam", "adam.hpp", "p m v", _ADAM, AdamStep)
+_SGD = _make("sgd", "Sgd", "sgd.hpp", "p", "lr decay", SgdStep)
+_SGD_MOMENTUM = _make("sgd_momentum", "SgdMomentum", "sgd.hpp", "p m", "lr retained gain nesterov decay", SgdStep)
+_ADAGRAD = _make("adagrad", "Adagrad", "adagrad.hpp", "p v", "step_size eps decay", AdagradStep)
+_LION = _make("lion", "Lion", "lion.hpp", "p m", "lr beta1 one_minus_beta1 beta2 one_minus_beta2 decay", LionStep)
 SHIPPED = tuple(
     kernel for kernels in (_ADAMW, _ADAM_L2, _SGD, _SGD_MOMENTUM, _ADAGRAD, _LION) for kernel in kernels.values()
 )
 """Every kernel of ours."""
 
 
-def committed_tops() -> dict[str, str]:
+def generate_tops() -> dict[str, str]:
     """Texts of the tops in hls/kernels by file: profile ieee, and one that takes Top-K. Others are made when needed."""
     kernels = [kernels[Profile.IEEE] for kernels in (_ADAMW, _ADAM_L2, _SGD, _SGD_MOMENTUM, _ADAGRAD, _LION)]
     return {f"{kernel.function}.cpp": kernel.text for kernel in (*kernels, replace(kernels[0], topk=True))}

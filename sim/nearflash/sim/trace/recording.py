@@ -121,7 +121,7 @@ class Workload:
         settings = page_settings("sparf-page", _DIM, self.tokens)
         return [random_vector(settings, self.tokens, self.group, seed, head=seed) for seed in range(self.heads)]
 
-    def opened(self, *, waves: bool = False) -> VerilatorDevice:
+    def open_device(self, *, waves: bool = False) -> VerilatorDevice:
         """The device that they run on."""
         config = attend_config(self.config)
         nand = nand_model(config)
@@ -134,7 +134,7 @@ class Workload:
 
 def record(workload: Workload) -> Recording:
     """Run the heads and record them. Raises DeviceError where one ends with a fault."""
-    with workload.opened() as device, placed(device, workload.vectors()) as heads:
+    with workload.open_device() as device, placed(device, workload.vectors()) as heads:
         watch = _Watch(device, PlacedBatch(device, heads, workload.contexts, 0))
         recorded, ended = watch.run()
         clock_hz = device.identity.config.clock_hz
@@ -143,7 +143,7 @@ def record(workload: Workload) -> Recording:
 
 def record_waves(workload: Workload, path: Path, first_cycle: int = 30_000, cycles: int = 2_000) -> None:
     """Write the waves of `cycles` cycles from `first_cycle` of the batch on (VCD); builds a simulator with waves."""
-    with workload.opened(waves=True) as device, placed(device, workload.vectors()) as heads:
+    with workload.open_device(waves=True) as device, placed(device, workload.vectors()) as heads:
         device.submit(PlacedBatch(device, heads, workload.contexts, 0).batch)
         device.kernel.start_trace(path, cycles, first_cycle)
         device.kernel.advance(first_cycle + cycles)

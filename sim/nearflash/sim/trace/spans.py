@@ -62,7 +62,7 @@ class _Bus:
                 if span.name == "data":
                     span = span._replace(row=self._selected[lun])
             elif span:
-                span = self._extended(span, kind, byte, int(end))
+                span = self._extend(span, kind, byte, int(end))
         if span:
             yield span
 
@@ -76,7 +76,7 @@ class _Bus:
             self._status.discard(lun)
         return _NAMES[byte]
 
-    def _extended(self, span: Span, kind: CycleKind, byte: int, end: int) -> Span:
+    def _extend(self, span: Span, kind: CycleKind, byte: int, end: int) -> Span:
         """Extend a span by an address or the second command; a row is complete after five addresses."""
         row = span.row
         if kind is CycleKind.ADDRESS:

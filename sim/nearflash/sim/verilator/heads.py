@@ -17,7 +17,7 @@ from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.base import Device
 from nearflash.device.drivers.attend import Head, PlacedBatch
 from nearflash.device.drivers.pages import NandPage, erase, program
-from nearflash.device.selftest.attend import placed as placed_in_memory
+from nearflash.device.selftest.attend import place_heads as placed_in_memory
 from nearflash.model.attention.memory.image import PageImage
 from nearflash.model.attention.memory.placement import NandStore
 from nearflash.model.attention.memory.settings import Settings

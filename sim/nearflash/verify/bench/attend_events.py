@@ -122,8 +122,8 @@ class _Kernel:
         """Queue the blocks of a head; the tail goes with the last one."""
         settings, tokens = self.load.settings, self.load.tokens
         head.times.append(self.clock.now)
-        blocks = settings.scanned(tokens) // settings.block_tokens
-        tail = -(-(tokens - settings.scanned(tokens)) // settings.group_tokens)
+        blocks = settings.count_scanned(tokens) // settings.block_tokens
+        tail = -(-(tokens - settings.count_scanned(tokens)) // settings.group_tokens)
         head.pending = blocks + tail
         self._blocks.extend((head, block) for block in range(blocks))
         for group in range(-(-tokens // settings.group_tokens) - tail, -(-tokens // settings.group_tokens)):

@@ -12,7 +12,7 @@ from nearflash.verify import units
 from nearflash.verify.mutants.target import Target
 from nearflash.verify.proofs.proof import Proof
 
-__all__ = ["PARTS", "chosen_proofs", "chosen_targets", "proofs", "targets"]
+__all__ = ["PARTS", "choose_proofs", "choose_targets", "proofs", "targets"]
 
 #: Modules of a unit that is a folder; they carry the folder's name.
 PARTS = ("proof", "vectors")
@@ -37,14 +37,14 @@ def targets() -> Mapping[str, Target]:
     return {unit: module.TARGET for unit, module in _modules() if hasattr(module, "TARGET")}
 
 
-def chosen_proofs(names: Iterable[str] | None = None) -> dict[str, Proof]:
+def choose_proofs(names: Iterable[str] | None = None) -> dict[str, Proof]:
     """The proofs of these names (None: all). Raises ConfigError for a name that is no proof."""
-    return _chosen(proofs(), names, "proof")
+    return _choose(proofs(), names, "proof")
 
 
-def chosen_targets(names: Iterable[str] | None = None) -> dict[str, Target]:
+def choose_targets(names: Iterable[str] | None = None) -> dict[str, Target]:
     """The mutation targets of these names (None: all). Raises ConfigError for a name that is no target."""
-    return _chosen(targets(), names, "unit")
+    return _choose(targets(), names, "unit")
 
 
 def _modules() -> Iterator[tuple[str, Any]]:
@@ -57,7 +57,7 @@ def _modules() -> Iterator[tuple[str, Any]]:
         yield folder if part in PARTS else unit, module
 
 
-def _chosen(known: Mapping[str, _Item], names: Iterable[str] | None, what: str) -> dict[str, _Item]:
+def _choose(known: Mapping[str, _Item], names: Iterable[str] | None, what: str) -> dict[str, _Item]:
     chosen = list(known) if names is None else list(names)
     for name in chosen:
         if name not in known:

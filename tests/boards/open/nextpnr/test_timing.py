@@ -4,11 +4,11 @@ import pytest
 
 from nearflash.boards.open.nextpnr.timing import (
     BlockDelays,
+    assign_types,
     block_of,
     dsp_delays,
     dsp_parameters,
     processor_delays,
-    timed_types,
 )
 
 DSP = """(DELAYFILE (TIMESCALE 1ns)
@@ -100,7 +100,7 @@ def test_slices_with_other_registers_have_other_delays():
 
     cells = {"lut": {"type": "LUT2", "parameters": {"INIT": "0110"}}, "registered": mul(MASK="1"),
              "passing": mul(**NONE), "masked": mul(MASK="0"), "ps": {"type": "PS7"}}  # fmt: skip
-    delays = timed_types(cells, DSP, PROCESSOR)
+    delays = assign_types(cells, DSP, PROCESSOR)
     assert {name: cell["type"] for name, cell in cells.items()} == {
         "lut": "LUT2", "registered": "DSP48E1_0", "masked": "DSP48E1_0", "passing": "DSP48E1_1", "ps": "PS7_0"
     }  # fmt: skip
@@ -112,5 +112,5 @@ def test_slices_with_other_registers_have_other_delays():
 
 def test_blocks_without_delays_share_a_type():
     cells = {"first": {"type": "DSP48E1", "parameters": NONE}, "second": {"type": "DSP48E1"}}
-    assert timed_types(cells, "", "") == {"DSP48E1_0": BlockDelays()}
-    assert timed_types({}, DSP, PROCESSOR) == {}
+    assert assign_types(cells, "", "") == {"DSP48E1_0": BlockDelays()}
+    assert assign_types({}, DSP, PROCESSOR) == {}

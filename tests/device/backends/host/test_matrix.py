@@ -12,7 +12,7 @@ from nearflash.device.backends.host.matrix import expand_into, read_rows
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.model.weights import bitmap as model
 from nearflash.model.weights.bitmap import expand
-from nearflash.verify.fixtures.matrices import damaged, header_of, outcome
+from nearflash.verify.fixtures.matrices import damage, header_of, outcome
 
 PADDING, UNTOUCHED = 10, 77
 each_format = pytest.mark.parametrize("form", MATRIX_FORMATS, ids=lambda form: "-".join(str(part) for part in form))
@@ -56,7 +56,7 @@ def test_each_damage_is_named_as_the_model_does(form):
     rng = np.random.default_rng(2)
     good = random_matrix(rng, (3, 130), 0.5, form, 2)
     header = header_of(good)
-    for stream in damaged(good, rng, flips=40):
+    for stream in damage(good, rng, flips=40):
         expected, rows, fault = outcome(stream, header), 0, StreamFault.NONE
         try:
             for each in read_rows(as_bytes(stream)):

@@ -14,7 +14,7 @@ from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.device.drivers.attend import attend
 from nearflash.device.drivers.pages import NandError, NandPage, erase, operate, program, read
 from nearflash.device.memory import SimulatedMemory
-from nearflash.device.selftest.attend import placed
+from nearflash.device.selftest.attend import place_heads
 from nearflash.model.attention.memory.image import head_image
 from nearflash.model.attention.memory.placement import MemoryStore, NandStore
 from nearflash.model.attention.memory.settings import Settings
@@ -78,7 +78,7 @@ def test_heads_from_nand_equal_the_model(interleaved):
     vectors = [random_vector(settings, 101, 2, seed=seed, head=seed) for seed in range(2)]
     store = NandStore(2, 4)
     with AttendModelDevice(attend_config("attend-tiny"), SimulatedMemory(1 << 24)) as device:
-        with placed(device, vectors, store) as (heads, _):
+        with place_heads(device, vectors, store) as (heads, _):
             sealed = [head_image(c.k, c.v, settings, c.page_tag, MemoryStore(0, 2)) for c in vectors]
             for vector, head, image in zip(vectors, heads, sealed, strict=True):
                 fill(device, vector, head, image)

@@ -26,8 +26,8 @@ from nearflash.gateware.attention.numerics.product import OPERAND
 from nearflash.gateware.nand.interfaces import CodewordBeat
 from nearflash.model.attention.gather import gather
 from nearflash.model.attention.memory.index import quantise
-from nearflash.model.attention.numerics.dot import truncated_dot
-from nearflash.model.attention.numerics.product import fp16_operand, rounded_product
+from nearflash.model.attention.numerics.dot import dot_truncated
+from nearflash.model.attention.numerics.product import fp16_operand, multiply_rounded
 from nearflash.sim.stalls import STALLS
 from nearflash.sim.verilator.ports import integers_from_words, words_from_integers
 from nearflash.sim.verilator.streams import StreamUnit
@@ -170,7 +170,7 @@ class Traffic:
             header = {"context": context, "kind": RequestKind.TAIL, "index": start // tokens,
                       "rows": (1 << len(part)) - 1}  # fmt: skip
             self.page(header, self.tokens(layout, part, part, wanted, values=False))
-            scores.append(np.stack([truncated_dot(part[:, chosen], q[h, chosen]) for h in range(group)]))
+            scores.append(np.stack([dot_truncated(part[:, chosen], q[h, chosen]) for h in range(group)]))
             self.dones.append({"context": context, "kind": RequestKind.TAIL, "faults": 0})
         self.expected_scores[context] = (np.concatenate(scores, axis=1), tokens)
         padded = -(-total // tokens) * tokens
@@ -233,9 +233,9 @@ def index_image(layout, k):
 def approximate(q, k, form, block, chosen):
     """Scores (g, T) of the chosen channels (docs/contracts/attention.md, 1)."""
     if form is IndexFormat.FP16:
-        return np.stack([truncated_dot(k, one) for one in q])
+        return np.stack([dot_truncated(k, one) for one in q])
     scale, zero, lsb = block.scale[chosen], block.zero[chosen], -14 if form is IndexFormat.INT8 else -10
-    factors, offsets = rounded_product(q, scale, lsb), rounded_product(q, zero, SCORE_LSB)
+    factors, offsets = multiply_rounded(q, scale, lsb), multiply_rounded(q, zero, SCORE_LSB)
     return (factors @ block.codes[:, chosen].T.astype(np.int64) << lsb - SCORE_LSB) + offsets.sum(1, keepdims=True)
 
 

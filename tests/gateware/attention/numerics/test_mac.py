@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nearflash.gateware.attention.numerics.mac import ExactMac
-from nearflash.model.attention.numerics.dot import exact_dot, truncated_dot
+from nearflash.model.attention.numerics.dot import dot_truncated, exact_dot
 from nearflash.model.attention.numerics.product import exceeds
 
 LANES = 4
@@ -58,7 +58,7 @@ def test_cut_sums_equal_the_model(unit, fp16_bits, signed_integers):
     a, b = (fp16_bits(lengths.sum() * LANES, seed) for seed in (5, 6))
     got = run(unit, a, b, lengths, cut=1)
     x, y = a.view(np.float16), b.view(np.float16)
-    expected = [int(truncated_dot(x[part], y[part])) << 32 for part in pieces(lengths)]
+    expected = [int(dot_truncated(x[part], y[part])) << 32 for part in pieces(lengths)]
     assert signed_integers(got["o"], 90).tolist() == expected
 
 

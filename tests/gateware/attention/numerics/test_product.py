@@ -13,7 +13,7 @@ from nearflash.gateware.attention.numerics.product import (
     magnitude_exceeds,
 )
 from nearflash.gateware.attention.numerics.product import fp16_operand as operand_of
-from nearflash.model.attention.numerics.product import exact_product, exceeds, fp16_operand, truncated_product
+from nearflash.model.attention.numerics.product import exact_product, exceeds, fp16_operand, multiply_truncated
 from nearflash.sim.verilator.ports import integers_from_words
 
 COUNT = 60_000
@@ -54,7 +54,7 @@ def test_equals_the_model(unit, fp16_bits):
 def test_cut_equals_the_model(unit, fp16_bits):
     a, b = fp16_bits(COUNT, 3), fp16_bits(COUNT, 4)
     got = unit.run({**numbers(a, b), "truncate": 1})
-    expected = truncated_product(a.view(np.float16), b.view(np.float16)).astype(object)
+    expected = multiply_truncated(a.view(np.float16), b.view(np.float16)).astype(object)
     np.testing.assert_array_equal(values(got["o"]), expected << 32)
 
 

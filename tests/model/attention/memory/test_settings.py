@@ -40,4 +40,4 @@ def test_descriptor_has_every_field():
         1000, 4, PageTag(1, 2, 3), 8, 40,
     )  # fmt: skip
     assert len(made.pack()) == 128
-    assert (kind.entry_tokens, kind.entries(1000), kind.scanned(1000)) == (8, 125, 512)
+    assert (kind.entry_tokens, kind.entries(1000), kind.count_scanned(1000)) == (8, 125, 512)

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nearflash.model.attention.numerics.dot import exact_dot, exact_sum, truncated_dot
-from nearflash.model.attention.numerics.product import truncated_product
+from nearflash.model.attention.numerics.dot import dot_truncated, exact_dot, exact_sum
+from nearflash.model.attention.numerics.product import multiply_truncated
 
 ONE = 2**48
 
@@ -39,7 +39,7 @@ def test_sum(fp16_values):
 
 def test_truncated_dot(fp16_values):
     a, b = fp16_values(7 * 64, 4).reshape(7, 64), fp16_values(64, 5)
-    assert truncated_dot(a, b).tolist() == [sum(truncated_product(row, b).tolist()) for row in a]
+    assert dot_truncated(a, b).tolist() == [sum(multiply_truncated(row, b).tolist()) for row in a]
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from nearflash.model.attention.numerics.product import exact_product, exceeds, rounded_product, truncated_product
+from nearflash.model.attention.numerics.product import exact_product, exceeds, multiply_rounded, multiply_truncated
 
 
 def fractions(a, b):
@@ -19,18 +19,18 @@ def test_exact_product(fp16_values):
 
 def test_cut_is_toward_zero(fp16_values):
     a, b = fp16_values(4_000, 3), fp16_values(4_000, 4)
-    assert truncated_product(a, b).tolist() == [math.trunc(value * 2**16) for value in fractions(a, b)]
+    assert multiply_truncated(a, b).tolist() == [math.trunc(value * 2**16) for value in fractions(a, b)]
 
 
 def test_rounding_is_to_nearest_even(fp16_values):
     a, b = fp16_values(4_000, 5), fp16_values(4_000, 6)
     for lsb in (-10, -14, -16):
-        assert rounded_product(a, b, lsb).tolist() == [round(value * 2**-lsb) for value in fractions(a, b)]
+        assert multiply_rounded(a, b, lsb).tolist() == [round(value * 2**-lsb) for value in fractions(a, b)]
 
 
 def test_ties():
     half = np.float16(2.0**-9)
-    assert rounded_product(np.array([1, 3, 5, -3], np.float16), half, -8).tolist() == [0, 2, 2, -2]
+    assert multiply_rounded(np.array([1, 3, 5, -3], np.float16), half, -8).tolist() == [0, 2, 2, -2]
 
 
 def test_exceeds_from_twice_the_limit_on():

@@ -20,7 +20,7 @@ from nearflash.abi.topk import (
     StreamHeader,
     ValueFormat,
     check_tiles,
-    padded_bytes,
+    pad_bytes,
     unpack_tile_word,
 )
 from nearflash.bench.storage.fuzz.mutations import (
@@ -234,7 +234,7 @@ def topk(folder: Path) -> Subject:
         found, at = [(FILE, 0, TOPK_HEADER_BYTES)], TOPK_HEADER_BYTES
         while at < len(each[FILE]):
             count, _ = unpack_tile_word(each[FILE][at : at + WORD_BYTES])
-            end = at + WORD_BYTES + 2 * padded_bytes(count, INDEX_BYTES)
+            end = at + WORD_BYTES + 2 * pad_bytes(count, INDEX_BYTES)
             found.append((FILE, at, end))
             at = end
         return found

@@ -22,7 +22,7 @@ from nearflash.bench.storage.fuzz.mutations import (
     text_files,
 )
 from nearflash.device import open_device
-from nearflash.device.replay import RecordingDevice, ReplayDevice, sealed_line
+from nearflash.device.replay import RecordingDevice, ReplayDevice, seal_line
 from nearflash.inference.policy.files import PolicyFile
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.offload.results import Results, prompt_digest
@@ -67,7 +67,7 @@ def transcript(folder: Path) -> Subject:
         body = {name: value for name, value in json.loads(texts[number]).items() if name != "crc32"}
         forged = forged_json(body, rng)
         before = texts[number - 1] if number else ""
-        texts[number] = sealed_line(forged, before) if isinstance(forged, dict) else json.dumps(forged)
+        texts[number] = seal_line(forged, before) if isinstance(forged, dict) else json.dumps(forged)
         return {FILE: "\n".join(texts).encode("ascii", "replace")}
 
     def read(place: Path) -> object:

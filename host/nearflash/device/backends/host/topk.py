@@ -19,7 +19,7 @@ from nearflash.abi.topk import (
     StreamFault,
     StreamHeader,
     ValueFormat,
-    padded_bytes,
+    pad_bytes,
     stream_error,
     unpack_tile_word,
 )
@@ -149,7 +149,7 @@ def _tile_words(stream: Bytes, tiles: int, value_bytes: int) -> tuple[Places, St
         count, _ = unpack_tile_word(text[at : at + WORD_BYTES])
         if count > TILE_PARAMS:
             return np.array(words_at, np.int64), stream_error(StreamFault.COUNT, f"{count} in tile {tile}")
-        end = at + WORD_BYTES + padded_bytes(count, INDEX_BYTES) + padded_bytes(count, value_bytes)
+        end = at + WORD_BYTES + pad_bytes(count, INDEX_BYTES) + pad_bytes(count, value_bytes)
         if end > stream.size:
             return np.array(words_at, np.int64), stream_error(StreamFault.LENGTH, f"within tile {tile}")
         words_at.append(at)

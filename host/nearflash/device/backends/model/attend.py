@@ -107,7 +107,8 @@ class _Heads:
         return replace(ended, faults=ended.faults | self._memory_fault)
 
     def _source(self, one: AttendDescriptor, settings: Settings) -> PageSource:
-        blocks, groups = settings.scanned(one.tokens) // max(one.block_tokens, 1), -(-one.tokens // one.group_tokens)
+        blocks = settings.count_scanned(one.tokens) // max(one.block_tokens, 1)
+        groups = -(-one.tokens // one.group_tokens)
         index_pages = blocks * settings.index_layout.pages if blocks else 0
         index_table = self._pages.bytes_at(one.index_table_address, 8 * index_pages).view(np.uint64)
         token_table = self._pages.bytes_at(one.token_table_address, 8 * groups).view(np.uint64)

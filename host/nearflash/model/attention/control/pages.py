@@ -70,7 +70,7 @@ class PageSource:
 
     def blocks(self, dims: Ints) -> list[IndexBlock]:
         """The index over `dims` (r,), a block a codeword of a row."""
-        covered = self._settings.scanned(self.tokens)
+        covered = self._settings.count_scanned(self.tokens)
         if not covered:
             return []
         layout = self._settings.index_layout
@@ -98,10 +98,10 @@ class PageSource:
 
     def suffix(self, dims: Ints) -> F16:
         """K (t, r) of the tokens after the index."""
-        wanted = np.arange(self.tokens) >= self._settings.scanned(self.tokens)
+        wanted = np.arange(self.tokens) >= self._settings.count_scanned(self.tokens)
         return self._tokens(wanted, values=(False,))[0][:, dims]
 
-    def chosen(self, mask: Bools) -> tuple[F16, F16]:
+    def read_chosen(self, mask: Bools) -> tuple[F16, F16]:
         """K and V (|J|, d)."""
         return self._tokens(mask, values=(False, True))
 

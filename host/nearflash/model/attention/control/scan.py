@@ -12,7 +12,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.memory.finite import finite
 from nearflash.model.attention.memory.index import IndexBlock, QuantisedBlock
 from nearflash.model.attention.numerics.fp16 import order_key
-from nearflash.model.attention.numerics.product import exceeds, rounded_product, truncated_product
+from nearflash.model.attention.numerics.product import exceeds, multiply_rounded, multiply_truncated
 from nearflash.model.attention.select.select import select
 from nearflash.model.fp.div import div
 from nearflash.model.fp.mul import mul
@@ -47,7 +47,7 @@ def approximate_scores(q: F16, blocks: Sequence[IndexBlock], suffix: F16) -> Sco
 
     r dims are those of the score, in q, in the blocks of the index and in the K of the tokens after them (t, r).
     """
-    parts = [_coded(q, block) if isinstance(block, QuantisedBlock) else _cut(q, block) for block in (*blocks, suffix)]
+    parts = [_codes(q, block) if isinstance(block, QuantisedBlock) else _cut(q, block) for block in (*blocks, suffix)]
     faults = Fault(0)
     for _, fault in parts:
         faults |= fault
@@ -59,16 +59,16 @@ def _cut(q: F16, k: F16) -> Scores:
     (k,), faults = finite(k)
     scores = np.zeros((len(q), len(k)), np.int64)
     for query, key in zip(q.T, k.T, strict=True):
-        scores += truncated_product(query[:, None], key)
+        scores += multiply_truncated(query[:, None], key)
         faults |= _range(exceeds(query[:, None], key, q.shape[1]))
     return scores, faults
 
 
-def _coded(q: F16, index: QuantisedBlock) -> Scores:
+def _codes(q: F16, index: QuantisedBlock) -> Scores:
     """Scores of one block from its quantised index."""
     form, lsb = index.format, _FACTOR_LSB[index.format]
     (scale, zero), faults = finite(index.scale, index.zero)
-    factors, offsets = rounded_product(q, scale, lsb), rounded_product(q, zero, SCORE_LSB)
+    factors, offsets = multiply_rounded(q, scale, lsb), multiply_rounded(q, zero, SCORE_LSB)
     limit, half = 2 ** score_limit_log2(q.shape[1]), 1 << _FACTOR_BITS - 1
     faults |= _range(np.abs(offsets) >= limit << -SCORE_LSB)
     faults |= _range(np.abs(factors) << form.bits >= limit << -lsb)

@@ -99,8 +99,8 @@ def head_image(
 def image_bytes(settings: Settings, tokens: int) -> int:
     """Bytes that all pages of a head of S = `tokens` tokens take in memory."""
     pages = -(-tokens // settings.group_tokens) * settings.token_layout.pages
-    if settings.scanned(tokens):
-        pages += settings.scanned(tokens) // settings.block_tokens * settings.index_layout.pages
+    if settings.count_scanned(tokens):
+        pages += settings.count_scanned(tokens) // settings.block_tokens * settings.index_layout.pages
     return pages * settings.page_bytes // CODEWORD_BYTES * SEALED_BYTES
 
 
@@ -171,7 +171,7 @@ def _token_pages(k: F16, v: F16, settings: Settings) -> Iterator[_Page]:
 
 def _index_pages(k: F16, settings: Settings) -> Iterator[_Page]:
     size = settings.block_tokens
-    for block, start in enumerate(range(0, settings.scanned(len(k)), size)):
+    for block, start in enumerate(range(0, settings.count_scanned(len(k)), size)):
         layout = settings.index_layout
         rows, scales = _index_rows(k[start : start + size], layout)
         for page in range(layout.pages):

@@ -93,7 +93,7 @@ class Settings:
         """Entries of the selection over S = `tokens` tokens."""
         return -(-tokens // self.entry_tokens)
 
-    def scanned(self, tokens: int) -> int:
+    def count_scanned(self, tokens: int) -> int:
         """Tokens that the index covers: whole blocks; 0 for dense attention."""
         return 0 if self.mode & Mode.DENSE else tokens // self.block_tokens * self.block_tokens
 

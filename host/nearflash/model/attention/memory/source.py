@@ -34,7 +34,7 @@ class Source(Protocol):
     def suffix(self, dims: NDArray[np.int64]) -> F16:
         """K (t, r) of the tokens after the index."""
 
-    def chosen(self, mask: NDArray[np.bool_]) -> tuple[F16, F16]:
+    def read_chosen(self, mask: NDArray[np.bool_]) -> tuple[F16, F16]:
         """K and V (|J|, d) of the tokens of `mask` (S,)."""
 
 
@@ -56,10 +56,10 @@ class ArraySource:
         """K (t, r) of the tokens after the index."""
         return self._k[self._covered :, dims]
 
-    def chosen(self, mask: NDArray[np.bool_]) -> tuple[F16, F16]:
+    def read_chosen(self, mask: NDArray[np.bool_]) -> tuple[F16, F16]:
         """K and V (|J|, d)."""
         return self._k[mask], self._v[mask]
 
     @property
     def _covered(self) -> int:
-        return self._settings.scanned(self.tokens)
+        return self._settings.count_scanned(self.tokens)

@@ -52,7 +52,7 @@ class Traffic:
 
 def traffic(settings: Settings, dims: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Traffic:
     """Reads of a head with the scan's `dims` (r,), none for dense attention, and the `chosen` tokens (S,)."""
-    tokens, covered = len(chosen), settings.scanned(len(chosen))
+    tokens, covered = len(chosen), settings.count_scanned(len(chosen))
     scan = len(dims) > 0
     suffix = np.zeros(tokens, bool)
     suffix[covered:] = scan

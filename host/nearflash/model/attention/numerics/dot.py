@@ -4,16 +4,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.fixed_point import EXACT_LSB
-from nearflash.model.attention.numerics.product import Fp16, truncated_product
+from nearflash.model.attention.numerics.product import Fp16, multiply_truncated
 
-__all__ = ["exact_dot", "exact_sum", "truncated_dot"]
+__all__ = ["dot_truncated", "exact_dot", "exact_sum"]
 
 _FP16_LSB = -24
 _LIMB_BITS = 20
 _TERMS_MAX = 1 << 20  # sums of limb products, of 41 bits, then fit 63 bits
 
 
-def _fixed(values: Fp16) -> NDArray[np.int64]:
+def _to_fixed(values: Fp16) -> NDArray[np.int64]:
     """fp16 values in units of 2^-24 (41 bits, signed). Raises ValueError for infinities and NaN."""
     if not np.isfinite(values).all():
         raise ValueError("fp16 values must be finite, not infinite or NaN: check with np.isfinite first")
@@ -31,7 +31,7 @@ def exact_dot(a: Fp16, b: Fp16) -> NDArray[np.object_]:
     if a.shape[-1] > _TERMS_MAX:
         raise ValueError(f"a dot product must have at most {_TERMS_MAX} terms, not {a.shape[-1]}")
     mask = (1 << _LIMB_BITS) - 1
-    (a_high, a_low), (b_high, b_low) = ((v >> _LIMB_BITS, v & mask) for v in (_fixed(a), _fixed(b)))
+    (a_high, a_low), (b_high, b_low) = ((v >> _LIMB_BITS, v & mask) for v in (_to_fixed(a), _to_fixed(b)))
     low = a_low @ b_low
     middle = (low >> _LIMB_BITS) + a_high @ b_low + a_low @ b_high
     high = a_high @ b_high + (middle >> _LIMB_BITS)
@@ -41,12 +41,12 @@ def exact_dot(a: Fp16, b: Fp16) -> NDArray[np.object_]:
 
 def exact_sum(values: Fp16) -> NDArray[np.object_]:
     """Sum over the last axis in units of 2^EXACT_LSB, as Python integers. Raises ValueError for infinities and NaN."""
-    return np.asarray(np.asarray(_fixed(values).sum(axis=-1)).astype(object) << _FP16_LSB - EXACT_LSB)
+    return np.asarray(np.asarray(_to_fixed(values).sum(axis=-1)).astype(object) << _FP16_LSB - EXACT_LSB)
 
 
-def truncated_dot(a: Fp16, b: Fp16) -> NDArray[np.int64]:
+def dot_truncated(a: Fp16, b: Fp16) -> NDArray[np.int64]:
     """Approximate score: sum over the last axis of products cut toward zero, in units of 2^SCORE_LSB.
 
-    Shapes broadcast: truncated_dot(K[:, dims], q[dims]) gives one score a token. The range rule is `exceeds`.
+    Shapes broadcast: dot_truncated(K[:, dims], q[dims]) gives one score a token. The range rule is `exceeds`.
     """
-    return np.asarray(truncated_product(a, b).sum(axis=-1))
+    return np.asarray(multiply_truncated(a, b).sum(axis=-1))

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.fixed_point import EXACT_LSB, SCORE_LSB, score_limit_log2
 
-__all__ = ["Fp16", "exact_product", "exceeds", "fp16_operand", "rounded_product", "truncated_product"]
+__all__ = ["Fp16", "exact_product", "exceeds", "fp16_operand", "multiply_rounded", "multiply_truncated"]
 
 Fp16 = NDArray[np.float16]
 
@@ -24,12 +24,12 @@ def exact_product(a: Fp16, b: Fp16) -> NDArray[np.object_]:
                       << shift.clip(min=0).astype(object))  # fmt: skip
 
 
-def truncated_product(a: Fp16, b: Fp16) -> NDArray[np.int64]:
+def multiply_truncated(a: Fp16, b: Fp16) -> NDArray[np.int64]:
     """a · b of finite values, cut toward zero to a multiple of 2^SCORE_LSB, in that unit; operands broadcast."""
     return np.trunc(_wide(a, b) * 2.0**-SCORE_LSB).astype(np.int64)
 
 
-def rounded_product(a: Fp16, b: Fp16, lsb: int) -> NDArray[np.int64]:
+def multiply_rounded(a: Fp16, b: Fp16, lsb: int) -> NDArray[np.int64]:
     """a · b of finite values, rounded to nearest even to a multiple of 2^lsb, in that unit (lsb -20 at least)."""
     return np.rint(_wide(a, b) * 2.0**-lsb).astype(np.int64)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BlockDelays", "block_of", "dsp_delays", "dsp_parameters", "processor_delays", "timed_types"]
+__all__ = ["BlockDelays", "assign_types", "block_of", "dsp_delays", "dsp_parameters", "processor_delays"]
 
 _LINE = re.compile(
     r'\(CELLTYPE "(?P<kind>[^"]*)"|\(IOPATH (?P<source>\w+) (?P<target>\w+) (?P<delay>\([^)]*\) *\([^)]*\))'
@@ -43,13 +43,13 @@ class BlockDelays:
             mine |= {pins: max(delay, mine.get(pins, delay)) for pins, delay in theirs.items()}
 
 
-def timed_types(cells: Mapping[str, Any], dsp_sdf: str, processor_sdf: str) -> dict[str, BlockDelays]:
+def assign_types(cells: Mapping[str, Any], dsp_sdf: str, processor_sdf: str) -> dict[str, BlockDelays]:
     """Give the hard blocks among a netlist's cells (yosys' JSON) types that tell their delays; returns these by type.
 
     A type is the block's with a number, `DSP48E1_0`: one for all slices whose delays are by the same parameters.
     dsp_sdf, processor_sdf: text of the SDF file of each; empty where there is none: no delays.
     """
-    timed = {name for kind, _ in _blocks(dsp_sdf) for name, _ in _wanted(kind)}
+    timed = {name for kind, _ in _blocks(dsp_sdf) for name, _ in _list_parameters(kind)}
     types: dict[frozenset[tuple[str, str]], str] = {}
     delays = {}
     for cell in cells.values():
@@ -67,7 +67,7 @@ def timed_types(cells: Mapping[str, Any], dsp_sdf: str, processor_sdf: str) -> d
 
 
 def block_of(timed_type: str) -> str:
-    """The block's own type (`DSP48E1`) of one that `timed_types` gave."""
+    """The block's own type (`DSP48E1`) of one that `assign_types` gave."""
     return timed_type.rpartition("_")[0]
 
 
@@ -86,7 +86,7 @@ def dsp_delays(sdf: str, parameters: Mapping[str, str]) -> BlockDelays:
     """
     found = BlockDelays()
     for kind, delays in _blocks(sdf):
-        wanted = _wanted(kind)
+        wanted = _list_parameters(kind)
         if all((name, parameters.get(name, _DEFAULTS.get(name, "1"))) in wanted for name, _ in wanted):
             found.add(delays)
     return found
@@ -100,7 +100,7 @@ def dsp_parameters(cell: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _wanted(kind: str) -> set[tuple[str, str]]:
+def _list_parameters(kind: str) -> set[tuple[str, str]]:
     """Names and values of the parameters that the name of a DSP slice in an SDF file has."""
     return set(_PARAMETER.findall(kind.removeprefix("DSP48E1")))
 

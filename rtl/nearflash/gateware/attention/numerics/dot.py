@@ -36,7 +36,7 @@ class ExactDot(wiring.Component):
     Timing: the result is there LATENCY cycles after its last beat, in the cycle of `o_valid` only; one beat a cycle,
     free-running; beats may have gaps.
     Numerics: exact; 64 beats at most fit (d = 256). Equals nearflash.model.attention.numerics.dot (`exact_dot`,
-    `truncated_dot`).
+    `dot_truncated`).
 
     Parameters: sums, how many go on at once, each with beats of its own.
     Members: index (of the beat's sum), products (PRODUCT, four), valid, first, last, nonfinite (of the beat),

@@ -74,7 +74,7 @@ class Product(wiring.Component):
     Timing: latency LATENCY cycles, one result a cycle, free-running.
     Numerics: operands as OPERAND holds fp16 -> fixed point, least bit 2^EXACT_LSB; equals
     nearflash.model.attention.numerics.product
-    (`exact_product`, `truncated_product`). Other values, signed, are integers: `negative` must then be 0; with places
+    (`exact_product`, `multiply_truncated`). Other values, signed, are integers: `negative` must then be 0; with places
     INTEGER_PLACES o is their product times 2^INTEGER_PLACE, its lower 43 bits only, with SHORT_PLACES times
     2^SHORT_PLACE, its lower 36 bits only.
 

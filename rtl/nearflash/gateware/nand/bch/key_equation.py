@@ -118,7 +118,7 @@ class KeyEquation(wiring.Component):
         """S of twice the number, a cycle after `syndrome` was read."""
         write, _ = self._s
         m.d.comb += [
-            write.addr.eq(Cat(0, _squared(k))),
+            write.addr.eq(Cat(0, _square_source(k))),
             write.data.eq(linear.apply(m, square(), syndrome, BCH_BITS)),
             write.en.eq(enable),
         ]
@@ -140,7 +140,7 @@ class KeyEquation(wiring.Component):
                 with m.If(k == BCH_ERRORS - 1):
                     m.next = "SQUARE"
         with m.State("SQUARE"):  # k counts on from 16, so that L and P are cleared to their ends
-            m.d.comb += [clear.eq(1), in_square.eq(1), read.addr.eq(_squared(k))]
+            m.d.comb += [clear.eq(1), in_square.eq(1), read.addr.eq(_square_source(k))]
             m.d.sync += k.eq(k + 1)
             with m.If(k == 2 * BCH_ERRORS - 1):
                 m.d.sync += [self._step.eq(0), self._length.eq(0), self._offset.eq(1), scale.eq(1)]
@@ -190,6 +190,6 @@ class KeyEquation(wiring.Component):
             advance()
 
 
-def _squared(k: Value) -> Value:
+def _square_source(k: Value) -> Value:
     """Number of the syndrome that step `k` squares: 1, 0, 3, 2, … so that S_2 is written before it is read."""
     return Cat(~k[0], k[1:4])

@@ -193,8 +193,8 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             found = dequantize(elements.astype(np.uint8), present, scale, minimum, output)
             scales.append(pairs[:, 0] | pairs[:, 1].astype(np.uint32) << _BITS)
         runs.append(scaled | (output is ElementFormat.BF16) << 1 | group.size << 2)
-        beats += _joined((elements, _BITS), (present, 1), (last[:, None], 1))
-        results += _joined((found, _BITS), (last[:, None], 1))
+        beats += _join((elements, _BITS), (present, 1), (last[:, None], 1))
+        results += _join((found, _BITS), (last[:, None], 1))
     data_bits = _WIDTH * _BITS
     inputs: dict[str, NDArray[Any]] = {
         "i_run": np.array(runs, np.uint32),
@@ -231,7 +231,7 @@ def _with_exponents(patterns: NDArray[Any], number: NumberFormat, fields: NDArra
     return patterns & ~mask | (fields << number.mantissa_bits).astype(np.uint16)
 
 
-def _joined(*columns: tuple[NDArray[Any], int]) -> list[int]:
+def _join(*columns: tuple[NDArray[Any], int]) -> list[int]:
     """Rows of fields of so many bits, the first one lowest."""
     numbers = [0] * len(columns[0][0])
     at = 0

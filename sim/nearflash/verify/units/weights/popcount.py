@@ -46,7 +46,7 @@ def build_proof(dut: Any = None) -> ProofHarness:
     total, beyond = Signal(10), Signal()
     m.d.comb += [
         there.eq(Cat(at + k < size for k in range(_PROOF_PORT_BITS))),
-        chosen.eq(_chosen(word & there, counted)),
+        chosen.eq(_choose(word & there, counted)),
     ]
     more = [Signal(8, name="more")]  # of the word; of those in the tree
     inner = harness.probe("chosen", _PROOF_PORT_BITS)
@@ -93,7 +93,7 @@ def build_proof(dut: Any = None) -> ProofHarness:
     return harness
 
 
-def _chosen(ones: Any, counted: Any) -> Any:
+def _choose(ones: Any, counted: Any) -> Any:
     chosen = ones
     for what, step in ((Counted.THREES_OF_4, 4), (Counted.THREES_OF_2, 2)):
         lowest = sum(1 << k for k in range(0, _PROOF_PORT_BITS, step))

@@ -109,7 +109,7 @@ class _Context:
 
     def record(self, number: int) -> int:
         index = self.index_layout
-        return _packed(ContextRecord, {
+        return _pack(ContextRecord, {
             "context": number, "query_base": self.query_base, "dim_rows": self.dim // 4, "group": self.group,
             "group_tokens": self.tokens, "interleaved": self.interleaved, "block_tokens": self.block_tokens,
             "index_format": self.form, "index_rows": index.rows, "row_codewords": index.row_codewords,
@@ -145,8 +145,8 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             "block": int(rng.integers(1 << 13)), "expected": int(rng.integers(1 << 9)),
         }  # fmt: skip
         asked = sum(1 << codeword for codeword in request.codewords)
-        pages.append(_packed(PageHeader, common | {"page": request.page, "codewords": asked}))
-        records.append(_packed(RequestRecord, common | {
+        pages.append(_pack(PageHeader, common | {"page": request.page, "codewords": asked}))
+        records.append(_pack(RequestRecord, common | {
             "ticket": ticket, "query_base": context.query_base, "dim_rows": context.dim // 4, "group": context.group,
             "group_rows": context.tokens // 4, "block_rows": context.block_tokens // 4, "index_format": context.form,
             "limit_shift": context.limit_shift,
@@ -160,10 +160,10 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             flags[-1] |= 2
             words.append(np.column_stack([some.view(np.uint32).reshape(-1, 2), flags]))
             fault = Fault.UNCORRECTABLE if uncorrectable else Fault.MISDIRECTED if misdirected else 0
-            faults.append(_packed(TicketFault, {"ticket": ticket, "faults": int(fault)}))
+            faults.append(_pack(TicketFault, {"ticket": ticket, "faults": int(fault)}))
             wanted = zip(some.tolist(), places, strict=True)
-            beats += [_packed(ElementBeat, every | place | {"data": word}) for word, place in wanted if place]
-        beats.append(_packed(ElementBeat, every | {"what": What.END}))
+            beats += [_pack(ElementBeat, every | place | {"data": word}) for word, place in wanted if place]
+        beats.append(_pack(ElementBeat, every | {"what": What.END}))
     writes = [context.record(number) for number, context in enumerate(contexts)]
     inputs = {
         "i_context": _rows(ContextRecord, writes),
@@ -238,7 +238,7 @@ def _index(rng: np.random.Generator, context: _Context) -> _Request:
     return _Request(sum(1 << row for row in rows), page, codewords)
 
 
-def _packed(layout: Any, fields: Mapping[str, Any]) -> int:
+def _pack(layout: Any, fields: Mapping[str, Any]) -> int:
     offsets = _OFFSETS[layout]
     return sum(int(getattr(value, "value", value)) << offsets[name] for name, value in fields.items())
 

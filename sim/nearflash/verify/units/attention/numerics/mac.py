@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.fixed_point import EXACT_LSB, QK_BITS, SCORE_LSB, score_limit_log2
 from nearflash.gateware.attention.numerics.dot import LANES
 from nearflash.gateware.attention.numerics.mac import ExactMac
-from nearflash.model.attention.numerics.dot import exact_dot, truncated_dot
+from nearflash.model.attention.numerics.dot import dot_truncated, exact_dot
 from nearflash.sim.verilator.ports import words_from_integers
 from nearflash.verify.mutants.target import Target
 
@@ -62,7 +62,7 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         limit = 2.0 ** (1 + score_limit_log2(1 << min(shift, 8)))
         exceeds = finite and bool((np.abs(a.astype(float) * b.astype(float)) >= limit).any())
         if finite:
-            exact = int(truncated_dot(a, b)) << SCORE_LSB - EXACT_LSB if truncate else int(exact_dot(a[None], b)[0])
+            exact = int(dot_truncated(a, b)) << SCORE_LSB - EXACT_LSB if truncate else int(exact_dot(a[None], b)[0])
         rows = np.sort(rng.choice(beats + beats // 3 + 1, beats, replace=False))  # the others are idle
         count = int(rows[-1]) + 1
         for name, values in (("a", a), ("b", b)):

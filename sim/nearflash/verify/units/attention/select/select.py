@@ -106,7 +106,7 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         size = _ENTRIES if rng.integers(2) else int(rng.integers(1, _ENTRIES + 1))
         local = size - min(int(rng.choice([0, 0, 1, 5])), size)
         if number % 2:
-            summed = _summed(rng, size)
+            summed = _random_sums(rng, size)
             mass = _mass(rng, summed)
             count = _ENTRIES if rng.integers(4) else int(rng.integers(0, size + 3))
             keys = probability_keys(summed)
@@ -156,7 +156,7 @@ def _keys(rng: np.random.Generator, size: int) -> NDArray[np.uint16]:
     return np.asarray(kinds[rng.integers(len(kinds))], np.uint16)
 
 
-def _summed(rng: np.random.Generator, size: int) -> _Summed:
+def _random_sums(rng: np.random.Generator, size: int) -> _Summed:
     """Summed probabilities, not all zero.
 
     Small numbers, or of 11 bits, times a power of two (their keys are exact); long-tailed; nearly equal; the largest.

@@ -18,16 +18,16 @@ class _Reference:
     """Rest of a command and of its tile, and what is wrong, by what has moved."""
 
     def __init__(self, harness: ProofHarness, dut: Any) -> None:
-        def kept(shape: int) -> Any:
+        def keep(shape: int) -> Any:
             return Signal(shape, reset_less=True)
 
         self.words, self.params, self.pairs = Signal(29), Signal(32), Signal(32)
-        self.number, self.form = kept(32 - TILE_BITS), dut.i_start.payload.value_format
+        self.number, self.form = keep(32 - TILE_BITS), dut.i_start.payload.value_format
         self.fault, self.finished = Signal(StreamFault), Signal()
         self.rows, self.values = Signal(13), Signal(13)  # words that are due
-        self.count, self.limit, self.crc_said = kept(13), kept(13), kept(32)
-        self.ended, self.last = Signal(), kept(1)  # the tile of the cycle before; it was the last one
-        self.some, self.before, self.unordered, self.beyond = kept(1), kept(16), kept(1), kept(1)
+        self.count, self.limit, self.crc_said = keep(13), keep(13), keep(32)
+        self.ended, self.last = Signal(), keep(1)  # the tile of the cycle before; it was the last one
+        self.some, self.before, self.unordered, self.beyond = keep(1), keep(16), keep(1), keep(1)
         harness.m.submodules.crc = self.crc = Crc32c()
 
         data, word = dut.i.payload, moves(dut.i)

@@ -30,7 +30,7 @@ from nearflash.gateware.weights.matrix import CODED, MatrixCommand
 from nearflash.gateware.weights.parser import MatrixParser
 from nearflash.model.weights.bitmap import read_rows
 from nearflash.sim.verilator.ports import words_from_integers
-from nearflash.verify.fixtures.matrices import damaged, header_of, odd, outcome, sealed
+from nearflash.verify.fixtures.matrices import damage, header_of, odd, outcome, seal
 from nearflash.verify.mutants.observed import gate
 from nearflash.verify.mutants.target import Target
 
@@ -164,7 +164,7 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         texts.append(text)
         ends.append(outcome(text, header)[0])
     for _ in range(_MATRICES):
-        for text, header in _judged(rng):
+        for text, header in _judge(rng):
             fault, count = outcome(text, header)
             given.append(command(header, len(text), judge=True))
             texts.append(text)
@@ -210,12 +210,12 @@ def _random(rng: np.random.Generator, group_rows: int) -> bytes:
     return made[:HEADER_BYTES] + body + GROUP_END.pack(0, crc32c(body))
 
 
-def _judged(rng: np.random.Generator) -> list[tuple[bytes, BitmapHeader]]:
+def _judge(rng: np.random.Generator) -> list[tuple[bytes, BitmapHeader]]:
     """Damaged matrices, and the headers that they were to have."""
     first, second = (MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))] for _ in range(2))
     good = random_matrix(rng, (3, int(rng.integers(2, 200))), 0.5, first, 2)
     whole = random_matrix(rng, (2, int(rng.integers(2, 300))), 0.5, second, 9)
-    bad = [*damaged(good, rng, flips=20)]
+    bad = [*damage(good, rng, flips=20)]
     found = [(bad[index], header_of(good)) for index in rng.choice(len(bad), _DAMAGED, replace=False)]
     found += [(text, header_of(whole)) for text in (*_other_headers(whole, rng), *odd(whole, rng, 5))]
     found += [(text, header_of(whole)) for text in _beyond(whole, rng)]
@@ -243,7 +243,7 @@ def _other_headers(stream: bytes, rng: np.random.Generator) -> list[bytes]:
         header = replace(header_of(stream), group_rows=int(rng.integers(2, 1 << 32))).pack()
         text = bytearray(header[: _PADDING.start] + rng.bytes(len(_PADDING)) + stream[_PADDING.stop :])
         text[bit // 8] ^= int(rng.integers(4) > 0) << bit % 8
-        found.append(sealed(bytes(text)))
+        found.append(seal(bytes(text)))
     return found
 
 
