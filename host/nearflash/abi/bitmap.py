@@ -131,12 +131,12 @@ _OUTPUTS = (ElementFormat.FP16, ElementFormat.BF16)
 
 def row_format(element: ElementFormat, coding: Coding, output: ElementFormat | None) -> RowFormat:
     """Format of the rows. Raises FormatError for formats that do not go together."""
-    found = _ROW_FORMATS.get((element, coding, output is not None))
-    if found is None or output not in (None, *_OUTPUTS):
+    row_format = _ROW_FORMATS.get((element, coding, output is not None))
+    if row_format is None or output not in (None, *_OUTPUTS):
         rule = "fp16 or bf16, plain or coded, or int8, without an output format, or int8 or int4 with fp16 or bf16"
         names = f"{element.name}, coding {coding.name}, output {output.name if output else None}"
         raise FormatError(f"a bitmap matrix must be of {rule}, not of {names}")
-    return found
+    return row_format
 
 
 def section_fields(section: Section, columns: int, values: int, escapes: int) -> int:
@@ -168,9 +168,9 @@ def check_groups(stream: memoryview, header: "BitmapHeader") -> None:
         at -= SECTION_BYTES
         if at < HEADER_BYTES:
             raise bitmap_error(StreamFault.LENGTH, f"fewer than its {header.groups} groups")
-        found, _, body_bytes = _END.unpack_from(stream, at)
-        if found != number:
-            raise bitmap_error(StreamFault.CHECKSUM, f"group {found} in the place of group {number}")
+        magic, _, body_bytes = _END.unpack_from(stream, at)
+        if magic != number:
+            raise bitmap_error(StreamFault.CHECKSUM, f"group {magic} in the place of group {number}")
         ends.append(bytes(stream[at : at + GROUP_END_BYTES]))
         at -= body_bytes
     if at != HEADER_BYTES or crc32c(b"".join(reversed(ends))) != header.ends_crc32c:
@@ -246,9 +246,9 @@ class BitmapHeader:
             raise bitmap_error(StreamFault.CHECKSUM, "another one in its header")
         known = (element, coding, output != 0) in _ROW_FORMATS and output in (0, *_OUTPUTS)
         if not known or scale_columns != (SCALE_COLUMNS if output else 0) or not (rows and columns and group_rows):
-            found = f"format {element}, coding {coding}, output {output}, {scale_columns} columns a scale"
-            found += f", {rows} x {columns} elements, {group_rows} rows a group"
-            raise bitmap_error(StreamFault.HEADER, found)
+            header_text = f"format {element}, coding {coding}, output {output}, {scale_columns} columns a scale"
+            header_text += f", {rows} x {columns} elements, {group_rows} rows a group"
+            raise bitmap_error(StreamFault.HEADER, header_text)
         if stated != stream_bytes:
             raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {stated} are stated")
         scaled = ElementFormat(output) if output else None

@@ -179,8 +179,8 @@ class StreamHeader:
         if crc32c(text[: _HEADER.size]) != int.from_bytes(text[_HEADER.size : HEADER_BYTES], "little"):
             raise stream_error(StreamFault.CHECKSUM, "another one in its header")
         if number >= len(ValueFormat) or (tile_bits, *fields[:2]) != (TILE_BITS, params, -(-params // TILE_PARAMS)):
-            found = f"format {number}, 2^{tile_bits} parameters a tile, {fields[0]} parameters in {fields[1]} tiles"
-            raise stream_error(StreamFault.HEADER, found)
+            stated = f"format {number}, 2^{tile_bits} parameters a tile, {fields[0]} parameters in {fields[1]} tiles"
+            raise stream_error(StreamFault.HEADER, stated)
         if fields[3] != stream_bytes or stream_bytes % WORD_BYTES:
             raise stream_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {fields[3]} are stated")
         return cls(ValueFormat(number), params, fields[2], stream_bytes, fields[4])

@@ -44,7 +44,7 @@ def add(subparsers: Any) -> None:
     every.add_argument("--path", type=Path, metavar="FOLDER", help="Measure the disk of this folder.")
     every.set_defaults(rows=lambda given: measure("all", path=given.path))
     for name in bench_names():
-        each = benches.add_parser(name, help=summary(name), description=summary(name), formatter_class=HelpFormatter)
-        each.bench = name
-    for each in benches.choices.values():
-        each.add_argument("--json", action="store_true", help=_JSON)
+        bench = benches.add_parser(name, help=summary(name), description=summary(name), formatter_class=HelpFormatter)
+        bench.bench = name
+    for bench in benches.choices.values():
+        bench.add_argument("--json", action="store_true", help=_JSON)

@@ -30,10 +30,10 @@ def add(subparsers: Any) -> None:
     actions = parser.add_subparsers(metavar="action", required=True)
 
     def action(name: str, run: Callable[[argparse.Namespace], int], text: str, *, optional: bool) -> Any:
-        one = actions.add_parser(name, help=text, description=text)
-        one.add_argument("board", nargs="?" if optional else None, help="Board: a folder of bitstreams/.")
-        one.set_defaults(run=run)
-        return one
+        action_parser = actions.add_parser(name, help=text, description=text)
+        action_parser.add_argument("board", nargs="?" if optional else None, help="Board: a folder of bitstreams/.")
+        action_parser.set_defaults(run=run)
+        return action_parser
 
     action("list", _list, "List boards and kernels: evidence, Fmax, resources, files.", optional=True)
     build = action("build", _build, "Build a board's bitstreams, or what its vendor's tools need.", optional=False)

@@ -105,11 +105,11 @@ def _compress(arguments: argparse.Namespace) -> int:
         before = None if others is None else _perplexity(perplexity, model, others)
         if arguments.method != "none":
             _prune(model, calibration, arguments, names)
-        found: list[Any] = []
+        written: list[Any] = []
         progress = _Progress("written", sum(1 for _ in model.state_dict()))
 
         def note(tensor: Any) -> None:
-            found.append(tensor)
+            written.append(tensor)
             progress.advance(tensor.name)
 
         name = secrets.token_hex(16)
@@ -117,7 +117,7 @@ def _compress(arguments: argparse.Namespace) -> int:
                                  dtype=DTYPES[dtype], compressed=names, metadata={REPORT_NAME: name},
                                  written=note)  # fmt: skip
         copy_others(model, tokenizer, Path(arguments.model), arguments.output)
-        report = {REPORT_NAME: name, **_report(arguments, dtype, found, set(names), size_bytes)}
+        report = {REPORT_NAME: name, **_report(arguments, dtype, written, set(names), size_bytes)}
         report["parts"] = part_digests(arguments.output)
         _keep(report, arguments.output)
         if others is not None:
@@ -170,7 +170,7 @@ class _Progress:
 def _report(
     arguments: argparse.Namespace, dtype: str, tensors: list[Any], linear: set[str], size_bytes: int,
 ) -> dict[str, Any]:  # fmt: skip
-    inner = [each for each in tensors if each.name in linear]
+    inner = [tensor for tensor in tensors if tensor.name in linear]
     pattern = ":".join(map(str, arguments.pattern)) if arguments.pattern else None
     pruned = arguments.method != "none"
     return {
@@ -182,24 +182,24 @@ def _report(
         "bits": arguments.bits,
         "dtype": dtype,
         "bytes": size_bytes,
-        "bytes_fraction_of_dense": size_bytes / sum(each.dense_bytes for each in tensors),
+        "bytes_fraction_of_dense": size_bytes / sum(tensor.dense_bytes for tensor in tensors),
         "linear": {
-            "bytes": sum(each.stored_bytes for each in inner),
+            "bytes": sum(tensor.stored_bytes for tensor in inner),
             "bytes_fraction_of_dense": _fraction(inner, "stored_bytes", "dense_bytes"),
             "density": _fraction(inner, "values", "elements"),
-            "fraction_of_dense_model": sum(each.dense_bytes for each in inner) / sum(e.dense_bytes for e in tensors),
+            "fraction_of_dense_model": sum(t.dense_bytes for t in inner) / sum(t.dense_bytes for t in tensors),
         },
         "perplexity": None,
         "tensors": [
-            {"name": each.name, "form": each.form, "density": each.values / max(each.elements, 1),
-             "bytes_fraction_of_dense": each.stored_bytes / max(each.dense_bytes, 1)}
-            for each in inner
+            {"name": tensor.name, "form": tensor.form, "density": tensor.values / max(tensor.elements, 1),
+             "bytes_fraction_of_dense": tensor.stored_bytes / max(tensor.dense_bytes, 1)}
+            for tensor in inner
         ],
     }  # fmt: skip
 
 
 def _fraction(tensors: list[Any], part: str, total: str) -> float:
-    return float(sum(getattr(each, part) for each in tensors) / sum(getattr(each, total) for each in tensors))
+    return float(sum(getattr(tensor, part) for tensor in tensors) / sum(getattr(tensor, total) for tensor in tensors))
 
 
 def _print(folder: Path, report: dict[str, Any]) -> None:
@@ -215,10 +215,10 @@ def _print(folder: Path, report: dict[str, Any]) -> None:
             f"but linear layers are {linear['fraction_of_dense_model']:.3f} of the model: the rest, as embeddings and "
             "the experts of a mixture, is not compressed"
         )
-    if found := report["perplexity"]:
-        loss = math.log(found["after"] / found["before"])
+    if perplexity := report["perplexity"]:
+        loss = math.log(perplexity["after"] / perplexity["before"])
         print(
-            f"perplexity on held-out windows: {found['before']:.3f} before, {found['after']:.3f} after "
+            f"perplexity on held-out windows: {perplexity['before']:.3f} before, {perplexity['after']:.3f} after "
             f"({loss:+.4f} nats a token)"
         )
     print(f"of each layer: {folder / REPORT}")

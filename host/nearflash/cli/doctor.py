@@ -97,21 +97,21 @@ def _memory_locks() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return Finding("locked memory", "ok", "unlimited")
-    found = f"{soft / 1e6:.1f} MB may be locked"
+    limit = f"{soft / 1e6:.1f} MB may be locked"
     if soft >= _MEMLOCK_BYTES:
-        return Finding("locked memory", "ok", found)
+        return Finding("locked memory", "ok", limit)
     raised = "ulimit -l unlimited" if hard == resource.RLIM_INFINITY else "'* - memlock unlimited'"
     where = "in this shell" if hard == resource.RLIM_INFINITY else "in /etc/security/limits.d, then log in again"
-    return Finding("locked memory", "warning", f"{found}: pinned buffers and queues of reads need more",
+    return Finding("locked memory", "warning", f"{limit}: pinned buffers and queues of reads need more",
                    f"{raised} {where}; in a service, LimitMEMLOCK=infinity")  # fmt: skip
 
 
 def _open_files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft} files may be open"
+    limit = f"{soft} files may be open"
     if soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES:
-        return Finding("open files", "ok", found)
-    return Finding("open files", "warning", found, f"ulimit -n {_OPEN_FILES * 4}")
+        return Finding("open files", "ok", limit)
+    return Finding("open files", "warning", limit, f"ulimit -n {_OPEN_FILES * 4}")
 
 
 def _swap(root: Path) -> Finding:
@@ -120,11 +120,11 @@ def _swap(root: Path) -> Finding:
         return Finding("swap", "ok", "none")
     size = sum(int(line.split()[2]) for line in lines) << 10
     used = sum(int(line.split()[3]) for line in lines) << 10
-    found = f"{used / 1e9:.2f} GB of {size / 1e9:.2f} GB in use"
+    swap_use = f"{used / 1e9:.2f} GB of {size / 1e9:.2f} GB in use"
     if not used:
-        return Finding("swap", "ok", found)
+        return Finding("swap", "ok", swap_use)
     remedy = "end what fills memory, then sudo swapoff -a && sudo swapon -a; or plan with less --host-memory"
-    return Finding("swap", "warning", f"{found}: what a plan holds in memory may come from a drive", remedy)
+    return Finding("swap", "warning", f"{swap_use}: what a plan holds in memory may come from a drive", remedy)
 
 
 def _huge_pages(root: Path) -> Finding:
@@ -225,26 +225,26 @@ def _rotation(folder: Path, root: Path) -> Finding:
 
 def _room(folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
-    found = f"{usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB"
+    free_space = f"{usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB"
     if usage.free >= _FREE_BYTES:
-        return Finding("free room", "ok", found)
-    return Finding("free room", "warning", found, "remove files, or give --folder on a larger drive")
+        return Finding("free room", "ok", free_space)
+    return Finding("free room", "warning", free_space, "remove files, or give --folder on a larger drive")
 
 
 def _gpu(root: Path) -> Finding:
     text = _text(root / "proc/driver/nvidia/version")
     if text is None:
         return Finding("GPU", "ok", "no NVIDIA driver: everything computes on the CPU")
-    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
-    return Finding("GPU", "ok", f"NVIDIA driver {found[0] if found else text.splitlines()[0]}")
+    version = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+    return Finding("GPU", "ok", f"NVIDIA driver {version[0] if version else text.splitlines()[0]}")
 
 
 def _versions(required: Callable[[str], list[str] | None] = requires) -> Iterator[Finding]:
     """Packages against the least version that nearflash states."""
     least: dict[str, str] = {}
     for line in required("nearflash") or ():
-        if found := re.match(r"([A-Za-z0-9_.-]+)[^;]*?>=\s*([0-9.]+)", line):
-            least.setdefault(found[1].lower(), found[2])
+        if requirement := re.match(r"([A-Za-z0-9_.-]+)[^;]*?>=\s*([0-9.]+)", line):
+            least.setdefault(requirement[1].lower(), requirement[2])
     for tool in _TOOLS:
         wanted = least.get(tool)
         try:

@@ -30,7 +30,7 @@ _MOST_DIES = 4096
 
 def amounts(text: str) -> list[int]:
     """Numbers, `100k` for 100,000, with commas between; `4..256` doubles from 4 to 256."""
-    found: list[int] = []
+    values: list[int] = []
     for part in text.lower().split(","):
         first, dots, last = part.partition("..")
         low = _amount(first)
@@ -38,22 +38,22 @@ def amounts(text: str) -> list[int]:
         if high < low:
             raise argparse.ArgumentTypeError(f"must be FIRST..LAST with FIRST at most LAST, not {text!r}")
         while low <= high:
-            found.append(low)
+            values.append(low)
             low *= 2
-    return found
+    return values
 
 
 def numbers(text: str) -> list[int]:
     """Numbers with commas between; `1..20` is every one from 1 to 20."""
-    found: list[int] = []
+    values: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
         low = positive(first)
         high = positive(last) if dots else low
         if high < low or high > 1000:
             raise argparse.ArgumentTypeError(f"must be FIRST..LAST, 1000 at most, not {text!r}")
-        found += range(low, high + 1)
-    return found
+        values += range(low, high + 1)
+    return values
 
 
 def _amount(text: str) -> int:
@@ -190,12 +190,12 @@ def _layers(text: str) -> tuple[int, int, int]:
 def _show(rows: Iterable[Mapping[str, Any]], arguments: argparse.Namespace, columns: Sequence[str] = ()) -> list[Any]:
     from nearflash.explore.text import text_table
 
-    found = list(rows)
+    shown = list(rows)
     if arguments.json:
-        print_rows(map(with_origin, found), as_json=True)
+        print_rows(map(with_origin, shown), as_json=True)
     else:
-        print(text_table(found, columns))
-    return found
+        print(text_table(shown, columns))
+    return shown
 
 
 def _draw(arguments: argparse.Namespace, figure: Any) -> None:
@@ -235,12 +235,12 @@ def _instinfer(arguments: argparse.Namespace) -> int:
 
 
 def _series(rows: Sequence[Mapping[str, Any]], along: str, value: str) -> dict[str, tuple[list[float], list[float]]]:
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    series: dict[str, tuple[list[float], list[float]]] = {}
     for row in rows:
-        x, y = found.setdefault(str(row.get("method") or row["system"].partition(",")[0]), ([], []))
+        x, y = series.setdefault(str(row.get("method") or row["system"].partition(",")[0]), ([], []))
         x.append(row[along])
         y.append(row[value])
-    return found
+    return series
 
 
 def _training(arguments: argparse.Namespace) -> int:
@@ -276,8 +276,8 @@ def _endor(arguments: argparse.Namespace) -> int:
     from nearflash.explore.studies.sweeps import endor_rows
     from nearflash.explore.systems.layered import Placement
 
-    found = endor_rows(arguments.model, Placement(*arguments.layers), arguments.bits)
-    rows = _show(found, arguments, ("format", "model", "seconds", "speed_up", "fits"))
+    endor = endor_rows(arguments.model, Placement(*arguments.layers), arguments.bits)
+    rows = _show(endor, arguments, ("format", "model", "seconds", "speed_up", "fits"))
     if arguments.png:
         outcomes = [Outcome(row["format"], row["model"], row["phases"]) for row in rows]
         _draw(arguments, bars(outcomes, f"{arguments.model}, layers {'/'.join(map(str, arguments.layers))}"))
@@ -300,9 +300,9 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     groups = compare_systems()
     rows = [
-        row_of(found, workload=title, speed_up=found.rate / outcomes[0].rate, assumptions=list(found.assumptions))
+        row_of(outcome, workload=title, speed_up=outcome.rate / outcomes[0].rate, assumptions=list(outcome.assumptions))
         for title, outcomes in groups.items()
-        for found in outcomes
+        for outcome in outcomes
     ]
     _show(rows, arguments, ("workload", "system", "seconds", "units_per_second", "speed_up", "fits"))
     if not arguments.json:

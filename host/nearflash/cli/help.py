@@ -22,5 +22,5 @@ def set_formatter(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = HelpFormatter
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                set_formatter(each)
+            for action_parser in action.choices.values():
+                set_formatter(action_parser)

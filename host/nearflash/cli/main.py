@@ -162,9 +162,9 @@ def make_parser(called: str | None = None, *, everything: bool = False) -> argpa
             subparsers.add_parser(name, help=_SENTENCES[name])
             continue
         _add_command(subparsers, name, points.get(name))
-    for name, each in subparsers.choices.items():
-        each.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        each.description = each.description or _SENTENCES.get(name)
+    for name, action_parser in subparsers.choices.items():
+        action_parser.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        action_parser.description = action_parser.description or _SENTENCES.get(name)
     set_formatter(parser)
     parser.epilog = _listing({name: _SENTENCES.get(name) or _help(subparsers, name) for name in subparsers.choices})
     return parser
@@ -193,7 +193,7 @@ def _add_missing(subparsers: Any, name: str, missing: ImportError) -> None:
 
 def _help(subparsers: Any, name: str) -> str:
     """The help text that a command of another package was added with."""
-    return next((str(each.help or "") for each in subparsers._choices_actions if each.dest == name), "")
+    return next((str(action.help or "") for action in subparsers._choices_actions if action.dest == name), "")
 
 
 def _listing(sentences: dict[str, str]) -> str:

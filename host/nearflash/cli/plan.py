@@ -86,15 +86,15 @@ def _plan(arguments: argparse.Namespace) -> int:
     for file in (arguments.output, arguments.picture):
         if file is not None:
             check_replaceable(file)
-    found = _search(arguments)
+    plan = _search(arguments)
     if arguments.output:
-        _keep(found, arguments.output)
+        _keep(plan, arguments.output)
     if arguments.picture:
         from nearflash.planning.picture import save_picture
 
-        save_picture(found, arguments.picture)
+        save_picture(plan, arguments.picture)
         print(f"drawn in {arguments.picture}", file=sys.stderr)
-    return _print(arguments, found)
+    return _print(arguments, plan)
 
 
 def _tune(arguments: argparse.Namespace) -> int:
@@ -103,9 +103,9 @@ def _tune(arguments: argparse.Namespace) -> int:
     if not arguments.model.is_dir():
         raise CommandError(f"model must be a folder to keep a plan in, not {str(arguments.model)!r}")
     check_replaceable(arguments.model / PLAN_NAME)
-    found = _search(arguments)
-    _keep(found, arguments.model / PLAN_NAME)
-    return _print(arguments, found)
+    plan = _search(arguments)
+    _keep(plan, arguments.model / PLAN_NAME)
+    return _print(arguments, plan)
 
 
 def _keep(found: Any, file: Path) -> None:

@@ -31,21 +31,21 @@ def check_ranges(command: Command, buffers: Iterable[Buffer], memory_bytes: int)
     """
     reads, writes = _ranges(command.reads(), "read"), _ranges(command.writes(), "write")
     allocated = sorted((b.address, b.address + b.size_bytes) for b in buffers)
-    for one in reads + writes:
-        place = bisect_right(allocated, one.start, key=lambda buffer: buffer[0]) - 1
-        if place < 0 or one.end > allocated[place][1]:
+    for access in reads + writes:
+        position = bisect_right(allocated, access.start, key=lambda buffer: buffer[0]) - 1
+        if position < 0 or access.end > allocated[position][1]:
             raise AddressError(
-                f"{one.name} range must lie in one allocated buffer of the device's {memory_bytes} bytes of memory, "
-                f"not [{one.start:#x}, {one.end:#x})"
+                f"{access.name} range must lie in one allocated buffer of the device's {memory_bytes} bytes of memory, "
+                f"not [{access.start:#x}, {access.end:#x})"
             )
-    for one, other in pairwise(writes):
-        if other.start < one.end:
-            raise _overlap(one, other)
+    for access, other in pairwise(writes):
+        if other.start < access.end:
+            raise _overlap(access, other)
     for read in reads:
         # The writes lie apart, so that their ends ascend too, and one that is the same range is the only one there.
-        place = bisect_right(writes, read.start, key=lambda write: write.end)
-        if place < len(writes) and read[:2] != writes[place][:2] and writes[place].start < read.end:
-            raise _overlap(writes[place], read)
+        position = bisect_right(writes, read.start, key=lambda write: write.end)
+        if position < len(writes) and read[:2] != writes[position][:2] and writes[position].start < read.end:
+            raise _overlap(writes[position], read)
 
 
 def _ranges(ranges: Mapping[str, tuple[int, int]], what: str) -> list[_Range]:

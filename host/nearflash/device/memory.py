@@ -101,12 +101,12 @@ class SimulatedMemory(Memory):
         if size_bytes <= 0:
             raise AddressError(f"a buffer's size must be at least 1 byte, not {size_bytes!r}")
         needed = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
-        for i, (address, room) in enumerate(self._free):
-            if needed <= room:
-                self._free[i : i + 1] = [(address + needed, room - needed)] if needed < room else []
+        for i, (address, size) in enumerate(self._free):
+            if needed <= size:
+                self._free[i : i + 1] = [(address + needed, size - needed)] if needed < size else []
                 self._taken[address] = needed
                 return SimulatedBuffer(address, self.view(address, size_bytes), links)
-        largest = max((room for _, room in self._free), default=0)
+        largest = max((size for _, size in self._free), default=0)
         raise AddressError(
             f"a buffer must fit the largest free range of the device memory, {largest} of {self.size_bytes} bytes, "
             f"not {size_bytes}; free other buffers first"
@@ -118,11 +118,11 @@ class SimulatedMemory(Memory):
         if taken is None:
             raise AddressError(f"a buffer must be allocated to be freed, not at {buffer.address:#x} (freed twice?)")
         merged: list[tuple[int, int]] = []
-        for address, room in sorted([*self._free, (buffer.address, taken)]):
+        for address, size in sorted([*self._free, (buffer.address, taken)]):
             if merged and sum(merged[-1]) == address:
-                merged[-1] = (merged[-1][0], merged[-1][1] + room)
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
             else:
-                merged.append((address, room))
+                merged.append((address, size))
         self._free = merged
 
     def view(self, address: int, size_bytes: int) -> NDArray[np.uint8]:

@@ -78,10 +78,10 @@ class RegisterDevice(CheckedDevice):
         block = f"{config.kernel}_type"
         expected = {"magic": MAGIC, "abi_version": ABI_VERSION, block: self._map[block].reset}
         for name, value in expected.items():
-            found = self.read(name)
-            if found != value:
+            stated = self.read(name)
+            if stated != value:
                 raise DigestError(
-                    f"register {name} of {backend}:{config.full_name} must be {value:#x}, not {found:#x}: "
+                    f"register {name} of {backend}:{config.full_name} must be {value:#x}, not {stated:#x}: "
                     f"load the build of {config.full_name} that belongs to this version of nearflash"
                 )
         digest64 = self.read("config_digest")

@@ -38,17 +38,17 @@ def drives_beside(address: str, sysfs: Path | None = None) -> list[Drive]:
 
     Empty where a card and the drives meet no earlier than in a root port.
     """
-    own = _way(_root(sysfs) / "bus/pci/devices" / address)
-    found: dict[int, list[Drive]] = {}
+    way = _way(_root(sysfs) / "bus/pci/devices" / address)
+    drives: dict[int, list[Drive]] = {}
     for function in _functions(sysfs):
         controllers = sorted(path.name for path in (function / "nvme").glob("nvme*"))
         if controllers and function.name != address:
-            shared = _count_shared(own, _way(function))
+            shared = _count_shared(way, _way(function))
             spaces = sorted(path.name for path in (function / "nvme" / controllers[0]).glob(f"{controllers[0]}n*"))
-            found.setdefault(shared, []).append(Drive(function.name, controllers[0], tuple(spaces)))
+            drives.setdefault(shared, []).append(Drive(function.name, controllers[0], tuple(spaces)))
     # The first function of a way is a root port; what shares a second one shares a switch.
-    nearest = max(found, default=0)
-    return found[nearest] if nearest >= 2 else []
+    nearest = max(drives, default=0)
+    return drives[nearest] if nearest >= 2 else []
 
 
 def render_node(address: str, sysfs: Path | None = None) -> Path | None:

@@ -62,34 +62,34 @@ def shape(name: str) -> ModelShape:
 @cache
 def decoder(name: str) -> Decoder:
     """A decoder by its name. Raises PlanError for a name that is not there."""
-    found = shape(name)
-    layer = found.layers[0]
-    sizes = {each.name: each for each in layer.linears}
+    model = shape(name)
+    layer = model.layers[0]
+    sizes = {linear.name: linear for linear in layer.linears}
     qkv = sum(sizes[f"attention.{part}"].parameters for part in "qkv")
     out = sizes["attention.o"].parameters
-    down = next(each for key, each in sizes.items() if key.endswith("down"))
+    down = next(linear for key, linear in sizes.items() if key.endswith("down"))
     routed = layer.experts_per_token or 1
     return Decoder(
         name=name,
-        layers=len(found.layers),
-        hidden=found.hidden,
-        heads=found.heads,
-        kv_heads=found.kv_heads,
-        head_dim=found.head_dim,
+        layers=len(model.layers),
+        hidden=model.hidden,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
         qkv=qkv,
         out=out,
         ffn=layer.active_parameters - layer.vectors - qkv - out,
-        inputs=2 * found.hidden + found.heads * found.head_dim + down.columns * routed,
-        outputs=(found.heads + 2 * found.kv_heads) * found.head_dim + found.hidden + _ffn_outputs(layer, routed),
+        inputs=2 * model.hidden + model.heads * model.head_dim + down.columns * routed,
+        outputs=(model.heads + 2 * model.kv_heads) * model.head_dim + model.hidden + _ffn_outputs(layer, routed),
         layer_parameters=layer.parameters,
-        parameters=found.parameters,
-        head=found.head,
+        parameters=model.parameters,
+        head=model.head,
     )
 
 
 def _ffn_outputs(layer: LayerShape, routed: int) -> int:
-    inner = [each for each in layer.linears if "mlp" in each.name and not each.name.endswith("router")]
-    return routed * sum(each.rows for each in inner)
+    inner = [linear for linear in layer.linears if "mlp" in linear.name and not linear.name.endswith("router")]
+    return routed * sum(linear.rows for linear in inner)
 
 
 @dataclass(frozen=True)

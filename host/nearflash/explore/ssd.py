@@ -67,17 +67,17 @@ class Ssd:
         """Rounds of all LUNs, one after another on the link; or the link alone, and the cells once."""
         if not pages:
             return 0.0
-        each = math.ceil(pages / self.channels_count)
-        of_lun = math.ceil(each / self.luns_count)
+        pages_per_channel = math.ceil(pages / self.channels_count)
+        of_lun = math.ceil(pages_per_channel / self.luns_count)
         rounds = math.ceil(of_lun / self.planes_count)
         batch_s = self.planes_count * self.transfer_s
         # LUNs begin one batch of the link apart; of the last round, only those that still have pages count.
         last = of_lun - (rounds - 1) * self.planes_count
-        busy = self.luns_count if last > 1 else each - (of_lun - 1) * self.luns_count
+        busy = self.luns_count if last > 1 else pages_per_channel - (of_lun - 1) * self.luns_count
         in_cells = rounds * cells_s + (rounds - 1) * batch_s
         if rounds > 1:
             in_cells += (busy - 1) * batch_s + last * self.transfer_s
-        return max(in_cells, cells_s + each * self.transfer_s)
+        return max(in_cells, cells_s + pages_per_channel * self.transfer_s)
 
     @property
     def read_bytes_per_s(self) -> float:

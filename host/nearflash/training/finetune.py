@@ -57,8 +57,8 @@ class Data:
         sequences = len(self.tokens) // self.seq_length
         rows = []
         for index in range(number * self.batch_size, (number + 1) * self.batch_size):
-            epoch, place = divmod(index, sequences)
-            start = int(_order(sequences, self.seed + epoch)[place]) * self.seq_length
+            epoch, offset = divmod(index, sequences)
+            start = int(_order(sequences, self.seed + epoch)[offset]) * self.seq_length
             rows.append(self.tokens[start : start + self.seq_length])
         return torch.stack(rows)
 
@@ -169,11 +169,11 @@ def digest_of(model: Any, folder: Path) -> str:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name in ("_name_or_path", "transformers_version"):
         config.pop(name, None)
-    found = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load_model(folder: Path, dtype: str) -> tuple[Any, Any]:

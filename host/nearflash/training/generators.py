@@ -27,12 +27,12 @@ def seed_generators(seed: int) -> None:
 def generator_states() -> dict[str, Any]:
     """The states now: some 14 KB of strings and numbers."""
     kind, words, gauss = random.getstate()
-    _, keys, place, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {
         "torch": _text(torch.get_rng_state().numpy()),
         "cuda": [_text(state.numpy()) for state in cuda],
-        "numpy": [_text(np.asarray(keys, "<u4")), int(place), int(has_gauss), float(cached)],
+        "numpy": [_text(np.asarray(keys, "<u4")), int(position), int(has_gauss), float(cached)],
         "python": [kind, _text(np.array(words, "<u4")), gauss],
     }
 
@@ -41,18 +41,18 @@ def restore_generators(states: Mapping[str, Any]) -> None:
     """Set what `generator_states` gave; of GPUs those that are there. Raises StateError, with nothing set."""
     try:
         kind, words, gauss = states["python"]
-        keys, place, has_gauss, cached = states["numpy"]
+        keys, position, has_gauss, cached = states["numpy"]
         python = (kind, tuple(map(int, np.frombuffer(_bytes(words), "<u4"))), gauss)
-        own = torch.frombuffer(bytearray(_bytes(states["torch"])), dtype=torch.uint8)
+        torch_state = torch.frombuffer(bytearray(_bytes(states["torch"])), dtype=torch.uint8)
         cuda = [torch.frombuffer(bytearray(_bytes(state)), dtype=torch.uint8) for state in states["cuda"]]
         random.Random().setstate(python)
-        torch.Generator().set_state(own)
-        numpys = ("MT19937", np.frombuffer(_bytes(keys), "<u4"), place, has_gauss, cached)
+        torch.Generator().set_state(torch_state)
+        numpys = ("MT19937", np.frombuffer(_bytes(keys), "<u4"), position, has_gauss, cached)
         np.random.RandomState().set_state(numpys)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise StateError(f"states of generators must be as they were stored, and are not: {error!r}") from error
     random.setstate(python)
-    torch.set_rng_state(own)
+    torch.set_rng_state(torch_state)
     np.random.set_state(numpys)  # noqa: NPY002
     if torch.cuda.is_available():
         for index, state in enumerate(cuda[: torch.cuda.device_count()]):

@@ -45,16 +45,16 @@ class AttendBatch:
     def reads(self) -> dict[str, tuple[int, int]]:
         """Ranges read, pages excepted: (address, bytes)."""
         ranges = {"descriptors": (self.descriptors_address, DESCRIPTOR_BYTES * len(self.descriptors))}
-        for index, one in enumerate(self.descriptors):
-            ranges[f"head {index} q"] = (one.q_address, one.group * one.dim * _FP16_BYTES)
-            ranges[f"head {index} v_mean"] = (one.v_mean_address, one.dim * _FP32_BYTES)
+        for index, descriptor in enumerate(self.descriptors):
+            ranges[f"head {index} q"] = (descriptor.q_address, descriptor.group * descriptor.dim * _FP16_BYTES)
+            ranges[f"head {index} v_mean"] = (descriptor.v_mean_address, descriptor.dim * _FP32_BYTES)
         return ranges
 
     def writes(self) -> dict[str, tuple[int, int]]:
         """Ranges written: (address, bytes)."""
         ranges = {"completions": (self.completions_address, COMPLETION_BYTES * len(self.descriptors))}
-        for index, one in enumerate(self.descriptors):
-            ranges[f"head {index} out"] = (one.out_address, one.group * one.dim * _FP16_BYTES)
+        for index, descriptor in enumerate(self.descriptors):
+            ranges[f"head {index} out"] = (descriptor.out_address, descriptor.group * descriptor.dim * _FP16_BYTES)
         return ranges
 
     def check(self, config: KernelConfig) -> None:

@@ -62,9 +62,9 @@ class PageBatch:
 
     def _pages(self, kind: OperationKind) -> dict[str, tuple[int, int]]:
         return {
-            f"page {index}": (one.address, one.sealed_bytes)
-            for index, one in enumerate(self.operations)
-            if one.kind is kind
+            f"page {index}": (operation.address, operation.sealed_bytes)
+            for index, operation in enumerate(self.operations)
+            if operation.kind is kind
         }
 
     def check(self, config: KernelConfig) -> None:

@@ -281,8 +281,8 @@ def expand_config(full_name: str) -> ExpandConfig:
 
 
 def _of_kind(kind: type[_Kind], full_name: str) -> _Kind:
-    found = CONFIGS.get(full_name)
-    if not isinstance(found, kind):
+    config = CONFIGS.get(full_name)
+    if not isinstance(config, kind):
         names = ", ".join(sorted(name for name, c in CONFIGS.items() if isinstance(c, kind)))
         raise ConfigError(f"configuration must be one of {names}, not {full_name!r}")
-    return found
+    return config

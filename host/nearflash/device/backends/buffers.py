@@ -37,10 +37,10 @@ class BoardMemory(Memory):
 
     def free(self, buffer: Buffer) -> None:
         """Release the buffer. Raises AddressError for one that is not allocated here."""
-        found = self._buffers.pop(buffer.address, None)
-        if found is None:
+        memory = self._buffers.pop(buffer.address, None)
+        if memory is None:
             raise AddressError(f"a buffer must be allocated to be freed, not at {buffer.address:#x} (freed twice?)")
-        found.release()
+        memory.release()
 
     def close(self) -> None:
         """Release all that is allocated."""

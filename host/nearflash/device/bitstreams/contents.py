@@ -34,8 +34,8 @@ def check_bit(path: Path, board: Board, label: Label) -> None:
     if _plain(header.part) not in _spellings(board.part):
         raise BitstreamError(f"{path} must be for {board.part}, not for {header.part!r}")
     code = _DEVICE_CODES.get(board.part[:7])
-    if code is not None and (found := _device_code(payload)) != code:
-        stated = "none" if found is None else f"{found:#x}"
+    if code is not None and (device_code := _device_code(payload)) != code:
+        stated = "none" if device_code is None else f"{device_code:#x}"
         raise BitstreamError(f"{path} must configure a device of code {code:#x} ({board.part}), not {stated}")
     label.check(header, payload, path)
 
@@ -78,15 +78,17 @@ def check_handoff(path: Path, board: Board, build: KernelConfig, clock_hz: int) 
     name = f"nearflash:kernel:{build.kernel}:1.0"
     kernels = [module for module in root.iter("MODULE") if module.get("VLNV", "").startswith("nearflash:kernel:")]
     if [kernel.get("VLNV") for kernel in kernels] != [name]:
-        found = ", ".join(kernel.get("VLNV", "") for kernel in kernels) or "none"
-        raise BitstreamError(f"{path} must have one kernel, {name}, not {found}")
-    own = _parameters(kernels[0])
+        names = ", ".join(kernel.get("VLNV", "") for kernel in kernels) or "none"
+        raise BitstreamError(f"{path} must have one kernel, {name}, not {names}")
+    parameters = _parameters(kernels[0])
     stated = {"CONFIG": build.full_name, "CONFIG_DIGEST": build.digest}
     if board.flow != "open":  # Vivado's has what the packaged kernel has as parameters
-        stated = {key: value for key, value in stated.items() if key in own}
+        stated = {key: value for key, value in stated.items() if key in parameters}
     for key, value in stated.items():
-        if own.get(key) != value:
-            raise BitstreamError(f"{path} must have {key} {value}, not {own.get(key)!r:.80}: it is of another build")
+        if parameters.get(key) != value:
+            raise BitstreamError(
+                f"{path} must have {key} {value}, not {parameters.get(key)!r:.80}: it is of another build"
+            )
     _check_registers(path, board, build, kernels[0])
     if board.flow == "open":  # Vivado's states what was asked for, and the board makes what is nearest
         _check_clock(path, root, clock_hz)
@@ -106,7 +108,7 @@ def _handoff(path: Path) -> ElementTree.Element:
 
 
 def _parameters(module: ElementTree.Element) -> dict[str, str]:
-    return {each.get("NAME", ""): each.get("VALUE", "") for each in module.iter("PARAMETER")}
+    return {parameter.get("NAME", ""): parameter.get("VALUE", "") for parameter in module.iter("PARAMETER")}
 
 
 def _check_registers(path: Path, board: Board, build: KernelConfig, kernel: ElementTree.Element) -> None:
@@ -117,21 +119,21 @@ def _check_registers(path: Path, board: Board, build: KernelConfig, kernel: Elem
         for word in range(words):
             name = register.name if words == 1 else f"{register.name}_{word + 1}"
             expected[name] = str(register.offset + 4 * word)
-    found = {}
+    registers = {}
     for element in kernel.iter("REGISTER"):
-        properties = {each.get("NAME"): each.get("VALUE", "") for each in element.findall("PROPERTY")}
-        found[element.get("NAME", "")] = properties.get("ADDRESS_OFFSET", "none")
-    if board.flow != "open" and not found:
+        properties = {prop.get("NAME"): prop.get("VALUE", "") for prop in element.findall("PROPERTY")}
+        registers[element.get("NAME", "")] = properties.get("ADDRESS_OFFSET", "none")
+    if board.flow != "open" and not registers:
         return
-    if wrong := [name for name in (*expected, *found) if expected.get(name) != found.get(name)]:
-        at = f"at {expected.get(wrong[0], 'no')} byte offset, not {found.get(wrong[0], 'no')}"
+    if wrong := [name for name in (*expected, *registers) if expected.get(name) != registers.get(name)]:
+        at = f"at {expected.get(wrong[0], 'no')} byte offset, not {registers.get(wrong[0], 'no')}"
         raise BitstreamError(f"{path} must have the registers of {build.full_name}: {wrong[0]!r:.80} {at}")
 
 
 def _check_clock(path: Path, root: ElementTree.Element, clock_hz: int) -> None:
     """Check the clock that PYNQ sets for the kernel."""
     every = (_parameters(module) for module in root.iter("MODULE"))
-    stated = next((own[_CLOCK] for own in every if _CLOCK in own), "none")
+    stated = next((parameters[_CLOCK] for parameters in every if _CLOCK in parameters), "none")
     if stated != f"{clock_hz / 1e6:.6f}":
         raise BitstreamError(f"{path} must set the clock to {clock_hz / 1e6:.6f} MHz, not {stated!r:.80}")
 

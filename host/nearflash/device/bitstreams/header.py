@@ -55,9 +55,9 @@ def split_bit(path: Path) -> tuple[BitHeader, bytes]:
             raise BitstreamError(f"{path} must have a field {letter!r} at byte {at}, not {content[at : at + 1]!r}")
         texts.append(text.rstrip(b"\0").decode("latin-1"))
         at += 3 + length
-    stated, found = int.from_bytes(content[at + 1 : at + 5], "big"), len(content) - at - 5
-    if content[at : at + 1] != b"e" or stated != found:
-        raise BitstreamError(f"{path} must have {stated} bytes of data behind its header, not {max(found, 0)}")
+    stated, payload_bytes = int.from_bytes(content[at + 1 : at + 5], "big"), len(content) - at - 5
+    if content[at : at + 1] != b"e" or stated != payload_bytes:
+        raise BitstreamError(f"{path} must have {stated} bytes of data behind its header, not {max(payload_bytes, 0)}")
     design, part, date, time = texts
     return BitHeader(design, part, date, time, stated), content[at + 5 :]
 
@@ -105,10 +105,10 @@ class Label:
 
     def check(self, header: BitHeader, payload: bytes, path: Path) -> None:
         """Raise BitstreamError, naming what differs, for the header and data of another build."""
-        wanted, found = (text.split(";") for text in (self.text(payload), header.design))
-        if wanted == found:
+        wanted, design = (text.split(";") for text in (self.text(payload), header.design))
+        if wanted == design:
             return
-        differs = next((part for part in wanted if part not in found), wanted[0])
+        differs = next((part for part in wanted if part not in design), wanted[0])
         raise BitstreamError(
             f"{path} must have the label of its build, {differs[:60]!r}, not {header.design[:120]!r}: it is another "
             "build's, or its bits were changed; build it again"

@@ -104,8 +104,8 @@ class Manifest:
             path = self.folder / name
             if not path.is_file():
                 raise BitstreamError(f"{path} must exist; run `make bitstream BOARD={self.board} KERNEL={self.kernel}`")
-            if (found := sha256(path)) != wanted:
-                raise BitstreamError(f"{path} must have the SHA-256 of its manifest, {wanted[:16]}, not {found[:16]}")
+            if (digest := sha256(path)) != wanted:
+                raise BitstreamError(f"{path} must have the SHA-256 of its manifest, {wanted[:16]}, not {digest[:16]}")
         if EVIDENCE.index(self.evidence) >= EVIDENCE.index("routed"):
             self._check_contents(load_board(self.board))
 
@@ -158,6 +158,6 @@ def load_manifest(board: Board, kernel: str) -> Manifest:
         raise BitstreamError(f"{path} must exist; run `make bitstream BOARD={board.name} KERNEL={kernel}`")
     manifest = TableReader(BitstreamError, rule).parse(Manifest, read_json(path, BitstreamError), f"{path}: manifest")
     if (manifest.board, manifest.config) != (board.name, build.full_name):
-        found = f"{manifest.config} for {manifest.board}"
-        raise BitstreamError(f"{path} must be of {build.full_name} for {board.name}, not of {found}")
+        stated = f"{manifest.config} for {manifest.board}"
+        raise BitstreamError(f"{path} must be of {build.full_name} for {board.name}, not of {stated}")
     return manifest

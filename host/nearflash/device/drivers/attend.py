@@ -44,8 +44,8 @@ class Head:
     """Page entries of the index pages; empty where there are none."""
 
     def __post_init__(self) -> None:
-        one = self.descriptor
-        for name, shape in (("q", (one.group, one.dim)), ("v_mean", (one.dim,))):
+        descriptor = self.descriptor
+        for name, shape in (("q", (descriptor.group, descriptor.dim)), ("v_mean", (descriptor.dim,))):
             if getattr(self, name).shape != shape:
                 raise ShapeError(f"{name} must have the shape {shape}, not {getattr(self, name).shape}")
 

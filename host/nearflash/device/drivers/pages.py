@@ -41,9 +41,9 @@ class NandError(DeviceError):
 
     def __init__(self, faults: dict[PageOperation, PageFault]) -> None:
         self.faults = faults
-        operation, found = next(iter(faults.items()))
-        first = next(fault for fault in PageFault if fault & found)
-        names = ", ".join(str(fault.name) for fault in PageFault if fault & found)
+        operation, page_fault = next(iter(faults.items()))
+        first = next(fault for fault in PageFault if fault & page_fault)
+        names = ", ".join(str(fault.name) for fault in PageFault if fault & page_fault)
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         super().__init__(f"{operation} must end without fault, not {names}{more}: {PAGE_FAULT_ADVICE[first]}")
 
@@ -70,9 +70,11 @@ def program(device: Device, pages: Sequence[NandPage], sealed: Sequence[Bytes]) 
 
     Raises NandError (`faults` names those that failed), ShapeError, CommandError, WaitTimeoutError as Device.wait does.
     """
-    for one in sealed:
-        if one.ndim != 2 or one.shape[1] != SEALED_BYTES or len(one) not in (8, 16, 32):
-            raise ShapeError(f"a sealed page must have the shape (8, 16 or 32, {SEALED_BYTES}), not {one.shape}")
+    for sealed_page in sealed:
+        if sealed_page.ndim != 2 or sealed_page.shape[1] != SEALED_BYTES or len(sealed_page) not in (8, 16, 32):
+            raise ShapeError(
+                f"a sealed page must have the shape (8, 16 or 32, {SEALED_BYTES}), not {sealed_page.shape}"
+            )
     operations = [
         _operation(OperationKind.PROGRAM, page, len(data) * CODEWORD_BYTES)
         for page, data in zip(pages, sealed, strict=True)
@@ -92,7 +94,7 @@ def read(device: Device, pages: Sequence[NandPage], page_bytes: int | None = Non
 def erase(device: Device, blocks: Sequence[PageEntry]) -> None:
     """Erase blocks, each named by any of its pages. Raises NandError, CommandError, WaitTimeoutError as `program`."""
     size = _config(device).page_bytes
-    operate(device, [PageOperation(OperationKind.ERASE, one.channel, one.lun, one.row, size) for one in blocks])
+    operate(device, [PageOperation(OperationKind.ERASE, block.channel, block.lun, block.row, size) for block in blocks])
 
 
 def operate(device: Device, operations: Sequence[PageOperation], sealed: Sequence[Bytes] = ()) -> list[Bytes]:
@@ -102,31 +104,31 @@ def operate(device: Device, operations: Sequence[PageOperation], sealed: Sequenc
     WaitTimeoutError as `program`.
     """
     faults: dict[PageOperation, PageFault] = {}
-    found: dict[int, Bytes] = {}
+    read_pages: dict[int, Bytes] = {}
     order = _in_turns(operations)
     for start in range(0, len(order), _BATCH_OPERATIONS):
         places = order[start : start + _BATCH_OPERATIONS]
-        batch = _Placed(device, [operations[place] for place in places])
+        batch = _Placed(device, [operations[index] for index in places])
         try:
-            batch.fill([sealed[place] if place < len(sealed) else None for place in places])
+            batch.fill([sealed[index] if index < len(sealed) else None for index in places])
             device.run(batch.batch, _TIMEOUT_S)
             completions, pages = batch.results()
         finally:
             device.free(batch.buffer)
-        faults |= {operations[at]: one for at, one in zip(places, completions, strict=True) if one}
-        found |= dict(zip(places, pages, strict=True))
+        faults |= {operations[at]: fault for at, fault in zip(places, completions, strict=True) if fault}
+        read_pages |= dict(zip(places, pages, strict=True))
     if faults:
         raise NandError(faults)
-    return [found[place] for place, one in enumerate(operations) if one.kind is OperationKind.READ]
+    return [read_pages[index] for index, operation in enumerate(operations) if operation.kind is OperationKind.READ]
 
 
 def _in_turns(operations: Sequence[PageOperation]) -> list[int]:
     """Places of operations: the first one of every lun, then the second ones, and so on."""
     seen: Counter[tuple[int, int]] = Counter()
     turns = []
-    for one in operations:
-        turns.append(seen[one.channel, one.lun])
-        seen[one.channel, one.lun] += 1
+    for operation in operations:
+        turns.append(seen[operation.channel, operation.lun])
+        seen[operation.channel, operation.lun] += 1
     return sorted(range(len(operations)), key=turns.__getitem__)
 
 
@@ -151,9 +153,9 @@ class _Placed:
         self._completions = -(-count * OPERATION_BYTES // _START_BYTES) * _START_BYTES
         end = -(-(self._completions + count * OPERATION_COMPLETION_BYTES) // _START_BYTES) * _START_BYTES
         self._starts = []
-        for one in operations:
+        for operation in operations:
             self._starts.append(end)
-            end += one.sealed_bytes
+            end += operation.sealed_bytes
         self.buffer: Buffer = device.allocate(end)
         self.buffer.host[self._completions : self._starts[0]] = 0
         self._operations = operations
@@ -162,8 +164,8 @@ class _Placed:
     def _place(self) -> PageBatch:
         address = self.buffer.address
         placed = (
-            PageOperation(**vars(one) | {"address": address + start if one.sealed_bytes else 0})
-            for one, start in zip(self._operations, self._starts, strict=True)
+            PageOperation(**vars(operation) | {"address": address + start if operation.sealed_bytes else 0})
+            for operation, start in zip(self._operations, self._starts, strict=True)
         )
         return PageBatch(tuple(placed), address, address + self._completions)
 
@@ -171,11 +173,11 @@ class _Placed:
         """Records, and the pages of programs, go down. Raises ShapeError for a page that is missing or too short."""
         packed = np.frombuffer(self.batch.pack(), np.uint8)
         self.buffer.host[: len(packed)] = packed
-        for one, start, page in zip(self._operations, self._starts, sealed, strict=True):
-            if one.kind is OperationKind.PROGRAM:
-                if page is None or page.size != one.sealed_bytes:
-                    raise ShapeError(f"{one} must have {one.sealed_bytes} bytes of sealed page, not {page}")
-                self.buffer.host[start : start + one.sealed_bytes] = page.reshape(-1)
+        for operation, start, page in zip(self._operations, self._starts, sealed, strict=True):
+            if operation.kind is OperationKind.PROGRAM:
+                if page is None or page.size != operation.sealed_bytes:
+                    raise ShapeError(f"{operation} must have {operation.sealed_bytes} bytes of sealed page, not {page}")
+                self.buffer.host[start : start + operation.sealed_bytes] = page.reshape(-1)
         self.buffer.sync_to_device()
 
     def results(self) -> tuple[list[PageFault], list[Bytes]]:
@@ -183,8 +185,8 @@ class _Placed:
         buffer, pages = self.buffer, []
         records = slice(self._completions, self._completions + len(self._operations) * OPERATION_COMPLETION_BYTES)
         buffer.sync_from_device(records.start, records.stop - records.start)
-        for one, start in zip(self._operations, self._starts, strict=True):
-            size = one.sealed_bytes if one.kind is OperationKind.READ else 0
+        for operation, start in zip(self._operations, self._starts, strict=True):
+            size = operation.sealed_bytes if operation.kind is OperationKind.READ else 0
             buffer.sync_from_device(start, size)
             pages.append(buffer.host[start : start + size].reshape(-1, SEALED_BYTES).copy())
-        return [one.faults for one in self.batch.completions(bytes(buffer.host[records]))], pages
+        return [completion.faults for completion in self.batch.completions(bytes(buffer.host[records]))], pages

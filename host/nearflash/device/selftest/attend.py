@@ -72,13 +72,15 @@ def compare_heads(device: Device, *, tokens: int, seed: int) -> Iterator[Compari
     rng, config = np.random.default_rng(seed), device.identity.config
     assert isinstance(config, AttendConfig)
     drawn = [(mode, dim, group, -(-tokens // group)) for mode in MODES for dim, group in _SHAPES]
-    vectors = [random_mode_vector(rng, *one, PageTag(index, index % 7, index)) for index, one in enumerate(drawn)]
+    vectors = [
+        random_mode_vector(rng, *drawn_head, PageTag(index, index % 7, index)) for index, drawn_head in enumerate(drawn)
+    ]
     with place_heads(device, vectors) as (heads, _):
         done = attend(device, heads, contexts=most_contexts(config, heads))
-    for (mode, dim, group, size), vector, one in zip(drawn, vectors, done.heads, strict=True):
+    for (mode, dim, group, size), vector, head in zip(drawn, vectors, done.heads, strict=True):
         result = vector.result(repeated=True)
         expected = _words(vector, vector.completion(result), result.out)
-        wrong = _words(vector, one.completion, one.out) != expected
+        wrong = _words(vector, head.completion, head.out) != expected
         yield Comparison(f"{mode:<12}S {size:<6}d {dim:<4}g {group}", expected.size, int(wrong.sum()))
 
 

@@ -45,35 +45,40 @@ def bring_up(device: Device, bare: Device, *, params: int, tokens: int, columns:
         if name == "registers" and not isinstance(bare, RegisterDevice):
             continue
         try:
-            found, passed = run(bare if name == "registers" else device, sizes), True
+            result, passed = run(bare if name == "registers" else device, sizes), True
         except (CommandError, ReplayError):
             raise
         except NearflashError as error:
-            found, passed = f"{error}; check {advice}", False
-        yield Stage(name, passed, found)
+            result, passed = f"{error}; check {advice}", False
+        yield Stage(name, passed, result)
         if not passed:
             return
 
 
 def _identity(device: Device, _: dict[str, int]) -> str:
-    one = device.identity
-    return f"{one.name}, abi {one.abi_version}, digest {one.digest64:016x}, git {one.git_revision:08x}"
+    identity = device.identity
+    return (
+        f"{identity.name}, abi {identity.abi_version}, digest {identity.digest64:016x}, git {identity.git_revision:08x}"
+    )
 
 
 def _registers(device: Device, _: dict[str, int]) -> str:
     """Every writable register holds every pattern, while all others hold their own."""
     assert isinstance(device, RegisterDevice)
-    registers = [one for one in REGISTER_MAPS[device.identity.config.kernel] if one.access is Access.RW]
-    before = {one.name: device.read(one.name) for one in registers}
-    held = {one.name: _bits_held(device, one) for one in registers}
+    registers = [register for register in REGISTER_MAPS[device.identity.config.kernel] if register.access is Access.RW]
+    before = {register.name: device.read(register.name) for register in registers}
+    held = {register.name: _bits_held(device, register) for register in registers}
     for shift, _pattern in enumerate(_PATTERNS):
-        written = {one.name: _pattern_of(one, shift + at) & held[one.name] for at, one in enumerate(registers)}
+        written = {
+            register.name: _pattern_of(register, shift + at) & held[register.name]
+            for at, register in enumerate(registers)
+        }
         for name, value in written.items():
             device.write(name, value)
         for name, value in written.items():
-            found = device.read(name) & held[name]
-            if found != value:
-                raise DeviceError(f"register {name} must hold {value:#x} while others are written, not {found:#x}")
+            read_back = device.read(name) & held[name]
+            if read_back != value:
+                raise DeviceError(f"register {name} must hold {value:#x} while others are written, not {read_back:#x}")
     for name, value in before.items():
         device.write(name, value)
     bits = sum(value.bit_count() for value in held.values())

@@ -70,8 +70,8 @@ def compare_matrices(device: Device, *, columns: int, seed: int) -> Iterator[Com
     for form in (form for form in MATRIX_FORMATS if row_format(*form) in known):
         for density in _DENSITIES:
             stream = random_matrix(rng, (_ROWS, columns), density, form)
-            expected, found = expand(stream), expand_matrix(device, stream).dense
-            yield Comparison(f"{format_name(form):<22}{density:g}", expected.size, int((found != expected).sum()))
+            expected, dense = expand(stream), expand_matrix(device, stream).dense
+            yield Comparison(f"{format_name(form):<22}{density:g}", expected.size, int((dense != expected).sum()))
 
 
 def format_name(form: MatrixFormat) -> str:

@@ -29,10 +29,10 @@ def figures() -> Iterator[dict[str, Any]]:
     """A row for each published figure: id, value, unit, published, error (a fraction of published), source."""
     for row in _data("published.toml")["figures"]:
         value = measure(row["measure"], row["parameters"])
-        found = {"id": row["id"], "system": row["system"], "what": row["what"], "value": value, "unit": row["unit"],
+        figure = {"id": row["id"], "system": row["system"], "what": row["what"], "value": value, "unit": row["unit"],
                  "published": row["published"], "error": value / row["published"] - 1, "error_of": "published",
                  "source": row["source"]}  # fmt: skip
-        yield found | {key: row[key] for key in ("calibrates", "explained") if key in row}
+        yield figure | {key: row[key] for key in ("calibrates", "explained") if key in row}
 
 
 def predictions(file: Path) -> Iterator[dict[str, Any]]:
@@ -56,8 +56,8 @@ def predictions(file: Path) -> Iterator[dict[str, Any]]:
             if isinstance(error, NearflashError):
                 raise
             raise CommandError(f"row {name!r:.80} of {file} must be what {what} takes: {error!r:.200}") from error
-        found = {"id": name, "value": value, "unit": unit}
-        yield found | ({"note": note} if note else {})
+        answer = {"id": name, "value": value, "unit": unit}
+        yield answer | ({"note": note} if note else {})
 
 
 def _question(section: str, row: Mapping[str, Any]) -> tuple[str, dict[str, Any], str, str]:
@@ -66,10 +66,10 @@ def _question(section: str, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]
         return _endor(row)
     if "method" in row:
         return "speed_up", {"drives" if key == "csds" else key: row[key] for key in row.keys() - {"id"}}, "ratio", ""
-    for each in _data("questions.toml")["questions"]:
-        if each["text"] == row["value"]:
-            own = {key: row[key] for key in row.keys() - {"id", "value"}}
-            return each["measure"], each["parameters"] | own, each["unit"], each.get("note", "")
+    for question in _data("questions.toml")["questions"]:
+        if question["text"] == row["value"]:
+            details = {key: row[key] for key in row.keys() - {"id", "value"}}
+            return question["measure"], question["parameters"] | details, question["unit"], question.get("note", "")
     raise CommandError(f"value of {row['id']} must be a text of questions.toml, not {row['value']!r}")
 
 
@@ -85,10 +85,10 @@ def _endor(row: Mapping[str, Any]) -> tuple[str, dict[str, Any], str, str]:
         return "pass_seconds", parameters, "s", ""
     if row["value"] == "speed-up over dense layer":
         return "pass_speed_up", parameters | {"over": layers}, "ratio", ""
-    found = _LAYERS.search(row["value"])
-    if not found:
+    match = _LAYERS.search(row["value"])
+    if not match:
         raise CommandError(
             f"value of {row['id']} must be seconds or a speed-up over dense layers, not {row['value']!r}"
         )
-    over = dict(zip(("gpu", "cpu", "ssd"), map(int, found.groups()), strict=True))
+    over = dict(zip(("gpu", "cpu", "ssd"), map(int, match.groups()), strict=True))
     return "pass_speed_up", parameters | {"over": over}, "ratio", ""

@@ -32,33 +32,33 @@ def kvnand_grid(
 
 def kvnand_row(decode: Decode, arrangement: Arrangement) -> dict[str, object]:
     """One cell: time, energy, price and years of decoding until the KV region is worn."""
-    found = decode_step(decode, arrangement)
+    outcome = decode_step(decode, arrangement)
     row: dict[str, object] = {"model": decode.model, "context": decode.context, "quant": decode.quant,
-                              "arrangement": found.system, "fits": found.fits}  # fmt: skip
-    if not found.fits:
+                              "arrangement": outcome.system, "fits": outcome.fits}  # fmt: skip
+    if not outcome.fits:
         return row | {"seconds": None}
-    flash = sum(found.capacity_bytes.values())
-    written = decode.shape.kv * decode.value_bytes * found.rate
+    flash = sum(outcome.capacity_bytes.values())
+    written = decode.shape.kv * decode.value_bytes * outcome.rate
     free = flash - decode.weight_bytes
     return row | {
-        "seconds": found.seconds,
-        "tokens_per_second": found.rate,
-        "joules_per_token": found.joules,
+        "seconds": outcome.seconds,
+        "tokens_per_second": outcome.rate,
+        "joules_per_token": outcome.joules,
         "flash_usd": read_part(Price, "usual").dollars(flash),
         "years_to_wear": years(written, free, read_part(Die, "kvnand").endurance_count),
-        "phases": dict(found.phases),
+        "phases": dict(outcome.phases),
     }
 
 
 def kvnand_best(rows: Sequence[dict[str, object]]) -> dict[tuple[object, ...], dict[str, object]]:
     """The fastest arrangement that fits, by model, quantisation and context."""
-    found: dict[tuple[object, ...], dict[str, object]] = {}
+    best_rows: dict[tuple[object, ...], dict[str, object]] = {}
     for row in rows:
         key = (row["model"], row["quant"], row["context"])
-        seconds, known = row["seconds"], found.get(key)
+        seconds, known = row["seconds"], best_rows.get(key)
         if isinstance(seconds, float) and (known is None or seconds < float(str(known["seconds"]))):
-            found[key] = row
-    return found
+            best_rows[key] = row
+    return best_rows
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def engine_builds(
         raise PlanError(f"tokens, dim and group must be 1 at least, not {tokens}, {dim}, {group}")
     limits, cost = read_part(Board, board), read_part(Synthesis, "attend")
     axes = ([2, 4, 8, 16], [1, 2, 4, 8], [4, 8, 16, 32, 64], [200e6, 250e6, 285e6, 300e6])
-    channels, heads, contexts, clock = (each.ravel() for each in np.meshgrid(*axes, indexing="ij"))
+    channels, heads, contexts, clock = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
     more = channels * (heads - cost.heads_per_beat_count)
     lut = cost.base_lut_count + channels * cost.channel_lut_count + more * cost.lanes_lut_count
     dsp = cost.base_dsp_count + channels * cost.channel_dsp_count + more * cost.lanes_dsp_count

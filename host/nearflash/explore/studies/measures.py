@@ -53,8 +53,10 @@ def pass_seconds(model: str, layers: Mapping[str, int], format: str = "dense", b
     if format not in ("dense", "bitmap"):
         raise PlanError(f"format must be dense or bitmap, not {format!r}")
     stored = bitmap_fraction(bits) if format == "bitmap" else 1.0
-    found = layer_pass(model, _placement(layers), LayeredHost.endor(), stored_fraction=stored, bits=bits, direct=direct)
-    return found.seconds
+    outcome = layer_pass(
+        model, _placement(layers), LayeredHost.endor(), stored_fraction=stored, bits=bits, direct=direct
+    )
+    return outcome.seconds
 
 
 def pass_speed_up(over: Mapping[str, int], **given: Any) -> float:
@@ -106,7 +108,7 @@ def _speed_up(**given: Any) -> float:
 def _saturation(model: str, gpu: str, gain: float = 0.05, most: int = 16) -> float:
     seconds = [training_step(Training(model, drives=drives, gpu=gpu)).seconds for drives in range(1, most + 1)]
     gains = [before / after - 1 for before, after in pairwise(seconds)]
-    return next((drives for drives, each in enumerate(gains, 1) if each <= gain), most)
+    return next((drives for drives, measured_gain in enumerate(gains, 1) if measured_gain <= gain), most)
 
 
 def _serial_share() -> float:
@@ -124,10 +126,10 @@ def _kv(model: str, context: int, arrangement: str, quant: str, dies: int = _DIE
     if arrangement.startswith("Base"):
         return decode_step(decode, Arrangement(arrangement))
     kind = "" if arrangement == "best" else arrangement
-    found = kvnand.best(decode, dies, kind)
-    if found is None:
+    outcome = kvnand.best(decode, dies, kind)
+    if outcome is None:
         raise PlanError(f"{dies} dies must hold {model} and {context} tokens in {quant}; they do not")
-    return found
+    return outcome
 
 
 def _decode_ratio(models: Sequence[str], context: int, over: str, arrangement: str, quant: str) -> float:
@@ -143,8 +145,8 @@ def _energy_ratio(model: str, context: int, over: str, arrangement: str, quant: 
 
 def _decode_rate(model: str, context: int, dies: int = _DIES) -> float:
     """The best arrangement and quantisation."""
-    found = [kvnand.best(Decode(model, context, quant), dies) for quant in kvnand.QUANTS]
-    return max(each.rate for each in found if each is not None)
+    outcomes = [kvnand.best(Decode(model, context, quant), dies) for quant in kvnand.QUANTS]
+    return max(outcome.rate for outcome in outcomes if outcome is not None)
 
 
 def _best_split(model: str, context: int, quant: str, dies: int, part: str) -> float:
@@ -158,7 +160,10 @@ def _crossing(model: str, quant: str, dies: int) -> float:
     """Tokens from which the fastest D is faster than C, by time alone: neither has to hold them. Infinite if none."""
 
     def ahead(context: int) -> bool:
-        every = [(each.kind, decode_step(Decode(model, context, quant), each).seconds) for each in kvnand.splits(dies)]
+        every = [
+            (arrangement.kind, decode_step(Decode(model, context, quant), arrangement).seconds)
+            for arrangement in kvnand.splits(dies)
+        ]
         return min(every, key=lambda one: one[1])[0] == "D"
 
     least, most = 1, 1 << 26
@@ -195,11 +200,11 @@ def _flexgen_t4(model: str, prompt: int, gbs: int, batches: int, percent: Sequen
         Shares(a / 100, b / 100, (100 - a - b) / 100) for a, b in zip(percent[::2], percent[1::2], strict=True)
     )
     policy = OffloadPolicy(gbs, batches, weights, cache, states, overlap=overlap, cpu_attention=cache.gpu < 1)
-    found = predict(shape(model), load_machine("t4"), Workload(prompt, 32), policy)
+    prediction = predict(shape(model), load_machine("t4"), Workload(prompt, 32), policy)
     if part == "tokens_per_second":
-        return found.tokens_per_second
+        return prediction.tokens_per_second
     phase, _, piece = part.partition(" ")
-    return found.breakdown(phase)[piece] if piece else getattr(found, f"{phase}_s")
+    return prediction.breakdown(phase)[piece] if piece else getattr(prediction, f"{phase}_s")
 
 
 MEASURES: dict[str, Callable[..., float]] = {

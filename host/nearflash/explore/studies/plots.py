@@ -80,17 +80,17 @@ def _frame(column: int, line: int) -> Any:
 
 def bars(outcomes: Sequence[Outcome], title: str) -> Any:
     """A bar for each system, its phases stacked."""
-    names = list(dict.fromkeys(name for found in outcomes for name, seconds in found.phases.items() if seconds))
+    names = list(dict.fromkeys(name for outcome in outcomes for name, seconds in outcome.phases.items() if seconds))
     figure = _figure(8, 1.2 + 0.42 * len(outcomes))
     axes = figure.subplots()
     left = [0.0] * len(outcomes)
     for name in names:
-        parts = [found.phases.get(name, 0.0) for found in outcomes]
+        parts = [outcome.phases.get(name, 0.0) for outcome in outcomes]
         axes.barh(range(len(outcomes)), parts, left=left, label=name)
         left = [before + part for before, part in zip(left, parts, strict=True)]
     for at, total in enumerate(left):
         axes.text(total, at, f" {total:.3g} s", va="center", fontsize=8)
-    axes.set_yticks(range(len(outcomes)), [found.system for found in outcomes], fontsize=8)
+    axes.set_yticks(range(len(outcomes)), [outcome.system for outcome in outcomes], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * max(left))
     axes.set_xlabel("seconds")

@@ -40,7 +40,7 @@ def report_page() -> str:
     ]
     for title, outcomes in compare_systems().items():
         parts += [f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>", _figure("phases", bars(outcomes, title))]
-        parts.append(_assumptions([(found.system, found.assumptions) for found in outcomes]))
+        parts.append(_assumptions([(outcome.system, outcome.assumptions) for outcome in outcomes]))
     parts += ["<h2>Scaling</h2>", _figure("drives", _serving_curves()), _figure("training", _training_curves())]
     parts.append("<h2>Splits of dies</h2>")
     for model, quant, dies in (("llama3.1-70b", "w4a16", 8), ("llama3.1-8b", "w16a16", 16)):

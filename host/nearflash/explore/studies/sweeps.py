@@ -40,8 +40,8 @@ def instinfer_rows(batches: Sequence[int], csds: Sequence[int], model: str = "op
     for batch in batches:
         serving = Serving(model, prompt, new, batch)
         for drives in csds:
-            for found in _serving_outcomes(serving, drives):
-                yield row_of(found, batch=batch, drives=drives)
+            for outcome in _serving_outcomes(serving, drives):
+                yield row_of(outcome, batch=batch, drives=drives)
 
 
 def _serving_outcomes(serving: Serving, drives: int) -> Iterator[Outcome]:
@@ -61,9 +61,9 @@ def smart_infinity_rows(
         for drives in csds:
             steps = [training_step(Training(model, method, drives, gpu, optimizer, keep, congested=congested))
                      for method in METHODS]  # fmt: skip
-            for method, found in zip(METHODS, steps, strict=True):
-                yield row_of(found, method=method, drives=drives, gpu=gpu, optimizer=optimizer,
-                             speed_up=steps[0].seconds / found.seconds)  # fmt: skip
+            for method, outcome in zip(METHODS, steps, strict=True):
+                yield row_of(outcome, method=method, drives=drives, gpu=gpu, optimizer=optimizer,
+                             speed_up=steps[0].seconds / outcome.seconds)  # fmt: skip
 
 
 def endor_rows(model: str, layers: Placement, bits: int = 16, density: float = 0.5) -> Iterator[dict[str, Any]]:
@@ -75,9 +75,9 @@ def endor_rows(model: str, layers: Placement, bits: int = 16, density: float = 0
         cases.append(("coded bitmap (ours), direct", _CODED_FRACTION, True))
     first = None
     for name, stored, direct in cases:
-        found = layer_pass(model, layers, host, stored_fraction=stored, bits=bits, direct=direct)
-        first = first or found
-        yield row_of(found, format=name, speed_up=first.seconds / found.seconds)
+        outcome = layer_pass(model, layers, host, stored_fraction=stored, bits=bits, direct=direct)
+        first = first or outcome
+        yield row_of(outcome, format=name, speed_up=first.seconds / outcome.seconds)
 
 
 def compare_systems() -> dict[str, list[Outcome]]:
@@ -85,7 +85,7 @@ def compare_systems() -> dict[str, list[Outcome]]:
     serving, host = Serving(batch=64), LayeredHost.endor()
     half, layers = bitmap_fraction(), Placement(5, 8, 51)
     decode = Decode("llama3.1-8b", 10_000)
-    flash = [each for each in (best(decode, 16, "C"), best(decode, 16, "D")) if each is not None]
+    flash = [outcome for outcome in (best(decode, 16, "C"), best(decode, 16, "D")) if outcome is not None]
     return {
         "decode step of 64 sequences, OPT-13B, 1,024 + 1,024 tokens, two drives": [
             zero_inference(Serving(batch=16)), *_serving_outcomes(serving, 2)],

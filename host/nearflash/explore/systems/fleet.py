@@ -26,10 +26,10 @@ def fleet_step(model: str, near: int, plain: int, optimizer: str = "adam") -> Ou
     drive, shared = read_part(SmartSsd, "smartssd"), read_part(Link, "pcie-expansion")
     state, parameters = read_part(OptimizerBytes, optimizer), find_trained(model).parameters_count
     moved = _MASTER_BYTES + state.state_bytes_per_param
-    own = min(drive.read_bytes_per_s / moved, drive.write_bytes_per_s / moved)
+    near_rate = min(drive.read_bytes_per_s / moved, drive.write_bytes_per_s / moved)
     rates = {
-        "drives that compute": near * min(own, drive.dram_bytes_per_s / (2 * moved + _MASTER_BYTES)),
-        "plain drives": min(plain * own, shared.bytes_per_s / moved, _host_rate(state)),
+        "drives that compute": near * min(near_rate, drive.dram_bytes_per_s / (2 * moved + _MASTER_BYTES)),
+        "plain drives": min(plain * near_rate, shared.bytes_per_s / moved, _host_rate(state)),
     }
     total = sum(rates.values())
     stripes = {name: rate / total for name, rate in rates.items()}

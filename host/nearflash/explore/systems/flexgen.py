@@ -74,9 +74,9 @@ def flexgen(serving: Serving, drives: int = 1, gpu: str = "a6000", sparq: bool =
     runtime, part = read_part(Runtime, "flexgen"), read_part(Gpu, gpu)
     machine = flexgen_machine(runtime, part, read_part(Link, "pcie4-x16"), drives)
     policy = OffloadPolicy(serving.batch, 1, Shares(gpu=1), Shares(disk=1), Shares(gpu=1), overlap=False)
-    found = predict(shape(serving.model), machine, Workload(serving.prompt, serving.new), policy)
+    prediction = predict(shape(serving.model), machine, Workload(serving.prompt, serving.new), policy)
     steps = serving.new - 1
-    parts = found.breakdown("decode")
+    parts = prediction.breakdown("decode")
     read = sparq_page_fraction(serving) if sparq else 1.0
     attention = serving.kv_bytes / machine.compute.gpu_attention_bytes_per_s
     used = 0.125 if sparq else 1.0
@@ -86,7 +86,7 @@ def flexgen(serving: Serving, drives: int = 1, gpu: str = "a6000", sparq: bool =
         "weights": parts["weight_read"] / steps,
         "GPU": parts["compute"] / steps - attention * (1 - used),
     }
-    return _outcome(f"FlexGen{' SparQ' if sparq else ''}, {drives} SSD", serving, phases, found)
+    return _outcome(f"FlexGen{' SparQ' if sparq else ''}, {drives} SSD", serving, phases, prediction)
 
 
 def zero_inference(serving: Serving, gpu: str = "a6000") -> Outcome:
@@ -98,12 +98,15 @@ def zero_inference(serving: Serving, gpu: str = "a6000") -> Outcome:
     machine = Machine(machine.name, machine.memory, Links(pageable.source, rate, rate, rate), machine.disk,
                       machine.compute, machine.schedule)  # fmt: skip
     policy = OffloadPolicy(serving.batch, 1, Shares(host=1), Shares(host=1), Shares(gpu=1), overlap=False)
-    found = predict(shape(serving.model), machine, Workload(serving.prompt, serving.new), policy)
+    prediction = predict(shape(serving.model), machine, Workload(serving.prompt, serving.new), policy)
     steps = serving.new - 1
-    parts = found.breakdown("decode")
+    parts = prediction.breakdown("decode")
     names = {"cache_read": "KV read", "cache_write": "KV write", "weight_read": "weights", "compute": "GPU"}
     return _outcome(
-        f"DeepSpeed, batch {serving.batch}", serving, {names[key]: value / steps for key, value in parts.items()}, found
+        f"DeepSpeed, batch {serving.batch}",
+        serving,
+        {names[key]: value / steps for key, value in parts.items()},
+        prediction,
     )
 
 

@@ -120,8 +120,8 @@ def _mean_rest(first: int, count: int, block: int) -> float:
     """The mean of t mod `block` over `count` numbers from `first`."""
 
     def below(end: int) -> int:
-        rounds, rest = divmod(end, block)
-        return (rounds * block * (block - 1) + rest * (rest - 1)) // 2
+        rounds, rest_tokens = divmod(end, block)
+        return (rounds * block * (block - 1) + rest_tokens * (rest_tokens - 1)) // 2
 
     return (below(first + count) - below(first)) / count
 

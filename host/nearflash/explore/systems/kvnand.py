@@ -217,10 +217,10 @@ def _flash_attention(
     # One head group at a time in each of the stages: the longest counts, the others once, to fill the pipeline.
     stages = {"QKV": products["QKV"], "attention": attention, "logits": transfer, "softmax": softmax}
     longest = max(stages, key=stages.__getitem__)
-    rest = {name: part for name, part in stages.items() if name != longest}
-    shown = {name: part / shape.kv_heads for name, part in rest.items()}
+    other_stages = {name: part for name, part in stages.items() if name != longest}
+    shown = {name: part / shape.kv_heads for name, part in other_stages.items()}
     phases = {"other weights": products["other weights"], longest: stages[longest], **shown}
-    return phases, {name: part - shown[name] for name, part in rest.items()} | {"KV program": program}
+    return phases, {name: part - shown[name] for name, part in other_stages.items()} | {"KV program": program}
 
 
 def _pages_per_token(decode: Decode, arrangement: Arrangement, parts: _Parts) -> float:
@@ -228,10 +228,10 @@ def _pages_per_token(decode: Decode, arrangement: Arrangement, parts: _Parts) ->
     shape, die = decode.shape, parts.die
     streams = 2 * shape.kv_heads * shape.layers
     in_page = die.page_bytes / (shape.head_dim * decode.value_bytes)
-    room = (
+    free_bytes = (
         parts.npu.buffer_bytes if arrangement.kind == "D" else arrangement.weights * die.planes_count * die.buffer_bytes
     )
-    return streams / in_page * max(1.0, streams * die.page_bytes / room)
+    return streams / in_page * max(1.0, streams * die.page_bytes / free_bytes)
 
 
 def _energy(decode: Decode, arrangement: Arrangement, parts: _Parts, logits: float) -> dict[str, float]:
@@ -266,8 +266,8 @@ def splits(dies: int) -> Iterator[Arrangement]:
 
 def best(decode: Decode, dies: int = 16, kind: str = "") -> Outcome | None:
     """The fastest arrangement that fits, of C and D or of one kind; None where none fits."""
-    every = (decode_step(decode, each) for each in splits(dies) if kind in ("", each.kind))
-    return min((each for each in every if each.fits), key=lambda each: each.seconds, default=None)
+    every = (decode_step(decode, arrangement) for arrangement in splits(dies) if kind in ("", arrangement.kind))
+    return min((outcome for outcome in every if outcome.fits), key=lambda each: each.seconds, default=None)
 
 
 def endurance_cycles(decode: Decode, tokens_per_s: float, flash_bytes: float, years: float) -> float:

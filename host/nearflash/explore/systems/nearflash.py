@@ -35,7 +35,7 @@ class Attended:
     def cycles(self, tokens: float) -> float:
         """Between measured contexts on a line in logarithms, beyond them on the last one's."""
         known = list(zip(self.context_tokens, self.head_cycles, strict=True))
-        at = min(max(sum(each <= tokens for each in self.context_tokens) - 1, 0), len(known) - 2)
+        at = min(max(sum(context <= tokens for context in self.context_tokens) - 1, 0), len(known) - 2)
         (low, first), (high, second) = known[at], known[at + 1]
         slope = math.log(second / first) / math.log(high / low)
         return float(first * (tokens / low) ** slope)
@@ -52,8 +52,8 @@ def sparf_page_step(
     indexed = (
         measured.cycles(max(1.0, serving.tokens - suffix)) / measured.clock_hz * shape.head_dim / measured.dim_count
     )
-    rest = 2 * 2 * shape.head_dim * suffix / read_part(Ssd, measured.drive).read_bytes_per_s
-    engine = heads * (indexed + rest)
+    suffix_s = 2 * 2 * shape.head_dim * suffix / read_part(Ssd, measured.drive).read_bytes_per_s
+    engine = heads * (indexed + suffix_s)
     host = {name: other.phases[name] for name in ("link", "GPU")}
     shorter = min(engine, sum(host.values())) if overlapped and serving.batch > 1 else 0.0
     hidden = shorter / 2

@@ -138,15 +138,15 @@ def _gradient_bytes(training: Training) -> float:
 
 def _passes(training: Training, parts: _Machine, parameters: float) -> tuple[dict[str, float], dict[str, float]]:
     tokens = training.batch * training.sequence
-    one = parts.gpu.seconds(_FLOPS * parameters * tokens, 2 * parameters, parts.runtime.prefill_fraction)
+    forward_s = parts.gpu.seconds(_FLOPS * parameters * tokens, 2 * parameters, parts.runtime.prefill_fraction)
     stream = parts.host.seconds(2 * parameters)
     shared = 2 * parameters / parts.shared.bytes_per_s if training.congested else 0.0
     rate = raid0_rate(parts.drive.write_bytes_per_s, training.drives, parts.shared)
     offload = _gradient_bytes(training) * parameters / rate
-    computing = _BACKWARD_PASSES * one
+    computing = _BACKWARD_PASSES * forward_s
     backward = max(computing, stream, shared + offload + (2 * parameters / parts.shared.bytes_per_s if shared else 0.0))
     return (
-        {"forward": max(one, stream, shared), "backward": computing, "gradient offload": backward - computing},
+        {"forward": max(forward_s, stream, shared), "backward": computing, "gradient offload": backward - computing},
         {"weights to GPU": 2 * stream, "gradient offload": min(offload, computing)},
     )
 

@@ -111,8 +111,8 @@ class _Scan:
 
 
 def _dense(group: int, tokens: int, settings: Settings) -> _Scan:
-    one = (1,) * group
-    choice = Selected(np.ones(settings.entries(tokens), bool), settings.reference, numerator=one, denominator=one)
+    ones = (1,) * group
+    choice = Selected(np.ones(settings.entries(tokens), bool), settings.reference, numerator=ones, denominator=ones)
     return _Scan(np.empty(0, np.int64), choice, Fault(0))
 
 

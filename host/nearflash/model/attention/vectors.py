@@ -63,20 +63,20 @@ def differences(
 ) -> str:
     """How a kernel's result differs from the model's; empty where it does not."""
     result = vector.result(repeated=repeated)
-    wanted, found = vector.completion(result), []
+    wanted, differing = vector.completion(result), []
     names = ["faults", "entries"]
     if not result.faults & ~REFERENCE_FAULTS:
         names += ["selected", "pages"]
         maximum = (*wanted.maximum, *[-32768] * (8 - len(wanted.maximum)))
         if completion.maximum != maximum:
-            found.append(f"maximum must be {maximum}, not {completion.maximum}")
+            differing.append(f"maximum must be {maximum}, not {completion.maximum}")
     for name in names:
         if getattr(completion, name) != getattr(wanted, name):
-            found.append(f"{name} must be {getattr(wanted, name)!r}, not {getattr(completion, name)!r}")
+            differing.append(f"{name} must be {getattr(wanted, name)!r}, not {getattr(completion, name)!r}")
     if (out is None) != (result.out is None):
-        found.append(f"out must be {result.out}, not {out}")
+        differing.append(f"out must be {result.out}, not {out}")
     elif out is not None and result.out is not None:
         wrong = (out.view(np.uint16) != result.out.view(np.uint16)).sum()
         if wrong:
-            found.append(f"{wrong} of {out.size} outputs differ")
-    return "; ".join(found)
+            differing.append(f"{wrong} of {out.size} outputs differ")
+    return "; ".join(differing)

@@ -23,8 +23,8 @@ def _contributions(length: int) -> tuple[NDArray[np.uint32], np.uint32]:
     """Contribution of each byte by its place, (length, 256), and of the register's first value."""
     places = np.empty((length, 256), np.uint32)
     followed, start = _TABLE, np.uint32(0xFFFF_FFFF)
-    for place in reversed(range(length)):
-        places[place] = followed
+    for byte in reversed(range(length)):
+        places[byte] = followed
         followed = followed >> np.uint32(8) ^ _TABLE[followed & np.uint32(0xFF)]
         start = start >> np.uint32(8) ^ _TABLE[start & np.uint32(0xFF)]
     return places, start

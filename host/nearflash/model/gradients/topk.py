@@ -72,8 +72,8 @@ def expand(stream: bytes, params: int) -> NDArray[np.float32]:
                 raise stream_error(StreamFault.ORDER, f"{index} behind {before} in tile {tile}")
         if count and local[-1] >= min(TILE_PARAMS, params - first):
             raise stream_error(StreamFault.RANGE, f"{local[-1]} in tile {tile} of {params} parameters")
-        for place, index in enumerate(local):
-            bits = stream[values_at + place * number.bytes :][: number.bytes]
+        for value_index, index in enumerate(local):
+            bits = stream[values_at + value_index * number.bytes :][: number.bytes]
             dense[first + index] = fp32_pattern(int.from_bytes(bits, "little"), number)
         at, pairs = end, pairs + count
     if (at, pairs) != (len(stream), header.pairs):

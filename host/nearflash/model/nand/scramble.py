@@ -26,8 +26,8 @@ _SEQUENCES = _sequences()
 
 def scrambling(row: ArrayLike, lun: ArrayLike, places: NDArray[np.integer]) -> NDArray[np.uint8]:
     """(N, RAW_BYTES): the sequences of the codewords at `places` (N,) of the page, or (N,) pages, at (lun, row)."""
-    each = zip(*(x.tolist() for x in np.broadcast_arrays(row, lun, places)), strict=True)
-    seeds = np.array([scramble_seed(*one) for one in each])
+    pages = zip(*(x.tolist() for x in np.broadcast_arrays(row, lun, places)), strict=True)
+    seeds = np.array([scramble_seed(*page) for page in pages])
     result = np.zeros((len(seeds), RAW_BYTES), np.uint8)
     for bit, sequence in enumerate(_SEQUENCES):
         result ^= np.where((seeds >> bit & 1)[:, None].astype(bool), sequence, np.uint8(0))

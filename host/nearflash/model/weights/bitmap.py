@@ -62,8 +62,10 @@ def pack(matrix: NDArray[Any], element: ElementFormat, group_rows: int, coding: 
         if coding is Coding.EXPONENTS:
             book = codebook(group[group != 0], number)
         values = [row[row != 0] for row in group]
-        planes = [encode(each, book, number) if book else {Section.VALUES: each} for each in values]
-        groups.append((book, [{Section.BITMAP: row != 0, **each} for row, each in zip(group, planes, strict=True)]))
+        planes = [encode(row_planes, book, number) if book else {Section.VALUES: row_planes} for row_planes in values]
+        groups.append(
+            (book, [{Section.BITMAP: row != 0, **row_planes} for row, row_planes in zip(group, planes, strict=True)])
+        )
     return _pack(BitmapHeader(element, rows, columns, group_rows, 0, coding), groups)
 
 

@@ -37,20 +37,20 @@ def conformance(optimizer_factory: Factory, reference: Factory) -> list[Row]:
 
 def compare(text: str, optimizer_factory: Factory, reference: Factory) -> tuple[str, str]:
     """Outcome and detail of one behaviour."""
-    behaviour, expected, found = BEHAVIOURS[text], Run(reference), Run(optimizer_factory)
+    behaviour, expected, tried = BEHAVIOURS[text], Run(reference), Run(optimizer_factory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         behaviour(expected)
         try:
-            behaviour(found)
+            behaviour(tried)
         except NearflashError as error:
             return "rejected", str(error)
         except Exception as error:
             return "differs", repr(error)
         finally:
-            if (close := getattr(found.optimizer, "close", None)) is not None:
+            if (close := getattr(tried.optimizer, "close", None)) is not None:
                 close()
-    for index, (tensor, wanted) in enumerate(zip(found.tensors, expected.tensors, strict=True)):
+    for index, (tensor, wanted) in enumerate(zip(tried.tensors, expected.tensors, strict=True)):
         if not torch.allclose(tensor, wanted, rtol=1e-5, atol=1e-6):
             return "differs", f"tensor {index} by up to {float((tensor - wanted).detach().abs().max()):.3g}"
     return "as torch", ""

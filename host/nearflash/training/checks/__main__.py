@@ -75,14 +75,14 @@ def table(tables: Mapping[str, Sequence[Row]]) -> str:
     """Rows of all optimizers side by side, in Markdown; then the messages of those that are not as torch."""
     first = next(iter(tables.values()))
     lines = ["| behaviour | outcome | message |", "|---|---|---|"]
-    for place, row in enumerate(first):
-        every = {name: rows[place] for name, rows in tables.items()}
-        outcomes = {each.outcome for each in every.values()}
+    for index, row in enumerate(first):
+        every = {name: rows[index] for name, rows in tables.items()}
+        outcomes = {result.outcome for result in every.values()}
         if len(outcomes) == 1:
             outcome = row.outcome
         else:
-            outcome = "; ".join(f"{name}: {each.outcome}" for name, each in every.items())
-        details = sorted({re.sub(r"/\S*/[0-9]+", "FILE", each.detail) for each in every.values() if each.detail})
+            outcome = "; ".join(f"{name}: {result.outcome}" for name, result in every.items())
+        details = sorted({re.sub(r"/\S*/[0-9]+", "FILE", result.detail) for result in every.values() if result.detail})
         lines.append(f"| {row.behaviour} | {outcome} | {details[0] if details else ''} |")
     return "\n".join([f"{', '.join(dict.fromkeys(name.partition(',')[0] for name in tables))}:", "", *lines])
 

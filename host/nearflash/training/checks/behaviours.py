@@ -170,7 +170,9 @@ class _Products(torch.nn.Module):
 
     def forward(self, step: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(100 + step)
-        return torch.stack([(each * torch.randn(each.shape, generator=generator)).sum() for each in self.tensors]).sum()
+        return torch.stack(
+            [(tensor * torch.randn(tensor.shape, generator=generator)).sum() for tensor in self.tensors]
+        ).sum()
 
 
 class _Done(distributed.Work):
@@ -205,8 +207,8 @@ class _OneRank(distributed.ProcessGroup):
         return _Done(tensors)
 
     def allgather(self, into: Any, tensors: Any, options: object = None) -> _Done:
-        for place, tensor in zip(into, tensors, strict=True):
-            place[0].copy_(tensor)
+        for target, tensor in zip(into, tensors, strict=True):
+            target[0].copy_(tensor)
         return _Done(into)
 
     def getBackendName(self) -> str:

@@ -172,8 +172,10 @@ def _(run: Run) -> None:
 
 def _whole(run: Run) -> tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], Any]]:
     """How the optimizer gives its whole state as torch has it, and takes it."""
-    one: Any = run.opened
-    return getattr(one, "full_state_dict", one.state_dict), getattr(one, "load_full_state_dict", one.load_state_dict)
+    optimizer: Any = run.opened
+    return getattr(optimizer, "full_state_dict", optimizer.state_dict), getattr(
+        optimizer, "load_full_state_dict", optimizer.load_state_dict
+    )
 
 
 @behaviour("the whole state, saved and loaded at a later step")
@@ -206,12 +208,12 @@ def _(run: Run) -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
         load(saved)
-        found = [float(state["step"]) for state in copy.deepcopy(save())["state"].values() if "step" in state]
+        steps = [float(state["step"]) for state in copy.deepcopy(save())["state"].values() if "step" in state]
         load(save())
     finally:
         torch.set_default_dtype(torch.float32)
-    if counted and found != [259.0] * len(found):
-        raise ValueError(f"step counts became {found}")
+    if counted and steps != [259.0] * len(steps):
+        raise ValueError(f"step counts became {steps}")
     run.step(1)
 
 

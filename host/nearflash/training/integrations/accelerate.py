@@ -21,5 +21,5 @@ def save_snapshots(accelerator: Any, optimizer: Any) -> None:
 
     Saving into the same folder again replaces the snapshot.
     """
-    own = getattr(optimizer, "optimizer", optimizer)
-    accelerator.register_save_state_pre_hook(lambda _models, _weights, folder: save(own, Path(folder)))
+    near_storage = getattr(optimizer, "optimizer", optimizer)
+    accelerator.register_save_state_pre_hook(lambda _models, _weights, folder: save(near_storage, Path(folder)))

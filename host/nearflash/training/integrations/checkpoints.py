@@ -51,18 +51,18 @@ def restore(
     complete snapshot, or one of another number of files, or where an optimizer has those files open; StorageFullError.
     """
     folder = Path(checkpoint) / _name(rank)
-    found = files_of(folder)
+    files = files_of(folder)
     targets = Settings(path=path, device=["host"] * devices).paths
-    if len(found) != len(targets):
-        others = sorted(each.name for each in Path(checkpoint).glob(f"{FOLDER}*") if each != folder)
+    if len(files) != len(targets):
+        others = sorted(other.name for other in Path(checkpoint).glob(f"{FOLDER}*") if other != folder)
         hint = f"there are {', '.join(others)}, of another number of ranks" if others else "see integrations.trainer"
-        raise StateError(f"{folder} must hold a snapshot of {len(targets)} files, not of {len(found)}; {hint}")
+        raise StateError(f"{folder} must hold a snapshot of {len(targets)} files, not of {len(files)}; {hint}")
     if missing := [target.parent for target in targets if not target.parent.is_dir()]:
         raise StateError(f"{missing[0]} must be a folder that exists, for the state to be restored to; make it")
     with contextlib.ExitStack() as held:
         for target in filter(Path.exists, targets):
             held.enter_context(DirectFile.open(target, direct=direct))  # locked: no optimizer trains on it
-        store = held.enter_context(StateStore.open(found, direct=direct))
+        store = held.enter_context(StateStore.open(files, direct=direct))
         partial = [target.with_name(f".nearflash-{secrets.token_hex(8)}.partial") for target in targets]
         try:
             store.each(lambda file: copy(file, partial[file.index]))

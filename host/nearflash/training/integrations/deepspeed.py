@@ -115,7 +115,7 @@ class _Given:
             if known is None and idle_reason(key) is None:
                 unknown.append(key)
             elif known is not None and value not in known[0] and not _is_off(key, value, self._left):
-                rule = " or ".join(json.dumps(each) for each in known[0]) or "left out"
+                rule = " or ".join(json.dumps(choice) for choice in known[0]) or "left out"
                 raise CommandError(f"{key} must be {rule}, not {value!r}: {known[1]}")
             else:
                 self.idle.append(key)
@@ -213,7 +213,9 @@ def _scalar(key: str, value: Any) -> Any:
     numbers = list(value) if isinstance(value, list | tuple) else [value]
     of_pair, boolean = key.endswith("betas"), key.endswith("nesterov")
     right = isinstance(value, list | tuple) == of_pair and len(numbers) == 1 + of_pair
-    if not right or any(isinstance(each, bool) != boolean or not isinstance(each, int | float) for each in numbers):
+    if not right or any(
+        isinstance(number, bool) != boolean or not isinstance(number, int | float) for number in numbers
+    ):
         rule = "two numbers" if of_pair else "true or false" if boolean else "a number"
         raise CommandError(f"{key} must be {rule}, not {value!r}")
     return tuple(numbers) if of_pair else value

@@ -221,13 +221,13 @@ class RankedOptimizer(torch.optim.Optimizer):
         rules = [self.local.rule(group, step=1) for group in self.param_groups]
         names = ["step", MASTER, *sorted({name for rule in rules for name in rule.torch_names.values()})]
         local = {tensor: index for index, tensor in enumerate(self._local_tensors())}
-        own = [mine.get(local.get(tensor, -1), {}) for tensor in self._rank_of]
-        held = self._ranks.gather([name in values for values in own for name in names])
+        local_states = [mine.get(local.get(tensor, -1), {}) for tensor in self._rank_of]
+        held = self._ranks.gather([name in values for values in local_states for name in names])
         state: dict[int, dict[str, torch.Tensor]] = {}
         for index, (tensor, rank) in enumerate(self._rank_of.items()):
             there = held[rank][index * len(names) : (index + 1) * len(names)]
             for name in (name for name, has in zip(names, there, strict=True) if has):
-                value = own[index].get(name)
+                value = local_states[index].get(name)
                 if value is None:
                     value = torch.empty(() if name == "step" else tensor.shape, dtype=torch.float32, device="cpu")
                 self._ranks.broadcast(value, rank)
@@ -389,7 +389,7 @@ class RankedOptimizer(torch.optim.Optimizer):
                 f"state of {list(state_dict['state'])}): construct the optimizer as for the run that it is of"
             )
         indices = [index for index, rank in enumerate(self._rank_of.values()) if rank == self._ranks.rank]
-        state = {place: given[index] for place, index in enumerate(indices) if index in given}
+        state = {local_index: given[index] for local_index, index in enumerate(indices) if index in given}
         groups = [
             {key: value for key, value in theirs.items() if key not in _OWN}
             | {key: mine[key] for key in _OWN if key in mine}

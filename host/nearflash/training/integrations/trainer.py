@@ -135,10 +135,10 @@ def _kind(arguments: TrainingArguments) -> type[NearStorageOptimizer]:
 
 def _own_paths(path: str | Path | Sequence[str | Path], rank: int) -> list[Path]:
     given = [path] if isinstance(path, str | Path) else path
-    own = [Path(each) / f"rank{rank}" for each in given]
-    for each in own:
-        make_folder(each)
-    return own
+    paths = [Path(base) / f"rank{rank}" for base in given]
+    for rank_path in paths:
+        make_folder(rank_path)
+    return paths
 
 
 def _of_trainer(base: type[torch.optim.Optimizer], output: Path) -> type[torch.optim.Optimizer]:
@@ -188,15 +188,15 @@ def _of_trainer(base: type[torch.optim.Optimizer], output: Path) -> type[torch.o
             direct = self._given.get("direct", True)
             places = [*self._output.glob(f"checkpoint-*/{FOLDER}"), *self._output.glob(f"*/checkpoint-*/{FOLDER}")]
             sets = [[_previous(path) for path in self._paths], *map(files_of, places)]
-            found = next((files for files in sets if _version(files, direct) == wanted), None)
-            if found is None:
+            matching = next((files for files in sets if _version(files, direct) == wanted), None)
+            if matching is None:
                 return
             self.close()
-            if found == sets[0]:
+            if matching == sets[0]:
                 for path in self._paths:
                     give_name(_previous(path), path)
             else:
-                restore(found[0].parent.parent, self._paths, devices=len(self._paths), direct=direct)
+                restore(matching[0].parent.parent, self._paths, devices=len(self._paths), direct=direct)
             if (warning := getattr(self, "_warning", None)) is not None:
                 warning.remove()
             super().__init__(self.param_groups, **(self._given | {"resume": True}))

@@ -157,8 +157,10 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     def _check_handle(self) -> None:
         """Raise StateError where `state` was edited: what it stands for is on flash, and would stay."""
-        held = {id(tensor): one for tensor, one in self.state.items()}
-        plain = all(type(value) is int for one in held.values() if isinstance(one, dict) for value in one.values())
+        held = {id(tensor): entry for tensor, entry in self.state.items()}
+        plain = all(
+            type(value) is int for entry in held.values() if isinstance(entry, dict) for value in entry.values()
+        )
         if not plain or held != self._shown:  # tensors do not compare as one
             raise StateError(
                 "optimizer.state must be as the optimizer keeps it, a handle to what is on flash, not edited: edit "
@@ -241,11 +243,14 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         if missing := [key for key in ("state", "param_groups") if key not in given]:
             raise StateError(f"state_dict must have {' and '.join(missing)}, as `state_dict()` gives it")
         mine, theirs = self.param_groups, given["param_groups"]
-        if not isinstance(theirs, Sequence) or any(not isinstance(each.get("params", ()), Sequence)
-                                                   for each in theirs if isinstance(each, Mapping)):  # fmt: skip
+        if not isinstance(theirs, Sequence) or any(
+            not isinstance(group.get("params", ()), Sequence) for group in theirs if isinstance(group, Mapping)
+        ):
             raise StateError("param_groups of state_dict must be a list of groups, with lists of parameters")
-        for index, (own, other) in enumerate(zip_longest(mine, theirs)):
-            counts = [len(group.get("params", ())) if isinstance(group, Mapping) else None for group in (own, other)]
+        for index, (own_group, other) in enumerate(zip_longest(mine, theirs)):
+            counts = [
+                len(group.get("params", ())) if isinstance(group, Mapping) else None for group in (own_group, other)
+            ]
             if counts[0] != counts[1]:
                 raise StateError(
                     f"param_groups of state_dict must be {len(mine)} groups as the optimizer's, with {counts[0] or 0} "

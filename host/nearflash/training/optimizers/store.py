@@ -18,14 +18,14 @@ __all__ = ["OptimizerStore", "snapshot_files"]
 def snapshot_files(snapshot: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files of a snapshot: those given, or all in the folder given. Raises StateError where there is none."""
     if not isinstance(snapshot, str | Path):
-        if isinstance(snapshot, list | tuple) and snapshot and all(isinstance(each, str | Path) for each in snapshot):
+        if isinstance(snapshot, list | tuple) and snapshot and all(isinstance(path, str | Path) for path in snapshot):
             return [Path(path) for path in snapshot]
         raise StateError(f"snapshot must be a folder, or the files of one, not {snapshot!r}: give what snapshot gave")
     try:
-        found = sorted(Path(snapshot).iterdir()) if Path(snapshot).is_dir() else [Path(snapshot)]
+        snapshots = sorted(Path(snapshot).iterdir()) if Path(snapshot).is_dir() else [Path(snapshot)]
     except (OSError, ValueError) as error:
         raise StateError(f"{snapshot} cannot be a snapshot ({error}): give its folder") from error
-    if files := [path for path in found if path.suffix != ".partial"]:
+    if files := [path for path in snapshots if path.suffix != ".partial"]:
         return files
     raise StateError(f"{snapshot} must hold the files of a snapshot, not nothing: give the folder of store.snapshot")
 

@@ -81,13 +81,13 @@ def fingerprints(tensors: Iterable[torch.Tensor], threads: int | None = None) ->
         address, length = words.data_ptr(), words.numel() * words.element_size() // WORD_BYTES
         for first in range(0, length, BLOCK):
             rows.append((index, (address + first * WORD_BYTES, 0, min(BLOCK, length - first), first)))
-    found = [0] * (len(on_gpu) + len(kept))
+    results = [0] * (len(on_gpu) + len(kept))
     count = threads or os.cpu_count() or 1
     parts = [rows[part::count] for part in range(count)]
     for part, marks in zip(parts, _on_threads([[row for _, row in part] for part in parts]), strict=True):
         for (index, _), mark in zip(part, marks, strict=True):
-            found[index] = (found[index] + mark) % MODULUS
-    return [fingerprint(on_gpu[index]) if index in on_gpu else mark for index, mark in enumerate(found)]
+            results[index] = (results[index] + mark) % MODULUS
+    return [fingerprint(on_gpu[index]) if index in on_gpu else mark for index, mark in enumerate(results)]
 
 
 def _words_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,6 +127,6 @@ def _on_gpu(given: torch.Tensor, first: int) -> int:
     sums = []
     for start in range(0, given.numel(), BLOCK):
         words = given[start : start + BLOCK].long() & 0xFFFFFFFF
-        place = torch.arange(first + start, first + start + len(words), device=given.device)
-        sums.append((words * keys[place % RUN] * (2 * (place // RUN) + 1)).sum())
+        indices = torch.arange(first + start, first + start + len(words), device=given.device)
+        sums.append((words * keys[indices % RUN] * (2 * (indices // RUN) + 1)).sum())
     return sum(torch.stack(sums).tolist()) % MODULUS if sums else 0

@@ -37,10 +37,12 @@ def full_state(flat: FlatParameters, store: StateStore) -> dict[int, dict[str, A
     for member, entry, steps in zip(flat.members, store.manifest.tensors, store.tensor_steps, strict=True):
         if steps:
             inside = slice(entry.start, entry.start + entry.params)
-            own = state[member.number] = {"step": torch.tensor(float(steps), dtype=torch.float32, device="cpu")}
+            member_state = state[member.number] = {
+                "step": torch.tensor(float(steps), dtype=torch.float32, device="cpu")
+            }
             for name, flat_values in values.items():
                 if name != MASTER or member.tensor.dtype != torch.float32:
-                    own[name] = torch.from_numpy(flat_values[inside].copy()).view(entry.shape)
+                    member_state[name] = torch.from_numpy(flat_values[inside].copy()).view(entry.shape)
     return state
 
 
@@ -49,8 +51,8 @@ def by_place(state_dict: Mapping[str, Any]) -> Any:
     if not isinstance(given := state_dict["state"], Mapping):
         return given  # for `check_full_state`
     places: dict[Any, int] = {}
-    for place, name in enumerate(name for group in state_dict["param_groups"] for name in group["params"]):
-        places.setdefault(name, place)
+    for index, name in enumerate(name for group in state_dict["param_groups"] for name in group["params"]):
+        places.setdefault(name, index)
     return {places.get(name, name): state for name, state in given.items()}
 
 
@@ -88,8 +90,8 @@ def _check_values(name: str, member: Member, values: Any) -> None:
         raise ShapeError(
             f"{name} of {member.name!r} must have the shape {tuple(member.tensor.shape)}, not {tuple(values.shape)}"
         )
-    found = values.detach().float()
-    if not bool(torch.isfinite(found).all()) or (name in _SQUARES and bool((found < 0).any())):
+    tensor = values.detach().float()
+    if not bool(torch.isfinite(tensor).all()) or (name in _SQUARES and bool((tensor < 0).any())):
         least = " and at least 0" if name in _SQUARES else ""
         raise StateError(
             f"{name} of {member.name!r} must be finite{least}, in fp32, in every element: load the state of a step "
@@ -104,15 +106,15 @@ def load_full_state(flat: FlatParameters, store: StateStore, state: Mapping[int,
     gave it, mx8 rounded once more. A tensor with a momentum and no `step`, as torch's SGD has it, had its first update.
     Raises StorageFullError, StateError; the store then stays at its step.
     """
-    own = [state.get(member.number, {}) for member in flat.members]
-    steps = [_updates(member.name, given) for member, given in zip(flat.members, own, strict=True)]
+    states = [state.get(member.number, {}) for member in flat.members]
+    steps = [_updates(member.name, given) for member, given in zip(flat.members, states, strict=True)]
     try:
         for array in store.manifest.arrays:
             if array.name in HOST_ARRAYS:
                 for extent in store.manifest.extents:
                     store.write(array.name, extent, aligned_buffer(array.extent_bytes(extent)))
         for array in _arrays(store.manifest.arrays):
-            values = _gather(flat, store, own, array)
+            values = _gather(flat, store, states, array)
             for extent in store.manifest.extents:
                 _write(store, array, extent, values[extent.start : extent.stop], max(steps, default=0))
         store.commit(steps)
@@ -146,8 +148,8 @@ def _gather(
     flat: FlatParameters, store: StateStore, state: Sequence[Mapping[str, Any]], array: StateArray
 ) -> NDArray[np.float32]:
     values = np.zeros(store.manifest.params, np.float32)
-    for entry, tensor, own in zip(store.manifest.tensors, flat.tensors, state, strict=True):
-        given = own.get(array.torch_name or MASTER)
+    for entry, tensor, entry_state in zip(store.manifest.tensors, flat.tensors, state, strict=True):
+        given = entry_state.get(array.torch_name or MASTER)
         given = tensor if given is None and array.name == "p" else given
         if given is not None:
             values[entry.start : entry.start + entry.params] = given.detach().float().cpu().reshape(-1).numpy()
@@ -174,4 +176,4 @@ def _write(store: StateStore, array: StateArray, extent: Extent, values: NDArray
 
 def _list_stored(store: StateStore, array: StateArray) -> Sequence[str]:
     scale = f"{array.name}_scale"
-    return (array.name, scale) if any(one.name == scale for one in store.manifest.arrays) else (array.name,)
+    return (array.name, scale) if any(stored.name == scale for stored in store.manifest.arrays) else (array.name,)

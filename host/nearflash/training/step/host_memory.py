@@ -57,13 +57,13 @@ _halfwords, _words = _pointer(16, types.uint16), _pointer(32, types.uint32)
 def _pass(table: Any, keys: Any, sums: Any) -> None:
     for row in range(len(table)):
         source, target, words, first = table[row]
-        total, place = np.uint64(0), 0
-        while place < words:
-            run, phase = divmod(first + place, RUN)
-            length, part = min(RUN - phase, words - place), np.uint64(0)
-            x, k = carray(_words(source + place * WORD_BYTES), (length,)), keys[phase : phase + length]
+        total, offset = np.uint64(0), 0
+        while offset < words:
+            run, phase = divmod(first + offset, RUN)
+            length, part = min(RUN - phase, words - offset), np.uint64(0)
+            x, k = carray(_words(source + offset * WORD_BYTES), (length,)), keys[phase : phase + length]
             if target:
-                y = carray(_words(target + place * WORD_BYTES), (length,))
+                y = carray(_words(target + offset * WORD_BYTES), (length,))
                 for i in range(length):
                     word = x[i]
                     y[i] = word
@@ -72,7 +72,7 @@ def _pass(table: Any, keys: Any, sums: Any) -> None:
                 for i in range(length):
                     part += np.uint64(x[i]) * np.uint64(k[i])
             total += part * np.uint64(2 * run + 1)
-            place += length
+            offset += length
         sums[row] = total
 
 
@@ -84,8 +84,8 @@ def sums_of(table: Sequence[Row]) -> list[int]:
     sums = np.empty(len(table), np.uint64)
     if table:
         _pass(np.array(table, np.int64), KEYS, sums)
-    found: list[int] = sums.tolist()
-    return found
+    results: list[int] = sums.tolist()
+    return results
 
 
 def copy_all(table: Sequence[tuple[int, int, int]]) -> None:

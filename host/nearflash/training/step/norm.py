@@ -36,7 +36,7 @@ def tensors_with_gradient(flat: FlatParameters) -> list[int]:
 
     Raises ShapeError, FormatError, CommandError for tensors or gradients that changed.
     """
-    found = []
+    indices = []
     for index, (tensor, entry) in enumerate(zip(flat.tensors, flat.entries, strict=True)):
         if tuple(tensor.shape) != entry.shape:
             raise ShapeError(f"parameter {entry.name!r} must have the shape {entry.shape}, not {tuple(tensor.shape)}")
@@ -44,9 +44,9 @@ def tensors_with_gradient(flat: FlatParameters) -> list[int]:
             raise FormatError(f"parameter {entry.name!r} must be {entry.dtype}, not {dtype_name(tensor)}")
         if tensor.grad is not None:
             check_gradient(entry.name, tensor.grad, entry.shape)
-            found.append(index)
+            indices.append(index)
     flat.check_memory()
-    return found
+    return indices
 
 
 def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
@@ -60,24 +60,24 @@ def squares_and_fingerprints(gradients: Iterable[torch.Tensor], *, marked: bool 
     Not `marked`: fingerprints are 0.
     """
     sums: list[float] = []
-    found: list[int] = []
+    marks: list[int] = []
     blocks: list[tuple[int, int, torch.Tensor]] = []
     for index, gradient in enumerate(gradients):
         values = gradient.detach().reshape(-1).resolve_neg()
-        found.append(0)
+        marks.append(0)
         if values.is_cuda:
             for start in range(0, values.numel(), GPU_BLOCK):
                 part = values[start : start + GPU_BLOCK].float()
                 sums.append(float(part.double().square().sum()))
-                found[index] += fingerprint(part, start) if marked else 0
+                marks[index] += fingerprint(part, start) if marked else 0
         else:
-            blocks += [(index, place, part) for place, part in enumerate(values.split(BLOCK)) if part.numel()]
+            blocks += [(index, offset, part) for offset, part in enumerate(values.split(BLOCK)) if part.numel()]
     with ThreadPoolExecutor(os.cpu_count(), initializer=set_ieee_arithmetic) as pool:
         for (index, _, _), (runs, mark) in zip(blocks, pool.map(partial(_sums, marked), blocks), strict=True):
             sums += runs.tolist()
-            found[index] += mark
+            marks[index] += mark
     total = sum(sums)
-    return math.fsum(sums) if math.isfinite(total) else total, [mark % MODULUS for mark in found]
+    return math.fsum(sums) if math.isfinite(total) else total, [mark % MODULUS for mark in marks]
 
 
 def clip_scalar(norm: float, max_norm: float | None, scale: float) -> float:
@@ -103,11 +103,11 @@ def reject_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
 
 def _sums(marked: bool, block: tuple[int, int, torch.Tensor]) -> tuple[NDArray[np.float64], int]:
     """Sums of the squares of each run of block number `place`, and its part of the tensor's fingerprint."""
-    _, place, part = block
+    _, offset, part = block
     bf16 = part.dtype is torch.bfloat16
     values = (part.contiguous().view(torch.int16) if bf16 else part.float()).numpy()
     sums = np.empty(-(-values.size // RUN), np.float64)
-    mark = int(_run_sums(bf16, marked)(values, sums, KEYS, place * (BLOCK // RUN)))
+    mark = int(_run_sums(bf16, marked)(values, sums, KEYS, offset * (BLOCK // RUN)))
     return sums, mark << 16 if bf16 else mark  # an fp32 number has bf16's bits above 16 zeros
 
 

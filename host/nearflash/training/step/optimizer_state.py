@@ -159,8 +159,8 @@ class OptimizerState:
             steps[tensor] += 1
         try:
             with self._report.timeline.span("commit"):
-                own = metadata.get(RESERVED, {}) | ({_UNCOUNTED: self.uncounted} if self.uncounted else {})
-                values = {**metadata, RESERVED: own} if own else metadata
+                reserved = metadata.get(RESERVED, {}) | ({_UNCOUNTED: self.uncounted} if self.uncounted else {})
+                values = {**metadata, RESERVED: reserved} if reserved else metadata
                 self.store.commit(steps, values, self.flat.extents_of(tensors))
         finally:
             self.unpublished = self.store.steps > before
@@ -294,11 +294,11 @@ class OptimizerState:
         slot = sum(array.extent_bytes(extent) for array in manifest.arrays for extent in manifest.extents)
         for path, part in zip(self.store.paths, ratio, strict=True):
             need = 2 * slot * part // sum(ratio)  # two slots
-            room = shutil.disk_usage(path.parent).free + path.stat().st_size
-            if path.is_file() and room < need:
+            free_bytes = shutil.disk_usage(path.parent).free + path.stat().st_size
+            if path.is_file() and free_bytes < need:
                 raise StorageFullError(
-                    f"{path} must have room for {need} bytes, not {room}, to begin again with these tensors; free it, "
-                    "or construct a new optimizer on another disk"
+                    f"{path} must have room for {need} bytes, not {free_bytes}, to begin again with these tensors; "
+                    "free it, or construct a new optimizer on another disk"
                 )
 
     def reload(self) -> None:

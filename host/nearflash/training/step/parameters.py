@@ -154,11 +154,11 @@ class FlatParameters:
     def extents_of(self, tensors: Iterable[int]) -> list[Extent]:
         """The extents that hold a part of one of these tensors, ascending."""
         size, extents = self.manifest.extent_params, self.manifest.extents
-        found: set[int] = set()
+        extent_numbers: set[int] = set()
         for entry in (self.entries[index] for index in tensors):
             if entry.start < entry.stop:
-                found.update(range(entry.start // size, -(-entry.stop // size)))
-        return [extents[index] for index in sorted(found)]
+                extent_numbers.update(range(entry.start // size, -(-entry.stop // size)))
+        return [extents[index] for index in sorted(extent_numbers)]
 
     def check_memory(self) -> None:
         """Raise FormatError for a tensor that cannot be written to any more: its storage was resized, or replaced.
@@ -270,14 +270,14 @@ class FlatParameters:
     def _shares(self, tensors: Sequence[int], threads: int) -> list[list[tuple[int, int, int]]]:
         """Divide all bytes, in order, among the threads of `copy_all`."""
         shares: list[list[tuple[int, int, int]]] = [[] for _ in range(threads)]
-        place, share = 0, -(-sum(self._next[index].nbytes for index in tensors) // (threads * _ALIGNED)) * _ALIGNED
+        offset, share = 0, -(-sum(self._next[index].nbytes for index in tensors) // (threads * _ALIGNED)) * _ALIGNED
         for index in tensors:
             source, target = self._next[index].data_ptr(), self.tensors[index].data_ptr()
             first, size_bytes = 0, self._next[index].nbytes
             while first < size_bytes:
-                length = min(size_bytes - first, share - place % share)
-                shares[place // share].append((target + first, source + first, length))
-                first, place = first + length, place + length
+                length = min(size_bytes - first, share - offset % share)
+                shares[offset // share].append((target + first, source + first, length))
+                first, offset = first + length, offset + length
         return shares
 
     # Changes from outside

@@ -138,7 +138,7 @@ class Settings:
         for name in TORCH_FLAGS:
             if given.pop(name, None) and name in ("capturable", "differentiable"):
                 raise CommandError(f"{name} must be False, not True: the update is none of torch's own; leave it out")
-        known = [each.name for each in fields(cls)]
+        known = [setting.name for setting in fields(cls)]
         if unknown := [name for name in given if name not in known]:
             raise TypeError(
                 f"{owner}() got an unexpected keyword argument {unknown[0]!r}; its options are {', '.join(known)}"
@@ -218,17 +218,21 @@ def document(kind: type) -> None:
     if (constructor := vars(kind).get("__init__")) is None:
         return
     signature = inspect.signature(constructor)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    if len(own) == len(signature.parameters):
+    parameters = [
+        parameter for parameter in signature.parameters.values() if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    if len(parameters) == len(signature.parameters):
         return
-    names = {each.name for each in own}
+    names = {parameter.name for parameter in parameters}
     more = [parameter for parameter in _parameters() if parameter.name not in names]
-    constructor.__signature__ = signature.replace(parameters=[*own, *more])
-    meanings = [f"    {each.name}: {each.metadata[DOC]}" for each in fields(Settings) if each.name not in names]
+    constructor.__signature__ = signature.replace(parameters=[*parameters, *more])
+    meanings = [
+        f"    {setting.name}: {setting.metadata[DOC]}" for setting in fields(Settings) if setting.name not in names
+    ]
     kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Options:", *meanings])
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
-    for each in fields(Settings):
-        default = inspect.Parameter.empty if each.default is MISSING else each.default
-        yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=each.type)
+    for setting in fields(Settings):
+        default = inspect.Parameter.empty if setting.default is MISSING else setting.default
+        yield inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=setting.type)

@@ -122,12 +122,12 @@ class StepRunner:
 
     def _find_thawed(self) -> list[str]:
         """Names of tensors that have their first gradient. Raises ShapeError, FormatError for what cannot be used."""
-        found = [member for member in self._state.flat.waiting if member.tensor.grad is not None]
-        for member in found:
+        members = [member for member in self._state.flat.waiting if member.tensor.grad is not None]
+        for member in members:
             check_parameter(member.name, member.tensor)
             assert member.tensor.grad is not None
             check_gradient(member.name, member.tensor.grad, member.tensor.shape)
-        return [member.name for member in found]
+        return [member.name for member in members]
 
     def rollback(self) -> None:
         """Be at the step before."""
@@ -188,8 +188,8 @@ class StepRunner:
             self._accept(changed.result())
         self._check_interrupted()
         scale = None if self.loss_scale is None else self.loss_scale.update(overflow=False)
-        own = {} if scale is None else {RESERVED: {_LOSS_SCALE: scale.to_json()}}
-        self._state.commit(active, self.metadata | own)
+        reserved = {} if scale is None else {RESERVED: {_LOSS_SCALE: scale.to_json()}}
+        self._state.commit(active, self.metadata | reserved)
         self.loss_scale = scale
         self._report.traffic.add(steps=1, params=plan.params)
         return True
@@ -297,8 +297,8 @@ class StepRunner:
 
     def _load_metadata(self) -> None:
         self.metadata = dict(self._state.store.metadata)
-        own = self.metadata.pop(RESERVED, {})
-        if (stored := own.get(_LOSS_SCALE)) is not None and self.loss_scale is not None:
+        reserved = self.metadata.pop(RESERVED, {})
+        if (stored := reserved.get(_LOSS_SCALE)) is not None and self.loss_scale is not None:
             self.loss_scale = self.loss_scale.resume(stored)
 
     # During backward

@@ -67,8 +67,8 @@ def read_rows(stream: Bytes) -> Iterator[Rows]:
         first, last = group * header.group_rows, min(group + step, header.groups)
         table = np.empty((min(last * header.group_rows, header.rows) - first, 4), np.int64)
         numbers = group, last
-        fault, place, found, at = find_groups(stream.ctypes.data, at, stream.size, numbers, layout, bits, table)
-        yield Rows(first, table[:found])
+        fault, place, groups, at = find_groups(stream.ctypes.data, at, stream.size, numbers, layout, bits, table)
+        yield Rows(first, table[:groups])
         if fault:
             raise bitmap_error(StreamFault(fault), _WHERE[fault].format(place=place, at=at, last=header.columns - 1))
     if at != stream.size:

@@ -88,9 +88,9 @@ def expand(stream: Bytes, params: int) -> NDArray[np.float32]:
     value_bytes = header.value_format.number_format.bytes
     words_at, fault = _tile_words(stream, header.tiles, value_bytes)
     words = stream.view("<u8")
-    found = words[words_at // WORD_BYTES]
-    counts = (found & np.uint64(0xFFFF)).astype(np.int64)
-    wrong = np.flatnonzero(_checksums(words, words_at, counts, value_bytes) != found >> np.uint64(32))
+    tiles = words[words_at // WORD_BYTES]
+    counts = (tiles & np.uint64(0xFFFF)).astype(np.int64)
+    wrong = np.flatnonzero(_checksums(words, words_at, counts, value_bytes) != tiles >> np.uint64(32))
     good = int(wrong[0]) if len(wrong) else len(counts)  # tiles before the first wrong one
     counts, words_at = counts[:good], words_at[:good]
     local = stream.view("<u2")[_places(counts, words_at + WORD_BYTES, INDEX_BYTES)]
@@ -159,9 +159,9 @@ def _tile_words(stream: Bytes, tiles: int, value_bytes: int) -> tuple[Places, St
 
 def _check_indices(local: NDArray[np.uint16], tile: Places, params: int) -> None:
     """Raise for the first tile with an index out of order, else beyond the parameters."""
-    last_tile, rest = params >> TILE_BITS, params & (TILE_PARAMS - 1)
+    last_tile, last_params = params >> TILE_BITS, params & (TILE_PARAMS - 1)
     unordered = tile[1:][(local[1:] <= local[:-1]) & (tile[1:] == tile[:-1])]
-    beyond = tile[local >= np.where(tile == last_tile, rest, TILE_PARAMS)]
+    beyond = tile[local >= np.where(tile == last_tile, last_params, TILE_PARAMS)]
     if len(unordered) and not (len(beyond) and beyond[0] < unordered[0]):
         raise stream_error(StreamFault.ORDER, f"others in tile {unordered[0]}")
     if len(beyond):

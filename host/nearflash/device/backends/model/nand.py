@@ -39,25 +39,25 @@ class SimulatedNand:
 
     def run(self, record: bytes, config: AttendConfig, memory: Callable[[int, int], Bytes]) -> PageFault:
         """Run the operation of a 32-byte record; `memory` gives the bytes at (address, size) or raises AddressError."""
-        one = _operation(record, config)
-        if one is None:
+        operation = _operation(record, config)
+        if operation is None:
             return PageFault.DESCRIPTOR
-        place = one.channel, one.lun, one.row // self.pages_per_block
-        if one.kind is OperationKind.ERASE:
-            self._blocks.pop(place, None)
-            self.erases[place] = self.erases.get(place, 0) + 1
+        erase_block = operation.channel, operation.lun, operation.row // self.pages_per_block
+        if operation.kind is OperationKind.ERASE:
+            self._blocks.pop(erase_block, None)
+            self.erases[erase_block] = self.erases.get(erase_block, 0) + 1
             return PageFault(0)
         try:
-            sealed = memory(one.address, one.sealed_bytes).reshape(-1, SEALED_BYTES)
+            sealed = memory(operation.address, operation.sealed_bytes).reshape(-1, SEALED_BYTES)
         except AddressError:
             return PageFault.MEMORY
-        if one.kind is OperationKind.READ:
-            return self._read(one, sealed)
-        block = self._blocks.setdefault(place, {})
-        if block and one.row <= max(block):
+        if operation.kind is OperationKind.READ:
+            return self._read(operation, sealed)
+        block = self._blocks.setdefault(erase_block, {})
+        if block and operation.row <= max(block):
             return PageFault.FAILED
-        block[one.row] = sealed.copy()
-        return _foreign(one, sealed)
+        block[operation.row] = sealed.copy()
+        return _foreign(operation, sealed)
 
     def _read(self, one: PageOperation, sealed: Bytes) -> PageFault:
         page = self.page(one.channel, one.lun, one.row)[: len(sealed)]
@@ -73,26 +73,26 @@ def _foreign(one: PageOperation, sealed: Bytes) -> PageFault:
 
 def _operation(record: bytes, config: AttendConfig) -> PageOperation | None:
     """The operation of a record; None where it breaks a rule."""
-    one, start = {}, 0
+    fields, start = {}, 0
     for name, bits in OPERATION_FIELDS.items():
-        one[name] = int.from_bytes(record[start : start + bits // 8], "little")
+        fields[name] = int.from_bytes(record[start : start + bits // 8], "little")
         start += bits // 8
     legal = (
-        one["kind"] in set(OperationKind)
-        and one["channel"] < config.channels
-        and one["lun"] < config.luns
-        and 4096 <= 1 << one["page_log2"] <= config.page_bytes
-        and one["row"] < 1 << ROW_BITS
-        and one["address"] % 8 == 0
-        and one["address"] < 1 << 48
-        and one["index"] < 1 << _INDEX_BITS
-        and one["page_kind"] <= 1
-        and one["second"] <= 1
+        fields["kind"] in set(OperationKind)
+        and fields["channel"] < config.channels
+        and fields["lun"] < config.luns
+        and 4096 <= 1 << fields["page_log2"] <= config.page_bytes
+        and fields["row"] < 1 << ROW_BITS
+        and fields["address"] % 8 == 0
+        and fields["address"] < 1 << 48
+        and fields["index"] < 1 << _INDEX_BITS
+        and fields["page_kind"] <= 1
+        and fields["second"] <= 1
     )
     if not legal:
         return None
-    page_tag = PageTag(one["sequence"], one["layer"], one["head"])
+    page_tag = PageTag(fields["sequence"], fields["layer"], fields["head"])
     return PageOperation(
-        OperationKind(one["kind"]), one["channel"], one["lun"], one["row"], 1 << one["page_log2"], one["address"],
-        page_tag, one["index"], PageKind(one["page_kind"]), bool(one["second"]),
+        OperationKind(fields["kind"]), fields["channel"], fields["lun"], fields["row"], 1 << fields["page_log2"],
+        fields["address"], page_tag, fields["index"], PageKind(fields["page_kind"]), bool(fields["second"]),
     )  # fmt: skip

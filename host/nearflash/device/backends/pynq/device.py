@@ -150,13 +150,13 @@ def _load(pynq: Any, path: Path, kernel: str) -> tuple[Any, Any]:
             f"{path} must be loaded by root, to a board that takes it, not fail: {error}; use `sudo -E`"
         ) from error
     cores = {name: str(entry["type"]) for name, entry in overlay.ip_dict.items()}
-    found = [name for name, kind in cores.items() if kind.startswith(f"{VENDOR}:{kernel}:")]
-    if len(found) != 1:
+    matches = [name for name, kind in cores.items() if kind.startswith(f"{VENDOR}:{kernel}:")]
+    if len(matches) != 1:
         raise DeviceError(
-            f"{path.with_suffix('.hwh')} must have one core {VENDOR}:{kernel}, not {len(found)} "
+            f"{path.with_suffix('.hwh')} must have one core {VENDOR}:{kernel}, not {len(matches)} "
             f"among {', '.join(cores.values())}: build it again"
         )
-    return overlay, getattr(overlay, found[0])
+    return overlay, getattr(overlay, matches[0])
 
 
 def _interrupt(pynq: Any) -> UioInterrupt | None:

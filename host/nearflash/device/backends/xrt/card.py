@@ -22,16 +22,16 @@ def choose_card(card: str = "") -> str:
     Raises UnknownDeviceError, which lists the cards, where there is none, not that one, or several without a name;
     DeviceError where this user may not open it.
     """
-    found = topology.cards(DRIVER)
-    if not found:
+    cards = topology.cards(DRIVER)
+    if not cards:
         raise UnknownDeviceError(
             f"device 'xrt' needs a card: no PCI function has driver {DRIVER}; see `lspci -d 10ee:`, `xbutil examine`"
         )
-    if not card and len(found) > 1:
-        raise UnknownDeviceError(f"one of several cards must be named (device@{found[0]}): {', '.join(found)}")
-    chosen = card or found[0]
-    if chosen not in found:
-        raise UnknownDeviceError(f"card must be one of {', '.join(found)}, not {card!r}")
+    if not card and len(cards) > 1:
+        raise UnknownDeviceError(f"one of several cards must be named (device@{cards[0]}): {', '.join(cards)}")
+    chosen = card or cards[0]
+    if chosen not in cards:
+        raise UnknownDeviceError(f"card must be one of {', '.join(cards)}, not {card!r}")
     node = topology.render_node(chosen)
     if node is not None and not os.access(node, os.R_OK | os.W_OK):
         raise DeviceError(

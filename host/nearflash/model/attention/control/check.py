@@ -29,24 +29,24 @@ _REFERENCES = tuple(f"reference_{head}" for head in range(8))
 
 def read_descriptor(record: bytes, config: AttendConfig, contexts: int) -> AttendDescriptor | None:
     """The descriptor in a record of 128 bytes; None where it breaks a rule of a build with `contexts` in use."""
-    one = {
+    values = {
         name: int.from_bytes(record[start : start + size], "little", signed=name in _REFERENCES)
         for name, (start, size) in DESCRIPTOR_FIELDS.items()
     }
-    if not all(_rules(one, config)):
+    if not all(_rules(values, config)):
         return None
-    mode = Mode(one["mode"])
-    found = AttendDescriptor(
+    mode = Mode(values["mode"])
+    descriptor = AttendDescriptor(
         mode=mode,
-        page_tag=PageTag(one["sequence"], one["layer"], one["head"]),
-        interleaved=bool(one["interleaved"]),
-        index_format=IndexFormat(min(one["index_format"], IndexFormat.INT4)),  # dense heads have none
-        page_bytes=1 << one["page_log2"],
-        scale=fp32_value(one["scale"]),
-        reference=tuple(one[name] for name in _REFERENCES[: one["group"]]) if mode & Mode.REFERENCE else (),
-        **{name: one[name] for name in _KEPT},
+        page_tag=PageTag(values["sequence"], values["layer"], values["head"]),
+        interleaved=bool(values["interleaved"]),
+        index_format=IndexFormat(min(values["index_format"], IndexFormat.INT4)),  # dense heads have none
+        page_bytes=1 << values["page_log2"],
+        scale=fp32_value(values["scale"]),
+        reference=tuple(values[name] for name in _REFERENCES[: values["group"]]) if mode & Mode.REFERENCE else (),
+        **{name: values[name] for name in _KEPT},
     )
-    return found if found.fits(config, contexts) else None
+    return descriptor if descriptor.fits(config, contexts) else None
 
 
 def _rules(one: Mapping[str, int], config: AttendConfig) -> list[bool]:

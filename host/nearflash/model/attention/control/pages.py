@@ -117,8 +117,8 @@ class PageSource:
     def _block(self, data: Bytes, factors: F16, part: int) -> IndexBlock:
         """A codeword's tokens: `data` (r, 512), scale and zero (r, 2)."""
         form = self._settings.index_format
-        each = 8 * CODEWORD_BYTES // form.bits
-        tokens = min(each, self._settings.block_tokens - part * each)
+        per_codeword = 8 * CODEWORD_BYTES // form.bits
+        tokens = min(per_codeword, self._settings.block_tokens - part * per_codeword)
         if form is IndexFormat.FP16:
             return np.ascontiguousarray(data).view(np.float16)[:, :tokens].T
         if form is IndexFormat.INT4:
@@ -147,8 +147,8 @@ class PageSource:
         """Data (P, codewords, 512) and aux (P, codewords, 8); only those `wanted` (P, codewords) are validated."""
         per_page = self._settings.page_bytes // CODEWORD_BYTES
         sealed, lost = self._reader.read(entries, wanted.shape[1] // per_page, per_page)
-        found = check(sealed, self._page_tag, indices, kind)
-        lost, misdirected = lost & wanted, found.misdirected & wanted & ~lost
+        checked = check(sealed, self._page_tag, indices, kind)
+        lost, misdirected = lost & wanted, checked.misdirected & wanted & ~lost
         for mark, fault in ((lost, Fault.UNCORRECTABLE), (misdirected, Fault.MISDIRECTED)):
             if mark.any():
                 self.faults |= fault
@@ -159,4 +159,4 @@ class PageSource:
         self.read.codewords += int(wanted.sum())
         self.read.uncorrectable += int(lost.sum())
         self.read.misdirected += int(misdirected.sum())
-        return found.data, found.aux
+        return checked.data, checked.aux

@@ -144,8 +144,8 @@ class _Builder:
         if flash:
             places, numbers, seconds, parts = zip(*flash, strict=True)
             rows, luns = ([getattr(entry, name) for entry in places] for name in ("row", "lun"))
-            found = raw_codewords(np.stack(parts), rows, luns)
-            for entry, index, second, codewords in zip(places, numbers, seconds, found, strict=True):
+            raw = raw_codewords(np.stack(parts), rows, luns)
+            for entry, index, second, codewords in zip(places, numbers, seconds, raw, strict=True):
                 yield PageImage(entry, codewords.tobytes(), self.page_tag, index, kind, bool(second))
 
     def _header(self, page: _Page) -> Bytes:
@@ -175,11 +175,13 @@ def _index_pages(k: F16, settings: Settings) -> Iterator[_Page]:
         layout = settings.index_layout
         rows, scales = _index_rows(k[start : start + size], layout)
         for page in range(layout.pages):
-            own = slice(page * layout.rows, (page + 1) * layout.rows)
+            page_rows = slice(page * layout.rows, (page + 1) * layout.rows)
             data = np.zeros((layout.page_bytes // CODEWORD_BYTES, CODEWORD_BYTES), np.uint8)
-            data.reshape(-1)[: rows[own].size] = rows[own].reshape(-1)
+            data.reshape(-1)[: rows[page_rows].size] = rows[page_rows].reshape(-1)
             factors = np.zeros((len(data), 4), np.uint8)
-            factors[: len(scales[own]) * layout.row_codewords] = np.repeat(scales[own], layout.row_codewords, axis=0)
+            factors[: len(scales[page_rows]) * layout.row_codewords] = np.repeat(
+                scales[page_rows], layout.row_codewords, axis=0
+            )
             yield _Page(PageKind.INDEX, block * layout.pages + page, size, data, factors)
 
 

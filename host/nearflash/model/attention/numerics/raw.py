@@ -26,5 +26,5 @@ def to_fp32(value: NDArray[Any], lsb: int) -> NDArray[np.float32]:
 
     Limits: results must be in the normal range of fp32, as every sum of the kernel is.
     """
-    flat = [_nearest(int(one), lsb) for one in np.asarray(value).reshape(-1)]
+    flat = [_nearest(int(integer), lsb) for integer in np.asarray(value).reshape(-1)]
     return np.array(flat, np.float32).reshape(np.shape(value))

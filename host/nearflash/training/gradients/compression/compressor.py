@@ -107,14 +107,14 @@ def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
     magnitude = values.abs().view(torch.int32)  # in the order of the magnitudes, as integers; NaN above all
     threshold = max(_threshold(magnitude, count), 1)
     chosen = _indices(magnitude >= threshold)
-    found = magnitude[chosen]
-    if bool((found >= _INFINITY).any()):
+    kept_values = magnitude[chosen]
+    if bool((kept_values >= _INFINITY).any()):
         wrong = int((magnitude >= _INFINITY).sum())
         raise NonFiniteError(f"gradients must be finite, not NaN or infinite in {wrong} elements; skip this step")
     surplus = chosen.numel() - count
     if surplus > 0:
-        keep = torch.ones_like(found, dtype=torch.bool)
-        keep[(found == threshold).nonzero().view(-1)[-surplus:]] = False
+        keep = torch.ones_like(kept_values, dtype=torch.bool)
+        keep[(kept_values == threshold).nonzero().view(-1)[-surplus:]] = False
         chosen = chosen[keep]
     return chosen
 

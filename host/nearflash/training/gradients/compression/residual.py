@@ -57,8 +57,8 @@ class _Held:
         parts = [part.to("cpu", copy=True) for part in self._slices(start, params)]
         for first, tensors in packed.items():
             for part, new in zip(parts, tensors, strict=True):
-                place = (first - start) * part.numel() // params
-                part[place : place + new.numel()] = new.to("cpu")
+                offset = (first - start) * part.numel() // params
+                part[offset : offset + new.numel()] = new.to("cpu")
         return {name: part.numpy() for name, part in zip(self._tensors, parts, strict=True)}
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
