@@ -93,6 +93,10 @@ def test_wrong_input_is_named_and_nothing_written(capsys, text, tmp_path):
     tuned.write(tmp_path / "tuned.json")
     for argv, match in (
         (("--texts", text, "--fraction", "1.5"), "fraction must be above 0 and at most 1, not 1.5"),
+        (
+            ("--texts", text, "--tokens", "1279"),
+            "tokens must be 1280 at least, a block of the index and the 256 that are",
+        ),
         (("--texts", tmp_path / "short.txt"), "texts must have 4096 tokens at least"),
         (("--texts", tmp_path / "none.txt"), "texts must be readable UTF-8 files"),
         (("--texts", text, "-o", tmp_path / "other.json"), "other.json must be an object of version"),

@@ -43,7 +43,8 @@ def calibrate(subparsers: Any) -> None:
     add("--fraction", type=float, default=0.12, metavar="F",
         help="Read about this share of K and V from flash (default: %(default)s).")  # fmt: skip
     add("--tokens", type=positive, default=4096, metavar="N",
-        help="Take N tokens of each text (default: %(default)s, or the model's positions if those are fewer).",
+        help="Take N tokens of each text, 1280 at least (default: %(default)s, or the model's positions if those are "
+        "fewer).",
     )  # fmt: skip
     add("--threads", type=positive, metavar="N",
         help="Compute with N threads (default: OMP_NUM_THREADS, or the processors that are idle now).")  # fmt: skip
@@ -60,7 +61,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     set_threads(arguments.threads)  # before torch is imported
 
     from nearflash.identity import weights_digests
-    from nearflash.inference.calibration.calibration import Calibration, score_dims_of
+    from nearflash.inference.calibration.calibration import WINDOW, Calibration, score_dims_of
     from nearflash.inference.calibration.choose import UNIFORM, model_digest
     from nearflash.inference.calibration.texts import beginnings
     from nearflash.inference.calibration.window import NAME
@@ -79,7 +80,12 @@ def _calibrate(arguments: argparse.Namespace) -> int:
             # Another model's, or no policy file, is not overwritten.
             raise CommandError(f"output must be of these weights, but {output} is of others: name another file")
         positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", arguments.tokens)
-        texts = list(beginnings(tokenizer, arguments.texts, min(arguments.tokens, positions)))
+        if (tokens := min(arguments.tokens, positions)) < _BLOCK + WINDOW:
+            raise CommandError(
+                f"tokens must be {_BLOCK + WINDOW} at least, a block of the index and the {WINDOW} that are measured, "
+                f"not {tokens}: give more, or take a model of more positions"
+            )
+        texts = list(beginnings(tokenizer, arguments.texts, tokens))
         model.requires_grad_(False)
         model.set_attn_implementation(NAME)
         layout = default_layout(shape.dim, UNIFORM, 1 << 20)
