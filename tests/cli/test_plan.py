@@ -157,5 +157,7 @@ def test_this_machine_is_measured_once(tmp_path, capsys, monkeypatch):
     for expected, hardware in ((1, ()), (1, ()), (2, ("--hardware", "measure"))):
         run("plan", MODEL, "--folder", tmp_path, "--json", *hardware)
         assert calls == ["float16"] * expected
-    every = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    out, err = capsys.readouterr()
+    assert err.count("measuring this machine for the model: half a minute") == 2
+    every = [json.loads(line) for line in out.splitlines()]
     assert len(every) == 3 and every[0]["tokens_per_second"] == every[1]["tokens_per_second"]

@@ -45,6 +45,7 @@ def test_changes_name_what_it_waits_for_first(plan):
 
 def test_the_text_has_every_tier_phase_and_link(plan):
     text = "\n".join(explain(plan))
+    assert "memory at most (gpu: of what computes; without a GPU, a part of the host's)" in text
     for word in (
         "prefill",
         "decode",

@@ -101,7 +101,7 @@ def explain(plan: Plan) -> Iterator[str]:
     for name, moved in found.bytes_per_token.items():
         if moved:
             yield f"  {name:<26}{_bytes(moved)}"
-    yield "memory at most"
+    yield "memory at most (gpu: of what computes; without a GPU, a part of the host's)"
     for peak in plan.peaks.values():
         if peak.limit_bytes:
             fraction = f"{peak.peak_bytes / peak.limit_bytes:.0%} of {_bytes(peak.limit_bytes)}"
@@ -143,7 +143,9 @@ def summary(plan: Plan) -> dict[str, Any]:
 
 def _kinds(plan: Plan) -> str:
     policy = plan.policy
-    attention = "attention on the host for what lies there" if policy.cpu_attention else "attention on the GPU"
+    attention = (
+        "attention on the host for what lies there" if policy.cpu_attention else "attention where the model computes"
+    )
     stored = "" if policy.stored_fraction == 1 else f" stored in {policy.stored_fraction:.2f} of their bytes"
     return f"{policy.weight_bits}-bit weights{stored}, {policy.cache_bits}-bit cache, {attention}"
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -53,6 +54,7 @@ def machine_here(model: Path, shape: ModelShape, folder: Path, *, again: bool = 
         return kept, None
     from nearflash.offload.machine.measure import measure_machine  # which loads torch
 
+    print("measuring this machine for the model: half a minute where no other program computes", file=sys.stderr)
     idle, processors = idle_processors(), len(os.sched_getaffinity(0))
     machine = measure_machine(folder, dtype, (model, shape))
     if idle < processors:
