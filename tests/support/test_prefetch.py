@@ -45,9 +45,9 @@ def test_keys_are_loaded_in_order_and_once(loads):
     ahead = Prefetcher("tests", loads)
     for key in (3, 1, 3, 2):
         ahead.begin(key)
-    assert list(ahead) == [3, 1, 2] and len(ahead) == 3 and 1 in ahead and 4 not in ahead
+    assert list(ahead) == [3, 1, 2] and 1 in ahead and 4 not in ahead
     assert [ahead.take(key) for key in (1, 2, 3)] == [1, 4, 9]
-    assert loads.keys == [3, 1, 2] and not len(ahead)
+    assert loads.keys == [3, 1, 2] and not list(ahead)
     assert ahead.take(5) == 25, "that was not begun"
     ahead.close()
 
@@ -103,10 +103,26 @@ def test_what_is_dropped_is_not_loaded_and_its_buffers_are_free(loads):
         assert not dropping.done(), "it waits for the load that runs"
         loads.may.set()
         dropping.result(10)
-    assert loads.keys == [1] and not len(ahead)
+    assert loads.keys == [1] and not list(ahead)
     ahead.begin(-1)
     ahead.drop()
     assert sorted(pool.acquire() for _ in range(3)) == [0, 1, 2]
+    ahead.close()
+
+
+def test_some_are_cancelled_or_dropped_and_the_others_stay(loads):
+    ahead = Prefetcher("tests", loads)
+    for key in (1, 2, 3, 4):
+        ahead.begin(key)
+    loads.begun(1)
+    assert not ahead.cancel(1), "it runs"
+    assert ahead.cancel(2) and not ahead.cancel(2) and not ahead.cancel(9)
+    ahead.drop([3, 7])
+    assert ahead.in_flight == list(ahead) == [1, 4]
+    loads.may.set()
+    assert ahead.take(4) == 16 and list(ahead) == [1] and not ahead.in_flight
+    ahead.drop([1])
+    assert ahead.take(1) == 1 and loads.keys == [1, 4, 1], "what was dropped is loaded again"
     ahead.close()
 
 

@@ -1,6 +1,6 @@
 """Loads ahead of whoever asks, in order, in threads of its own; whoever asks waits for what is not there yet."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Generic, TypeVar
@@ -49,13 +49,26 @@ class Prefetcher(Generic[K, V]):
         with self._lock:
             return self._ahead.pop(key, None) or self._submit(key)
 
-    def drop(self) -> None:
-        """Forget what is begun and not taken, errors too, and release its buffers. Waits for loads that run."""
+    def cancel(self, key: K) -> bool:
+        """Forget a key if its load did not begin; whether it was."""
         with self._lock:
-            jobs, self._ahead = list(self._ahead.values()), {}
+            if key not in self._ahead or not self._ahead[key].cancel():
+                return False
+            del self._ahead[key]
+            return True
+
+    def drop(self, keys: Iterable[K] | None = None) -> None:
+        """Forget keys, all that are begun without any, with their errors; release buffers. Waits for loads that run."""
+        with self._lock:
+            jobs = [self._ahead.pop(key) for key in list(self._ahead if keys is None else keys) if key in self._ahead]
         for job in [job for job in jobs if not job.cancel()]:
             if job.exception() is None and self._pool is not None:
                 self._pool.release(job.result())
+
+    @property
+    def in_flight(self) -> list[K]:
+        """Keys that are begun, and not loaded."""
+        return [key for key, job in tuple(self._ahead.items()) if not job.done()]
 
     def close(self) -> None:
         """Close the pool, drop what is begun, and end the threads when they have loaded what is being taken.
@@ -71,9 +84,6 @@ class Prefetcher(Generic[K, V]):
 
     def __iter__(self) -> Iterator[K]:
         return iter(tuple(self._ahead))
-
-    def __len__(self) -> int:
-        return len(self._ahead)
 
     def __contains__(self, key: object) -> bool:
         return key in self._ahead

@@ -5,7 +5,6 @@ known, and behind those to what the next layer's router will probably choose.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from nearflash.offload.tiers.link import Buffer, Link
 from nearflash.offload.weights.experts.counts import ExpertKey, RoutingCounts
 from nearflash.offload.weights.experts.mixture import MixtureLayer, add_row_checksums, expert_source
 from nearflash.offload.weights.layout import Layout, LayoutReader
-from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.support.prefetch import Prefetcher
 
 __all__ = ["ExpertCache", "HitCounts"]
 
@@ -47,8 +46,8 @@ class _Slot:
 
     buffer: Buffer
     key: ExpertKey | None = None
-    loading: "Future[None] | None" = None
     views: dict[str, Tensor] = field(default_factory=dict)
+    """None until what was loaded is taken."""
     used: int = 0
     """When it was used last."""
     guessed: bool = False
@@ -84,9 +83,8 @@ class ExpertCache:
         self._slots = [_Slot(link.buffer(size)) for _ in range(count)]
         self._by_key: dict[ExpertKey, _Slot] = {}
         self._free = list(self._slots)
-        self._pool = ThreadPoolExecutor(_READERS, "nearflash-experts", initializer=set_ieee_arithmetic)
+        self._loads = Prefetcher("nearflash-experts", self._load, threads=_READERS)
         self._clock = 0
-        self._loading: list[_Slot] = []
         self._plan: list[ExpertKey] = []
         """What the loop that runs will still ask for, in its order."""
         self._guesses: list[ExpertKey] = []
@@ -132,14 +130,14 @@ class ExpertCache:
             assert slot is not None
             self._read_on()
             with self._ledger.span(EXPERTS_WAIT, layer=self._numbers[mixture], expert=expert):
-                assert slot.loading is not None
-                slot.loading.result()
+                if not slot.views:
+                    slot.views = self._loads.take(key)
             self._link.before_use(slot.buffer)
         return self._by_key[key].views[leaf]
 
     def close(self) -> None:
         """Keep the counts, free the memory; may be called twice."""
-        self._pool.shutdown(cancel_futures=True)
+        self._loads.close()
         self._reader.close()
         if self._held_bytes:
             self._ledger.give("gpu", self._held_bytes)
@@ -154,7 +152,7 @@ class ExpertCache:
             return
         asked = len(self._plan)
         for number, key in enumerate(self._plan + self._guesses):
-            if self._in_flight() >= (_AHEAD if number < asked else _GUESSED_AHEAD):
+            if len(self._loads.in_flight) >= (_AHEAD if number < asked else _GUESSED_AHEAD):
                 return
             if key not in self._by_key:
                 slot = self._slot(key, needed=False)
@@ -164,18 +162,11 @@ class ExpertCache:
 
     def _withdraw(self) -> None:
         """Free the memory of guesses that are not asked for and whose reading did not begin."""
-        wanted = set(self._plan)
-        for slot in self._loading:
-            assert slot.key is not None and slot.loading is not None
-            if slot.key not in wanted and slot.loading.cancel():
-                del self._by_key[slot.key]
-                slot.key = slot.loading = None
+        for key in self._loads:
+            if key not in self._plan and self._loads.cancel(key):
+                slot = self._by_key.pop(key)
+                slot.key = None
                 self._free.append(slot)
-        self._loading = [slot for slot in self._loading if slot.loading is not None]
-
-    def _in_flight(self) -> int:
-        self._loading = [slot for slot in self._loading if slot.loading is not None and not slot.loading.done()]
-        return len(self._loading)
 
     def _slot(self, key: ExpertKey, *, needed: bool = True) -> _Slot | None:
         """The memory of an expert, which is being read if it was not there; None where it is not `needed` enough."""
@@ -185,9 +176,9 @@ class ExpertCache:
             slot = self._free.pop() if self._free else self._evict(key, needed)
             if slot is None:
                 return None
-            slot.key, self._by_key[key] = key, slot
-            slot.loading, slot.guessed = self._pool.submit(self._load, key, slot), False
-            self._loading = [other for other in self._loading if other is not slot] + [slot]
+            self._by_key[key] = slot
+            slot.key, slot.views, slot.guessed = key, {}, False
+            self._loads.begin(key)
         slot.used = self._clock
         return slot
 
@@ -195,7 +186,8 @@ class ExpertCache:
         """Memory taken from the expert that was routed least often, of those that nothing is known to ask for."""
         planned = {*self._plan, *self._guesses}
         others = [slot for slot in self._slots if slot.key != self._current]
-        idle = [slot for slot in others if slot.loading is None or slot.loading.done()]
+        in_flight = self._loads.in_flight
+        idle = [slot for slot in others if slot.key not in in_flight]
         spare = [slot for slot in idle if slot.key not in planned]
         if key in self._guesses:  # the next batch will ask for experts of the same layer
             spare = [slot for slot in spare if slot.key is None or slot.key[0] != key[0] - 1]
@@ -203,26 +195,24 @@ class ExpertCache:
             order = {asked: index for index, asked in enumerate(self._plan + self._guesses)}
             spare = sorted(idle, key=lambda slot: order[slot.key or key])[-1:]
         if not spare and needed:  # all of it is being read: wait for the one that is asked for last
-            last = others[-1]
-            assert last.loading is not None
-            last.loading.exception()
-            spare = [last]
+            spare = others[-1:]
         if not spare:
             return None
         slot = min(spare, key=lambda slot: (self.counts[slot.key] if slot.key else -1, slot.used))
         if slot.key is not None:
+            self._loads.drop([slot.key])
             del self._by_key[slot.key]
             self._link.after_use(slot.buffer)
         return slot
 
-    def _load(self, key: ExpertKey, slot: _Slot) -> None:
-        layout = self._layout(key)
-        self._link.before_fill(slot.buffer)
+    def _load(self, key: ExpertKey) -> dict[str, Tensor]:
+        layout, buffer = self._layout(key), self._by_key[key].buffer
+        self._link.before_fill(buffer)
         with self._ledger.span("load expert", layer=self._numbers[key[0]], expert=key[1]):
-            moved = self._reader.read_runs(layout, slot.buffer.host) + self._reader.expand(layout, slot.buffer.host)
+            moved = self._reader.read_runs(layout, buffer.host) + self._reader.expand(layout, buffer.host)
         self._ledger.moved("experts disk to host", moved)
-        self._link.push(slot.buffer)
-        slot.views = layout.views(slot.buffer.memory)
+        self._link.push(buffer)
+        return layout.views(buffer.memory)
 
     def _layout(self, key: ExpertKey) -> Layout:
         if key not in self._layouts:
