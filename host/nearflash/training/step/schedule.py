@@ -21,6 +21,7 @@ from typing import Any, Self
 from nearflash.abi.errors import NearflashError
 from nearflash.device import Device
 from nearflash.storage import Extent, StateStore
+from nearflash.support.buffers import BufferPool
 from nearflash.support.queues import WorkQueue
 from nearflash.support.timeline import Timeline
 from nearflash.training.step.stalls import Stalls
@@ -209,7 +210,7 @@ class Pipeline:
         self._schedule, self._transfer = schedule, transfer
         self.extents = WorkQueue[Extent]()
         newest = not schedule.keeps  # else what was written first is written over first
-        self._free = WorkQueue(transfer.slots, newest_first=newest)
+        self._free = BufferPool("slots", transfer.slots, newest_first=newest)
         self._ready = WorkQueue[Slot](producers=READERS, newest_first=newest)
         self._done = WorkQueue[Slot](newest_first=newest)
         self._threads: list[threading.Thread] = []
