@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -83,3 +85,21 @@ def test_the_mode_comes_back_after_an_error():
         assert (torch.tensor([1e-40]) * 1).item() == 0
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_map_all_gives_results_in_order_or_the_first_error_when_all_have_ended():
+    ended = []
+
+    def call(number):
+        time.sleep(0.01 * number)
+        ended.append(number)
+        if number % 2:
+            raise ValueError(number)
+        return number * number
+
+    with ThreadPoolExecutor(2) as pool:
+        assert threads.map_all(pool, call, (4, 0, 2)) == [16, 0, 4]
+        ended.clear()
+        with pytest.raises(ValueError, match="1"):
+            threads.map_all(pool, call, (0, 1, 3, 4))
+    assert sorted(ended) == [0, 1, 3, 4]

@@ -9,13 +9,18 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["choose_threads", "idle_processors", "ieee_arithmetic", "set_ieee_arithmetic", "set_threads"]
+__all__ = ["choose_threads", "idle_processors", "ieee_arithmetic", "map_all", "set_ieee_arithmetic", "set_threads"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _VARIABLE = "OMP_NUM_THREADS"
 _SAMPLE_S = 0.2
@@ -94,6 +99,17 @@ def ieee_arithmetic() -> Iterator[None]:
         yield
     finally:
         _process().fesetenv(before)
+
+
+def map_all(pool: Executor, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Results of the call for each item, on a pool's threads.
+
+    Raises the first item's error when all calls have ended: the memory that they fill may be used again then.
+    """
+    jobs = [pool.submit(call, item) for item in items]
+    for job in jobs:
+        job.exception()
+    return [job.result() for job in jobs]
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import time
 
 import numpy as np
 import pytest
@@ -131,6 +132,25 @@ def test_a_file_that_ends_too_early(tmp_path):
     for offset, size in ((0, 10_001), (8192, 4096), (16384, 1)):
         with pytest.raises(WeightsError, match=r"tensor 't', at byte \d+.*the file ends \d+ bytes too early"):
             read_run(Run(file, offset, size, 0, "t"), memory)
+
+
+def test_no_part_is_still_being_read_when_another_ones_error_is_raised(tmp_path, monkeypatch):
+    """The buffer was used again, and the slower part came into it."""
+    save_file({"a": torch.randn(9 << 20)}, tmp_path / "model.safetensors")
+    layout, ended = Layout({"a": source(open_checkpoint(tmp_path), "a")}), []
+
+    def read(part, *_):
+        if part.place == 0:
+            raise WeightsError("the first part")
+        time.sleep(0.1)
+        ended.append(part.place)
+
+    monkeypatch.setattr("nearflash.offload.weights.layout.read_run", read)
+    reader = LayoutReader()
+    with pytest.raises(WeightsError, match="the first part"):
+        reader.read_runs(layout, host_memory(layout.size_bytes))
+    assert len(ended) == 2
+    reader.close()
 
 
 @pytest.mark.parametrize("change", ["written", "cut", "longer"])

@@ -20,7 +20,7 @@ from nearflash.abi.errors import WeightsError
 from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.io.unchanged import UnchangedFile
-from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.support.threads import map_all, set_ieee_arithmetic
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.sources import Source
 from nearflash.weights.weights_map import TORCH_DTYPES
@@ -234,9 +234,7 @@ class LayoutReader:
         if len(parts) == 1:
             read_run(parts[0], memory, self._direct)
         else:
-            jobs = [self._pool.submit(read_run, part, memory, self._direct) for part in parts]
-            for job in jobs:
-                job.result()
+            map_all(self._pool, lambda part: read_run(part, memory, self._direct), parts)
         layout.check(memory)
         return sum(part.size_bytes for part in parts)
 
@@ -249,4 +247,4 @@ class LayoutReader:
 
     def close(self) -> None:
         """End the threads; may be called twice."""
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown()

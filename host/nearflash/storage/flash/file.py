@@ -36,6 +36,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
 from nearflash.storage.io.sealed import is_erased, seal, unseal
 from nearflash.support.tables import check_fields
+from nearflash.support.threads import map_all
 
 __all__ = ["FLASH_VERSION", "KEPT", "FileFlash", "is_unwritten"]
 
@@ -247,7 +248,7 @@ class FileFlash(Flash):
         self._order.add(pages[~self._spare.erased(pages)])
 
     def _all(self, call: Callable[[_T], None], items: Iterable[_T]) -> None:
-        """Call for each item, on as many threads as there are."""
+        """Call for each item, on as many threads as there are. Raises an error when all of them have ended."""
         todo = list(items)
         if len(todo) == 1:
             call(todo[0])
@@ -257,8 +258,7 @@ class FileFlash(Flash):
             for item in todo[first :: self._threads]:
                 call(item)
 
-        for done in [self._pool.submit(work, first) for first in range(min(self._threads, len(todo)))]:
-            done.result()
+        map_all(self._pool, work, range(min(self._threads, len(todo))))
 
 
 def _aligned(data: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -25,7 +25,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -43,6 +43,7 @@ from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp
 from nearflash.support.files import give_name
+from nearflash.support.threads import map_all
 
 __all__ = ["StateStore"]
 
@@ -346,9 +347,7 @@ class StateStore:
         """Do something on every file, at once. Raises the first error, when all have ended."""
         if self._threads is None:
             return [action(file) for file in self._files]
-        futures = [self._threads.submit(action, file) for file in self._files]
-        wait(futures)
-        return [future.result() for future in futures]
+        return map_all(self._threads, action, self._files)
 
     # Steps of a commit
 
