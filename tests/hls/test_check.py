@@ -6,9 +6,11 @@ import pytest
 
 from nearflash.abi.errors import CommandError
 from nearflash.cli.main import main
-from nearflash.sim.hls.build import CompileError, build_shim
+from nearflash.sim.hls.build import build_shim
 from nearflash.sim.hls.check import load_rule
 from nearflash.sim.hls.new import new_rule
+from nearflash.support import native
+from nearflash.support.native import CompileError
 
 
 @pytest.fixture
@@ -98,11 +100,9 @@ def test_files_and_names_that_do_not_fit(heavy, tmp_path):
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch):
-    from nearflash.sim.hls import build
-
-    build._compiler_version.cache_clear()
+    native._compiler_version.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(CompileError, match=r"a C\+\+17 compiler must be there .* apt install g\+\+"):
         build_shim("nothing", "")
     monkeypatch.undo()
-    build._compiler_version.cache_clear()
+    native._compiler_version.cache_clear()

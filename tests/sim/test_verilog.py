@@ -6,6 +6,17 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.verilator.burst import BurstUnit
+from nearflash.sim.verilog import cached_design, convert
+
+
+class Inverter(wiring.Component):
+    i: In(70)
+    o: Out(70)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.o.eq(~self.i)
+        return m
 
 
 class Partly(wiring.Component):
@@ -30,3 +41,19 @@ def test_a_constant_part_of_a_signal_keeps_its_value():
     unit = BurstUnit(Partly(), "sim-partly")
     out = unit.run({"i": np.array([1, 2], np.uint8), "choose": np.array([0, 1], np.uint8)})["o"]
     assert out.tolist() == [0xFFE, 0xF02]
+
+
+def test_a_cached_design_is_the_converted_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEARFLASH_CACHE", str(tmp_path / "cache"))
+
+    def never():
+        raise AssertionError("the component must not be made again")
+
+    fresh, stored, found = convert(Inverter()), cached_design("inverter", Inverter), cached_design("inverter", never)
+    for design in (stored, found):
+        assert (design.digest, design.ports, design.streams) == (fresh.digest, fresh.ports, fresh.streams)
+        assert design.read_rtlil() == fresh.read_rtlil()
+    assert [(port.name, port.width, port.is_input, port.words) for port in found.ports] == [
+        ("i", 70, True, 3),
+        ("o", 70, False, 3),
+    ]

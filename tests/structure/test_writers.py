@@ -21,10 +21,10 @@ EXCEPT = {
         f"host/nearflash/bench/{bench}.py": SCRATCH
         for bench in ("inference/chat", "offload/mixture", "storage/fuzz/*", "storage/kept_crashes", "weights/forward")
     },
-    "sim/nearflash/sim/cache.py": BUILD,
+    "host/nearflash/support/cache.py": BUILD,
+    "host/nearflash/support/native.py": BUILD,
     "sim/nearflash/sim/verilator/*": BUILD,
     "sim/nearflash/sim/verilog.py": BUILD,
-    "sim/nearflash/sim/hls/build.py": BUILD,
     "sim/nearflash/verify/fixtures/boards/folder.py": "the folder of a simulated board, made for one test",
     "sim/nearflash/verify/*": BUILD,
     "rtl/nearflash/boards/open/*": BUILD,

@@ -28,7 +28,7 @@ from amaranth.lib import wiring
 
 from nearflash.abi.errors import NearflashError
 from nearflash.boards.design.modules import share_modules
-from nearflash.sim.cache import cached
+from nearflash.support.cache import cached
 
 __all__ = ["TOP", "Design", "InnerStream", "Port", "YosysError", "cached_design", "convert", "encoded"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from nearflash.abi.errors import CommandError
 from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep, StateFormat
-from nearflash.sim.hls.build import CompileError
 from nearflash.sim.hls.kernel_text import update_kernel
 from nearflash.sim.hls.library import HlsLibrary
 from nearflash.sim.hls.rule import HlsRule
+from nearflash.support.native import CompileError
 
 __all__ = ["SHIPPED", "HlsCall", "HlsKernel", "call_of", "generate_tops"]
 

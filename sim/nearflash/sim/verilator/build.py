@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import NearflashError
-from nearflash.sim.cache import cached
 from nearflash.sim.verilator import pins, registers, thermometers
 from nearflash.sim.verilator.pins import streams_configuration, waits_header
 from nearflash.sim.verilator.registers import clocked_registers
 from nearflash.sim.verilator.thermometers import shifted_masks
 from nearflash.sim.verilog import TOP, Design, YosysError, convert
+from nearflash.support.cache import cached
 
 __all__ = ["BuildError", "build_library", "machine", "verilator_root"]
 

@@ -19,9 +19,9 @@ from xml.etree import ElementTree
 from cocotb_tools.runner import Verilator
 
 from nearflash.abi.errors import ConfigError
-from nearflash.sim.cache import cached, locked
 from nearflash.sim.verilator.build import BuildError, machine, verilator_root
 from nearflash.sim.verilog import TOP, Design, convert
+from nearflash.support.cache import cached, locked
 
 __all__ = ["Result", "find_testbenches", "run_testbench"]
 

@@ -39,7 +39,7 @@ def cache_root() -> Path:
 def _tree_cache() -> Path | None:
     """Find the cache of the source tree that this file lies in; None for an installed copy."""
     packages = Path(__file__).parents[2]
-    is_tree = packages.name == "sim" and (packages.parent / "pyproject.toml").is_file()
+    is_tree = packages.name == "host" and (packages.parent / "pyproject.toml").is_file()
     return packages.parent / "build" / "cache" if is_tree else None
 
 

@@ -1,4 +1,4 @@
-"""The build cache: one build for many callers, nothing left of a failed one, and the key of a cached design."""
+"""The build cache: one build for many callers, nothing left of a failed one, nothing that others can write."""
 
 import stat
 import time
@@ -6,29 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from amaranth.hdl import Module
-from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.errors import ConfigError
-from nearflash.sim import cache
-from nearflash.sim.cache import cache_root, cached
-from nearflash.sim.verilog import cached_design, convert
+from nearflash.support import cache
+from nearflash.support.cache import cache_root, cached
 
 
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NEARFLASH_CACHE", str(tmp_path / "cache"))
-
-
-class Inverter(wiring.Component):
-    i: In(70)
-    o: Out(70)
-
-    def elaborate(self, platform):
-        m = Module()
-        m.d.comb += self.o.eq(~self.i)
-        return m
 
 
 def test_many_callers_build_once():
@@ -105,17 +91,3 @@ def test_a_lock_follows_no_link(tmp_path):
     with pytest.raises(OSError), cache.locked(tmp_path / "lock"):
         raise AssertionError("unreachable")
     assert (tmp_path / "victim").read_text() == "kept"
-
-
-def test_a_cached_design_is_the_converted_one():
-    def never():
-        raise AssertionError("the component must not be made again")
-
-    fresh, stored, found = convert(Inverter()), cached_design("inverter", Inverter), cached_design("inverter", never)
-    for design in (stored, found):
-        assert (design.digest, design.ports, design.streams) == (fresh.digest, fresh.ports, fresh.streams)
-        assert design.read_rtlil() == fresh.read_rtlil()
-    assert [(port.name, port.width, port.is_input, port.words) for port in found.ports] == [
-        ("i", 70, True, 3),
-        ("o", 70, False, 3),
-    ]
