@@ -42,7 +42,7 @@ def expand_groups(
     executor: as for nearflash.device.backends.host.matrix.expand_into.
     """
     from nearflash.device.backends.host.matrix import CallingThread, expand_pool
-    from nearflash.device.backends.host.vector.rows import group_loop
+    from nearflash.device.backends.host.vector.rows import expand_codes
 
     rows, columns = out.shape
     scales, codes = rows * -(-columns // SCALE_COLUMNS) * 4, rows * -(-columns * bits // 8)
@@ -50,14 +50,12 @@ def expand_groups(
         rule = f"a matrix of {rows} x {columns} int{bits} codes must have {scales + codes} bytes"
         raise StreamError(f"{rule}, not {len(data)}", StreamFault.LENGTH)
     assert out.flags.c_contiguous
-    padded = np.empty(len(data) + SCALE_COLUMNS, np.uint8)  # the last codes are read 64 at once
+    padded = np.empty(len(data) + SCALE_COLUMNS, np.uint8)  # the last codes are read 32 at once
     padded[: len(data)] = data
-    loop, pairs_at, codes_at = group_loop(bits, output), padded.ctypes.data, padded.ctypes.data + scales
 
     def expand(first: int, last: int) -> None:
-        buffer = np.empty(SCALE_COLUMNS, np.uint8)
-        pairs, row_codes = pairs_at + first * scales // rows, codes_at + first * codes // rows
-        loop(pairs, row_codes, last - first, columns, out.ctypes.data + first * columns * 2, buffer.ctypes.data)
+        pairs, row_codes = padded[first * scales // rows :], padded[scales + first * codes // rows :]
+        expand_codes(pairs, row_codes, bits, output, out[first:last])
 
     if executor is None:
         executor = CallingThread() if out.nbytes < _THREADED_BYTES else expand_pool()

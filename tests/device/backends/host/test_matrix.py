@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("numba")
-
 from nearflash.abi.bitmap import BitmapHeader
 from nearflash.abi.errors import StreamError
 from nearflash.abi.topk import StreamFault

@@ -1,4 +1,4 @@
-"""Bitmap matrices on the host, expanded in threads by compiled loops: what the device `host` of the expand kernel does.
+"""Bitmap matrices on the host, expanded in threads by native loops: what the device `host` of the expand kernel does.
 
 Format and faults: nearflash.abi.bitmap. Equals nearflash.model.weights.bitmap.
 """
@@ -15,16 +15,11 @@ from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import (
     HEADER_BYTES,
-    SECTION_BYTES,
-    SECTIONS,
     BitmapHeader,
-    Coding,
-    Section,
     bitmap_error,
-    section_bytes,
 )
 from nearflash.abi.topk import StreamFault
-from nearflash.device.backends.host.vector.rows import find_groups, row_loop
+from nearflash.device.backends.host.vector.rows import expand_rows, find_groups
 from nearflash.support.threads import ieee_arithmetic, set_ieee_arithmetic
 
 __all__ = ["CallingThread", "Rows", "expand_into", "expand_pool", "read_rows"]
@@ -57,20 +52,15 @@ def read_rows(stream: Bytes) -> Iterator[Rows]:
     Raises StreamError; before that comes what is right before the fault, and where rows of its group are, those.
     """
     header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
-    sections = SECTIONS[header.row_format]
-    bits = np.array([sections.get(section, 0) for section in Section])
-    book_bytes = SECTION_BYTES if header.coding is Coding.EXPONENTS else 0
-    layout = header.rows, header.columns, header.group_rows, book_bytes
     dense_bytes = header.group_rows * header.columns * header.dense.number_format.bytes
     at, step = HEADER_BYTES, max(_READ_BYTES // dense_bytes, 1)
     for group in range(0, header.groups, step):
         first, last = group * header.group_rows, min(group + step, header.groups)
         table = np.empty((min(last * header.group_rows, header.rows) - first, 4), np.int64)
-        numbers = group, last
-        fault, place, groups, at = find_groups(stream.ctypes.data, at, stream.size, numbers, layout, bits, table)
-        yield Rows(first, table[:groups])
+        fault, place, found, at = find_groups(stream, header, at, (group, last), table)
+        yield Rows(first, table[:found])
         if fault:
-            raise bitmap_error(StreamFault(fault), _WHERE[fault].format(place=place, at=at, last=header.columns - 1))
+            raise bitmap_error(fault, _WHERE[fault].format(place=place, at=at, last=header.columns - 1))
     if at != stream.size:
         raise bitmap_error(StreamFault.LENGTH, f"{at} bytes of {stream.size}")
 
@@ -85,12 +75,9 @@ def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> 
     header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
     used = header.columns * header.dense.number_format.bytes
     assert out.flags.c_contiguous and len(out) == header.rows and out.shape[1] >= used
-    loop = row_loop(header.row_format, header.output)
-    base, target, row_bytes = stream.ctypes.data, out.ctypes.data, out.shape[1]
 
     def expand(rows: Rows) -> None:
-        buffer = np.empty(2 * header.columns + section_bytes(1), np.uint8)
-        loop(base, rows.table, header.columns, target + rows.first_row * row_bytes, row_bytes, buffer.ctypes.data)
+        expand_rows(stream, header, rows.table, out[rows.first_row :])
 
     if executor is None:
         executor = CallingThread() if len(out) * used < _THREADED_BYTES else expand_pool()

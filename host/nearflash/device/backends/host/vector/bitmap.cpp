@@ -1,0 +1,320 @@
+// Rows of a bitmap matrix, found and expanded; CRC32C. Called by rows.py and checksum.py.
+//
+// Format: nearflash.abi.bitmap, docs/contracts/weights.md. Equals nearflash.model.weights.bitmap to the bit.
+
+#include <algorithm>
+#include <array>
+
+#include "chunks.hpp"
+#if defined(__ARM_FEATURE_CRC32)
+#include <arm_acle.h>
+#endif
+
+using namespace nearflash;
+
+enum Fault : int32_t { NONE, LENGTH = 2, COUNT, CHECKSUM };  // nearflash.abi.topk.StreamFault
+enum RowFormat : int32_t { PLAIN16, PLAIN8, CODED_FP16, CODED_BF16, SCALED8, SCALED4 };
+
+// Where a row's sections begin in the stream, in bytes, and how long they are.
+struct Row {
+    int64_t bitmap, values, escapes, group;
+};
+
+// Groups from `first` to before `last` that begin at offset `at` of a stream that ends at `end`.
+struct Groups {
+    const uint8_t *stream;
+    int64_t at, end;
+    int64_t first, last;
+    int64_t rows, columns, group_rows, book_bytes;
+    int64_t section_bits[6];  // of a field of each Section, 0 where the format lacks it
+    Row *table;
+};
+
+// What became of them: `place` is the row of the fault, or its group where it is in no row.
+struct Found {
+    int64_t fault, place, rows, at;
+};
+
+// Rows of a table as dense ones, `row_bytes` apart, of which the columns are written.
+struct Expansion {
+    const uint8_t *stream;
+    const Row *table;
+    int64_t rows, columns;
+    uint8_t *out;
+    int64_t row_bytes;
+    uint8_t *buffer;  // 2·columns + 64 bytes
+};
+
+// Matrices of codes without a bitmap: 64 more bytes can be read behind the last code.
+struct Codes {
+    const uint16_t *pairs;
+    const uint8_t *codes;
+    int64_t rows, columns, bits;
+    uint16_t *out;
+};
+
+namespace {
+
+constexpr int64_t SECTION_BYTES = 64, SCALE_COLUMNS = 64;
+
+// CRC32C. Three parts of a block are summed at once, as the processor's instruction takes three cycles and the next can
+// begin after one; a sum is moved behind the bytes of the parts after it by tables, as that is linear.
+//
+// Source: Gopal et al., Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction (Intel, 2011).
+
+using Table = std::array<std::array<uint32_t, 256>, 4>;
+
+// By each byte of a register, what it becomes behind one byte of zeros.
+Table move_one() {
+    Table table{};
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t value = byte;
+        for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0x82F63B78 : 0);
+        table[0][byte] = value;
+        for (int place = 1; place < 4; place++) table[place][byte] = byte << 8 * (place - 1);
+    }
+    return table;
+}
+
+inline uint32_t moved(const Table &table, uint32_t value) {
+    return table[0][value & 0xFF] ^ table[1][value >> 8 & 0xFF] ^ table[2][value >> 16 & 0xFF] ^ table[3][value >> 24];
+}
+
+// Behind `bytes` bytes of zeros, a power of two.
+Table move_by(int64_t bytes) {
+    Table table = move_one();
+    for (; bytes > 1; bytes /= 2) {
+        Table twice;
+        for (int place = 0; place < 4; place++)
+            for (int byte = 0; byte < 256; byte++) twice[place][byte] = moved(table, table[place][byte]);
+        table = twice;
+    }
+    return table;
+}
+
+const Table MOVE_ONE = move_one();
+
+// The register after eight bytes.
+struct TableStep {
+    static uint32_t step(uint32_t value, uint64_t word) {
+        for (int place = 0; place < 8; place++) value = value >> 8 ^ MOVE_ONE[0][(value ^ word >> 8 * place) & 0xFF];
+        return value;
+    }
+};
+
+struct InstructionStep {
+    static uint32_t step(uint32_t value, uint64_t word) {
+#if defined(__SSE4_2__)
+        return uint32_t(_mm_crc32_u64(value, word));
+#elif defined(__ARM_FEATURE_CRC32)
+        return __crc32cd(value, word);
+#else
+        return TableStep::step(value, word);
+#endif
+    }
+};
+
+template <class Step> struct Checksum {
+    // All whole blocks of three parts.
+    template <int64_t part_bytes> static uint32_t blocks(uint32_t value, const uint8_t *&at, const uint8_t *end) {
+        static const Table one = move_by(part_bytes), two = move_by(2 * part_bytes);
+        for (; end - at >= 3 * part_bytes; at += 3 * part_bytes) {
+            uint32_t second = 0, third = 0;
+            for (const uint8_t *word = at; word < at + part_bytes; word += 8) {
+                value = Step::step(value, load<uint64_t>(word));
+                second = Step::step(second, load<uint64_t>(word + part_bytes));
+                third = Step::step(third, load<uint64_t>(word + 2 * part_bytes));
+            }
+            value = moved(two, value) ^ moved(one, second) ^ third;
+        }
+        return value;
+    }
+
+    // Of so many bytes, a multiple of 8. Long parts, as what comes from memory comes faster; then short ones.
+    static uint32_t of(const uint8_t *at, int64_t bytes) {
+        const uint8_t *const end = at + bytes;
+        uint32_t value = blocks<8192>(0xFFFFFFFF, at, end);
+        value = blocks<256>(value, at, end);
+        for (; at < end; at += 8) value = Step::step(value, load<uint64_t>(at));
+        return ~value;
+    }
+};
+
+// Rows
+
+// Bytes of a section of so many bits.
+inline int64_t padded(int64_t bits) { return (bits + 8 * SECTION_BYTES - 1) / (8 * SECTION_BYTES) * SECTION_BYTES; }
+
+inline uint32_t first_lanes(int64_t count) { return count >= CHUNK ? ALL : (uint32_t(1) << count) - 1; }
+
+inline uint64_t low_bits(int64_t count) { return count >= 64 ? ~uint64_t(0) : (uint64_t(1) << count) - 1; }
+
+// Ones of a row's bitmap; -1 where there are some behind its columns.
+int64_t bitmap_ones(const uint8_t *bitmap, int64_t columns) {
+    int64_t count = 0;
+    uint64_t beyond = 0;
+    for (int64_t word = 0; word < padded(columns) / 8; word++) {
+        const uint64_t bits = load<uint64_t>(bitmap + 8 * word);
+        count += __builtin_popcountll(bits);
+        beyond |= bits & ~low_bits(std::max<int64_t>(columns - 64 * word, 0));
+    }
+    return beyond ? -1 : count;
+}
+
+// Codes of 3 among the values'.
+int64_t count_escapes(const uint8_t *codes, int64_t values, int64_t code_bits) {
+    const uint64_t first = code_bits == 2 ? 0x5555555555555555 : 0x1111111111111111;
+    int64_t count = 0;
+    for (int64_t word = 0; 64 * word < values * code_bits; word++) {
+        const uint64_t bits = load<uint64_t>(codes + 8 * word) & low_bits(values * code_bits - 64 * word);
+        count += __builtin_popcountll(bits & bits >> 1 & first);
+    }
+    return count;
+}
+
+// The row at found.at, up to its end. Nothing at or behind the stream's end is read.
+Fault find_row(const Groups &groups, Row &row, Found &found) {
+    enum { SCALES = 1, LOW, CODES, ESCAPES, VALUES };
+    row.bitmap = found.at;
+    if (found.at + padded(groups.columns) > groups.end) return LENGTH;
+    const int64_t values = bitmap_ones(groups.stream + found.at, groups.columns);
+    found.at += padded(groups.columns);
+    if (values < 0) return COUNT;
+    row.values = values, row.escapes = 0;
+    for (int section = SCALES; section <= VALUES; section++) {
+        const int64_t bits = groups.section_bits[section];
+        int64_t fields = values;
+        if (section == SCALES) fields = (groups.columns + SCALE_COLUMNS - 1) / SCALE_COLUMNS;
+        if (section == ESCAPES) fields = row.escapes;
+        if (found.at + padded(fields * bits) > groups.end) return LENGTH;
+        if (section == CODES && bits) row.escapes = count_escapes(groups.stream + found.at, values, bits);
+        found.at += padded(fields * bits);
+    }
+    return NONE;
+}
+
+// The group at found.at: its rows in the table, and its checksum.
+Fault find_group(const Groups &groups, int64_t number, Found &found) {
+    const int64_t begin = found.at;
+    found.place = number;
+    if (found.at + groups.book_bytes > groups.end) return LENGTH;
+    found.at += groups.book_bytes;
+    const int64_t last = std::min((number + 1) * groups.group_rows, groups.rows);
+    for (int64_t number_of_row = number * groups.group_rows; number_of_row < last; number_of_row++) {
+        Row &row = groups.table[found.rows];
+        row.group = begin;
+        found.place = number_of_row;
+        if (const Fault fault = find_row(groups, row, found)) return fault;
+        found.rows++;
+    }
+    found.place = number;
+    if (found.at + SECTION_BYTES > groups.end) return LENGTH;
+    const uint64_t checksum = Checksum<InstructionStep>::of(groups.stream + begin, found.at - begin);
+    if (load<uint64_t>(groups.stream + found.at) != (uint64_t(number) | checksum << 32)) return CHECKSUM;
+    found.at += SECTION_BYTES;
+    return NONE;
+}
+
+// Calls with the place, the mask and the written lanes of each 32 columns of a row.
+template <class Call> inline void for_chunks(const uint8_t *bitmap, int64_t columns, Call call) {
+    for (int64_t first = 0; first < columns; first += 2 * CHUNK) {
+        const uint64_t word = load<uint64_t>(bitmap + first / 8);
+        const int64_t left = columns - first;
+        call(first, uint32_t(word), first_lanes(left));
+        call(first + CHUNK, uint32_t(word >> CHUNK), first_lanes(std::max<int64_t>(left - CHUNK, 0)));
+    }
+}
+
+// A row from its bitmap and its values.
+template <class T> inline void spread(const uint8_t *bitmap, const T *values, int64_t columns, T *out) {
+    for_chunks(bitmap, columns, [&](int64_t first, uint32_t mask, uint32_t lanes) {
+        store_lanes(out + first, expanded(values, mask), lanes);
+        values += __builtin_popcount(mask);
+    });
+}
+
+template <class T> void expand_plain(const Expansion &x, const Row &row, uint8_t *out) {
+    const uint8_t *const bitmap = x.stream + row.bitmap;
+    spread(bitmap, (const T *)(bitmap + padded(x.columns)), x.columns, (T *)out);
+}
+
+template <bool is_fp16> void expand_coded(const Expansion &x, const Row &row, uint8_t *out) {
+    const uint8_t *const bitmap = x.stream + row.bitmap;
+    const U16x32 book = codebook(x.stream + row.group);
+    constexpr int code_bits = is_fp16 ? 4 : 2;
+    const uint8_t *const low = bitmap + padded(x.columns), *const codes = low + (is_fp16 ? padded(row.values) : 0);
+    const uint8_t *escapes = codes + padded(row.values * code_bits), *const high = escapes + padded(row.escapes * 8);
+    uint16_t *const values = (uint16_t *)x.buffer;
+    for (int64_t first = 0; first < row.values; first += CHUNK)
+        escapes += decode<is_fp16>(values + first, book, high + first, codes + first * code_bits / 8, low + first / 8,
+                                   escapes, first_lanes(row.values - first));
+    spread(bitmap, values, x.columns, (uint16_t *)out);
+}
+
+template <bool is_fp16, int bits> void expand_scaled(const Expansion &x, const Row &row, uint8_t *out) {
+    const uint8_t *const bitmap = x.stream + row.bitmap;
+    const uint16_t *const pairs = (const uint16_t *)(bitmap + padded(x.columns));
+    const uint8_t *codes = (const uint8_t *)pairs + padded((x.columns + SCALE_COLUMNS - 1) / SCALE_COLUMNS * 32);
+    if constexpr (bits == 4) {
+        for (int64_t first = 0; first < row.values; first += CHUNK) split4(x.buffer + first, codes + first / 2);
+        codes = x.buffer;
+    }
+    for_chunks(bitmap, x.columns, [&](int64_t first, uint32_t mask, uint32_t lanes) {
+        scale<is_fp16>((uint16_t *)out + first, codes, mask, lanes, scale_at<is_fp16>(pairs + first / SCALE_COLUMNS * 2));
+        codes += __builtin_popcount(mask);
+    });
+}
+
+using ExpandRow = void (*)(const Expansion &, const Row &, uint8_t *);
+
+ExpandRow expansion_of(RowFormat format, bool is_fp16) {
+    switch (format) {
+        case PLAIN16: return expand_plain<uint16_t>;
+        case PLAIN8: return expand_plain<uint8_t>;
+        case CODED_FP16: return expand_coded<true>;
+        case CODED_BF16: return expand_coded<false>;
+        case SCALED8: return is_fp16 ? expand_scaled<true, 8> : expand_scaled<false, 8>;
+        case SCALED4: return is_fp16 ? expand_scaled<true, 4> : expand_scaled<false, 4>;
+    }
+    __builtin_unreachable();
+}
+
+template <bool is_fp16, int bits> void expand_every(const Codes &x) {
+    const int64_t row_bytes = (x.columns * bits + 7) / 8, row_pairs = (x.columns + SCALE_COLUMNS - 1) / SCALE_COLUMNS;
+    for (int64_t row = 0; row < x.rows; row++) {
+        for (int64_t first = 0; first < x.columns; first += CHUNK) {
+            const uint16_t *const pair = x.pairs + 2 * (row * row_pairs + first / SCALE_COLUMNS);
+            const uint8_t *codes = x.codes + row * row_bytes + first * bits / 8;
+            uint8_t bytes[CHUNK];
+            if constexpr (bits == 4) split4(bytes, codes), codes = bytes;
+            uint16_t *const out = x.out + row * x.columns + first;
+            scale<is_fp16>(out, codes, ALL, first_lanes(x.columns - first), scale_at<is_fp16>(pair));
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// By the processor's instruction where it has one; by a table.
+uint32_t crc32c(const uint8_t *data, int64_t bytes) { return Checksum<InstructionStep>::of(data, bytes); }
+uint32_t crc32c_by_table(const uint8_t *data, int64_t bytes) { return Checksum<TableStep>::of(data, bytes); }
+
+void find_groups(const Groups *groups, Found *found) {
+    *found = {NONE, 0, 0, groups->at};
+    for (int64_t number = groups->first; number < groups->last && !found->fault; number++)
+        found->fault = find_group(*groups, number, *found);
+    if (!found->fault) found->place = 0;
+}
+
+void expand_rows(const Expansion *x, int32_t format, int32_t is_fp16) {
+    const ExpandRow expand_row = expansion_of(RowFormat(format), is_fp16);
+    for (int64_t row = 0; row < x->rows; row++) expand_row(*x, x->table[row], x->out + row * x->row_bytes);
+}
+
+void expand_codes(const Codes *x, int32_t is_fp16) {
+    if (x->bits == 4) return is_fp16 ? expand_every<true, 4>(*x) : expand_every<false, 4>(*x);
+    return is_fp16 ? expand_every<true, 8>(*x) : expand_every<false, 8>(*x);
+}
+}
