@@ -96,11 +96,6 @@ LAZY = {
     "nearflash.device.backends.host.topk": {"crc32c"},
     "nearflash.device.backends.pynq.device": {"pynq"},
 }
-#: Loaded by a device that needs them, which says so where they are missing.
-FOR_ONE_DEVICE = {
-    f"nearflash.device.backends.host.vector.{name}": {"numba", "llvmlite"}
-    for name in ("checksum", "chunks", "compiled")
-}
 
 #: Packages of gateware that a package of gateware may import, beside itself. A row names rows above it, so there are no
 #: circles; the NAND controller and the formats know nothing of attention.
@@ -250,13 +245,7 @@ def test_lean_packages_name_no_other_third_party(modules):
         lean = [names for part, names in LEAN.items() if f"{module}.".startswith(f"{part}.")]
         if not lean:
             continue
-        allowed = (
-            lean[0]
-            | LAZY.get(name, set())
-            | FOR_ONE_DEVICE.get(name, set())
-            | set(sys.stdlib_module_names)
-            | {"nearflash"}
-        )
+        allowed = lean[0] | LAZY.get(name, set()) | set(sys.stdlib_module_names) | {"nearflash"}
         wrong += [f"{name} imports {target}" for target in imports(tree) if target.split(".")[0] not in allowed]
     assert not wrong, "\n".join(wrong)
 
@@ -267,9 +256,8 @@ def test_lean_packages_name_no_other_third_party(modules):
         ("import nearflash.abi.kernel.commands, nearflash.abi.emit", ["numpy", "torch", "amaranth"]),
         (
             "import nearflash.device, nearflash.device.backends.host.update, nearflash.device.replay",
-            ["torch", "amaranth"],
+            ["torch", "amaranth", "numba"],
         ),
-        ("import nearflash.device", ["numba"]),
         ("from nearflash.device import available_devices; available_devices()", ["torch", "amaranth", "nearflash.sim"]),
         ("import nearflash.cli.main", ["torch", "amaranth", "numpy"]),
         ("import nearflash.training.cli", ["torch", "numpy"]),

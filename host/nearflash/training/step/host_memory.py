@@ -15,7 +15,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from nearflash.device.backends.host.vector.compiled import compiled
+from nearflash.training.step.compiled import compiled
 
 __all__ = ["KEYS", "RUN", "WORD_BYTES", "Row", "copy_all", "is_plain", "sums_of", "widen_bf16"]
 

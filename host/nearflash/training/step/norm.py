@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
 from nearflash.abi.formats import fp32_round
-from nearflash.device.backends.host.vector.compiled import bf16_number, compiled, pattern
 from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.training.step.compiled import bf16_number, compiled, pattern
 from nearflash.training.step.fingerprint import KEYS, MODULUS, RUN, fingerprint
 from nearflash.training.step.parameters import FlatParameters, dtype_name
 from nearflash.training.step.requirements import check_gradient

@@ -18,6 +18,7 @@ from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers.state import BLOCK_PARAMS
 from nearflash.device.backends.host.topk import expand
 from nearflash.device.backends.host.vector.lane import VectorLane
+from nearflash.device.backends.host.vector.state import load_update_loops
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats
 from nearflash.device.memory import SimulatedMemory
@@ -39,6 +40,7 @@ class HostDevice(CheckedDevice):
     DEPTH = 16
 
     def __init__(self, config: UpdateConfig, memory: SimulatedMemory | None = None) -> None:
+        load_update_loops()  # what it lacks is named now, not by a thread
         self.memory = memory or SimulatedMemory()
         super().__init__(Identity("host", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
         self.build = config.in_software()
