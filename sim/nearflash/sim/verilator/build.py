@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import NearflashError
+from nearflash.sim import verilog
 from nearflash.sim.verilator import pins, registers, thermometers
 from nearflash.sim.verilator.pins import streams_configuration, waits_header
 from nearflash.sim.verilator.registers import clocked_registers
@@ -104,7 +105,7 @@ def build_library(
     texts = {"shim.cpp": shim.read_text() if isinstance(shim, Path) else shim, **(headers or {})}
     flags = [f"-D{key}={value}" for key, value in (defines or {}).items()] + [f"-DVM_TRACE={int(trace)}"]
     # What these make is not known before the build: streams.vlt and waits.hpp; the Verilog.
-    generators = [*([pins] if show_streams else []), *([] if trace else [registers, thermometers])]
+    generators = [verilog, *([pins] if show_streams else []), *([] if trace else [registers, thermometers])]
     generator = "".join(inspect.getsource(module) for module in generators)
     included = _included("".join(texts.values()))
     parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *included]
@@ -122,11 +123,11 @@ def _included(text: str) -> list[str]:
 def _verilate(design: Design, work: Path, environment: Mapping[str, str], trace: bool, show_streams: bool) -> None:
     """C++ of the design in `work/obj`, and waits.hpp."""
     try:
-        verilog = design.write_verilog(work)
+        path = design.write_verilog(work)
     except YosysError as error:
         raise BuildError(str(error)) from error
     if not trace:  # waves show every signal
-        verilog.write_text(shifted_masks(clocked_registers(verilog.read_text())))
+        path.write_text(shifted_masks(clocked_registers(path.read_text())))
     program = verilator_root() / "bin" / "verilator_bin"
     configuration = work / "streams.vlt"
     configuration.write_text(streams_configuration(design) if show_streams else "`verilator_config\n")
