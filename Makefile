@@ -7,6 +7,9 @@ NEARFLASH := $(VENV)/bin/nearflash
 JOBS ?= $(shell nproc)
 # Workers that have run out of tests take over half of another's: they end together.
 PYTEST := $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=20 --durations-min=5
+FAST := -m 'not full'
+STUCK := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
+AREAS ?= tests
 UNIT ?= gateware.top.update
 WAVES ?= 0
 KERNEL ?= update
@@ -14,11 +17,11 @@ FAMILY ?= xcup
 CONFIG ?= smartssd
 BOARD ?= pynq-z2
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full test-boards sim hls-test lint format docs bench baseline synth bitstream vivado xclbin formal \
-    mutation emit clean
+.PHONY: help venv demo check test test-full durations test-rest drivers sim hls-test lint format docs bench baseline synth bitstream vivado \
+    xclbin formal mutation emit clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 venv: $(VENV)/.stamp ## make .venv with everything that the other targets need
 
@@ -34,17 +37,29 @@ $(VENV)/.stamp: pyproject.toml constraints.txt .ci/tools.sh
 demo: venv ## fine-tune a small model through the Verilated updater; writes build/demo/
 	$(NEARFLASH) demo
 
-test: venv ## all tests but the long campaigns
-	@bash .ci/tools.sh chromium
-	@echo "Usually 30 to 50 minutes on two cores where simulators have to be built, about half of that where they are kept."
-	$(PYTEST) -m 'not slow' -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
+check: lint ## lint, and the tests of structure, abi, model and of what changed since main: three minutes
+	$(PYTEST) $(FAST) $$($(PY) .ci/changed.py tests/structure tests/abi tests/model)
 
-test-full: venv ## all tests, long campaigns too
+test: venv ## at least one test of every behaviour: ten minutes on two idle cores, simulators' builds included
 	@bash .ci/tools.sh chromium
-	@echo "Usually one to three hours on two idle cores: the tests of make test, every proof, samples of all mutants."
+	$(PYTEST) $(FAST) $(STUCK)
+
+test-full: venv ## every test: all combinations, every proof, samples of all mutants
+	@bash .ci/tools.sh chromium
 	$(PYTEST)
 
-test-boards: venv ## the drivers of boards on Verilated kernels: PYNQ's own calls in .venv-pynq, XRT's C functions
+durations: venv ## processor seconds of make test by area, and its slowest tests: build/durations.md
+	mkdir -p build && rm -f build/durations.jsonl
+	PYTHONPATH=.ci NEARFLASH_DURATIONS=build/durations.jsonl $(PYTEST) $(FAST) -p durations
+	$(PY) .ci/durations.py build/durations.jsonl | tee build/durations.md
+
+test-rest: venv # what make test leaves, until the second NEARFLASH_TESTS_UNTIL where that is set; for .ci/run
+	$(PYTEST) -m full $(STUCK) $(AREAS)
+
+test-%: venv ## one folder of tests/: make test-gateware
+	$(PYTEST) $(FAST) tests/$*
+
+drivers: venv ## the drivers of boards on Verilated kernels: PYNQ's own calls in .venv-pynq, XRT's C functions
 	bash .ci/boards.sh
 	.venv-pynq/bin/python -m pytest tests/boards/drivers tests/device/backends/pynq tests/device/backends/xrt
 

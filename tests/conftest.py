@@ -3,9 +3,16 @@
 import os
 import re
 import signal
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+UNTIL = "NEARFLASH_TESTS_UNTIL"
+"""The environment variable of the second since the epoch after which no further test begins."""
+_LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""How many tests of each area (folder of tests/) only make test-full has."""
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for a GPU run on the CPU; read when they are imported
@@ -24,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Workers of xdist must name the same tests: a set's text is in order of hashes, an object's has its address."""
     for item in items:
@@ -31,6 +39,50 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         sets = (value for value in values if isinstance(value, set | frozenset) and len(value) > 1)
         if re.search(r" at 0x[0-9a-f]+", item.nodeid) or any(repr(value) in item.nodeid for value in sets):
             raise pytest.UsageError(f"{item.nodeid}: give `parametrize` ids that are the same in every process")
+    _mark_combinations(items)
+
+
+def _mark_combinations(items: list[pytest.Item]) -> None:
+    """Mark `full` what repeats: `make test` has the fewest combinations with every value of each parameter."""
+    combinations: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if hasattr(item, "callspec") and not item.get_closest_marker("full"):
+            combinations.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for left in combinations.values():
+        values = {item: set(enumerate(item.callspec._idlist)) for item in left}  # one for each `parametrize`, in order
+        unseen = set().union(*values.values())
+        while unseen:
+            item = max(left, key=lambda item: len(unseen & values[item]))
+            left.remove(item)
+            unseen -= values[item]
+        for item in left:
+            item.add_marker("full")
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    areas = (item.nodeid.split("/")[1] for item in items if item.get_closest_marker("full"))
+    items[0].config.stash.setdefault(_LEFT_OUT, Counter()).update(areas)
+
+
+def pytest_runtest_setup() -> None:
+    if time.time() > float(os.environ.get(UNTIL, "inf")):
+        pytest.skip("time is up: make test-full has it")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash.get(_LEFT_OUT, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    node.config.stash[_LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if areas := config.stash.get(_LEFT_OUT, None):
+        counts = ", ".join(f"{area} {count}" for area, count in sorted(areas.items()))
+        terminalreporter.write_line(f"{areas.total()} tests are only in make test-full: {counts}")
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -52,7 +52,7 @@ def test_tokens_are_those_of_the_model_device(device, loaded, mode):
     assert tokens_on(device, loaded, POLICIES[mode]) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_pages_that_the_device_writes_to_its_nand_give_the_same(device, loaded):
     policy = POLICIES["sparf-page"]
     with open_device(f"model:{device.identity.config.full_name}") as model:

@@ -12,7 +12,7 @@ from nearflash.training.checks.__main__ import main
 GUIDE = Path(__file__).parents[2] / "docs" / "reference" / "conformance.md"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_table_of_the_guide(capsys):
     assert main() == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]

@@ -10,7 +10,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.training import crash
 
 
-@pytest.mark.parametrize("files", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("files", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_killed_and_resumed_runs_equal_the_whole_one(tmp_path, files):
     options = ["--kills", "5", "--seed", "3", "--files", str(files)]
     command = [sys.executable, "-m", "nearflash.bench.training.kills", str(tmp_path), *options]

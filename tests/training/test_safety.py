@@ -471,7 +471,7 @@ def test_killed_and_resumed_is_bit_identical(tmp_path, read_state):
     assert_equal_states(read_state, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_killed_many_times(tmp_path, read_state):
     kill_campaign(tmp_path, kills=40, seed=22)
     assert_equal_states(read_state, tmp_path)

@@ -102,7 +102,7 @@ def test_what_is_kept_is_of_this_contract_and_within_limits(board_, kernel):
         assert getattr(limits, name) <= getattr(there, name)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("board_", "kernel"), kept(), ids=lambda value: getattr(value, "name", value))
 def test_what_is_kept_is_of_this_checkouts_gateware(board_, kernel):
     again = f"run `nearflash bitstream estimate {board_.name} --kernel {kernel}`"

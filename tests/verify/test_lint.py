@@ -95,7 +95,7 @@ def test_without_names_what_stands_for_a_phy_comes_first(monkeypatch):
     assert (found.name, found.complaints) == ("nand_phy", ())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_kernel_is_clean(name):
     """A minute or several each."""

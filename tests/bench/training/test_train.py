@@ -123,7 +123,7 @@ def test_what_a_process_measures(tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_cases_that_need_nothing_else(tmp_path):
     rows = {row.get("case"): row for row in train.run(["nearflash-host", "torch-memory"], "tiny", tmp_path)}
     ours, memory = rows["nearflash-host"], rows["torch-memory"]

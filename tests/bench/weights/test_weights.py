@@ -132,7 +132,7 @@ def test_loading_compares_times_with_bytes(folders, tmp_path, monkeypatch):
         assert row["speedup_over_bytes_ratio"] == pytest.approx(ratio)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_passes_under_a_cap_give_the_same_logits(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(decode, "_PROBE_BYTES", 1 << 20)
     rows = {row["case"]: row for row in forward.measure(folders, tmp_path)}

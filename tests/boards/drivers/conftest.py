@@ -15,7 +15,7 @@ def installed_board(config):
     """PYNQ with a simulated board. Skips where PYNQ is missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pytest.importorskip("pynq", reason="needs PYNQ in .venv-pynq: make test-boards")
+        pytest.importorskip("pynq", reason="needs PYNQ in .venv-pynq: make drivers")
         from nearflash.verify.fixtures.boards.pynq import SimulatedBoard
     board = SimulatedBoard(config)
     board.install()

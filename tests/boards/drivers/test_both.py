@@ -1,6 +1,6 @@
 """Training, attention and weights through the drivers of boards: the bits are the model's.
 
-A model of 7 million parameters makes a minute of each; `make test-boards` runs them, for pynq in its own environment.
+A model of 7 million parameters makes a minute of each; `make drivers` runs them, for pynq in its own environment.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from nearflash.device.selftest.expand import MATRIX_FORMATS, compare_matrices
 
 MODEL = Path(__file__).parents[2] / "data/doclm-7m"
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]
 
 
 def gradients():

@@ -8,7 +8,7 @@ def test_testbench():
     assert run_testbench("gateware.bus.read").failed == ()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "parameters",
     [{"data_width_bits": 512, "max_burst_bytes": 4096}, {"data_width_bits": 32, "max_burst_bytes": 256}],

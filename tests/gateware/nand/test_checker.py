@@ -95,7 +95,7 @@ def test_owner_and_place_matter(channels_unit, make_page):
 
 @pytest.mark.parametrize(
     ("rate", "pages"),
-    [(1e-4, 10), *(pytest.param(rate, 400, marks=pytest.mark.slow) for rate in (1e-6, 1e-4, 1e-3, 3e-3))],
+    [(1e-4, 10), *(pytest.param(rate, 400, marks=pytest.mark.full) for rate in (1e-6, 1e-4, 1e-3, 3e-3))],
 )
 def test_random_bit_errors(channels_unit, make_page, rate, pages):
     rng = np.random.default_rng(6)

@@ -21,7 +21,7 @@ SCALE = 0.18
 PAGE = Mode.PAGE | Mode.PROBABILITY
 
 
-@pytest.mark.slow  # a simulator of its own, four minutes to build
+@pytest.mark.full  # a simulator of its own, four minutes to build
 def test_testbench() -> None:
     result = run_testbench("gateware.top.attend")
     assert result.failed == ()

@@ -41,7 +41,7 @@ def stalled(device, request):
     device.kernel.configure(MemoryModel())
 
 
-@pytest.mark.slow  # a simulator of its own, two minutes to build and to run
+@pytest.mark.full  # a simulator of its own, two minutes to build and to run
 def test_testbench():
     result = run_testbench("gateware.top.expand")
     assert result.failed == ()
@@ -161,7 +161,7 @@ def test_memory_that_answers_with_an_error_is_named(device, place, name):
     np.testing.assert_array_equal(expand_matrix(device, stream).dense, expand(stream))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @each_format
 def test_wide_words_equal_the_model(wide, form):
     """16 elements a cycle, a block a word, rows of a large model."""

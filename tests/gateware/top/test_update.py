@@ -17,7 +17,7 @@ ADAM = AdamStep(lr=1e-3, step=4, weight_decay=0.01)
 MODEL = MemoryModel(read_latency_cycles=60, write_latency_cycles=40)
 
 
-@pytest.mark.slow  # a simulator of its own, two minutes to build and to run
+@pytest.mark.full  # a simulator of its own, two minutes to build and to run
 def test_testbench() -> None:
     result = run_testbench("gateware.top.update")
     assert result.failed == ()
@@ -39,7 +39,7 @@ def test_one_parameter_a_cycle_a_lane_and_a_long_command_does_not_hang() -> None
     assert results["p"] == want.p.tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_four_lanes_equal_the_model() -> None:
     state = random_state(np.random.default_rng(2), 100_003)
     with VerilatorDevice(update_config("update-smartssd"), memory_bytes=1 << 24, model=MODEL) as device:

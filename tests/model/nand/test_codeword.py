@@ -76,7 +76,7 @@ def test_pad_bytes_do_not_matter():
 
 @pytest.mark.parametrize(
     ("rate", "pages"),
-    [(1e-4, 8), *(pytest.param(rate, 1000, marks=pytest.mark.slow) for rate in (1e-6, 1e-4, 1e-3, 3e-3))],
+    [(1e-4, 8), *(pytest.param(rate, 1000, marks=pytest.mark.full) for rate in (1e-6, 1e-4, 1e-3, 3e-3))],
 )
 def test_random_bit_errors(rate, pages):
     rng = np.random.default_rng(4)

@@ -17,7 +17,7 @@ def test_a_bitmap_beat_a_cycle_at_every_density(monkeypatch: pytest.MonkeyPatch)
         assert row["output_gbps_300mhz"] == pytest.approx(2.4, abs=0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_topk_groups_wait_only_for_the_input() -> None:
     for row in expand.run(parts=["topk"], beats=1 << 14):
         assert row["mismatches"] == 0

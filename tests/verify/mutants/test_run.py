@@ -41,7 +41,7 @@ def test_runs_cut_off_show_what_a_reset_has_to_drop():
     assert set(left[0]) > set(left[1])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "unit",
     [

