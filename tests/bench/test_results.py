@@ -88,7 +88,7 @@ def test_no_table_of_this_checkout_is_wider_than_seven_columns():
     pages = [text for path, text in outputs(ROOT).items() if path.name != "README.md"]
     rows = [line for page in pages for line in page.splitlines() if line.startswith("|")]
     assert rows and max(line.replace("\\|", "").count("|") for line in rows) <= 8
-    assert all(page.count("\n## ") == 1 or page.index("## Summary\n\n|") == page.index("\n## ") + 1 for page in pages)
+    assert all(page.index("## Summary\n\n|") == page.index("\n## ") + 1 for page in pages if "\n| figure |" in page)
 
 
 # Figures older than their code
