@@ -109,5 +109,40 @@ def test_a_call_s_own_future_and_the_failure_s_own_traceback():
 
 
 def test_depth_is_checked():
-    with pytest.raises(ValueError, match="depth must be at least 1, not 0"):
-        WriteBehind(0)
+    with pytest.raises(ValueError, match="depth must be at least 0, not -1"):
+        WriteBehind(-1)
+
+
+def test_without_depth_the_caller_runs_it():
+    behind, done = WriteBehind(0), []
+    behind.submit(done.append, threading.get_ident())
+    assert done == [threading.get_ident()]
+    behind.wait()
+    behind.wait_for_oldest()
+
+    def fail():
+        raise OSError("no")
+
+    for call in (lambda: behind.submit(fail), lambda: behind.submit(done.append, 1), behind.wait, behind.check):
+        with pytest.raises(OSError, match="no"):
+            call()
+        assert behind.was_raised
+    behind.close()
+    behind.submit(done.append, 2)
+    assert done[1:] == [2]
+
+
+def test_the_oldest_is_waited_for_and_whether_a_failure_was_raised_is_known():
+    behind, gates, done = WriteBehind(3), [threading.Event() for _ in range(2)], []
+    for gate in gates:
+        behind.submit(lambda gate=gate: gate.wait(10) and done.append(gate))
+    gates[0].set()
+    behind.wait_for_oldest()
+    assert done == gates[:1]
+    gates[1].set()
+    behind.wait()
+    assert behind.submit(lambda: 1 // 0).exception(10) and not behind.was_raised
+    with pytest.raises(ZeroDivisionError):
+        behind.wait_for_oldest()
+    assert behind.was_raised
+    behind.close()

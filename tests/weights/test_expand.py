@@ -7,8 +7,8 @@ import pytest
 from nearflash.abi.bitmap import BitmapHeader
 from nearflash.abi.errors import StreamError, UnknownDeviceError
 from nearflash.device import open_device
-from nearflash.device.backends.host.matrix import CallingThread
 from nearflash.model.weights import dequantize
+from nearflash.support.threads import CallingThread
 from nearflash.weights import QuantizedMatrix, expand, pack, quantize
 
 RNG = np.random.default_rng(1)

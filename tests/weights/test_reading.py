@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from nearflash.abi.errors import WeightsError
-from nearflash.device.backends.host.matrix import CallingThread
 from nearflash.storage.io.direct import aligned_buffer
+from nearflash.support.threads import CallingThread
 from nearflash.verify.fixtures.files import rot
 from nearflash.weights import compress_tensor, expand, read_file, write_file
 from nearflash.weights.compress import dense_tensor

@@ -10,14 +10,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["choose_threads", "idle_processors", "ieee_arithmetic", "map_all", "set_ieee_arithmetic", "set_threads"]
+__all__ = [
+    *("CallingThread", "choose_threads", "idle_processors", "ieee_arithmetic", "map_all", "set_ieee_arithmetic"),
+    "set_threads",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -99,6 +102,17 @@ def ieee_arithmetic() -> Iterator[None]:
         yield
     finally:
         _process().fesetenv(before)
+
+
+class CallingThread(Executor):
+    """Runs each call at once, in the thread that submits it, in IEEE arithmetic."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
+        """See Executor.submit."""
+        done: Future[Any] = Future()
+        with ieee_arithmetic():
+            done.set_result(call(*arguments, **keywords))
+        return done
 
 
 def map_all(pool: Executor, call: Callable[[T], R], items: Iterable[T]) -> list[R]:

@@ -41,8 +41,9 @@ def expand_groups(
 
     executor: as for nearflash.device.backends.host.matrix.expand_into.
     """
-    from nearflash.device.backends.host.matrix import CallingThread, expand_pool
+    from nearflash.device.backends.host.matrix import expand_pool
     from nearflash.device.backends.host.vector.rows import expand_codes
+    from nearflash.support.threads import CallingThread
 
     rows, columns = out.shape
     scales, codes = rows * -(-columns // SCALE_COLUMNS) * 4, rows * -(-columns * bits // 8)

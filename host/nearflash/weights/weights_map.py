@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearflash.device.backends.host.matrix import CallingThread
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.support.prefetch import Prefetcher
+from nearflash.support.threads import CallingThread
 from nearflash.weights.expand import expand
 from nearflash.weights.file import WeightsTensor
 

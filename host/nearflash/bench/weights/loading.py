@@ -19,7 +19,7 @@ import numpy as np
 
 from nearflash.bench.weights.decode import disk_rate
 from nearflash.bench.weights.forward import DENSE, LargeModel
-from nearflash.device.backends.host.matrix import CallingThread
+from nearflash.support.threads import CallingThread
 from nearflash.weights import expand, open_checkpoint
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.weights_map import KeptTensor, WeightsMap

@@ -4,11 +4,10 @@ Format and faults: nearflash.abi.bitmap. Equals nearflash.model.weights.bitmap.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +19,9 @@ from nearflash.abi.bitmap import (
 )
 from nearflash.abi.topk import StreamFault
 from nearflash.device.backends.host.vector.rows import expand_rows, find_groups
-from nearflash.support.threads import ieee_arithmetic, set_ieee_arithmetic
+from nearflash.support.threads import CallingThread, set_ieee_arithmetic
 
-__all__ = ["CallingThread", "Rows", "expand_into", "expand_pool", "read_rows"]
+__all__ = ["Rows", "expand_into", "expand_pool", "read_rows"]
 
 Bytes = NDArray[np.uint8]
 _THREADED_BYTES = 4 << 20
@@ -90,17 +89,6 @@ def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> 
         for job in jobs:
             job.result()  # the memory is theirs until then
     return values
-
-
-class CallingThread(Executor):
-    """Runs each call at once, in the thread that submits it, in IEEE arithmetic."""
-
-    def submit(self, call: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
-        """See Executor.submit."""
-        done: Future[Any] = Future()
-        with ieee_arithmetic():
-            done.set_result(call(*arguments, **keywords))
-        return done
 
 
 @cache
