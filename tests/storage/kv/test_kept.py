@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +47,11 @@ def grow(store, sequence, kv, start, end):
 
 def die(store):
     """End a store as a kill does: nothing more is programmed or noted."""
-    store._pool.stage._told = True
-    if store._pool.stage._pool is not None:
-        store._pool.stage._pool.shutdown()
+    stage = store._pool.stage
+    stage._closed = True
+    with suppress(Exception):
+        stage._writes.wait()
+    stage._writes.close()
     store.flash.close()
     store._journal._out.close()
     store._open = False

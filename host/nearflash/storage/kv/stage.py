@@ -1,8 +1,6 @@
 """Pages on their way to flash: readable here from when they are staged until they are programmed."""
 
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +9,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.flash.page import PAGE_KEY, PageBatch, page_array
+from nearflash.support.write_behind import WriteBehind
 
 __all__ = ["Stage"]
 
@@ -38,16 +37,14 @@ class Stage:
         self._slots = np.full(geometry.pages, -1, np.int64)
         # Counts of pages since the start: staged, handed over, programmed. A page's slot is its count mod size.
         self._staged = self._handed = self._programmed = 0
-        self._pool = ThreadPoolExecutor(1, "kv-writer") if background else None
-        self._pending: deque[Future[None]] = deque()
-        self._error: BaseException | None = None
-        self._told = False
+        self._room = self._size // 2 if background else self._size
+        """Pages that are staged before they are handed over: one half is programmed while the other is filled."""
+        self._writes = WriteBehind(self._size if background else 0, "kv-writer")
+        self._closed = False
 
     def check(self) -> None:
         """Raise the error of an earlier program or erase, if there was one."""
-        if self._error is not None:
-            self._told = True
-            raise self._error
+        self._writes.check()
 
     def put(self, pages: PageNumbers, batch: PageBatch) -> None:
         """Stage pages; waits, or programs, while there is no room."""
@@ -61,27 +58,27 @@ class Stage:
             self._batch.data[slots], self._batch.aux[slots] = batch.data[rows], batch.aux[rows]
             self._slots[pages[rows]] = np.arange(first, first + count)
             self._staged, done = self._staged + count, done + count
-            # In the background one half is programmed while the other is filled.
-            if self._staged - self._handed >= (self._size // 2 if self._pool else self._size):
-                self._hand()
-            while self._staged - self._programmed == self._size and self._pending:
-                self._pending.popleft().result()
+            if self._staged - self._handed >= self._room:
+                self.hand_over()
+            while self._staged - self._programmed == self._size:
+                self._writes.wait_for_oldest()
 
     def hand_over(self) -> None:
         """Begin to program what is staged; without a background do it."""
-        self._hand()
+        start, end = self._handed, self._staged
+        self._handed = end
+        if start < end:
+            self._writes.submit(self._program, start, end)
 
     def erase(self, block: int) -> None:
         """Erase a block after everything staged before, which is durable by then."""
-        self._hand()
-        self._submit(lambda: self._erase(block))
+        self.hand_over()
+        self._writes.submit(self._erase, block)
 
     def flush(self) -> None:
         """Return when everything staged is programmed."""
-        self._hand()
-        while self._pending:
-            self._pending.popleft().result()
-        self.check()
+        self.hand_over()
+        self._writes.wait()
 
     def find(self, pages: PageNumbers) -> NDArray[np.int64]:
         """Slots of pages, -1 for those that are not here."""
@@ -94,35 +91,11 @@ class Stage:
     def close(self) -> None:
         """Program what is staged, unless an earlier error was raised already. It may be called twice."""
         try:
-            if not self._told:
+            if not self._closed and not self._writes.was_raised:
                 self.flush()
         finally:
-            self._told = True
-            if self._pool is not None:
-                self._pool.shutdown()
-
-    def _hand(self) -> None:
-        """Program what is staged."""
-        start, end = self._handed, self._staged
-        self._handed = end
-        if start < end:
-            self._submit(lambda: self._program(start, end))
-
-    def _submit(self, call: Callable[[], None]) -> None:
-        self.check()
-        if self._pool is not None:
-            self._pending.append(self._pool.submit(self._guard, call))
-            return
-        self._guard(call)
-        self.check()
-
-    def _guard(self, call: Callable[[], None]) -> None:
-        if self._error is not None:
-            return
-        try:
-            call()
-        except BaseException as error:
-            self._error = error
+            self._closed = True
+            self._writes.close()
 
     def _erase(self, block: int) -> None:
         self._ahead()  # an older state may hold the pages in it
