@@ -48,7 +48,7 @@ class CacheMover:
         self._free = BufferPool("the KV cache", (link.buffer(buffer_bytes) for _ in range(buffers)))
         # Apart from each other: loads that wait for a buffer must not hold up the stores that free one.
         self._loads = Prefetcher("nearflash-cache-load", self._load, pool=self._free)
-        self._stores = WriteBehind(max(buffers, 1), "nearflash-cache-store")
+        self._stores = WriteBehind(buffers if overlap else 0, "nearflash-cache-store")
 
     def begin(self, layer: "TieredLayer") -> None:
         """Begin to load a layer's keys and values, if it has to be."""
@@ -70,10 +70,7 @@ class CacheMover:
             return
         first, last, layer.work = layer.stored, layer.length, None
         self.link.after_use(layer.buffer)
-        if self.overlap:
-            layer.storing = self._stores.submit(self._store, layer, layer.buffer, first, last)
-        else:
-            self._store(layer, layer.buffer, first, last)
+        layer.storing = self._stores.submit(self._store, layer, layer.buffer, first, last)
         layer.stored, layer.buffer = last, None
 
     def drain(self) -> None:
